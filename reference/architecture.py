@@ -1,0 +1,145 @@
+"""Which model a case runs: an architecture with seeded weights, or a checkpoint known by its digest."""
+
+from dataclasses import dataclass
+
+from reference.malformed import Malformed
+
+FAMILIES = ("llama", "pangu", "qwen2", "qwen3", "mistral")
+ROPE_KINDS = ("default", "linear", "dynamic", "yarn", "llama3", "longrope")
+
+
+@dataclass(frozen=True)
+class Rope:
+    """Rotary embedding and its scaling variant, in the fields and words of Hugging Face's `rope_parameters`.
+
+    Fields a variant does not use stay at their defaults. `original` is original_max_position_embeddings;
+    `attention_factor` 0.0 means "derive it as the variant does".
+    """
+
+    theta: float = 10000.0
+    kind: str = "default"
+    factor: float = 1.0
+    original: int = 0
+    attention_factor: float = 0.0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    mscale: float = 0.0
+    mscale_all_dim: float = 0.0
+    truncate: bool = True
+    short_factor: tuple[float, ...] = ()
+    long_factor: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.kind not in ROPE_KINDS:
+            raise Malformed("kind", f"{self.kind!r} is none of {', '.join(ROPE_KINDS)}")
+        if not self.theta > 0:
+            raise Malformed("theta", f"{self.theta} is not a rotary base")
+        if self.kind in ("linear", "dynamic", "yarn", "llama3") and not self.factor >= 1:
+            raise Malformed("factor", f"{self.factor} does not stretch (at least 1)")
+        if self.kind in ("yarn", "llama3", "longrope") and self.original < 1:
+            raise Malformed("original", f"{self.kind} needs the original context length")
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """A decoder-only transformer: RMS norm, rotary attention with grouped queries, SwiGLU.
+
+    `windows[l]` is layer l's sliding window in tokens, itself included (row at position p sees p - window < j <= p),
+    or 0 for none. Family `pangu` is openPangu-Embedded: Llama with bias on q, k, v and o.
+    """
+
+    family: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    windows: tuple[int, ...]
+    rope: Rope = Rope()
+    norm_eps: float = 1e-5
+    max_positions: int = 4096
+    tied: bool = False
+    qkv_bias: bool = False
+    output_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False
+
+    def __post_init__(self) -> None:
+        if self.family not in FAMILIES:
+            raise Malformed("family", f"{self.family!r} is none of {', '.join(FAMILIES)}")
+        for name in ("vocab_size", "hidden_size", "intermediate_size", "heads", "kv_heads", "head_dim", "max_positions"):
+            if getattr(self, name) < 1:
+                raise Malformed(name, f"{getattr(self, name)} is not a size")
+        if not self.windows:
+            raise Malformed("windows", "a model has at least one layer")
+        if any(window < 0 for window in self.windows):
+            raise Malformed("windows", "a window is a number of tokens, or 0 for none")
+        if self.heads % self.kv_heads:
+            raise Malformed("kv_heads", f"{self.heads} heads do not share {self.kv_heads} KV heads evenly")
+        if self.head_dim % 2:
+            raise Malformed("head_dim", f"{self.head_dim} is odd; rotary embedding turns pairs")
+        if not self.norm_eps > 0:
+            raise Malformed("norm_eps", f"{self.norm_eps} is not positive")
+        pairs = self.head_dim // 2
+        for name in ("short_factor", "long_factor"):
+            if self.rope.kind == "longrope" and len(getattr(self.rope, name)) != pairs:
+                raise Malformed(f"rope.{name}", f"{len(getattr(self.rope, name))} factors for {pairs} rotary pairs")
+
+    @property
+    def layers(self) -> int:
+        """Number of decoder layers."""
+        return len(self.windows)
+
+
+@dataclass(frozen=True)
+class Seeded:
+    """A built-in model: the same weights on every machine, from `architecture` and `seed` alone.
+
+    Attributes:
+        weights: `margin` draws weights whose logits move visibly with every mask cell; `transparent` builds the
+            probe whose logits spell out who sees whom (see reference/weights.py).
+        probed_layer: The one layer that attends, in a `transparent` model.
+        relabel: 0 keeps the vocabulary; another number renames every token id by the permutation of that seed.
+    """
+
+    architecture: Architecture
+    seed: int
+    weights: str = "margin"
+    probed_layer: int = 0
+    relabel: int = 0
+
+    def __post_init__(self) -> None:
+        if self.weights not in ("margin", "transparent"):
+            raise Malformed("weights", f"{self.weights!r} is neither margin nor transparent")
+        if not 0 <= self.probed_layer < self.architecture.layers:
+            raise Malformed("probed_layer", f"{self.probed_layer} is not one of {self.architecture.layers} layers")
+        if self.seed < 0 or self.relabel < 0:
+            raise Malformed("seed" if self.seed < 0 else "relabel", "seeds are not negative")
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of token ids."""
+        return self.architecture.vocab_size
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A Hugging Face checkpoint directory, known by its content.
+
+    Attributes:
+        source: Where it was read: a directory, or `builtin:NAME`. Not part of the case's digest.
+        digest: `sha256:` over config.json and the safetensors files, so that a replay elsewhere knows the weights.
+        vocab_size: Number of token ids the model scores.
+        max_positions: Longest sequence the model's config admits.
+    """
+
+    source: str
+    digest: str
+    vocab_size: int
+    max_positions: int
+
+
+Model = Seeded | Checkpoint

@@ -1,0 +1,122 @@
+"""Case: everything that decides a run, so that it replays anywhere; its id is a digest of its content."""
+
+import hashlib
+import json
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from reference.architecture import Checkpoint, Model, Seeded
+from reference.draft import Draft, LanguageModel, Scripted
+from reference.layout import KvLayout
+from reference.malformed import Malformed
+from reference.plain import plain
+from reference.sampling import Sampling, Stops
+from reference.tree import Tree
+
+DTYPES = ("float64", "float32", "bfloat16", "float16")
+SCHEMA = 1
+"""Version of the case file format; a reader refuses later ones."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One generation by tree speculation: what goes in, with every choice already made.
+
+    The last token of `prompt` is the pending root of the first step: the tokens before it are prefilled, its own KV
+    is written by the first verify forward.
+
+    Attributes:
+        model: The target.
+        prompt: Token ids, at least one.
+        draft: What proposes the trees.
+        layout: How KV is held and committed.
+        sampling: How tokens are chosen.
+        stops: Where the output ends.
+        dtype: Working dtype of the engine; the oracle rounds the weights to it and computes in float64.
+        steps: Verify steps at most; 0 runs until a stop.
+    """
+
+    model: Model
+    prompt: tuple[int, ...]
+    draft: Draft = Scripted()
+    layout: KvLayout = KvLayout()
+    sampling: Sampling = Sampling()
+    stops: Stops = Stops()
+    dtype: str = "float32"
+    steps: int = 0
+
+    def __post_init__(self) -> None:
+        if self.dtype not in DTYPES:
+            raise Malformed("dtype", f"{self.dtype!r} is none of {', '.join(DTYPES)}")
+        if self.steps < 0:
+            raise Malformed("steps", f"{self.steps} is negative")
+        if not self.prompt:
+            raise Malformed("prompt", "empty; the pending root is its last token")
+        vocab = self.model.vocab_size
+        for where, tokens in self._token_fields():
+            for at, token in enumerate(tokens):
+                if not 0 <= token < vocab:
+                    raise Malformed(f"{where}[{at}]", f"{token} is not in the vocabulary of {vocab}")
+        if isinstance(self.draft, Scripted) and self.draft.trees and self.draft.trees[0].token[0] != self.prompt[-1]:
+            raise Malformed(
+                "draft.trees[0].token[0]", f"{self.draft.trees[0].token[0]} is not the last prompt token {self.prompt[-1]}"
+            )
+        if isinstance(self.draft, LanguageModel) and self.draft.model.vocab_size != vocab:
+            raise Malformed("draft.model", f"its vocabulary of {self.draft.model.vocab_size} is not the target's {vocab}")
+        room = self.max_positions - self.longest
+        if room < 0:
+            raise Malformed("prompt", f"needs up to {self.longest} positions; the model admits {self.max_positions}")
+
+    def _token_fields(self) -> list[tuple[str, tuple[int, ...]]]:
+        fields = [("prompt", self.prompt), ("stops.eos", self.stops.eos), ("stops.stop_tokens", self.stops.stop_tokens)]
+        if isinstance(self.draft, Scripted):
+            fields += [(f"draft.trees[{k}].token", tree.token) for k, tree in enumerate(self.draft.trees)]
+        if isinstance(self.draft, LanguageModel):
+            fields.append(("draft.vocabulary", self.draft.vocabulary))
+        return fields
+
+    @property
+    def max_positions(self) -> int:
+        """Longest sequence the target admits, in tokens."""
+        return max_positions(self.model)
+
+    @property
+    def longest(self) -> int:
+        """Positions the run may touch at most: prompt, output, and a tree hanging from the last token."""
+        if isinstance(self.draft, Scripted):
+            height = max((tree.height for tree in self.draft.trees), default=0)
+        else:
+            height = self.draft.shape.height
+        return len(self.prompt) + self.stops.max_new_tokens + height
+
+    @property
+    def prefix(self) -> tuple[int, ...]:
+        """The tokens that are prefilled: the prompt without the pending root."""
+        return self.prompt[:-1]
+
+    @cached_property
+    def id(self) -> str:
+        """First 12 hex digits of the SHA-256 of the case's canonical JSON; where a checkpoint lay does not count."""
+        content = plain(self)
+        for holder in (content, content["draft"]):
+            if isinstance(holder.get("model"), dict):
+                holder["model"].pop("source", None)
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
+
+    def rebased(self, context: tuple[int, ...], tree: Tree) -> "Case":
+        """One step of this case from a state reached on the way: `context` committed, `tree` proposed, nothing stops."""
+        tokens = (*context, tree.token[0])
+        stops = Stops(max_new_tokens=tree.height + 1)
+        return replace(self, prompt=tokens, draft=Scripted((tree,)), stops=stops, steps=1)
+
+    def plain_decode(self) -> "Case":
+        """The same request without speculation: the bare root at every step."""
+        return replace(self, draft=Scripted(), steps=0)
+
+
+def max_positions(model: Model) -> int:
+    """Longest sequence `model` admits, in tokens."""
+    if isinstance(model, Checkpoint):
+        return model.max_positions
+    assert isinstance(model, Seeded)
+    return model.architecture.max_positions

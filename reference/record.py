@@ -1,0 +1,117 @@
+"""Case files: JSON out, and JSON in with every unknown or malformed field refused by its path."""
+
+import json
+from collections.abc import Callable
+from functools import cache
+from importlib.resources import files
+from typing import Any, TypeVar
+
+import jsonschema
+
+from reference.architecture import Architecture, Checkpoint, Model, Rope, Seeded
+from reference.case import SCHEMA, Case
+from reference.draft import Draft, LanguageModel, Ngram, Scripted
+from reference.layout import KvLayout
+from reference.malformed import Malformed
+from reference.plain import plain
+from reference.sampling import Sampling, Stops
+from reference.tree import RankTree, Tree
+
+T = TypeVar("T")
+
+
+def case_to_json(case: Case) -> dict[str, Any]:
+    """The case as a JSON object, with its schema version and id."""
+    return {"schema": SCHEMA, "id": case.id, **plain(case)}
+
+
+@cache
+def schema() -> dict[str, Any]:
+    """The JSON Schema that ships with the package."""
+    content: dict[str, Any] = json.loads((files("reference") / "case.schema.json").read_text())
+    return content
+
+
+def dotted(path: Any) -> str:
+    """A JSON path as it is written in messages: `draft.trees[0].token[2]`."""
+    text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)
+    return text.lstrip(".")
+
+
+def case_from_json(content: Any) -> Case:
+    """The case that `content`, a decoded JSON value, describes.
+
+    Raises:
+        Malformed: with the path of the field, for a newer schema, an unknown or missing field, a wrong type, or a
+            value that its field may not hold; also when `id` is not the digest of the rest.
+    """
+    if not isinstance(content, dict):
+        raise Malformed("", f"a case is a JSON object, not {type(content).__name__}")
+    version = content.get("schema")
+    if isinstance(version, int) and not isinstance(version, bool) and version > SCHEMA:
+        raise Malformed("schema", f"version {version} is newer than the {SCHEMA} known here: update specverify")
+    validator = jsonschema.Draft202012Validator(schema())
+    complaint = jsonschema.exceptions.best_match(validator.iter_errors(content))
+    if complaint is not None:
+        raise Malformed(dotted(complaint.absolute_path), _brief(complaint.message))
+    case = _case(content)
+    if content["id"] != case.id:
+        raise Malformed("id", f"{content['id']} is not the digest of this case ({case.id}): the file was edited or damaged")
+    return case
+
+
+def _brief(message: str) -> str:
+    line = " ".join(message.split())
+    return line if len(line) <= 160 else f"{line[:157]}..."
+
+
+def _built(path: str, make: Callable[[], T]) -> T:
+    try:
+        return make()
+    except Malformed as complaint:
+        raise complaint.under(path) from None
+
+
+def _tree(content: dict[str, Any], path: str) -> Tree:
+    return _built(path, lambda: Tree(tuple(content["parent"]), tuple(content["token"])))
+
+
+def _shape(content: dict[str, Any], path: str) -> RankTree:
+    return _built(path, lambda: RankTree(tuple(content["parent"]), tuple(content["rank"])))
+
+
+def _model(content: dict[str, Any], path: str) -> Model:
+    rest = {key: value for key, value in content.items() if key != "kind"}
+    if content["kind"] == "checkpoint":
+        return _built(path, lambda: Checkpoint(**rest))
+    fields = dict(rest.pop("architecture"))
+    rope = dict(fields.pop("rope"))
+    tuples = {key: tuple(rope.pop(key)) for key in ("short_factor", "long_factor")}
+    turned = _built(f"{path}.architecture.rope", lambda: Rope(**rope, **tuples))
+    windows = tuple(fields.pop("windows"))
+    architecture = _built(f"{path}.architecture", lambda: Architecture(**fields, windows=windows, rope=turned))
+    return _built(path, lambda: Seeded(architecture=architecture, **rest))
+
+
+def _draft(content: dict[str, Any]) -> Draft:
+    if content["kind"] == "scripted":
+        return Scripted(tuple(_tree(tree, f"draft.trees[{k}]") for k, tree in enumerate(content["trees"])))
+    shape = _shape(content["shape"], "draft.shape")
+    if content["kind"] == "ngram":
+        return _built("draft", lambda: Ngram(shape, content["order"]))
+    model = _model(content["model"], "draft.model")
+    return _built("draft", lambda: LanguageModel(model, shape, tuple(content["vocabulary"])))
+
+
+def _case(content: dict[str, Any]) -> Case:
+    sampling, stops = content["sampling"], content["stops"]
+    parts = {
+        "model": _model(content["model"], "model"),
+        "draft": _draft(content["draft"]),
+        "layout": _built("layout", lambda: KvLayout(**content["layout"])),
+        "sampling": _built("sampling", lambda: Sampling(sampling["temperature"], tuple(sampling["tape"]))),
+        "stops": _built(
+            "stops", lambda: Stops(stops["max_new_tokens"], tuple(stops["eos"]), tuple(stops["stop_tokens"]))
+        ),
+    }
+    return Case(prompt=tuple(content["prompt"]), dtype=content["dtype"], steps=content["steps"], **parts)

@@ -1,0 +1,202 @@
+"""Trace: what a run reveals, stage by stage; the first stage that differs is the fault's address."""
+
+import enum
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from reference.tree import Tree
+
+Array = npt.NDArray[Any]
+
+
+class Stage(enum.IntEnum):
+    """The stages of one speculative step, in the order in which they happen."""
+
+    DRAFTED = 0
+    LOWERED = 1
+    ATTENDED = 2
+    SCORED = 3
+    ACCEPTED = 4
+    EMITTED = 5
+    COMMITTED = 6
+
+    @property
+    def word(self) -> str:
+        """The stage as reports and JSON write it."""
+        return self.name.lower()
+
+
+@dataclass(frozen=True)
+class Drafted:
+    """What the draft proposed.
+
+    Attributes:
+        tree: The proposed tree, its node 0 the pending root.
+        logits: [nodes, draft vocabulary] scores that ranked each node's children, NaN rows where the draft never
+            looked (leaves); None for a draft without scores.
+        draft_ids: The id in the draft's own vocabulary of each node (0 for the root), where it has one.
+    """
+
+    tree: Tree
+    logits: Array | None = None
+    draft_ids: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """The tree as index arrays over R rows (padding included) and C = committed + R columns of KV.
+
+    Row 0 is the root and its own parent; entries that do not exist hold 0, so no negative index exists anywhere.
+
+    Attributes:
+        token, parent, depth, position: int [R]; position is where rotary embedding puts the row.
+        valid: bool [R]; padding rows are not.
+        ancestor: int [R, height + 1]; column d is the row's ancestor at depth d, 0 beyond the row's own depth.
+        visible: bool [R, C] for each layer; layers with equal windows share one array.
+        slot: int [R]; the column each row writes.
+        next_token, next_sibling: int [R]; first child, and next sibling in row order; 0 for none.
+        retrieve_index: int [nodes]; the row of the flattened forward that scores each node.
+    """
+
+    token: Array
+    parent: Array
+    depth: Array
+    position: Array
+    valid: Array
+    ancestor: Array
+    visible: tuple[Array, ...]
+    slot: Array
+    next_token: Array
+    next_sibling: Array
+    retrieve_index: Array
+
+
+@dataclass(frozen=True)
+class Attended:
+    """What attention returned for each node: float [layers, heads, nodes, head_dim], before the output projection."""
+
+    output: Array
+
+
+@dataclass(frozen=True)
+class Scored:
+    """The target's logits at each node: float [nodes, vocabulary]."""
+
+    logits: Array
+
+
+@dataclass(frozen=True)
+class Accepted:
+    """The accepted nodes from the root downwards, root included, and the token chosen after the last of them."""
+
+    path: tuple[int, ...]
+    bonus: int
+
+
+@dataclass(frozen=True)
+class Emitted:
+    """The tokens this step added to the output, and why the run ended with it: eos, stop, length, or None."""
+
+    tokens: tuple[int, ...]
+    finish: str | None = None
+
+
+@dataclass(frozen=True)
+class Kv:
+    """Rotated keys and values of committed tokens: float [layers, kv_heads, length, head_dim] each."""
+
+    keys: Array
+    values: Array
+
+    @property
+    def length(self) -> int:
+        """Committed tokens held."""
+        return int(self.keys.shape[2])
+
+
+@dataclass(frozen=True)
+class Committed:
+    """The committed caches around one step; a cache that is not revealed is None.
+
+    Attributes:
+        length: Tokens whose target KV is committed after the step.
+        before: Target cache as the step found it.
+        verified: Target cache after the verify forward and before the commit.
+        after: Target cache after the commit.
+        draft: The draft model's own cache after the step.
+        fallback: Why a faster commit was not used, or None.
+    """
+
+    length: int
+    before: Kv | None = None
+    verified: Kv | None = None
+    after: Kv | None = None
+    draft: Kv | None = None
+    fallback: str | None = None
+
+
+@dataclass(frozen=True)
+class Step:
+    """One speculative step; a stage that the backend does not reveal is None, which is never "equal".
+
+    `context` is the tokens whose KV was committed when the step began.
+    """
+
+    context: tuple[int, ...]
+    drafted: Drafted | None = None
+    lowered: Lowered | None = None
+    attended: Attended | None = None
+    scored: Scored | None = None
+    accepted: Accepted | None = None
+    emitted: Emitted | None = None
+    committed: Committed | None = None
+
+
+@dataclass(frozen=True)
+class Accounting:
+    """Counters of a run, as the backend keeps them.
+
+    Attributes:
+        verify_calls: Forwards over a tree.
+        draft_calls: Forwards of the draft model.
+        proposed: Drafted tokens, roots not counted.
+        accepted: Drafted tokens on accepted paths.
+        rejected: The other drafted tokens.
+        accept_lengths: Accepted drafted tokens of each step.
+    """
+
+    verify_calls: int
+    draft_calls: int
+    proposed: int
+    accepted: int
+    rejected: int
+    accept_lengths: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Trace:
+    """A whole run.
+
+    Attributes:
+        steps: In order.
+        output: Every emitted token.
+        finish: Why the run ended: eos, stop, length, or None when it ran out of steps.
+        accounting: The backend's counters, if it keeps any.
+        forward_s: Seconds inside the backend's own forwards; never compared.
+    """
+
+    steps: tuple[Step, ...]
+    output: tuple[int, ...]
+    finish: str | None
+    accounting: Accounting | None = None
+    forward_s: float = 0.0
+
+
+def frozen(array: Any, dtype: Any = None) -> Array:
+    """A read-only copy of `array`, as traces hold it."""
+    copy = np.array(array, dtype=dtype)
+    copy.flags.writeable = False
+    return copy

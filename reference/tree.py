@@ -1,0 +1,138 @@
+"""Tree: the candidate tokens of one speculative step, node 0 being the pending root."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from reference.malformed import Malformed
+
+
+def check_parents(parent: tuple[int, ...]) -> None:
+    """Raise Malformed unless `parent` is one rooted tree in dummy-root form.
+
+    Node 0 is the root and its own parent, so no negative index exists; every other node reaches 0. Parents need
+    not come before their children (EAGLE-Pangu, section on tree tensorization: any order that passes the checks).
+    """
+    if not parent:
+        raise Malformed("parent", "a tree has at least its root")
+    if parent[0] != 0:
+        raise Malformed("parent[0]", f"the root is its own parent (0), not {parent[0]}")
+    for node, up in enumerate(parent):
+        if not 0 <= up < len(parent):
+            raise Malformed(f"parent[{node}]", f"{up} is not a node of this {len(parent)}-node tree")
+    reached = [False] * len(parent)
+    reached[0] = True
+    for node in range(len(parent)):
+        walked = []
+        at = node
+        while not reached[at]:
+            if at in walked:
+                raise Malformed(f"parent[{node}]", "the parents form a circle that never reaches the root")
+            walked.append(at)
+            at = parent[at]
+        for seen in walked:
+            reached[seen] = True
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Parents of a tree without its tokens, and what the words ask of them."""
+
+    parent: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        check_parents(self.parent)
+
+    def __len__(self) -> int:
+        return len(self.parent)
+
+    @cached_property
+    def depth(self) -> tuple[int, ...]:
+        """Edges between the root and each node."""
+        return tuple(len(self.path(node)) - 1 for node in range(len(self)))
+
+    def path(self, node: int) -> tuple[int, ...]:
+        """Nodes from the root to `node`, both included."""
+        walked = [node]
+        while walked[-1] != 0:
+            walked.append(self.parent[walked[-1]])
+        return tuple(reversed(walked))
+
+    @cached_property
+    def children(self) -> tuple[tuple[int, ...], ...]:
+        """Children of each node, in row order, which is the order in which they are tried."""
+        below: list[list[int]] = [[] for _ in self.parent]
+        for node, up in enumerate(self.parent):
+            if node:
+                below[up].append(node)
+        return tuple(tuple(nodes) for nodes in below)
+
+    @cached_property
+    def leaves(self) -> tuple[int, ...]:
+        """Nodes without children, in row order."""
+        return tuple(node for node, below in enumerate(self.children) if not below)
+
+    @property
+    def height(self) -> int:
+        """Depth of the deepest node."""
+        return max(self.depth)
+
+
+@dataclass(frozen=True)
+class Tree(Shape):
+    """A tree of tokens: `parent[i]` and `token[i]` for each node i.
+
+    Node 0 is the root: the last token already emitted, whose KV is not yet written ("root pending"). In a script,
+    the engine's own pending token stands in for `token[0]` from the second step on.
+
+    >>> Tree(parent=(0, 0, 1), token=(5, 7, 7)).path(2)
+    (0, 1, 2)
+    """
+
+    token: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if len(self.token) != len(self.parent):
+            raise Malformed("token", f"{len(self.token)} tokens for {len(self.parent)} nodes")
+        for node, token in enumerate(self.token):
+            if token < 0:
+                raise Malformed(f"token[{node}]", f"{token} is not a token id")
+
+    def rooted(self, root: int) -> "Tree":
+        """The same tree with `root` as its pending token."""
+        return Tree(self.parent, (root, *self.token[1:]))
+
+    def tokens_to(self, node: int) -> tuple[int, ...]:
+        """Tokens from the root to `node`, both included."""
+        return tuple(self.token[at] for at in self.path(node))
+
+    def renumbered(self, order: tuple[int, ...]) -> "Tree":
+        """The same tree with node `order[i]` in row i; `order[0]` must be 0."""
+        row_of = {node: row for row, node in enumerate(order)}
+        return Tree(tuple(row_of[self.parent[node]] for node in order), tuple(self.token[node] for node in order))
+
+    @property
+    def has_twins(self) -> bool:
+        """Whether two siblings carry the same token, so that which of them is accepted depends on row order."""
+        return any(len({self.token[node] for node in below}) < len(below) for below in self.children)
+
+
+@dataclass(frozen=True)
+class RankTree(Shape):
+    """A static tree: node i is the `rank[i]`-th best child (0 = best) of its parent, as published choice lists are.
+
+    A chain has rank 0 everywhere.
+    """
+
+    rank: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if len(self.rank) != len(self.parent):
+            raise Malformed("rank", f"{len(self.rank)} ranks for {len(self.parent)} nodes")
+        for node, rank in enumerate(self.rank):
+            if rank < 0 or (node == 0 and rank != 0):
+                raise Malformed(f"rank[{node}]", f"{rank} is not a rank (the root's is 0)")
+        for node, below in enumerate(self.children):
+            if len({self.rank[child] for child in below}) < len(below):
+                raise Malformed("rank", f"two children of node {node} share a rank")
