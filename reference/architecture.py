@@ -70,7 +70,15 @@ class Architecture:
     def __post_init__(self) -> None:
         if self.family not in FAMILIES:
             raise Malformed("family", f"{self.family!r} is none of {', '.join(FAMILIES)}")
-        for name in ("vocab_size", "hidden_size", "intermediate_size", "heads", "kv_heads", "head_dim", "max_positions"):
+        for name in (
+            "vocab_size",
+            "hidden_size",
+            "intermediate_size",
+            "heads",
+            "kv_heads",
+            "head_dim",
+            "max_positions",
+        ):
             if getattr(self, name) < 1:
                 raise Malformed(name, f"{getattr(self, name)} is not a size")
         if not self.windows:

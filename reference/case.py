@@ -59,10 +59,13 @@ class Case:
                     raise Malformed(f"{where}[{at}]", f"{token} is not in the vocabulary of {vocab}")
         if isinstance(self.draft, Scripted) and self.draft.trees and self.draft.trees[0].token[0] != self.prompt[-1]:
             raise Malformed(
-                "draft.trees[0].token[0]", f"{self.draft.trees[0].token[0]} is not the last prompt token {self.prompt[-1]}"
+                "draft.trees[0].token[0]",
+                f"{self.draft.trees[0].token[0]} is not the last prompt token {self.prompt[-1]}",
             )
         if isinstance(self.draft, LanguageModel) and self.draft.model.vocab_size != vocab:
-            raise Malformed("draft.model", f"its vocabulary of {self.draft.model.vocab_size} is not the target's {vocab}")
+            raise Malformed(
+                "draft.model", f"its vocabulary of {self.draft.model.vocab_size} is not the target's {vocab}"
+            )
         room = self.max_positions - self.longest
         if room < 0:
             raise Malformed("prompt", f"needs up to {self.longest} positions; the model admits {self.max_positions}")

@@ -3,7 +3,13 @@
 from dataclasses import fields, is_dataclass
 from typing import Any
 
-TAGS = {"Seeded": "seeded", "Checkpoint": "checkpoint", "Scripted": "scripted", "Ngram": "ngram", "LanguageModel": "model"}
+TAGS = {
+    "Seeded": "seeded",
+    "Checkpoint": "checkpoint",
+    "Scripted": "scripted",
+    "Ngram": "ngram",
+    "LanguageModel": "model",
+}
 """The `kind` written for each class that stands in a union."""
 
 

@@ -56,7 +56,9 @@ def case_from_json(content: Any) -> Case:
         raise Malformed(dotted(complaint.absolute_path), _brief(complaint.message))
     case = _case(content)
     if content["id"] != case.id:
-        raise Malformed("id", f"{content['id']} is not the digest of this case ({case.id}): the file was edited or damaged")
+        raise Malformed(
+            "id", f"{content['id']} is not the digest of this case ({case.id}): the file was edited or damaged"
+        )
     return case
 
 

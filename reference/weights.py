@@ -1,0 +1,140 @@
+"""The weights a seed denotes, under the names of a Hugging Face state dict: data that oracle and engines share."""
+
+from functools import lru_cache
+
+import numpy as np
+
+from reference.architecture import Architecture, Seeded
+from reference.trace import Array
+
+QUERY_KEY_GAIN = 1.6
+"""Spread of attention scores: attention is neither uniform nor one-hot, so that every visible row has a say."""
+
+HEAD_GAIN = 3.0
+"""Standard deviation of the logits: the top two stay far apart compared with float32 noise."""
+
+
+def representable(values: Array) -> Array:
+    """`values` rounded to 8 significant bits above 2**-16 in size: exact in float64, float32, bfloat16 and float16.
+
+    All working dtypes then run the same weights, and the oracle needs no second set.
+    """
+    mantissa, exponent = np.frexp(values)
+    rounded = np.ldexp(np.round(mantissa * 256) / 256, exponent)
+    return np.where(np.abs(rounded) < 2.0**-16, 0.0, rounded)
+
+
+def permutation(seed: int, size: int) -> Array:
+    """The renaming of token ids that `seed` denotes: id t becomes `permutation[t]`; seed 0 renames nothing."""
+    return np.random.default_rng(seed).permutation(size) if seed else np.arange(size)
+
+
+@lru_cache(maxsize=128)
+def seeded(model: Seeded) -> dict[str, Array]:
+    """State dict of a built-in model: read-only float64 arrays, weight matrices as [out, in]."""
+    state = _margin(model.architecture, model.seed) if model.weights == "margin" else _transparent(model)
+    if model.relabel:
+        renamed = permutation(model.relabel, model.vocab_size)
+        for name in ("model.embed_tokens.weight", "lm_head.weight"):
+            if name in state:
+                moved = np.empty_like(state[name])
+                moved[renamed] = state[name]
+                state[name] = moved
+    for array in state.values():
+        array.flags.writeable = False
+    return state
+
+
+def shapes(arch: Architecture) -> dict[str, tuple[int, ...]]:
+    """Shape of every tensor of the architecture's state dict."""
+    wide, narrow = arch.heads * arch.head_dim, arch.kv_heads * arch.head_dim
+    hidden, inner = arch.hidden_size, arch.intermediate_size
+    table: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (arch.vocab_size, hidden)}
+    for layer in range(arch.layers):
+        at = f"model.layers.{layer}"
+        table[f"{at}.input_layernorm.weight"] = (hidden,)
+        table[f"{at}.post_attention_layernorm.weight"] = (hidden,)
+        for name, out in (("q", wide), ("k", narrow), ("v", narrow)):
+            table[f"{at}.self_attn.{name}_proj.weight"] = (out, hidden)
+            if arch.qkv_bias:
+                table[f"{at}.self_attn.{name}_proj.bias"] = (out,)
+        table[f"{at}.self_attn.o_proj.weight"] = (hidden, wide)
+        if arch.output_bias:
+            table[f"{at}.self_attn.o_proj.bias"] = (hidden,)
+        if arch.qk_norm:
+            for name in ("q", "k"):
+                table[f"{at}.self_attn.{name}_norm.weight"] = (arch.head_dim,)
+        for name, (out, into) in {"gate": (inner, hidden), "up": (inner, hidden), "down": (hidden, inner)}.items():
+            table[f"{at}.mlp.{name}_proj.weight"] = (out, into)
+            if arch.mlp_bias:
+                table[f"{at}.mlp.{name}_proj.bias"] = (out,)
+    table["model.norm.weight"] = (hidden,)
+    if not arch.tied:
+        table["lm_head.weight"] = (arch.vocab_size, hidden)
+    return table
+
+
+def _margin(arch: Architecture, seed: int) -> dict[str, Array]:
+    draw = np.random.default_rng(seed)
+    state = {}
+    for name, shape in shapes(arch).items():
+        noise = draw.normal(size=shape)
+        if name.endswith("norm.weight"):
+            values = 1 + 0.1 * noise
+        elif name.endswith("bias"):
+            values = 0.3 * noise
+        elif "embed_tokens" in name:
+            # Tied embeddings are also the head: they carry its gain, less what the final norm leaves of it.
+            values = noise * (HEAD_GAIN / np.sqrt(shape[-1]) if arch.tied else 1.0)
+        else:
+            gain = {"q_proj": QUERY_KEY_GAIN, "k_proj": QUERY_KEY_GAIN}.get(name.split(".")[-2], 1.0)
+            gain = HEAD_GAIN if name == "lm_head.weight" else gain
+            values = noise * gain / np.sqrt(shape[-1])
+        state[name] = representable(values)
+    return state
+
+
+def probe_architecture(arch: Architecture, rows: int) -> Architecture:
+    """`arch` widened so that its transparent weights can name `rows` different rows: heads and windows stay."""
+    wide = 1 << max(3, rows.bit_length())
+    return Architecture(
+        family=arch.family,
+        vocab_size=arch.heads * wide + 1,
+        hidden_size=(1 + arch.heads) * wide,
+        intermediate_size=2,
+        heads=arch.heads,
+        kv_heads=arch.kv_heads,
+        head_dim=wide,
+        windows=arch.windows,
+        norm_eps=arch.norm_eps,
+        max_positions=arch.max_positions,
+        qkv_bias=arch.qkv_bias,
+        output_bias=arch.output_bias,
+        mlp_bias=arch.mlp_bias,
+        qk_norm=arch.qk_norm,
+    )
+
+
+def _transparent(model: Seeded) -> dict[str, Array]:
+    """Weights of the transparent probe, for a `probe_architecture`.
+
+    Token c in 1..head_dim embeds to the c-th unit vector of a block that only the value projection reads; token 0
+    embeds to zero. Queries and keys are zero, so attention is uniform over what is visible. Only `probed_layer`
+    writes, each head into a block of its own, and the head reads those blocks: logit h * head_dim + (c - 1) is
+    nonzero exactly if head h of that layer sees a row holding token c (statistics-and-numerics, C.6).
+    """
+    arch = model.architecture
+    wide = arch.head_dim
+    if arch.hidden_size != (1 + arch.heads) * wide or arch.tied:
+        raise ValueError("transparent weights need the architecture that probe_architecture makes")
+    state = {name: np.zeros(shape) for name, shape in shapes(arch).items()}
+    for name in state:
+        if name.endswith("norm.weight"):
+            state[name][:] = 1.0
+    state["model.embed_tokens.weight"][1 : wide + 1, :wide] = np.eye(wide)
+    at = f"model.layers.{model.probed_layer}.self_attn"
+    for head in range(arch.kv_heads):
+        state[f"{at}.v_proj.weight"][head * wide : (head + 1) * wide, :wide] = np.eye(wide)
+    state[f"{at}.o_proj.weight"][wide:] = np.eye(arch.heads * wide)
+    state["lm_head.weight"][: arch.heads * wide, wide:] = np.eye(arch.heads * wide)
+    return state
