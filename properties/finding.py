@@ -1,0 +1,111 @@
+"""Finding, Tie and Verdict: facts about one case on one backend, without prose."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from reference.case import Case
+from reference.trace import Stage, Trace
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One difference.
+
+    Attributes:
+        invariant: Name of the invariant that does not hold.
+        stage: Where the difference shows first.
+        step: Index of the speculative step, from 0.
+        where: Coordinates by name, such as layer, head, node, row, column, slot, position, token.
+        expected: What the invariant asks for: a number, a short list, a word.
+        observed: What the backend did.
+        measure: The judged distance in units of its threshold, for numeric invariants; None where equality is asked.
+    """
+
+    invariant: str
+    stage: Stage
+    step: int
+    where: dict[str, int | str]
+    expected: Any
+    observed: Any
+    measure: float | None = None
+
+
+@dataclass(frozen=True)
+class Tie:
+    """A token other than the oracle's inside the noise of the logits (rule T): counted, reported, never a match.
+
+    Attributes:
+        invariant: The invariant that met it.
+        position: Index in the output.
+        gap_sigma: How far below the oracle's best logit the emitted token lies, in sigmas of the control.
+    """
+
+    invariant: str
+    position: int
+    gap_sigma: float
+
+
+@dataclass(frozen=True)
+class Positions:
+    """What rule T counts over a run: judged positions, near-ties among them, and ties that the control predicts.
+
+    Attributes:
+        judged: Positions compared.
+        near: Positions whose top two oracle logits lie within 8 sigma.
+        predicted: Expected ties, from the control's noise (inflation not included).
+        control_ties: Ties of the backend's own plain decode over the same positions.
+    """
+
+    judged: int = 0
+    near: int = 0
+    predicted: float = 0.0
+    control_ties: int = 0
+
+    def __add__(self, other: "Positions") -> "Positions":
+        return Positions(
+            self.judged + other.judged,
+            self.near + other.near,
+            self.predicted + other.predicted,
+            self.control_ties + other.control_ties,
+        )
+
+
+Outcome = str
+"""Of one invariant on one case: checked, failed, unobserved, or not_applicable."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Everything one case said about one backend.
+
+    Attributes:
+        case: The case.
+        backend: The backend's name.
+        outcomes: Invariant name to outcome; `failed` implies it was checked.
+        findings: Every difference, in the order of the invariants.
+        ties: Rule T's ties.
+        positions: Rule T's counts.
+        trace: The backend's trace of the case, or None when the run failed.
+        unsupported: Why the backend declined the case, or None.
+        forward_s: Seconds the backend spent in its forwards for this case and its variants.
+    """
+
+    case: Case
+    backend: str
+    outcomes: dict[str, Outcome]
+    findings: tuple[Finding, ...] = ()
+    ties: tuple[Tie, ...] = ()
+    positions: Positions = field(default_factory=Positions)
+    trace: Trace | None = None
+    unsupported: str | None = None
+    forward_s: float = 0.0
+
+    @property
+    def agreed(self) -> bool:
+        """Whether nothing differed; says nothing about what was not observed."""
+        return not self.findings
+
+    @property
+    def first(self) -> Finding | None:
+        """The finding nearest to the fault: of the earliest step, then the earliest stage."""
+        return min(self.findings, key=lambda finding: (finding.step, finding.stage), default=None)

@@ -1,0 +1,110 @@
+"""Tally: what a whole run of many cases came to, ready to be reported."""
+
+from dataclasses import dataclass, field
+
+from properties.finding import Finding, Positions, Tie, Verdict
+from reference.case import Case
+
+
+@dataclass
+class Counts:
+    """Outcomes of one invariant over the run; `failed` cases are among the `checked`."""
+
+    checked: int = 0
+    failed: int = 0
+    unobserved: int = 0
+    not_applicable: int = 0
+
+
+@dataclass(frozen=True)
+class Failure:
+    """One located difference, with the smallest case that shows it.
+
+    Attributes:
+        verdict: The smallest failing case and all its findings.
+        finding: The finding that locates it (`verdict.first` when found).
+        drawn: Id of the case as first drawn, before shrinking.
+        tried: Cases run while shrinking.
+        nearest: The nearest case that agrees, or None when none was looked for or found.
+        file: Path of the saved bundle, once it is written.
+        fault: Name of the planted fault, or None.
+        backend: What `--backend` was given, so that the replay command opens the same.
+        model: What `--model` was given for a checkpoint, or None for built-in models.
+    """
+
+    verdict: Verdict
+    finding: Finding
+    drawn: str
+    tried: int = 0
+    nearest: Case | None = None
+    file: str | None = None
+    fault: str | None = None
+    backend: str = "cpu-eager"
+    model: str | None = None
+
+
+@dataclass
+class Tally:
+    """The run.
+
+    Attributes:
+        backend: Its name.
+        emulated: Whether the backend stands in for a device that is not there.
+        seconds: Wall time.
+        backend_seconds: Time inside the backend's forwards, summed over workers.
+        shrink_seconds: Wall time spent shrinking, which `seconds` includes.
+        invariants: Counts by invariant name, for every invariant that was selected.
+        failures: Located differences.
+        unsupported: Reasons for which the backend declined cases, with how often.
+        accept_lengths: Accepted drafted tokens per step: length to how many steps.
+        errors: What kept the run from judging: one line each.
+        stopped: Why the run ended early (interrupted, time budget), or None.
+        environment: Names and versions of what ran: python, torch, device, seed and so on.
+    """
+
+    backend: str
+    emulated: bool = False
+    cases: int = 0
+    seconds: float = 0.0
+    backend_seconds: float = 0.0
+    shrink_seconds: float = 0.0
+    invariants: dict[str, Counts] = field(default_factory=dict)
+    failures: list[Failure] = field(default_factory=list)
+    ties: list[Tie] = field(default_factory=list)
+    positions: Positions = field(default_factory=Positions)
+    unsupported: dict[str, int] = field(default_factory=dict)
+    accept_lengths: dict[int, int] = field(default_factory=dict)
+    errors: list[str] = field(default_factory=list)
+    stopped: str | None = None
+    environment: dict[str, str] = field(default_factory=dict)
+
+    def add(self, verdict: Verdict) -> None:
+        """Count one judged case."""
+        self.cases += 1
+        self.backend_seconds += verdict.forward_s
+        self.ties.extend(verdict.ties)
+        self.positions = self.positions + verdict.positions
+        if verdict.unsupported is not None:
+            self.unsupported[verdict.unsupported] = self.unsupported.get(verdict.unsupported, 0) + 1
+        for name, outcome in verdict.outcomes.items():
+            counts = self.invariants.setdefault(name, Counts())
+            if outcome == "failed":
+                counts.checked += 1
+            setattr(counts, outcome, getattr(counts, outcome) + 1)
+        for step in verdict.trace.steps if verdict.trace else ():
+            if step.accepted is not None:
+                length = len(step.accepted.path) - 1
+                self.accept_lengths[length] = self.accept_lengths.get(length, 0) + 1
+
+    @property
+    def outcome(self) -> str:
+        """`differ` if anything did; `unjudged` if nothing was judged, the run broke, or ties hid too much; else `agree`."""
+        if self.failures:
+            return "differ"
+        judged = sum(counts.checked for counts in self.invariants.values())
+        return "unjudged" if not judged or self.errors else "agree"
+
+    @property
+    def exit_code(self) -> int:
+        """0 agree, 1 differ, 3 could not judge."""
+        return {"agree": 0, "differ": 1, "unjudged": 3}[self.outcome]
