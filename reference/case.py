@@ -66,9 +66,11 @@ class Case:
             raise Malformed(
                 "draft.model", f"its vocabulary of {self.draft.model.vocab_size} is not the target's {vocab}"
             )
-        room = self.max_positions - self.longest
-        if room < 0:
+        if self.longest > self.max_positions:
             raise Malformed("prompt", f"needs up to {self.longest} positions; the model admits {self.max_positions}")
+        if isinstance(self.draft, LanguageModel) and self.longest > max_positions(self.draft.model):
+            admitted = max_positions(self.draft.model)
+            raise Malformed("draft.model", f"needs up to {self.longest} positions; the draft admits {admitted}")
 
     def _token_fields(self) -> list[tuple[str, tuple[int, ...]]]:
         fields = [("prompt", self.prompt), ("stops.eos", self.stops.eos), ("stops.stop_tokens", self.stops.stop_tokens)]

@@ -1,0 +1,76 @@
+"""`cpu-eager` and `cuda-eager`: the engine with its written-out attention, on one device."""
+
+import torch
+
+from backends.base import Declaration, StageFailure, Unavailable, Unsupported
+from backends.engine.draft.base import Draft
+from backends.engine.draft.language_model import ModelDraft
+from backends.engine.draft.ngram import NgramDraft
+from backends.engine.draft.scripted import ScriptedDraft
+from backends.engine.generate import SEAMS, Generation
+from backends.engine.models import DTYPES, Shelf, refuse_long
+from backends.engine.seams import Seams
+from reference.case import Case
+from reference.draft import LanguageModel, Ngram, Scripted
+from reference.layout import COMMITS
+from reference.trace import Stage, Trace
+
+__all__ = ["EagerBackend", "StageFailure", "open_cpu", "open_cuda"]
+
+
+class EagerBackend:
+    """The engine on `device`; `seams` is the engine as meant, unless a fault has been planted in it."""
+
+    def __init__(self, name: str, device: str, seams: Seams = SEAMS) -> None:
+        self.declaration = Declaration(
+            name=name,
+            device=torch.device(device).type,
+            reveals=frozenset(Stage),
+            dtypes=("float32", "float64", "bfloat16", "float16"),
+            drafts=("scripted", "ngram", "model"),
+            commits=COMMITS,
+        )
+        self.seams = seams
+        self._shelf = Shelf(device)
+
+    def run(self, case: Case) -> Trace:
+        """Generate as the case says; see `backends.base.Backend.run`."""
+        if not case.sampling.greedy:
+            raise Unsupported(f"temperature {case.sampling.temperature:g}: this engine decodes greedily (temperature 0)")
+        if case.dtype not in DTYPES:
+            raise Unsupported(f"dtype {case.dtype}: this engine has {', '.join(DTYPES)}")
+        refuse_long(case.model, case.longest)
+        target = self._shelf.open(case.model, case.dtype)
+        models = {id(target): target}
+        draft: Draft
+        if isinstance(case.draft, Scripted):
+            draft = ScriptedDraft(case.draft.trees)
+        elif isinstance(case.draft, Ngram):
+            draft = NgramDraft(case.draft.shape, case.draft.order)
+        else:
+            assert isinstance(case.draft, LanguageModel)
+            refuse_long(case.draft.model, case.longest)
+            small = self._shelf.open(case.draft.model, case.dtype)
+            models[id(small)] = small
+            draft = ModelDraft(small, case.draft.shape, case.draft.vocabulary, self.seams)
+        before = sum(model.forward_s for model in models.values())
+        trace = Generation(case, target, draft, self.seams).run()
+        spent = sum(model.forward_s for model in models.values()) - before
+        return Trace(trace.steps, trace.output, trace.finish, trace.accounting, spent)
+
+
+def open_cpu() -> EagerBackend:
+    """Open `cpu-eager`."""
+    return EagerBackend("cpu-eager", "cpu")
+
+
+def open_cuda() -> EagerBackend:
+    """Open `cuda-eager`.
+
+    Raises:
+        Unavailable: where torch sees no CUDA device.
+    """
+    if not torch.cuda.is_available():
+        built = "no CUDA device is visible" if torch.version.cuda else f"torch {torch.__version__} is built without CUDA"
+        raise Unavailable(f"cuda-eager needs an NVIDIA device: {built}")
+    return EagerBackend("cuda-eager", "cuda")

@@ -1,0 +1,54 @@
+"""Greedy tree acceptance: walk from the root along children that the target itself would have chosen."""
+
+from torch import Tensor
+
+from backends.engine.tensorise import TreeTensors
+
+
+def greedy_walk(tensors: TreeTensors, logits: Tensor) -> tuple[list[int], int]:
+    """Return the accepted rows, root first, and the bonus token that the target chooses after the last of them.
+
+    `logits` is [nodes, vocabulary]. Children are tried in row order along next_token / next_sibling, so the first of
+    two equal siblings wins; an arg-max tie goes to the lowest id (SGLang's EAGLE-2 greedy verification).
+    """
+    choice = logits.argmax(-1).tolist()
+    token, first, sibling = tensors.token.tolist(), tensors.next_token.tolist(), tensors.next_sibling.tolist()
+    path = [0]
+    candidate = first[0]
+    while candidate:
+        if token[candidate] == choice[path[-1]]:
+            path.append(candidate)
+            candidate = first[candidate]
+        else:
+            candidate = sibling[candidate]
+    return path, choice[path[-1]]
+
+
+def gather_rows(flat: Tensor, retrieve_index: Tensor) -> Tensor:
+    """Logits of the tree's nodes [nodes, V], out of the flat rows [R, V] of the verify forward."""
+    return flat[retrieve_index.to(flat.device)]
+
+
+def clip(block: list[int], emitted: int, max_new_tokens: int, eos: tuple[int, ...], stop: tuple[int, ...]) -> (
+    tuple[list[int], str | None]
+):
+    """Cut an accepted block where the output ends; what was accepted beyond is neither emitted nor kept.
+
+    Args:
+        block: Accepted tokens and the bonus, in order.
+        emitted: Tokens emitted before this block.
+        max_new_tokens: Tokens the output may hold.
+        eos: Token ids that end the text; the ending token is emitted.
+        stop: Token ids of the request's own that end it likewise.
+
+    Returns:
+        The tokens to emit, and the reason to end (`eos`, `stop`, `length`) or None.
+    """
+    for at, token in enumerate(block):
+        if token in eos:
+            return block[: at + 1], "eos"
+        if token in stop:
+            return block[: at + 1], "stop"
+        if emitted + at + 1 == max_new_tokens:
+            return block[: at + 1], "length"
+    return block, None

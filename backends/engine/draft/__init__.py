@@ -1,0 +1,1 @@
+"""What may propose trees to the engine, behind one interface (`backends/engine/draft/base.py`)."""

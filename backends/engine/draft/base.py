@@ -1,0 +1,44 @@
+"""The interface of a draft: propose a tree for the tokens so far, then learn which of its rows were kept."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+from transformers import DynamicCache
+
+from reference.tree import Tree
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """A proposed tree.
+
+    Attributes:
+        tree: Node 0 is the pending root.
+        logits: [nodes, draft vocabulary]; NaN for nodes whose children were never ranked. None without scores.
+        draft_ids: Each node's id in the draft's own vocabulary (0 for the root). None without a vocabulary of its own.
+    """
+
+    tree: Tree
+    logits: Tensor | None = None
+    draft_ids: tuple[int, ...] | None = None
+
+
+class Draft(Protocol):
+    """Something that proposes trees for one request.
+
+    Attributes:
+        cache: The draft's own committed KV, or None for a draft without a model.
+        calls: Forwards of the draft's model so far.
+    """
+
+    cache: DynamicCache | None
+    calls: int
+
+    def propose(self, tokens: list[int]) -> Proposal:
+        """Propose a tree whose root is `tokens[-1]`; `tokens` holds prompt and output so far."""
+        ...
+
+    def settle(self, kept: list[int]) -> None:
+        """The step is over: tree rows `kept` (root first) stay, everything else speculated is rolled back."""
+        ...

@@ -1,0 +1,116 @@
+"""A draft from a small causal model with its own KV cache, expanded level by level and rolled back on rejection."""
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache
+
+from backends.engine.branch import replicate
+from backends.engine.causal_lm import CausalLm, cached_length, causal, in_window
+from backends.engine.draft.base import Proposal
+from backends.engine.seams import Seams
+from reference.tree import RankTree, Tree
+
+
+class ModelDraft:
+    """Fills a static tree with the model's best tokens.
+
+    Between steps `cache` holds the KV of emitted tokens only. `propose` first feeds the emitted tokens it lacks, the
+    root among them, then runs the inner nodes of the tree in a branch; leaves are never fed, so after full acceptance
+    the last accepted token is one of those fed next time.
+    """
+
+    def __init__(self, lm: CausalLm, shape: RankTree, vocabulary: tuple[int, ...], seams: Seams) -> None:
+        self._lm = lm
+        self._shape = shape
+        self._vocabulary = torch.tensor(vocabulary or range(lm.model.config.vocab_size))
+        self._seams = seams
+        self._branch = DynamicCache()
+        self._slots: dict[int, int] = {}
+        self.cache: DynamicCache | None = DynamicCache()
+        self.calls = 0
+
+    def propose(self, tokens: list[int]) -> Proposal:
+        """Propose the static tree under `tokens[-1]`."""
+        assert self.cache is not None
+        start = cached_length(self.cache)
+        fresh = torch.arange(start, len(tokens))
+        scores = self._forward(torch.tensor(tokens[start:]), fresh, causal(fresh, self._lm.windows), self.cache, 1)
+        self._branch = replicate(self.cache)
+        self._slots = {}
+        shape = self._shape
+        token, draft_id = [tokens[-1]] * len(shape), [0] * len(shape)
+        logits = torch.full((len(shape), scores.shape[1]), torch.nan, dtype=scores.dtype, device=scores.device)
+        level, rows = [0], scores
+        while level:
+            logits[torch.tensor(level, device=logits.device)] = rows
+            for node in level:
+                below = list(shape.children[node])
+                ids, named = self._seams.name_children(logits[node], [shape.rank[child] for child in below], self._vocabulary)
+                for child, one_id, one_token in zip(below, ids, named, strict=True):
+                    draft_id[child], token[child] = one_id, one_token
+            level = [child for node in level for child in shape.children[node] if shape.children[child]]
+            if level:
+                rows = self._feed(level, token, len(tokens) - 1)
+        return Proposal(Tree(shape.parent, tuple(token)), logits, tuple(draft_id))
+
+    def settle(self, kept: list[int]) -> None:
+        """Keep the KV of the kept rows that were fed; the rest of the branch is gone."""
+        assert self.cache is not None
+        fed = [self._slots[node] for node in kept if node in self._slots]
+        self.cache = self._seams.roll_back(self.cache, self._branch, fed)
+
+    def _feed(self, level: list[int], token: list[int], root: int) -> Tensor:
+        """Run the nodes of `level` in the branch; the root stands at position and column `root`."""
+        start = cached_length(self._branch)
+        for at, node in enumerate(level):
+            self._slots[node] = start + at
+        positions, seen = self._seams.branch_rows(self._shape, level, self._slots, root)
+        visible = torch.zeros(len(level), start + len(level), dtype=torch.bool)
+        visible[:, : root + 1] = True
+        for row, columns in enumerate(seen):
+            visible[row, columns] = True
+        place = torch.tensor(
+            [*range(root + 1), *[root + self._shape.depth[node] for node in sorted(self._slots, key=self._slots.__getitem__)]]
+        )
+        here = torch.tensor([root + self._shape.depth[node] for node in level])
+        masks = [in_window(visible, here, place, window) for window in self._lm.windows]
+        inputs = torch.tensor([token[node] for node in level])
+        return self._forward(inputs, torch.tensor(positions), masks, self._branch, len(level))
+
+    def _forward(
+        self, tokens: Tensor, positions: Tensor, visible: list[Tensor], cache: DynamicCache, score: int
+    ) -> Tensor:
+        self.calls += 1
+        logits = self._lm.forward(tokens, positions, visible, cache, self._seams.draft_attend, score)
+        return logits[:, self._vocabulary.to(logits.device)]
+
+
+def name_children(logits: Tensor, ranks: list[int], vocabulary: Tensor) -> tuple[list[int], list[int]]:
+    """Return for each rank the draft id and the target id of that best token; equal logits go to the lowest id.
+
+    Args:
+        logits: [draft vocabulary].
+        ranks: 0 is the best.
+        vocabulary: int64 [draft vocabulary]; the target id that each draft id means (EAGLE-3's d2t, as absolute ids).
+    """
+    if not ranks:
+        return [], []
+    order = torch.sort(logits, descending=True, stable=True).indices.cpu()
+    ids = order[torch.tensor(ranks)]
+    return ids.tolist(), vocabulary[ids].tolist()
+
+
+def branch_rows(
+    shape: RankTree, level: list[int], slots: dict[int, int], root: int
+) -> tuple[list[int], list[list[int]]]:
+    """Return positions of the nodes of `level`, and the branch columns of each node and of its fed ancestors."""
+    positions = [root + shape.depth[node] for node in level]
+    return positions, [[slots[up] for up in shape.path(node)[1:]] for node in level]
+
+
+def roll_back(cache: DynamicCache, branch: DynamicCache, fed: list[int]) -> DynamicCache:
+    """Return `cache` with the branch columns `fed` appended, in the order of their positions."""
+    for index, layer in enumerate(branch.layers):
+        columns = torch.tensor(fed, dtype=torch.long, device=layer.keys.device)
+        cache.update(layer.keys.index_select(-2, columns), layer.values.index_select(-2, columns), index)
+    return cache

@@ -1,0 +1,56 @@
+"""A draft from a trie of the n-grams seen so far in prompt and output (prompt lookup, as a tree)."""
+
+from transformers import DynamicCache
+
+from backends.engine.draft.base import Proposal
+from reference.tree import RankTree, Tree
+
+Followers = dict[int, tuple[int, int]]
+"""Token to (how often it followed a context, index at which it last did)."""
+
+
+class NgramDraft:
+    """Counts what followed each context of 1 to `order - 1` tokens, growing with the committed tokens alone."""
+
+    cache: DynamicCache | None = None
+    calls = 0
+
+    def __init__(self, shape: RankTree, order: int) -> None:
+        self._shape = shape
+        self._order = order
+        self._trie: dict[tuple[int, ...], Followers] = {}
+        self._seen = 0
+
+    def propose(self, tokens: list[int]) -> Proposal:
+        """Fill the static shape; nodes whose rank does not exist, and those below them, are left out."""
+        self._grow(tokens)
+        by_depth = sorted(range(1, len(self._shape)), key=lambda node: self._shape.depth[node])
+        token = {0: tokens[-1]}
+        for node in by_depth:
+            above = self._shape.path(node)[:-1]
+            if all(up in token for up in above):
+                ranked = self._ranked([*tokens[:-1], *[token[up] for up in above]])
+                if self._shape.rank[node] < len(ranked):
+                    token[node] = ranked[self._shape.rank[node]]
+        kept = sorted(token)
+        row = {node: at for at, node in enumerate(kept)}
+        return Proposal(Tree(tuple(row[self._shape.parent[node]] for node in kept), tuple(token[node] for node in kept)))
+
+    def settle(self, kept: list[int]) -> None:
+        """Nothing speculated ever entered the trie."""
+
+    def _grow(self, tokens: list[int]) -> None:
+        for at in range(max(self._seen, 1), len(tokens)):
+            for width in range(1, min(self._order - 1, at) + 1):
+                followers = self._trie.setdefault(tuple(tokens[at - width : at]), {})
+                count, _ = followers.get(tokens[at], (0, 0))
+                followers[tokens[at]] = (count + 1, at)
+        self._seen = len(tokens)
+
+    def _ranked(self, tokens: list[int]) -> list[int]:
+        """What followed the longest known suffix of `tokens`: most often first, then most recently."""
+        for width in range(min(self._order - 1, len(tokens)), 0, -1):
+            followers = self._trie.get(tuple(tokens[-width:]))
+            if followers:
+                return sorted(followers, key=lambda token: followers[token], reverse=True)
+        return []

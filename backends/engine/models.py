@@ -1,0 +1,193 @@
+"""Opens the transformers model that a case names: a seeded built-in, or a checkpoint directory (safetensors only)."""
+
+import json
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+from backends.base import Unsupported
+from backends.engine.causal_lm import CausalLm
+from backends.engine.exact import make_exact
+from reference.architecture import Architecture, Checkpoint, Model, Rope, Seeded
+from reference.weights import seeded
+
+DTYPES = {
+    "float64": torch.float64,
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+
+CLASSES: dict[str, tuple[Any, Any]] = {
+    "llama": (LlamaConfig, LlamaForCausalLM),
+    "pangu": (LlamaConfig, LlamaForCausalLM),
+    "qwen2": (Qwen2Config, Qwen2ForCausalLM),
+    "qwen3": (Qwen3Config, Qwen3ForCausalLM),
+    "mistral": (MistralConfig, MistralForCausalLM),
+}
+"""openPangu-Embedded is Llama with bias on q, k, v and o, which transformers' Llama offers as `attention_bias`."""
+
+PANGU_TYPES = ("PanguEmbedded", "pangu_embedded")
+
+
+class Shelf:
+    """Models kept open between runs: weights only, so a run leaves nothing behind that the next could notice."""
+
+    def __init__(self, device: str, keep: int = 96) -> None:
+        self._device = device
+        self._keep = keep
+        self._open: OrderedDict[tuple[Model, str], CausalLm] = OrderedDict()
+
+    def open(self, model: Model, dtype: str) -> CausalLm:
+        """The model in its working dtype, freshly loaded or off the shelf.
+
+        Raises:
+            Unsupported: for a model that this engine cannot run in this dtype.
+        """
+        key = (model, dtype)
+        if key not in self._open:
+            network = _seeded(model, dtype) if isinstance(model, Seeded) else _checkpoint(model, dtype)
+            if dtype == "float64":
+                make_exact(network, network.config)
+            self._open[key] = CausalLm(network.to(self._device).eval(), self._device)
+            while len(self._open) > (self._keep if isinstance(model, Seeded) else 2):
+                self._open.popitem(last=False)
+        self._open.move_to_end(key)
+        return self._open[key]
+
+
+def refuse_long(model: Model, longest: int) -> None:
+    """Refuse a run past the context where rotary tables change under keys that are already cached.
+
+    Raises:
+        Unsupported: for `longrope` beyond its original context.
+    """
+    rope = model.architecture.rope if isinstance(model, Seeded) else _checkpoint_rope(model)
+    if rope.kind == "longrope" and longest > rope.original:
+        raise Unsupported(
+            f"longrope past its original context ({longest} > {rope.original} positions): "
+            "cached keys would keep the short factors; shorten the run"
+        )
+
+
+def _checkpoint_rope(model: Checkpoint) -> Rope:
+    config = _config(model)
+    rope = config.rope_parameters or {}
+    kind = rope.get("rope_type", "default")
+    return Rope(kind=kind, original=rope.get("original_max_position_embeddings", 0)) if kind == "longrope" else Rope()
+
+
+def config_of(arch: Architecture) -> Any:
+    """The transformers config that means `arch`."""
+    kind, _ = CLASSES[arch.family]
+    window = max(arch.windows)
+    fields: dict[str, Any] = {
+        "vocab_size": arch.vocab_size,
+        "hidden_size": arch.hidden_size,
+        "intermediate_size": arch.intermediate_size,
+        "num_hidden_layers": arch.layers,
+        "num_attention_heads": arch.heads,
+        "num_key_value_heads": arch.kv_heads,
+        "head_dim": arch.head_dim,
+        "rms_norm_eps": arch.norm_eps,
+        "max_position_embeddings": arch.max_positions,
+        "tie_word_embeddings": arch.tied,
+        "rope_parameters": rope_parameters(arch.rope),
+        "bos_token_id": None,
+        "eos_token_id": None,
+        "pad_token_id": None,
+    }
+    if kind is LlamaConfig:
+        _same("llama", "qkv_bias and output_bias", arch.qkv_bias, arch.output_bias)
+        fields |= {"attention_bias": arch.qkv_bias, "mlp_bias": arch.mlp_bias}
+    elif kind is Qwen3Config:
+        _same("qwen3", "qkv_bias and output_bias", arch.qkv_bias, arch.output_bias)
+        fields["attention_bias"] = arch.qkv_bias
+    if arch.family in ("qwen2", "qwen3"):
+        fields["layer_types"] = ["sliding_attention" if one else "full_attention" for one in arch.windows]
+        fields |= {"use_sliding_window": window > 0, "sliding_window": window or None}
+    elif arch.family == "mistral":
+        _same("mistral", "all windows", *arch.windows)
+        fields["sliding_window"] = window or None
+    elif window:
+        raise Unsupported(f"{arch.family} with a sliding window: transformers' model has none")
+    return kind(**fields)
+
+
+def _same(family: str, what: str, *values: Any) -> None:
+    if len(set(values)) > 1:
+        raise Unsupported(f"{family} needs equal {what}, as transformers' model has one setting for them")
+
+
+def rope_parameters(rope: Rope) -> dict[str, Any]:
+    """`rope` in transformers' own fields, leaving out those its variant does not know."""
+    fields: dict[str, Any] = {"rope_type": rope.kind, "rope_theta": rope.theta}
+    if rope.kind in ("linear", "dynamic", "yarn", "llama3"):
+        fields["factor"] = rope.factor
+    if rope.kind in ("yarn", "llama3", "longrope"):
+        fields["original_max_position_embeddings"] = rope.original
+    if rope.kind == "llama3":
+        fields |= {"low_freq_factor": rope.low_freq_factor, "high_freq_factor": rope.high_freq_factor}
+    if rope.kind == "yarn":
+        fields |= {"beta_fast": rope.beta_fast, "beta_slow": rope.beta_slow, "truncate": rope.truncate}
+        if rope.mscale and rope.mscale_all_dim:
+            fields |= {"mscale": rope.mscale, "mscale_all_dim": rope.mscale_all_dim}
+    if rope.kind == "longrope":
+        fields |= {"short_factor": list(rope.short_factor), "long_factor": list(rope.long_factor)}
+        if rope.factor > 1:
+            fields["factor"] = rope.factor
+    if rope.kind in ("yarn", "longrope") and rope.attention_factor:
+        fields["attention_factor"] = rope.attention_factor
+    return fields
+
+
+def _seeded(model: Seeded, dtype: str) -> Any:
+    """Build the built-in; its weights are exact in every dtype, so casting them rounds nothing."""
+    config = config_of(model.architecture)
+    with torch.device("meta"):
+        network = CLASSES[model.architecture.family][1](config)
+    rotary = type(network.model.rotary_emb)(config=config)  # its tables are no parameters: made on a real device
+    state = {name: torch.tensor(values, dtype=DTYPES[dtype]) for name, values in seeded(model).items()}
+    if model.architecture.tied:
+        state["lm_head.weight"] = state["model.embed_tokens.weight"]
+    network.load_state_dict(state, strict=True, assign=True)
+    network.model.rotary_emb = rotary
+    return network
+
+
+def _config(model: Checkpoint) -> Any:
+    path = Path(model.source)
+    content = json.loads((path / "config.json").read_text())
+    if content.get("model_type") not in PANGU_TYPES:
+        return AutoConfig.from_pretrained(path, trust_remote_code=False, local_files_only=True)
+    kept = {key: value for key, value in content.items() if key not in ("model_type", "auto_map", "architectures")}
+    return LlamaConfig(**kept, attention_bias=bool(kept.pop("bias", True)))
+
+
+def _checkpoint(model: Checkpoint, dtype: str) -> Any:
+    config = _config(model)
+    chosen = LlamaForCausalLM if isinstance(config, LlamaConfig) else AutoModelForCausalLM
+    try:
+        return chosen.from_pretrained(
+            model.source,
+            config=config,
+            dtype=DTYPES[dtype],
+            use_safetensors=True,
+            local_files_only=True,
+        )
+    except (OSError, ValueError) as why:
+        raise Unsupported(f"transformers cannot open {model.source}: {' '.join(str(why).split())[:200]}") from why

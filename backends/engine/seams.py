@@ -1,0 +1,44 @@
+"""The engine's seams: the functions it is composed of, each with a contract, so that one can be exchanged by name."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+from transformers import DynamicCache
+
+if TYPE_CHECKING:
+    from backends.engine.attention import Attend
+    from backends.engine.tensorise import TreeTensors
+    from reference.tree import RankTree, Tree
+
+
+@dataclass(frozen=True)
+class Seams:
+    """One function per decision of a speculative step; the default engine is `backends.engine.generate.SEAMS`.
+
+    Attributes:
+        name_children: Draft logits and ranks to draft ids and target ids.
+        branch_rows: Positions and visible branch columns of the draft's inner nodes.
+        draft_attend: Attention of the draft model.
+        tensorise: A tree to its index tensors.
+        attend: Attention of the target.
+        score: Flat logits of the verify forward to one row per node.
+        walk: Logits to accepted rows and bonus.
+        clip: An accepted block to what is emitted, and why the output ends.
+        commit: Committed cache, branch and kept rows to the next committed cache.
+        advance: Rows kept by a commit to how far positions move on.
+        roll_back: Draft cache, its branch and the kept columns to the next draft cache.
+    """
+
+    name_children: Callable[[Tensor, list[int], Tensor], tuple[list[int], list[int]]]
+    branch_rows: "Callable[[RankTree, list[int], dict[int, int], int], tuple[list[int], list[list[int]]]]"
+    draft_attend: "Attend"
+    tensorise: "Callable[[Tree, int, int, list[int], int], TreeTensors]"
+    attend: "Attend"
+    score: Callable[[Tensor, Tensor], Tensor]
+    walk: "Callable[[TreeTensors, Tensor], tuple[list[int], int]]"
+    clip: Callable[[list[int], int, int, tuple[int, ...], tuple[int, ...]], tuple[list[int], str | None]]
+    commit: Callable[[DynamicCache, DynamicCache, list[int], str], tuple[DynamicCache, str | None]]
+    advance: Callable[[int], int]
+    roll_back: Callable[[DynamicCache, DynamicCache, list[int]], DynamicCache]

@@ -1,0 +1,138 @@
+"""Rotary position embedding and its six scaling variants, with Hugging Face's meaning, in float64 throughout.
+
+Sources: RoFormer (arXiv 2104.09864); position interpolation (2306.15595) for `linear`; YaRN (2309.00071); LongRoPE
+(2402.13753); Llama 3.1's reference code for `llama3`. Field names and corner cases are those of transformers'
+`modeling_rope_utils.py`, which computes the same tables in float32.
+"""
+
+import math
+
+import numpy as np
+
+from reference.architecture import Rope
+from reference.malformed import Malformed
+from reference.trace import Array
+
+
+def frequencies(rope: Rope, head_dim: int, max_positions: int, length: int) -> tuple[Array, float]:
+    """Inverse frequencies, float64 [head_dim / 2], and the factor on cosine and sine (1.0 where a variant has none).
+
+    Args:
+        rope: The variant.
+        head_dim: Width of one head, even.
+        max_positions: Longest sequence the model admits.
+        length: Tokens of the whole sequence: `longrope` picks one table for all its positions by it.
+
+    Raises:
+        Malformed: `dynamic` beyond max_positions (see `check_span`).
+    """
+    check_span(rope, max_positions, length, length)
+    plain = rope.theta ** -(np.arange(0, head_dim, 2) / head_dim)
+    if rope.kind == "linear":
+        return plain / rope.factor, 1.0
+    if rope.kind == "yarn":
+        return _yarn(rope, plain, head_dim), _yarn_scaling(rope)
+    if rope.kind == "llama3":
+        return _llama3(rope, plain), 1.0
+    if rope.kind == "longrope":
+        stretch = rope.long_factor if is_long(rope, length) else rope.short_factor
+        return plain / np.array(stretch, dtype=np.float64), _longrope_scaling(rope)
+    # `dynamic` raises theta only beyond max_positions, where no case goes.
+    return plain, 1.0
+
+
+def is_long(rope: Rope, length: int) -> bool:
+    """Whether a sequence of `length` tokens turns by longrope's long factors."""
+    return rope.kind == "longrope" and length > rope.original
+
+
+def check_span(rope: Rope, max_positions: int, shortest: int, longest: int) -> None:
+    """Refuses a run whose frequencies change on the way, from `shortest` to `longest` tokens.
+
+    Keys that were cached under the old frequencies are not those of the longer sequence from scratch, so no cached
+    decoding can equal the definition.
+
+    Raises:
+        Malformed: `longrope` across `original`, or `dynamic` beyond `max_positions`.
+    """
+    if is_long(rope, longest) and not is_long(rope, shortest):
+        raise Malformed(
+            "rope.original",
+            f"a run from {shortest} to {longest} tokens crosses {rope.original}, where longrope changes its factors: "
+            "keys cached before are not those of the sequence from scratch",
+        )
+    if rope.kind == "dynamic" and longest > max_positions:
+        raise Malformed(
+            "rope.kind",
+            f"{longest} tokens are beyond the {max_positions} positions up to which dynamic keeps its base: "
+            "keys cached before are not those of the sequence from scratch",
+        )
+
+
+def table(positions: Array, inv_freq: Array, scaling: float) -> tuple[Array, Array]:
+    """Cosine and sine of every pair's angle at `positions` [T], scaled: float64 [T, head_dim / 2] each."""
+    angle = np.multiply.outer(positions, inv_freq)
+    return np.cos(angle) * scaling, np.sin(angle) * scaling
+
+
+def turn(x: Array, cos: Array, sin: Array) -> Array:
+    """`x` [..., T, head_dim] turned by `table`: Llama's half split, where dimension i pairs with i + head_dim / 2."""
+    half = x.shape[-1] // 2
+    left, right = x[..., :half], x[..., half:]
+    turned = np.empty_like(x)
+    turned[..., :half] = left * cos - right * sin
+    turned[..., half:] = right * cos + left * sin
+    return turned
+
+
+def rotate(x: Array, positions: Array, inv_freq: Array, scaling: float) -> Array:
+    """`x` [..., T, head_dim] with row t turned to `positions[t]`."""
+    return turn(x, *table(positions, inv_freq, scaling))
+
+
+def _yarn(rope: Rope, plain: Array, head_dim: int) -> Array:
+    """Fast pairs as they are, slow pairs interpolated, a ramp over the pair index between (YaRN, eq. 23)."""
+
+    def pair_turning(rotations: float) -> float:
+        """The pair, as a real number, that turns `rotations` times over the original context."""
+        return head_dim * math.log(rope.original / (rotations * 2 * math.pi)) / (2 * math.log(rope.theta))
+
+    # A zero means "not given" in Hugging Face's configs.
+    low, high = pair_turning(rope.beta_fast or 32.0), pair_turning(rope.beta_slow or 1.0)
+    if rope.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, head_dim - 1)
+    width = high - low if high != low else 0.001
+    interpolated = np.clip((np.arange(head_dim // 2) - low) / width, 0, 1)
+    return plain / rope.factor * interpolated + plain * (1 - interpolated)
+
+
+def _yarn_scaling(rope: Rope) -> float:
+    def temperature(mscale: float) -> float:
+        return 0.1 * mscale * math.log(rope.factor) + 1.0 if rope.factor > 1 else 1.0
+
+    if rope.attention_factor:
+        return rope.attention_factor
+    if rope.mscale and rope.mscale_all_dim:
+        return temperature(rope.mscale) / temperature(rope.mscale_all_dim)
+    return temperature(1.0)
+
+
+def _llama3(rope: Rope, plain: Array) -> Array:
+    """Wavelengths beyond the original context are stretched, those well within are kept, a blend between."""
+    turns = rope.original * plain / (2 * np.pi)
+    span = rope.high_freq_factor - rope.low_freq_factor
+    with np.errstate(divide="ignore", invalid="ignore"):
+        # Equal factors leave no band to blend; the division then decides nothing.
+        blend = (turns - rope.low_freq_factor) / span
+    blended = (1 - blend) * plain / rope.factor + blend * plain
+    kept = np.where(turns > rope.high_freq_factor, plain, blended)
+    return np.where(turns < rope.low_freq_factor, plain / rope.factor, kept)
+
+
+def _longrope_scaling(rope: Rope) -> float:
+    if rope.attention_factor:
+        return rope.attention_factor
+    if rope.factor <= 1:
+        return 1.0
+    return math.sqrt(1 + math.log(rope.factor) / math.log(rope.original))

@@ -1,0 +1,249 @@
+"""The same answers as the naive oracle, sharing work between paths that share a prefix; proven equal in tests/meta."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from reference import rotary
+from reference.model import Nodes, Parameters, linear, rms_norm, swiglu
+from reference.trace import Array, Kv
+from reference.tree import Tree
+
+BLOCK = 128
+"""Context tokens that run through the layers at a time, which bounds the memory of a long prompt."""
+
+REMEMBERED = 4
+"""Contexts whose KV is kept."""
+
+
+class _Context:
+    """KV of one token sequence, float64 [layers, kv_heads, length, head_dim], in buffers that only ever append."""
+
+    def __init__(self, parameters: Parameters, long: bool) -> None:
+        arch = parameters.architecture
+        self.long = long
+        self.length = 0
+        self.tokens: Array = np.empty(0, dtype=np.int64)
+        self.keys: Array = np.empty((arch.layers, arch.kv_heads, 0, arch.head_dim))
+        self.values: Array = np.empty_like(self.keys)
+
+    def shared(self, tokens: Array) -> int:
+        """How many tokens from the first on are those of `tokens`."""
+        both = min(self.length, len(tokens))
+        differs = self.tokens[:both] != tokens[:both]
+        return int(differs.argmax()) if differs.any() else both
+
+    def reserve(self, source: "_Context", kept: int, needed: int) -> None:
+        """Room for `needed` tokens, the first `kept` of them taken from `source` (possibly itself)."""
+        if self is source and needed <= len(self.tokens):
+            return
+        room = max(64, needed + needed // 2)
+        for name, axis in (("tokens", 0), ("keys", 2), ("values", 2)):
+            old = getattr(source, name)
+            new = np.empty((*old.shape[:axis], room, *old.shape[axis + 1 :]), old.dtype)
+            head = (slice(None),) * axis + (slice(kept),)
+            new[head] = old[head]
+            setattr(self, name, new)
+        self.length = kept
+
+
+@dataclass(frozen=True)
+class _Level:
+    """The nodes of one depth, as rows of a breadth-first order: [first, last), and each row's path from the root."""
+
+    first: int
+    last: int
+    paths: Array  # int [last - first, depth + 1]
+
+
+def _levels(tree: Tree) -> tuple[list[int], list[_Level]]:
+    """The nodes in breadth-first order, and the levels of that order."""
+    order, levels = [0], [_Level(0, 1, np.zeros((1, 1), dtype=np.int64))]
+    while True:
+        above = levels[-1]
+        below = [(row, child) for row in range(above.first, above.last) for child in tree.children[order[row]]]
+        if not below:
+            return order, levels
+        first = len(order)
+        order += [child for _, child in below]
+        rows = np.arange(first, len(order))
+        parents = np.array([row for row, _ in below]) - above.first
+        levels.append(_Level(first, len(order), np.column_stack([above.paths[parents], rows])))
+
+
+class SharedPrefix:
+    """The oracle in use: keeps the KV of recent contexts, and runs a whole tree level by level on top of one."""
+
+    def __init__(self, parameters: Parameters) -> None:
+        self.parameters = parameters
+        self._recent: list[_Context] = []  # the latest used last
+        self._frequencies: dict[bool, tuple[Array, float]] = {}
+
+    def nodes(self, context: tuple[int, ...], tree: Tree) -> Nodes:
+        """Logits and attention of every node of `tree`, hanging from the tokens of `context` (possibly none).
+
+        Raises:
+            Malformed: the model's rotary frequencies change between the context and the deepest node.
+        """
+        order, levels = _levels(tree)
+        arch = self.parameters.architecture
+        start = len(context)
+        longest = start + len(levels)
+        rotary.check_span(arch.rope, arch.max_positions, max(1, start), longest)
+        held = self._context(context, rotary.is_long(arch.rope, longest))
+        cos, sin = self._table(held.long, start, longest)
+        depth = np.repeat(np.arange(len(levels)), [level.last - level.first for level in levels])
+        cos, sin = cos[depth], sin[depth]
+        x = self.parameters.state["model.embed_tokens.weight"][np.array(tree.token)[order]]
+        attended = np.empty((arch.layers, arch.heads, len(order), arch.head_dim))
+        for layer, window in enumerate(arch.windows):
+            queries, keys, values = self._project(layer, x, cos, sin)
+            above = held.keys[layer, :, :start], held.values[layer, :, :start]
+            mixed = _tree_attention(queries, *above, keys, values, levels, window)
+            attended[layer] = mixed
+            x = self._finish(layer, x, mixed)
+        row = np.empty(len(order), dtype=np.int64)
+        row[order] = np.arange(len(order))
+        last = rms_norm(x[row], self.parameters.state["model.norm.weight"], arch.norm_eps)
+        return Nodes(last @ self.parameters.head.T, attended[:, :, row])
+
+    def kv(self, tokens: tuple[int, ...]) -> Kv:
+        """Rotated keys and values of the sequence `tokens`, as read-only views."""
+        rope, length = self.parameters.architecture.rope, len(tokens)
+        rotary.check_span(rope, self.parameters.architecture.max_positions, length, length)
+        held = self._context(tokens, rotary.is_long(rope, length))
+        keys, values = held.keys[:, :, :length], held.values[:, :, :length]
+        keys.flags.writeable = values.flags.writeable = False
+        return Kv(keys, values)
+
+    def _context(self, tokens: tuple[int, ...], long: bool) -> _Context:
+        """A context that begins with `tokens`: a remembered one, one grown, or one branched off and remembered."""
+        wanted = np.array(tokens, dtype=np.int64)
+        held, kept = _Context(self.parameters, long), 0
+        for known in self._recent:
+            shared = known.shared(wanted) if known.long == long else 0
+            if shared >= kept and shared:
+                held, kept = known, shared
+        if kept < len(wanted):
+            source = held
+            if kept < held.length or not kept:
+                held = _Context(self.parameters, long)
+            held.reserve(source, kept, len(wanted))
+            for at in range(kept, len(wanted), BLOCK):
+                self._append(held, wanted[at : at + BLOCK])
+        self._recent = [*(known for known in self._recent if known is not held), held][-REMEMBERED:]
+        return held
+
+    def _append(self, held: _Context, tokens: Array) -> None:
+        """Runs `tokens` through the layers behind what `held` holds, causally, and keeps their KV."""
+        arch = self.parameters.architecture
+        start, end = held.length, held.length + len(tokens)
+        cos, sin = self._table(held.long, start, end)
+        x = self.parameters.state["model.embed_tokens.weight"][tokens]
+        for layer, window in enumerate(arch.windows):
+            queries, keys, values = self._project(layer, x, cos, sin)
+            held.keys[layer, :, start:end] = keys
+            held.values[layer, :, start:end] = values
+            if layer + 1 < arch.layers:  # nobody asks for what the last layer makes of the context
+                seen = held.keys[layer, :, :end], held.values[layer, :, :end]
+                x = self._finish(layer, x, _chunk_attention(queries, *seen, window))
+        held.tokens[start:end] = tokens
+        held.length = end
+
+    def _table(self, long: bool, start: int, end: int) -> tuple[Array, Array]:
+        if long not in self._frequencies:
+            arch = self.parameters.architecture
+            length = arch.rope.original + 1 if long else 1
+            self._frequencies[long] = rotary.frequencies(arch.rope, arch.head_dim, arch.max_positions, length)
+        return rotary.table(np.arange(start, end), *self._frequencies[long])
+
+    def _project(self, layer: int, x: Array, cos: Array, sin: Array) -> tuple[Array, Array, Array]:
+        """Queries [heads, T, head_dim], keys and values [kv_heads, T, head_dim] of the rows `x` [T, hidden]."""
+        arch, state, at = self.parameters.architecture, self.parameters.state, f"model.layers.{layer}"
+        normed = rms_norm(x, state[f"{at}.input_layernorm.weight"], arch.norm_eps)
+
+        def heads(name: str) -> Array:
+            y = linear(normed, state, f"{at}.self_attn.{name}_proj").reshape(len(x), -1, arch.head_dim)
+            if arch.qk_norm and name != "v":
+                y = rms_norm(y, state[f"{at}.self_attn.{name}_norm.weight"], arch.norm_eps)
+            return y.swapaxes(0, 1)
+
+        return rotary.turn(heads("q"), cos, sin), rotary.turn(heads("k"), cos, sin), heads("v")
+
+    def _finish(self, layer: int, x: Array, mixed: Array) -> Array:
+        """The rest of the layer: output projection of `mixed` [heads, T, head_dim] and feed-forward, on `x`."""
+        arch, state, at = self.parameters.architecture, self.parameters.state, f"model.layers.{layer}"
+        x = x + linear(mixed.swapaxes(0, 1).reshape(len(x), -1), state, f"{at}.self_attn.o_proj")
+        return x + swiglu(rms_norm(x, state[f"{at}.post_attention_layernorm.weight"], arch.norm_eps), state, at)
+
+
+def _softmax(scores: Array) -> Array:
+    """Softmax along the last axis, in place."""
+    scores -= scores.max(axis=-1, keepdims=True)
+    np.exp(scores, out=scores)
+    scores /= scores.sum(axis=-1, keepdims=True)
+    return scores
+
+
+def _chunk_attention(queries: Array, keys: Array, values: Array, window: int) -> Array:
+    """Causal attention of the last T rows: queries [heads, T, d], keys and values [kv_heads, end, d], T <= end."""
+    heads, rows, width = queries.shape
+    kv_heads, end, _ = keys.shape
+    row = np.arange(end - rows, end)[:, None]
+    first = max(0, end - rows + 1 - window) if window else 0
+    column = np.arange(first, end)
+    hidden = column > row
+    if window:
+        hidden |= column <= row - window
+    grouped = (queries / np.sqrt(width)).reshape(kv_heads, -1, width)
+    scores = (grouped @ keys[:, first:].swapaxes(1, 2)).reshape(heads, rows, -1)
+    scores += np.where(hidden, -np.inf, 0.0)
+    weights = _softmax(scores).reshape(kv_heads, -1, end - first)
+    return (weights @ values[:, first:]).reshape(heads, rows, width)
+
+
+def _tree_attention(
+    queries: Array,
+    above_keys: Array,
+    above_values: Array,
+    keys: Array,
+    values: Array,
+    levels: list[_Level],
+    window: int,
+) -> Array:
+    """Every node over the context above and its own path, gathered row by row; nothing else is ever touched.
+
+    Args:
+        queries: [heads, nodes, d], nodes in the order of `levels`.
+        above_keys: [kv_heads, context, d], as `above_values`.
+        above_values: See above_keys.
+        keys: [kv_heads, nodes, d], as `values`.
+        values: See keys.
+        levels: The nodes by depth.
+        window: Tokens a node sees, itself included, counted along its own sequence; 0 for all.
+
+    Returns:
+        [heads, nodes, d].
+    """
+    (heads, nodes, width), (kv_heads, context, _) = queries.shape, above_keys.shape
+    group = heads // kv_heads
+    # [kv_heads, nodes, group, d]: one product with the context per KV head, one with the path per node.
+    asked = (queries / np.sqrt(width)).reshape(kv_heads, group, nodes, width).swapaxes(1, 2).copy()
+    mixed = np.empty_like(asked)
+    for depth, level in enumerate(levels):
+        rows = level.last - level.first
+        first = max(0, context + depth + 1 - window) if window else 0  # logical position where sight begins
+        near = max(0, context - first)  # context rows in sight
+        path = level.paths[:, max(0, first - context) :]
+        query = asked[:, level.first : level.last]
+        own_keys, own_values = keys[:, path], values[:, path]  # [kv_heads, rows, path, d]
+        scores = np.empty((kv_heads, rows, group, near + path.shape[1]))
+        flat = query.reshape(kv_heads, rows * group, width)
+        scores[..., :near] = (flat @ above_keys[:, context - near :].swapaxes(1, 2)).reshape(
+            kv_heads, rows, group, near
+        )
+        scores[..., near:] = query @ own_keys.swapaxes(2, 3)
+        weights = _softmax(scores)
+        far = weights[..., :near].reshape(kv_heads, rows * group, near) @ above_values[:, context - near :]
+        mixed[:, level.first : level.last] = far.reshape(query.shape) + weights[..., near:] @ own_values
+    return mixed.swapaxes(1, 2).reshape(heads, nodes, width)
