@@ -1,0 +1,274 @@
+"""A failing case as one JSON file that carries everything to replay it on another machine."""
+
+import json
+import shlex
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from properties.tally import Failure
+from reference.case import Case
+from reference.malformed import Malformed
+from reference.record import case_from_json, case_to_json, dotted
+from reference.trace import Stage
+from reports.values import clean, cut
+from reports.writing import Unwritable, as_json, jsonable, write_whole
+
+VERSION = 1
+"""Version of the bundle format; a reader refuses later ones."""
+
+LARGEST = 64 * 1024 * 1024
+"""Bytes of a file beyond which nothing is read: no case comes near it."""
+
+FIELDS = ("bundle", "case", "finding", "fault", "backend", "model", "dtype", "environment")
+FINDING_FIELDS = ("invariant", "stage", "step", "where", "expected", "observed", "measure")
+
+
+FRACTIONS = ("temperature", "tape", "norm_eps", "rope")
+"""Fields of a case below which numbers need not be whole."""
+
+
+class Unreadable(ValueError):
+    """A file that holds neither a bundle nor a case.
+
+    Attributes:
+        path: The file as it was given.
+        why: The reason and, where there is one, the remedy, on one line.
+    """
+
+    def __init__(self, path: str | Path, why: str) -> None:
+        self.path = str(path)
+        self.why = cut(why, 400)
+        super().__init__(f"cannot read {clean(self.path)}: {self.why}")
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """What a replay needs; a bare case file gives the case alone.
+
+    Attributes:
+        case: The case.
+        invariant: Name of the invariant that failed.
+        stage: Where the difference began.
+        fault: The fault that was planted.
+        backend: What `--backend` was given.
+        model: What `--model` was given.
+    """
+
+    case: Case
+    invariant: str | None = None
+    stage: Stage | None = None
+    fault: str | None = None
+    backend: str | None = None
+    model: str | None = None
+
+
+def replay_command(failure: Failure) -> str | None:
+    """The command that runs the failing case again, quoted for a shell; None while no bundle is written."""
+    if failure.file is None:
+        return None
+    # A file name that starts with a dash would read as an option.
+    file = f"./{failure.file}" if failure.file.startswith("-") else failure.file
+    words = ["specverify", "replay", file, "--backend", failure.backend]
+    words += ["--fault", failure.fault] if failure.fault is not None else []
+    words += ["--model", failure.model] if failure.model is not None else []
+    return shlex.join(words)
+
+
+def content_of(failure: Failure, environment: Mapping[str, str]) -> dict[str, Any]:
+    """The bundle as a JSON object."""
+    finding = failure.finding
+    fact = {name: getattr(finding, name) for name in FINDING_FIELDS}
+    return {
+        "bundle": VERSION,
+        "case": case_to_json(failure.verdict.case),
+        "finding": jsonable(fact),
+        "fault": failure.fault,
+        "backend": failure.backend,
+        "model": failure.model,
+        "dtype": failure.verdict.case.dtype,
+        "environment": dict(environment),
+    }
+
+
+def save(folder: str | Path, failure: Failure, environment: Mapping[str, str]) -> Path:
+    """Write `<case id>.json` into `folder`, which is made if need be; whole or not at all.
+
+    Raises:
+        Unwritable: when the system refuses.
+    """
+    path = Path(folder) / f"{failure.verdict.case.id}.json"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise Unwritable.because(folder, error) from None
+    write_whole(path, as_json(content_of(failure, environment), indent=1).encode())
+    return path
+
+
+def load(path: str | Path) -> Bundle:
+    """The bundle, or the bare case, that a file holds.
+
+    Raises:
+        Unreadable: whatever is wrong with the file.
+    """
+    try:
+        content = _decoded(_text(Path(path)))
+        if isinstance(content, dict) and ("bundle" in content or "finding" in content):
+            return _bundle(content)
+        return Bundle(_case(content))
+    except Malformed as complaint:
+        raise Unreadable(path, str(complaint)) from None
+    except RecursionError:
+        raise Unreadable(path, "nested too deeply for a case") from None
+    except MemoryError:
+        raise Unreadable(path, "too large for the memory of this machine") from None
+
+
+def _text(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            raw = file.read(LARGEST + 1)
+    except FileNotFoundError:
+        raise Malformed("", "no such file; `specverify diff` names the bundles that it writes") from None
+    except IsADirectoryError:
+        raise Malformed("", "a directory; give one of the .json files in it") from None
+    except OSError as error:
+        raise Malformed("", error.strerror or str(error)) from None
+    except ValueError as error:
+        # A null byte in the name.
+        raise Malformed("", str(error)) from None
+    if len(raw) > LARGEST:
+        raise Malformed("", f"larger than {LARGEST // 2**20} MiB; not a case file")
+    try:
+        # Editors on Windows put a byte order mark in front.
+        text = raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise Malformed("", f"not UTF-8 text (byte {error.start}); not a case file, or damaged") from None
+    if not text.strip():
+        raise Malformed("", "empty; writing it was interrupted?")
+    return text
+
+
+def _decoded(text: str) -> Any:
+    try:
+        return json.loads(
+            text, parse_constant=_no_constant, parse_float=_finite, parse_int=_whole, object_pairs_hook=_unique
+        )
+    except json.JSONDecodeError as error:
+        cut_off = error.pos >= len(text.rstrip()) or error.msg.startswith("Unterminated")
+        what = "ends too early, cut off?" if cut_off else "not JSON:"
+        raise Malformed("", f"{what} {error.msg} at line {error.lineno}, column {error.colno}") from None
+
+
+def _no_constant(word: str) -> float:
+    raise Malformed("", f"{word} is not a number that JSON knows")
+
+
+def _finite(digits: str) -> float:
+    value = float(digits)
+    if value in (float("inf"), float("-inf")):
+        raise Malformed("", f"the number {digits[:40]} is too large")
+    return value
+
+
+def _whole(digits: str) -> int:
+    if len(digits) > 19:
+        raise Malformed("", f"the number {digits[:12]}… of {len(digits)} digits is too large")
+    return int(digits)
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    content = dict(pairs)
+    if len(content) < len(pairs):
+        seen: set[str] = set()
+        twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+        raise Malformed("", f"the field {twice!r} appears twice in one object")
+    return content
+
+
+def _case(content: Any) -> Case:
+    _refuse_decimals(content, ())
+    try:
+        return case_from_json(content)
+    except Malformed:
+        raise
+    except (TypeError, ValueError, ArithmeticError, LookupError) as error:
+        raise Malformed("", f"a field holds what no case can hold ({error})") from None
+
+
+def _refuse_decimals(content: Any, path: tuple[str | int, ...]) -> None:
+    """JSON Schema takes 1.0 for an integer, but no list can be indexed with it."""
+    if isinstance(content, float):
+        raise Malformed(dotted(path), f"{content} is not whole, or written with a decimal point; write a whole number")
+    items: Iterable[tuple[str | int, Any]] = ()
+    if isinstance(content, (dict, list)):
+        items = content.items() if isinstance(content, dict) else enumerate(content)
+    for key, value in items:
+        if key not in FRACTIONS:
+            _refuse_decimals(value, (*path, key))
+
+
+def _bundle(content: dict[str, Any]) -> Bundle:
+    version = content.get("bundle")
+    if not isinstance(version, int) or isinstance(version, bool) or version < 1:
+        raise Malformed("bundle", f"the version of the format must stand here, a number up to {VERSION}")
+    if version > VERSION:
+        raise Malformed("bundle", f"version {version} is newer than the {VERSION} known here: update specverify")
+    unknown = [name for name in content if name not in FIELDS]
+    if unknown:
+        raise Malformed(cut(unknown[0], 60), f"no field of a bundle; those are {', '.join(FIELDS)}")
+    if "case" not in content:
+        raise Malformed("case", "missing; a bundle carries its case")
+    try:
+        case = _case(content["case"])
+    except Malformed as complaint:
+        raise complaint.under("case") from None
+    dtype = _word(content, "dtype")
+    if dtype is not None and dtype != case.dtype:
+        raise Malformed("dtype", f"{dtype!r} is not the {case.dtype!r} of the case: the file was edited or damaged")
+    environment = content.get("environment")
+    if environment is not None and not _is_words(environment):
+        raise Malformed("environment", "names and versions stand here, as an object of strings")
+    invariant, stage = _finding(content.get("finding"))
+    return Bundle(
+        case=case,
+        invariant=invariant,
+        stage=stage,
+        fault=_word(content, "fault"),
+        backend=_word(content, "backend"),
+        model=_word(content, "model"),
+    )
+
+
+def _is_words(value: Any) -> bool:
+    return isinstance(value, dict) and all(isinstance(item, str) for item in value.values())
+
+
+def _word(content: dict[str, Any], name: str, path: str = "") -> str | None:
+    value = content.get(name)
+    if value is not None and not isinstance(value, str):
+        raise Malformed(f"{path}{name}", f"a string or null stands here, not {type(value).__name__}")
+    return value
+
+
+def _finding(content: Any) -> tuple[str | None, Stage | None]:
+    if content is None:
+        return None, None
+    if not isinstance(content, dict):
+        raise Malformed("finding", f"an object or null stands here, not {type(content).__name__}")
+    unknown = [name for name in content if name not in FINDING_FIELDS]
+    if unknown:
+        raise Malformed(
+            cut(f"finding.{unknown[0]}", 60), f"no field of a finding; those are {', '.join(FINDING_FIELDS)}"
+        )
+    if not isinstance(content.get("step", 0), int) or isinstance(content.get("step"), bool):
+        raise Malformed("finding.step", "the index of a step stands here")
+    if not isinstance(content.get("where", {}), dict):
+        raise Malformed("finding.where", "coordinates by name stand here, as an object")
+    word = _word(content, "stage", "finding.")
+    words = [stage.word for stage in Stage]
+    if word is not None and word not in words:
+        raise Malformed("finding.stage", f"{cut(word, 40)!r} is none of {', '.join(words)}")
+    return _word(content, "invariant", "finding."), None if word is None else Stage(words.index(word))

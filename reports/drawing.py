@@ -1,0 +1,130 @@
+"""The tree in text: node numbers and tokens, what was accepted, and the node where the difference lies."""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from rich.text import Text
+from rich.tree import Tree as Branches
+
+from reference.tree import Tree
+from reports.paper import printed
+
+MARK = "◀"
+
+ROWS = 20
+"""Nodes up to which a tree is drawn whole, unless it is too deep."""
+
+LEVELS = 8
+"""Depth up to which a tree is drawn whole: each level costs four columns."""
+
+
+def draw(tree: Tree, accepted: Sequence[int] | None = None, marked: int | None = None, rows: int = ROWS) -> str:
+    """The tree, one line per node, children under their parent in row order.
+
+    Args:
+        tree: What to draw; a node keeps its number wherever its parent stands.
+        accepted: The accepted nodes; without them nothing is called accepted or REJECTED.
+        marked: The node to point at.
+        rows: Draws at most about this many nodes. In a larger tree only the marked node, its path, its neighbours
+            and the accepted path are drawn; `(+N below)` and `… N nodes left out` count every other node once.
+    """
+    shown = _shown(tree, accepted or (), marked, rows)
+    above = _drawn_above(tree, shown)
+    left_out = Counter(up for node, up in above.items() if node not in shown)
+    bridges = {node: up for node, up in above.items() if node in shown and node and up != tree.parent[node]}
+    bridged = _bridges(tree, shown, bridges)
+    picture: dict[int, Branches] = {}
+    gaps: dict[tuple[int, int], Branches] = {}
+    for node in sorted(shown, key=lambda at: (tree.depth[at], at)):
+        hidden = left_out[node] - sum(size for (up, _), size in bridged.items() if up == node)
+        label = Text(_label(tree, node, accepted, marked, hidden))
+        if node == 0:
+            picture[node] = Branches(label, highlight=False)
+        elif node in bridges:
+            key = (bridges[node], _first_below(tree, node, bridges[node]))
+            if key not in gaps:
+                gaps[key] = picture[key[0]].add(Text(f"… {_nodes(bridged[key])} left out"))
+            picture[node] = gaps[key].add(label)
+        else:
+            picture[node] = picture[tree.parent[node]].add(label)
+    _in_row_order(picture, gaps, tree)
+    text = printed(picture[0], width=400)
+    hidden = len(tree) - len(shown)
+    return text + (f"{hidden} of {len(tree)} nodes left out\n" if hidden else "")
+
+
+def _nodes(count: int) -> str:
+    return f"{count} node" if count == 1 else f"{count} nodes"
+
+
+def _label(tree: Tree, node: int, accepted: Sequence[int] | None, marked: int | None, hidden: int) -> str:
+    words = [f"{node} token {tree.token[node]}"]
+    if accepted is not None:
+        words.append("accepted" if node in accepted else "REJECTED")
+    if hidden:
+        words.append(f"(+{hidden} below)")
+    if node == marked:
+        words.append(MARK)
+    return "  ".join(words)
+
+
+def _shown(tree: Tree, accepted: Iterable[int], marked: int | None, rows: int) -> set[int]:
+    everything = set(range(len(tree)))
+    if len(tree) <= rows and tree.height <= LEVELS:
+        return everything
+    kept = {0}
+    walked = list(accepted)
+    kept.update(walked[:3], walked[-1:])
+    if marked is not None:
+        path = tree.path(marked)
+        kept.update(path[:2], path[-3:])
+        family = tree.children[tree.parent[marked]] if marked else ()
+        if family:
+            at = family.index(marked)
+            kept.update(family[max(0, at - 2) : at + 3])
+    for node in sorted(everything, key=lambda at: (tree.depth[at], at)):
+        if len(kept) >= rows // 2 or tree.depth[node] > 2:
+            break
+        kept.add(node)
+    # A row saying that one node is left out would take the room of that node.
+    above = _drawn_above(tree, kept)
+    lone = {tree.parent[node] for node in kept if node and tree.parent[tree.parent[node]] == above[node]}
+    return kept | {node for node in lone if node not in kept and len(tree.children[node]) == 1}
+
+
+def _drawn_above(tree: Tree, shown: set[int]) -> dict[int, int]:
+    """The nearest drawn ancestor of every node; the root's is itself."""
+    above = {0: 0}
+    for node in sorted(range(1, len(tree)), key=lambda at: tree.depth[at]):
+        up = tree.parent[node]
+        above[node] = up if up in shown else above[up]
+    return above
+
+
+def _first_below(tree: Tree, node: int, up: int) -> int:
+    """The child of `up` on the way down to `node`."""
+    while tree.parent[node] != up:
+        node = tree.parent[node]
+    return node
+
+
+def _bridges(tree: Tree, shown: set[int], bridges: dict[int, int]) -> dict[tuple[int, int], int]:
+    """For each child subtree that is left out above drawn nodes: how many nodes are left out there."""
+    tops = {(up, _first_below(tree, node, up)) for node, up in bridges.items()}
+    counts: Counter[tuple[int, int]] = Counter()
+    for up, top in tops:
+        below = [top]
+        while below:
+            node = below.pop()
+            if node not in shown:
+                counts[up, top] += 1
+                below.extend(tree.children[node])
+    return counts
+
+
+def _in_row_order(picture: dict[int, Branches], gaps: dict[tuple[int, int], Branches], tree: Tree) -> None:
+    """Put siblings, and the gaps that stand for one, in the order of their rows."""
+    row = {id(branch): node for node, branch in picture.items()}
+    row.update({id(branch): top for (_, top), branch in gaps.items()})
+    for branch in (*picture.values(), *gaps.values()):
+        branch.children.sort(key=lambda child: row[id(child)])

@@ -1,0 +1,90 @@
+"""A run as JUnit XML for a merge gate: one suite per backend, one test case per invariant."""
+
+from junitparser import Error, JUnitXml, Skipped, TestCase, TestSuite
+from junitparser import Failure as JUnitFailure
+
+from properties.tally import Counts, Failure, Tally
+from reference.trace import Stage
+from reports.scene import scene_of
+from reports.terminal import failure_page, not_judged, summary_page
+from reports.values import clean, plural
+from reports.words import account
+
+RUN = "run"
+"""Name of the test case that stands for the run itself, where it kept from judging."""
+
+
+def junit(tally: Tally, revealed: frozenset[Stage] | None = None) -> bytes:
+    """The run as a UTF-8 XML document.
+
+    An invariant that failed carries the page of each failure it located; one that was never checked is skipped with
+    the reason, for what did not run is no pass. A run that could not judge adds an erroneous test case `run`.
+
+    Args:
+        tally: The run.
+        revealed: The stages that the backend declares to reveal; without them, those that its traces show.
+    """
+    located: dict[str, list[Failure]] = {}
+    for failure in tally.failures:
+        located.setdefault(failure.finding.invariant, []).append(failure)
+    suite = TestSuite(_legal(tally.backend))
+    for name in dict.fromkeys((*tally.invariants, *located)):
+        counts = tally.invariants.get(name, Counts())
+        suite.add_testcase(_testcase(tally, name, counts, located.get(name, []), revealed))
+    if tally.outcome == "unjudged" or tally.errors:
+        suite.add_testcase(_run(tally))
+    facts = {"emulated": str(tally.emulated).lower(), "cases": str(tally.cases), **tally.environment}
+    for name, value in facts.items():
+        suite.add_property(_legal(name), _legal(value))
+    document = JUnitXml()
+    document.add_testsuite(suite)
+    document.update_statistics()  # type: ignore[no-untyped-call]
+    # junitparser adds up the times of the test cases, of which there are none.
+    suite.time = document.time = round(tally.seconds, 3)
+    text: bytes = document.tostring()  # type: ignore[no-untyped-call]
+    return text
+
+
+def _testcase(
+    tally: Tally, name: str, counts: Counts, failures: list[Failure], revealed: frozenset[Stage] | None
+) -> TestCase:
+    entry = TestCase(_legal(name), classname=_legal(tally.backend))
+    if failures:
+        entry.result = [_failed(failure, revealed) for failure in failures]
+    elif counts.failed:
+        # Its failures were traced to another invariant's finding, which holds the page.
+        seen = f"failed in {counts.failed} of {plural(counts.checked, 'case')}"
+        entry.result = [JUnitFailure(f"{seen}; the earliest difference is told under another invariant", "differ")]
+    elif reason := not_judged(name, counts):
+        entry.result = [Skipped(_legal(f"not judged: {reason}"))]
+    elif counts.unobserved:
+        total = plural(counts.checked + counts.unobserved, "case")
+        entry.system_out = f"holds where it was judged; unobserved in {counts.unobserved} of {total}"
+    return entry
+
+
+def _failed(failure: Failure, revealed: frozenset[Stage] | None) -> JUnitFailure:
+    told = account(failure.finding, scene_of(failure.verdict, failure.finding))
+    result = JUnitFailure(_legal(told), failure.finding.stage.word)
+    result.text = _body(failure_page(failure, revealed))
+    return result
+
+
+def _run(tally: Tally) -> TestCase:
+    entry = TestCase(RUN, classname=_legal(tally.backend))
+    why = tally.errors or ([tally.stopped] if tally.stopped else ["nothing was judged"])
+    for line in why:
+        result = Error(_legal(line), "unjudged")
+        result.text = _body(summary_page(tally))
+        entry.result = [*entry.result, result]
+    return entry
+
+
+def _body(page: str) -> str:
+    return "\n" + "\n".join(_legal(line, joined=False) for line in page.split("\n"))
+
+
+def _legal(text: str, joined: bool = True) -> str:
+    """`text` without what XML 1.0 cannot hold; pages are clean already but for non-characters."""
+    cleaned = clean(text) if joined else text
+    return cleaned.replace("\ufffe", "\\ufffe").replace("\uffff", "\\uffff")

@@ -1,0 +1,125 @@
+"""What a run shows on standard error while it runs: a bar on a terminal, a line now and then elsewhere."""
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import TextIO
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
+
+from reports.values import cut, number, plural
+
+EVERY_S = 30.0
+"""Seconds between two lines where there is no terminal."""
+
+
+class Progress:
+    """Cases done out of those wanted, cases per second, time left, failures so far.
+
+    On a terminal one bar that vanishes at the end. Elsewhere, and under CI, at most one plain line every `every_s`
+    seconds, so that a short run prints nothing. Standard output is never touched.
+
+    Args:
+        wanted: Cases the run wants, or None when only time ends it.
+        file: Where to show; standard error by default.
+        clock: Seconds, ascending.
+        every_s: Seconds between two plain lines.
+    """
+
+    def __init__(
+        self,
+        wanted: int | None,
+        file: TextIO | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        every_s: float = EVERY_S,
+    ) -> None:
+        self.wanted = wanted
+        self.done = 0
+        self.failures = 0
+        self._file = sys.stderr if file is None else file
+        self._clock = clock
+        self._every_s = every_s
+        self._activity = ""
+        self._began = self._last = clock()
+        self._bar = self._make_bar() if shows_bars(self._file) else None
+        self._task = self._bar.add_task("cases", total=wanted, pace="", failures="", note="") if self._bar else None
+
+    def _make_bar(self) -> Bar:
+        return Bar(
+            TextColumn("cases", markup=False),
+            BarColumn(bar_width=20),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[pace]}", markup=False),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[failures]}", markup=False),
+            TextColumn("{task.fields[note]}", markup=False),
+            console=Console(file=self._file, force_terminal=True, highlight=False),
+            transient=True,
+            # Rich would otherwise take standard output into its own hands.
+            redirect_stdout=False,
+            redirect_stderr=False,
+        )
+
+    def __enter__(self) -> "Progress":
+        self._began = self._last = self._clock()
+        if self._bar:
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar:
+            self._bar.stop()
+
+    def advance(self, n: int = 1, failures: int = 0) -> None:
+        """Count `n` more judged cases, `failures` of them failing."""
+        self.done += n
+        self.failures += failures
+        self._show()
+
+    def note(self, text: str) -> None:
+        """Say what is going on now, such as shrinking; shown next to the counts until the next note."""
+        self._activity = cut(text, 60)
+        self._show()
+
+    def line(self) -> str:
+        """The state of the run on one line."""
+        wanted = f" of {self.wanted}" if self.wanted is not None else ""
+        parts = [f"{self.done}{wanted} cases", self._pace(), self._left(), self._failed(), self._activity]
+        return ", ".join(part for part in parts if part)
+
+    def _pace(self) -> str:
+        took = self._clock() - self._began
+        return f"{number(self.done / took)}/s" if took > 0 and self.done else ""
+
+    def _left(self) -> str:
+        took = self._clock() - self._began
+        if self.wanted is None or not self.done or took <= 0:
+            return ""
+        left = round(max(0, self.wanted - self.done) * took / self.done)
+        return f"{left // 60}:{left % 60:02d} left"
+
+    def _failed(self) -> str:
+        return plural(self.failures, "failure") if self.failures else "no failure"
+
+    def _show(self) -> None:
+        if self._bar and self._task is not None:
+            pace, failed = self._pace(), self._failed()
+            self._bar.update(self._task, completed=self.done, pace=pace, failures=failed, note=self._activity)
+            return
+        now = self._clock()
+        if now - self._last >= self._every_s:
+            self._last = now
+            self._file.write(self.line() + "\n")
+            self._file.flush()
+
+
+def shows_bars(file: TextIO) -> bool:
+    """Whether `file` is a terminal that a person watches: no CI, and a terminal that can move its cursor."""
+    watched = os.environ.get("CI", "").lower() in ("", "0", "false")
+    return watched and os.environ.get("TERM", "") != "dumb" and file.isatty()

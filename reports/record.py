@@ -1,0 +1,140 @@
+"""Verdicts as JSON lines while they arrive, and a whole run as one JSON object."""
+
+import os
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from properties.finding import Finding, Verdict
+from properties.tally import Failure, Tally
+from reference.record import case_to_json
+from reports.bundle import replay_command
+from reports.writing import Unwritable, as_json, jsonable
+
+
+def finding_fact(finding: Finding) -> dict[str, Any]:
+    """A finding as JSON holds it: the stage by its word, the step among the coordinates."""
+    fact: dict[str, Any] = {
+        "invariant": finding.invariant,
+        "stage": finding.stage.word,
+        "where": {"step": finding.step, **finding.where},
+        "expected": finding.expected,
+        "observed": finding.observed,
+    }
+    if finding.measure is not None:
+        fact["measure"] = finding.measure
+    content: dict[str, Any] = jsonable(fact)
+    return content
+
+
+def verdict_line(verdict: Verdict) -> dict[str, Any]:
+    """One judged case as one JSON object.
+
+    `outcome` is differ, unsupported, unjudged (no invariant could be checked) or agree; `invariants` holds only those
+    that did not simply hold: failed or unobserved.
+    """
+    checked = any(outcome in ("checked", "failed") for outcome in verdict.outcomes.values())
+    if verdict.findings:
+        outcome = "differ"
+    elif verdict.unsupported is not None:
+        outcome = "unsupported"
+    else:
+        outcome = "agree" if checked else "unjudged"
+    line: dict[str, Any] = {"id": verdict.case.id, "backend": verdict.backend, "outcome": outcome}
+    line["invariants"] = {
+        name: result for name, result in verdict.outcomes.items() if result not in ("checked", "not_applicable")
+    }
+    line["findings"] = [finding_fact(finding) for finding in verdict.findings]
+    line["ties"] = verdict.ties
+    line["seconds"] = verdict.forward_s
+    if verdict.unsupported is not None:
+        line["unsupported"] = verdict.unsupported
+    content: dict[str, Any] = jsonable(line)
+    return content
+
+
+class Lines:
+    """A JSON Lines file that grows by one flushed line per case, so that a killed run keeps what it judged.
+
+    Lines of earlier runs stay; a last line that was cut off is closed, so that it spoils no other.
+
+    Raises:
+        Unwritable: on entering, and on adding when the system refuses.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self._handle: int | None = None
+
+    def __enter__(self) -> "Lines":
+        try:
+            self._handle = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
+            size = os.lseek(self._handle, 0, os.SEEK_END)
+            if size and os.pread(self._handle, 1, size - 1) != b"\n":
+                os.write(self._handle, b"\n")
+        except OSError as error:
+            self._close()
+            raise Unwritable.because(self.path, error) from None
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._close()
+
+    def _close(self) -> None:
+        if self._handle is not None:
+            os.close(self._handle)
+            self._handle = None
+
+    def add(self, verdict: Verdict) -> None:
+        """Append one line; it is in the file when this returns."""
+        if self._handle is None:
+            raise ValueError("Lines is used inside its with block")
+        line = as_json(verdict_line(verdict)).encode()
+        try:
+            while line:
+                line = line[os.write(self._handle, line) :]
+        except OSError as error:
+            raise Unwritable.because(self.path, error) from None
+
+
+def failure_fact(failure: Failure) -> dict[str, Any]:
+    """A located difference as JSON holds it, with the case that shows it and the command that replays it."""
+    return {
+        **finding_fact(failure.finding),
+        "case": case_to_json(failure.verdict.case),
+        "replay": replay_command(failure),
+    }
+
+
+def mean_accepted(tally: Tally) -> float | None:
+    """Accepted drafted tokens per step, or None when no step was revealed."""
+    steps = sum(tally.accept_lengths.values())
+    return sum(length * count for length, count in tally.accept_lengths.items()) / steps if steps else None
+
+
+def summary(tally: Tally) -> dict[str, Any]:
+    """The run as one JSON object, what `--json` writes."""
+    content: dict[str, Any] = jsonable(
+        {
+            "outcome": tally.outcome,
+            "backend": tally.backend,
+            "emulated": tally.emulated,
+            "cases": tally.cases,
+            "seconds": tally.seconds,
+            "backend_seconds": tally.backend_seconds,
+            "shrink_seconds": tally.shrink_seconds,
+            "invariants": {name: vars(counts) for name, counts in tally.invariants.items()},
+            "findings": [failure_fact(failure) for failure in tally.failures],
+            "ties": tally.ties,
+            "positions": tally.positions,
+            "unsupported": tally.unsupported,
+            "accept_lengths": dict(sorted(tally.accept_lengths.items())),
+            "mean_accepted": mean_accepted(tally),
+            "errors": tally.errors,
+            "stopped": tally.stopped,
+            "environment": tally.environment,
+        }
+    )
+    return content

@@ -1,0 +1,243 @@
+"""The pages a person reads: one for each failure, and one for the whole run."""
+
+import shlex
+
+from rich.cells import cell_len
+from rich.table import Table
+from rich.text import Text
+
+from properties.tally import Counts, Failure, Tally
+from reference.trace import Stage
+from reports.bundle import replay_command
+from reports.contrast import described, differences
+from reports.drawing import draw
+from reports.paper import INDENT, MARGIN, WIDTH, beside, folded, indented, labelled, printed
+from reports.record import mean_accepted
+from reports.scene import revealed_by, scene_of
+from reports.values import STAGE_UNKNOWN, address, clean, cut, escaped, excess, number, plural, show
+from reports.words import account
+
+OUTCOMES = {"agree": "AGREE", "differ": "DIFFER", "unjudged": "COULD NOT JUDGE"}
+
+EXIT = {
+    "agree": "everything that could be judged agrees with the oracle",
+    "differ": "the backend does not do what the target alone would do",
+    "unjudged": "this is no pass: exit code 3",
+}
+
+TREE_INDENT = 6
+
+
+def failure_page(failure: Failure, revealed: frozenset[Stage] | None = None) -> str:
+    """One failure on one page of 80 columns.
+
+    Args:
+        failure: The facts.
+        revealed: The stages that the backend declares to reveal; without them, those that its trace shows.
+    """
+    verdict, finding = failure.verdict, failure.finding
+    if revealed is None:
+        revealed = revealed_by(verdict)
+    scene = scene_of(verdict, finding)
+    case = verdict.case
+    head = f"DIFFER  {clean(verdict.backend)}  {clean(finding.invariant)}\n"
+    drawn = f", first drawn as {clean(failure.drawn)}" if failure.drawn != case.id else ""
+    tries = f", {plural(failure.tried, 'case')} run to shrink it" if failure.tried else ""
+    where = f"case {case.id}{drawn}{tries}\nsmallest found: {described(case)}\nbegan at {address(finding)}"
+    tree = draw(scene.tree, scene.path, scene.node) if scene.tree else ""
+    told = account(finding, scene, complete=False)
+    parts = [printed(folded(head)) + labelled_lines(where)]
+    parts.append(indented(beside(tree, told, width=WIDTH - TREE_INDENT), TREE_INDENT))
+    parts.append(labelled(_facts(failure, revealed)) + _replay(failure))
+    return "\n".join(part.strip("\n") + "\n" for part in parts)
+
+
+def labelled_lines(text: str) -> str:
+    """Lines of a page's body, each wrapped on its own."""
+    return indented("".join(printed(folded(line), width=WIDTH - MARGIN) for line in text.split("\n")))
+
+
+def _facts(failure: Failure, revealed: frozenset[Stage]) -> list[tuple[str, str]]:
+    verdict, finding = failure.verdict, failure.finding
+    beyond = f" ({excess(finding)})" if excess(finding) else ""
+    facts = [("expected", show(finding.expected)), ("observed", show(finding.observed) + beyond)]
+    failing = {other.stage for other in verdict.findings if other.step == finding.step}
+    agreed = [stage for stage in Stage if stage < finding.stage and stage in revealed and stage not in failing]
+    hidden = [stage for stage in Stage if stage not in revealed]
+    if finding.where.get("side") != STAGE_UNKNOWN:
+        facts.append(("agreed", _stages(agreed) or "no stage before it"))
+    if hidden:
+        facts.append(("not revealed", f"{_stages(hidden)} (not judged)"))
+    others = dict.fromkeys(other.invariant for other in verdict.findings if other.invariant != finding.invariant)
+    if others:
+        facts.append(("also failed", _one_line([clean(name) for name in others], WIDTH - INDENT)))
+    if failure.nearest is not None:
+        changes = "; ".join(differences(failure.nearest, verdict.case)) or "no difference that the case file shows"
+        facts.append(("nearest", f"case that agrees: {cut(changes)}"))
+    if failure.fault is not None:
+        facts.append(("planted", f"fault {clean(failure.fault)}: this failure is wanted"))
+    return facts
+
+
+def _stages(stages: list[Stage]) -> str:
+    return ", ".join(stage.word for stage in stages)
+
+
+def _one_line(names: list[str], width: int) -> str:
+    for kept in range(len(names), 0, -1):
+        rest = f" and {len(names) - kept} more" if kept < len(names) else ""
+        line = ", ".join(names[:kept]) + rest
+        if len(line) <= width:
+            return line
+    return f"{len(names)} more invariants"
+
+
+def _replay(failure: Failure) -> str:
+    command = replay_command(failure)
+    if command is None:
+        return labelled([("replay", "no bundle was written; the case is in the output of --json")])
+    return wrapped_command(command, " " * MARGIN + "replay  ")
+
+
+def wrapped_command(command: str, lead: str, width: int = WIDTH) -> str:
+    r"""A shell command after `lead`, broken by `\` so that what is copied from it still runs.
+
+    An option stays with its value. A word that is too long for a line goes on at column 0, where the shell joins it.
+    """
+    words = [escaped(word) for word in shlex.split(command)]
+    whole = lead + shlex.join(words)
+    if cell_len(whole) <= width:
+        return whole + "\n"
+    units: list[str] = []
+    for word in words:
+        if units and units[-1].startswith("--") and " " not in units[-1]:
+            units[-1] += f" {shlex.quote(word)}"
+        else:
+            units.append(shlex.quote(word))
+    room = width - 2
+    lines = [lead]
+    for unit in units:
+        if lines[-1].strip() and lines[-1] != lead:
+            if cell_len(lines[-1]) + 1 + cell_len(unit) <= room:
+                lines[-1] += f" {unit}"
+                continue
+            lines[-1] += " \\"
+            lines.append(" " * len(lead))
+        pieces = [unit] if len(lead) + cell_len(unit) <= room else _pieces(unit, room, room - len(lead))
+        lines[-1] += pieces[0]
+        for piece in pieces[1:]:
+            lines[-1] += "\\"
+            lines.append(piece)
+    return "\n".join(lines) + "\n"
+
+
+def _pieces(unit: str, room: int, first: int) -> list[str]:
+    """A word, or an option and its value, in pieces that each fit when quoted, the first into `first` columns."""
+    words = shlex.split(unit)
+    option, word = (f"{words[0]} " if len(words) == 2 else ""), words[-1]
+    pieces = [option]
+    start = 0
+    for end in range(1, len(word) + 1):
+        text = shlex.quote(word[start:end])
+        if len(pieces) == 1 and cell_len(option + text) <= first:
+            pieces[0] = option + text
+        elif len(pieces) > 1 and cell_len(text) <= room:
+            pieces[-1] = text
+        else:
+            start = end - 1
+            pieces.append(shlex.quote(word[start:end]))
+    return pieces
+
+
+def summary_page(tally: Tally) -> str:
+    """The whole run: the outcome first, then how it was reached, and what was not judged."""
+    emulated = "  EMULATED, no hardware was judged" if tally.emulated else ""
+    head = f"{OUTCOMES[tally.outcome]}  {clean(tally.backend)}{emulated}\n"
+    parts = [printed(folded(head)) + labelled_lines(EXIT[tally.outcome])]
+    if tally.failures:
+        parts.append(labelled([("failures", _failure_line(failure)) for failure in tally.failures]))
+    if tally.invariants:
+        parts.append(indented(_table(tally)))
+    parts.append(labelled(_run_facts(tally)))
+    return "\n".join(part.strip("\n") + "\n" for part in parts)
+
+
+def _failure_line(failure: Failure) -> str:
+    file = f" ({clean(failure.file)})" if failure.file else ""
+    finding = failure.finding
+    return f"{clean(finding.invariant)} at stage {finding.stage.word}, case {failure.verdict.case.id}{file}"
+
+
+def _table(tally: Tally) -> str:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="")
+    table.add_column(Text("invariant"), overflow="fold")
+    for name in ("checked", "failed", "unobserved", "not applicable"):
+        table.add_column(Text(name), justify="right")
+    for name, counts in tally.invariants.items():
+        cells = (counts.checked, counts.failed, counts.unobserved, counts.not_applicable)
+        table.add_row(Text(clean(name)), *(Text(str(cell) if cell else "-") for cell in cells))
+    return printed(table, width=WIDTH - MARGIN)
+
+
+def not_judged(name: str, counts: Counts) -> str | None:
+    """Why an invariant was not judged on any case, or None if it was on some."""
+    if counts.checked:
+        return None
+    reasons = []
+    if counts.unobserved:
+        reasons.append(f"unobserved in {plural(counts.unobserved, 'case')}")
+    if counts.not_applicable:
+        reasons.append(f"not applicable to {plural(counts.not_applicable, 'case')}")
+    return f"{clean(name)} ({', '.join(reasons) or 'never reached'})"
+
+
+def _run_facts(tally: Tally) -> list[tuple[str, str]]:
+    facts = [("cases", _pace(tally)), ("time", _time(tally))]
+    silent = [text for name, counts in tally.invariants.items() if (text := not_judged(name, counts))]
+    partly = [
+        f"{clean(name)} ({counts.unobserved} of {counts.unobserved + counts.checked} cases unobserved)"
+        for name, counts in tally.invariants.items()
+        if counts.checked and counts.unobserved
+    ]
+    if not tally.invariants:
+        silent = ["everything: no invariant was selected"]
+    facts += [("not judged", text) for text in silent]
+    facts += [("partly", text) for text in partly]
+    mean = mean_accepted(tally)
+    if mean is not None:
+        steps = plural(sum(tally.accept_lengths.values()), "step")
+        facts.append(("accepted", f"{mean:.2f} drafted tokens per step on average, over {steps}"))
+    facts += _ties(tally)
+    facts += [("declined", f"{plural(count, 'case')}: {clean(why)}") for why, count in tally.unsupported.items()]
+    facts += [("error", cut(error, 400)) for error in tally.errors]
+    if tally.stopped is not None:
+        facts.append(("stopped", f"early: {clean(tally.stopped)}"))
+    ran = ", ".join(f"{name} {value}" for name, value in tally.environment.items())
+    if ran:
+        facts.append(("ran on", cut(ran, 400)))
+    return facts
+
+
+def _pace(tally: Tally) -> str:
+    if not tally.cases:
+        return "none was run"
+    pace = f", {number(tally.cases / tally.seconds)} per second" if tally.seconds > 0 else ""
+    return f"{tally.cases} in {number(tally.seconds)} s{pace}"
+
+
+def _time(tally: Tally) -> str:
+    shrinking = f", and {number(tally.shrink_seconds)} s of shrinking" if tally.shrink_seconds else ""
+    if tally.backend_seconds <= 0:
+        return f"no time was measured inside the backend's forwards{shrinking}"
+    ratio = (tally.seconds - tally.shrink_seconds) / tally.backend_seconds
+    inside = f"{number(tally.backend_seconds)} s in the backend's forwards"
+    return f"{inside}; the run took {number(ratio)} times that{shrinking}"
+
+
+def _ties(tally: Tally) -> list[tuple[str, str]]:
+    counts = tally.positions
+    if not counts.judged:
+        return [("ties", f"{len(tally.ties)}, without a control to compare with")] if tally.ties else []
+    control = f"{number(counts.predicted)} predicted by the control, which had {counts.control_ties} itself"
+    spread = f"{plural(counts.judged, 'position')} judged, {counts.near} near a tie"
+    return [("ties", f"{len(tally.ties)}; {control} ({spread})")]

@@ -1,0 +1,207 @@
+"""One English account of each finding: what the invariant asks, and what the backend did instead."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from properties.finding import Finding
+from reports.scene import Scene
+from reports.values import STAGE_UNKNOWN, address, coordinate, excess, places, show
+
+Sentence = str | Callable[["Told"], str]
+
+
+class Told(dict[str, str]):
+    """What a sentence may name: each coordinate by its name, and `expected`, `observed`, `row`, `by`.
+
+    A coordinate that the finding lacks reads as something indefinite ("a node"), so that every sentence can be told
+    of every finding. `used` collects the coordinates that were named.
+    """
+
+    def __init__(self, finding: Finding, scene: Scene) -> None:
+        super().__init__()
+        self.finding = finding
+        self.scene = scene
+        self.used: set[str] = set()
+
+    def __missing__(self, key: str) -> str:
+        where: Mapping[str, Any] = self.finding.where
+        if key in ("expected", "observed"):
+            return show(getattr(self.finding, key))
+        if key == "by":
+            return f" ({excess(self.finding)})" if self.finding.measure is not None else ""
+        if key == "row":
+            key = "node" if "node" in where and "row" not in where else "row"
+        elif key == "node":
+            key = "row" if "row" in where and "node" not in where else "node"
+        elif key == "slot":
+            key = "position" if "position" in where and "slot" not in where else "slot"
+        if key in where:
+            self.used.add(key)
+            return coordinate(key, where[key])
+        return {"kind": "key or value", "cache": "target cache", "variant": "the variant"}.get(key, f"a {key}")
+
+    def truth(self) -> tuple[bool, bool] | None:
+        """Expected and observed, where both are yes or no."""
+        both = (self.finding.expected, self.finding.observed)
+        if all(type(value).__name__ in ("bool", "bool_") for value in both):
+            return bool(both[0]), bool(both[1])
+        return None
+
+
+def _mask(told: Told) -> str:
+    seen = told.truth()
+    if seen == (False, True):
+        return "The mask lets {row} see {column}, which is neither in its committed context nor one of its ancestors."
+    if seen == (True, False):
+        return "The mask hides {column} from {row}, though it belongs to its context."
+    return "The mask of {row} is not its committed context plus its ancestors and itself."
+
+
+def _attended(told: Told) -> str:
+    seen = told.truth()
+    if seen == (False, True):
+        return "{Node} attended to {column}, which it may not see: the transparent probe shows it in its logits."
+    if seen == (True, False):
+        return "{Node} did not attend to {column}, which it must see: the transparent probe finds no trace of it."
+    return "{Node} did not attend to exactly the rows it may see, read off the transparent probe."
+
+
+def _committed(told: Told) -> str:
+    if told.scene.writer_rejected:
+        return f"Node {told.scene.writer} was rejected, and it was the one that wrote {{slot}}. " + (
+            "After the commit, the {kind} there is not that of the accepted path{by}."
+        )
+    return (
+        "After the commit, the {kind} at {slot} of the {cache} is not that of decoding the accepted tokens alone{by}."
+    )
+
+
+SENTENCES: dict[str, Sentence] = {
+    "structure.parent-range": "The parent of {row} is {observed}, which is no row that can be its parent.",
+    "structure.depth-consistent": "{Row} is given depth {observed}; its parent puts it at depth {expected}.",
+    "structure.validity-closed": (
+        "{Row} is wrongly marked as valid or as padding: real rows are valid, and no valid row hangs from padding."
+    ),
+    "structure.ancestor-table": (
+        "The ancestor table names {observed} as the ancestor of {row} at {depth}; walking up its parents gives "
+        "{expected}."
+    ),
+    "structure.mask-is-ancestry": _mask,
+    "structure.positions-are-depth": (
+        "{Row} is placed at position {observed}; the committed length plus its depth is {expected}."
+    ),
+    "structure.links-walk-the-tree": (
+        "The first-child and next-sibling links do not walk the tree: at {row} they lead to {observed} instead of "
+        "{expected}."
+    ),
+    "attention.context-exact": (
+        "The logits of {node} are not those of running its own path from scratch{by}: it saw something else, "
+        "or computed otherwise."
+    ),
+    "attention.visibility-exact": _attended,
+    "attention.no-leakage": (
+        "Changing only what {node} may not see changed its result: something leaks into it from outside its path."
+    ),
+    "attention.order-equivariant": "The same tree with its rows in another order gave {node} another result{by}.",
+    "attention.subtree-removal": "Taking away nodes that {node} cannot see changed its result{by}.",
+    "attention.padding-inert": (
+        "Padding the tree with empty rows changed {node}{by}: padding must read and write nothing."
+    ),
+    "attention.prefix-split": (
+        "The same tokens, split otherwise between what is cached already and what the forward computes, gave {node} "
+        "another result{by}."
+    ),
+    "acceptance.greedy-walk": (
+        "Walking the tree by the arg-max of the backend's own logits accepts {expected}; it accepted {observed}."
+    ),
+    "acceptance.support": "The backend chose {token}, to which the target gives no probability there.",
+    "acceptance.superset-accepts-no-less": (
+        "With more candidates in the tree the backend accepted {observed}; with fewer it had accepted {expected}."
+    ),
+    "acceptance.chain-degenerate": (
+        "On a tree that is a single chain, acceptance must be that of plain speculation, {expected}; it was {observed}."
+    ),
+    "acceptance.vocabulary-permutation": (
+        "Renaming the token ids must rename the outcome to {expected} and change nothing else; it gave {observed}."
+    ),
+    "cache.isolation": (
+        "The verify forward changed the {kind} at {slot} of the committed cache, which it may only read until the "
+        "commit."
+    ),
+    "cache.commit-equivalence": _committed,
+    "cache.untouched-slots": "The step changed the {kind} at {slot}, which it neither wrote nor moved.",
+    "cache.fast-equals-full": (
+        "The fast commit left another {kind} at {slot} than gathering the whole cache by the accepted path does{by}."
+    ),
+    "draft.fidelity": (
+        "The draft, run step by step on its own cache, scores {node} otherwise than from scratch{by}: its state has "
+        "drifted."
+    ),
+    "draft.rollback": (
+        "After the rejected nodes were rolled back, the draft's own cache does not hold exactly the committed tokens: "
+        "the {kind} at {slot} differs{by}."
+    ),
+    "draft.vocabulary-map": (
+        "The draft's own id at {node} stands for target token {expected}, but the node carries {observed}."
+    ),
+    "lossless.greedy-match": (
+        "The output leaves the target's own greedy text at {position}: token {observed} instead of {expected}, and no "
+        "near-tie excuses it{by}."
+    ),
+    "lossless.draft-independent": (
+        "Another draft changed the text: at {position} the output is {observed} instead of {expected}; drafts may "
+        "change only the speed."
+    ),
+    "lossless.stops": "The output does not end where the request says: expected {expected}, got {observed}.",
+    "lossless.state-isolated": (
+        "After another request on the same engine the same case gave {observed} instead of {expected}: state survives "
+        "between requests."
+    ),
+    "lossless.accounting": (
+        "The backend's counters do not add up to the steps it shows: expected {expected}, counted {observed}."
+    ),
+    "lossless.deterministic": "The same case run twice gave {observed} after {expected}: runs must repeat bit for bit.",
+    "lossless.completes": "The backend did not finish the case, or its own check stopped it: {observed}.",
+}
+"""A sentence, or what makes one, for each invariant of ours; braces name what Told knows, capitals where it starts."""
+
+BROKEN = "A run that {invariant} asks for did not finish: {observed}."
+"""The account of an invariant on whose variant of the case the backend broke."""
+
+FINISHED = "a finished run"
+"""What the judge expects of a run that broke."""
+
+GENERIC = "{invariant} does not hold: it asks for {expected}, and the backend gave {observed}{by}."
+"""The account of an invariant that is not ours."""
+
+
+def account(finding: Finding, scene: Scene | None = None, complete: bool = True) -> str:
+    """What went wrong, in one or two sentences.
+
+    Args:
+        finding: The facts.
+        scene: What the trace shows around them, where known.
+        complete: Also name the stage, the step and those coordinates that the sentence leaves out.
+    """
+    told = Told(finding, scene or Scene())
+    sentence = SENTENCES.get(finding.invariant, GENERIC)
+    if isinstance(finding.expected, str) and finding.expected == FINISHED and finding.invariant != "lossless.completes":
+        sentence = BROKEN
+    template = sentence if isinstance(sentence, str) else sentence(told)
+    text = _filled(template, told)
+    if not complete:
+        return text
+    if sentence in (GENERIC, BROKEN):
+        return f"{text[:-1]} ({address(finding)})."
+    named = told.used | ({"side"} if finding.where.get("side") == STAGE_UNKNOWN else set())
+    rest = places(finding.where, without=frozenset(named))
+    return f"{text[:-1]} ({rest})." if rest else text
+
+
+def _filled(template: str, told: Told) -> str:
+    told["invariant"] = show(told.finding.invariant)
+    for name in ("row", "node"):
+        if f"{{{name.capitalize()}}}" in template:
+            word = told[name]
+            told[name.capitalize()] = word[:1].upper() + word[1:]
+    return template.format_map(told)

@@ -1,0 +1,133 @@
+"""Files written whole or not at all, and any fact as a value that JSON can hold."""
+
+import contextlib
+import enum
+import json
+import math
+import os
+import stat
+import sys
+import uuid
+from pathlib import Path
+from typing import Any
+
+from reference.plain import plain
+from reference.trace import Stage
+from reports.values import clean, show
+
+LARGEST_ARRAY = 4096
+"""Entries of an array that JSON holds in full; a larger one is described."""
+
+
+class Unwritable(OSError):
+    """A file that cannot be written.
+
+    Attributes:
+        path: The target as it was given.
+        why: The reason and what to do, on one line.
+    """
+
+    def __init__(self, path: str | Path, why: str) -> None:
+        self.path = str(path)
+        self.why = clean(why)
+        super().__init__(f"cannot write {clean(self.path)}: {self.why}")
+
+    @classmethod
+    def because(cls, path: str | Path, error: OSError) -> "Unwritable":
+        """The same complaint from what the system said."""
+        if isinstance(error, FileNotFoundError):
+            advice = "; create the folder first"
+        elif isinstance(error, IsADirectoryError):
+            advice = "; give the name of a file"
+        else:
+            advice = "; choose another place"
+        return cls(path, f"{error.strerror or error}{advice}")
+
+
+def write_whole(target: str | Path, content: bytes) -> None:
+    """Write a file so that a reader finds the old content or the new, never a part.
+
+    Standard output (`-`), devices and pipes are written directly.
+
+    Raises:
+        Unwritable: and an earlier file stays as it was.
+    """
+    try:
+        if str(target) == "-":
+            sys.stdout.write(content.decode())
+            sys.stdout.flush()
+            return
+        path = Path(target).resolve()
+        mode = path.stat().st_mode if path.exists() else None
+        if mode is not None and stat.S_ISDIR(mode):
+            raise IsADirectoryError(None, "it is a directory")
+        if mode is not None and not stat.S_ISREG(mode):
+            path.write_bytes(content)
+            return
+        _replace(path, content)
+    except OSError as error:
+        raise Unwritable.because(target, error) from None
+    except (ValueError, RuntimeError) as error:
+        # A null byte in the name, or a circle of links.
+        raise Unwritable(target, f"{error}; choose another name") from None
+
+
+def _replace(path: Path, content: bytes) -> None:
+    beside = path.parent / f".{uuid.uuid4().hex}.tmp"
+    try:
+        with beside.open("xb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(beside, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            beside.unlink()
+        raise
+
+
+def jsonable(value: Any) -> Any:
+    """`value` as strict JSON: NumPy as numbers and lists, NaN and infinities as the strings JavaScript gives them.
+
+    >>> jsonable({"a": (1, float("inf"))})
+    {'a': [1, 'Infinity']}
+    """
+    if isinstance(value, Stage):
+        return value.word
+    if isinstance(value, enum.Enum):
+        return jsonable(value.value)
+    if hasattr(value, "tolist") and hasattr(value, "shape"):
+        return show(value) if getattr(value, "size", 0) > LARGEST_ARRAY else jsonable(value.tolist())
+    if isinstance(value, dict):
+        return {_text(key): jsonable(item) for key, item in value.items()}
+    if isinstance(value, (set, frozenset)):
+        return [jsonable(item) for item in sorted(value, key=str)]
+    if isinstance(value, (list, tuple)):
+        return [jsonable(item) for item in value]
+    simple = plain(value)
+    if isinstance(simple, float) and not math.isfinite(simple):
+        return "NaN" if math.isnan(simple) else "Infinity" if simple > 0 else "-Infinity"
+    if isinstance(simple, str):
+        return _text(simple)
+    if simple is None or isinstance(simple, (bool, int, float)):
+        return simple
+    return jsonable(simple) if isinstance(simple, (dict, list)) else show(simple)
+
+
+def _text(value: Any) -> str:
+    """A string that UTF-8 can hold: lone surrogates become their escapes."""
+    return str(value).encode("utf-8", "backslashreplace").decode()
+
+
+def as_json(content: Any, indent: int | None = None) -> str:
+    """One JSON text, ending in a newline."""
+    return json.dumps(jsonable(content), indent=indent, allow_nan=False, ensure_ascii=False) + "\n"
+
+
+def write_json(target: str | Path, content: Any) -> None:
+    """Write `content` as JSON to a file, whole or not at all, or to standard output for `-`.
+
+    Raises:
+        Unwritable: when the system refuses.
+    """
+    write_whole(target, as_json(content, indent=1).encode())
