@@ -103,7 +103,8 @@ def rounded(weight: Array, dtype: str, name: str = "weight") -> Array:
 def rms_norm(x: Array, gain: Array, eps: float) -> Array:
     """`x` [..., n] over its root mean square along the last axis, times `gain` [n]."""
     mean_square = np.einsum("...i,...i->...", x, x)[..., None] / x.shape[-1]
-    return x / np.sqrt(mean_square + eps) * gain
+    normed: Array = x / np.sqrt(mean_square + eps) * gain
+    return normed
 
 
 def linear(x: Array, state: dict[str, Array], name: str) -> Array:
@@ -114,9 +115,10 @@ def linear(x: Array, state: dict[str, Array], name: str) -> Array:
 
 
 def silu(x: Array) -> Array:
-    """x times its sigmoid."""
+    """`x` times its sigmoid."""
     with np.errstate(over="ignore"):  # exp(-x) may be infinite, and x / inf is the limit
-        return x / (1 + np.exp(-x))
+        gated: Array = x / (1 + np.exp(-x))
+    return gated
 
 
 def swiglu(x: Array, state: dict[str, Array], at: str) -> Array:
@@ -131,7 +133,8 @@ def attention(query: Array, keys: Array, values: Array) -> Array:
     scores = np.einsum("kgd,skd->kgs", grouped, keys) / np.sqrt(query.shape[-1])
     weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
     weights /= weights.sum(axis=-1, keepdims=True)
-    return np.einsum("kgs,skd->kgd", weights, values).reshape(query.shape)
+    mixed: Array = np.einsum("kgs,skd->kgd", weights, values).reshape(query.shape)
+    return mixed
 
 
 @dataclass(frozen=True)
@@ -181,12 +184,13 @@ class PathByPath:
 
         def project(x: Array, at: str, name: str) -> Array:
             """[T, hidden] -> [T, heads of `name`, head_dim]; queries and keys normed where asked, and rotated."""
-            y = linear(x, state, f"{at}.self_attn.{name}_proj").reshape(length, -1, arch.head_dim)
+            y: Array = linear(x, state, f"{at}.self_attn.{name}_proj").reshape(length, -1, arch.head_dim)
             if name == "v":
                 return y
             if arch.qk_norm:
                 y = rms_norm(y, state[f"{at}.self_attn.{name}_norm.weight"], arch.norm_eps)
-            return rotary.rotate(y.swapaxes(0, 1), positions, inv_freq, scaling).swapaxes(0, 1)
+            turned: Array = rotary.rotate(y.swapaxes(0, 1), positions, inv_freq, scaling).swapaxes(0, 1)
+            return turned
 
         x = state["model.embed_tokens.weight"][list(tokens)]
         kept_keys, kept_values, attended = [], [], []
@@ -204,6 +208,4 @@ class PathByPath:
             kept_values.append(values.swapaxes(0, 1))
             attended.append(mixed[-1])
         last = rms_norm(x[-1], state["model.norm.weight"], arch.norm_eps)
-        return _Sequence(
-            np.stack(kept_keys), np.stack(kept_values), np.stack(attended), self.parameters.head @ last
-        )
+        return _Sequence(np.stack(kept_keys), np.stack(kept_values), np.stack(attended), self.parameters.head @ last)

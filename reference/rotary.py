@@ -104,7 +104,8 @@ def _yarn(rope: Rope, plain: Array, head_dim: int) -> Array:
     low, high = max(low, 0), min(high, head_dim - 1)
     width = high - low if high != low else 0.001
     interpolated = np.clip((np.arange(head_dim // 2) - low) / width, 0, 1)
-    return plain / rope.factor * interpolated + plain * (1 - interpolated)
+    ramped: Array = plain / rope.factor * interpolated + plain * (1 - interpolated)
+    return ramped
 
 
 def _yarn_scaling(rope: Rope) -> float:

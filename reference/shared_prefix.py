@@ -126,12 +126,13 @@ class SharedPrefix:
                 held, kept = known, shared
         if kept < len(wanted):
             source = held
-            if kept < held.length or not kept:
+            if kept < held.length:  # it goes on otherwise: branch off
                 held = _Context(self.parameters, long)
             held.reserve(source, kept, len(wanted))
             for at in range(kept, len(wanted), BLOCK):
                 self._append(held, wanted[at : at + BLOCK])
-        self._recent = [*(known for known in self._recent if known is not held), held][-REMEMBERED:]
+        if tokens:
+            self._recent = [*(known for known in self._recent if known is not held), held][-REMEMBERED:]
         return held
 
     def _append(self, held: _Context, tokens: Array) -> None:
@@ -163,10 +164,11 @@ class SharedPrefix:
         normed = rms_norm(x, state[f"{at}.input_layernorm.weight"], arch.norm_eps)
 
         def heads(name: str) -> Array:
-            y = linear(normed, state, f"{at}.self_attn.{name}_proj").reshape(len(x), -1, arch.head_dim)
+            y: Array = linear(normed, state, f"{at}.self_attn.{name}_proj").reshape(len(x), -1, arch.head_dim)
             if arch.qk_norm and name != "v":
                 y = rms_norm(y, state[f"{at}.self_attn.{name}_norm.weight"], arch.norm_eps)
-            return y.swapaxes(0, 1)
+            by_head: Array = y.swapaxes(0, 1)
+            return by_head
 
         return rotary.turn(heads("q"), cos, sin), rotary.turn(heads("k"), cos, sin), heads("v")
 
@@ -174,15 +176,9 @@ class SharedPrefix:
         """The rest of the layer: output projection of `mixed` [heads, T, head_dim] and feed-forward, on `x`."""
         arch, state, at = self.parameters.architecture, self.parameters.state, f"model.layers.{layer}"
         x = x + linear(mixed.swapaxes(0, 1).reshape(len(x), -1), state, f"{at}.self_attn.o_proj")
-        return x + swiglu(rms_norm(x, state[f"{at}.post_attention_layernorm.weight"], arch.norm_eps), state, at)
-
-
-def _softmax(scores: Array) -> Array:
-    """Softmax along the last axis, in place."""
-    scores -= scores.max(axis=-1, keepdims=True)
-    np.exp(scores, out=scores)
-    scores /= scores.sum(axis=-1, keepdims=True)
-    return scores
+        normed = rms_norm(x, state[f"{at}.post_attention_layernorm.weight"], arch.norm_eps)
+        finished: Array = x + swiglu(normed, state, at)
+        return finished
 
 
 def _chunk_attention(queries: Array, keys: Array, values: Array, window: int) -> Array:
@@ -198,8 +194,11 @@ def _chunk_attention(queries: Array, keys: Array, values: Array, window: int) ->
     grouped = (queries / np.sqrt(width)).reshape(kv_heads, -1, width)
     scores = (grouped @ keys[:, first:].swapaxes(1, 2)).reshape(heads, rows, -1)
     scores += np.where(hidden, -np.inf, 0.0)
-    weights = _softmax(scores).reshape(kv_heads, -1, end - first)
-    return (weights @ values[:, first:]).reshape(heads, rows, width)
+    scores -= scores.max(axis=-1, keepdims=True)
+    np.exp(scores, out=scores)
+    scores /= scores.sum(axis=-1, keepdims=True)
+    mixed: Array = scores.reshape(kv_heads, -1, end - first) @ values[:, first:]
+    return mixed.reshape(heads, rows, width)
 
 
 def _tree_attention(
@@ -231,19 +230,20 @@ def _tree_attention(
     asked = (queries / np.sqrt(width)).reshape(kv_heads, group, nodes, width).swapaxes(1, 2).copy()
     mixed = np.empty_like(asked)
     for depth, level in enumerate(levels):
-        rows = level.last - level.first
+        here = slice(level.first, level.last)
         first = max(0, context + depth + 1 - window) if window else 0  # logical position where sight begins
-        near = max(0, context - first)  # context rows in sight
         path = level.paths[:, max(0, first - context) :]
-        query = asked[:, level.first : level.last]
-        own_keys, own_values = keys[:, path], values[:, path]  # [kv_heads, rows, path, d]
-        scores = np.empty((kv_heads, rows, group, near + path.shape[1]))
-        flat = query.reshape(kv_heads, rows * group, width)
-        scores[..., :near] = (flat @ above_keys[:, context - near :].swapaxes(1, 2)).reshape(
-            kv_heads, rows, group, near
-        )
-        scores[..., near:] = query @ own_keys.swapaxes(2, 3)
-        weights = _softmax(scores)
-        far = weights[..., :near].reshape(kv_heads, rows * group, near) @ above_values[:, context - near :]
-        mixed[:, level.first : level.last] = far.reshape(query.shape) + weights[..., near:] @ own_values
-    return mixed.swapaxes(1, 2).reshape(heads, nodes, width)
+        query = asked[:, here]
+        flat = query.reshape(kv_heads, -1, width)
+        far = (flat @ above_keys[:, first:].swapaxes(1, 2)).reshape(*query.shape[:3], -1)
+        near = query @ keys[:, path].swapaxes(2, 3)
+        # One softmax over both stretches; `near` always holds the node itself, `far` may be empty.
+        peak = np.maximum(far.max(axis=-1, keepdims=True, initial=-np.inf), near.max(axis=-1, keepdims=True))
+        for scores in (far, near):
+            scores -= peak
+            np.exp(scores, out=scores)
+        total = far.sum(axis=-1, keepdims=True) + near.sum(axis=-1, keepdims=True)
+        seen = (far.reshape(*flat.shape[:2], -1) @ above_values[:, first:]).reshape(query.shape)
+        mixed[:, here] = (seen + near @ values[:, path]) / total
+    joined: Array = mixed.swapaxes(1, 2).reshape(heads, nodes, width)
+    return joined
