@@ -36,7 +36,9 @@ class EagerBackend:
     def run(self, case: Case) -> Trace:
         """Generate as the case says; see `backends.base.Backend.run`."""
         if not case.sampling.greedy:
-            raise Unsupported(f"temperature {case.sampling.temperature:g}: this engine decodes greedily (temperature 0)")
+            raise Unsupported(
+                f"temperature {case.sampling.temperature:g}: this engine decodes greedily (temperature 0)"
+            )
         if case.dtype not in DTYPES:
             raise Unsupported(f"dtype {case.dtype}: this engine has {', '.join(DTYPES)}")
         refuse_long(case.model, case.longest)
@@ -71,6 +73,8 @@ def open_cuda() -> EagerBackend:
         Unavailable: where torch sees no CUDA device.
     """
     if not torch.cuda.is_available():
-        built = "no CUDA device is visible" if torch.version.cuda else f"torch {torch.__version__} is built without CUDA"
+        built = (
+            "no CUDA device is visible" if torch.version.cuda else f"torch {torch.__version__} is built without CUDA"
+        )
         raise Unavailable(f"cuda-eager needs an NVIDIA device: {built}")
     return EagerBackend("cuda-eager", "cuda")

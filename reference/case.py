@@ -109,9 +109,13 @@ class Case:
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
 
     def rebased(self, context: tuple[int, ...], tree: Tree) -> "Case":
-        """One step of this case from a state reached on the way: `context` committed, `tree` proposed, nothing stops."""
+        """One step of this case from a state reached on the way: `context` committed, `tree` proposed.
+
+        Nothing stops it but the model's own context, so the whole accepted block is emitted.
+        """
         tokens = (*context, tree.token[0])
-        stops = Stops(max_new_tokens=tree.height + 1)
+        room = self.max_positions - len(tokens) - tree.height
+        stops = Stops(max_new_tokens=max(1, min(tree.height + 1, room)))
         return replace(self, prompt=tokens, draft=Scripted((tree,)), stops=stops, steps=1)
 
     def plain_decode(self) -> "Case":

@@ -160,7 +160,7 @@ class PathByPath:
             Malformed: the model's rotary frequencies change between the context and the deepest node.
         """
         arch, height = self.parameters.architecture, tree.height
-        rotary.check_span(arch.rope, arch.max_positions, max(1, len(context)), len(context) + height + 1)
+        rotary.check_span(arch.rope, arch.max_positions, len(context), len(context) + height + 1)
         runs = [self._run((*context, *tree.tokens_to(node))) for node in range(len(tree))]
         return Nodes(
             np.stack([run.logits for run in runs]),

@@ -88,8 +88,8 @@ def _model(content: dict[str, Any], path: str) -> Model:
         return _built(path, lambda: Checkpoint(**rest))
     fields = dict(rest.pop("architecture"))
     rope = dict(fields.pop("rope"))
-    tuples = {key: tuple(rope.pop(key)) for key in ("short_factor", "long_factor")}
-    turned = _built(f"{path}.architecture.rope", lambda: Rope(**rope, **tuples))
+    short, long = tuple(rope.pop("short_factor")), tuple(rope.pop("long_factor"))
+    turned = _built(f"{path}.architecture.rope", lambda: Rope(**rope, short_factor=short, long_factor=long))
     windows = tuple(fields.pop("windows"))
     architecture = _built(f"{path}.architecture", lambda: Architecture(**fields, windows=windows, rope=turned))
     return _built(path, lambda: Seeded(architecture=architecture, **rest))
@@ -107,13 +107,13 @@ def _draft(content: dict[str, Any]) -> Draft:
 
 def _case(content: dict[str, Any]) -> Case:
     sampling, stops = content["sampling"], content["stops"]
-    parts = {
-        "model": _model(content["model"], "model"),
-        "draft": _draft(content["draft"]),
-        "layout": _built("layout", lambda: KvLayout(**content["layout"])),
-        "sampling": _built("sampling", lambda: Sampling(sampling["temperature"], tuple(sampling["tape"]))),
-        "stops": _built(
-            "stops", lambda: Stops(stops["max_new_tokens"], tuple(stops["eos"]), tuple(stops["stop_tokens"]))
-        ),
-    }
-    return Case(prompt=tuple(content["prompt"]), dtype=content["dtype"], steps=content["steps"], **parts)
+    return Case(
+        model=_model(content["model"], "model"),
+        prompt=tuple(content["prompt"]),
+        draft=_draft(content["draft"]),
+        layout=_built("layout", lambda: KvLayout(**content["layout"])),
+        sampling=_built("sampling", lambda: Sampling(sampling["temperature"], tuple(sampling["tape"]))),
+        stops=_built("stops", lambda: Stops(stops["max_new_tokens"], tuple(stops["eos"]), tuple(stops["stop_tokens"]))),
+        dtype=content["dtype"],
+        steps=content["steps"],
+    )

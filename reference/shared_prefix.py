@@ -89,7 +89,7 @@ class SharedPrefix:
         arch = self.parameters.architecture
         start = len(context)
         longest = start + len(levels)
-        rotary.check_span(arch.rope, arch.max_positions, max(1, start), longest)
+        rotary.check_span(arch.rope, arch.max_positions, start, longest)
         held = self._context(context, rotary.is_long(arch.rope, longest))
         cos, sin = self._table(held.long, start, longest)
         depth = np.repeat(np.arange(len(levels)), [level.last - level.first for level in levels])

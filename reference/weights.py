@@ -94,13 +94,18 @@ def _margin(arch: Architecture, seed: int) -> dict[str, Array]:
     return state
 
 
-def probe_architecture(arch: Architecture, rows: int) -> Architecture:
-    """`arch` widened so that its transparent weights can name `rows` different rows: heads and windows stay."""
-    wide = 1 << max(3, rows.bit_length())
+PROBE_CODES = 32
+"""Rows that one forward of the transparent probe can tell apart."""
+
+
+def probe_architecture(arch: Architecture) -> Architecture:
+    """`arch` reshaped so that its transparent weights can name PROBE_CODES rows: heads and windows stay."""
+    wide = PROBE_CODES
     return Architecture(
         family=arch.family,
         vocab_size=arch.heads * wide + 1,
-        hidden_size=(1 + arch.heads) * wide,
+        # One block for the codes, one per head; Llama's config wants a multiple of the heads.
+        hidden_size=-(-(1 + arch.heads) * wide // arch.heads) * arch.heads,
         intermediate_size=2,
         heads=arch.heads,
         kv_heads=arch.kv_heads,
@@ -125,7 +130,8 @@ def _transparent(model: Seeded) -> dict[str, Array]:
     """
     arch = model.architecture
     wide = arch.head_dim
-    if arch.hidden_size != (1 + arch.heads) * wide or arch.tied:
+    blocks = (1 + arch.heads) * wide
+    if arch.hidden_size < blocks or arch.tied:
         raise ValueError("transparent weights need the architecture that probe_architecture makes")
     state = {name: np.zeros(shape) for name, shape in shapes(arch).items()}
     for name in state:
@@ -135,6 +141,6 @@ def _transparent(model: Seeded) -> dict[str, Array]:
     at = f"model.layers.{model.probed_layer}.self_attn"
     for head in range(arch.kv_heads):
         state[f"{at}.v_proj.weight"][head * wide : (head + 1) * wide, :wide] = np.eye(wide)
-    state[f"{at}.o_proj.weight"][wide:] = np.eye(arch.heads * wide)
-    state["lm_head.weight"][: arch.heads * wide, wide:] = np.eye(arch.heads * wide)
+    state[f"{at}.o_proj.weight"][wide:blocks] = np.eye(arch.heads * wide)
+    state["lm_head.weight"][: arch.heads * wide, wide:blocks] = np.eye(arch.heads * wide)
     return state

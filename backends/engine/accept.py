@@ -29,9 +29,9 @@ def gather_rows(flat: Tensor, retrieve_index: Tensor) -> Tensor:
     return flat[retrieve_index.to(flat.device)]
 
 
-def clip(block: list[int], emitted: int, max_new_tokens: int, eos: tuple[int, ...], stop: tuple[int, ...]) -> (
-    tuple[list[int], str | None]
-):
+def clip(
+    block: list[int], emitted: int, max_new_tokens: int, eos: tuple[int, ...], stop: tuple[int, ...]
+) -> tuple[list[int], str | None]:
     """Cut an accepted block where the output ends; what was accepted beyond is neither emitted nor kept.
 
     Args:

@@ -48,7 +48,9 @@ def commit(committed: DynamicCache, branch: DynamicCache, path: list[int], how: 
 
 def by_length(branch: DynamicCache, length: int) -> DynamicCache:
     """Keep the first `length` columns: all that a chain needs."""
-    return cache_of([(layer.keys[..., :length, :].clone(), layer.values[..., :length, :].clone()) for layer in branch.layers])
+    return cache_of(
+        [(layer.keys[..., :length, :].clone(), layer.values[..., :length, :].clone()) for layer in branch.layers]
+    )
 
 
 def by_path(branch: DynamicCache, start: int, path: list[int]) -> DynamicCache:

@@ -17,7 +17,8 @@ class ExactRmsNorm(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Return `hidden` [..., H] over its root mean square, scaled."""
-        return self.weight * hidden * torch.rsqrt(hidden.pow(2).mean(-1, keepdim=True) + self.eps)
+        scaled: Tensor = self.weight * hidden * torch.rsqrt(hidden.pow(2).mean(-1, keepdim=True) + self.eps)
+        return scaled
 
 
 class ExactRotary(nn.Module):
@@ -26,7 +27,9 @@ class ExactRotary(nn.Module):
     def __init__(self, config: Any) -> None:
         super().__init__()
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        self.inverse, self.scaling = inverse_frequencies(config.rope_parameters, head_dim, config.max_position_embeddings)
+        self.inverse, self.scaling = inverse_frequencies(
+            config.rope_parameters, head_dim, config.max_position_embeddings
+        )
 
     def forward(self, hidden: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
         """Return cosines and sines [B, T, head_dim] for `position_ids` [B, T]."""
@@ -40,7 +43,7 @@ def make_exact(model: nn.Module, config: Any) -> None:
     for name, module in list(model.named_modules()):
         kind = type(module).__name__
         if kind.endswith("RMSNorm"):
-            _replace(model, name, ExactRmsNorm(module.weight.detach(), module.variance_epsilon))  # type: ignore[union-attr, arg-type]
+            _replace(model, name, ExactRmsNorm(module.weight.detach(), module.variance_epsilon))
         elif kind.endswith("RotaryEmbedding"):
             _replace(model, name, ExactRotary(config))
 
@@ -80,7 +83,8 @@ def _llama3(base: Tensor, rope: dict[str, Any], original: int) -> Tensor:
     wavelength = 2 * math.pi / base
     low, high, factor = rope["low_freq_factor"], rope["high_freq_factor"], rope["factor"]
     smooth = ((original / wavelength - low) / (high - low)).clamp(0, 1)
-    return base * (smooth + (1 - smooth) / factor)
+    stretched: Tensor = base * (smooth + (1 - smooth) / factor)
+    return stretched
 
 
 def _yarn(base: Tensor, rope: dict[str, Any], head_dim: int, original: int) -> Tensor:
@@ -94,7 +98,8 @@ def _yarn(base: Tensor, rope: dict[str, Any], head_dim: int, original: int) -> T
     first, last = max(first, 0), min(last, head_dim - 1)
     last = last + 0.001 if first == last else last
     ramp = ((torch.arange(head_dim // 2, dtype=torch.float64) - first) / (last - first)).clamp(0, 1)
-    return base / rope["factor"] * ramp + base * (1 - ramp)
+    blended: Tensor = base / rope["factor"] * ramp + base * (1 - ramp)
+    return blended
 
 
 def _yarn_scaling(rope: dict[str, Any]) -> float:

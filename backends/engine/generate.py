@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from transformers import DynamicCache
 
+from backends.base import StageFailure
 from backends.engine import accept, attention, branch
 from backends.engine.causal_lm import CausalLm, cached_length
 from backends.engine.draft import language_model
@@ -12,7 +13,7 @@ from backends.engine.reveal import Revealer
 from backends.engine.seams import Seams
 from backends.engine.tensorise import check_structure, tensorise
 from reference.case import Case
-from reference.trace import Accepted, Accounting, Committed, Emitted, Kv, Step, Trace
+from reference.trace import Accepted, Accounting, Committed, Emitted, Kv, Stage, Step, Trace
 
 SEAMS = Seams(
     name_children=language_model.name_children,
@@ -53,9 +54,23 @@ class Generation:
         self._position = len(case.prefix)
         self._finish: str | None = None
         self._counters = Counters(0, [])
+        self._at = Stage.DRAFTED
 
     def run(self) -> Trace:
-        """Prefill, then step until a stop or until the case's steps are used up."""
+        """Prefill, then step until a stop or until the case's steps are used up.
+
+        Raises:
+            StageFailure: for whatever breaks on the way, with the stage in which it broke.
+        """
+        try:
+            return self._run()
+        except StageFailure:
+            raise
+        except Exception as error:
+            why = " ".join(str(error).split())[:200]
+            raise StageFailure(self._at, f"{type(error).__name__}: {why}") from error
+
+    def _run(self) -> Trace:
         case = self._case
         self._target.prefill(case.prefix, self._cache, self._seams.attend, case.layout.prefill_chunk)
         steps: list[Step] = []
@@ -75,31 +90,35 @@ class Generation:
     def _step(self) -> Step:
         case, reveal = self._case, self._revealer
         context = tuple(self._tokens[:-1])
+        self._at = Stage.DRAFTED
         proposal = self._draft.propose(self._tokens)
         tree = proposal.tree
         committed = cached_length(self._cache)
         before = reveal.kv(self._cache)
 
-        tensors = self._seams.tensorise(
-            tree, committed, self._position, self._target.windows, case.layout.padded_nodes
-        )
+        self._at = Stage.LOWERED
+        tensors = self._seams.tensorise(tree, committed, self._position, self._target.windows, case.layout.padded_nodes)
         check_structure(tensors, committed, case.max_positions)
         working = branch.replicate(self._cache)
+        self._at = Stage.ATTENDED
         flat = self._target.forward(
             tensors.token, tensors.position, tensors.visible, working, self._attend, len(tensors.token)
         )
         attended = reveal.attended(tensors)
+        self._at = Stage.SCORED
         logits = self._seams.score(flat, tensors.retrieve_index)
         verified = reveal.kv(self._cache)
 
+        self._at = Stage.ACCEPTED
         path, bonus = self._seams.walk(tensors, logits)
         block = [*(tree.token[row] for row in path[1:]), bonus]
-        stops = case.stops
+        self._at, stops = Stage.EMITTED, case.stops
         emitted, self._finish = self._seams.clip(
             block, len(self._tokens) - len(case.prompt), stops.max_new_tokens, stops.eos, stops.stop_tokens
         )
         # Emitted tokens but the last have their KV in the tree: the root's, then that of each accepted row.
         kept = path[: len(emitted)]
+        self._at = Stage.COMMITTED
         self._cache, fallback = self._seams.commit(self._cache, working, kept, case.layout.commit)
         self._position += self._seams.advance(len(kept))
         self._draft.settle(kept)

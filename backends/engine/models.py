@@ -47,7 +47,7 @@ PANGU_TYPES = ("PanguEmbedded", "pangu_embedded")
 class Shelf:
     """Models kept open between runs: weights only, so a run leaves nothing behind that the next could notice."""
 
-    def __init__(self, device: str, keep: int = 96) -> None:
+    def __init__(self, device: str, keep: int = 256) -> None:
         self._device = device
         self._keep = keep
         self._open: OrderedDict[tuple[Model, str], CausalLm] = OrderedDict()
@@ -125,7 +125,10 @@ def config_of(arch: Architecture) -> Any:
         fields["sliding_window"] = window or None
     elif window:
         raise Unsupported(f"{arch.family} with a sliding window: transformers' model has none")
-    return kind(**fields)
+    try:
+        return kind(**fields)
+    except ValueError as why:
+        raise Unsupported(f"transformers refuses this {arch.family} config: {' '.join(str(why).split())}") from why
 
 
 def _same(family: str, what: str, *values: Any) -> None:

@@ -46,6 +46,20 @@ def test_drawing_counts_every_node_once_and_keeps_the_marked_one(tree: Tree, dat
             assert ("accepted" in line) == (int(row[1]) in path)
 
 
+def test_what_is_left_out_stands_where_its_branch_would() -> None:
+    tree = Tree((0, 0, *range(1, 10), 1), tuple(range(12)))
+    assert draw(tree, (0, 1, 11), 10, rows=4).splitlines() == [
+        "0 token 0  accepted",
+        "└── 1 token 1  accepted",
+        "    ├── … 6 nodes left out",
+        "    │   └── 8 token 8  REJECTED",
+        "    │       └── 9 token 9  REJECTED",
+        "    │           └── 10 token 10  REJECTED  ◀",
+        "    └── 11 token 11  accepted",
+        "6 of 12 nodes left out",
+    ]
+
+
 def test_drawing_hangs_children_under_parents_that_come_later() -> None:
     text = draw(Tree((0, 2, 0), (5, 6, 7)), (0, 2), 1)
     assert text == "0 token 5  accepted\n└── 2 token 7  accepted\n    └── 1 token 6  REJECTED  ◀\n"

@@ -230,6 +230,7 @@ def test_a_mask_cell_is_told_by_its_direction(expected: bool, observed: bool, wo
 
 
 def test_values_are_short() -> None:
+    assert show("x" * 999) == "x" * 239 + "…"
     assert show(tuple(range(50))) == "[0, 1, 2, 3, 4, 5, … 50 in all]"
     assert show(np.zeros((3, 4), np.float32)) == "float32 array of 3 × 4"
     assert show([np.float64(1 / 3), np.int64(3), None, True]) == "[0.333, 3, none, true]"

@@ -45,7 +45,9 @@ class ModelDraft:
             logits[torch.tensor(level, device=logits.device)] = rows
             for node in level:
                 below = list(shape.children[node])
-                ids, named = self._seams.name_children(logits[node], [shape.rank[child] for child in below], self._vocabulary)
+                ids, named = self._seams.name_children(
+                    logits[node], [shape.rank[child] for child in below], self._vocabulary
+                )
                 for child, one_id, one_token in zip(below, ids, named, strict=True):
                     draft_id[child], token[child] = one_id, one_token
             level = [child for node in level for child in shape.children[node] if shape.children[child]]
@@ -70,7 +72,10 @@ class ModelDraft:
         for row, columns in enumerate(seen):
             visible[row, columns] = True
         place = torch.tensor(
-            [*range(root + 1), *[root + self._shape.depth[node] for node in sorted(self._slots, key=self._slots.__getitem__)]]
+            [
+                *range(root + 1),
+                *[root + self._shape.depth[node] for node in sorted(self._slots, key=self._slots.__getitem__)],
+            ]
         )
         here = torch.tensor([root + self._shape.depth[node] for node in level])
         masks = [in_window(visible, here, place, window) for window in self._lm.windows]

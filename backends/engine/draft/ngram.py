@@ -34,7 +34,9 @@ class NgramDraft:
                     token[node] = ranked[self._shape.rank[node]]
         kept = sorted(token)
         row = {node: at for at, node in enumerate(kept)}
-        return Proposal(Tree(tuple(row[self._shape.parent[node]] for node in kept), tuple(token[node] for node in kept)))
+        return Proposal(
+            Tree(tuple(row[self._shape.parent[node]] for node in kept), tuple(token[node] for node in kept))
+        )
 
     def settle(self, kept: list[int]) -> None:
         """Nothing speculated ever entered the trie."""

@@ -1,0 +1,50 @@
+"""Invariant: a name, one English sentence, the stages it needs, and a check over two memoised Case -> Trace."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from properties.finding import Finding, Positions, Tie
+from properties.subject import Subject
+from reference.case import Case
+from reference.trace import Stage, Trace
+
+Oracle = Callable[[Case], Trace]
+Fact = Finding | Tie | Positions
+Check = Callable[[Case, Oracle, Subject], Iterator[Fact]]
+
+
+class Unobserved(Exception):  # noqa: N818 - an outcome, not an error
+    """Raised by a check whose evidence the trace does not hold; never a pass."""
+
+
+class NotApplicable(Exception):  # noqa: N818 - an outcome, not an error
+    """Raised by a check that has nothing to say about this case."""
+
+
+def always(case: Case) -> bool:
+    """An invariant that speaks about every case."""
+    return True
+
+
+@dataclass(frozen=True)
+class Invariant:
+    """What must hold.
+
+    Attributes:
+        name: `room.statement`.
+        statement: One English sentence.
+        needs: Stages without which it cannot be judged.
+        check: Yields findings, ties and tie counts; yields nothing where it holds.
+        applies: Whether it has anything to say about a case.
+    """
+
+    name: str
+    statement: str
+    needs: frozenset[Stage]
+    check: Check
+    applies: Callable[[Case], bool] = always
+
+
+def needing(*stages: Stage) -> frozenset[Stage]:
+    """The stages, as `Invariant.needs` holds them."""
+    return frozenset(stages)

@@ -1,0 +1,13 @@
+"""What must hold: every invariant there is, in the order in which reports list them."""
+
+from properties.invariant import Invariant
+from properties.invariants import acceptance, attention, cache, drafts, lossless, structure
+
+ALL: tuple[Invariant, ...] = (
+    *structure.INVARIANTS,
+    *attention.INVARIANTS,
+    *acceptance.INVARIANTS,
+    *cache.INVARIANTS,
+    *drafts.INVARIANTS,
+    *lossless.INVARIANTS,
+)

@@ -1,0 +1,207 @@
+"""Acceptance: which nodes are accepted, given the backend's own logits, and what may come out."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from properties.closeness import chain, noise
+from properties.finding import Finding
+from properties.invariant import Fact, Invariant, NotApplicable, Oracle, Unobserved, needing
+from properties.subject import Subject
+from properties.ties import decided
+from properties.variants import dice, first, focus, relabelled, tree_of, with_tree
+from reference.acceptance import greedy_walk
+from reference.architecture import Seeded
+from reference.case import Case
+from reference.draft import LanguageModel
+from reference.trace import Array, Stage, Step
+from reference.tree import Tree
+
+NEEDS = needing(Stage.DRAFTED, Stage.SCORED, Stage.ACCEPTED)
+
+
+def greedy(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
+    """The accepted path and the bonus are the definition's, on the backend's own logits: no noise, no tolerance."""
+    for number, step in enumerate(subject(case).steps):
+        if step.drafted is None or step.scored is None or step.accepted is None:
+            continue
+        wanted = greedy_walk(step.drafted.tree, step.scored.logits)
+        if wanted.path != step.accepted.path:
+            yield Finding(
+                "acceptance.greedy-walk", Stage.ACCEPTED, number, {"side": "path"}, wanted.path, step.accepted.path
+            )
+        elif wanted.bonus != step.accepted.bonus:
+            where: dict[str, int | str] = {"side": "bonus", "node": wanted.path[-1]}
+            yield Finding("acceptance.greedy-walk", Stage.ACCEPTED, number, where, wanted.bonus, step.accepted.bonus)
+
+
+def support(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
+    """Every emitted token has probability above 0 at the node it follows; greedily, it is an arg-max there."""
+    for number, step in enumerate(subject(case).steps):
+        if step.scored is None or step.accepted is None or step.emitted is None:
+            continue
+        rows = step.scored.logits
+        for at, token in enumerate(step.emitted.tokens):
+            if at >= len(step.accepted.path):
+                where: dict[str, int | str] = {"position": at, "side": "length"}
+                expected = f"at most {len(step.accepted.path)} tokens"
+                yield Finding("acceptance.support", Stage.EMITTED, number, where, expected, len(step.emitted.tokens))
+                break
+            node = step.accepted.path[at]
+            if not 0 <= token < rows.shape[1] or not rows[node, token] == rows[node].max():
+                best = int(rows[node].argmax())
+                stage = Stage.ACCEPTED if _from_walk(step, at, token) else Stage.EMITTED
+                yield Finding("acceptance.support", stage, number, {"node": node, "position": at}, best, token)
+
+
+def _from_walk(step: Step, at: int, token: int) -> bool:
+    """Whether the walk already chose `token` as the block's `at`-th, so that emission only passed it on."""
+    assert step.accepted is not None
+    assert step.drafted is not None
+    block = [*(step.drafted.tree.token[node] for node in step.accepted.path[1:]), step.accepted.bonus]
+    return at < len(block) and block[at] == token
+
+
+def _settled(one: Case, subject: Subject, sigma: float) -> Step:
+    """The step, if no row of its accepted path is a near-tie that another shape of forward could flip."""
+    step = first(one, subject)
+    if step.scored is None or step.accepted is None:
+        raise Unobserved("the backend reveals neither logits nor acceptance")
+    if not all(decided(step.scored.logits[node], sigma) for node in step.accepted.path):
+        raise NotApplicable("a near-tie on the accepted path")
+    return step
+
+
+def superset_accepts_no_less(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
+    """Hang more nodes into the tree, the bonus token among them: the accepted path grows and never shrinks."""
+    one = focus(case, subject)
+    sigma = noise(case, oracle, subject).logits
+    step = _settled(one, subject, sigma)
+    assert step.accepted is not None
+    tree, path, bonus = tree_of(one), step.accepted.path, step.accepted.bonus
+    rng = dice(one, "superset")
+    stray = int(rng.integers(len(tree)))
+    other = int((bonus + 1 + rng.integers(max(1, case.model.vocab_size - 1))) % case.model.vocab_size)
+    larger = Tree((*tree.parent, stray, path[-1]), (*tree.token, other, bonus))
+    grown = first(with_tree(one, larger), subject)
+    assert grown.accepted is not None
+    if grown.accepted.path[: len(path)] != path or len(grown.accepted.path) <= len(path):
+        yield Finding(
+            "acceptance.superset-accepts-no-less",
+            Stage.ACCEPTED,
+            0,
+            {"variant": f"with nodes {len(tree)} (token {other}) and {len(tree) + 1} (token {bonus})"},
+            (*path, len(tree) + 1),
+            grown.accepted.path,
+        )
+
+
+def chain_degenerate(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
+    """The accepted path offered as a chain, committed by length, emits and commits what the tree did."""
+    one = focus(case, subject)
+    sigma = noise(case, oracle, subject).logits
+    step = _settled(one, subject, sigma)
+    assert step.accepted is not None
+    tree, path = tree_of(one), step.accepted.path
+    deeper = tree.children[path[-1]][:1]
+    line = chain(tuple(tree.token[node] for node in (*path, *deeper)))
+    alone = with_tree(one, line)
+    run = first(replace(alone, layout=replace(alone.layout, commit="length")), subject)
+    name, variant = "acceptance.chain-degenerate", f"the chain of nodes {[*path, *deeper]}"
+    if run.accepted is None or run.emitted is None or step.emitted is None:
+        raise Unobserved("the backend reveals neither acceptance nor emission")
+    if (len(run.accepted.path), run.accepted.bonus) != (len(path), step.accepted.bonus):
+        seen = (len(run.accepted.path) - 1, run.accepted.bonus)
+        wanted = (len(path) - 1, step.accepted.bonus)
+        yield Finding(name, Stage.ACCEPTED, 0, {"variant": variant, "side": "accepted and bonus"}, wanted, seen)
+    elif run.committed is not None and run.committed.fallback is not None:
+        where: dict[str, int | str] = {"variant": variant, "side": "fallback"}
+        yield Finding(name, Stage.COMMITTED, 0, where, "committed by length", run.committed.fallback)
+
+
+def vocabulary_permutation(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
+    """Rename every token id: the same nodes are accepted, and the output is renamed."""
+    renamed, new = relabelled(case)
+    trace, other = subject(case), subject(renamed)
+    sigma = noise(case, oracle, subject).logits
+    for number, (step, twin) in enumerate(zip(trace.steps, other.steps, strict=False)):
+        if step.scored is None or step.accepted is None or twin.accepted is None or step.drafted is None:
+            continue
+        if not all(decided(step.scored.logits[node], sigma) for node in step.accepted.path):
+            return
+        if twin.drafted is None or twin.drafted.tree.parent != step.drafted.tree.parent:
+            return
+        if tuple(new[token] for token in step.drafted.tree.token) != twin.drafted.tree.token:
+            if _draft_is_near_tie(step.drafted.logits):
+                return
+            wanted = tuple(new[token] for token in step.drafted.tree.token)
+            yield Finding(
+                "acceptance.vocabulary-permutation",
+                Stage.DRAFTED,
+                number,
+                {"side": "tree"},
+                wanted,
+                twin.drafted.tree.token,
+            )
+            return
+        wanted_pair = (step.accepted.path, new[step.accepted.bonus])
+        if (twin.accepted.path, twin.accepted.bonus) != wanted_pair:
+            seen = (twin.accepted.path, twin.accepted.bonus)
+            where: dict[str, int | str] = {"side": "path and bonus"}
+            yield Finding("acceptance.vocabulary-permutation", Stage.ACCEPTED, number, where, wanted_pair, seen)
+            return
+    wanted_output = tuple(new[token] for token in trace.output)
+    if other.output != wanted_output:
+        last = max(len(trace.steps) - 1, 0)
+        where = {"side": "output"}
+        yield Finding("acceptance.vocabulary-permutation", Stage.EMITTED, last, where, wanted_output, other.output)
+
+
+def _draft_is_near_tie(logits: Array | None) -> bool:
+    """Whether two draft logits of a node lie within float32 noise, so that their order may differ between runs."""
+    if logits is None:
+        return False
+    rows = np.sort(logits[~np.isnan(logits).any(axis=1)], axis=1)
+    scale = float(np.abs(rows).max(initial=1.0))
+    return bool((np.diff(rows, axis=1) < 1e-4 * scale).any())
+
+
+def _relabels(case: Case) -> bool:
+    draft_ok = not isinstance(case.draft, LanguageModel) or isinstance(case.draft.model, Seeded)
+    return isinstance(case.model, Seeded) and draft_ok
+
+
+INVARIANTS = (
+    Invariant(
+        "acceptance.greedy-walk",
+        "The accepted path and bonus are what greedy acceptance gives on the backend's own logits.",
+        NEEDS,
+        greedy,
+    ),
+    Invariant(
+        "acceptance.support",
+        "No emitted token has probability 0 at the node it follows.",
+        needing(Stage.DRAFTED, Stage.SCORED, Stage.ACCEPTED, Stage.EMITTED),
+        support,
+    ),
+    Invariant(
+        "acceptance.superset-accepts-no-less",
+        "A tree with more nodes accepts at least what the smaller one did.",
+        NEEDS,
+        superset_accepts_no_less,
+    ),
+    Invariant(
+        "acceptance.chain-degenerate",
+        "A tree of branching 1 does what a chain does: same tokens, committed by length.",
+        NEEDS,
+        chain_degenerate,
+    ),
+    Invariant(
+        "acceptance.vocabulary-permutation",
+        "Renaming every token id renames the output and changes nothing else.",
+        NEEDS,
+        vocabulary_permutation,
+        _relabels,
+    ),
+)

@@ -1,0 +1,196 @@
+"""Cache: what is committed is the accepted path's KV and nothing else, in the target and in the draft."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from properties.closeness import Noise, draft_kv_case, kv_case, noise
+from properties.finding import Finding
+from properties.invariant import Fact, Invariant, Oracle, Unobserved, needing
+from properties.invariants.attention import kv_differs
+from properties.subject import Subject
+from reference.case import Case
+from reference.draft import LanguageModel, Scripted
+from reference.trace import Array, Committed, Kv, Stage
+
+NEEDS = needing(Stage.COMMITTED)
+
+
+def _commits(case: Case, subject: Subject) -> Iterator[tuple[int, tuple[int, ...], Committed]]:
+    """Each step that reveals its commit: number, the tokens whose KV must be there afterwards, and the record."""
+    for number, step in enumerate(subject(case).steps):
+        if step.committed is not None and step.emitted is not None:
+            tokens = (*step.context, _root(case, subject, number), *step.emitted.tokens)
+            yield number, tokens[:-1], step.committed
+
+
+def _root(case: Case, subject: Subject, number: int) -> int:
+    """The pending root of step `number`: the last prompt token, then the last token emitted."""
+    if number == 0:
+        return case.prompt[-1]
+    emitted = subject(case).steps[number - 1].emitted
+    assert emitted is not None
+    return emitted.tokens[-1] if emitted.tokens else case.prompt[-1]
+
+
+def _unequal_bits(seen: Array, true: Array) -> tuple[int, int, int] | None:
+    """First (layer, head, slot) whose rows are not bit-identical."""
+    differ = np.argwhere((seen != true).any(axis=3))
+    return (int(differ[0][0]), int(differ[0][1]), int(differ[0][2])) if len(differ) else None
+
+
+def _bits(name: str, step: int, seen: Kv, true: Kv, words: str, stage: Stage = Stage.COMMITTED) -> Iterator[Finding]:
+    """A finding at the first slot of `seen` that is not bit-identical to `true`; both have `true`'s length."""
+    for kind in ("keys", "values"):
+        place = _unequal_bits(getattr(seen, kind)[:, :, : true.length], getattr(true, kind))
+        if place is not None:
+            layer, head, slot = place
+            where: dict[str, int | str] = {"layer": layer, "head": head, "slot": slot, "kind": kind[:-1]}
+            wanted, got = ([float(one) for one in getattr(kv, kind)[place][:4]] for kv in (true, seen))
+            yield Finding(name, stage, step, {**where, "side": words}, wanted, got)
+            return
+
+
+def isolation(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
+    """Verification writes into the branch: the committed cache is bit-identical before and after the forward."""
+    looked = False
+    for number, _, record in _commits(case, subject):
+        if record.before is None or record.verified is None:
+            continue
+        looked = True
+        if record.before.keys.shape != record.verified.keys.shape:
+            shapes = str(record.before.keys.shape), str(record.verified.keys.shape)
+            yield Finding("cache.isolation", Stage.ATTENDED, number, {"side": "shape"}, *shapes)
+            continue
+        yield from _bits(
+            "cache.isolation", number, record.verified, record.before, "during the verify forward", Stage.ATTENDED
+        )
+    if not looked:
+        raise Unobserved("the backend does not reveal its committed cache around the forward")
+
+
+def untouched_slots(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
+    """A commit appends: every slot committed before the step is bit-identical after it."""
+    looked = False
+    for number, _, record in _commits(case, subject):
+        if record.before is None or record.after is None:
+            continue
+        looked = True
+        if record.after.length < record.before.length:
+            lengths = f"at least {record.before.length} slots", f"{record.after.length} slots"
+            yield Finding("cache.untouched-slots", Stage.COMMITTED, number, {"side": "length"}, *lengths)
+            continue
+        yield from _bits("cache.untouched-slots", number, record.after, record.before, "by the commit")
+    if not looked:
+        raise Unobserved("the backend does not reveal its committed cache before and after")
+
+
+def commit_equivalence(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
+    """After each step, K and V of target and draft are those of running the emitted tokens in sequence."""
+    error = noise(case, oracle, subject)
+    looked = False
+    for number, tokens, record in _commits(case, subject):
+        if record.length != len(tokens):
+            where: dict[str, int | str] = {"cache": "target", "side": "length"}
+            yield Finding("cache.commit-equivalence", Stage.COMMITTED, number, where, len(tokens), record.length)
+        if record.after is not None:
+            looked = True
+            yield from _against("target", number, record.after, tokens, kv_case(case, tokens), oracle, error)
+        if record.draft is not None and isinstance(case.draft, LanguageModel):
+            yield from _draft(case, number, record.draft, tokens, oracle, error)
+    if not looked:
+        raise Unobserved("the backend does not reveal its committed cache")
+
+
+def _draft(
+    case: Case, number: int, held: Kv, tokens: tuple[int, ...], oracle: Oracle, error: Noise
+) -> Iterator[Finding]:
+    """The draft's cache may lack the last committed token, a leaf that was never fed, and no other."""
+    if not len(tokens) - 1 <= held.length <= len(tokens):
+        where: dict[str, int | str] = {"cache": "draft", "side": "length"}
+        expected = f"{len(tokens) - 1} or {len(tokens)}"
+        yield Finding("cache.commit-equivalence", Stage.COMMITTED, number, where, expected, held.length)
+        return
+    fed = tokens[: held.length]
+    yield from _against("draft", number, held, fed, draft_kv_case(case, fed), oracle, error)
+
+
+def _against(
+    cache: str, number: int, held: Kv, tokens: tuple[int, ...], asked: Case, oracle: Oracle, error: Noise
+) -> Iterator[Finding]:
+    """Findings where `held` is not the oracle's KV of `tokens`, which `asked` makes it reveal."""
+    record = oracle(asked).steps[0].committed
+    if not tokens or record is None or record.before is None:
+        return
+    own = error if cache == "target" else _for_draft(error, record.before)
+    yield from kv_differs("cache.commit-equivalence", number, record.before, held, own, {"cache": cache})
+
+
+def _for_draft(error: Noise, true: Kv) -> Noise:
+    """The target's control says nothing of the draft's layers: take the worst relative error of any of its layers."""
+    layers = len(true.keys)
+    sizes = {kind: float(np.sqrt(np.mean(np.square(getattr(true, kind))))) for kind in ("keys", "values")}
+    attended, keys, values = error.inner_scale
+    relative = max(float(error.keys.max()) / keys, float(error.values.max()) / values) if keys and values else 0.0
+    return replace(
+        error,
+        inner_scale=(attended, sizes["keys"], sizes["values"]),
+        keys=np.full(layers, 4 * relative * sizes["keys"]),
+        values=np.full(layers, 4 * relative * sizes["values"]),
+    )
+
+
+def fast_equals_full(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
+    """Full reorder, fast reorder and crop leave bit-identical caches, in the target and in the draft, and one output."""
+    name = "cache.fast-equals-full"
+    full = subject(replace(case, layout=replace(case.layout, commit="path")))
+    looked = False
+    for how in ("fast", "length"):
+        other = subject(replace(case, layout=replace(case.layout, commit=how)))
+        if other.output != full.output:
+            yield Finding(name, Stage.EMITTED, 0, {"variant": how}, full.output, other.output)
+        for number, (one, twin) in enumerate(zip(full.steps, other.steps, strict=False)):
+            if one.committed is None or twin.committed is None:
+                continue
+            for cache, true, seen in (
+                ("target", one.committed.after, twin.committed.after),
+                ("draft", one.committed.draft, twin.committed.draft),
+            ):
+                if true is None or seen is None:
+                    continue
+                looked = True
+                if true.keys.shape != seen.keys.shape:
+                    where: dict[str, int | str] = {"cache": cache, "variant": how, "side": "shape"}
+                    yield Finding(name, Stage.COMMITTED, number, where, str(true.keys.shape), str(seen.keys.shape))
+                    return
+                for finding in _bits(name, number, seen, true, f"commit by {how}"):
+                    yield replace(finding, where={**finding.where, "cache": cache, "variant": how})
+                    return
+    if not looked:
+        raise Unobserved("the backend does not reveal its committed cache")
+
+
+def _speculates(case: Case) -> bool:
+    return case.draft != Scripted()
+
+
+INVARIANTS = (
+    Invariant("cache.isolation", "Verification leaves the committed cache bit-identical.", NEEDS, isolation),
+    Invariant(
+        "cache.untouched-slots", "A commit leaves every slot committed earlier bit-identical.", NEEDS, untouched_slots
+    ),
+    Invariant(
+        "cache.commit-equivalence",
+        "Committed keys and values, of target and draft, are those of running the emitted tokens in sequence.",
+        NEEDS,
+        commit_equivalence,
+    ),
+    Invariant(
+        "cache.fast-equals-full",
+        "Every way to commit leaves bit-identical caches and the same output.",
+        NEEDS,
+        fast_equals_full,
+        _speculates,
+    ),
+)

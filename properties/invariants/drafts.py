@@ -1,0 +1,174 @@
+"""Draft: what is proposed is what the draft's own definition proposes for the tokens so far."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from properties.closeness import UNIT, rms
+from properties.finding import Finding, Tie
+from properties.invariant import Fact, Invariant, NotApplicable, Oracle, needing
+from properties.subject import Subject
+from properties.ties import TIE_SIGMA
+from reference.case import Case
+from reference.draft import LanguageModel, Scripted
+from reference.sampling import Stops
+from reference.trace import Array, Drafted, Stage, Step
+from reference.tree import Tree
+
+NEEDS = needing(Stage.DRAFTED)
+
+DRAFT_SIGMA = 60.0
+"""Sigma of draft logits, a priori: this many unit roundoffs times their rms (no control run of the draft exists)."""
+
+DRAFT_K = 6.0
+"""Sigmas that a row of draft logits may lie from the oracle's."""
+
+
+def fidelity(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
+    """The incremental draft proposes, at every step, what it would propose from scratch."""
+    for number, step in enumerate(subject(case).steps):
+        if step.drafted is None:
+            continue
+        root = step.drafted.tree.token[0]
+        pending = _pending(case, step, number, subject)
+        if root != pending:
+            yield Finding("draft.fidelity", Stage.DRAFTED, number, {"node": 0, "side": "root"}, pending, root)
+            continue
+        if isinstance(case.draft, Scripted):
+            script = case.draft.trees
+            wanted = script[number].rooted(pending) if number < len(script) else None
+            if wanted is not None and wanted != step.drafted.tree:
+                yield from _tree_differs("draft.fidelity", number, _line(wanted), _line(step.drafted.tree))
+            continue
+        true = oracle(restarted(case, (*step.context, pending))).steps[0].drafted
+        assert true is not None
+        yield from _same("draft.fidelity", case, number, step.drafted, true)
+
+
+def _pending(case: Case, step: Step, number: int, subject: Subject) -> int:
+    """The token that must be the root: the prompt's last, then the last one emitted."""
+    if number == 0:
+        return case.prompt[-1]
+    emitted = subject(case).steps[number - 1].emitted
+    return emitted.tokens[-1] if emitted is not None and emitted.tokens else case.prompt[-1]
+
+
+def restarted(case: Case, tokens: tuple[int, ...]) -> Case:
+    """One step of `case` with `tokens` as its prompt: what a fresh start at this point would draft."""
+    return replace(case, prompt=tokens, steps=1, stops=Stops(max_new_tokens=1))
+
+
+def _line(tree: Tree) -> str:
+    """A tree in one short line: token<parent for each node."""
+    return " ".join(f"{token}<{up}" for up, token in zip(tree.parent, tree.token, strict=True))
+
+
+def _tree_differs(name: str, number: int, expected: str, observed: str) -> Iterator[Finding]:
+    yield Finding(name, Stage.DRAFTED, number, {"side": "tree"}, expected, observed)
+
+
+def _same(name: str, case: Case, number: int, seen: Drafted, true: Drafted) -> Iterator[Fact]:
+    """Findings where `seen` is not `true`; equal scores that rank differently inside their noise are ties."""
+    if seen.tree.parent != true.tree.parent:
+        yield from _tree_differs(name, number, _line(true.tree), _line(seen.tree))
+        return
+    by_depth = sorted(range(len(true.tree)), key=lambda node: true.tree.depth[node])
+    for node in by_depth:
+        if seen.logits is not None and true.logits is not None and not np.isnan(true.logits[node]).all():
+            sigma = draft_sigma(case, true.logits)
+            # Not a number where the oracle has one is as far off as can be.
+            away = float(rms(seen.logits[node] - true.logits[node])) / (DRAFT_K * sigma)
+            if away > 1:
+                yield Finding(
+                    name, Stage.DRAFTED, number, {"node": node, "side": "logits"}, "the draft's own", "other", away
+                )
+                return
+        if seen.tree.token[node] != true.tree.token[node]:
+            gap = _gap(case, true, seen, node)
+            if gap is None or gap > TIE_SIGMA:
+                wanted, got = true.tree.token[node], seen.tree.token[node]
+                yield Finding(name, Stage.DRAFTED, number, {"node": node, "side": "token"}, wanted, got, gap)
+            else:
+                yield Tie(name, node, gap)
+            return
+
+
+def draft_sigma(case: Case, logits: Array) -> float:
+    """The a-priori noise of draft logits [nodes, V] (NaN rows ignored)."""
+    rows = logits[~np.isnan(logits).any(axis=1)]
+    scale = float(np.sqrt(np.mean(np.square(rows))))
+    return max(DRAFT_SIGMA * UNIT[case.dtype] * scale, 1e-10)
+
+
+def _gap(case: Case, true: Drafted, seen: Drafted, node: int) -> float | None:
+    """Sigmas between the scores of the wanted and the drafted token at the parent, or None without scores."""
+    if true.logits is None or true.draft_ids is None or seen.draft_ids is None:
+        return None
+    row = true.logits[true.tree.parent[node]]
+    width = len(row)
+    if not 0 <= seen.draft_ids[node] < width:
+        return None
+    return float(abs(row[true.draft_ids[node]] - row[seen.draft_ids[node]]) / draft_sigma(case, true.logits))
+
+
+def rollback(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
+    """After steps of accepting and rejecting, the draft proposes what it would propose freshly started there."""
+    steps = subject(case).steps
+    if len(steps) < 2:
+        raise NotApplicable("nothing was rolled back before the only step")
+    number = len(steps) - 1
+    step = steps[number]
+    if step.drafted is None:
+        return
+    fresh = subject(restarted(case, (*step.context, step.drafted.tree.token[0]))).steps[0].drafted
+    if fresh is not None:
+        yield from _same("draft.rollback", case, number, step.drafted, fresh)
+
+
+def vocabulary_map(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
+    """Each drafted token is the target id that its draft id means, and no other id is ever drafted."""
+    assert isinstance(case.draft, LanguageModel)
+    vocabulary = case.draft.vocabulary
+    for number, step in enumerate(subject(case).steps):
+        if step.drafted is None or step.drafted.draft_ids is None:
+            continue
+        for node, (token, one) in enumerate(zip(step.drafted.tree.token, step.drafted.draft_ids, strict=True)):
+            if node == 0:
+                continue
+            wanted = vocabulary[one] if 0 <= one < len(vocabulary) else f"an id below {len(vocabulary)}"
+            if token != wanted:
+                where: dict[str, int | str] = {"node": node, "side": f"draft id {one}"}
+                yield Finding("draft.vocabulary-map", Stage.DRAFTED, number, where, wanted, token)
+
+
+def _learns(case: Case) -> bool:
+    return not isinstance(case.draft, Scripted)
+
+
+def _maps(case: Case) -> bool:
+    return isinstance(case.draft, LanguageModel) and bool(case.draft.vocabulary)
+
+
+INVARIANTS = (
+    Invariant(
+        "draft.fidelity",
+        "At every step the draft proposes what its definition gives from scratch for the tokens so far.",
+        NEEDS,
+        fidelity,
+    ),
+    Invariant(
+        "draft.rollback",
+        "After rejections the draft proposes what a fresh start at the same tokens would.",
+        NEEDS,
+        rollback,
+        _learns,
+    ),
+    Invariant(
+        "draft.vocabulary-map",
+        "A draft with a reduced vocabulary names exactly the target ids its map says.",
+        NEEDS,
+        vocabulary_map,
+        _maps,
+    ),
+)

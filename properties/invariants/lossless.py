@@ -1,0 +1,227 @@
+"""Lossless: what comes out is what the target alone would have written, and the books balance."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from properties.closeness import forced, noise
+from properties.finding import Finding
+from properties.invariant import Fact, Invariant, NotApplicable, Oracle, needing
+from properties.judge import crash
+from properties.subject import Crashed, NoTrace, Subject
+from properties.ties import TIE_SIGMA, gaps, judge_tokens
+from properties.variants import dice
+from reference.case import Case
+from reference.draft import Scripted
+from reference.stopping import clipped, ending
+from reference.trace import Stage, Step, Trace
+
+NONE = needing()
+
+
+def completes(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
+    """A case that the backend declares it can take is finished, not broken off."""
+    try:
+        subject(case)
+    except NoTrace as absent:
+        if isinstance(absent.outcome, Crashed):
+            yield crash("lossless.completes", absent.outcome)
+
+
+def _step_of_each(trace: Trace) -> list[int]:
+    """The step that emitted each output token."""
+    return [number for number, step in enumerate(trace.steps) if step.emitted for _ in step.emitted.tokens]
+
+
+def greedy_match(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
+    """Each token is the oracle's greedy choice given the tokens before it, by rule T."""
+    trace = subject(case)
+    if not trace.output:
+        raise NotApplicable("nothing was emitted")
+    error = noise(case, oracle, subject)
+    logits = forced(case, oracle, trace.output)
+    vocab = logits.shape[1]
+    for position, token in enumerate(trace.output):
+        if not 0 <= token < vocab:
+            where: dict[str, int | str] = {"position": position}
+            yield Finding("lossless.greedy-match", Stage.EMITTED, 0, where, f"an id below {vocab}", token)
+            return
+    steps = _step_of_each(trace)
+    yield from judge_tokens("lossless.greedy-match", logits, trace.output, error.logits, steps, error.control_ties)
+
+
+def draft_independent(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
+    """The output does not depend on what was drafted: it is that of plain decoding by the same backend."""
+    trace = subject(case)
+    plain = subject(case.plain_decode())
+    compared = min(len(trace.output), len(plain.output)) if case.steps else max(len(trace.output), len(plain.output))
+    for position in range(compared):
+        one, other = trace.output[position : position + 1], plain.output[position : position + 1]
+        if one == other:
+            continue
+        if one and other:
+            sigma = noise(case, oracle, subject).logits
+            row = forced(case, oracle, (*trace.output[:position], one[0]))[position : position + 1]
+            if max(gaps(row, one)[0], gaps(row, other)[0]) <= TIE_SIGMA * sigma:
+                return  # both tokens lie in the tie zone; greedy-match counts the tie, and the texts part here
+        steps = _step_of_each(trace)
+        step = steps[position] if position < len(steps) else max(len(trace.steps) - 1, 0)
+        expected, observed = other[0] if other else "the end", one[0] if one else "the end"
+        yield Finding("lossless.draft-independent", Stage.EMITTED, step, {"position": position}, expected, observed)
+        return
+    if not case.steps and plain.finish != trace.finish:
+        last = max(len(trace.steps) - 1, 0)
+        yield Finding("lossless.draft-independent", Stage.EMITTED, last, {"side": "finish"}, plain.finish, trace.finish)
+
+
+def stops(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
+    """Each block is cut where the output ends; nothing beyond is emitted or kept, and no step follows the end."""
+    trace = subject(case)
+    before: tuple[int, ...] = ()
+    for number, step in enumerate(trace.steps):
+        if step.accepted is None or step.emitted is None or step.drafted is None:
+            continue
+        block = (*(step.drafted.tree.token[node] for node in step.accepted.path[1:]), step.accepted.bonus)
+        wanted, why = clipped(block, before, case.stops)
+        if (step.emitted.tokens, step.emitted.finish) != (wanted, why):
+            yield _stops_finding(number, (wanted, why), (step.emitted.tokens, step.emitted.finish))
+            return
+        before += step.emitted.tokens
+        if why is not None and number + 1 < len(trace.steps):
+            yield _stops_finding(number + 1, f"no step after {why}", "another step")
+            return
+    last = max(len(trace.steps) - 1, 0)
+    if before and before != trace.output:
+        yield _stops_finding(last, before, trace.output)
+    early = next((at for at in range(1, len(trace.output)) if ending(trace.output[:at], case.stops)), None)
+    if early is not None:
+        yield _stops_finding(last, f"an end after {early} tokens", f"{len(trace.output)} tokens")
+    finish = ending(trace.output, case.stops)
+    if finish != trace.finish and not (case.steps and trace.finish is None and finish is None):
+        yield _stops_finding(last, f"finish {finish}", f"finish {trace.finish}")
+
+
+def _stops_finding(step: int, expected: object, observed: object) -> Finding:
+    return Finding("lossless.stops", Stage.EMITTED, step, {"side": "tokens and finish"}, expected, observed)
+
+
+def state_isolated(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
+    """Run the case, then another request, then the case again: the second time is bit-identical to the first."""
+    before = subject(case)
+    subject.again(_other_request(case))
+    after = subject.again(case, 2)
+    yield from _same_run("lossless.state-isolated", before, after)
+
+
+def _other_request(case: Case) -> Case:
+    """A different request on the same models: other tokens, another length, trees in another order."""
+    rng = dice(case, "other")
+    prompt = tuple(int(token) for token in rng.integers(0, case.model.vocab_size, size=1 + len(case.prompt) // 2))
+    draft = case.draft
+    if isinstance(draft, Scripted):
+        draft = Scripted(tuple(tree.rooted(prompt[-1]) for tree in reversed(draft.trees)))
+    return replace(case, prompt=prompt, draft=draft, steps=1)
+
+
+def deterministic(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
+    """The same case twice gives bit-identical traces."""
+    yield from _same_run("lossless.deterministic", subject(case), subject.again(case))
+
+
+def _same_run(name: str, one: Trace, other: Trace) -> Iterator[Finding]:
+    for number, (step, twin) in enumerate(zip(one.steps, other.steps, strict=False)):
+        stage = _first_difference(step, twin)
+        if stage is not None:
+            yield Finding(name, stage, number, {}, "the first run's, bit for bit", "another")
+            return
+    if (one.output, one.finish) != (other.output, other.finish):
+        last = max(len(one.steps) - 1, 0)
+        yield Finding(name, Stage.EMITTED, last, {"side": "output"}, one.output, other.output)
+
+
+def _first_difference(step: Step, twin: Step) -> Stage | None:
+    """The first stage whose records are not identical."""
+    if step.context != twin.context:
+        return Stage.COMMITTED
+    for stage in Stage:
+        one, other = getattr(step, stage.word), getattr(twin, stage.word)
+        if not _identical(one, other):
+            return stage
+    return None
+
+
+def _identical(one: object, other: object) -> bool:
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):
+        return bool(np.array_equal(one, other, equal_nan=one.dtype.kind == "f"))
+    if isinstance(one, tuple) and isinstance(other, tuple):
+        return len(one) == len(other) and all(map(_identical, one, other))
+    fields = getattr(type(one), "__dataclass_fields__", None)
+    if fields is not None:
+        return all(_identical(getattr(one, name), getattr(other, name)) for name in fields)
+    return one == other
+
+
+def accounting(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
+    """The counters are those of the steps: calls, proposed, accepted, rejected, accept lengths, tokens."""
+    trace = subject(case)
+    if trace.accounting is None:
+        raise NotApplicable("the backend keeps no counters")
+    counted = trace.accounting
+    shown = [step for step in trace.steps if step.drafted is not None and step.accepted is not None]
+    if len(shown) < len(trace.steps):
+        raise NotApplicable("not every step reveals its tree and its acceptance")
+    lengths = tuple(len(step.accepted.path) - 1 for step in shown if step.accepted)
+    proposed = sum(len(step.drafted.tree) - 1 for step in shown if step.drafted)
+    wanted = {
+        "verify_calls": len(shown),
+        "proposed": proposed,
+        "accepted": sum(lengths),
+        "rejected": proposed - sum(lengths),
+        "accept_lengths": lengths,
+    }
+    for name, value in wanted.items():
+        if getattr(counted, name) != value:
+            yield Finding("lossless.accounting", Stage.COMMITTED, 0, {"side": name}, value, getattr(counted, name))
+    for number, step in enumerate(shown):
+        assert step.accepted is not None
+        if step.emitted is not None and len(step.emitted.tokens) > len(step.accepted.path):
+            expected = f"at most {len(step.accepted.path)} tokens"
+            yield Finding(
+                "lossless.accounting", Stage.EMITTED, number, {"side": "tokens"}, expected, len(step.emitted.tokens)
+            )
+
+
+INVARIANTS = (
+    Invariant("lossless.completes", "A case within the declaration runs to its end.", NONE, completes),
+    Invariant(
+        "lossless.greedy-match",
+        "Every output token is the oracle's greedy choice given the tokens before it (rule T).",
+        needing(Stage.EMITTED),
+        greedy_match,
+    ),
+    Invariant(
+        "lossless.draft-independent",
+        "The output is that of plain decoding, whatever was drafted.",
+        needing(Stage.EMITTED),
+        draft_independent,
+    ),
+    Invariant(
+        "lossless.stops",
+        "End of text, stop tokens and max_new_tokens hold inside an accepted block.",
+        needing(Stage.EMITTED),
+        stops,
+    ),
+    Invariant(
+        "lossless.state-isolated", "A request leaves nothing behind that the next could notice.", NONE, state_isolated
+    ),
+    Invariant(
+        "lossless.accounting",
+        "The backend's counters are those of its steps.",
+        needing(Stage.DRAFTED, Stage.ACCEPTED),
+        accounting,
+    ),
+    Invariant("lossless.deterministic", "The same case twice gives bit-identical traces.", NONE, deterministic),
+)

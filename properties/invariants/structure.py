@@ -1,0 +1,185 @@
+"""Structure: the index arrays describe the tree that was drafted, every entry of them; compared exactly."""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from properties.closeness import truth
+from properties.finding import Finding
+from properties.invariant import Fact, Invariant, Oracle, needing
+from properties.subject import Subject
+from reference.case import Case
+from reference.trace import Array, Lowered, Stage
+from reference.tree import Tree
+
+NEEDS = needing(Stage.DRAFTED, Stage.LOWERED)
+
+
+class _Look:
+    """One lowered step beside its truth."""
+
+    def __init__(self, name: str, step: int, tree: Tree, context: int, seen: Lowered, true: Lowered) -> None:
+        self.name, self.step, self.tree, self.context, self.seen, self.true = name, step, tree, context, seen, true
+        self.nodes = len(tree)
+        self.rows = len(seen.parent)
+
+    def finding(self, expected: object, observed: object, **where: int | str) -> Finding:
+        return Finding(self.name, Stage.LOWERED, self.step, where, expected, observed)
+
+    def unequal(self, field: str) -> Iterator[Finding]:
+        """Findings for each tree row whose entry of `field` is not the truth."""
+        seen, true = getattr(self.seen, field)[: self.nodes], getattr(self.true, field)
+        if seen.shape[0] < self.nodes:
+            yield self.finding(f"{self.nodes} rows", f"{seen.shape[0]} rows", side=field)
+            return
+        for row in np.flatnonzero(seen != true).tolist():
+            yield self.finding(int(true[row]), int(seen[row]), row=row, side=field)
+
+    def out_of_range(self, field: str, array: Array) -> Iterator[Finding]:
+        """Findings for each entry that no row answers to."""
+        for index in np.argwhere((array < 0) | (array >= self.rows)).tolist():
+            yield self.finding(f"0..{self.rows - 1}", int(array[tuple(index)]), row=index[0], side=field)
+
+
+def _steps(name: str, case: Case, oracle: Oracle, subject: Subject) -> Iterator[_Look]:
+    for number, step in enumerate(subject(case).steps):
+        if step.lowered is None or step.drafted is None:
+            continue
+        true = truth(case, oracle, step, number).lowered
+        if true is not None:
+            yield _Look(name, number, step.drafted.tree, len(step.context), step.lowered, true)
+
+
+def parent_range(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
+    """Every parent is a row; the root is its own; each node's is the tree's."""
+    for look in _steps("structure.parent-range", case, oracle, subject):
+        yield from look.out_of_range("parent", look.seen.parent)
+        yield from look.unequal("parent")
+        yield from look.unequal("token")
+
+
+def depth_consistent(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
+    """Depth is the number of edges to the root."""
+    for look in _steps("structure.depth-consistent", case, oracle, subject):
+        yield from look.unequal("depth")
+
+
+def validity_closed(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
+    """The tree's rows are valid, padding rows are not, so no valid row hangs from an invalid one."""
+    for look in _steps("structure.validity-closed", case, oracle, subject):
+        wanted = np.arange(look.rows) < look.nodes
+        for row in np.flatnonzero(look.seen.valid != wanted).tolist():
+            yield look.finding(bool(wanted[row]), bool(look.seen.valid[row]), row=row)
+        padded = max(look.nodes, case.layout.padded_nodes)
+        if look.rows != padded:
+            yield look.finding(f"{padded} rows", f"{look.rows} rows", side="rows")
+
+
+def ancestor_table(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
+    """Column d of a row is its ancestor at depth d, 0 beyond its own depth and in padding."""
+    for look in _steps("structure.ancestor-table", case, oracle, subject):
+        yield from look.out_of_range("ancestor", look.seen.ancestor)
+        for row in range(look.rows):
+            path = look.tree.path(row) if row < look.nodes else ()
+            for depth, seen in enumerate(look.seen.ancestor[row].tolist()):
+                wanted = path[depth] if depth < len(path) else 0
+                if seen != wanted:
+                    yield look.finding(wanted, seen, row=row, depth=depth)
+
+
+def mask_is_ancestry(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
+    """Every cell of every layer's mask: a row sees the context and its own path, inside the window, and nothing else."""
+    for look in _steps("structure.mask-is-ancestry", case, oracle, subject):
+        done: dict[int, int] = {}
+        for layer, (seen, true) in enumerate(zip(look.seen.visible, look.true.visible, strict=True)):
+            if id(seen) in done and look.true.visible[done[id(seen)]] is true:
+                continue
+            done[id(seen)] = layer
+            wanted = np.zeros((look.nodes, look.context + look.rows), dtype=bool)
+            wanted[:, : look.context + look.nodes] = true
+            if seen.shape != (look.rows, look.context + look.rows):
+                yield look.finding(
+                    str((look.rows, look.context + look.rows)), str(seen.shape), layer=layer, side="shape"
+                )
+                continue
+            for row, column in np.argwhere(seen[: look.nodes] != wanted).tolist():
+                yield look.finding(
+                    "visible" if wanted[row, column] else "hidden",
+                    "visible" if seen[row, column] else "hidden",
+                    layer=layer,
+                    row=row,
+                    column=column,
+                    **_column(column, look.context, look.nodes),
+                )
+
+
+def _column(column: int, context: int, nodes: int) -> dict[str, int | str]:
+    """What a KV column holds: a context position, a node, or padding."""
+    if column < context:
+        return {"position": column}
+    return {"node": column - context} if column - context < nodes else {"side": "padding"}
+
+
+def positions_are_depth(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
+    """A row's position is the context's length plus its depth; its KV slot is its own and past the context."""
+    for look in _steps("structure.positions-are-depth", case, oracle, subject):
+        yield from look.unequal("position")
+        slots = look.seen.slot.tolist()
+        for row, slot in enumerate(slots):
+            if slot < look.context:
+                yield look.finding(f"past {look.context - 1}", slot, row=row, side="slot")
+            elif slots.index(slot) != row:
+                yield look.finding(
+                    "a slot of its own", f"that of row {slots.index(slot)}", row=row, slot=slot, side="slot"
+                )
+
+
+def links_walk_the_tree(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
+    """next_token and next_sibling enumerate each node's children in row order; retrieve_index names its row."""
+    for look in _steps("structure.links-walk-the-tree", case, oracle, subject):
+        yield from look.unequal("next_token")
+        yield from look.unequal("next_sibling")
+        yield from look.unequal("retrieve_index")
+
+
+INVARIANTS = (
+    Invariant(
+        "structure.parent-range",
+        "Every parent index names a row, the root is its own parent, and each row has the drafted parent and token.",
+        NEEDS,
+        parent_range,
+    ),
+    Invariant(
+        "structure.depth-consistent", "A row's depth is its number of edges to the root.", NEEDS, depth_consistent
+    ),
+    Invariant(
+        "structure.validity-closed",
+        "Exactly the tree's rows are valid, so no valid row hangs from an invalid one.",
+        NEEDS,
+        validity_closed,
+    ),
+    Invariant(
+        "structure.ancestor-table",
+        "The ancestor table holds each row's ancestors by depth, and 0 wherever there is none.",
+        NEEDS,
+        ancestor_table,
+    ),
+    Invariant(
+        "structure.mask-is-ancestry",
+        "Each row sees the context and its own root path inside the layer's window, and no other column.",
+        NEEDS,
+        mask_is_ancestry,
+    ),
+    Invariant(
+        "structure.positions-are-depth",
+        "A row's position is the context length plus its depth, and its KV slot is its own.",
+        NEEDS,
+        positions_are_depth,
+    ),
+    Invariant(
+        "structure.links-walk-the-tree",
+        "The child and sibling links visit every node under its parent, in row order.",
+        NEEDS,
+        links_walk_the_tree,
+    ),
+)

@@ -1,0 +1,90 @@
+"""The judge: every applicable invariant on one case, one verdict; the command line and pytest share it."""
+
+from collections.abc import Iterable
+
+from properties.finding import Finding, Outcome, Positions, Tie, Verdict
+from properties.invariant import Invariant, NotApplicable, Oracle, Unobserved
+from properties.subject import Crashed, Declined, NoTrace, Subject
+from reference.case import Case
+from reference.malformed import Malformed
+from reference.trace import Stage, Trace
+
+FINDINGS_PER_INVARIANT = 3
+"""The first few differences of an invariant; the rest of a broken tensor explains nothing more."""
+
+
+def judge(case: Case, invariants: Iterable[Invariant], oracle: Oracle, subject: Subject) -> Verdict:
+    """Check `case` against every invariant that applies to it.
+
+    An invariant whose evidence is missing is unobserved; one that asks for a run which the backend declines is not
+    applicable; a run that breaks is a finding of `lossless.completes` and leaves the others unobserved.
+    """
+    spent = subject.forward_s
+    outcomes: dict[str, Outcome] = {}
+    findings: list[Finding] = []
+    ties: list[Tie] = []
+    positions = Positions()
+    trace, declined = _first_run(case, subject)
+    for invariant in invariants:
+        if declined is not None or not invariant.applies(case):
+            outcomes[invariant.name] = "not_applicable"
+            continue
+        if not _observed(invariant, subject, trace):
+            outcomes[invariant.name] = "unobserved"
+            continue
+        met: list[Finding] = []
+        try:
+            for fact in invariant.check(case, oracle, subject):
+                if isinstance(fact, Tie):
+                    ties.append(fact)
+                elif isinstance(fact, Positions):
+                    positions = positions + fact
+                else:
+                    met.append(fact)
+                if len(met) == FINDINGS_PER_INVARIANT:
+                    break
+            outcomes[invariant.name] = "failed" if met else "checked"
+        except Unobserved:
+            outcomes[invariant.name] = "failed" if met else "unobserved"
+        except (NotApplicable, Malformed):
+            # Malformed: the variant it asked for does not fit the model, such as one node past the context.
+            outcomes[invariant.name] = "failed" if met else "not_applicable"
+        except NoTrace as absent:
+            if isinstance(absent.outcome, Crashed) and trace is not None:
+                met.append(crash(invariant.name, absent.outcome))
+            outcomes[invariant.name] = "failed" if met else "not_applicable" if trace is not None else "unobserved"
+        findings += met
+    return Verdict(
+        case=case,
+        backend=subject.name,
+        outcomes=outcomes,
+        findings=tuple(findings),
+        ties=tuple(ties),
+        positions=positions,
+        trace=trace,
+        unsupported=declined,
+        forward_s=subject.forward_s - spent,
+    )
+
+
+def crash(invariant: str, outcome: Crashed) -> Finding:
+    """The finding that a run, of the case or of a variant that an invariant asked for, broke."""
+    where: dict[str, int | str] = {} if outcome.stage is not None else {"side": "stage unknown"}
+    stage = outcome.stage if outcome.stage is not None else Stage.DRAFTED
+    return Finding(invariant, stage, 0, where, "a finished run", outcome.why)
+
+
+def _first_run(case: Case, subject: Subject) -> tuple[Trace | None, str | None]:
+    """The trace, if there is one, and why the backend declined, if it did."""
+    try:
+        return subject(case), None
+    except NoTrace as absent:
+        return None, absent.outcome.why if isinstance(absent.outcome, Declined) else None
+
+
+def _observed(invariant: Invariant, subject: Subject, trace: Trace | None) -> bool:
+    if not invariant.needs <= subject.reveals:
+        return False
+    if trace is None:
+        return not invariant.needs
+    return all(any(getattr(step, stage.word) is not None for step in trace.steps) for stage in invariant.needs)

@@ -1,0 +1,5 @@
+"""What may be drawn: Hypothesis strategies for models, trees, prompts and whole cases."""
+
+from properties.strategies.cases import cases
+
+__all__ = ["cases"]

@@ -1,0 +1,75 @@
+"""Acceptance patterns: trees whose tokens are steered to accept nothing, everything, or down to a chosen node."""
+
+from dataclasses import dataclass
+
+from hypothesis import strategies as st
+
+from properties.strategies.prompts import tokens
+from properties.strategies.trees import Parents, parents
+from reference.architecture import Seeded
+from reference.case import Case
+from reference.decoder import Oracle
+from reference.sampling import Stops
+from reference.tree import Tree
+
+LOOKAHEAD = 8
+"""Greedy tokens computed beyond the prompt; deeper nodes are not steered."""
+
+_ORACLE = Oracle(keep=256)
+
+
+def continuation(model: Seeded, prompt: tuple[int, ...]) -> tuple[int, ...]:
+    """The next LOOKAHEAD tokens of greedy decoding, from the oracle."""
+    case = Case(model, prompt, stops=Stops(max_new_tokens=LOOKAHEAD), dtype="float64")
+    return _ORACLE(case).output
+
+
+@dataclass(frozen=True)
+class Steered:
+    """A tree, and how many drafted tokens of it the target accepts if it is what the oracle says."""
+
+    tree: Tree
+    accepted: int
+
+
+@st.composite
+def steered(draw: st.DrawFn, root: int, ahead: tuple[int, ...], vocab: int, max_nodes: int) -> Steered:
+    """A tree under `root` whose tokens follow `ahead`, the target's own next tokens, down to one drawn node.
+
+    The last node of that path may be any, so accepted paths need not be a prefix of the row order. Other nodes hold
+    random tokens, twins of a sibling, or the right token in the wrong place; the path ends because its children
+    differ from the target's choice, unless the pattern lets them be.
+    """
+    parent: Parents = draw(parents(max_nodes))
+    shape = Tree(parent, (root,) + (0,) * (len(parent) - 1))
+    aim = draw(st.integers(0, len(parent) - 1))
+    path = shape.path(aim)
+    noise = draw(st.lists(tokens(vocab), min_size=min(len(parent), 4), max_size=min(len(parent), 8)))
+    spread = draw(st.integers(0, 3))
+    token = [root]
+    for node in range(1, len(parent)):
+        filler = (noise[node % len(noise)] + (node if spread else 0)) % vocab
+        token.append(filler)
+    by_depth = sorted(range(1, len(parent)), key=lambda node: shape.depth[node])
+    for node in by_depth:
+        depth = shape.depth[node]
+        wanted = ahead[depth - 1] if depth - 1 < len(ahead) else None
+        if wanted is None:
+            continue
+        if node in path:
+            token[node] = wanted
+        elif parent[node] in path and token[node] == wanted and vocab > 1 and spread != 1:
+            # spread 1 keeps chance hits: twins of the accepted child, and right tokens beyond the aim
+            token[node] = (wanted + 1 + spread) % vocab if (1 + spread) % vocab else (wanted + 1) % vocab
+    tree = Tree(parent, tuple(token))
+    return Steered(tree, _accepted(tree, ahead))
+
+
+def _accepted(tree: Tree, ahead: tuple[int, ...]) -> int:
+    at, length = 0, 0
+    while length < len(ahead):
+        taken = [child for child in tree.children[at] if tree.token[child] == ahead[length]]
+        if not taken:
+            break
+        at, length = taken[0], length + 1
+    return length

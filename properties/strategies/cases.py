@@ -1,0 +1,100 @@
+"""Whole cases: a model, a prompt, a draft, a layout and stops, with acceptance steered and edges visited often."""
+
+from hypothesis import strategies as st
+
+from properties.strategies.acceptance import LOOKAHEAD, continuation, steered
+from properties.strategies.models import drafts, targets
+from properties.strategies.prompts import prompts, tokens
+from properties.strategies.trees import MAX_NODES, parents
+from reference.architecture import Seeded
+from reference.case import Case
+from reference.draft import Draft, LanguageModel, Ngram, Scripted
+from reference.layout import COMMITS, KvLayout
+from reference.sampling import Stops
+from reference.tree import RankTree, Shape
+
+STATIC_NODES = 12
+"""Nodes of a static tree at most: the draft model runs each inner level of it."""
+
+
+@st.composite
+def scripts(draw: st.DrawFn, model: Seeded, prompt: tuple[int, ...]) -> Scripted:
+    """One to three trees, each under the root that the steps before it lead to."""
+    ahead = continuation(model, prompt)
+    trees = []
+    root = prompt[-1]
+    for step in range(draw(st.integers(1, 3))):
+        most = MAX_NODES if step == 0 else 8
+        one = draw(steered(root, ahead, model.vocab_size, most))
+        trees.append(one.tree)
+        if one.accepted + 1 > len(ahead):
+            break
+        root, ahead = ahead[one.accepted], ahead[one.accepted + 1 :]
+    return Scripted(tuple(trees))
+
+
+@st.composite
+def rank_trees(draw: st.DrawFn, named: int) -> RankTree:
+    """Static trees whose nodes have at most `named` children, ranks in an order of their own."""
+    parent = list(draw(parents(STATIC_NODES, shuffle=False)))
+    for node in range(1, len(parent)):
+        while parent[:node].count(parent[node]) - (parent[node] == 0) >= min(named, 4):
+            parent[node] += 1
+    shape = Shape(tuple(parent))
+    turn = draw(st.integers(0, 3))
+    rank = [0] * len(parent)
+    for below in shape.children:
+        for at, node in enumerate(below):
+            rank[node] = (at + turn) % len(below)
+    return RankTree(tuple(parent), tuple(rank))
+
+
+@st.composite
+def vocabularies(draw: st.DrawFn, vocab: int) -> tuple[int, ...]:
+    """The whole vocabulary (empty), or some of its ids, at least two."""
+    if vocab < 4 or draw(st.booleans()):
+        return ()
+    step = draw(st.integers(2, 3))
+    return tuple(sorted({*range(draw(st.integers(0, 1)), vocab, step), vocab - 1}))
+
+
+@st.composite
+def any_draft(draw: st.DrawFn, model: Seeded, prompt: tuple[int, ...]) -> Draft:
+    """Scripted trees most often; else a trie, or a small model with a vocabulary of its own."""
+    kind = draw(st.integers(0, 5))
+    if kind == 4:
+        return Ngram(draw(rank_trees(model.vocab_size)), draw(st.integers(2, 4)))
+    if kind == 5:
+        vocabulary = draw(vocabularies(model.vocab_size))
+        shape = draw(rank_trees(len(vocabulary) or model.vocab_size))
+        return LanguageModel(draw(drafts(model)), shape, vocabulary)
+    return draw(scripts(model, prompt))
+
+
+@st.composite
+def stops_for(draw: st.DrawFn, model: Seeded, prompt: tuple[int, ...]) -> Stops:
+    """Token budgets of 1 to LOOKAHEAD, and end tokens that fall on any position of an accepted block."""
+    budget = draw(st.one_of(st.integers(1, 6), st.integers(1, LOOKAHEAD)))
+    pick = draw(st.integers(0, 7))
+    if pick < 4:
+        return Stops(budget)
+    ahead = continuation(model, prompt)
+    ending = ahead[draw(st.integers(0, len(ahead) - 1))] if pick < 7 else draw(tokens(model.vocab_size))
+    return Stops(budget, eos=(ending,)) if pick % 2 else Stops(budget, stop_tokens=(ending,))
+
+
+@st.composite
+def cases(draw: st.DrawFn, dtypes: tuple[str, ...] = ("float32", "float64")) -> Case:
+    """Cases on built-in models in one of `dtypes`."""
+    dtype = draw(st.sampled_from(dtypes))
+    model = draw(targets())
+    prompt = draw(prompts(model))
+    draft = draw(any_draft(model, prompt))
+    nodes = max((len(tree) for tree in draft.trees), default=1) if isinstance(draft, Scripted) else len(draft.shape)
+    layout = KvLayout(
+        commit=draw(st.sampled_from(COMMITS)),
+        padded_nodes=draw(st.sampled_from((0, 0, nodes, nodes + 3))),
+        prefill_chunk=draw(st.sampled_from((0, 0, 1 if len(prompt) < 16 else 7, 5, 16))),
+    )
+    stops = draw(stops_for(model, prompt))
+    return Case(model, prompt, draft, layout, stops=stops, dtype=dtype)

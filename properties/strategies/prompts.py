@@ -1,0 +1,37 @@
+"""Prompts: length 1 to a few hundred, dense around windows and powers of two, ids 0 and V-1 included."""
+
+import numpy as np
+from hypothesis import strategies as st
+
+from reference.architecture import Seeded
+
+LONGEST = 300
+
+
+def tokens(vocab: int) -> st.SearchStrategy[int]:
+    """Token ids, the two ends of the vocabulary more often than chance."""
+    return st.one_of(st.integers(0, vocab - 1), st.sampled_from((0, vocab - 1)))
+
+
+def edges(model: Seeded) -> list[int]:
+    """Lengths one below, at and one above each window of the model and each power of two."""
+    marks = {window for window in model.architecture.windows if window} | {2**k for k in range(1, 9)}
+    return sorted({mark + off for mark in marks for off in (-1, 0, 1, 2) if 1 <= mark + off <= LONGEST})
+
+
+def _seeded(vocab: int, length: int, seed: int) -> tuple[int, ...]:
+    return tuple(np.random.default_rng(seed).integers(0, vocab, size=length).tolist())
+
+
+def prompts(model: Seeded) -> st.SearchStrategy[tuple[int, ...]]:
+    """Prompts for `model`; the last token is the pending root."""
+    vocab = model.vocab_size
+    short = st.lists(tokens(vocab), min_size=1, max_size=8).map(tuple)
+    seed = st.integers(0, 2**16)
+    near = [length for length in edges(model) if length <= 35]
+    edge = st.builds(_seeded, st.just(vocab), st.sampled_from(near), seed)
+    anywhere = st.builds(_seeded, st.just(vocab), st.integers(1, 24), seed)
+    # A repeated stretch gives n-gram drafts something to find.
+    echo = st.builds(lambda part, times: (part * times)[:24], short, st.integers(2, 4))
+    far = st.builds(_seeded, st.just(vocab), st.one_of(st.sampled_from(edges(model)), st.integers(25, LONGEST)), seed)
+    return st.one_of(short, short, anywhere, echo, edge, edge, far)

@@ -1,0 +1,91 @@
+"""Subject: a backend as invariants see it, a memoised Case -> Trace that never raises what it cannot explain."""
+
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from reference.case import Case
+from reference.trace import Stage, Trace
+
+
+@dataclass(frozen=True)
+class Declined:
+    """The backend does not take the case, for the reason `why`."""
+
+    why: str
+
+
+@dataclass(frozen=True)
+class Crashed:
+    """The run broke: at `stage` if the engine could tell, with `why` in one line."""
+
+    stage: Stage | None
+    why: str
+
+
+Run = Callable[[Case], "Trace | Declined | Crashed"]
+
+
+class NoTrace(Exception):  # noqa: N818 - it names what is absent
+    """Raised to an invariant that asks for a trace where there is none; `outcome` says why."""
+
+    def __init__(self, outcome: Declined | Crashed) -> None:
+        super().__init__(outcome.why)
+        self.outcome = outcome
+
+
+class Subject:
+    """A backend under test.
+
+    Attributes:
+        name: The backend's name.
+        reveals: Stages its traces may hold.
+        forward_s: Seconds inside its forwards so far, over every run.
+        runs: Runs so far.
+        notes: What invariants computed once for a case and share, by key.
+    """
+
+    def __init__(self, name: str, run: Run, reveals: frozenset[Stage], keep: int = 48) -> None:
+        self.name = name
+        self.reveals = reveals
+        self.forward_s = 0.0
+        self.runs = 0
+        self.notes: OrderedDict[object, object] = OrderedDict()
+        self._run = run
+        self._keep = keep
+        self._memo: OrderedDict[tuple[Case, int], Trace | Declined | Crashed] = OrderedDict()
+
+    def __call__(self, case: Case) -> Trace:
+        """The backend's trace of `case`, run once and remembered.
+
+        Raises:
+            NoTrace: when the backend declined the case or its run broke.
+        """
+        return self._answer(case, 0)
+
+    def again(self, case: Case, time: int = 1) -> Trace:
+        """A second run of `case` (or a third, for `time` 2), remembered apart from the first."""
+        return self._answer(case, time)
+
+    def _answer(self, case: Case, time: int) -> Trace:
+        key = (case, time)
+        if key not in self._memo:
+            outcome = self._run(case)
+            self.runs += 1
+            if isinstance(outcome, Trace):
+                self.forward_s += outcome.forward_s
+            self._memo[key] = outcome
+            while len(self._memo) > self._keep:
+                self._memo.popitem(last=False)
+        outcome = self._memo[key]
+        if not isinstance(outcome, Trace):
+            raise NoTrace(outcome)
+        return outcome
+
+    def noted(self, key: object, make: Callable[[], object]) -> object:
+        """`make()`, computed once per key."""
+        if key not in self.notes:
+            self.notes[key] = make()
+            while len(self.notes) > self._keep:
+                self.notes.popitem(last=False)
+        return self.notes[key]

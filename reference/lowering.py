@@ -1,0 +1,64 @@
+"""What a lowered tree must say: positions, ancestry, visibility and links, written down cell by cell."""
+
+import numpy as np
+
+from reference.architecture import Architecture
+from reference.trace import Array, Lowered, frozen
+from reference.tree import Tree
+
+
+def sees(tree: Tree, row: int, column: int, context: int, window: int) -> bool:
+    """Whether node `row` may attend to KV column `column`: a context token, or the column of a node on its own path.
+
+    Columns 0..context-1 hold the context, column context + i holds node i. A window of w tokens hides whatever lies
+    w or more positions back, itself counted (transformers: kv position > query position - w); 0 hides nothing.
+    """
+    position = context + tree.depth[row]
+    if column < context:
+        at = column
+    elif column - context in tree.path(row):
+        at = context + tree.depth[column - context]
+    else:
+        return False
+    return window == 0 or at > position - window
+
+
+def visibility(tree: Tree, context: int, window: int) -> Array:
+    """bool [nodes, context + nodes]: `sees` of every cell."""
+    seen = np.zeros((len(tree), context + len(tree)), dtype=bool)
+    for row in range(len(tree)):
+        start = 0 if window == 0 else max(0, context + tree.depth[row] - window + 1)
+        seen[row, start:context] = True
+        for node in tree.path(row):
+            seen[row, context + node] = context + tree.depth[node] >= start
+    return frozen(seen)
+
+
+def lower(tree: Tree, context: int, architecture: Architecture) -> Lowered:
+    """The index arrays of `tree` over `context` committed tokens, without padding; see `reference.trace.Lowered`."""
+    nodes = len(tree)
+    ancestor = np.zeros((nodes, tree.height + 1), dtype=np.int64)
+    first, sibling = np.zeros(nodes, dtype=np.int64), np.zeros(nodes, dtype=np.int64)
+    for node in range(nodes):
+        path = tree.path(node)
+        ancestor[node, : len(path)] = path
+        below = tree.children[node]
+        if below:
+            first[node] = below[0]
+        for one, following in zip(below, below[1:], strict=False):
+            sibling[one] = following
+    depth = np.array(tree.depth)
+    masks = {window: visibility(tree, context, window) for window in set(architecture.windows)}
+    return Lowered(
+        token=frozen(tree.token),
+        parent=frozen(tree.parent),
+        depth=frozen(depth),
+        position=frozen(context + depth),
+        valid=frozen(np.ones(nodes, dtype=bool)),
+        ancestor=frozen(ancestor),
+        visible=tuple(masks[window] for window in architecture.windows),
+        slot=frozen(context + np.arange(nodes)),
+        next_token=frozen(first),
+        next_sibling=frozen(sibling),
+        retrieve_index=frozen(np.arange(nodes)),
+    )
