@@ -27,7 +27,7 @@ def junit(tally: Tally, revealed: frozenset[Stage] | None = None) -> bytes:
     located: dict[str, list[Failure]] = {}
     for failure in tally.failures:
         located.setdefault(failure.finding.invariant, []).append(failure)
-    suite = TestSuite(_legal(tally.backend))
+    suite = TestSuite(clean(tally.backend))
     for name in dict.fromkeys((*tally.invariants, *located)):
         counts = tally.invariants.get(name, Counts())
         suite.add_testcase(_testcase(tally, name, counts, located.get(name, []), revealed))
@@ -35,7 +35,7 @@ def junit(tally: Tally, revealed: frozenset[Stage] | None = None) -> bytes:
         suite.add_testcase(_run(tally))
     facts = {"emulated": str(tally.emulated).lower(), "cases": str(tally.cases), **tally.environment}
     for name, value in facts.items():
-        suite.add_property(_legal(name), _legal(value))
+        suite.add_property(clean(name), clean(value))
     document = JUnitXml()
     document.add_testsuite(suite)
     document.update_statistics()  # type: ignore[no-untyped-call]
@@ -48,7 +48,7 @@ def junit(tally: Tally, revealed: frozenset[Stage] | None = None) -> bytes:
 def _testcase(
     tally: Tally, name: str, counts: Counts, failures: list[Failure], revealed: frozenset[Stage] | None
 ) -> TestCase:
-    entry = TestCase(_legal(name), classname=_legal(tally.backend))
+    entry = TestCase(clean(name), classname=clean(tally.backend))
     if failures:
         entry.result = [_failed(failure, revealed) for failure in failures]
     elif counts.failed:
@@ -56,7 +56,7 @@ def _testcase(
         seen = f"failed in {counts.failed} of {plural(counts.checked, 'case')}"
         entry.result = [JUnitFailure(f"{seen}; the earliest difference is told under another invariant", "differ")]
     elif reason := not_judged(name, counts):
-        entry.result = [Skipped(_legal(f"not judged: {reason}"))]
+        entry.result = [Skipped(clean(f"not judged: {reason}"))]
     elif counts.unobserved:
         total = plural(counts.checked + counts.unobserved, "case")
         entry.system_out = f"holds where it was judged; unobserved in {counts.unobserved} of {total}"
@@ -65,26 +65,16 @@ def _testcase(
 
 def _failed(failure: Failure, revealed: frozenset[Stage] | None) -> JUnitFailure:
     told = account(failure.finding, scene_of(failure.verdict, failure.finding))
-    result = JUnitFailure(_legal(told), failure.finding.stage.word)
-    result.text = _body(failure_page(failure, revealed))
+    result = JUnitFailure(clean(told), failure.finding.stage.word)
+    result.text = "\n" + failure_page(failure, revealed)
     return result
 
 
 def _run(tally: Tally) -> TestCase:
-    entry = TestCase(RUN, classname=_legal(tally.backend))
+    entry = TestCase(RUN, classname=clean(tally.backend))
     why = tally.errors or ([tally.stopped] if tally.stopped else ["nothing was judged"])
     for line in why:
-        result = Error(_legal(line), "unjudged")
-        result.text = _body(summary_page(tally))
+        result = Error(clean(line), "unjudged")
+        result.text = "\n" + summary_page(tally)
         entry.result = [*entry.result, result]
     return entry
-
-
-def _body(page: str) -> str:
-    return "\n" + "\n".join(_legal(line, joined=False) for line in page.split("\n"))
-
-
-def _legal(text: str, joined: bool = True) -> str:
-    """`text` without what XML 1.0 cannot hold; pages are clean already but for non-characters."""
-    cleaned = clean(text) if joined else text
-    return cleaned.replace("\ufffe", "\\ufffe").replace("\uffff", "\\uffff")
