@@ -1,0 +1,80 @@
+"""Faults of the greedy walk."""
+
+from dataclasses import replace
+
+from torch import Tensor
+
+from backends.engine.seams import Seams
+from backends.engine.tensorise import TreeTensors
+from backends.faults.fault import Fault
+from reference.trace import Stage
+
+
+def first_unverified(seams: Seams) -> Seams:
+    """The root's first child is accepted without a comparison."""
+
+    def walk(tensors: TreeTensors, logits: Tensor) -> tuple[list[int], int]:
+        first = int(tensors.next_token[0])
+        path, bonus = seams.walk(tensors, logits)
+        if not first or path[1:2] == [first]:
+            return path, bonus
+        return [0, first], int(logits[first].argmax())
+
+    return replace(seams, walk=walk)
+
+
+def zero_is_padding(seams: Seams) -> Seams:
+    """Token id 0 is taken for path padding and ends the walk."""
+
+    def walk(tensors: TreeTensors, logits: Tensor) -> tuple[list[int], int]:
+        path, bonus = seams.walk(tensors, logits)
+        kept = [0]
+        for row in path[1:]:
+            if int(tensors.token[row]) == 0:
+                return kept, int(logits[kept[-1]].argmax())
+            kept.append(row)
+        return path, bonus
+
+    return replace(seams, walk=walk)
+
+
+def bonus_one_row_late(seams: Seams) -> Seams:
+    """After a rejection the bonus is drawn at the rejected child instead of at its parent."""
+
+    def walk(tensors: TreeTensors, logits: Tensor) -> tuple[list[int], int]:
+        path, bonus = seams.walk(tensors, logits)
+        rejected = int(tensors.next_token[path[-1]])
+        return (path, int(logits[rejected].argmax())) if rejected else (path, bonus)
+
+    return replace(seams, walk=walk)
+
+
+FAULTS = (
+    Fault(
+        "first-draft-token-unverified",
+        "BZ-139",
+        Stage.ACCEPTED,
+        "The first drafted token is committed without verification.",
+        "catalogue BZ-139: first draft token committed without verification",
+        "a first child that the target does not choose",
+        first_unverified,
+    ),
+    Fault(
+        "token-zero-taken-for-padding",
+        "BZ-004",
+        Stage.ACCEPTED,
+        "Token id 0 is taken for padding of a candidate path, so a right token 0 is rejected.",
+        "catalogue BZ-004: path padding encoded as token id 0",
+        "an accepted token with id 0",
+        zero_is_padding,
+    ),
+    Fault(
+        "bonus-from-rejected-row",
+        "BZ-129",
+        Stage.ACCEPTED,
+        "Rejection is handled one row late: the next token comes from the rejected row.",
+        "catalogue BZ-129: rejection handled one iteration late",
+        "a rejected child",
+        bonus_one_row_late,
+    ),
+)

@@ -1,0 +1,83 @@
+"""Faults inside attention: what the kernel makes of a right mask."""
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from backends.engine.seams import Seams
+from backends.faults.fault import Fault
+from reference.trace import Stage
+
+
+def tiles_below_diagonal(seams: Seams) -> Seams:
+    """Keys that precede the query in the block are taken as visible without a look at the mask."""
+
+    def attend(query: Tensor, key: Tensor, value: Tensor, visible: Tensor, scaling: float) -> Tensor:
+        rows, columns = visible.shape[-2:]
+        below = torch.zeros(rows, columns, dtype=torch.bool, device=visible.device)
+        below[:, columns - rows :] = torch.tril(torch.ones(rows, rows, dtype=torch.bool), -1)
+        return seams.attend(query, key, value, visible | below, scaling)
+
+    return replace(seams, attend=attend)
+
+
+def block_sees_itself_only(seams: Seams) -> Seams:
+    """A verify block longer than one row attends to its own rows and not to the cached context."""
+
+    def attend(query: Tensor, key: Tensor, value: Tensor, visible: Tensor, scaling: float) -> Tensor:
+        rows, columns = visible.shape[-2:]
+        if rows == 1:
+            return seams.attend(query, key, value, visible, scaling)
+        own = visible.clone()
+        own[..., : columns - rows] = False
+        return seams.attend(query, key, value, own, scaling)
+
+    return replace(seams, attend=attend)
+
+
+def denominator_counts_padding(seams: Seams) -> Seams:
+    """Lanes of the last tile beyond the row's own columns stay in the softmax denominator, with score 0."""
+
+    def attend(query: Tensor, key: Tensor, value: Tensor, visible: Tensor, scaling: float) -> Tensor:
+        tile = 4
+        spare = -key.shape[2] % tile
+        if not spare:
+            return seams.attend(query, key, value, visible, scaling)
+        lanes = (*key.shape[:2], spare, key.shape[3])
+        key, value = torch.cat([key, key.new_zeros(lanes)], 2), torch.cat([value, value.new_zeros(lanes)], 2)
+        open_lanes = torch.ones(*visible.shape[:-1], spare, dtype=torch.bool, device=visible.device)
+        return seams.attend(query, key, value, torch.cat([visible, open_lanes], -1), scaling)
+
+    return replace(seams, attend=attend)
+
+
+FAULTS = (
+    Fault(
+        "tiles-below-diagonal-unmasked",
+        "BZ-145",
+        Stage.ATTENDED,
+        "Attention skips the tree mask for keys that lie before the query in the block.",
+        "catalogue BZ-145: mask check skipped in tiles below the causal diagonal",
+        "two branches",
+        tiles_below_diagonal,
+    ),
+    Fault(
+        "verify-block-sees-itself-only",
+        "BZ-148",
+        Stage.ATTENDED,
+        "A block of several rows attends to itself and never to the cached context.",
+        "catalogue BZ-148: speculative rows never take the cached-prefix path",
+        "a tree of two nodes over a context",
+        block_sees_itself_only,
+    ),
+    Fault(
+        "padding-lanes-in-denominator",
+        "BZ-097",
+        Stage.ATTENDED,
+        "Lanes beyond the last key of a tile stay in the softmax denominator.",
+        "catalogue BZ-097: non-causal decode keeps padding lanes",
+        "a key length that does not fill its tile",
+        denominator_counts_padding,
+    ),
+)

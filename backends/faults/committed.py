@@ -1,0 +1,146 @@
+"""Faults of the commit: in the target's cache and in the draft's."""
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache
+
+from backends.engine.branch import cache_of
+from backends.engine.causal_lm import cached_length
+from backends.engine.seams import Seams
+from backends.faults.fault import Fault
+from reference.trace import Stage
+
+Commit = tuple[DynamicCache, str | None]
+
+
+def truncated(seams: Seams) -> Seams:
+    """The cache is cut to the new length; accepted rows are not gathered."""
+
+    def commit(committed: DynamicCache, branch: DynamicCache, path: list[int], how: str) -> Commit:
+        return seams.commit(committed, branch, list(range(len(path))), how)
+
+    return replace(seams, commit=commit)
+
+
+def overlapping_moves(seams: Seams) -> Seams:
+    """Rows are compacted in place from the last to the first, overwriting sources that are still to be read."""
+
+    def commit(committed: DynamicCache, branch: DynamicCache, path: list[int], how: str) -> Commit:
+        start = cached_length(committed)
+        for layer in branch.layers:
+            for at in reversed(range(len(path))):
+                for held in (layer.keys, layer.values):
+                    held[..., start + at, :] = held[..., start + path[at], :]
+        return seams.commit(committed, branch, list(range(len(path))), how)
+
+    return replace(seams, commit=commit)
+
+
+def values_in_place(seams: Seams) -> Seams:
+    """Keys are gathered by accepted rows, values by another index formula."""
+
+    def commit(committed: DynamicCache, branch: DynamicCache, path: list[int], how: str) -> Commit:
+        start = cached_length(committed)
+        keys, why = seams.commit(committed, branch, path, how)
+        kept = []
+        for mine, source in zip(keys.layers, branch.layers, strict=True):
+            values: Tensor = mine.values.clone()
+            values[..., start:, :] = source.values[..., start : start + len(path), :]
+            kept.append((mine.keys, values))
+        return cache_of(kept), why
+
+    return replace(seams, commit=commit)
+
+
+def draft_not_popped(seams: Seams) -> Seams:
+    """Rejected tokens stay in the draft's cache."""
+
+    def roll_back(cache: DynamicCache, branch: DynamicCache, fed: list[int]) -> DynamicCache:
+        return branch if cached_length(branch) > cached_length(cache) else seams.roll_back(cache, branch, fed)
+
+    return replace(seams, roll_back=roll_back)
+
+
+def draft_overtrimmed(seams: Seams) -> Seams:
+    """The draft's rewind trims two entries too many."""
+
+    def roll_back(cache: DynamicCache, branch: DynamicCache, fed: list[int]) -> DynamicCache:
+        settled = seams.roll_back(cache, branch, fed)
+        length = max(cached_length(settled) - 2, 1)
+        return cache_of([(layer.keys[..., :length, :], layer.values[..., :length, :]) for layer in settled.layers])
+
+    return replace(seams, roll_back=roll_back)
+
+
+def draft_hole(seams: Seams) -> Seams:
+    """The last kept draft row is marked as cached although its KV was never written."""
+
+    def roll_back(cache: DynamicCache, branch: DynamicCache, fed: list[int]) -> DynamicCache:
+        settled = seams.roll_back(cache, branch, fed)
+        if fed:
+            for layer in settled.layers:
+                layer.keys[..., -1, :] = torch.zeros_like(layer.keys[..., -1, :])
+                layer.values[..., -1, :] = torch.zeros_like(layer.values[..., -1, :])
+        return settled
+
+    return replace(seams, roll_back=roll_back)
+
+
+FAULTS = (
+    Fault(
+        "kv-truncated-not-gathered",
+        "BZ-074",
+        Stage.COMMITTED,
+        "After verification the KV cache is cut to its new length without gathering the accepted rows.",
+        "catalogue BZ-074: KV rewind is one integer, insufficient for a tree",
+        "an accepted path that is not a prefix of the row order",
+        truncated,
+    ),
+    Fault(
+        "overlapping-compaction",
+        "BZ-132",
+        Stage.COMMITTED,
+        "Accepted rows are compacted in place in an order that overwrites sources before they are read.",
+        "catalogue BZ-132: overlapping in-place KV compaction",
+        "two accepted rows, the first of them not in place",
+        overlapping_moves,
+    ),
+    Fault(
+        "values-moved-by-other-layout",
+        "BZ-133",
+        Stage.COMMITTED,
+        "The value cache is compacted with another index formula than the key cache.",
+        "catalogue BZ-133: value cache moved with another layout",
+        "an accepted path that is not a prefix of the row order",
+        values_in_place,
+    ),
+    Fault(
+        "draft-cache-not-popped",
+        "BZ-137",
+        Stage.COMMITTED,
+        "The draft model's cache keeps the tokens that were rejected.",
+        "catalogue BZ-137: draft cache not popped for unaccepted tokens",
+        "a draft model whose tree has an inner node",
+        draft_not_popped,
+    ),
+    Fault(
+        "draft-cache-overtrimmed",
+        "BZ-141",
+        Stage.COMMITTED,
+        "The draft model's cache is rewound two entries too far.",
+        "catalogue BZ-141: draft cache rewind trims two entries too many",
+        "a draft model",
+        draft_overtrimmed,
+    ),
+    Fault(
+        "draft-kv-never-written",
+        "BZ-167",
+        Stage.COMMITTED,
+        "The KV of the last accepted draft token is never written, and the hole is not marked.",
+        "catalogue BZ-167: KV of the last draft token never written",
+        "a draft model whose inner node is accepted",
+        draft_hole,
+    ),
+)

@@ -1,0 +1,78 @@
+"""Faults of the draft model while it proposes a tree."""
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from backends.engine.seams import Seams
+from backends.faults.fault import Fault
+from reference.trace import Stage
+from reference.tree import RankTree
+
+Rows = tuple[list[int], list[list[int]]]
+
+
+def early_positions(seams: Seams) -> Seams:
+    """Draft positions are moved on before the forward instead of after it."""
+
+    def branch_rows(shape: RankTree, level: list[int], slots: dict[int, int], root: int) -> Rows:
+        positions, seen = seams.branch_rows(shape, level, slots, root)
+        return [position + 1 for position in positions], seen
+
+    return replace(seams, branch_rows=branch_rows)
+
+
+def wrong_parent(seams: Seams) -> Seams:
+    """A node of the draft tree reads the KV of the beam slot before its parent's."""
+
+    def branch_rows(shape: RankTree, level: list[int], slots: dict[int, int], root: int) -> Rows:
+        positions, seen = seams.branch_rows(shape, level, slots, root)
+        return positions, _shift(seen, root)
+
+    return replace(seams, branch_rows=branch_rows)
+
+
+def _shift(seen: list[list[int]], root: int) -> list[list[int]]:
+    """Each list with its proper ancestors moved one branch column down, not past the first."""
+    return [[*(max(column - 1, root + 1) for column in columns[:-1]), columns[-1]] for columns in seen]
+
+
+def map_skipped(seams: Seams) -> Seams:
+    """Draft ids are used as target ids: the vocabulary map is not applied."""
+
+    def name_children(logits: Tensor, ranks: list[int], vocabulary: Tensor) -> tuple[list[int], list[int]]:
+        return seams.name_children(logits, ranks, torch.arange(len(vocabulary)))
+
+    return replace(seams, name_children=name_children)
+
+
+FAULTS = (
+    Fault(
+        "draft-positions-early",
+        "BZ-059",
+        Stage.DRAFTED,
+        "Positions of the draft model are incremented before its forward.",
+        "catalogue BZ-059: draft decode positions incremented before the forward",
+        "a draft model whose tree has an inner node",
+        early_positions,
+    ),
+    Fault(
+        "draft-reads-wrong-parent",
+        "BZ-062",
+        Stage.DRAFTED,
+        "A node of the draft tree attends to the KV of another node's parent.",
+        "catalogue BZ-062: draft tree step uses the KV of the wrong parent",
+        "a draft tree with two inner nodes at one depth and one below the second",
+        wrong_parent,
+    ),
+    Fault(
+        "vocabulary-map-skipped",
+        "BZ-051",
+        Stage.DRAFTED,
+        "The draft's reduced vocabulary is not mapped to target ids.",
+        "catalogue BZ-051: draft head with a reduced vocabulary treated as full",
+        "a draft with a reduced vocabulary",
+        map_skipped,
+    ),
+)

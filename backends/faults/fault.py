@@ -1,0 +1,30 @@
+"""Fault: a publicly reported defect of speculative decoding as a named patch of one engine seam."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from backends.engine.seams import Seams
+from reference.trace import Stage
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A defect that can be planted.
+
+    Attributes:
+        name: As users type it.
+        id: Its entry in the catalogue of public reports.
+        stage: Where it strikes.
+        sentence: What goes wrong, in one sentence.
+        source: The public report.
+        trigger: What a case needs for it to show.
+        plant: The seams with the defect in one of them.
+    """
+
+    name: str
+    id: str
+    stage: Stage
+    sentence: str
+    source: str
+    trigger: str
+    plant: Callable[[Seams], Seams]

@@ -1,0 +1,69 @@
+"""Name to backend, or the reason there is none; a stranger's engine comes in as `pkg.module:factory`."""
+
+import importlib
+from dataclasses import dataclass
+
+from backends.base import Backend, Unavailable
+
+
+@dataclass(frozen=True)
+class Row:
+    """One backend we ship.
+
+    Attributes:
+        name: As users type it.
+        factory: `module:function` that opens it, imported on use.
+        device: What it needs: cpu, cuda, npu.
+        sentence: What it is.
+    """
+
+    name: str
+    factory: str
+    device: str
+    sentence: str
+
+
+ROWS: tuple[Row, ...] = (
+    Row("cpu-eager", "backends.eager:open_cpu", "cpu", "the engine with written-out attention, on the CPU"),
+    Row("cuda-eager", "backends.eager:open_cuda", "cuda", "the engine with written-out attention, on an NVIDIA device"),
+)
+
+
+class UnknownBackend(ValueError):
+    """No backend has that name, or its `pkg.module:factory` cannot be used."""
+
+
+def open_backend(name: str) -> Backend:
+    """Open a backend by name or by `pkg.module:factory`.
+
+    Raises:
+        UnknownBackend: for a name that means nothing, a module or factory that cannot be imported or called.
+        Unavailable: where its device or package is missing.
+    """
+    known = {row.name: row.factory for row in ROWS}
+    target = known.get(name, name)
+    module_name, colon, attribute = target.partition(":")
+    if not colon:
+        raise UnknownBackend(f"no backend is called {name!r}: known are {', '.join(known)}, or give pkg.module:factory")
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as why:
+        if name in known:
+            raise Unavailable(f"{name} cannot be imported: {why}") from why
+        raise UnknownBackend(f"backend {name!r}: cannot import {module_name!r} ({why})") from why
+    factory = getattr(module, attribute, None)
+    if not callable(factory):
+        raise UnknownBackend(f"backend {name!r}: {module_name!r} has no factory called {attribute!r}")
+    backend = factory()
+    if not isinstance(backend, Backend):
+        raise UnknownBackend(f"backend {name!r}: what {attribute!r} returns has no run() and declaration")
+    return backend
+
+
+def why_unavailable(name: str) -> str | None:
+    """Why a backend cannot be opened here, or None if it can."""
+    try:
+        open_backend(name)
+    except Unavailable as why:
+        return str(why)
+    return None
