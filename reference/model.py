@@ -76,12 +76,12 @@ def _from_disk(model: Checkpoint, dtype: str) -> Parameters:
 
 
 def rounded(weight: Array, dtype: str, name: str = "weight") -> Array:
-    """`weight` (float64) as `dtype` holds it, to nearest even, in float64 again.
+    """`weight` (float64, finite) as `dtype` holds it, to nearest even, in float64 again.
 
     The 16-bit types are reached through float32, as torch converts them.
 
     Raises:
-        Malformed: a finite weight overflows `dtype`.
+        Malformed: a weight overflows `dtype`.
     """
     if dtype == "float64":
         return weight
@@ -91,11 +91,11 @@ def rounded(weight: Array, dtype: str, name: str = "weight") -> Array:
             bits = single.view(np.uint32)
             even = (bits >> np.uint32(16)) & np.uint32(1)
             nearest = (bits + np.uint32(0x7FFF) + even) & np.uint32(0xFFFF0000)
-            narrow = np.where(np.isfinite(single), nearest.view(np.float32), single)
+            narrow = nearest.view(np.float32)
         else:
             narrow = single.astype(dtype)
     wide: Array = narrow.astype(np.float64)
-    if not np.array_equal(np.isfinite(wide), np.isfinite(weight)):
+    if not np.isfinite(wide).all():
         raise Malformed("dtype", f"{name} holds {np.abs(weight).max():g}, too large for {dtype}")
     return wide
 

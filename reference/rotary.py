@@ -110,7 +110,7 @@ def _yarn(rope: Rope, plain: Array, head_dim: int) -> Array:
 
 def _yarn_scaling(rope: Rope) -> float:
     def temperature(mscale: float) -> float:
-        return 0.1 * mscale * math.log(rope.factor) + 1.0 if rope.factor > 1 else 1.0
+        return 0.1 * mscale * math.log(rope.factor) + 1.0
 
     if rope.attention_factor:
         return rope.attention_factor

@@ -156,11 +156,9 @@ def test_weights_are_rounded_as_torch_rounds(tmp_path: Path, dtype: str) -> None
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_rounding_goes_to_even_and_keeps_the_odd_ones(dtype: str) -> None:
+def test_rounding_goes_to_even(dtype: str) -> None:
     step = {"bfloat16": 2.0**-7, "float16": 2.0**-10, "float32": 2.0**-23, "float64": 2.0**-52}[dtype]
-    values = np.array(
-        [1 + step / 2, 1 + step * 1.5, -1 - step / 2, 0.0, -0.0, 2.0**-24, 1e-30, np.inf, -np.inf, np.nan]
-    )
+    values = np.array([1 + step / 2, 1 + step * 1.5, -1 - step / 2, 0.0, -0.0, 2.0**-24, 2.0**-25, 1e-30, 1e-42])
     expected = torch.tensor(values).to(DTYPES[dtype]).double().numpy()
     np.testing.assert_array_equal(rounded(values, dtype), expected)
 

@@ -105,7 +105,7 @@ def resharded(change: Callable[[Path, dict[str, Any]], object]) -> Callable[[Pat
     return damage
 
 
-NORM = "model.norm.weight"
+NORM, OTHER = "model.norm.weight", "model.layers.0.input_layernorm.weight"
 SECOND = "model-00002-of-00002.safetensors"
 WRONG: list[tuple[str, Callable[[Path], Any], str]] = [
     *[
@@ -124,6 +124,7 @@ WRONG: list[tuple[str, Callable[[Path], Any], str]] = [
     ("shape a word", reheader(lambda header: header[NORM].update(shape="ab")), rf"entry for {NORM} is broken"),
     ("bytes for shape", reheader(lambda header: header[NORM].update(shape=[9])), rf"{NORM} has 32 bytes for shape"),
     ("hole", reheader(lambda header: header.pop(NORM)), r"its tensors overlap or leave holes|header promises"),
+    ("overlap", reheader(lambda header: header[NORM].update(data_offsets=header[OTHER]["data_offsets"])), r"overlap"),
     ("data appended", append(b"xx"), r"header promises \d+ bytes"),
     ("dtype", retensor(lambda state: state.update({NORM: torch.ones(8, dtype=torch.int8)})), rf"{NORM} has dtype I8"),
     ("tensor missing", retensor(lambda state: state.pop(NORM)), rf"tensor {NORM} is missing; config.json and weights"),
@@ -156,6 +157,15 @@ def test_what_is_wrong_is_said_in_one_line(tmp_path: Path, damage: Callable[[Pat
         with pytest.raises(UnreadableCheckpoint, match=line) as caught:
             use(tmp_path)
         assert_one_line(caught.value, tmp_path)
+
+
+@pytest.mark.parametrize("value", [torch.nan, -torch.inf])
+def test_weights_that_are_no_numbers_are_refused_where_they_are_read(tmp_path: Path, value: float) -> None:
+    written(tmp_path)
+    retensor(lambda state: state[NORM].fill_(value))(tmp_path)
+    with pytest.raises(UnreadableCheckpoint, match=rf"tensor {NORM} holds NaN or infinity") as caught:
+        read(tmp_path)
+    assert_one_line(caught.value, tmp_path)
 
 
 @pytest.mark.parametrize("name", ["nowhere", "config.json"])

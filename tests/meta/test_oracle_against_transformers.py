@@ -184,7 +184,9 @@ ROPES = {
     "yarn-mscale": Rope(kind="yarn", factor=4.0, original=16, mscale=0.7, mscale_all_dim=1.3),
     "yarn-one-mscale": Rope(kind="yarn", factor=4.0, original=16, mscale=0.7),
     "yarn-factor-one": Rope(kind="yarn", factor=1.0, original=64),
-    "yarn-no-ramp": Rope(theta=10.0, kind="yarn", factor=4.0, original=2),
+    "yarn-tiny-original": Rope(theta=10.0, kind="yarn", factor=4.0, original=2),
+    "yarn-ramp-beyond-the-pairs": Rope(theta=30.0, kind="yarn", factor=4.0, original=400),
+    "yarn-no-ramp": Rope(theta=100.0, kind="yarn", factor=4.0, original=16, beta_fast=1.0, truncate=False),
     "llama3": Rope(theta=100.0, kind="llama3", factor=8.0, original=32),
     "llama3-band": Rope(theta=40.0, kind="llama3", factor=2.0, original=20, low_freq_factor=0.5, high_freq_factor=2.0),
     "longrope-short": Rope(kind="longrope", factor=4.0, original=40, short_factor=SHORT, long_factor=LONG),
@@ -192,7 +194,7 @@ ROPES = {
     "longrope-attention": Rope(
         kind="longrope", factor=4.0, original=16, attention_factor=1.3, short_factor=SHORT, long_factor=LONG
     ),
-    "longrope-factor-one": Rope(kind="longrope", factor=1.0, original=40, short_factor=SHORT, long_factor=LONG),
+    "longrope-factor-below-one": Rope(kind="longrope", factor=0.5, original=40, short_factor=SHORT, long_factor=LONG),
 }
 
 
