@@ -27,7 +27,7 @@ PLACES = {
     "position": "position {}",
     "depth": "depth {}",
     "token": "token {}",
-    "side": "side {}",
+    "side": "{}",
     "variant": "variant {}",
 }
 """How each coordinate of `Finding.where` is read aloud, in the order in which they are; others follow by name."""

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from properties.finding import Finding
+from reference.trace import Stage
 from reports.scene import Scene
 from reports.values import STAGE_UNKNOWN, address, coordinate, excess, places, show
 
@@ -41,11 +42,10 @@ class Told(dict[str, str]):
         return {"kind": "key or value", "cache": "target cache", "variant": "the variant"}.get(key, f"a {key}")
 
     def truth(self) -> tuple[bool, bool] | None:
-        """Expected and observed, where both are yes or no."""
-        both = (self.finding.expected, self.finding.observed)
-        if all(type(value).__name__ in ("bool", "bool_") for value in both):
-            return bool(both[0]), bool(both[1])
-        return None
+        """Expected and observed, where both say whether a cell is seen."""
+        both = [show(value) for value in (self.finding.expected, self.finding.observed)]
+        known = {"visible": True, "true": True, "hidden": False, "false": False}
+        return (known[both[0]], known[both[1]]) if all(value in known for value in both) else None
 
 
 def _mask(told: Told) -> str:
@@ -66,6 +66,19 @@ def _attended(told: Told) -> str:
     return "{Node} did not attend to exactly the rows it may see, read off the transparent probe."
 
 
+def _context(told: Told) -> str:
+    what = "What attention returned for" if told.finding.stage is Stage.ATTENDED else "What the forward computed for"
+    return f"{what} {{node}} is not what its own path gives from scratch{{by}}: it saw something else, or went wrong."
+
+
+def _fast(told: Told) -> str:
+    if told.finding.stage is Stage.EMITTED:
+        return "With a faster commit the output is {observed} instead of {expected}."
+    return (
+        "The faster commit left another {kind} at {slot} than gathering the whole cache by the accepted path does{by}."
+    )
+
+
 def _committed(told: Told) -> str:
     if told.scene.writer_rejected:
         return f"Node {told.scene.writer} was rejected, and it was the one that wrote {{slot}}. " + (
@@ -77,7 +90,7 @@ def _committed(told: Told) -> str:
 
 
 SENTENCES: dict[str, Sentence] = {
-    "structure.parent-range": "The parent of {row} is {observed}, which is no row that can be its parent.",
+    "structure.parent-range": "The parent of {row} is given as {observed}; it must be {expected}.",
     "structure.depth-consistent": "{Row} is given depth {observed}; its parent puts it at depth {expected}.",
     "structure.validity-closed": (
         "{Row} is wrongly marked as valid or as padding: real rows are valid, and no valid row hangs from padding."
@@ -94,10 +107,7 @@ SENTENCES: dict[str, Sentence] = {
         "The first-child and next-sibling links do not walk the tree: at {row} they lead to {observed} instead of "
         "{expected}."
     ),
-    "attention.context-exact": (
-        "The logits of {node} are not those of running its own path from scratch{by}: it saw something else, "
-        "or computed otherwise."
-    ),
+    "attention.context-exact": _context,
     "attention.visibility-exact": _attended,
     "attention.no-leakage": (
         "Changing only what {node} may not see changed its result: something leaks into it from outside its path."
@@ -114,9 +124,11 @@ SENTENCES: dict[str, Sentence] = {
     "acceptance.greedy-walk": (
         "Walking the tree by the arg-max of the backend's own logits accepts {expected}; it accepted {observed}."
     ),
-    "acceptance.support": "The backend chose {token}, to which the target gives no probability there.",
+    "acceptance.support": (
+        "At {node} the backend chose token {observed}, to which the target gives no probability; it allows {expected}."
+    ),
     "acceptance.superset-accepts-no-less": (
-        "With more candidates in the tree the backend accepted {observed}; with fewer it had accepted {expected}."
+        "With further candidates in the tree the accepted path must be {expected}; it was {observed}."
     ),
     "acceptance.chain-degenerate": (
         "On a tree that is a single chain, acceptance must be that of plain speculation, {expected}; it was {observed}."
@@ -130,16 +142,14 @@ SENTENCES: dict[str, Sentence] = {
     ),
     "cache.commit-equivalence": _committed,
     "cache.untouched-slots": "The step changed the {kind} at {slot}, which it neither wrote nor moved.",
-    "cache.fast-equals-full": (
-        "The fast commit left another {kind} at {slot} than gathering the whole cache by the accepted path does{by}."
-    ),
+    "cache.fast-equals-full": _fast,
     "draft.fidelity": (
         "The draft, run step by step on its own cache, scores {node} otherwise than from scratch{by}: its state has "
         "drifted."
     ),
     "draft.rollback": (
-        "After the rejected nodes were rolled back, the draft's own cache does not hold exactly the committed tokens: "
-        "the {kind} at {slot} differs{by}."
+        "After its rejected nodes were rolled back, the draft is not as one that never saw them: expected {expected}, "
+        "got {observed}{by}."
     ),
     "draft.vocabulary-map": (
         "The draft's own id at {node} stands for target token {expected}, but the node carries {observed}."
@@ -165,6 +175,43 @@ SENTENCES: dict[str, Sentence] = {
 }
 """A sentence, or what makes one, for each invariant of ours; braces name what Told knows, capitals where it starts."""
 
+SIDES: dict[tuple[str, str], str] = {
+    ("structure.positions-are-depth", "slot"): (
+        "The slot that {row} writes is not its own past the committed tokens: expected {expected}, got {observed}."
+    ),
+    ("structure.validity-closed", "rows"): "The backend lowered the tree to {observed} instead of {expected}.",
+    ("attention.context-exact", "control"): (
+        "Even without speculation the backend is further from the oracle ({observed}) than its dtype explains "
+        "({expected}): its plain decode is at fault."
+    ),
+    ("acceptance.greedy-walk", "bonus"): (
+        "After {node}, where the walk ends, the arg-max is token {expected}; the backend chose {observed}."
+    ),
+    ("acceptance.support", "length"): "The step emitted {observed} tokens; its accepted path allows {expected}.",
+    ("acceptance.chain-degenerate", "fallback"): (
+        "A chain can be committed by its length alone, but the backend fell back: {observed}."
+    ),
+    ("cache.commit-equivalence", "length"): (
+        "After the commit the {cache} holds {observed} tokens; those committed so far are {expected}."
+    ),
+    ("cache.untouched-slots", "length"): (
+        "The step did not leave the committed length as it must: expected {expected}, got {observed}."
+    ),
+    ("draft.fidelity", "root"): "The root of the tree carries token {observed}; the pending token is {expected}.",
+    ("draft.fidelity", "tree"): "The draft proposed {observed}; from scratch it proposes {expected}.",
+    (
+        "draft.fidelity",
+        "token",
+    ): "{Node} carries token {observed}; from scratch the draft proposes {expected}{by}.",
+    ("lossless.draft-independent", "finish"): (
+        "With another draft the output ends for another reason: {observed} instead of {expected}."
+    ),
+}
+"""The account where a finding concerns another side of what its invariant compares."""
+
+SHAPE = "What the backend shows for {invariant} has {observed}; tree, model and context give it {expected}."
+"""The account of records that have not even the same size."""
+
 BROKEN = "A run that {invariant} asks for did not finish: {observed}."
 """The account of an invariant on whose variant of the case the backend broke."""
 
@@ -185,6 +232,12 @@ def account(finding: Finding, scene: Scene | None = None, complete: bool = True)
     """
     told = Told(finding, scene or Scene())
     sentence = SENTENCES.get(finding.invariant, GENERIC)
+    side = str(finding.where.get("side"))
+    if (finding.invariant, side) in SIDES:
+        sentence = SIDES[finding.invariant, side]
+        told.used.add("side")
+    elif side == "shape" or str(finding.observed).endswith(" rows"):
+        sentence = SHAPE
     if isinstance(finding.expected, str) and finding.expected == FINISHED and finding.invariant != "lossless.completes":
         sentence = BROKEN
     template = sentence if isinstance(sentence, str) else sentence(told)

@@ -114,6 +114,7 @@ def test_lines_are_in_the_file_as_they_arrive_and_survive_a_cut(tmp_path: Path) 
 
 def test_the_summary_holds_the_run_as_strict_json() -> None:
     tally = run(FAILURE, environment={"python": "3.11"}, stopped="time budget", errors=["worker died"])
+    tally.accept_lengths = {1: 1, 0: 1}
     content = strict(json.dumps(summary(tally), allow_nan=False))
     assert content["outcome"] == "differ"
     assert content["backend"] == "cpu-eager"

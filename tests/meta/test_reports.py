@@ -17,14 +17,14 @@ from reference.architecture import Architecture, Checkpoint, Seeded
 from reference.case import Case
 from reference.draft import Scripted
 from reference.layout import KvLayout
-from reference.sampling import Sampling, Stops
+from reference.sampling import Stops
 from reference.trace import Accepted, Committed, Drafted, Emitted, Lowered, Scored, Stage, Step, Trace
 from reference.tree import Tree
 from reports.contrast import differences
 from reports.scene import scene_of
 from reports.terminal import failure_page, summary_page
 from reports.values import number, show
-from reports.words import SENTENCES, account
+from reports.words import SENTENCES, SIDES, account
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -41,9 +41,7 @@ lossless.accounting lossless.deterministic lossless.completes
 INVARIANTS = NAMES.split()
 
 MODEL = Seeded(Architecture("llama", 16, 8, 8, 2, 1, 4, (0, 0)), 1)
-CASE = Case(
-    MODEL, (3, 5), Scripted((Tree((0, 0, 0), (5, 7, 8)),)), KvLayout("fast"), stops=Stops(3), sampling=Sampling()
-)
+CASE = Case(MODEL, (3, 5), Scripted((Tree((0, 0, 0), (5, 7, 8)),)), KvLayout("fast"), stops=Stops(3))
 FINDING = Finding(
     "cache.commit-equivalence",
     Stage.COMMITTED,
@@ -129,6 +127,7 @@ def tally(*failures: Failure) -> Tally:
     run.add(replace(verdict(), outcomes=silent, unsupported="takes no tape"))
     run.invariants["acme.fits"] = Counts()
     run.positions, run.ties = Positions(40, 3, 0.2, 1), [Tie("lossless.greedy-match", 3, 1.2)]
+    run.accept_lengths = {0: 2, 1: 3}
     run.environment = {"python": "3.11", "torch": "2.7", "seed": "0"}
     return run
 
@@ -222,11 +221,42 @@ def test_a_broken_variant_is_not_told_as_a_changed_result() -> None:
 
 
 @pytest.mark.parametrize(
-    ("expected", "observed", "word"), [(False, True, "lets row 1 see column 2"), (True, False, "hides column 2")]
+    ("expected", "observed", "word"),
+    [
+        (False, True, "lets row 1 see column 2"),
+        (np.True_, np.False_, "hides column 2"),
+        ("hidden", "visible", "lets row 1 see column 2"),
+        ("visible", "hidden", "hides column 2"),
+    ],
 )
-def test_a_mask_cell_is_told_by_its_direction(expected: bool, observed: bool, word: str) -> None:
+def test_a_mask_cell_is_told_by_its_direction(expected: object, observed: object, word: str) -> None:
     where: dict[str, int | str] = {"row": 1, "column": 2}
-    assert word in account(Finding("structure.mask-is-ancestry", Stage.LOWERED, 0, where, np.bool_(expected), observed))
+    assert word in account(Finding("structure.mask-is-ancestry", Stage.LOWERED, 0, where, expected, observed))
+
+
+def test_every_side_of_an_invariant_is_told_apart() -> None:
+    for invariant, side in SIDES:
+        finding = Finding(invariant, Stage.COMMITTED, 0, {"side": side, "node": 2, "layer": 1}, 77, 88, 2.5)
+        told = account(finding)
+        assert told != account(replace(finding, where={"node": 2, "layer": 1}))
+        assert "88" in told
+        assert "layer 1" in told
+        assert not re.search(r"[{}]", told)
+    shape = Finding("attention.context-exact", Stage.ATTENDED, 0, {"side": "shape"}, "(2, 3)", "(2, 4)")
+    assert account(shape).startswith("What the backend shows for attention.context-exact has (2, 4);")
+
+
+@pytest.mark.parametrize(
+    ("name", "stage", "word"),
+    [
+        ("attention.context-exact", Stage.ATTENDED, "What attention returned for node 2"),
+        ("attention.context-exact", Stage.SCORED, "What the forward computed for node 2"),
+        ("cache.fast-equals-full", Stage.EMITTED, "the output is 4 instead of 3"),
+        ("cache.fast-equals-full", Stage.COMMITTED, "left another key"),
+    ],
+)
+def test_a_sentence_speaks_of_the_stage_that_differs(name: str, stage: Stage, word: str) -> None:
+    assert word in account(Finding(name, stage, 0, {"node": 2}, 3, 4))
 
 
 def test_values_are_short() -> None:
@@ -234,12 +264,8 @@ def test_values_are_short() -> None:
     assert show(tuple(range(50))) == "[0, 1, 2, 3, 4, 5, … 50 in all]"
     assert show(np.zeros((3, 4), np.float32)) == "float32 array of 3 × 4"
     assert show([np.float64(1 / 3), np.int64(3), None, True]) == "[0.333, 3, none, true]"
-    assert [number(x) for x in (1234.5, 1e9, float("nan"), float("-inf"))] == [
-        "1234",
-        "1e+09",
-        "not a number",
-        "-infinite",
-    ]
+    odd = (1234.5, 1e9, float("nan"), float("-inf"))
+    assert [number(x) for x in odd] == ["1234", "1e+09", "not a number", "-infinite"]
     assert show("a\x1b[0m\nb\ud800") == r"a\x1b[0m b\ud800"
 
 
