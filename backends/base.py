@@ -50,15 +50,15 @@ class Backend(Protocol):
         ...
 
 
-class Unsupported(Exception):  # noqa: N818 - the state of the case, as messages name it
+class Unsupported(Exception):
     """The backend cannot take this case; the message says what is missing and what to use instead."""
 
 
-class Unavailable(Exception):  # noqa: N818 - the state of the backend, as messages name it
+class Unavailable(Exception):
     """The backend cannot be opened on this machine; the message names the missing device or package."""
 
 
-class StageFailure(Exception):  # noqa: N818
+class StageFailure(Exception):
     """An engine's own check stopped the run at `stage`."""
 
     def __init__(self, stage: Stage, why: str) -> None:

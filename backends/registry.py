@@ -54,7 +54,12 @@ def open_backend(name: str) -> Backend:
     factory = getattr(module, attribute, None)
     if not callable(factory):
         raise UnknownBackend(f"backend {name!r}: {module_name!r} has no factory called {attribute!r}")
-    backend = factory()
+    try:
+        backend = factory()
+    except Unavailable:
+        raise
+    except Exception as why:  # a stranger's code: whatever it raises becomes one line
+        raise UnknownBackend(f"backend {name!r}: {attribute!r} raised {type(why).__name__}: {why}") from why
     if not isinstance(backend, Backend):
         raise UnknownBackend(f"backend {name!r}: what {attribute!r} returns has no run() and declaration")
     return backend

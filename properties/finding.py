@@ -88,6 +88,7 @@ class Verdict:
         trace: The backend's trace of the case, or None when the run failed.
         unsupported: Why the backend declined the case, or None.
         forward_s: Seconds the backend spent in its forwards for this case and its variants.
+        accept_lengths: Accepted drafted tokens of each step.
     """
 
     case: Case
@@ -99,6 +100,7 @@ class Verdict:
     trace: Trace | None = None
     unsupported: str | None = None
     forward_s: float = 0.0
+    accept_lengths: tuple[int, ...] = ()
 
     @property
     def agreed(self) -> bool:

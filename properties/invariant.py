@@ -13,11 +13,11 @@ Fact = Finding | Tie | Positions
 Check = Callable[[Case, Oracle, Subject], Iterator[Fact]]
 
 
-class Unobserved(Exception):  # noqa: N818 - an outcome, not an error
+class Unobserved(Exception):
     """Raised by a check whose evidence the trace does not hold; never a pass."""
 
 
-class NotApplicable(Exception):  # noqa: N818 - an outcome, not an error
+class NotApplicable(Exception):
     """Raised by a check that has nothing to say about this case."""
 
 

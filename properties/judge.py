@@ -64,6 +64,7 @@ def judge(case: Case, invariants: Iterable[Invariant], oracle: Oracle, subject: 
         trace=trace,
         unsupported=declined,
         forward_s=subject.forward_s - spent,
+        accept_lengths=tuple(len(step.accepted.path) - 1 for step in trace.steps if step.accepted) if trace else (),
     )
 
 

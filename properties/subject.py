@@ -26,7 +26,7 @@ class Crashed:
 Run = Callable[[Case], "Trace | Declined | Crashed"]
 
 
-class NoTrace(Exception):  # noqa: N818 - it names what is absent
+class NoTrace(Exception):
     """Raised to an invariant that asks for a trace where there is none; `outcome` says why."""
 
     def __init__(self, outcome: Declined | Crashed) -> None:

@@ -57,6 +57,7 @@ class Tally:
         failures: Located differences.
         unsupported: Reasons for which the backend declined cases, with how often.
         accept_lengths: Accepted drafted tokens per step: length to how many steps.
+        excess_ties: Why the ties of the whole run cannot be chance (rule T's count test), or None.
         errors: What kept the run from judging: one line each.
         stopped: Why the run ended early (interrupted, time budget), or None.
         environment: Names and versions of what ran: python, torch, device, seed and so on.
@@ -74,6 +75,7 @@ class Tally:
     positions: Positions = field(default_factory=Positions)
     unsupported: dict[str, int] = field(default_factory=dict)
     accept_lengths: dict[int, int] = field(default_factory=dict)
+    excess_ties: str | None = None
     errors: list[str] = field(default_factory=list)
     stopped: str | None = None
     environment: dict[str, str] = field(default_factory=dict)
@@ -91,15 +93,13 @@ class Tally:
             if outcome == "failed":
                 counts.checked += 1
             setattr(counts, outcome, getattr(counts, outcome) + 1)
-        for step in verdict.trace.steps if verdict.trace else ():
-            if step.accepted is not None:
-                length = len(step.accepted.path) - 1
-                self.accept_lengths[length] = self.accept_lengths.get(length, 0) + 1
+        for length in verdict.accept_lengths:
+            self.accept_lengths[length] = self.accept_lengths.get(length, 0) + 1
 
     @property
     def outcome(self) -> str:
-        """`differ` if anything did; `unjudged` if nothing was judged, the run broke, or ties hid too much; else `agree`."""
-        if self.failures:
+        """`differ` if anything did; `unjudged` if nothing was judged, the run broke or ties hid too much; or `agree`."""
+        if self.failures or self.excess_ties:
             return "differ"
         judged = sum(counts.checked for counts in self.invariants.values())
         return "unjudged" if not judged or self.errors else "agree"

@@ -16,7 +16,7 @@ from reference.weights import permutation, probe_architecture
 
 
 def focus(case: Case, subject: Subject) -> Case:
-    """The step of `case` with the largest tree, as a case of its own: its tree scripted, its context prefilled at once."""
+    """The step of `case` with the largest tree, as a case of its own: tree scripted, context prefilled at once."""
     steps = [step for step in subject(case).steps if step.drafted is not None]
     if not steps:
         raise Unobserved("the backend does not reveal its trees")

@@ -34,12 +34,12 @@ class Rope:
     def __post_init__(self) -> None:
         if self.kind not in ROPE_KINDS:
             raise Malformed("kind", f"{self.kind!r} is none of {', '.join(ROPE_KINDS)}")
-        if not self.theta > 0:
-            raise Malformed("theta", f"{self.theta} is not a rotary base")
+        if not self.theta > 1:
+            raise Malformed("theta", f"{self.theta} is not a rotary base (more than 1)")
         if self.kind in ("linear", "dynamic", "yarn", "llama3") and not self.factor >= 1:
             raise Malformed("factor", f"{self.factor} does not stretch (at least 1)")
-        if self.kind in ("yarn", "llama3", "longrope") and self.original < 1:
-            raise Malformed("original", f"{self.kind} needs the original context length")
+        if self.kind in ("yarn", "llama3", "longrope") and self.original < 2:
+            raise Malformed("original", f"{self.kind} needs the original context length (at least 2)")
 
 
 @dataclass(frozen=True)

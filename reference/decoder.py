@@ -3,7 +3,7 @@
 from collections import OrderedDict
 from collections.abc import Callable
 
-from reference import acceptance, drafting, lowering, stopping
+from reference import acceptance, drafting, lowering, rotary, stopping
 from reference.architecture import Model
 from reference.case import Case
 from reference.draft import LanguageModel
@@ -11,7 +11,6 @@ from reference.evaluator import Evaluator
 from reference.model import Parameters, load
 from reference.shared_prefix import SharedPrefix
 from reference.trace import Accounting, Attended, Committed, Emitted, Scored, Step, Trace
-
 
 KV_STEPS = 4
 """Steps of a run whose context KV the trace holds; a later state is asked for as a case of its own."""
@@ -52,6 +51,8 @@ class Oracle:
         if not case.sampling.greedy:
             raise ValueError(f"the oracle has no law yet for temperature {case.sampling.temperature:g}")
         target = self.model(case.model, case.dtype)
+        arch = target.parameters.architecture
+        rotary.check_span(arch.rope, arch.max_positions, len(case.prefix), case.longest)
         draft = self.model(case.draft.model, case.dtype) if isinstance(case.draft, LanguageModel) else None
         output: tuple[int, ...] = ()
         finish = None

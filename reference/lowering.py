@@ -1,5 +1,7 @@
 """What a lowered tree must say: positions, ancestry, visibility and links, written down cell by cell."""
 
+from itertools import pairwise
+
 import numpy as np
 
 from reference.architecture import Architecture
@@ -24,7 +26,7 @@ def sees(tree: Tree, row: int, column: int, context: int, window: int) -> bool:
 
 
 def visibility(tree: Tree, context: int, window: int) -> Array:
-    """bool [nodes, context + nodes]: `sees` of every cell."""
+    """Bool [nodes, context + nodes]: `sees` of every cell."""
     seen = np.zeros((len(tree), context + len(tree)), dtype=bool)
     for row in range(len(tree)):
         start = 0 if window == 0 else max(0, context + tree.depth[row] - window + 1)
@@ -45,7 +47,7 @@ def lower(tree: Tree, context: int, architecture: Architecture) -> Lowered:
         below = tree.children[node]
         if below:
             first[node] = below[0]
-        for one, following in zip(below, below[1:], strict=False):
+        for one, following in pairwise(below):
             sibling[one] = following
     depth = np.array(tree.depth)
     masks = {window: visibility(tree, context, window) for window in set(architecture.windows)}

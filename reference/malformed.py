@@ -1,7 +1,7 @@
 """The one error of the words: a value that is not what its field may hold, with the path of the field."""
 
 
-class Malformed(ValueError):  # noqa: N818 - it names the state of the input, as the messages do
+class Malformed(ValueError):
     """A field holds what it may not.
 
     Attributes:

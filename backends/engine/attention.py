@@ -11,7 +11,7 @@ INTERFACE = "specverify"
 """Name under which the engine's attention is registered with transformers."""
 
 Attend = Callable[[Tensor, Tensor, Tensor, Tensor, float], Tensor]
-"""attend(query [B, H, T, D], key [B, Hkv, C, D], value like key, visible bool [B, 1, T, C], scaling) -> [B, H, T, D]."""
+"""attend(query [B, H, T, D], key [B, Hkv, C, D], value as key, visible bool [B, 1, T, C], scaling) -> [B, H, T, D]."""
 
 
 def eager(query: Tensor, key: Tensor, value: Tensor, visible: Tensor, scaling: float) -> Tensor:

@@ -151,8 +151,7 @@ def rope_parameters(rope: Rope) -> dict[str, Any]:
             fields |= {"mscale": rope.mscale, "mscale_all_dim": rope.mscale_all_dim}
     if rope.kind == "longrope":
         fields |= {"short_factor": list(rope.short_factor), "long_factor": list(rope.long_factor)}
-        if rope.factor > 1:
-            fields["factor"] = rope.factor
+        fields["factor"] = rope.factor
     if rope.kind in ("yarn", "longrope") and rope.attention_factor:
         fields["attention_factor"] = rope.attention_factor
     return fields

@@ -49,7 +49,7 @@ def support(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
                 yield Finding("acceptance.support", Stage.EMITTED, number, where, expected, len(step.emitted.tokens))
                 break
             node = step.accepted.path[at]
-            if not 0 <= token < rows.shape[1] or not rows[node, token] == rows[node].max():
+            if not 0 <= token < rows.shape[1] or rows[node, token] != rows[node].max():
                 best = int(rows[node].argmax())
                 stage = Stage.ACCEPTED if _from_walk(step, at, token) else Stage.EMITTED
                 yield Finding("acceptance.support", stage, number, {"node": node, "position": at}, best, token)

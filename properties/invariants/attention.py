@@ -93,7 +93,7 @@ def visibility_exact(case: Case, oracle: Oracle, subject: Subject) -> Iterator[F
 
 
 def _seen(step: Step, blank: Case, columns: tuple[int, ...]) -> Array:
-    """bool [heads, nodes, probed columns], from the probe's logits; what is not a number counts as seen."""
+    """Bool [heads, nodes, probed columns], from the probe's logits; what is not a number counts as seen."""
     if step.scored is None:
         raise Unobserved("the backend does not reveal its logits")
     assert isinstance(blank.model, Seeded)

@@ -142,7 +142,7 @@ def _for_draft(error: Noise, true: Kv) -> Noise:
 
 
 def fast_equals_full(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
-    """Full reorder, fast reorder and crop leave bit-identical caches, in the target and in the draft, and one output."""
+    """Full reorder, fast reorder and crop leave bit-identical caches, of target and draft, and one output."""
     name = "cache.fast-equals-full"
     full = subject(replace(case, layout=replace(case.layout, commit="path")))
     looked = False

@@ -88,7 +88,7 @@ def ancestor_table(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fac
 
 
 def mask_is_ancestry(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
-    """Every cell of every layer's mask: a row sees the context and its own path, inside the window, and nothing else."""
+    """Every cell of every layer's mask: a row sees context and own path inside the window, and nothing else."""
     for look in _steps("structure.mask-is-ancestry", case, oracle, subject):
         done: dict[int, int] = {}
         for layer, (seen, true) in enumerate(zip(look.seen.visible, look.true.visible, strict=True)):

@@ -1,0 +1,61 @@
+"""The command `bench`, first part: how fast cases are judged, and what checking costs over the backend's forwards."""
+
+import time
+from typing import Any
+
+from hypothesis import HealthCheck, Phase, given, seed, settings
+
+from properties.finding import Verdict
+from properties.invariants import ALL
+from properties.judge import judge
+from properties.strategies import cases
+from properties.tally import Tally
+from reference.case import Case
+from reference.decoder import Oracle
+from specverify.opening import open_planted, subject_of
+from specverify.plan import DEFAULT_DTYPES
+
+
+def throughput(backend: str, count: int, number: int, dtypes: tuple[str, ...] = DEFAULT_DTYPES) -> dict[str, Any]:
+    """Judge `count` drawn cases in this process, every invariant on each.
+
+    Returns:
+        cases, seconds, cases_per_second, drawing_s (strategies), judging_s, forward_s (inside the backend's own
+        forwards), runs (of the backend), overhead (seconds over forward_s: the ratio to keep at 2 or below).
+    """
+    import torch
+
+    torch.set_num_threads(1)
+    opened = open_planted(backend, None)
+    subject, oracle, tally = subject_of(opened), Oracle(), Tally(backend)
+    judging = 0.0
+
+    def one(case: Case) -> None:
+        nonlocal judging
+        began = time.perf_counter()
+        verdict: Verdict = judge(case, ALL, oracle, subject)
+        judging += time.perf_counter() - began
+        tally.add(verdict)
+
+    drawn = given(cases(dtypes))(one)
+    limited = settings(
+        max_examples=count,
+        database=None,
+        deadline=None,
+        phases=(Phase.generate,),
+        suppress_health_check=list(HealthCheck),
+    )
+    began = time.perf_counter()
+    seed(number)(limited(drawn))()
+    seconds = time.perf_counter() - began
+    return {
+        "backend": backend,
+        "cases": tally.cases,
+        "seconds": seconds,
+        "cases_per_second": tally.cases / seconds,
+        "drawing_s": seconds - judging,
+        "judging_s": judging,
+        "forward_s": subject.forward_s,
+        "runs": subject.runs,
+        "overhead": seconds / subject.forward_s,
+    }

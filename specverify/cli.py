@@ -1,0 +1,214 @@
+"""The command line: diff, replay, list, doctor, bench; one clear line for wrong input, exit codes 0 to 3."""
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+# Small matrices run fastest on one BLAS thread, and NumPy reads this once, when it is first imported. Workers that
+# run a real checkpoint are given all cores (specverify/campaign.py).
+for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ.setdefault(_name, "1")
+
+import click  # noqa: E402
+
+import specverify  # noqa: E402
+from reference.case import DTYPES  # noqa: E402
+from specverify.plan import DEFAULT_CASES, DEFAULT_DTYPES, Plan, default_jobs  # noqa: E402
+
+DEVICES = {"cpu": "cpu-eager", "cuda": "cuda-eager", "npu": "ascend-eager"}
+"""The backend that `--device` means when `--backend` is not given."""
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(specverify.__version__)
+def cli() -> None:
+    """Verify tree speculative decoding: the target's own output, faster, or a case that shows where it breaks.
+
+    Exit codes: 0 agree, 1 differ, 2 wrong usage or unreadable input, 3 could not judge.
+    """
+
+
+@cli.command()
+@click.option("--backend", help="Backend name or pkg.module:factory (default cpu-eager).")
+@click.option("--against", help="Another backend as the reference, in place of the NumPy oracle.")
+@click.option("--model", help="Checkpoint directory, hub id, or builtin:NAME (default: seeded built-in models).")
+@click.option("--prompts", help="Prompt file, or builtin:humaneval; needs --model.")
+@click.option("--invariant", "invariants", multiple=True, metavar="GLOB", help="Only these invariants; repeatable.")
+@click.option(
+    "--cases", type=click.IntRange(min=1), help=f"Cases, or prompts with --model (default {DEFAULT_CASES}, 20)."
+)
+@click.option("--new-tokens", type=click.IntRange(min=1), default=64, show_default=True, help="Tokens per prompt.")
+@click.option(
+    "--time-budget", type=click.FloatRange(min=0, min_open=True), metavar="S", help="Begin no case after S s."
+)
+@click.option("--dtype", "dtypes", multiple=True, type=click.Choice(DTYPES), help="Working dtype; repeatable.")
+@click.option("--device", type=click.Choice(list(DEVICES)), help="Pick the eager backend of this device.")
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the whole run.")
+@click.option("--jobs", type=click.IntRange(min=1), help="Worker processes (default: one per core, up to 4).")
+@click.option("--report", type=click.Path(path_type=Path), default=Path(".specverify"), help="Folder for reports.")
+@click.option("--junit", metavar="FILE", help="Write a JUnit XML report.")
+@click.option("--json", "json_file", metavar="FILE|-", help="Write the result as one JSON object.")
+@click.option("--fault", metavar="NAME", help="Plant this catalogue fault in the engine first.")
+def diff(
+    backend: str | None,
+    against: str | None,
+    model: str | None,
+    prompts: str | None,
+    invariants: tuple[str, ...],
+    cases: int | None,
+    new_tokens: int,
+    time_budget: float | None,
+    dtypes: tuple[str, ...],
+    device: str | None,
+    seed: int,
+    jobs: int | None,
+    report: Path,
+    junit: str | None,
+    json_file: str | None,
+    fault: str | None,
+) -> int:
+    """Draw cases, run oracle and backend, judge, shrink, report."""
+    from specverify import diff as command
+
+    if prompts is not None and model is None:
+        raise click.UsageError("--prompts needs --model: the built-in models have no tokenizer")
+    name = backend or DEVICES[device or "cpu"]
+    _check_names(name, device, against, invariants, fault)
+    plan = Plan(
+        backend=name,
+        against=against,
+        model=model,
+        prompts=prompts,
+        invariants=invariants,
+        cases=cases or (DEFAULT_CASES if model is None else 20),
+        new_tokens=new_tokens,
+        time_budget_s=time_budget or 0.0,
+        dtypes=dtypes or (DEFAULT_DTYPES if model is None else DEFAULT_DTYPES[:1]),
+        seed=seed,
+        jobs=1 if model is not None else jobs or default_jobs(device or "cpu"),
+        fault=fault,
+    )
+    return command.diff(plan, report, junit, json_file)
+
+
+def _check_names(
+    backend: str, device: str | None, against: str | None, invariants: tuple[str, ...], fault: str | None
+) -> None:
+    """Refuse names that mean nothing before any worker starts; devices are looked for by the workers."""
+    from backends.registry import ROWS, UnknownBackend
+    from specverify.opening import fault_named, invariants_matching
+
+    invariants_matching(invariants)
+    if fault is not None:
+        fault_named(fault)
+    for one in filter(None, (backend, against)):
+        if ":" not in one and one not in [row.name for row in ROWS]:
+            known = ", ".join(row.name for row in ROWS)
+            raise UnknownBackend(f"no backend is called {one!r}: known are {known}, or give pkg.module:factory")
+    if device is not None:
+        of = next((row.device for row in ROWS if row.name == backend), device)
+        if of != device:
+            raise click.UsageError(f"--device {device} contradicts --backend {backend}, which runs on {of}")
+
+
+@cli.command()
+@click.argument("file", type=click.Path())
+@click.option("--backend", help="Backend to run it on (default: the one it was saved with).")
+@click.option("--fault", metavar="NAME", help="Plant this catalogue fault first.")
+@click.option("--model", help="Where the checkpoint of the case lies on this machine.")
+@click.option("--json", "json_file", metavar="FILE|-", help="Write the result as one JSON object.")
+def replay(file: str, backend: str | None, fault: str | None, model: str | None, json_file: str | None) -> int:
+    """Run one saved case again: FAILED (same finding), CHANGED (another), FIXED (none)."""
+    from reports import record, terminal, writing
+    from specverify.replay import replay as run
+
+    result = run(file, backend, fault, model)
+    to_stderr = json_file == "-"
+    if result.failure is not None:
+        click.echo(terminal.failure_page(result.failure), err=to_stderr)
+    click.echo(f"{result.word}  {result.why}", err=to_stderr)
+    if json_file is not None:
+        found = None if result.failure is None else record.failure_fact(result.failure)
+        writing.write_json(json_file, {"result": result.word, "why": result.why, "finding": found})
+    return result.exit_code
+
+
+@cli.command("list")
+@click.argument("subject", required=False, type=click.Choice(["backends", "invariants", "faults", "models"]))
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def list_(subject: str | None, as_json: bool) -> int:
+    """List backends (available, or why not), invariants, faults, models."""
+    from reports.tables import rows_table
+    from reports.writing import write_json
+    from specverify.listing import SUBJECTS, listing
+
+    chosen = [subject] if subject else list(SUBJECTS)
+    content: Any = {one: listing(one) for one in chosen}
+    if as_json:
+        write_json("-", content[subject] if subject else content)
+        return 0
+    for one in chosen:
+        click.echo(rows_table(one, content[one]))
+    return 0
+
+
+@cli.command()
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def doctor(as_json: bool) -> int:
+    """Say what is installed, what is missing, what is shadowed. Exit 3 if something needed is not there."""
+    from reports.tables import rows_table
+    from reports.writing import write_json
+    from specverify.doctor import examine, healthy
+
+    rows = examine()
+    if as_json:
+        write_json("-", {"healthy": healthy(rows), "checks": rows})
+    else:
+        click.echo(rows_table("doctor", rows))
+    return 0 if healthy(rows) else 3
+
+
+@cli.command()
+@click.option("--backend", default="cpu-eager", show_default=True, help="Backend name or pkg.module:factory.")
+@click.option("--cases", type=click.IntRange(min=1), default=200, show_default=True)
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
+@click.option("--json", "json_file", metavar="FILE|-", help="Write the figures as one JSON object.")
+def bench(backend: str, cases: int, seed: int, json_file: str | None) -> int:
+    """Measure check throughput: cases per second, and wall time over time in the backend's forwards."""
+    from reports.tables import figures_table
+    from reports.writing import write_json
+    from specverify.bench import throughput
+
+    figures = throughput(backend, cases, seed)
+    click.echo(figures_table(figures), err=json_file == "-")
+    if json_file is not None:
+        write_json(json_file, figures)
+    return 0
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command line; every known complaint is one line on standard error and an exit code."""
+    from backends.base import Unavailable
+    from backends.registry import UnknownBackend
+    from reports.bundle import Unreadable
+    from reports.writing import Unwritable
+    from specverify.opening import Unknown
+    from specverify.unusable import MissingInput, UnusableInput
+
+    try:
+        code = cli.main(args=arguments, prog_name="specverify", standalone_mode=False)
+    except click.exceptions.Abort:
+        code = _complain("interrupted", 3)
+    except click.ClickException as why:
+        code = _complain(why.format_message(), 2)
+    except (Unknown, UnknownBackend, UnusableInput, Unreadable, Unwritable) as why:
+        code = _complain(str(why), 2)
+    except (Unavailable, MissingInput) as why:
+        code = _complain(str(why), 3)
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _complain(why: str, code: int) -> int:
+    click.echo(f"specverify: {' '.join(why.split())}", err=True)
+    return code

@@ -1,0 +1,31 @@
+"""What ran: names and versions for reports and for `doctor`."""
+
+import os
+import platform
+import sys
+from importlib.metadata import PackageNotFoundError, version
+
+import specverify
+
+PACKAGES = ("torch", "transformers", "numpy", "scipy", "hypothesis", "pytest", "safetensors")
+
+
+def package_version(name: str) -> str | None:
+    """The installed version, or None."""
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def environment() -> dict[str, str]:
+    """Versions and the machine, in words that two runs can be compared by."""
+    found = {name: package_version(name) for name in PACKAGES}
+    return {
+        "specverify": specverify.__version__,
+        "python": platform.python_version(),
+        **{name: installed for name, installed in found.items() if installed},
+        "platform": f"{platform.system()} {platform.machine()}",
+        "cores": str(os.cpu_count()),
+        "executable": os.path.basename(sys.executable),
+    }

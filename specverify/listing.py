@@ -1,0 +1,64 @@
+"""The command `list`: backends, invariants, faults and models, each with its sentence."""
+
+from typing import Any
+
+from backends import faults
+from backends.registry import ROWS, why_unavailable
+from properties.invariants import ALL
+from properties.strategies.models import GALLERY
+from reference.architecture import Architecture
+from specverify.checkpoints import BUILT_IN
+
+SUBJECTS = ("backends", "invariants", "faults", "models")
+
+
+def listing(subject: str) -> list[dict[str, Any]]:
+    """The rows of one subject, as `--json` prints them."""
+    return {"backends": backends, "invariants": invariants, "faults": catalogue, "models": models}[subject]()
+
+
+def backends() -> list[dict[str, Any]]:
+    """Every backend we ship, and why it cannot be opened here (`unavailable`), if so."""
+    return [
+        {"name": row.name, "device": row.device, "sentence": row.sentence, "unavailable": why_unavailable(row.name)}
+        for row in ROWS
+    ]
+
+
+def invariants() -> list[dict[str, Any]]:
+    """Every invariant with the stages it needs."""
+    return [
+        {"name": one.name, "sentence": one.statement, "needs": [stage.word for stage in sorted(one.needs)]}
+        for one in ALL
+    ]
+
+
+def catalogue() -> list[dict[str, Any]]:
+    """Every fault that can be planted."""
+    return [
+        {
+            "name": fault.name,
+            "id": fault.id,
+            "stage": fault.stage.word,
+            "sentence": fault.sentence,
+            "source": fault.source,
+            "trigger": fault.trigger,
+        }
+        for fault in faults.ALL
+    ]
+
+
+def models() -> list[dict[str, Any]]:
+    """The seeded gallery that cases draw from, and the checkpoints that packages ship."""
+    drawn = [{"name": f"gallery:{at}", "sentence": _described(arch)} for at, arch in enumerate(GALLERY)]
+    shipped = [{"name": f"builtin:{name}", "sentence": words} for name, (_, _, words) in BUILT_IN.items()]
+    return [*shipped, *drawn]
+
+
+def _described(arch: Architecture) -> str:
+    windows = f", windows {'/'.join(map(str, arch.windows))}" if any(arch.windows) else ""
+    tied = ", tied" if arch.tied else ""
+    return (
+        f"{arch.family}, {arch.layers} layer{'s' * (arch.layers > 1)}, {arch.heads} heads on {arch.kv_heads} KV, "
+        f"vocabulary {arch.vocab_size}, rotary {arch.rope.kind}{windows}{tied}"
+    )

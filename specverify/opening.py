@@ -1,0 +1,92 @@
+"""Opens what a plan names: backends as Subjects, invariants by glob, faults by name."""
+
+from fnmatch import fnmatchcase
+
+from backends import faults
+from backends.base import Backend, StageFailure, Unsupported
+from backends.faults.fault import Fault
+from backends.registry import open_backend
+from properties.invariant import Invariant
+from properties.invariants import ALL
+from properties.subject import Crashed, Declined, Subject
+from reference.case import Case
+from reference.trace import Trace
+
+
+class Unknown(ValueError):
+    """A name on the command line means nothing; the message says what would."""
+
+
+def invariants_matching(globs: tuple[str, ...]) -> tuple[Invariant, ...]:
+    """The invariants that any of `globs` names; all of them for no glob.
+
+    Raises:
+        Unknown: for a glob that matches nothing.
+    """
+    for glob in globs:
+        if not any(fnmatchcase(one.name, glob) for one in ALL):
+            raise Unknown(f"no invariant matches {glob!r}: `specverify list invariants` names them")
+    return tuple(one for one in ALL if not globs or any(fnmatchcase(one.name, glob) for glob in globs))
+
+
+def fault_named(name: str) -> Fault:
+    """The catalogue fault of that name.
+
+    Raises:
+        Unknown: when there is none.
+    """
+    try:
+        return faults.named(name)
+    except KeyError as why:
+        raise Unknown(str(why.args[0])) from None
+
+
+def open_planted(name: str, fault: str | None) -> Backend:
+    """Open a backend, with a fault in it if one is named.
+
+    Raises:
+        Unknown: for an unknown fault, or a backend that exposes no seams to plant it in.
+        UnknownBackend, Unavailable: as `backends.registry.open_backend`.
+    """
+    backend = open_backend(name)
+    if fault is not None:
+        try:
+            faults.plant(backend, fault_named(fault))
+        except Unsupported as why:
+            raise Unknown(str(why)) from None
+    return backend
+
+
+def subject_of(backend: Backend, keep: int = 48) -> Subject:
+    """`backend` as invariants see it: what it declines and how it breaks become values."""
+    declared = backend.declaration
+
+    def run(case: Case) -> Trace | Declined | Crashed:
+        reason = _outside(backend, case)
+        if reason is not None:
+            return Declined(reason)
+        try:
+            return backend.run(case)
+        except Unsupported as why:
+            return Declined(str(why))
+        except StageFailure as why:
+            return Crashed(why.stage, why.why)
+        except Exception as why:  # an engine under test may raise anything, and that is a finding
+            return Crashed(None, f"{type(why).__name__}: {' '.join(str(why).split())[:200]}")
+
+    return Subject(declared.name, run, declared.reveals, keep)
+
+
+def _outside(backend: Backend, case: Case) -> str | None:
+    """Why the declaration does not admit the case, or None."""
+    declared = backend.declaration
+    kind = {"Scripted": "scripted", "Ngram": "ngram", "LanguageModel": "model"}[type(case.draft).__name__]
+    if case.dtype not in declared.dtypes:
+        return f"{declared.name} declares no dtype {case.dtype}"
+    if kind not in declared.drafts:
+        return f"{declared.name} declares no {kind} draft"
+    if case.layout.commit not in declared.commits:
+        return f"{declared.name} declares no commit by {case.layout.commit}"
+    if case.sampling.temperature > declared.max_temperature:
+        return f"{declared.name} declares no sampling at temperature {case.sampling.temperature:g}"
+    return None

@@ -1,0 +1,55 @@
+"""Plan: what a `diff` is to do, decided once from the options and handed whole to every worker."""
+
+import os
+from dataclasses import dataclass, replace
+
+DEFAULT_CASES = 600
+DEFAULT_DTYPES = ("float32", "float64")
+
+SHRINK_S = 20.0
+"""Seconds a worker may spend on making one failing case smaller."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One run of `diff`.
+
+    Attributes:
+        backend: Name or `pkg.module:factory`.
+        against: Backend that takes the oracle's place, or None for the NumPy oracle.
+        model: Checkpoint directory, hub id or `builtin:NAME`; None draws built-in models.
+        prompts: Prompt file or `builtin:humaneval`; None draws token ids.
+        invariants: Globs; empty selects all.
+        cases: Cases to draw; with prompts, prompts to run.
+        new_tokens: Tokens to generate per prompt.
+        time_budget_s: Wall seconds after which no further case begins; 0 for none.
+        dtypes: Working dtypes to draw from.
+        seed: Of the whole run; worker w draws with seed + w.
+        jobs: Worker processes.
+        fault: Catalogue fault to plant, or None.
+        shrink_s: Seconds for shrinking a failing case.
+    """
+
+    backend: str = "cpu-eager"
+    against: str | None = None
+    model: str | None = None
+    prompts: str | None = None
+    invariants: tuple[str, ...] = ()
+    cases: int = DEFAULT_CASES
+    new_tokens: int = 64
+    time_budget_s: float = 0.0
+    dtypes: tuple[str, ...] = DEFAULT_DTYPES
+    seed: int = 0
+    jobs: int = 1
+    fault: str | None = None
+    shrink_s: float = SHRINK_S
+
+    def slice(self, worker: int) -> "Plan":
+        """The part of worker `worker`: its share of the cases, with a seed of its own."""
+        share = self.cases // self.jobs + (worker < self.cases % self.jobs)
+        return replace(self, cases=share, seed=self.seed * 1000 + worker, jobs=1)
+
+
+def default_jobs(device: str) -> int:
+    """Workers for a device: one on an accelerator, else one per core up to four."""
+    return 1 if device != "cpu" else min(os.cpu_count() or 1, 4)

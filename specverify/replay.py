@@ -1,0 +1,89 @@
+"""The command `replay`: run one saved case again and say FAILED, FIXED or CHANGED."""
+
+from dataclasses import dataclass, replace
+
+from properties.finding import Finding, Verdict
+from properties.judge import judge
+from properties.tally import Failure
+from reference.architecture import Checkpoint
+from reference.case import Case
+from reference.decoder import Oracle
+from reports import bundle
+from specverify.checkpoints import open_checkpoint
+from specverify.opening import invariants_matching, open_planted, subject_of
+from specverify.unusable import UnusableInput
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """What a replay came to.
+
+    Attributes:
+        word: FAILED (the saved finding again), CHANGED (another one), FIXED (none), or UNJUDGED; for a bare case,
+            which holds no finding, DIFFER or AGREE.
+        failure: What was found, or None.
+        why: One sentence beside the word.
+    """
+
+    word: str
+    failure: Failure | None
+    why: str
+
+    @property
+    def exit_code(self) -> int:
+        """0 where nothing differs, 1 where something does, 3 where nothing was judged."""
+        return {"FIXED": 0, "AGREE": 0, "UNJUDGED": 3}.get(self.word, 1)
+
+
+def replay(file: str, backend: str | None, fault: str | None, model: str | None) -> Replayed:
+    """Run the case in `file`; options that are None come from the bundle, but a fault is only planted when named.
+
+    Raises:
+        Unreadable, UnusableInput, MissingInput, Unknown, UnknownBackend, Unavailable: each with one line.
+    """
+    saved = bundle.load(file)
+    name = backend or saved.backend or "cpu-eager"
+    case = _placed(saved.case, model or saved.model)
+    opened = open_planted(name, fault)
+    verdict = judge(case, invariants_matching(()), Oracle(), subject_of(opened))
+    found = _same(verdict, saved) or verdict.first
+    failure = None
+    if found is not None:
+        failure = Failure(
+            verdict, found, saved.case.id, file=file, fault=fault, backend=name, model=model or saved.model
+        )
+    return _told(verdict, saved, found, failure)
+
+
+def _told(verdict: Verdict, saved: bundle.Bundle, found: Finding | None, failure: Failure | None) -> Replayed:
+    if verdict.unsupported is not None:
+        return Replayed("UNJUDGED", None, f"the backend declines the case: {verdict.unsupported}")
+    if saved.invariant is None:
+        return Replayed("DIFFER" if found else "AGREE", failure, "the file holds a case and no finding")
+    outcome = verdict.outcomes.get(saved.invariant)
+    if found is None and outcome != "checked":
+        return Replayed("UNJUDGED", None, f"{saved.invariant} is {outcome or 'unknown'} here")
+    if found is None:
+        return Replayed("FIXED", None, f"{saved.invariant} holds")
+    if _same(verdict, saved) is not None:
+        return Replayed("FAILED", failure, f"{saved.invariant} fails as saved")
+    return Replayed("CHANGED", failure, f"{saved.invariant} holds at the saved stage, {found.invariant} does not")
+
+
+def _same(verdict: Verdict, saved: bundle.Bundle) -> Finding | None:
+    """The saved finding, if it is among those of the verdict: same invariant, same stage."""
+    alike = (one for one in verdict.findings if (one.invariant, one.stage) == (saved.invariant, saved.stage))
+    return next(alike, None)
+
+
+def _placed(case: Case, model: str | None) -> Case:
+    """The case with its checkpoint where this machine has it; the digest must be the saved one."""
+    if not isinstance(case.model, Checkpoint):
+        return case
+    here = open_checkpoint(model or case.model.source)
+    if here.digest != case.model.digest:
+        raise UnusableInput(
+            f"{here.source}: other weights ({here.digest[:19]}...) than the case was saved with "
+            f"({case.model.digest[:19]}...); give the right checkpoint with --model"
+        )
+    return replace(case, model=here)

@@ -1,0 +1,180 @@
+"""The loop of one worker: draw cases, judge them, and make the first that differs as small as it gets."""
+
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+
+from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis.errors import Flaky
+
+from properties.finding import Finding, Verdict
+from properties.invariant import Invariant, Oracle
+from properties.judge import judge
+from properties.strategies import cases
+from properties.strategies.smaller import nearer, size
+from properties.subject import Subject
+from properties.tally import Failure
+from reference.case import Case
+from specverify.plan import Plan
+
+Emit = Callable[[Verdict], None]
+
+
+class Enough(BaseException):
+    """Ends a Hypothesis run from inside; no Exception, so that Hypothesis does not take it for a failing case."""
+
+
+class Differs(Exception):
+    """Tells Hypothesis that a case fails."""
+
+
+@dataclass
+class Search:
+    """One worker's search.
+
+    Attributes:
+        plan: Its slice of the plan.
+        invariants: What to check.
+        oracle: The truth.
+        subject: The backend.
+        emit: Called with each judged verdict, as it arrives.
+        stopped: Whether someone asked to stop.
+    """
+
+    plan: Plan
+    invariants: tuple[Invariant, ...]
+    oracle: Oracle
+    subject: Subject
+    emit: Emit
+    stopped: Callable[[], bool]
+    shrink_s: float = 0.0
+    _first: Verdict | None = None
+    _best: Verdict | None = None
+    _tried: int = 0
+    _until: float = field(default=float("inf"))
+
+    def run(self) -> None:
+        """Draw the plan's cases; keep the first difference and let Hypothesis shrink it."""
+        if self.plan.cases:
+            drawn = seed(self.plan.seed)(
+                settings(
+                    max_examples=self.plan.cases,
+                    database=None,
+                    deadline=None,
+                    phases=(Phase.generate, Phase.shrink),
+                    suppress_health_check=list(HealthCheck),
+                    report_multiple_bugs=False,
+                    print_blob=False,
+                )(given(cases(self.plan.dtypes))(self._try))
+            )
+            with suppress(Enough, Differs, Flaky):  # what was found is in _first and _best
+                drawn()
+
+    def run_given(self, given_cases: Iterable[tuple[Case, tuple[Invariant, ...]]]) -> None:
+        """Judge cases that were made, not drawn, each by its own invariants; stop at the first difference."""
+        for case, invariants in given_cases:
+            if self.stopped():
+                break
+            verdict = judge(case, invariants, self.oracle, self.subject)
+            self.emit(verdict)
+            if verdict.findings:
+                self._first = self._best = verdict
+                break
+
+    @property
+    def differs(self) -> bool:
+        """Whether a difference was met."""
+        return self._first is not None
+
+    def _try(self, case: Case) -> None:
+        if self._first is None:
+            if self.stopped():
+                raise Enough
+            verdict = judge(case, self.invariants, self.oracle, self.subject)
+            self.emit(verdict)
+            if not verdict.findings:
+                return
+            self._first = self._best = verdict
+            self._until = time.monotonic() + 0.6 * self.plan.shrink_s
+            raise Differs
+        if time.monotonic() > self._until or self.stopped():
+            raise Enough
+        if self._fails_alike(case) is not None:
+            raise Differs
+
+    def _fails_alike(self, case: Case) -> Verdict | None:
+        """The verdict of `case` if the same invariant differs at the same stage; remembered if it is the smallest."""
+        assert self._first is not None
+        assert self._best is not None
+        located = self._first.first
+        assert located is not None
+        self._tried += 1
+        verdict = judge(case, self._concerned(located), self.oracle, self.subject)
+        found = verdict.first
+        if found is None or (found.invariant, found.stage) != (located.invariant, located.stage):
+            return None
+        if size(case) < size(self._best.case):
+            self._best = verdict
+        return verdict
+
+    def _concerned(self, located: Finding) -> tuple[Invariant, ...]:
+        """The invariants that shrinking asks: the one that located the difference."""
+        return tuple(one for one in self.invariants if one.name == located.invariant)
+
+    def failure(self) -> Failure | None:
+        """The difference found: its smallest case judged by every invariant, and the nearest case that agrees."""
+        if self._first is None or self._best is None:
+            return None
+        began = time.monotonic()
+        located = self._first.first
+        assert located is not None
+        self._until = began + 0.4 * self.plan.shrink_s
+        self._reduce()
+        whole = judge(self._best.case, self.invariants, self.oracle, self.subject)
+        if whole.first is None:
+            # Only the narrowed judgement fails: report what was seen, on the case as it was drawn.
+            whole = self._first
+        nearest = self._agreeing(whole.case, located)
+        finding = whole.first
+        assert finding is not None
+        self.shrink_s += time.monotonic() - began
+        return Failure(
+            verdict=whole,
+            finding=finding,
+            drawn=self._first.case.id,
+            tried=self._tried,
+            nearest=nearest,
+            fault=self.plan.fault,
+            backend=self.plan.backend,
+            model=self.plan.model,
+        )
+
+    def _reduce(self) -> None:
+        """Greedy steps to smaller cases, on the case itself, until none of them still differs."""
+        assert self._best is not None
+        progress = True
+        while progress and time.monotonic() < self._until and not self.stopped():
+            progress = False
+            for smaller in nearer(self._best.case):
+                if time.monotonic() > self._until or self.stopped():
+                    return
+                if size(smaller) < size(self._best.case) and self._fails_alike(smaller) is not None:
+                    progress = True
+                    break
+
+    def _agreeing(self, case: Case, located: Finding) -> Case | None:
+        """The nearest smaller or plainer case on which the invariant holds."""
+        deadline = time.monotonic() + 0.25 * self.plan.shrink_s
+        for other in nearer(case):
+            if time.monotonic() > deadline or self.stopped():
+                return None
+            verdict = judge(other, self._concerned(located), self.oracle, self.subject)
+            if verdict.agreed and "checked" in verdict.outcomes.values():
+                return other
+        return None
+
+
+def stripped(verdict: Verdict) -> Verdict:
+    """The verdict without its trace, as workers send it."""
+    return replace(verdict, trace=None)
