@@ -158,11 +158,13 @@ def _measure(control: Case, oracle: Oracle, subject: Subject) -> Noise:
         kind: np.maximum(error, low * np.maximum(size, 1e-3 * size.max())) for kind, (error, size) in inner.items()
     }
     sizes = [float(np.sqrt(np.mean(np.square(inner[kind][1])))) for kind in ("attended", "keys", "values")]
+    ceiling = SANITY * high * scale if control.dtype != "float64" else EXACT * max(1.0, scale)
     return Noise(
         dtype=control.dtype,
-        logits=max(measured, low * scale),
+        # Capped, so that a fault common to control and tree does not inflate its own tolerance.
+        logits=min(max(measured, low * scale), max(ceiling, low * scale)),
         measured=measured,
-        ceiling=SANITY * high * scale if control.dtype != "float64" else EXACT * max(1.0, scale),
+        ceiling=ceiling,
         scale=scale,
         attended=floors["attended"],
         keys=floors["keys"],

@@ -36,6 +36,8 @@ class Invariant:
         needs: Stages without which it cannot be judged.
         check: Yields findings, ties and tie counts; yields nothing where it holds.
         applies: Whether it has anything to say about a case.
+        every: A search judges it on one case in this many, chosen by the case's digest; those that need runs of their
+            own take turns, so that a search sees more cases. A replay judges all.
     """
 
     name: str
@@ -43,6 +45,17 @@ class Invariant:
     needs: frozenset[Stage]
     check: Check
     applies: Callable[[Case], bool] = always
+    every: int = 1
+
+
+def taking_turns(case: Case, invariants: tuple[Invariant, ...]) -> tuple[Invariant, ...]:
+    """The invariants whose turn it is on `case`."""
+    number = int(case.id, 16)
+    return tuple(one for at, one in enumerate(invariants) if (number + at) % one.every == 0)
+
+
+TURNS = 3
+"""`every` of the invariants that run variants of a case."""
 
 
 def needing(*stages: Stage) -> frozenset[Stage]:

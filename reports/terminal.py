@@ -170,8 +170,8 @@ def _failure_line(failure: Failure) -> str:
 
 def _table(tally: Tally) -> str:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="")
-    table.add_column(Text("invariant"), overflow="fold")
-    for name in ("checked", "failed", "unobserved", "not applicable"):
+    table.add_column(Text("invariant"), overflow="fold", min_width=36)
+    for name in ("checked", "failed", "unobserved", "n/a"):
         table.add_column(Text(name), justify="right")
     for name, counts in tally.invariants.items():
         cells = (counts.checked, counts.failed, counts.unobserved, counts.not_applicable)

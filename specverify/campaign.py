@@ -10,7 +10,7 @@ from multiprocessing.synchronize import Event
 from typing import Any
 
 from properties.finding import Verdict
-from properties.tally import Failure, Tally
+from properties.tally import Counts, Failure, Tally
 from properties.ties import too_many, vacuous
 from specverify.environment import environment
 from specverify.news import Broken, Done, Opened
@@ -67,6 +67,7 @@ def run(plan: Plan, arrived: Arrived, opened: Callable[[Opened], None]) -> tuple
             tally.environment |= message.environment
             if not known:
                 known = True
+                tally.invariants = {name: Counts() for name in message.invariants} | tally.invariants
                 opened(message)
         elif isinstance(message, Verdict):
             tally.add(message)

@@ -13,6 +13,7 @@ class Opened:
     device: str
     emulated: bool
     environment: dict[str, str]
+    invariants: tuple[str, ...]
     wanted: int
 
 

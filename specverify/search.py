@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis.errors import Flaky
 
 from properties.finding import Finding, Verdict
-from properties.invariant import Invariant, Oracle
+from properties.invariant import Invariant, Oracle, taking_turns
 from properties.judge import judge
 from properties.strategies import cases
 from properties.strategies.smaller import nearer, size
@@ -53,13 +53,17 @@ class Search:
     _best: Verdict | None = None
     _tried: int = 0
     _until: float = field(default=float("inf"))
+    _seen: set[str] = field(default_factory=set)
 
     def run(self) -> None:
         """Draw the plan's cases; keep the first difference and let Hypothesis shrink it."""
-        if self.plan.cases:
-            drawn = seed(self.plan.seed)(
+        rounds, before = 0, -1
+        # Hypothesis draws some cases twice; a case counts once, so further rounds make up for the repeats.
+        while before < len(self._seen) < self.plan.cases and self._first is None and not self.stopped():
+            before = len(self._seen)
+            drawn = seed(self.plan.seed + 1_000_003 * rounds)(
                 settings(
-                    max_examples=self.plan.cases,
+                    max_examples=max(50, 2 * (self.plan.cases - len(self._seen))),
                     database=None,
                     deadline=None,
                     phases=(Phase.generate, Phase.shrink),
@@ -70,6 +74,7 @@ class Search:
             )
             with suppress(Enough, Differs, Flaky):  # what was found is in _first and _best
                 drawn()
+            rounds += 1
 
     def run_given(self, given_cases: Iterable[tuple[Case, tuple[Invariant, ...]]]) -> None:
         """Judge cases that were made, not drawn, each by its own invariants; stop at the first difference."""
@@ -91,9 +96,14 @@ class Search:
         if self._first is None:
             if self.stopped():
                 raise Enough
-            verdict = judge(case, self.invariants, self.oracle, self.subject)
+            if case.id in self._seen:
+                return
+            self._seen.add(case.id)
+            verdict = judge(case, taking_turns(case, self.invariants), self.oracle, self.subject)
             self.emit(verdict)
             if not verdict.findings:
+                if len(self._seen) == self.plan.cases:
+                    raise Enough
                 return
             self._first = self._best = verdict
             self._until = time.monotonic() + 0.6 * self.plan.shrink_s

@@ -46,7 +46,8 @@ def work(plan: Plan, tell: Callable[[object], None], stopped: Callable[[], bool]
     _settle_threads(backend, plan)
     declared = backend.declaration
     wanted = plan.cases if given is None else given.total
-    tell(Opened(declared.name, declared.device, declared.emulated, _device_words(backend), wanted))
+    names = tuple(one.name for one in invariants)
+    tell(Opened(declared.name, declared.device, declared.emulated, _device_words(backend), names, wanted))
 
     def emit(verdict: Verdict) -> None:
         tell(stripped(verdict))

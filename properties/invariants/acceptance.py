@@ -7,7 +7,7 @@ import numpy as np
 
 from properties.closeness import chain, noise
 from properties.finding import Finding
-from properties.invariant import Fact, Invariant, NotApplicable, Oracle, Unobserved, needing
+from properties.invariant import TURNS, Fact, Invariant, NotApplicable, Oracle, Unobserved, needing
 from properties.subject import Subject
 from properties.ties import decided
 from properties.variants import dice, first, focus, relabelled, tree_of, with_tree
@@ -190,12 +190,14 @@ INVARIANTS = (
         "A tree with more nodes accepts at least what the smaller one did.",
         NEEDS,
         superset_accepts_no_less,
+        every=TURNS,
     ),
     Invariant(
         "acceptance.chain-degenerate",
         "A tree of branching 1 does what a chain does: same tokens, committed by length.",
         NEEDS,
         chain_degenerate,
+        every=TURNS,
     ),
     Invariant(
         "acceptance.vocabulary-permutation",
@@ -203,5 +205,6 @@ INVARIANTS = (
         NEEDS,
         vocabulary_permutation,
         _relabels,
+        every=TURNS,
     ),
 )

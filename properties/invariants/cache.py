@@ -7,7 +7,7 @@ import numpy as np
 
 from properties.closeness import Noise, draft_kv_case, kv_case, noise
 from properties.finding import Finding
-from properties.invariant import Fact, Invariant, Oracle, Unobserved, needing
+from properties.invariant import TURNS, Fact, Invariant, NotApplicable, Oracle, Unobserved, needing
 from properties.invariants.attention import kv_differs
 from properties.subject import Subject
 from reference.case import Case
@@ -52,6 +52,13 @@ def _bits(name: str, step: int, seen: Kv, true: Kv, words: str, stage: Stage = S
             return
 
 
+def _nothing_looked_at(case: Case, subject: Subject, why: str) -> Exception:
+    """Not applicable where no step began with anything committed; unobserved elsewhere."""
+    if not any(step.context for step in subject(case).steps):
+        return NotApplicable("nothing was committed before the step")
+    return Unobserved(why)
+
+
 def isolation(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     """Verification writes into the branch: the committed cache is bit-identical before and after the forward."""
     looked = False
@@ -67,7 +74,7 @@ def isolation(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
             "cache.isolation", number, record.verified, record.before, "during the verify forward", Stage.ATTENDED
         )
     if not looked:
-        raise Unobserved("the backend does not reveal its committed cache around the forward")
+        raise _nothing_looked_at(case, subject, "the backend does not reveal its committed cache around the forward")
 
 
 def untouched_slots(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
@@ -83,7 +90,7 @@ def untouched_slots(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fa
             continue
         yield from _bits("cache.untouched-slots", number, record.after, record.before, "by the commit")
     if not looked:
-        raise Unobserved("the backend does not reveal its committed cache before and after")
+        raise _nothing_looked_at(case, subject, "the backend does not reveal its committed cache before and after")
 
 
 def commit_equivalence(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
@@ -192,5 +199,6 @@ INVARIANTS = (
         NEEDS,
         fast_equals_full,
         _speculates,
+        every=TURNS,
     ),
 )

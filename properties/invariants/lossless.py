@@ -7,7 +7,7 @@ import numpy as np
 
 from properties.closeness import forced, noise
 from properties.finding import Finding
-from properties.invariant import Fact, Invariant, NotApplicable, Oracle, needing
+from properties.invariant import TURNS, Fact, Invariant, NotApplicable, Oracle, needing
 from properties.judge import crash
 from properties.subject import Crashed, NoTrace, Subject
 from properties.ties import TIE_SIGMA, gaps, judge_tokens
@@ -215,7 +215,11 @@ INVARIANTS = (
         stops,
     ),
     Invariant(
-        "lossless.state-isolated", "A request leaves nothing behind that the next could notice.", NONE, state_isolated
+        "lossless.state-isolated",
+        "A request leaves nothing behind that the next could notice.",
+        NONE,
+        state_isolated,
+        every=TURNS,
     ),
     Invariant(
         "lossless.accounting",
@@ -223,5 +227,7 @@ INVARIANTS = (
         needing(Stage.DRAFTED, Stage.ACCEPTED),
         accounting,
     ),
-    Invariant("lossless.deterministic", "The same case twice gives bit-identical traces.", NONE, deterministic),
+    Invariant(
+        "lossless.deterministic", "The same case twice gives bit-identical traces.", NONE, deterministic, every=TURNS
+    ),
 )
