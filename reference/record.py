@@ -20,6 +20,17 @@ from reference.tree import RankTree, Tree
 T = TypeVar("T")
 
 
+def _is_integer(_: object, value: object) -> bool:
+    """JSON Schema takes 2.0 for an integer, but no list can be indexed with it."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+_Validator = jsonschema.validators.extend(  # type: ignore[no-untyped-call]
+    jsonschema.Draft202012Validator,
+    type_checker=jsonschema.Draft202012Validator.TYPE_CHECKER.redefine("integer", _is_integer),
+)
+
+
 def case_to_json(case: Case) -> dict[str, Any]:
     """The case as a JSON object, with its schema version and id."""
     return {"schema": SCHEMA, "id": case.id, **plain(case)}
@@ -50,7 +61,7 @@ def case_from_json(content: Any) -> Case:
     version = content.get("schema")
     if isinstance(version, int) and not isinstance(version, bool) and version > SCHEMA:
         raise Malformed("schema", f"version {version} is newer than the {SCHEMA} known here: update specverify")
-    validator = jsonschema.Draft202012Validator(schema())
+    validator = _Validator(schema())
     complaint = jsonschema.exceptions.best_match(validator.iter_errors(content))
     if complaint is not None:
         raise Malformed(dotted(complaint.absolute_path), _brief(complaint.message))

@@ -2,7 +2,7 @@
 
 import json
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 from properties.tally import Failure
 from reference.case import Case
 from reference.malformed import Malformed
-from reference.record import case_from_json, case_to_json, dotted
+from reference.record import case_from_json, case_to_json
 from reference.trace import Stage
 from reports.values import clean, cut
 from reports.writing import Unwritable, as_json, jsonable, write_whole
@@ -23,10 +23,6 @@ LARGEST = 64 * 1024 * 1024
 
 FIELDS = ("bundle", "case", "finding", "fault", "backend", "model", "dtype", "environment")
 FINDING_FIELDS = ("invariant", "stage", "step", "where", "expected", "observed", "measure")
-
-
-FRACTIONS = ("temperature", "tape", "norm_eps", "rope")
-"""Fields of a case below which numbers need not be whole."""
 
 
 class Unreadable(ValueError):
@@ -189,25 +185,12 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _case(content: Any) -> Case:
-    _refuse_decimals(content, ())
     try:
         return case_from_json(content)
     except Malformed:
         raise
     except (TypeError, ValueError, ArithmeticError, LookupError) as error:
         raise Malformed("", f"a field holds what no case can hold ({error})") from None
-
-
-def _refuse_decimals(content: Any, path: tuple[str | int, ...]) -> None:
-    """JSON Schema takes 1.0 for an integer, but no list can be indexed with it."""
-    if isinstance(content, float):
-        raise Malformed(dotted(path), f"{content} is not whole, or written with a decimal point; write a whole number")
-    items: Iterable[tuple[str | int, Any]] = ()
-    if isinstance(content, (dict, list)):
-        items = content.items() if isinstance(content, dict) else enumerate(content)
-    for key, value in items:
-        if key not in FRACTIONS:
-            _refuse_decimals(value, (*path, key))
 
 
 def _bundle(content: dict[str, Any]) -> Bundle:

@@ -120,7 +120,7 @@ TEXTS = {
     "edited": (edited(lambda b: b["case"].update(steps=5)), "case.id: "),
     "decimal": (
         GOOD.replace('"parent": [0, 2', '"parent": [0, 2.0'),
-        ".trees[0].parent[1]: 2.0 is not whole",
+        ".trees[0].parent[1]: 2.0 is not of type 'integer'",
     ),
 }
 
