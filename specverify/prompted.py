@@ -89,7 +89,7 @@ def prepare(plan: Plan, subject: Subject, invariants: tuple[Invariant, ...]) -> 
 def own_top_tokens(plain: Trace, root: int, seed: int) -> Scripted:
     """Trees of the model's own top tokens along its plain decoding `plain`, from the prompt's last token `root` on.
 
-    Each holds the next tokens, one to four deep, with second and third best beside them, a rejected branch below one
+    Each holds the next tokens, one to five deep, with second and third best beside them, a rejected branch below one
     of those, and sometimes a wrong token in the middle, so that every depth of acceptance occurs. Rows are shuffled.
     """
     rng = np.random.default_rng(seed)
@@ -97,9 +97,9 @@ def own_top_tokens(plain: Trace, root: int, seed: int) -> Scripted:
     output = (root, *plain.output)
     trees, at = [], 0
     while at < len(rows):
-        depth = int(rng.integers(1, 5))
+        depth = int(rng.integers(1, 6))
         parent, token, spine = [0], [output[at]], 0
-        wrong_from = int(rng.integers(1, 2 * depth + 1))
+        wrong_from = int(rng.integers(1, 3 * depth + 2))
         for level in range(1, min(depth, len(rows) - at) + 1):
             best = _top(rows[at + level - 1], 3)
             first = best[0] if level < wrong_from else best[1]

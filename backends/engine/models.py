@@ -18,12 +18,16 @@ from transformers import (
     Qwen3Config,
     Qwen3ForCausalLM,
 )
+from transformers.utils import logging
 
 from backends.base import Unsupported
 from backends.engine.causal_lm import CausalLm
 from backends.engine.exact import make_exact
 from reference.architecture import Architecture, Checkpoint, Model, Rope, Seeded
 from reference.weights import seeded
+
+# Built-in models stretch their context by odd factors on purpose; transformers' advice about it helps nobody here.
+logging.set_verbosity_error()
 
 DTYPES = {
     "float64": torch.float64,

@@ -83,28 +83,41 @@ def visibility_exact(case: Case, oracle: Oracle, subject: Subject) -> Iterator[F
     context = len(one.prefix)
     for layer in range(case.model.architecture.layers):
         for blank, columns in probes(one, layer):
-            seen = _seen(first(blank, subject), blank, columns)
-            true = _seen(oracle(blank).steps[0], blank, columns)
-            for head, node, code in np.argwhere(seen != true).tolist():
-                column = columns[code]
-                what: dict[str, int | str] = {"position": column} if column < context else {"node": column - context}
-                yield Finding(
-                    "attention.visibility-exact",
-                    Stage.ATTENDED,
-                    0,
-                    {"layer": layer, "head": head, "row": node, "column": column, **what},
-                    "visible" if true[head, node, code] else "hidden",
-                    "visible" if seen[head, node, code] else "hidden",
-                )
+            seen, true = first(blank, subject), oracle(blank).steps[0]
+            for stage, read in ((Stage.ATTENDED, _attended_codes), (Stage.SCORED, _scored_codes)):
+                observed, expected = read(seen, blank, layer, len(columns)), read(true, blank, layer, len(columns))
+                if observed is None or expected is None:
+                    continue
+                differ = np.argwhere(observed != expected).tolist()
+                for head, node, code in differ:
+                    column = columns[code]
+                    what: dict[str, int | str] = (
+                        {"position": column} if column < context else {"node": column - context}
+                    )
+                    yield Finding(
+                        "attention.visibility-exact",
+                        stage,
+                        0,
+                        {"layer": layer, "head": head, "row": node, "column": column, **what},
+                        "visible" if expected[head, node, code] else "hidden",
+                        "visible" if observed[head, node, code] else "hidden",
+                    )
+                if differ:
+                    break  # the logits can only repeat what the attention outputs already say
 
 
-def _seen(step: Step, blank: Case, columns: tuple[int, ...]) -> Array:
-    """Bool [heads, nodes, probed columns], from the probe's logits; what is not a number counts as seen."""
+def _attended_codes(step: Step, blank: Case, layer: int, codes: int) -> Array | None:
+    """Bool [heads, nodes, codes]: which probed columns the attention outputs of `layer` show, if they are revealed."""
+    return None if step.attended is None else np.asarray(step.attended.output[layer][:, :, :codes] != 0)
+
+
+def _scored_codes(step: Step, blank: Case, layer: int, codes: int) -> Array | None:
+    """The same, read off the logits; what is not a number counts as seen."""
     if step.scored is None:
-        raise Unobserved("the backend does not reveal its logits")
+        return None
     assert isinstance(blank.model, Seeded)
     heads, wide = blank.model.architecture.heads, blank.model.architecture.head_dim
-    logits = step.scored.logits[:, : heads * wide].reshape(-1, heads, wide)[:, :, : len(columns)]
+    logits = step.scored.logits[:, : heads * wide].reshape(-1, heads, wide)[:, :, :codes]
     return np.asarray(np.moveaxis(logits != 0, 0, 1))
 
 

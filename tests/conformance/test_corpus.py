@@ -1,0 +1,28 @@
+"""The corpus: the smallest case of each planted fault, for ever; the clean engine passes, the faulty one fails."""
+
+from pathlib import Path
+
+import pytest
+
+from properties.invariants import ALL
+from properties.judge import judge
+from reference.decoder import Oracle
+from reports import bundle
+from specverify.opening import open_planted, subject_of
+from specverify.pytest_plugin import BackendUnderTest
+
+CORPUS = sorted((Path(__file__).parent.parent / "corpus").glob("*.json"))
+
+
+@pytest.mark.parametrize("file", CORPUS, ids=lambda file: file.stem)
+def test_clean_backend_passes(backend: BackendUnderTest, file: Path) -> None:
+    backend.check(bundle.load(file).case)
+
+
+@pytest.mark.parametrize("file", CORPUS, ids=lambda file: file.stem)
+def test_faulty_engine_fails_where_it_was_planted(file: Path) -> None:
+    saved = bundle.load(file)
+    subject = subject_of(open_planted("cpu-eager", saved.fault))
+    verdict = judge(saved.case, ALL, Oracle(), subject)
+    assert verdict.first is not None
+    assert verdict.first.stage is saved.stage

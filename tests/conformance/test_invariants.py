@@ -1,0 +1,37 @@
+"""Every invariant on every backend: what `pytest -m cuda` or `-m npu` selects on a hardware runner."""
+
+import pytest
+from hypothesis import given, settings
+
+from properties.invariants import ALL
+from properties.strategies import cases
+from reference.case import Case
+from specverify.pytest_plugin import BackendUnderTest
+
+
+@pytest.mark.parametrize("name", [one.name for one in ALL])
+def test_invariant_holds(backend: BackendUnderTest, name: str) -> None:
+    outcomes: set[str] = set()
+    # Invariants that speak of few cases get more draws to find them.
+    rare = name in ("draft.rollback", "draft.vocabulary-map")
+
+    @settings(max_examples=(8 if rare else 1) * settings().max_examples)
+    @given(cases())
+    def holds(case: Case) -> None:
+        outcomes.add(backend.check(case, name).outcomes[name])
+
+    holds()
+    assert "checked" in outcomes, f"{name} was never judged: {sorted(outcomes)}"
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_16_bit_runs_show_no_gross_error_and_no_leak(backend: BackendUnderTest, dtype: str) -> None:
+    if dtype not in backend.declaration.dtypes:
+        pytest.skip(f"{backend.name} declares no {dtype}")
+
+    @settings(max_examples=3 * settings().max_examples)
+    @given(cases((dtype,)))
+    def holds(case: Case) -> None:
+        backend.check(case)
+
+    holds()
