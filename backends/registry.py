@@ -3,7 +3,7 @@
 import importlib
 from dataclasses import dataclass
 
-from backends.base import Backend, Unavailable
+from backends.base import Backend, Declaration, Unavailable
 
 
 @dataclass(frozen=True)
@@ -51,6 +51,8 @@ def open_backend(name: str) -> Backend:
         if name in known:
             raise Unavailable(f"{name} cannot be imported: {why}") from why
         raise UnknownBackend(f"backend {name!r}: cannot import {module_name!r} ({why})") from why
+    except (Exception, SystemExit) as why:  # a stranger's code: whatever it raises becomes one line
+        raise UnknownBackend(f"backend {name!r}: importing {module_name!r} raised {_brief(why)}") from why
     factory = getattr(module, attribute, None)
     if not callable(factory):
         raise UnknownBackend(f"backend {name!r}: {module_name!r} has no factory called {attribute!r}")
@@ -58,11 +60,15 @@ def open_backend(name: str) -> Backend:
         backend = factory()
     except Unavailable:
         raise
-    except Exception as why:  # a stranger's code: whatever it raises becomes one line
-        raise UnknownBackend(f"backend {name!r}: {attribute!r} raised {type(why).__name__}: {why}") from why
-    if not isinstance(backend, Backend):
+    except (Exception, SystemExit) as why:
+        raise UnknownBackend(f"backend {name!r}: {attribute!r} raised {_brief(why)}") from why
+    if not isinstance(backend, Backend) or not isinstance(backend.declaration, Declaration):
         raise UnknownBackend(f"backend {name!r}: what {attribute!r} returns has no run() and declaration")
     return backend
+
+
+def _brief(why: BaseException) -> str:
+    return f"{type(why).__name__}: {' '.join(str(why).split())[:200]}"
 
 
 def why_unavailable(name: str) -> str | None:

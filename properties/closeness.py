@@ -154,8 +154,11 @@ def _measure(control: Case, oracle: Oracle, subject: Subject) -> Noise:
     inner = _inner(control, oracle, run, step)
     layers = len(inner["attended"][0])
     low, high = (factor * np.sqrt(layers) * UNIT[control.dtype] for factor in PRIOR[control.dtype])
+    # float32 rotary tables turn by up to one unit roundoff per position, which the control shares.
+    turned = control.longest * UNIT[control.dtype]
     floors = {
-        kind: np.maximum(error, low * np.maximum(size, 1e-3 * size.max())) for kind, (error, size) in inner.items()
+        kind: np.clip(error, low * np.maximum(size, 1e-3 * size.max()), (SANITY * high + turned) * size.max())
+        for kind, (error, size) in inner.items()
     }
     sizes = [float(np.sqrt(np.mean(np.square(inner[kind][1])))) for kind in ("attended", "keys", "values")]
     ceiling = SANITY * high * scale if control.dtype != "float64" else EXACT * max(1.0, scale)

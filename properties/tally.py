@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 from properties.finding import Finding, Positions, Tie, Verdict
 from reference.case import Case
+from reference.plain import TAGS
 
 
 @dataclass
@@ -57,6 +58,7 @@ class Tally:
         failures: Located differences.
         unsupported: Reasons for which the backend declined cases, with how often.
         accept_lengths: Accepted drafted tokens per step: length to how many steps.
+        accepted_by_draft: Kind of draft to (steps, accepted drafted tokens).
         excess_ties: Why the ties of the whole run cannot be chance (rule T's count test), or None.
         errors: What kept the run from judging: one line each.
         stopped: Why the run ended early (interrupted, time budget), or None.
@@ -75,6 +77,7 @@ class Tally:
     positions: Positions = field(default_factory=Positions)
     unsupported: dict[str, int] = field(default_factory=dict)
     accept_lengths: dict[int, int] = field(default_factory=dict)
+    accepted_by_draft: dict[str, tuple[int, int]] = field(default_factory=dict)
     excess_ties: str | None = None
     errors: list[str] = field(default_factory=list)
     stopped: str | None = None
@@ -93,6 +96,11 @@ class Tally:
             if outcome == "failed":
                 counts.checked += 1
             setattr(counts, outcome, getattr(counts, outcome) + 1)
+        kind = TAGS[type(verdict.case.draft).__name__]
+        steps, accepted = self.accepted_by_draft.get(kind, (0, 0))
+        if verdict.accept_lengths:
+            lengths = verdict.accept_lengths
+            self.accepted_by_draft[kind] = (steps + len(lengths), accepted + sum(lengths))
         for length in verdict.accept_lengths:
             self.accept_lengths[length] = self.accept_lengths.get(length, 0) + 1
 

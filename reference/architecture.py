@@ -5,6 +5,12 @@ from dataclasses import dataclass
 from reference.malformed import Malformed
 
 FAMILIES = ("llama", "pangu", "qwen2", "qwen3", "mistral")
+LARGEST = 2**22
+"""Weights of a built-in model at most: a case file is small and must not ask for the memory of a machine."""
+
+LONGEST = 4096
+"""Positions of a built-in model at most."""
+
 ROPE_KINDS = ("default", "linear", "dynamic", "yarn", "llama3", "longrope")
 
 
@@ -101,6 +107,13 @@ class Architecture:
         """Number of decoder layers."""
         return len(self.windows)
 
+    @property
+    def weights(self) -> int:
+        """Entries of its weight matrices."""
+        attention = 2 * (self.heads + self.kv_heads) * self.head_dim
+        layer = attention + 3 * self.intermediate_size
+        return self.hidden_size * (self.vocab_size * (2 - self.tied) + self.layers * layer)
+
 
 @dataclass(frozen=True)
 class Seeded:
@@ -126,6 +139,16 @@ class Seeded:
             raise Malformed("probed_layer", f"{self.probed_layer} is not one of {self.architecture.layers} layers")
         if self.seed < 0 or self.relabel < 0:
             raise Malformed("seed" if self.seed < 0 else "relabel", "seeds are not negative")
+        arch = self.architecture
+        if arch.weights > LARGEST:
+            raise Malformed("architecture", f"{arch.weights} weights; a built-in model has at most {LARGEST}")
+        if arch.max_positions > LONGEST:
+            raise Malformed(
+                "architecture.max_positions", f"{arch.max_positions}; a built-in model has at most {LONGEST}"
+            )
+        probe = (arch.heads * arch.head_dim + 1, (1 + arch.heads) * arch.head_dim)
+        if self.weights == "transparent" and (arch.tied or arch.vocab_size != probe[0] or arch.hidden_size < probe[1]):
+            raise Malformed("weights", "transparent weights need the architecture that probe_architecture makes")
 
     @property
     def vocab_size(self) -> int:

@@ -132,6 +132,11 @@ def summary(tally: Tally) -> dict[str, Any]:
             "unsupported": tally.unsupported,
             "accept_lengths": dict(sorted(tally.accept_lengths.items())),
             "mean_accepted": mean_accepted(tally),
+            "accepted_by_draft": {
+                kind: {"steps": steps, "accepted": accepted, "mean": accepted / steps}
+                for kind, (steps, accepted) in tally.accepted_by_draft.items()
+            },
+            "excess_ties": tally.excess_ties,
             "errors": tally.errors,
             "stopped": tally.stopped,
             "environment": tally.environment,

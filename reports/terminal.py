@@ -206,7 +206,9 @@ def _run_facts(tally: Tally) -> list[tuple[str, str]]:
     mean = mean_accepted(tally)
     if mean is not None:
         steps = plural(sum(tally.accept_lengths.values()), "step")
-        facts.append(("accepted", f"{mean:.2f} drafted tokens per step on average, over {steps}"))
+        each = ", ".join(f"{kind} {taken / count:.2f}" for kind, (count, taken) in tally.accepted_by_draft.items())
+        by_draft = f" ({each})" if each else ""
+        facts.append(("accepted", f"{mean:.2f} drafted tokens per step on average, over {steps}{by_draft}"))
     facts += _ties(tally)
     facts += [("declined", f"{plural(count, 'case')}: {clean(why)}") for why, count in tally.unsupported.items()]
     facts += [("error", cut(error, 400)) for error in tally.errors]
@@ -236,6 +238,8 @@ def _time(tally: Tally) -> str:
 
 def _ties(tally: Tally) -> list[tuple[str, str]]:
     counts = tally.positions
+    if tally.excess_ties is not None:
+        return [("TIES", f"{clean(tally.excess_ties)}: that many cannot be chance")]
     if not counts.judged:
         return [("ties", f"{len(tally.ties)}, without a control to compare with")] if tally.ties else []
     control = f"{number(counts.predicted)} predicted by the control, which had {counts.control_ties} itself"

@@ -72,6 +72,31 @@ def write_whole(target: str | Path, content: bytes) -> None:
         raise Unwritable(target, f"{error}; choose another name") from None
 
 
+def check(target: str | Path) -> None:
+    """Find out before the work whether `write_whole` could write there.
+
+    Raises:
+        Unwritable: for a directory, and for a file in a folder that is not there or takes no files.
+    """
+    if str(target) == "-":
+        return
+    try:
+        path = Path(target).resolve()
+        if path.is_dir():
+            raise IsADirectoryError(None, "it is a directory")
+        if path.exists() and not path.is_file():
+            return
+        if not path.parent.is_dir():
+            path.parent.stat()
+            raise NotADirectoryError(None, "its folder is a file")
+        if not os.access(path.parent, os.W_OK | os.X_OK):
+            raise PermissionError(None, "its folder takes no files")
+    except OSError as error:
+        raise Unwritable.because(target, error) from None
+    except (ValueError, RuntimeError) as error:
+        raise Unwritable(target, f"{error}; choose another name") from None
+
+
 def _replace(path: Path, content: bytes) -> None:
     beside = path.parent / f".{uuid.uuid4().hex}.tmp"
     try:

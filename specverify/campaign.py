@@ -89,6 +89,8 @@ def run(plan: Plan, arrived: Arrived, opened: Callable[[Opened], None]) -> tuple
         if process.is_alive():
             process.terminate()
     _conclude(tally)
+    if interrupted_at:
+        tally.errors.append(f"interrupted after {tally.cases} cases: what did not run is not a pass")
     if tally.stopped is None and time.monotonic() > deadline:
         tally.stopped = f"time budget of {plan.time_budget_s:g} s used up"
     tally.failures = _distinct(tally.failures)

@@ -9,6 +9,8 @@ from typing import Any
 # run a real checkpoint are given all cores (specverify/campaign.py).
 for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(_name, "1")
+# transformers says on standard error what it thinks of a config; what matters to a verdict is in the report.
+os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
 import click  # noqa: E402
 
@@ -96,9 +98,14 @@ def _check_names(
     backend: str, device: str | None, against: str | None, invariants: tuple[str, ...], fault: str | None
 ) -> None:
     """Refuse names that mean nothing before any worker starts; devices are looked for by the workers."""
+    from backends.base import Unavailable
     from backends.registry import ROWS, UnknownBackend
     from specverify.opening import fault_named, invariants_matching
 
+    if device is not None and device not in [row.device for row in ROWS]:
+        raise Unavailable(
+            f"--device {device}: no backend here runs on it: `specverify list backends` names those we have"
+        )
     invariants_matching(invariants)
     if fault is not None:
         fault_named(fault)
@@ -123,6 +130,8 @@ def replay(file: str, backend: str | None, fault: str | None, model: str | None,
     from reports import record, terminal, writing
     from specverify.replay import replay as run
 
+    if json_file is not None:
+        writing.check(json_file)
     result = run(file, backend, fault, model)
     to_stderr = json_file == "-"
     if result.failure is not None:
@@ -177,9 +186,11 @@ def doctor(as_json: bool) -> int:
 def bench(backend: str, cases: int, seed: int, json_file: str | None) -> int:
     """Measure check throughput: cases per second, and wall time over time in the backend's forwards."""
     from reports.tables import figures_table
-    from reports.writing import write_json
+    from reports.writing import check, write_json
     from specverify.bench import throughput
 
+    if json_file is not None:
+        check(json_file)
     figures = throughput(backend, cases, seed)
     click.echo(figures_table(figures), err=json_file == "-")
     if json_file is not None:
@@ -200,6 +211,9 @@ def main(arguments: list[str] | None = None) -> None:
         code = cli.main(args=arguments, prog_name="specverify", standalone_mode=False)
     except click.exceptions.Abort:
         code = _complain("interrupted", 3)
+    except click.exceptions.NoArgsIsHelpError as why:
+        click.echo(why.format_message(), err=True)
+        code = 2
     except click.ClickException as why:
         code = _complain(why.format_message(), 2)
     except (Unknown, UnknownBackend, UnusableInput, Unreadable, Unwritable) as why:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from properties.invariant import Invariant, Oracle
+from properties.strategies.acceptance import accepted_path
 from properties.subject import NoTrace, Subject
 from reference.architecture import Checkpoint
 from reference.case import Case
@@ -115,19 +116,8 @@ def own_top_tokens(plain: Trace, root: int, seed: int) -> Scripted:
         natural = Tree(tuple(parent), tuple(token))
         order = (0, *(1 + rng.permutation(len(natural) - 1)).tolist())
         trees.append(natural.renumbered(order))
-        at += _accepted(natural, output[at + 1 :]) + 1
+        at += len(accepted_path(natural, output[at + 1 :]))
     return Scripted(tuple(trees))
-
-
-def _accepted(tree: Tree, ahead: tuple[int, ...]) -> int:
-    """Drafted tokens of `tree` accepted by a target that goes on with `ahead`."""
-    node, length = 0, 0
-    while length < len(ahead):
-        taken = [child for child in tree.children[node] if tree.token[child] == ahead[length]]
-        if not taken:
-            break
-        node, length = taken[0], length + 1
-    return length
 
 
 def _top(row: Array, count: int) -> list[int]:

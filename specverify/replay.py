@@ -8,6 +8,8 @@ from properties.tally import Failure
 from reference.architecture import Checkpoint
 from reference.case import Case
 from reference.decoder import Oracle
+from reference.draft import LanguageModel
+from reference.malformed import Malformed
 from reports import bundle
 from specverify.checkpoints import open_checkpoint
 from specverify.opening import invariants_matching, open_planted, subject_of
@@ -77,13 +79,22 @@ def _same(verdict: Verdict, saved: bundle.Bundle) -> Finding | None:
 
 
 def _placed(case: Case, model: str | None) -> Case:
-    """The case with its checkpoint where this machine has it; the digest must be the saved one."""
-    if not isinstance(case.model, Checkpoint):
-        return case
-    here = open_checkpoint(model or case.model.source)
-    if here.digest != case.model.digest:
+    """The case with its checkpoints where this machine has them; their digests must be the saved ones."""
+    try:
+        if isinstance(case.model, Checkpoint):
+            case = replace(case, model=_here(case.model, model))
+        if isinstance(case.draft, LanguageModel) and isinstance(case.draft.model, Checkpoint):
+            case = replace(case, draft=replace(case.draft, model=_here(case.draft.model, None)))
+    except Malformed as why:
+        raise UnusableInput(f"the case does not fit its checkpoint: {why}") from None
+    return case
+
+
+def _here(saved: Checkpoint, model: str | None) -> Checkpoint:
+    found = open_checkpoint(model or saved.source)
+    if found.digest != saved.digest:
         raise UnusableInput(
-            f"{here.source}: other weights ({here.digest[:19]}...) than the case was saved with "
-            f"({case.model.digest[:19]}...); give the right checkpoint with --model"
+            f"{found.source}: other weights ({found.digest[:19]}...) than the case was saved with "
+            f"({saved.digest[:19]}...); give the right checkpoint with --model"
         )
-    return replace(case, model=here)
+    return found

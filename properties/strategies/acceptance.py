@@ -15,13 +15,14 @@ from reference.tree import Tree
 LOOKAHEAD = 8
 """Greedy tokens computed beyond the prompt; deeper nodes are not steered."""
 
-_ORACLE = Oracle(keep=256)
+ORACLE = Oracle(keep=256)
+"""Knows where greedy decoding goes, so that trees can be steered."""
 
 
 def continuation(model: Seeded, prompt: tuple[int, ...]) -> tuple[int, ...]:
     """The next LOOKAHEAD tokens of greedy decoding, from the oracle."""
     case = Case(model, prompt, stops=Stops(max_new_tokens=LOOKAHEAD), dtype="float64")
-    return _ORACLE(case).output
+    return ORACLE(case).output
 
 
 @dataclass(frozen=True)
@@ -62,14 +63,15 @@ def steered(draw: st.DrawFn, root: int, ahead: tuple[int, ...], vocab: int, max_
             # spread 1 keeps chance hits: twins of the accepted child, and right tokens beyond the aim
             token[node] = (wanted + 1 + spread) % vocab if (1 + spread) % vocab else (wanted + 1) % vocab
     tree = Tree(parent, tuple(token))
-    return Steered(tree, _accepted(tree, ahead))
+    return Steered(tree, len(accepted_path(tree, ahead)) - 1)
 
 
-def _accepted(tree: Tree, ahead: tuple[int, ...]) -> int:
-    at, length = 0, 0
-    while length < len(ahead):
-        taken = [child for child in tree.children[at] if tree.token[child] == ahead[length]]
+def accepted_path(tree: Tree, ahead: tuple[int, ...]) -> tuple[int, ...]:
+    """Nodes of `tree`, root first, that a target which goes on with `ahead` accepts."""
+    path = [0]
+    while len(path) <= len(ahead):
+        taken = [child for child in tree.children[path[-1]] if tree.token[child] == ahead[len(path) - 1]]
         if not taken:
             break
-        at, length = taken[0], length + 1
-    return length
+        path.append(taken[0])
+    return tuple(path)

@@ -5,6 +5,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
+from properties.strategies.acceptance import ORACLE, accepted_path, continuation
 from properties.strategies.models import GALLERY
 from reference.architecture import Seeded
 from reference.case import Case
@@ -19,7 +20,7 @@ Attempt = Callable[[], Case]
 
 
 def size(case: Case) -> tuple[float, ...]:
-    """How much there is to hold in the head: nodes first, then trees, prompt, output, model, settings."""
+    """How much there is to hold in the head: nodes first, then prompt, kind of draft, trees, output, model, settings."""
     draft = case.draft
     trees = draft.trees if isinstance(draft, Scripted) else (draft.shape,)
     nodes = [len(tree) for tree in trees]
@@ -29,10 +30,12 @@ def size(case: Case) -> tuple[float, ...]:
     stops = len(case.stops.eos) + len(case.stops.stop_tokens)
     weight = 0 if arch is None else GALLERY.index(arch) if arch in GALLERY else len(GALLERY)
     tokens = sum(sum(tree.token) for tree in trees if isinstance(tree, Tree)) + sum(case.prompt)
+    learning = not isinstance(draft, Scripted)
     return (
         max(nodes, default=1),
-        sum(nodes),
         len(case.prompt),
+        learning,
+        sum(nodes),
         case.stops.max_new_tokens,
         weight,
         settings + stops,
@@ -43,10 +46,21 @@ def size(case: Case) -> tuple[float, ...]:
 
 def nearer(case: Case) -> Iterator[Case]:
     """Cases one step simpler than `case`, biggest steps first; each is a valid case."""
-    for change in (_prompts, _trees, _shapes, _settings, _stops):
+    for change in (_scripts, _prompts, _models, _trees, _shapes, _settings, _stops):
         for attempt in change(case):
             with suppress(Malformed):  # that step leads out of what a case may be
                 yield attempt()
+
+
+def _scripts(case: Case) -> Iterator[Attempt]:
+    """The trees that a learning draft proposes, written down."""
+    if not isinstance(case.draft, Scripted) and isinstance(case.model, Seeded):
+        yield partial(_written_down, case)
+
+
+def _written_down(case: Case) -> Case:
+    drafted = [step.drafted.tree for step in ORACLE(case).steps if step.drafted is not None]
+    return replace(case, draft=Scripted(tuple(drafted)))
 
 
 def _prompts(case: Case) -> Iterator[Attempt]:
@@ -54,6 +68,48 @@ def _prompts(case: Case) -> Iterator[Attempt]:
     for keep in sorted({1, 2, 3, len(prompt) // 2, len(prompt) - 1}):
         if 0 < keep < len(prompt):
             yield partial(_shortened, case, keep)
+            if isinstance(case.model, Seeded):
+                yield partial(steered_again, case, case.model, prompt[-keep:])
+
+
+def _models(case: Case) -> Iterator[Attempt]:
+    if not isinstance(case.model, Seeded) or not isinstance(case.draft, Scripted):
+        return
+    for arch in GALLERY:
+        if arch == case.model.architecture:
+            return
+        if arch.vocab_size >= 2:
+            plainer = Seeded(arch, 0)
+            yield partial(steered_again, case, plainer, tuple(token % arch.vocab_size for token in case.prompt))
+
+
+def steered_again(case: Case, model: Seeded, prompt: tuple[int, ...]) -> Case:
+    """`case` on another model or prompt, its scripted trees accepting the same nodes as before.
+
+    Raises:
+        Malformed: where another draft, or the vocabulary, does not allow it.
+    """
+    if not isinstance(case.draft, Scripted) or not isinstance(case.model, Seeded):
+        raise Malformed("draft", "only scripted trees can be steered")
+    ahead, root, trees = continuation(model, prompt), prompt[-1], []
+    old, old_root = continuation(case.model, case.prompt), case.prompt[-1]
+    for tree in case.draft.trees:
+        path = accepted_path(tree.rooted(old_root), old)
+        token = [one % model.vocab_size for one in tree.token]
+        token[0] = root
+        for depth, node in enumerate(path[1:]):
+            token[node] = ahead[depth]
+        for node in range(1, len(tree)):
+            # What ended the walk before must not be the new model's choice.
+            if tree.parent[node] == path[-1] and len(path) - 1 < len(ahead) and token[node] == ahead[len(path) - 1]:
+                token[node] = (token[node] + 1) % model.vocab_size
+        trees.append(Tree(tree.parent, tuple(token)))
+        if len(path) > min(len(ahead), len(old)):
+            break
+        root, ahead = ahead[len(path) - 1], ahead[len(path) :]
+        old_root, old = old[len(path) - 1], old[len(path) :]
+    stops = Stops(case.stops.max_new_tokens)
+    return replace(case, model=model, prompt=prompt, draft=Scripted(tuple(trees)), stops=stops)
 
 
 def _shortened(case: Case, keep: int) -> Case:

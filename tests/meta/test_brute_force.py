@@ -351,8 +351,8 @@ def listed_by_windows(tokens: tuple[int, ...], order: int) -> Callable[[tuple[in
             windows = list(zip(*(tokens[shift:] for shift in range(width + 1)), strict=False))
             tally = Counter(window[-1] for window in windows if window[:-1] == sequence[len(sequence) - width :])
             if tally and width <= len(sequence):
-                last = {window: at for at, window in enumerate(windows)}
-                latest_last = sorted(tally, key=lambda token: last[(*sequence[-width:], token)])
+                last = {window[-1]: at for at, window in enumerate(windows) if window[:-1] == sequence[-width:]}
+                latest_last = sorted(tally, key=lambda token: last[token])
                 return sorted(latest_last, key=lambda token: tally[token])[::-1]
         return []
 

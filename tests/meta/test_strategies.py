@@ -1,0 +1,173 @@
+"""What may be drawn is drawn: every kind of case that the work asks for, and failures shrink to something small."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from functools import cache
+from random import Random
+
+import pytest
+from hypothesis import HealthCheck, Phase, find, given, seed, settings
+
+from properties.strategies import cases
+from properties.strategies.models import GALLERY
+from reference.architecture import Seeded
+from reference.case import DTYPES, Case
+from reference.decoder import Oracle
+from reference.draft import LanguageModel, Ngram, Scripted
+from reference.layout import COMMITS
+from reference.trace import Trace
+from reference.tree import Shape, Tree
+
+DRAWN = 600
+RARE = 0.01
+
+_ORACLE = Oracle(keep=2048)
+
+
+@cache
+def drawn() -> tuple[Case, ...]:
+    """The cases of a fixed seed, each once; generated only, never shrunk or mutated towards anything."""
+    met: dict[Case, None] = {}
+
+    @seed(20251)
+    @settings(
+        max_examples=DRAWN,
+        phases=[Phase.generate],
+        database=None,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(cases())
+    def collect(case: Case) -> None:
+        met[case] = None
+
+    collect()
+    return tuple(met)
+
+
+def trees(case: Case) -> tuple[Tree, ...]:
+    """The trees that the case proposes before it ends."""
+    return tuple(step.drafted.tree for step in _ORACLE(case).steps if step.drafted)
+
+
+def shape_words(tree: Shape) -> Iterator[str]:
+    nodes = len(tree)
+    below = [len(children) for children in tree.children]
+    spine = max(range(nodes), key=lambda node: tree.depth[node])
+    yield "one node" if nodes == 1 else "nodes"
+    if nodes > 48:
+        yield "more than 48 nodes"
+    if nodes > 2 and tree.height == nodes - 1:
+        yield "chain"
+    if nodes > 3 and tree.height == 1:
+        yield "star"
+    if nodes > 5 and max(below) == 2 and all(below[node] == 0 or node in tree.path(spine) for node in range(nodes)):
+        yield "comb"
+    inner = [count for count in below if count]
+    if tree.height > 1 and min(inner[:-1], default=0) > 1 and len(set(inner[:-1])) == 1 and max(inner) == inner[0]:
+        yield "full"
+    if any(up > node for node, up in enumerate(tree.parent)):
+        yield "a parent after its child"
+    if tree.height > 8:
+        yield "deeper than 8"
+
+
+def words(case: Case) -> Iterator[str]:
+    """What a case is an example of."""
+    trace, arch = _ORACLE(case), _architecture(case)
+    top, last = case.model.vocab_size - 1, len(case.prompt)
+    yield f"draft {type(case.draft).__name__}"
+    yield f"family {arch.family}"
+    yield f"{arch.heads // arch.kv_heads} query heads for a KV head"
+    yield f"rope {arch.rope.kind}"
+    yield f"commit {case.layout.commit}"
+    yield f"dtype {case.dtype}"
+    yield "odd vocabulary" if case.model.vocab_size % 2 else "even vocabulary"
+    yield "tied" if arch.tied else "untied"
+    yield f"{arch.layers} layers"
+    for window in set(arch.windows) - {0}:
+        yield "a window"
+        for off in (-1, 0, 1):
+            if last == window + off:
+                yield f"prompt {off:+d} of a window"
+        if last > window + 1:
+            yield "prompt past a window"
+    if len(set(arch.windows)) > 1:
+        yield "layers of different windows"
+    for tree in trees(case):
+        yield from shape_words(tree)
+        if tree.has_twins:
+            yield "twins"
+        if 0 in tree.token[1:]:
+            yield "token 0 in a tree"
+        if top in tree.token[1:]:
+            yield "token V-1 in a tree"
+    if 0 in case.prompt:
+        yield "token 0 in a prompt"
+    if top in case.prompt:
+        yield "token V-1 in a prompt"
+    if last == 1:
+        yield "prompt of one token"
+    if last > 200:
+        yield "prompt past 200"
+    for power in (2, 4, 8, 16, 32):
+        if abs(last - power) <= 1:
+            yield f"prompt around {power}"
+    if last > 60 and any(abs(last - 2**power) <= 2 for power in (6, 7, 8)):
+        yield "prompt around a larger power of two"
+    yield from walk_words(trace)
+    yield from layout_words(case)
+    if isinstance(case.draft, LanguageModel):
+        yield "reduced vocabulary" if case.draft.vocabulary else "whole vocabulary"
+        yield "the target drafts for itself" if case.draft.model == case.model else "a stranger drafts"
+        if sum(map(bool, case.draft.shape.children)) > 2:
+            yield "a static tree with inner nodes"
+
+
+def walk_words(trace: Trace) -> Iterator[str]:
+    yield f"finish {trace.finish}"
+    if len(trace.steps) > 1:
+        yield "several steps"
+    if len(trace.steps) > 4:
+        yield "more than four steps"
+    for number, step in enumerate(trace.steps):
+        assert step.drafted is not None
+        assert step.accepted is not None
+        assert step.emitted is not None
+        tree, path, emitted = step.drafted.tree, step.accepted.path, step.emitted
+        if len(tree) > 1:
+            yield f"accepts {len(path) - 1}" if len(path) < 6 else "accepts more than 4"
+            if path[-1] in tree.leaves and len(path) - 1 == tree.height:
+                yield "accepts all"
+            if number:
+                yield "a tree in a later step"
+                if len(path) > 1:
+                    yield "accepts in a later step"
+        if path != tuple(range(len(path))):
+            yield "accepted path is no prefix of the row order"
+        if any(len({tree.token[child] for child in tree.children[node]}) < len(tree.children[node]) for node in path):
+            yield "twins under an accepted node"
+        if any(tree.token[node] == 0 for node in path[1:]):
+            yield "accepts token 0"
+        if emitted.finish and len(emitted.tokens) < len(path):
+            yield f"{emitted.finish} inside an accepted block"
+        if tree.children[path[-1]]:
+            yield "rejects a child of the last accepted node"
+
+
+def layout_words(case: Case) -> Iterator[str]:
+    largest = max(map(len, trees(case)))
+    if case.layout.padded_nodes:
+        yield "padding" if case.layout.padded_nodes > largest else "padding to no more than the tree"
+    chunk = case.layout.prefill_chunk
+    if chunk and len(case.prefix) > chunk:
+        yield "prefill in several chunks"
+        if len(case.prefix) % chunk:
+            yield "a last chunk that is not full"
+        if chunk == 1:
+            yield "prefill token by token"
+
+
+def _architecture(case: Case):  # type: ignore[no-untyped-def]
+    assert isinstance(case.model, Seeded)
+    return case.model.architecture
