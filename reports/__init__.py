@@ -1,1 +1,1 @@
-"""Findings in words and pictures: terminal page, JSON lines, JUnit, bundles. Only this room makes sentences."""
+"""Findings in words and pictures: terminal page, JSON lines, JUnit, bundles; only this room makes sentences."""

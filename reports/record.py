@@ -56,7 +56,7 @@ def verdict_line(verdict: Verdict) -> dict[str, Any]:
 class Lines:
     """A JSON Lines file that grows by one flushed line per case, so that a killed run keeps what it judged.
 
-    Lines of earlier runs stay; a last line that was cut off is closed, so that it spoils no other.
+    Lines of earlier runs stay; a last line that was cut off is closed by the first new one, so that it spoils no other.
 
     Raises:
         Unwritable: on entering, and on adding when the system refuses.
@@ -65,13 +65,13 @@ class Lines:
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         self._handle: int | None = None
+        self._cut_off = False
 
     def __enter__(self) -> "Lines":
         try:
             self._handle = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
             size = os.lseek(self._handle, 0, os.SEEK_END)
-            if size and os.pread(self._handle, 1, size - 1) != b"\n":
-                os.write(self._handle, b"\n")
+            self._cut_off = size > 0 and os.pread(self._handle, 1, size - 1) != b"\n"
         except OSError as error:
             self._close()
             raise Unwritable.because(self.path, error) from None
@@ -91,7 +91,8 @@ class Lines:
         """Append one line; it is in the file when this returns."""
         if self._handle is None:
             raise ValueError("Lines is used inside its with block")
-        line = as_json(verdict_line(verdict)).encode()
+        line = b"\n" * self._cut_off + as_json(verdict_line(verdict)).encode()
+        self._cut_off = False
         try:
             while line:
                 line = line[os.write(self._handle, line) :]

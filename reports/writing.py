@@ -87,8 +87,7 @@ def check(target: str | Path) -> None:
         if path.exists() and not path.is_file():
             return
         if not path.parent.is_dir():
-            path.parent.stat()
-            raise NotADirectoryError(None, "its folder is a file")
+            (path.parent / "x").stat()  # says why
         if not os.access(path.parent, os.W_OK | os.X_OK):
             raise PermissionError(None, "its folder takes no files")
     except OSError as error:

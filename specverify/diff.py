@@ -23,12 +23,12 @@ def diff(plan: Plan, report: Path, junit_file: str | None, json_file: str | None
         Unwritable: when the report folder, or a file that was asked for, cannot be written; before any case runs
             where that can be known.
     """
-    for file in filter(None, (junit_file, json_file)):
-        writing.check(file)
     try:
         report.mkdir(parents=True, exist_ok=True)
     except OSError as why:
         raise writing.Unwritable.because(report, why) from None
+    for file in filter(None, (junit_file, json_file)):
+        writing.check(file)
     with record.Lines(report / "results.jsonl") as lines, Progress(plan.cases) as progress:
 
         def opened(news: Opened) -> None:
@@ -42,8 +42,8 @@ def diff(plan: Plan, report: Path, junit_file: str | None, json_file: str | None
 
         tally, refused = campaign.run(plan, arrived, opened)
     if refused is not None and not tally.cases:
-        lines_of = "; ".join(" ".join(line.split()) for line in tally.errors)
-        print(f"specverify: {lines_of}", file=sys.stderr)  # noqa: T201 - the shell's own voice
+        errors = "; ".join(" ".join(line.split()) for line in tally.errors)
+        print(f"specverify: {errors}", file=sys.stderr)  # noqa: T201 - the shell's own voice
         return refused
     tally.failures = [_saved(report, failure, tally) for failure in tally.failures]
     show(tally, sys.stderr if json_file == "-" else sys.stdout)

@@ -103,7 +103,7 @@ def own_top_tokens(plain: Trace, root: int, seed: int) -> Scripted:
         wrong_from = int(rng.integers(1, 3 * depth + 2))
         for level in range(1, min(depth, len(rows) - at) + 1):
             best = _top(rows[at + level - 1], 3)
-            first = best[0] if level < wrong_from else best[1]
+            first = best[0] if level < wrong_from else best[min(1, len(best) - 1)]
             siblings = [first, *[one for one in best[1:] if one != first][: int(rng.integers(0, 3))]]
             below = len(parent)
             for one in siblings:
@@ -121,11 +121,18 @@ def own_top_tokens(plain: Trace, root: int, seed: int) -> Scripted:
 
 
 def _top(row: Array, count: int) -> list[int]:
-    best = np.argpartition(-row, count)[:count]
+    count = min(count, len(row))
+    best = np.argpartition(-row, count - 1)[:count]
     return [int(token) for token in best[np.argsort(-row[best], kind="stable")]]
 
 
 def _base(checkpoint: Checkpoint, prompt: tuple[int, ...], number: int, new_tokens: int, dtype: str) -> Case:
+    foreign = next((token for token in prompt if token >= checkpoint.vocab_size), None)
+    if foreign is not None:
+        raise UnusableInput(
+            f"prompt {number + 1}: token {foreign} is beyond the {checkpoint.vocab_size} of {checkpoint.source}; "
+            "tokenizer and weights do not belong together"
+        )
     try:
         return Case(checkpoint, prompt, Ngram(LOOKUP, 4), KvLayout("fast"), stops=Stops(new_tokens), dtype=dtype)
     except Malformed as why:
@@ -166,32 +173,39 @@ def read_prompts(source: str) -> list[str]:
         raise UnusableInput(f"--prompts {source}: no such built-in prompts (known: builtin:humaneval)")
     path = Path(source)
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as why:
         reason = why.strerror if isinstance(why, OSError) else f"not UTF-8 at byte {why.start}"
         raise UnusableInput(f"--prompts {source}: {reason}") from None
-    lines = [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
-    try:
-        if path.suffix == ".json":
-            content = json.loads(text) if text.strip() else []
-            if not isinstance(content, list):
-                raise UnusableInput(f"--prompts {source}: a .json file holds a list of prompts")
-            found = [_prompt(one, f"{source}[{at}]") for at, one in enumerate(content)]
-        elif path.suffix == ".jsonl":
-            found = [_prompt(json.loads(line), f"{source}:{number}") for number, line in lines]
-        else:
-            found = [line for _, line in lines]
-    except (json.JSONDecodeError, RecursionError) as why:
-        raise UnusableInput(f"--prompts {source}: not JSON ({why})") from None
+    # Not splitlines: JSON strings may hold the line separators of Unicode.
+    lines = [(f"{source}:{number}", line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
+    if path.suffix == ".json":
+        content = _decoded(text, source) if text.strip() else []
+        if not isinstance(content, list):
+            raise UnusableInput(f"--prompts {source}: a .json file holds a list of prompts")
+        found = [_prompt(one, f"{source}[{at}]") for at, one in enumerate(content)]
+    elif path.suffix == ".jsonl":
+        found = [_prompt(_decoded(line, where), where) for where, line in lines]
+    else:
+        found = [line for _, line in lines]
     if not found:
         raise UnusableInput(f"--prompts {source}: holds no prompt")
     return found
+
+
+def _decoded(text: str, where: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as why:
+        raise UnusableInput(f"--prompts {where}: not JSON ({why})") from None
 
 
 def _prompt(content: Any, where: str) -> str:
     text = content.get("prompt") if isinstance(content, dict) else content
     if not isinstance(text, str) or not text:
         raise UnusableInput(f"--prompts {where}: neither a string nor an object with a `prompt` string")
+    if any("\ud800" <= letter <= "\udfff" for letter in text):
+        raise UnusableInput(f"--prompts {where}: holds half a character (a lone surrogate)")
     return text
 
 
@@ -210,6 +224,6 @@ def _tokenizer(directory: Path) -> Any:
 
     try:
         return AutoTokenizer.from_pretrained(directory, trust_remote_code=False, local_files_only=True)
-    except (OSError, ValueError) as why:
+    except Exception as why:  # the tokenizer library raises its own, and plain Exception
         line = " ".join(str(why).split())[:160]
         raise UnusableInput(f"{directory}: no tokenizer to read the prompts with ({line})") from None

@@ -51,7 +51,9 @@ def checkpoint(root: Path) -> Path:
     (root / "config.json").write_text(json.dumps(CONFIG))
     state = {name: torch.full(shape, len(name) / 8) for name, shape in shapes(ARCH).items()}
     save_file(state, root / "model.safetensors")
-    tokenizer = Tokenizer(models.WordLevel({word: at for at, word in enumerate("abcdefghij?")}, unk_token="?"))
+    tokenizer = Tokenizer(
+        models.WordLevel({word: at for at, word in enumerate([*"abcdefghij?", "zebra"])}, unk_token="?")
+    )
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer.save(str(root / "tokenizer.json"))
     (root / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}))
@@ -62,7 +64,7 @@ class Here:
     """A stand-in for the spawn context: a worker is a call in this process, so that no bad input costs five seconds."""
 
     Event = staticmethod(threading.Event)
-    Queue = staticmethod(queue.Queue)
+    Queue: Any = staticmethod(queue.Queue)
 
     class Process:
         def __init__(self, target: Callable[..., None], args: tuple[Any, ...], daemon: bool) -> None:
@@ -262,13 +264,15 @@ PROMPTS: dict[str, tuple[bytes | None, str]] = {
     "blank.txt": (b" \n\n", "--prompts blank.txt: holds no prompt"),
     "empty.json": (b"", "--prompts empty.json: holds no prompt"),
     "latin.txt": ("a é\n".encode("latin-1"), "--prompts latin.txt: not UTF-8 at byte 2"),
-    "cut.jsonl": (b'{"prompt": "a"}\n{"prompt": "b', "--prompts cut.jsonl: not JSON"),
+    "cut.jsonl": (b'{"prompt": "a"}\n{"prompt": "b', "--prompts cut.jsonl:2: not JSON"),
     "number.jsonl": (b'"a"\n\n3\n', "--prompts number.jsonl:3: neither a string nor an object"),
     "field.jsonl": (b'{"text": "a"}\n', "--prompts field.jsonl:1: neither a string nor an object"),
     "object.json": (b'{"prompt": "a"}', "--prompts object.json: a .json file holds a list"),
     "deep.json": (b"[" * 100_000, "--prompts deep.json: not JSON"),
-    "long.txt": (b"a " * 60, "prompt 1 (60 tokens, 64 to come)"),
-    "nothing.txt": (b"a\n\xe2\x80\x8b\n", "prompt 2"),
+    "long.txt": (b"a " * 60, "prompt 1 (60 tokens, 2 to come)"),
+    "beyond.txt": (b"a\na zebra\n", "prompt 2: token 11 is beyond the 11 of "),
+    "half.jsonl": (b'"\\ud800"', "--prompts half.jsonl:1: holds half a character"),
+    "digits.jsonl": (b"\n" + b"9" * 5000, "--prompts digits.jsonl:2: not JSON"),
     "builtin:nope": (None, "--prompts builtin:nope: no such built-in prompts (known: builtin:humaneval)"),
 }
 
@@ -279,7 +283,9 @@ def test_prompts_that_cannot_be_used(name: str, work: Path, capfd: pytest.Captur
     (work / "folder").mkdir()
     if content is not None:
         (work / name).write_bytes(content)
-    code, line = complaint(capfd, "diff", "--model", str(checkpoint(work / "model")), "--prompts", name)
+    code, line = complaint(
+        capfd, "diff", "--model", str(checkpoint(work / "model")), "--prompts", name, "--new-tokens", "2"
+    )
     assert words in line
     assert code == 2
 
