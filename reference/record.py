@@ -98,8 +98,13 @@ def _model(content: dict[str, Any], path: str) -> Model:
     if content["kind"] == "checkpoint":
         return _built(path, lambda: Checkpoint(**rest))
     fields = dict(rest.pop("architecture"))
-    rope = dict(fields.pop("rope"))
-    short, long = tuple(rope.pop("short_factor")), tuple(rope.pop("long_factor"))
+    # JSON has one kind of number: 2 may stand where a fraction is meant.
+    fields["norm_eps"] = float(fields["norm_eps"])
+    rope = {
+        key: float(value) if isinstance(getattr(Rope, key), float) else value
+        for key, value in fields.pop("rope").items()
+    }
+    short, long = tuple(map(float, rope.pop("short_factor"))), tuple(map(float, rope.pop("long_factor")))
     turned = _built(f"{path}.architecture.rope", lambda: Rope(**rope, short_factor=short, long_factor=long))
     windows = tuple(fields.pop("windows"))
     architecture = _built(f"{path}.architecture", lambda: Architecture(**fields, windows=windows, rope=turned))
@@ -123,7 +128,9 @@ def _case(content: dict[str, Any]) -> Case:
         prompt=tuple(content["prompt"]),
         draft=_draft(content["draft"]),
         layout=_built("layout", lambda: KvLayout(**content["layout"])),
-        sampling=_built("sampling", lambda: Sampling(sampling["temperature"], tuple(sampling["tape"]))),
+        sampling=_built(
+            "sampling", lambda: Sampling(float(sampling["temperature"]), tuple(map(float, sampling["tape"])))
+        ),
         stops=_built("stops", lambda: Stops(stops["max_new_tokens"], tuple(stops["eos"]), tuple(stops["stop_tokens"]))),
         dtype=content["dtype"],
         steps=content["steps"],

@@ -131,7 +131,7 @@ def config_of(arch: Architecture) -> Any:
         raise Unsupported(f"{arch.family} with a sliding window: transformers' model has none")
     try:
         return kind(**fields)
-    except ValueError as why:
+    except Exception as why:  # its validators raise classes of their own
         raise Unsupported(f"transformers refuses this {arch.family} config: {' '.join(str(why).split())}") from why
 
 
@@ -170,7 +170,11 @@ def _seeded(model: Seeded, dtype: str) -> Any:
     state = {name: torch.tensor(values, dtype=DTYPES[dtype]) for name, values in seeded(model).items()}
     if model.architecture.tied:
         state["lm_head.weight"] = state["model.embed_tokens.weight"]
-    network.load_state_dict(state, strict=True, assign=True)
+    try:
+        network.load_state_dict(state, strict=True, assign=True)
+    except RuntimeError as why:
+        line = " ".join(str(why).split())[:200]
+        raise Unsupported(f"transformers' {model.architecture.family} has no such biases or norms: {line}") from why
     network.model.rotary_emb = rotary
     return network
 

@@ -168,8 +168,8 @@ def _draft_is_near_tie(logits: Array | None) -> bool:
 
 
 def _relabels(case: Case) -> bool:
-    draft_ok = not isinstance(case.draft, LanguageModel) or isinstance(case.draft.model, Seeded)
-    return isinstance(case.model, Seeded) and draft_ok
+    models = (case.model, case.draft.model) if isinstance(case.draft, LanguageModel) else (case.model,)
+    return all(isinstance(model, Seeded) and not model.relabel for model in models)
 
 
 INVARIANTS = (
