@@ -100,10 +100,9 @@ def _model(content: dict[str, Any], path: str) -> Model:
     fields = dict(rest.pop("architecture"))
     # JSON has one kind of number: 2 may stand where a fraction is meant.
     fields["norm_eps"] = float(fields["norm_eps"])
-    rope = {
-        key: float(value) if isinstance(getattr(Rope, key), float) else value
-        for key, value in fields.pop("rope").items()
-    }
+    rope: dict[str, Any] = {}
+    for key, value in fields.pop("rope").items():
+        rope[key] = float(value) if isinstance(getattr(Rope, key), float) else value
     short, long = tuple(map(float, rope.pop("short_factor"))), tuple(map(float, rope.pop("long_factor")))
     turned = _built(f"{path}.architecture.rope", lambda: Rope(**rope, short_factor=short, long_factor=long))
     windows = tuple(fields.pop("windows"))
