@@ -53,6 +53,7 @@ class Search:
     _best: Verdict | None = None
     _tried: int = 0
     _until: float = field(default=float("inf"))
+    _error: Exception | None = None
     _seen: set[str] = field(default_factory=set)
 
     def run(self) -> None:
@@ -74,6 +75,8 @@ class Search:
             )
             with suppress(Enough, Differs, Flaky):  # what was found is in _first and _best
                 drawn()
+            if self._error is not None:
+                raise self._error
             rounds += 1
 
     def run_given(self, given_cases: Iterable[tuple[Case, tuple[Invariant, ...]]]) -> None:
@@ -93,6 +96,16 @@ class Search:
         return self._first is not None
 
     def _try(self, case: Case) -> None:
+        """What Hypothesis calls; an error of our own ends the search at once and never passes for a failing case."""
+        try:
+            self._judge(case)
+        except (Enough, Differs):
+            raise
+        except Exception as error:
+            self._error = error
+            raise Enough from error
+
+    def _judge(self, case: Case) -> None:
         if self._first is None:
             if self.stopped():
                 raise Enough

@@ -8,6 +8,7 @@ import numpy as np
 from properties.closeness import chain, noise
 from properties.finding import Finding
 from properties.invariant import TURNS, Fact, Invariant, NotApplicable, Oracle, Unobserved, needing
+from properties.invariants.attention import compared
 from properties.subject import Subject
 from properties.ties import decided
 from properties.variants import dice, first, focus, relabelled, tree_of, with_tree
@@ -98,10 +99,10 @@ def superset_accepts_no_less(case: Case, oracle: Oracle, subject: Subject) -> It
 
 
 def chain_degenerate(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
-    """The accepted path offered as a chain, committed by length, emits and commits what the tree did."""
+    """The accepted path offered as a chain, committed by length: same numbers (rule N's D), tokens and commit."""
     one = focus(case, subject)
-    sigma = noise(case, oracle, subject).logits
-    step = _settled(one, subject, sigma)
+    error = noise(case, oracle, subject)
+    step = _settled(one, subject, error.logits)
     assert step.accepted is not None
     tree, path = tree_of(one), step.accepted.path
     deeper = tree.children[path[-1]][:1]
@@ -118,6 +119,9 @@ def chain_degenerate(case: Case, oracle: Oracle, subject: Subject) -> Iterator[F
     elif run.committed is not None and run.committed.fallback is not None:
         where: dict[str, int | str] = {"variant": variant, "side": "fallback"}
         yield Finding(name, Stage.COMMITTED, 0, where, "committed by length", run.committed.fallback)
+    else:
+        rows = [*path, *deeper]
+        yield from compared(name, step, run, rows, list(range(len(rows))), error, variant)
 
 
 def vocabulary_permutation(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:

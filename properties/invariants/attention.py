@@ -168,7 +168,7 @@ def _same_bits(base: Step, other: Step, nodes: range) -> bool:
     return next(_changed_bits(base, other, list(nodes)), None) is None
 
 
-def _compared(
+def compared(
     name: str, base: Step, other: Step, rows: list[int], others: list[int], error: Noise, variant: str
 ) -> Iterator[Finding]:
     """Findings where node `others[i]` of the variant is not, within a pair's noise, node `rows[i]` of the base."""
@@ -197,7 +197,7 @@ def order_equivariant(case: Case, oracle: Oracle, subject: Subject) -> Iterator[
     order = shuffled(one)
     moved = one.rebased(one.prefix, tree_of(one).renumbered(order))
     error = noise(case, oracle, subject)
-    yield from _compared(
+    yield from compared(
         "attention.order-equivariant",
         first(one, subject),
         first(moved, subject),
@@ -212,7 +212,7 @@ def subtree_removal(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fa
     """Take a subtree away: the nodes that stay keep their numbers."""
     one = focus(case, subject)
     smaller, kept = pruned(one)
-    yield from _compared(
+    yield from compared(
         "attention.subtree-removal",
         first(one, subject),
         first(smaller, subject),
@@ -250,7 +250,7 @@ def _same_step(
     error = noise(case, oracle, subject)
     base, changed = first(one, subject), first(other, subject)
     rows = list(range(len(tree_of(one))))
-    met = list(_compared(name, base, changed, rows, rows, error, variant))
+    met = list(compared(name, base, changed, rows, rows, error, variant))
     yield from met
     if met or base.committed is None or changed.committed is None or base.accepted != changed.accepted:
         return

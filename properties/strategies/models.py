@@ -65,7 +65,7 @@ GALLERY: tuple[Architecture, ...] = (
     _arch("qwen3", 7, 1, 1, 8, (0,)),
     _arch("qwen3", 67, 4, 2, 6, (0, 6), "linear", tied=True),
     _arch("qwen3", 97, 8, 2, 4, (3, 0, 3), "theta", hidden=24),
-    _arch("mistral", 2, 2, 2, 4, (3,)),
+    _arch("mistral", 2, 2, 2, 4, (3, 3)),
     _arch("mistral", 41, 4, 2, 8, (16, 16), "theta"),
     _arch("mistral", 73, 4, 1, 4, (1, 1), hidden=20),
     _arch("mistral", 89, 3, 1, 6, (0, 0), "llama3", hidden=18, tied=True),
