@@ -7,8 +7,8 @@ import numpy as np
 from reference.architecture import Architecture, Seeded
 from reference.trace import Array
 
-QUERY_KEY_GAIN = 1.6
-"""Spread of attention scores: attention is neither uniform nor one-hot, so that every visible row has a say."""
+QUERY_KEY_GAIN = 1.0
+"""Scores of standard deviation 1: attention is neither uniform nor one-hot, so that every visible row has a say."""
 
 HEAD_GAIN = 3.0
 """Standard deviation of the logits: the top two stay far apart compared with float32 noise."""

@@ -9,7 +9,7 @@ import pytest
 
 from reference.architecture import Architecture, Rope, Seeded
 from reference.case import Case
-from reference.decoder import Oracle
+from reference.decoder import KV_STEPS, Oracle
 from reference.draft import Draft, LanguageModel, Ngram, Scripted
 from reference.evaluator import Evaluator
 from reference.model import Nodes, Parameters, PathByPath, load
@@ -74,6 +74,12 @@ class Sequences:
     def __init__(self, evaluator: Evaluator) -> None:
         self._evaluator = evaluator
         self._rows: dict[tuple[int, ...], Array] = {}
+        self._kv: dict[tuple[int, ...], Kv] = {}
+
+    def kv(self, tokens: tuple[int, ...]) -> Kv:
+        if tokens not in self._kv:
+            self._kv[tokens] = self._evaluator.kv(tokens)
+        return self._kv[tokens]
 
     def row(self, tokens: tuple[int, ...]) -> Array:
         if tokens not in self._rows:
@@ -185,8 +191,12 @@ def assert_run(case: Case, trace: Trace, sequences: Sequences, tolerance: float 
     assert trace.finish == "length"
     tokens = case.prompt
     lengths = []
-    for step in trace.steps:
+    for number, step in enumerate(trace.steps):
         assert step.context == tokens[:-1]
+        assert step.drafted is not None
+        assert isinstance(case.draft, Scripted)
+        due = case.draft.trees[number : number + 1] or (Tree((0,), (0,)),)
+        assert step.drafted.tree == Tree(due[0].parent, (tokens[-1], *due[0].token[1:]))
         block = assert_step(case, step, tokens, sequences, tolerance)
         lengths.append(len(block) - 1)
         left = budget - (len(tokens) - len(case.prompt))
@@ -196,6 +206,11 @@ def assert_run(case: Case, trace: Trace, sequences: Sequences, tolerance: float 
         tokens += block[:left]
         assert step.committed is not None
         assert step.committed.length == len(tokens) - 1
+        if number < KV_STEPS:
+            assert step.committed.before is not None
+            before = sequences.kv(step.context)
+            np.testing.assert_allclose(step.committed.before.keys, before.keys, rtol=0, atol=tolerance)
+            np.testing.assert_allclose(step.committed.before.values, before.values, rtol=0, atol=tolerance)
     assert tokens[len(case.prompt) :] == trace.output
     assert trace.accounting is not None
     assert trace.accounting.accept_lengths == tuple(lengths)
