@@ -91,7 +91,9 @@ def beyond(observed: Array, expected: Array, limit: float) -> Iterator[tuple[tup
         raise ValueError(f"shapes {observed.shape} and {expected.shape} cannot be compared")
     if not observed.size:
         return
-    distance = rms(observed - expected) / limit
+    distance = rms(observed - expected)
+    # A limit of zero, from a control that made no error at all, admits what is equal and nothing else.
+    distance = np.divide(distance, limit, out=np.where(distance > 0, np.inf, 0.0), where=limit > 0)
     for flat in np.argsort(-distance, axis=None):
         index = np.unravel_index(int(flat), distance.shape)
         if distance[index] <= 1:

@@ -190,6 +190,7 @@ def _config(model: Checkpoint) -> Any:
 
 def _checkpoint(model: Checkpoint, dtype: str) -> Any:
     config = _config(model)
+    logging.disable_progress_bar()  # standard error is the shell's
     chosen = LlamaForCausalLM if isinstance(config, LlamaConfig) else AutoModelForCausalLM
     try:
         return chosen.from_pretrained(
