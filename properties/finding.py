@@ -6,6 +6,12 @@ from typing import Any
 from reference.case import Case
 from reference.trace import Stage, Trace
 
+FINISHED = "a finished run"
+"""What a finding expects where a run broke off."""
+
+STAGE_UNKNOWN = "stage unknown"
+"""Its `side` where the backend could not tell in which stage."""
+
 
 @dataclass(frozen=True)
 class Finding:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from properties.finding import Finding, Outcome, Positions, Tie, Verdict
+from properties.finding import FINISHED, STAGE_UNKNOWN, Finding, Outcome, Positions, Tie, Verdict
 from properties.invariant import Invariant, NotApplicable, Oracle, Unobserved
 from properties.subject import Crashed, Declined, NoTrace, Subject
 from reference.case import Case
@@ -51,7 +51,7 @@ def judge(case: Case, invariants: Iterable[Invariant], oracle: Oracle, subject: 
             outcomes[invariant.name] = "failed" if met else "not_applicable"
         except NoTrace as absent:
             if isinstance(absent.outcome, Crashed) and trace is not None:
-                met.append(crash(invariant.name, absent.outcome))
+                met.append(crash(invariant.name, absent.outcome, len(trace.steps)))
             outcomes[invariant.name] = "failed" if met else "not_applicable" if trace is not None else "unobserved"
         findings += met
     return Verdict(
@@ -68,11 +68,14 @@ def judge(case: Case, invariants: Iterable[Invariant], oracle: Oracle, subject: 
     )
 
 
-def crash(invariant: str, outcome: Crashed) -> Finding:
-    """The finding that a run, of the case or of a variant that an invariant asked for, broke."""
-    where: dict[str, int | str] = {} if outcome.stage is not None else {"side": "stage unknown"}
+def crash(invariant: str, outcome: Crashed, step: int = 0) -> Finding:
+    """The finding that a run broke: of the case itself, or of a variant that an invariant asked for.
+
+    Steps of a variant are not those of the case, so its finding comes after all of these (`step`).
+    """
+    where: dict[str, int | str] = {} if outcome.stage is not None else {"side": STAGE_UNKNOWN}
     stage = outcome.stage if outcome.stage is not None else Stage.DRAFTED
-    return Finding(invariant, stage, 0, where, "a finished run", outcome.why)
+    return Finding(invariant, stage, step, where, FINISHED, outcome.why)
 
 
 def _first_run(case: Case, subject: Subject) -> tuple[Trace | None, str | None]:

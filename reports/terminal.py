@@ -6,6 +6,7 @@ from rich.cells import cell_len
 from rich.table import Table
 from rich.text import Text
 
+from properties.finding import STAGE_UNKNOWN
 from properties.tally import Counts, Failure, Tally
 from reference.trace import Stage
 from reports.bundle import replay_command
@@ -14,7 +15,7 @@ from reports.drawing import draw
 from reports.paper import INDENT, MARGIN, WIDTH, beside, folded, indented, labelled, printed
 from reports.record import mean_accepted
 from reports.scene import revealed_by, scene_of
-from reports.values import STAGE_UNKNOWN, address, clean, cut, escaped, excess, number, plural, show
+from reports.values import address, clean, cut, escaped, excess, number, plural, show
 from reports.words import account
 
 OUTCOMES = {"agree": "AGREE", "differ": "DIFFER", "unjudged": "COULD NOT JUDGE"}

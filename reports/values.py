@@ -3,7 +3,7 @@
 import math
 from typing import Any
 
-from properties.finding import Finding
+from properties.finding import STAGE_UNKNOWN, Finding
 from reference.trace import Stage
 
 SHOWN_ITEMS = 6
@@ -11,9 +11,6 @@ SHOWN_ITEMS = 6
 
 LONGEST = 240
 """Characters of one printed value."""
-
-STAGE_UNKNOWN = "stage unknown"
-"""What the judge writes as the `side` of a run that broke without saying where."""
 
 PLACES = {
     "cache": "{} cache",

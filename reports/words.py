@@ -3,10 +3,10 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from properties.finding import Finding
+from properties.finding import FINISHED, STAGE_UNKNOWN, Finding
 from reference.trace import Stage
 from reports.scene import Scene
-from reports.values import STAGE_UNKNOWN, address, coordinate, excess, places, show
+from reports.values import address, coordinate, excess, places, show
 
 Sentence = str | Callable[["Told"], str]
 
@@ -214,9 +214,6 @@ SHAPE = "What the backend shows for {invariant} has {observed}; tree, model and 
 
 BROKEN = "A run that {invariant} asks for did not finish: {observed}."
 """The account of an invariant on whose variant of the case the backend broke."""
-
-FINISHED = "a finished run"
-"""What the judge expects of a run that broke."""
 
 GENERIC = "{invariant} does not hold: it asks for {expected}, and the backend gave {observed}{by}."
 """The account of an invariant that is not ours."""

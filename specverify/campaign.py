@@ -11,7 +11,8 @@ from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import Any
 
-from properties.finding import Verdict
+from properties.finding import FINISHED, Verdict
+from properties.strategies.smaller import size
 from properties.tally import Counts, Failure, Tally
 from properties.ties import too_many, vacuous
 from specverify.environment import environment
@@ -109,14 +110,18 @@ def _conclude(tally: Tally) -> None:
 
 
 def _distinct(failures: list[Failure]) -> list[Failure]:
-    """One failure for each located difference: workers that met the same one report it once, at its smallest."""
+    """One failure for each located difference, at its smallest, of those that several workers met.
+
+    A variant that broke off says least of where; it is left out where another failure says more.
+    """
     best: dict[tuple[str, int], Failure] = {}
     for failure in failures:
         key = (failure.finding.invariant, failure.finding.stage)
         held = best.get(key)
-        if held is None or len(failure.verdict.case.prompt) < len(held.verdict.case.prompt):
+        if held is None or size(failure.verdict.case) < size(held.verdict.case):
             best[key] = failure
-    return list(best.values())
+    located = [failure for failure in best.values() if failure.finding.expected != FINISHED]
+    return located or list(best.values())
 
 
 def _bury(workers: list[Any], open_workers: set[int], tally: Tally) -> int | None:

@@ -20,7 +20,7 @@ Attempt = Callable[[], Case]
 
 
 def size(case: Case) -> tuple[float, ...]:
-    """How much there is to hold in the head: nodes first, then prompt, kind of draft, trees, output, model, settings."""
+    """How much there is to hold in the head: nodes first, then prompt, draft, trees, output, model, settings."""
     draft = case.draft
     trees = draft.trees if isinstance(draft, Scripted) else (draft.shape,)
     nodes = [len(tree) for tree in trees]
