@@ -95,8 +95,8 @@ class Architecture:
             raise Malformed("kv_heads", f"{self.heads} heads do not share {self.kv_heads} KV heads evenly")
         if self.head_dim % 2:
             raise Malformed("head_dim", f"{self.head_dim} is odd; rotary embedding turns pairs")
-        if not self.norm_eps > 0:
-            raise Malformed("norm_eps", f"{self.norm_eps} is not positive")
+        if not 0 < self.norm_eps <= 1:
+            raise Malformed("norm_eps", f"{self.norm_eps} is not above 0 and at most 1")
         pairs = self.head_dim // 2
         for name in ("short_factor", "long_factor"):
             if self.rope.kind == "longrope" and len(getattr(self.rope, name)) != pairs:

@@ -5,6 +5,7 @@ import random
 import time
 import warnings
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from safetensors.torch import save_file
 from properties.finding import Finding, Verdict
 from properties.strategies import cases
 from properties.tally import Failure
-from reference.architecture import FAMILIES, ROPE_KINDS, Architecture, Seeded
+from reference.architecture import FAMILIES, ROPE_KINDS, Architecture, Rope, Seeded
 from reference.case import DTYPES, Case
 from reference.checkpoint import identify
 from reference.draft import LanguageModel, Ngram, Scripted
@@ -24,7 +25,7 @@ from reference.layout import COMMITS
 from reference.record import case_to_json
 from reference.sampling import Stops
 from reference.trace import Stage
-from reference.tree import RankTree
+from reference.tree import RankTree, Tree
 from reference.weights import shapes
 from reports.bundle import content_of
 from specverify import checkpoints
@@ -245,3 +246,63 @@ def test_no_mutated_file_gets_more_than_a_verdict_or_one_line(
     # Both sides are met: what cannot be read, and what still runs.
     assert ends[2] > EACH // 4
     assert ends[0] > EACH // 20
+
+
+QWEN2 = Architecture("qwen2", 11, 8, 12, 2, 1, 4, (0,), max_positions=64, qkv_bias=True)
+PLAIN = replace(ARCH, max_positions=64)
+FAINT = Rope(kind="yarn", factor=4.0, original=16, attention_factor=1e-300)
+CHAIN = Scripted((Tree((0, 0, 1), (5, 7, 8)),))
+
+FOUND: dict[str, tuple[Seeded, int, str]] = {
+    "tensors that transformers' class has not": (Seeded(replace(QWEN2, qkv_bias=False), 1), 3, "UNJUDGED"),
+    "a shape that transformers refuses": (Seeded(replace(PLAIN, hidden_size=9), 1), 3, "UNJUDGED"),
+    "a vocabulary that is renamed already": (Seeded(PLAIN, 1, relabel=65), 0, "AGREE"),
+    "keys of size zero": (Seeded(replace(QWEN2, rope=FAINT), 1), 0, "AGREE"),
+}
+"""Cases that mutation came upon, each of which once had a wrong end."""
+
+
+@pytest.mark.parametrize("name", FOUND)
+def test_what_mutation_found_stays_mended(name: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    model, code, word = FOUND[name]
+    for dtype in ("float32", "float64"):
+        file = tmp_path / f"{dtype}.json"
+        file.write_text(json.dumps(case_to_json(Case(model, (3, 5), CHAIN, stops=Stops(3), dtype=dtype))))
+        with pytest.raises(SystemExit) as ended:
+            main(["replay", str(file)])
+        out, err = capfd.readouterr()
+        assert (out.split()[0], err) == (word, ""), out
+        assert ended.value.code == code
+
+
+def test_a_whole_number_may_stand_for_a_fraction(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    case = case_to_json(Case(Seeded(replace(ARCH, norm_eps=1.0), 1), (3, 5), stops=Stops(1)))
+    case["model"]["architecture"]["norm_eps"] = 1
+    case["sampling"]["temperature"] = 0
+    (tmp_path / "b.json").write_text(json.dumps(case))
+    with pytest.raises(SystemExit) as ended:
+        main(["replay", str(tmp_path / "b.json")])
+    assert (ended.value.code, capfd.readouterr().out.split()[0]) == (0, "AGREE")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"vocab_size": 2**20}, "model.architecture: 16777696 weights; a built-in model has at most 4194304"),
+        ({"max_positions": 2**20}, "model.architecture.max_positions: 1048576; a built-in model has at most 4096"),
+        ({"norm_eps": 1e300}, "model.architecture.norm_eps: 1e+300 is not above 0 and at most 1"),
+        ({"windows": [0] * 65}, "model.architecture.windows: "),
+        ({"hidden_size": 2**24, "heads": 2**24, "head_dim": 2**24}, "model.architecture: "),
+    ],
+)
+def test_a_small_file_cannot_ask_for_a_large_machine(
+    change: dict[str, Any], words: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    case = case_to_json(Case(Seeded(ARCH, 1), (3, 5), stops=Stops(1)))
+    case["model"]["architecture"] |= change
+    (tmp_path / "b.json").write_text(json.dumps(case))
+    with pytest.raises(SystemExit) as ended:
+        main(["replay", str(tmp_path / "b.json")])
+    out, err = capfd.readouterr()
+    assert (ended.value.code, out, err.count("\n")) == (2, "", 1)
+    assert words in err
