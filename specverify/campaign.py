@@ -18,6 +18,7 @@ from properties.ties import too_many, vacuous
 from specverify.environment import environment
 from specverify.news import Broken, Done, Opened
 from specverify.plan import Plan
+from specverify.threads import ForWorkers
 
 Arrived = Callable[[Verdict], None]
 
@@ -46,24 +47,20 @@ def run(plan: Plan, arrived: Arrived, opened: Callable[[Opened], None]) -> tuple
         context.Process(target=_work, args=(plan.slice(at), news, stop, found, deadline), daemon=True)
         for at in range(plan.jobs)
     ]
-    with _threads(plan):
+    with ForWorkers((os.cpu_count() or 1) if plan.model else 1):
         for worker in workers:
             worker.start()
     code = None
-    open_workers, interrupted_at = set(range(plan.jobs)), 0.0
+    open_workers = set(range(plan.jobs))
     known = False
+    interrupt = _Interrupt(stop)
     while open_workers:
         try:
             worker, message = news.get(timeout=0.2)
         except queue.Empty:
             code = _bury(workers, open_workers, tally) or code
-            if interrupted_at and time.monotonic() - interrupted_at > GRACE_S:
+            if interrupt.at and time.monotonic() - interrupt.at > GRACE_S:
                 break
-            continue
-        except KeyboardInterrupt:
-            tally.stopped = "interrupted (Ctrl-C)"
-            interrupted_at = time.monotonic()
-            stop.set()
             continue
         if isinstance(message, Opened):
             tally.backend, tally.emulated = message.name, message.emulated
@@ -90,13 +87,34 @@ def run(plan: Plan, arrived: Arrived, opened: Callable[[Opened], None]) -> tuple
         if process.is_alive():
             process.terminate()
     _conclude(tally)
-    if interrupted_at:
+    if interrupt.done():
+        tally.stopped = "interrupted (Ctrl-C)"
         tally.errors.append(f"interrupted after {tally.cases} cases: what did not run is not a pass")
     if tally.stopped is None and time.monotonic() > deadline:
         tally.stopped = f"time budget of {plan.time_budget_s:g} s used up"
     tally.failures = _distinct(tally.failures)
     tally.seconds = time.monotonic() - began
     return tally, code
+
+
+class _Interrupt:
+    """Turns the first Ctrl-C into a request to stop, so that no report is cut short; the second one is final."""
+
+    def __init__(self, stop: Event) -> None:
+        self.at = 0.0
+        self._stop = stop
+        self._before = signal.signal(signal.SIGINT, self._arrived)
+
+    def _arrived(self, *_: object) -> None:
+        if self.at:
+            raise KeyboardInterrupt
+        self.at = time.monotonic()
+        self._stop.set()
+
+    def done(self) -> bool:
+        """Hand Ctrl-C back, and say whether it was pressed."""
+        signal.signal(signal.SIGINT, self._before)
+        return self.at > 0
 
 
 def _conclude(tally: Tally) -> None:
@@ -135,26 +153,6 @@ def _bury(workers: list[Any], open_workers: set[int], tally: Tally) -> int | Non
             tally.errors.append(f"worker {at} died ({how}); its unfinished cases were not judged: try --jobs 1")
             code = 3
     return code
-
-
-class _threads:
-    """Environment of the workers: small matrices run fastest on one BLAS thread, a real checkpoint on all."""
-
-    NAMES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-
-    def __init__(self, plan: Plan) -> None:
-        self._wanted = str(os.cpu_count() or 1) if plan.model else "1"
-        self._before: dict[str, str | None] = {}
-
-    def __enter__(self) -> None:
-        self._before = {name: os.environ.get(name) for name in self.NAMES}
-        for name in self.NAMES:
-            os.environ.setdefault(name, self._wanted)
-
-    def __exit__(self, *_: object) -> None:
-        for name, value in self._before.items():
-            if value is None:
-                os.environ.pop(name, None)
 
 
 def _work(plan: Plan, news: Any, stop: Event, found: Event, deadline: float) -> None:

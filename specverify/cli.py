@@ -1,16 +1,12 @@
 """The command line: diff, replay, list, doctor, bench; one clear line for wrong input, exit codes 0 to 3."""
 
-import os
 import sys
 from pathlib import Path
 from typing import Any
 
-# Small matrices run fastest on one BLAS thread, and NumPy reads this once, when it is first imported. Workers that
-# run a real checkpoint are given all cores (specverify/campaign.py).
-for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
-    os.environ.setdefault(_name, "1")
-# transformers says on standard error what it thinks of a config; what matters to a verdict is in the report.
-os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+from specverify import threads
+
+threads.single()
 
 import click  # noqa: E402
 

@@ -52,6 +52,7 @@ class Search:
     _first: Verdict | None = None
     _best: Verdict | None = None
     _tried: int = 0
+    _found_at: float = 0.0
     _until: float = field(default=float("inf"))
     _error: Exception | None = None
     _seen: set[str] = field(default_factory=set)
@@ -87,7 +88,7 @@ class Search:
             verdict = judge(case, invariants, self.oracle, self.subject)
             self.emit(verdict)
             if verdict.findings:
-                self._first = self._best = verdict
+                self._found(verdict)
                 break
 
     @property
@@ -118,13 +119,18 @@ class Search:
                 if len(self._seen) == self.plan.cases:
                     raise Enough
                 return
-            self._first = self._best = verdict
-            self._until = time.monotonic() + 0.6 * self.plan.shrink_s
+            self._found(verdict)
             raise Differs
         if time.monotonic() > self._until or self.stopped():
             raise Enough
         if self._fails_alike(case) is not None:
             raise Differs
+
+    def _found(self, verdict: Verdict) -> None:
+        """Remember the first difference; Hypothesis gets three fifths of the time for shrinking it."""
+        self._first = self._best = verdict
+        self._found_at = time.monotonic()
+        self._until = self._found_at + 0.6 * self.plan.shrink_s
 
     def _fails_alike(self, case: Case) -> Verdict | None:
         """The verdict of `case` if the same invariant differs at the same stage; remembered if it is the smallest."""
@@ -149,10 +155,9 @@ class Search:
         """The difference found: its smallest case judged by every invariant, and the nearest case that agrees."""
         if self._first is None or self._best is None:
             return None
-        began = time.monotonic()
         located = self._first.first
         assert located is not None
-        self._until = began + 0.4 * self.plan.shrink_s
+        self._until = time.monotonic() + 0.4 * self.plan.shrink_s
         self._reduce()
         whole = judge(self._best.case, self.invariants, self.oracle, self.subject)
         if whole.first is None:
@@ -161,7 +166,7 @@ class Search:
         nearest = self._agreeing(whole.case, located)
         finding = whole.first
         assert finding is not None
-        self.shrink_s += time.monotonic() - began
+        self.shrink_s = time.monotonic() - self._found_at
         return Failure(
             verdict=whole,
             finding=finding,
