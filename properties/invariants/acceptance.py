@@ -8,7 +8,7 @@ import numpy as np
 from properties.closeness import chain, noise
 from properties.finding import Finding
 from properties.invariant import TURNS, Fact, Invariant, NotApplicable, Oracle, Unobserved, needing
-from properties.invariants.attention import compared
+from properties.invariants.rows import compared
 from properties.subject import Subject
 from properties.ties import decided
 from properties.variants import dice, first, focus, relabelled, tree_of, with_tree

@@ -8,7 +8,7 @@ import numpy as np
 from properties.closeness import Noise, draft_kv_case, kv_case, noise
 from properties.finding import Finding
 from properties.invariant import TURNS, Fact, Invariant, NotApplicable, Oracle, Unobserved, needing
-from properties.invariants.attention import kv_differs
+from properties.invariants.rows import kv_differs
 from properties.subject import Subject
 from reference.case import Case
 from reference.draft import LanguageModel, Scripted

@@ -1,0 +1,99 @@
+"""Findings from arrays: the rows of a backend that are not, within noise, the rows they should be."""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from properties.closeness import Noise, beyond
+from properties.finding import Finding
+from reference.trace import Array, Kv, Stage, Step
+
+
+def attended_beyond(name: str, step: int, seen: Array, true: Array, error: Noise) -> Iterator[Finding]:
+    """The first layer whose attention outputs [layers, heads, nodes, D] leave the oracle's, by its worst row."""
+    if seen.shape != true.shape:
+        yield Finding(name, Stage.ATTENDED, step, {"side": "shape"}, str(true.shape), str(seen.shape))
+        return
+    for layer in range(len(true)):
+        worst = next(beyond(seen[layer], true[layer], error.of_inner("attended", layer)), None)
+        if worst is not None:
+            (head, node), measure = worst
+            where: dict[str, int | str] = {"layer": layer, "head": head, "node": node}
+            yield Finding(
+                name,
+                Stage.ATTENDED,
+                step,
+                where,
+                brief(true[layer, head, node]),
+                brief(seen[layer, head, node]),
+                measure,
+            )
+            return
+
+
+def logits_beyond(name: str, step: int, seen: Array, true: Array, limit: float) -> Iterator[Finding]:
+    """Nodes whose logits [nodes, V] lie more than `limit` (rms) from `true`, worst first."""
+    if seen.shape != true.shape:
+        yield Finding(name, Stage.SCORED, step, {"side": "shape"}, str(true.shape), str(seen.shape))
+        return
+    for (node,), measure in beyond(seen, true, limit):
+        token = int(np.nan_to_num(np.abs(seen[node] - true[node]), nan=np.inf).argmax())
+        where: dict[str, int | str] = {"node": node, "token": token}
+        yield Finding(name, Stage.SCORED, step, where, float(true[node, token]), float(seen[node, token]), measure)
+
+
+def compared(
+    name: str, base: Step, other: Step, rows: list[int], others: list[int], error: Noise, variant: str
+) -> Iterator[Finding]:
+    """Findings where node `others[i]` of the variant is not, within a pair's noise, node `rows[i]` of the base."""
+    where: dict[str, int | str] = {"variant": variant}
+    if base.attended is not None and other.attended is not None:
+        for layer in range(len(base.attended.output)):
+            seen, true = other.attended.output[layer][:, others], base.attended.output[layer][:, rows]
+            worst = next(beyond(seen, true, 2 * error.of_inner("attended", layer)), None)
+            if worst is not None:
+                (head, at), measure = worst
+                place: dict[str, int | str] = {"layer": layer, "head": head, "node": rows[at], **where}
+                values = brief(true[head, at]), brief(seen[head, at])
+                yield Finding(name, Stage.ATTENDED, 0, place, *values, measure)
+                return
+    assert base.scored is not None
+    assert other.scored is not None
+    for (at,), measure in beyond(other.scored.logits[others], base.scored.logits[rows], error.of_logits(pair=True)):
+        token = int(np.abs(other.scored.logits[others[at]] - base.scored.logits[rows[at]]).argmax())
+        values_at = float(base.scored.logits[rows[at], token]), float(other.scored.logits[others[at], token])
+        yield Finding(name, Stage.SCORED, 0, {"node": rows[at], "token": token, **where}, *values_at, measure)
+
+
+def kv_differs(
+    name: str,
+    step: int,
+    true: Kv | None,
+    seen: Kv | None,
+    error: Noise,
+    where: dict[str, int | str],
+    slack: float = 1.0,
+) -> Iterator[Finding]:
+    """The first layer and kind whose committed rows are not `true` within noise, by its worst slot."""
+    if true is None or seen is None:
+        return
+    if true.keys.shape != seen.keys.shape:
+        yield Finding(
+            name, Stage.COMMITTED, step, {"side": "shape", **where}, str(true.keys.shape), str(seen.keys.shape)
+        )
+        return
+    for layer in range(len(true.keys)):
+        for kind in ("keys", "values"):
+            limit = slack * error.of_inner(kind, layer)
+            worst = next(beyond(getattr(seen, kind)[layer], getattr(true, kind)[layer], limit), None)
+            if worst is not None:
+                (head, slot), measure = worst
+                place: dict[str, int | str] = {"layer": layer, "head": head, "slot": slot, "kind": kind[:-1], **where}
+                values = brief(getattr(true, kind)[layer, head, slot]), brief(getattr(seen, kind)[layer, head, slot])
+                yield Finding(name, Stage.COMMITTED, step, place, *values, measure)
+                return
+
+
+def brief(vector: Array) -> list[float]:
+    """The first numbers of a row, enough to tell it from another."""
+    return [float(value) for value in vector[:4]]

@@ -1,0 +1,130 @@
+"""Visibility: who sees whom, compared without any tolerance (statistics-and-numerics, C.5 and C.6)."""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from properties.finding import Finding
+from properties.invariant import TURNS, Fact, Invariant, NotApplicable, Oracle, Unobserved, needing
+from properties.subject import Subject
+from properties.variants import changed_outside, first, focus, leak_designs, probes, tree_of
+from reference.architecture import Seeded
+from reference.case import Case
+from reference.trace import Array, Stage, Step
+
+NEEDS = needing(Stage.DRAFTED, Stage.SCORED)
+
+
+def visibility_exact(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
+    """Transparent weights: which rows each node sees in each layer and head, read off the logits, zero tolerance."""
+    one = focus(case, subject)
+    assert isinstance(case.model, Seeded)
+    context = len(one.prefix)
+    for layer in range(case.model.architecture.layers):
+        for blank, columns in probes(one, layer):
+            seen, true = first(blank, subject), oracle(blank).steps[0]
+            for stage, read in ((Stage.ATTENDED, _attended_codes), (Stage.SCORED, _scored_codes)):
+                observed, expected = read(seen, blank, layer, len(columns)), read(true, blank, layer, len(columns))
+                if observed is None or expected is None:
+                    continue
+                differ = np.argwhere(observed != expected).tolist()
+                for head, node, code in differ:
+                    column = columns[code]
+                    what: dict[str, int | str] = (
+                        {"position": column} if column < context else {"node": column - context}
+                    )
+                    yield Finding(
+                        "attention.visibility-exact",
+                        stage,
+                        0,
+                        {"layer": layer, "head": head, "row": node, "column": column, **what},
+                        "visible" if expected[head, node, code] else "hidden",
+                        "visible" if observed[head, node, code] else "hidden",
+                    )
+                if differ:
+                    break  # the logits can only repeat what the attention outputs already say
+
+
+def _attended_codes(step: Step, blank: Case, layer: int, codes: int) -> Array | None:
+    """Bool [heads, nodes, codes]: which probed columns the attention outputs of `layer` show, if they are revealed."""
+    return None if step.attended is None else np.asarray(step.attended.output[layer][:, :, :codes] != 0)
+
+
+def _scored_codes(step: Step, blank: Case, layer: int, codes: int) -> Array | None:
+    """The same, read off the logits; what is not a number counts as seen."""
+    if step.scored is None:
+        return None
+    assert isinstance(blank.model, Seeded)
+    heads, wide = blank.model.architecture.heads, blank.model.architecture.head_dim
+    logits = step.scored.logits[:, : heads * wide].reshape(-1, heads, wide)[:, :, :codes]
+    return np.asarray(np.moveaxis(logits != 0, 0, 1))
+
+
+def no_leakage(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
+    """Change what a node may not see: its row stays bit-identical, whatever the dtype and the length of the context.
+
+    The null control comes first: where the same input twice is not bit-identical, the design proves nothing.
+    """
+    one = focus(case, subject)
+    base, control = first(one, subject), subject.again(one).steps[0]
+    if not _same_bits(base, control, range(len(tree_of(one)))):
+        raise Unobserved("the backend's rows are not bit-stable under repetition")
+    designs = leak_designs(tree_of(one))
+    if not designs:
+        raise NotApplicable("every node sees every other")
+    for kept in designs:
+        changed = first(changed_outside(one, kept), subject)
+        for stage, layer, node in _changed_bits(base, changed, sorted(kept)):
+            deeper = [other for other in range(len(tree_of(one))) if other not in kept]
+            where: dict[str, int | str] = {"node": node, **({"layer": layer} if layer >= 0 else {})}
+            yield Finding(
+                "attention.no-leakage",
+                stage,
+                0,
+                where,
+                "bit-identical",
+                f"follows one of nodes {deeper}, not on its path",
+            )
+            break
+
+
+def _changed_bits(base: Step, changed: Step, kept: list[int]) -> Iterator[tuple[Stage, int, int]]:
+    """Kept nodes whose attention outputs, else logits, are not bit-identical: (stage, layer or -1, node)."""
+    if base.attended is not None and changed.attended is not None:
+        differ = (base.attended.output != changed.attended.output).any(axis=(1, 3))
+        for layer, node in np.argwhere(differ).tolist():
+            if node in kept:
+                yield Stage.ATTENDED, layer, node
+    assert base.scored is not None
+    assert changed.scored is not None
+    differ = (base.scored.logits != changed.scored.logits).any(axis=1)
+    for node in np.flatnonzero(differ).tolist():
+        if node in kept:
+            yield Stage.SCORED, -1, node
+
+
+def _same_bits(base: Step, other: Step, nodes: range) -> bool:
+    return next(_changed_bits(base, other, list(nodes)), None) is None
+
+
+def _built_in(case: Case) -> bool:
+    return isinstance(case.model, Seeded)
+
+
+INVARIANTS = (
+    Invariant(
+        "attention.visibility-exact",
+        "In every layer and head each node sees exactly its context and its own path, read off transparent weights.",
+        NEEDS,
+        visibility_exact,
+        _built_in,
+        every=TURNS,
+    ),
+    Invariant(
+        "attention.no-leakage",
+        "Changing tokens that a node may not see leaves its row bit-identical.",
+        NEEDS,
+        no_leakage,
+        every=TURNS,
+    ),
+)
