@@ -49,6 +49,6 @@ def clip(
             return block[: at + 1], "eos"
         if token in stop:
             return block[: at + 1], "stop"
-        if emitted + at + 1 == max_new_tokens:
+        if emitted + at + 1 >= max_new_tokens:
             return block[: at + 1], "length"
     return block, None

@@ -279,6 +279,7 @@ def test_every_budget_and_every_stop_position(commit: str) -> None:
 def test_clip_by_every_rule() -> None:
     assert accept.clip([4, 5, 6], 0, 9, (), ()) == ([4, 5, 6], None)
     assert accept.clip([4, 5, 6], 7, 9, (), ()) == ([4, 5], "length")
+    assert accept.clip([4, 5, 6], 9, 9, (), ()) == ([4], "length")  # never past the budget twice
     assert accept.clip([4, 5, 6], 7, 9, (5,), (5,)) == ([4, 5], "eos")
     assert accept.clip([4, 5, 6], 0, 9, (6,), (4,)) == ([4], "stop")
 
