@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from reference.architecture import Architecture, Checkpoint
-from reference.configuration import UnreadableCheckpoint, configured, read_json
+from reference.configuration import UnreadableCheckpoint, configured, read_json, sizes
 from reference.trace import Array
 from reference.weights import shapes
 
@@ -72,24 +72,33 @@ def read(directory: str | Path) -> tuple[Architecture, dict[str, Array]]:
     return architecture, {name: stored[name].values(name) for name in shapes(architecture)}
 
 
-def identify(directory: str | Path) -> Checkpoint:
+def identify(directory: str | Path, understood: bool = True) -> Checkpoint:
     """The checkpoint in `directory` as cases name it.
 
     The digest runs over config.json and the safetensors files that `read` reads, in the order of their names, each
     with its name and size before it.
 
+    Args:
+        directory: Where it lies.
+        understood: Whether this oracle will run it; False looks at sizes only, for a run against another backend.
+
     Raises:
         UnreadableCheckpoint: with one line, whatever is wrong.
     """
     root = Path(directory)
-    architecture, _, files = _opened(root)
+    if understood:
+        architecture, _, files = _opened(root)
+        vocab_size, max_positions = architecture.vocab_size, architecture.max_positions
+    else:
+        vocab_size, max_positions = sizes(root / "config.json")
+        _, files = _weights(root)
     digest = hashlib.sha256()
     for file in sorted([root / "config.json", *files], key=lambda each: each.name):
         digest.update(f"{file.name}\0{file.stat().st_size}\0".encode())
         with file.open("rb") as stream:
             while block := stream.read(1 << 20):
                 digest.update(block)
-    return Checkpoint(str(root), f"sha256:{digest.hexdigest()}", architecture.vocab_size, architecture.max_positions)
+    return Checkpoint(str(root), f"sha256:{digest.hexdigest()}", vocab_size, max_positions)
 
 
 def _opened(root: Path) -> tuple[Architecture, dict[str, _Stored], list[Path]]:

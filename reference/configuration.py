@@ -128,6 +128,20 @@ def configured(where: Path) -> Architecture:
         raise fields.refuse(f"{complaint}; correct it") from None
 
 
+def sizes(where: Path) -> tuple[int, int]:
+    """Vocabulary size and longest sequence of any model whose config.json names them, understood here or not.
+
+    Raises:
+        UnreadableCheckpoint: for a config that is missing, no JSON, or names neither.
+    """
+    content = read_json(where)
+    found = content.get("vocab_size"), content.get("max_position_embeddings")
+    for name, value in zip(("vocab_size", "max_position_embeddings"), found, strict=True):
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise UnreadableCheckpoint(f"{where}: field {name} is {value!r}, not a size; correct it")
+    return int(found[0] or 0), int(found[1] or 0)
+
+
 def read_json(where: Path) -> dict[str, Any]:
     """The JSON object in the file `where`.
 

@@ -41,15 +41,15 @@ def directory_of(model: str) -> Path:
     return _from_hub(model)
 
 
-def open_checkpoint(model: str) -> Checkpoint:
-    """Identify the checkpoint that `--model` names.
+def open_checkpoint(model: str, understood: bool = True) -> Checkpoint:
+    """Identify the checkpoint that `--model` names; `understood` says whether the oracle is to run it.
 
     Raises:
         UnusableInput: when it cannot be read; the line says what is wrong with it.
         MissingInput: as `directory_of`.
     """
     try:
-        return identify(directory_of(model))
+        return identify(directory_of(model), understood)
     except UnreadableCheckpoint as why:
         raise UnusableInput(str(why)) from None
 

@@ -61,7 +61,7 @@ def prepare(plan: Plan, subject: Subject, invariants: tuple[Invariant, ...]) -> 
         MissingInput: for something this machine lacks.
     """
     assert plan.model is not None
-    checkpoint = open_checkpoint(plan.model)
+    checkpoint = open_checkpoint(plan.model, understood=plan.against is None)
     prompts = _prompts(plan, checkpoint)
     dtype = plan.dtypes[0]
     close = tuple(one for one in invariants if one.name not in TOKEN_LEVEL)

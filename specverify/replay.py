@@ -44,6 +44,8 @@ def replay(file: str, backend: str | None, fault: str | None, model: str | None)
         Unreadable, UnusableInput, MissingInput, Unknown, UnknownBackend, Unavailable: each with one line.
     """
     saved = bundle.load(file)
+    if backend is None and saved.backend is not None and ":" in saved.backend:
+        raise UnusableInput(f"{file}: saved with {saved.backend}, code of its own: name it with --backend to run it")
     name = backend or saved.backend or "cpu-eager"
     case = _placed(saved.case, model or saved.model)
     opened = open_planted(name, fault)

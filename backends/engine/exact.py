@@ -6,6 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+NORMS = ("LlamaRMSNorm", "Qwen2RMSNorm", "Qwen3RMSNorm", "MistralRMSNorm")
+"""transformers' norms that compute `weight * x / rms(x)`; others (Gemma's, say) scale in another way."""
+
 
 class ExactRmsNorm(nn.Module):
     """RMS norm in the dtype of its input."""
@@ -39,10 +42,16 @@ class ExactRotary(nn.Module):
 
 
 def make_exact(model: nn.Module, config: Any) -> None:
-    """Replace every RMS norm and rotary table of a transformers model, in place, by its float64 form."""
+    """Replace every RMS norm and rotary table of a transformers model, in place, by its float64 form.
+
+    Raises:
+        ValueError: for a norm whose formula is not known here.
+    """
     for name, module in list(model.named_modules()):
         kind = type(module).__name__
-        if kind.endswith("RMSNorm"):
+        if kind.endswith("Norm") and kind not in NORMS:
+            raise ValueError(f"{kind} has no float64 form here: use another dtype")
+        if kind in NORMS:
             _replace(model, name, ExactRmsNorm(module.weight.detach(), module.variance_epsilon))
         elif kind.endswith("RotaryEmbedding"):
             _replace(model, name, ExactRotary(config))

@@ -66,12 +66,19 @@ class Shelf:
         if key not in self._open:
             network = _seeded(model, dtype) if isinstance(model, Seeded) else _checkpoint(model, dtype)
             if dtype == "float64":
-                make_exact(network, network.config)
+                _exact(network)
             self._open[key] = CausalLm(network.to(self._device).eval(), self._device)
             while len(self._open) > (self._keep if isinstance(model, Seeded) else 2):
                 self._open.popitem(last=False)
         self._open.move_to_end(key)
         return self._open[key]
+
+
+def _exact(network: Any) -> None:
+    try:
+        make_exact(network, network.config)
+    except ValueError as why:
+        raise Unsupported(f"float64: {why}") from why
 
 
 def refuse_long(model: Model, longest: int) -> None:
