@@ -42,6 +42,14 @@ def first(case: Case, subject: Subject) -> Step:
     return subject(case).steps[0]
 
 
+def pending_root(case: Case, subject: Subject, number: int) -> int:
+    """The token that must be the root of step `number`: the prompt's last, then the last one emitted."""
+    if number == 0:
+        return case.prompt[-1]
+    emitted = subject(case).steps[number - 1].emitted
+    return emitted.tokens[-1] if emitted is not None and emitted.tokens else case.prompt[-1]
+
+
 def dice(case: Case, salt: str) -> np.random.Generator:
     """Random choices that depend on the case alone, so that a replay makes the same."""
     return np.random.default_rng([int(case.id, 16), sum(salt.encode())])

@@ -10,6 +10,7 @@ from properties.finding import Finding
 from properties.invariant import TURNS, Fact, Invariant, NotApplicable, Oracle, Unobserved, needing
 from properties.invariants.rows import kv_differs
 from properties.subject import Subject
+from properties.variants import pending_root
 from reference.case import Case
 from reference.draft import LanguageModel, Scripted
 from reference.trace import Array, Committed, Kv, Stage
@@ -21,17 +22,8 @@ def _commits(case: Case, subject: Subject) -> Iterator[tuple[int, tuple[int, ...
     """Each step that reveals its commit: number, the tokens whose KV must be there afterwards, and the record."""
     for number, step in enumerate(subject(case).steps):
         if step.committed is not None and step.emitted is not None:
-            tokens = (*step.context, _root(case, subject, number), *step.emitted.tokens)
+            tokens = (*step.context, pending_root(case, subject, number), *step.emitted.tokens)
             yield number, tokens[:-1], step.committed
-
-
-def _root(case: Case, subject: Subject, number: int) -> int:
-    """The pending root of step `number`: the last prompt token, then the last token emitted."""
-    if number == 0:
-        return case.prompt[-1]
-    emitted = subject(case).steps[number - 1].emitted
-    assert emitted is not None
-    return emitted.tokens[-1] if emitted.tokens else case.prompt[-1]
 
 
 def _unequal_bits(seen: Array, true: Array) -> tuple[int, int, int] | None:

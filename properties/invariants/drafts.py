@@ -10,10 +10,11 @@ from properties.finding import Finding, Tie
 from properties.invariant import Fact, Invariant, NotApplicable, Oracle, needing
 from properties.subject import Subject
 from properties.ties import TIE_SIGMA
+from properties.variants import pending_root
 from reference.case import Case
 from reference.draft import LanguageModel, Scripted
 from reference.sampling import Stops
-from reference.trace import Array, Drafted, Stage, Step
+from reference.trace import Array, Drafted, Stage
 from reference.tree import Tree
 
 NEEDS = needing(Stage.DRAFTED)
@@ -31,7 +32,7 @@ def fidelity(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
         if step.drafted is None:
             continue
         root = step.drafted.tree.token[0]
-        pending = _pending(case, step, number, subject)
+        pending = pending_root(case, subject, number)
         if root != pending:
             yield Finding("draft.fidelity", Stage.DRAFTED, number, {"node": 0, "side": "root"}, pending, root)
             continue
@@ -44,14 +45,6 @@ def fidelity(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
         true = oracle(restarted(case, (*step.context, pending))).steps[0].drafted
         assert true is not None
         yield from _same("draft.fidelity", case, number, step.drafted, true)
-
-
-def _pending(case: Case, step: Step, number: int, subject: Subject) -> int:
-    """The token that must be the root: the prompt's last, then the last one emitted."""
-    if number == 0:
-        return case.prompt[-1]
-    emitted = subject(case).steps[number - 1].emitted
-    return emitted.tokens[-1] if emitted is not None and emitted.tokens else case.prompt[-1]
 
 
 def restarted(case: Case, tokens: tuple[int, ...]) -> Case:

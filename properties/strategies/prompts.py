@@ -13,10 +13,14 @@ def tokens(vocab: int) -> st.SearchStrategy[int]:
     return st.one_of(st.integers(0, vocab - 1), st.sampled_from((0, vocab - 1)))
 
 
-def edges(model: Seeded) -> list[int]:
-    """Lengths one below, at and one above each window of the model and each power of two."""
-    marks = {window for window in model.architecture.windows if window} | {2**k for k in range(1, 9)}
+def brinks(marks: set[int]) -> list[int]:
+    """Lengths just below, at and just above each of `marks`."""
     return sorted({mark + off for mark in marks for off in (-1, 0, 1, 2) if 1 <= mark + off <= LONGEST})
+
+
+def edges(model: Seeded) -> tuple[list[int], list[int]]:
+    """Lengths around the model's windows, if it has any, and around powers of two."""
+    return brinks({window for window in model.architecture.windows if window}), brinks({2**k for k in range(1, 9)})
 
 
 def _seeded(vocab: int, length: int, seed: int) -> tuple[int, ...]:
@@ -28,10 +32,12 @@ def prompts(model: Seeded) -> st.SearchStrategy[tuple[int, ...]]:
     vocab = model.vocab_size
     short = st.lists(tokens(vocab), min_size=1, max_size=8).map(tuple)
     seed = st.integers(0, 2**16)
-    near = [length for length in edges(model) if length <= 35]
+    windows, powers = edges(model)
+    near = [length for length in powers if length <= 35]
     edge = st.builds(_seeded, st.just(vocab), st.sampled_from(near), seed)
+    brink = st.builds(_seeded, st.just(vocab), st.sampled_from(windows or near), seed)
     anywhere = st.builds(_seeded, st.just(vocab), st.integers(1, 24), seed)
     # A repeated stretch gives n-gram drafts something to find.
     echo = st.builds(lambda part, times: (part * times)[:24], short, st.integers(2, 4))
-    far = st.builds(_seeded, st.just(vocab), st.one_of(st.sampled_from(edges(model)), st.integers(25, LONGEST)), seed)
-    return st.one_of(short, short, anywhere, echo, edge, edge, far)
+    far = st.builds(_seeded, st.just(vocab), st.one_of(st.sampled_from(powers), st.integers(25, LONGEST)), seed)
+    return st.one_of(short, short, anywhere, echo, edge, brink, far)

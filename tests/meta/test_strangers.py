@@ -11,7 +11,7 @@ from properties.finding import Verdict
 from properties.invariants import ALL
 from properties.strategies.models import GALLERY
 from properties.subject import Subject
-from properties.tally import Tally
+from properties.tally import Failure, Tally
 from reference.architecture import Seeded
 from reference.case import Case
 from reference.decoder import Oracle
@@ -19,13 +19,12 @@ from reference.draft import Scripted
 from reference.sampling import Stops
 from reference.trace import Stage
 from reference.tree import Tree
-from specverify.opening import (
-    invariants_matching,
-    open_planted,
-    subject_of,
-)
+from reports import bundle
+from specverify.opening import invariants_matching, open_planted, subject_of
 from specverify.plan import Plan
+from specverify.replay import replay
 from specverify.search import Search
+from specverify.unusable import UnusableInput
 
 CASE = Case(Seeded(GALLERY[1], 0), (3, 1, 4), Scripted((Tree((0, 0, 1), (4, 2, 5)),)), stops=Stops(4))
 
@@ -87,3 +86,14 @@ def test_an_error_of_our_own_is_raised_and_never_taken_for_a_failing_case() -> N
     search = Search(Plan(cases=5), invariants_matching(()), Broken(), subject, lambda _: None, lambda: False)  # type: ignore[arg-type]
     with pytest.raises(ZeroDivisionError):
         search.run()
+
+
+def test_a_bundle_never_picks_the_code_that_replays_it(tmp_path: Path) -> None:
+    verdict = judged("wrong")
+    assert verdict.first is not None
+    failure = Failure(verdict, verdict.first, CASE.id, backend="terse_engine:wrong")
+    file = str(bundle.save(tmp_path, failure, {}))
+    with pytest.raises(UnusableInput, match="name it with --backend"):
+        replay(file, backend=None, fault=None, model=None)
+    assert replay(file, backend="terse_engine:wrong", fault=None, model=None).word == "FAILED"
+    assert replay(file, backend="terse_engine:terse", fault=None, model=None).word == "FIXED"
