@@ -36,8 +36,24 @@ TOKEN_LEVEL = (
 )
 """What a long generation is judged by; every other invariant looks at the first steps of the same prompt."""
 
-LOOKUP = RankTree((0, 0, 0, 1, 2, 3, 5), (0, 0, 1, 0, 0, 0, 0))
-"""Two continuations of the longest known suffix: one four tokens deep, one two."""
+
+def _branches(*depths: int) -> RankTree:
+    """A static tree whose r-th branch follows the r-th best token `depths[r]` tokens down."""
+    parent, rank = [0], [0]
+    for place, depth in enumerate(depths):
+        up = 0
+        for level in range(depth):
+            parent.append(up)
+            rank.append(0 if level else place)
+            up = len(parent) - 1
+    return RankTree(tuple(parent), tuple(rank))
+
+
+LOOKUP = _branches(8, 6, 4)
+"""Three continuations of the longest known suffix."""
+
+LOOKUP_ORDER = 6
+"""Tokens of an n-gram, the one it predicts included."""
 
 CLOSE_STEPS = 2
 """Steps of the cases on which every selected invariant is judged."""
@@ -70,7 +86,7 @@ def prepare(plan: Plan, subject: Subject, invariants: tuple[Invariant, ...]) -> 
 
     def cases(oracle: Oracle) -> Iterator[Given]:
         for number, base in enumerate(bases):
-            lookup = replace(base, draft=Ngram(LOOKUP, 4))
+            lookup = replace(base, draft=Ngram(LOOKUP, LOOKUP_ORDER))
             try:
                 plain = subject(base.plain_decode())
             except NoTrace:
@@ -134,7 +150,9 @@ def _base(checkpoint: Checkpoint, prompt: tuple[int, ...], number: int, new_toke
             "tokenizer and weights do not belong together"
         )
     try:
-        return Case(checkpoint, prompt, Ngram(LOOKUP, 4), KvLayout("fast"), stops=Stops(new_tokens), dtype=dtype)
+        return Case(
+            checkpoint, prompt, Ngram(LOOKUP, LOOKUP_ORDER), KvLayout("fast"), stops=Stops(new_tokens), dtype=dtype
+        )
     except Malformed as why:
         raise UnusableInput(
             f"prompt {number + 1} ({len(prompt)} tokens, {new_tokens} to come): {why}; shorten it or lower --new-tokens"
