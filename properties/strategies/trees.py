@@ -59,7 +59,7 @@ def parents(max_nodes: int = MAX_NODES, shuffle: bool = True) -> st.SearchStrate
     ]
     if max_nodes > 16:
         large.append(st.binary(min_size=15, max_size=max_nodes - 1).map(_random))
-    natural = st.one_of(*small, small[0], small[0], st.one_of(large))
+    natural = st.one_of(*small, st.one_of(large))
     if not shuffle:
         return natural
     order = st.one_of(st.just(0), st.integers(0, 2**16))

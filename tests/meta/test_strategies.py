@@ -9,16 +9,19 @@ import pytest
 from hypothesis import HealthCheck, Phase, find, given, seed, settings
 
 from properties.strategies import cases
-from properties.strategies.models import GALLERY
-from reference.architecture import Seeded
-from reference.case import DTYPES, Case
+from properties.strategies.models import GALLERY, SEEDS
+from reference.architecture import FAMILIES, ROPE_KINDS, Architecture, Seeded
+from reference.case import Case
 from reference.decoder import Oracle
-from reference.draft import LanguageModel, Ngram, Scripted
-from reference.layout import COMMITS
+from reference.draft import LanguageModel, Scripted
+from reference.layout import COMMITS, KvLayout
+from reference.sampling import Stops
 from reference.trace import Trace
 from reference.tree import Shape, Tree
 
-DRAWN = 600
+SEARCHES, DRAWN = 30, 20
+"""Searches of seeds of their own, and cases drawn in each: within one, Hypothesis draws like what it drew before."""
+
 RARE = 0.01
 
 _ORACLE = Oracle(keep=2048)
@@ -26,22 +29,23 @@ _ORACLE = Oracle(keep=2048)
 
 @cache
 def drawn() -> tuple[Case, ...]:
-    """The cases of a fixed seed, each once; generated only, never shrunk or mutated towards anything."""
+    """The cases of fixed seeds, each once; generated only, never shrunk or mutated towards anything."""
     met: dict[Case, None] = {}
+    for number in range(SEARCHES):
 
-    @seed(20251)
-    @settings(
-        max_examples=DRAWN,
-        phases=[Phase.generate],
-        database=None,
-        deadline=None,
-        suppress_health_check=list(HealthCheck),
-    )
-    @given(cases())
-    def collect(case: Case) -> None:
-        met[case] = None
+        @seed(number)
+        @settings(
+            max_examples=DRAWN,
+            phases=[Phase.generate],
+            database=None,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
+        )
+        @given(cases())
+        def collect(case: Case) -> None:
+            met[case] = None
 
-    collect()
+        collect()
     return tuple(met)
 
 
@@ -54,7 +58,8 @@ def shape_words(tree: Shape) -> Iterator[str]:
     nodes = len(tree)
     below = [len(children) for children in tree.children]
     spine = max(range(nodes), key=lambda node: tree.depth[node])
-    yield "one node" if nodes == 1 else "nodes"
+    if nodes == 1:
+        yield "one node"
     if nodes > 48:
         yield "more than 48 nodes"
     if nodes > 2 and tree.height == nodes - 1:
@@ -168,6 +173,94 @@ def layout_words(case: Case) -> Iterator[str]:
             yield "prefill token by token"
 
 
-def _architecture(case: Case):  # type: ignore[no-untyped-def]
+def _architecture(case: Case) -> Architecture:
     assert isinstance(case.model, Seeded)
     return case.model.architecture
+
+
+@cache
+def counted() -> Counter[str]:
+    """Of the drawn cases, how many are an example of each word."""
+    return Counter(word for case in drawn() for word in set(words(case)))
+
+
+COMMON = [
+    *("one node", "more than 48 nodes", "chain", "star", "comb", "full", "deeper than 8", "a parent after its child"),
+    *("twins", "twins under an accepted node", "accepted path is no prefix of the row order", "accepts token 0"),
+    *(f"token {token} in a {place}" for token in ("0", "V-1") for place in ("tree", "prompt")),
+    *("prompt of one token", "prompt past 200", "prompt past a window", "prompt around a larger power of two"),
+    *(f"prompt {off:+d} of a window" for off in (-1, 0, 1)),
+    *(f"prompt around {power}" for power in (2, 4, 8, 16, 32)),
+    *(f"accepts {depth}" for depth in range(5)),
+    *("accepts more than 4", "accepts all", "rejects a child of the last accepted node"),
+    *(f"family {family}" for family in FAMILIES),
+    *(f"{ratio} query heads for a KV head" for ratio in (1, 2, 3, 4)),
+    *("odd vocabulary", "even vocabulary", "tied", "untied", "1 layers", "2 layers", "3 layers"),
+    *(f"rope {kind}" for kind in ROPE_KINDS if kind != "longrope"),
+    *("draft Scripted", "draft Ngram", "draft LanguageModel", "reduced vocabulary", "whole vocabulary"),
+    *("the target drafts for itself", "a stranger drafts", "a static tree with inner nodes"),
+    *(f"commit {commit}" for commit in COMMITS),
+    *("padding", "padding to no more than the tree", "dtype float32", "dtype float64"),
+    *("prefill in several chunks", "prefill token by token", "a last chunk that is not full"),
+    *(f"{why} inside an accepted block" for why in ("eos", "stop", "length")),
+    *("finish eos", "finish stop", "finish length", "several steps", "more than four steps"),
+    *("a tree in a later step", "accepts in a later step", "a window", "layers of different windows"),
+]
+"""What one case in a hundred must be an example of."""
+
+
+def test_enough_different_cases() -> None:
+    assert len(drawn()) > SEARCHES * DRAWN / 2
+
+
+@pytest.mark.parametrize("word", COMMON)
+def test_reaches(word: str) -> None:
+    assert counted()[word] >= RARE * len(drawn())
+
+
+def test_every_word_is_asked_for() -> None:
+    assert set(counted()) == set(COMMON)
+
+
+def test_every_architecture_and_every_edge_of_it() -> None:
+    """All architectures but two by chance, both seeds, and prompts that end at each window of them or next to it."""
+    models = {case.model for case in drawn() if isinstance(case.model, Seeded)}
+    assert len({model.architecture for model in models}) >= len(GALLERY) - 2
+    assert {model.seed for model in models} == set(range(SEEDS))
+    lengths = {(window, len(case.prompt)) for case in drawn() for window in _architecture(case).windows}
+    for window in {window for arch in GALLERY for window in arch.windows} - {0}:
+        around = {length - window for held, length in lengths if held == window}
+        assert around & {-1, 0, 1, 2}
+        assert max(around) > 2
+    powers = {2**k for k in range(9) for case in drawn() if abs(len(case.prompt) - 2**k) <= 2}
+    assert powers == {2**k for k in range(9)}
+
+
+def test_trees_of_every_small_size() -> None:
+    sizes = {len(tree) for case in drawn() for tree in trees(case)}
+    assert sizes >= set(range(1, 11))
+    assert len(sizes) > 25
+
+
+def branches(case: Case) -> bool:
+    return isinstance(case.draft, Scripted) and any(len(tree.leaves) > 1 for tree in case.draft.trees)
+
+
+def out_of_order(case: Case) -> bool:
+    return "accepted path is no prefix of the row order" in walk_words(_ORACLE(case))
+
+
+def window_shorter_than_prompt(case: Case) -> bool:
+    return any(0 < window < len(case.prompt) for window in _architecture(case).windows)
+
+
+@pytest.mark.parametrize(
+    ("predicate", "nodes", "prompt"), [(branches, 5, 1), (out_of_order, 5, 2), (window_shorter_than_prompt, 1, 6)]
+)
+def test_shrinks_to_something_small(predicate: Callable[[Case], bool], nodes: int, prompt: int) -> None:
+    quiet = settings(max_examples=1000, database=None, deadline=None, suppress_health_check=list(HealthCheck))
+    least = find(cases(), predicate, settings=quiet, random=Random(1))
+    assert max(map(len, trees(least))) <= nodes
+    assert len(least.prompt) <= prompt
+    assert least.layout == KvLayout()
+    assert least.stops == Stops(1)
