@@ -54,7 +54,7 @@ def taking_turns(case: Case, invariants: tuple[Invariant, ...]) -> tuple[Invaria
     return tuple(one for at, one in enumerate(invariants) if (number + at) % one.every == 0)
 
 
-TURNS = 3
+TURNS = 4
 """`every` of the invariants that run variants of a case."""
 
 

@@ -6,6 +6,7 @@ from typing import Any
 from hypothesis import HealthCheck, Phase, given, seed, settings
 
 from properties.finding import Verdict
+from properties.invariant import taking_turns
 from properties.invariants import ALL
 from properties.judge import judge
 from properties.strategies import cases
@@ -17,7 +18,7 @@ from specverify.plan import DEFAULT_DTYPES
 
 
 def throughput(backend: str, count: int, number: int, dtypes: tuple[str, ...] = DEFAULT_DTYPES) -> dict[str, Any]:
-    """Judge `count` drawn cases in this process, every invariant on each.
+    """Draw and judge `count` cases in this process, as one worker of `diff` does.
 
     Returns:
         cases, seconds, cases_per_second, drawing_s (strategies), judging_s, forward_s (inside the backend's own
@@ -33,7 +34,7 @@ def throughput(backend: str, count: int, number: int, dtypes: tuple[str, ...] = 
     def one(case: Case) -> None:
         nonlocal judging
         began = time.perf_counter()
-        verdict: Verdict = judge(case, ALL, oracle, subject)
+        verdict: Verdict = judge(case, taking_turns(case, ALL), oracle, subject)
         judging += time.perf_counter() - began
         tally.add(verdict)
 

@@ -3,7 +3,7 @@
 import os
 from dataclasses import dataclass, replace
 
-DEFAULT_CASES = 600
+DEFAULT_CASES = 520
 DEFAULT_DTYPES = ("float32", "float64")
 
 SHRINK_S = 20.0
