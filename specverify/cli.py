@@ -96,7 +96,7 @@ def _check_names(
     """Refuse names that mean nothing before any worker starts; devices are looked for by the workers."""
     from backends.base import Unavailable
     from backends.registry import ROWS, UnknownBackend
-    from specverify.opening import fault_named, invariants_matching
+    from specverify.selection import invariants_matching
 
     if device is not None and device not in [row.device for row in ROWS]:
         raise Unavailable(
@@ -104,6 +104,8 @@ def _check_names(
         )
     invariants_matching(invariants)
     if fault is not None:
+        from specverify.opening import fault_named  # brings torch, which this process needs for nothing else
+
         fault_named(fault)
     for one in filter(None, (backend, against)):
         if ":" not in one and one not in [row.name for row in ROWS]:
@@ -200,7 +202,7 @@ def main(arguments: list[str] | None = None) -> None:
     from backends.registry import UnknownBackend
     from reports.bundle import Unreadable
     from reports.writing import Unwritable
-    from specverify.opening import Unknown
+    from specverify.selection import Unknown
     from specverify.unusable import MissingInput, UnusableInput
 
     try:

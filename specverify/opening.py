@@ -1,32 +1,13 @@
-"""Opens what a plan names: backends as Subjects, invariants by glob, faults by name."""
-
-from fnmatch import fnmatchcase
+"""Opens what a plan names: backends as Subjects, faults by name."""
 
 from backends import faults
 from backends.base import Backend, StageFailure, Unsupported
 from backends.faults.fault import Fault
 from backends.registry import open_backend
-from properties.invariant import Invariant
-from properties.invariants import ALL
 from properties.subject import Crashed, Declined, Subject
 from reference.case import Case
 from reference.trace import Trace
-
-
-class Unknown(ValueError):
-    """A name on the command line means nothing; the message says what would."""
-
-
-def invariants_matching(globs: tuple[str, ...]) -> tuple[Invariant, ...]:
-    """The invariants that any of `globs` names; all of them for no glob.
-
-    Raises:
-        Unknown: for a glob that matches nothing.
-    """
-    for glob in globs:
-        if not any(fnmatchcase(one.name, glob) for one in ALL):
-            raise Unknown(f"no invariant matches {glob!r}: `specverify list invariants` names them")
-    return tuple(one for one in ALL if not globs or any(fnmatchcase(one.name, glob) for glob in globs))
+from specverify.selection import Unknown
 
 
 def fault_named(name: str) -> Fault:

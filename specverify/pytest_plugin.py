@@ -149,7 +149,7 @@ class BackendUnderTest:
     def judge(self, case: Any, *globs: str) -> Any:
         """The verdict of `case` on the invariants that `globs` name, all of them for none."""
         from properties.judge import judge
-        from specverify.opening import invariants_matching
+        from specverify.selection import invariants_matching
 
         return judge(case, invariants_matching(globs), self._oracle, self.subject)
 

@@ -12,7 +12,8 @@ from reference.draft import LanguageModel
 from reference.malformed import Malformed
 from reports import bundle
 from specverify.checkpoints import open_checkpoint
-from specverify.opening import invariants_matching, open_planted, subject_of
+from specverify.opening import open_planted, subject_of
+from specverify.selection import invariants_matching
 from specverify.unusable import UnusableInput
 
 

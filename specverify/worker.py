@@ -13,9 +13,10 @@ from reference.decoder import Oracle as NumpyOracle
 from reference.trace import Trace
 from specverify import prompted
 from specverify.news import Done, Opened
-from specverify.opening import Unknown, invariants_matching, open_planted, subject_of
+from specverify.opening import open_planted, subject_of
 from specverify.plan import Plan
 from specverify.search import Search, stripped
+from specverify.selection import Unknown, invariants_matching
 from specverify.unusable import MissingInput, UnusableInput
 
 

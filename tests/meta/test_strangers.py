@@ -20,10 +20,11 @@ from reference.sampling import Stops
 from reference.trace import Stage
 from reference.tree import Tree
 from reports import bundle
-from specverify.opening import invariants_matching, open_planted, subject_of
+from specverify.opening import open_planted, subject_of
 from specverify.plan import Plan
 from specverify.replay import replay
 from specverify.search import Search
+from specverify.selection import invariants_matching
 from specverify.unusable import UnusableInput
 
 CASE = Case(Seeded(GALLERY[1], 0), (3, 1, 4), Scripted((Tree((0, 0, 1), (4, 2, 5)),)), stops=Stops(4))
