@@ -20,6 +20,9 @@ from specverify.plan import Plan
 
 Emit = Callable[[Verdict], None]
 
+ROUND = 100
+"""Cases that Hypothesis draws from one seed; many short rounds reach more than a long one."""
+
 
 class Enough(BaseException):
     """Ends a Hypothesis run from inside; no Exception, so that Hypothesis does not take it for a failing case."""
@@ -60,12 +63,12 @@ class Search:
     def run(self) -> None:
         """Draw the plan's cases; keep the first difference and let Hypothesis shrink it."""
         rounds, before = 0, -1
-        # Hypothesis draws some cases twice; a case counts once, so further rounds make up for the repeats.
+        # Within a round Hypothesis draws like what it drew before, a fifth of it twice; a case counts once.
         while before < len(self._seen) < self.plan.cases and self._first is None and not self.stopped():
             before = len(self._seen)
             drawn = seed(self.plan.seed + 1_000_003 * rounds)(
                 settings(
-                    max_examples=max(50, 2 * (self.plan.cases - len(self._seen))),
+                    max_examples=ROUND,
                     database=None,
                     deadline=None,
                     phases=(Phase.generate, Phase.shrink),
