@@ -76,10 +76,15 @@ def pruned(case: Case) -> tuple[Case, tuple[int, ...]]:
     return with_tree(case, smaller), kept
 
 
+RENAMINGS = 8
+"""Permutations of a vocabulary that cases draw from."""
+
+
 def relabelled(case: Case) -> tuple[Case, tuple[int, ...]]:
     """The case with every token id renamed, in the models and everywhere else, and the new id of each old one."""
     assert isinstance(case.model, Seeded)
-    seed = 1 + int(case.id[:6], 16)
+    # By the root token, not the case's digest: while a failing case shrinks, the renaming stays.
+    seed = 1 + case.prompt[-1] % RENAMINGS
     new = tuple(int(token) for token in permutation(seed, case.model.vocab_size))
 
     def renamed(tokens: tuple[int, ...]) -> tuple[int, ...]:
