@@ -1,6 +1,7 @@
 """The judge: every applicable invariant on one case, one verdict; the command line and pytest share it."""
 
-from collections.abc import Iterable
+from collections.abc import Sequence
+from dataclasses import replace
 
 from properties.finding import FINISHED, STAGE_UNKNOWN, Finding, Outcome, Positions, Tie, Verdict
 from properties.invariant import Invariant, NotApplicable, Oracle, Unobserved
@@ -13,11 +14,12 @@ FINDINGS_PER_INVARIANT = 3
 """The first few differences of an invariant; the rest of a broken tensor explains nothing more."""
 
 
-def judge(case: Case, invariants: Iterable[Invariant], oracle: Oracle, subject: Subject) -> Verdict:
+def judge(case: Case, invariants: Sequence[Invariant], oracle: Oracle, subject: Subject) -> Verdict:
     """Check `case` against every invariant that applies to it.
 
     An invariant whose evidence is missing is unobserved; one that asks for a run which the backend declines is not
-    applicable; a run that breaks is a finding of `lossless.completes` and leaves the others unobserved.
+    applicable. A run that breaks is a finding of `lossless.completes` and leaves the others unobserved; the steps it
+    survived are judged as a shorter case, whose findings come first.
     """
     spent = subject.forward_s
     outcomes: dict[str, Outcome] = {}
@@ -54,6 +56,14 @@ def judge(case: Case, invariants: Iterable[Invariant], oracle: Oracle, subject: 
                 met.append(crash(invariant.name, absent.outcome, len(trace.steps)))
             outcomes[invariant.name] = "failed" if met else "not_applicable" if trace is not None else "unobserved"
         findings += met
+    shorter = _until_it_broke(case, subject) if trace is None and declined is None else None
+    if shorter is not None:
+        # The steps before the break say where the fault lies; what broke later is its consequence.
+        earlier = judge(shorter, invariants, oracle, subject)
+        trace = earlier.trace
+        outcomes |= {name: outcome for name, outcome in earlier.outcomes.items() if outcome in ("checked", "failed")}
+        outcomes |= {one.invariant: "failed" for one in findings}
+        findings = [*earlier.findings, *(replace(one, step=one.step + shorter.steps) for one in findings)]
     return Verdict(
         case=case,
         backend=subject.name,
@@ -84,6 +94,20 @@ def _first_run(case: Case, subject: Subject) -> tuple[Trace | None, str | None]:
         return subject(case), None
     except NoTrace as absent:
         return None, absent.outcome.why if isinstance(absent.outcome, Declined) else None
+
+
+def _until_it_broke(case: Case, subject: Subject) -> Case | None:
+    """The same case stopped after the last step that the backend survives, or None if it survives none."""
+    survived = None
+    for steps in range(1, case.stops.max_new_tokens + 1):
+        shorter = replace(case, steps=steps)
+        try:
+            if shorter == case or len(subject(shorter).steps) < steps:
+                return survived
+        except NoTrace:
+            return survived
+        survived = shorter
+    return survived
 
 
 def _observed(invariant: Invariant, subject: Subject, trace: Trace | None) -> bool:
