@@ -57,6 +57,7 @@ class Case:
             for at, token in enumerate(tokens):
                 if not 0 <= token < vocab:
                     raise Malformed(f"{where}[{at}]", f"{token} is not in the vocabulary of {vocab}")
+        self._check_sampling()
         if isinstance(self.draft, Scripted) and self.draft.trees and self.draft.trees[0].token[0] != self.prompt[-1]:
             raise Malformed(
                 "draft.trees[0].token[0]",
@@ -72,8 +73,27 @@ class Case:
             admitted = max_positions(self.draft.model)
             raise Malformed("draft.model", f"needs up to {self.longest} positions; the draft admits {admitted}")
 
+    def _check_sampling(self) -> None:
+        """Raise Malformed where nothing could be sampled, or the rule cannot verify a tree of this draft."""
+        ended = {word[-1] for word in self.sampling.bad_words}
+        ended |= {*self.stops.eos, *self.stops.stop_tokens} if self.sampling.min_tokens else set()
+        if len(ended) >= self.model.vocab_size:
+            raise Malformed("sampling", "bad_words and min_tokens may ban the whole vocabulary at once")
+        if not self.sampling.greedy:
+            shapes = self.draft.trees if isinstance(self.draft, Scripted) else (self.draft.shape,)
+            for refused in filter(None, map(self.sampling.rule.refuses, shapes)):
+                raise Malformed("sampling.rule", refused)
+
+    @property
+    def most_nodes(self) -> int:
+        """Nodes of the largest tree that a step may have."""
+        if isinstance(self.draft, Scripted):
+            return max((len(tree) for tree in self.draft.trees), default=1)
+        return len(self.draft.shape)
+
     def _token_fields(self) -> list[tuple[str, tuple[int, ...]]]:
         fields = [("prompt", self.prompt), ("stops.eos", self.stops.eos), ("stops.stop_tokens", self.stops.stop_tokens)]
+        fields += [(f"sampling.bad_words[{k}]", word) for k, word in enumerate(self.sampling.bad_words)]
         if isinstance(self.draft, Scripted):
             fields += [(f"draft.trees[{k}].token", tree.token) for k, tree in enumerate(self.draft.trees)]
         if isinstance(self.draft, LanguageModel):
@@ -111,12 +131,12 @@ class Case:
     def rebased(self, context: tuple[int, ...], tree: Tree) -> "Case":
         """One step of this case from a state reached on the way: `context` committed, `tree` proposed.
 
-        Nothing stops it but the model's own context, so the whole accepted block is emitted.
+        Nothing stops it but the model's own context, so the whole accepted block is emitted; it decodes greedily.
         """
         tokens = (*context, tree.token[0])
         room = self.max_positions - len(tokens) - tree.height
         stops = Stops(max_new_tokens=max(1, min(tree.height + 1, room)))
-        return replace(self, prompt=tokens, draft=Scripted((tree,)), stops=stops, steps=1)
+        return replace(self, prompt=tokens, draft=Scripted((tree,)), sampling=Sampling(), stops=stops, steps=1)
 
     def plain_decode(self) -> "Case":
         """The same request without speculation: the bare root at every step."""

@@ -14,9 +14,18 @@ TAGS = {
 
 
 def plain(value: Any) -> Any:
-    """`value` as JSON would hold it: objects, lists, numbers, strings; tuples become lists, NumPy numbers numbers."""
+    """`value` as JSON would hold it: objects, lists, numbers, strings; tuples become lists, NumPy numbers numbers.
+
+    A field whose metadata says `omit_default` is left out where it holds its default, so that a younger field changes
+    neither older files nor their ids.
+    """
     if is_dataclass(value) and not isinstance(value, type):
-        content = {field.name: plain(getattr(value, field.name)) for field in fields(value)}
+        held = [(field, getattr(value, field.name)) for field in fields(value)]
+        content = {
+            field.name: plain(item)
+            for field, item in held
+            if not (field.metadata.get("omit_default") and item == field.default)
+        }
         tag = TAGS.get(type(value).__name__)
         return {"kind": tag, **content} if tag else content
     if isinstance(value, (tuple, list)):

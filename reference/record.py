@@ -14,6 +14,7 @@ from reference.draft import Draft, LanguageModel, Ngram, Scripted
 from reference.layout import KvLayout
 from reference.malformed import Malformed
 from reference.plain import plain
+from reference.rules import Rule
 from reference.sampling import Sampling, Stops
 from reference.tree import RankTree, Tree
 
@@ -120,6 +121,22 @@ def _draft(content: dict[str, Any]) -> Draft:
     return _built("draft", lambda: LanguageModel(model, shape, tuple(content["vocabulary"])))
 
 
+def _sampling(content: dict[str, Any]) -> Sampling:
+    rest: dict[str, Any] = {}
+    for key, value in content.items():
+        rest[key] = float(value) if isinstance(getattr(Sampling, key, None), float) else value
+    rest["tape"] = tuple(map(float, content["tape"]))
+    if "bad_words" in content:
+        rest["bad_words"] = tuple(tuple(word) for word in content["bad_words"])
+    if "processors" in content:
+        rest["processors"] = tuple(content["processors"])
+    if "rule" in content:
+        named: dict[str, Any] = dict(content["rule"])
+        named |= {key: float(value) for key, value in named.items() if key != "name"}
+        rest["rule"] = _built("sampling.rule", lambda: Rule(**named))
+    return _built("sampling", lambda: Sampling(**rest))
+
+
 def _case(content: dict[str, Any]) -> Case:
     sampling, stops = content["sampling"], content["stops"]
     return Case(
@@ -127,9 +144,7 @@ def _case(content: dict[str, Any]) -> Case:
         prompt=tuple(content["prompt"]),
         draft=_draft(content["draft"]),
         layout=_built("layout", lambda: KvLayout(**content["layout"])),
-        sampling=_built(
-            "sampling", lambda: Sampling(float(sampling["temperature"]), tuple(map(float, sampling["tape"])))
-        ),
+        sampling=_sampling(sampling),
         stops=_built("stops", lambda: Stops(stops["max_new_tokens"], tuple(stops["eos"]), tuple(stops["stop_tokens"]))),
         dtype=content["dtype"],
         steps=content["steps"],

@@ -1,21 +1,50 @@
-"""Sampling and Stops: how the next token is chosen, with the tape of uniforms, and where the output ends."""
+"""Sampling and Stops: how the next token is chosen, and where the output ends."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from reference.malformed import Malformed
+from reference.rules import DRAWS, LATER, Rule
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """How a token is chosen at a node.
+    """How a token is chosen at a node; scores pass the settings in this order (transformers').
+
+    A node's scores see prompt, output and the path from the root to that node. Penalties, bad words, min_tokens and
+    custom processors change logits; then temperature, top-k, top-p and min-p make the law. `reference.processing`
+    has each definition.
 
     Attributes:
-        temperature: 0 is greedy: the arg-max, the lowest id among equals.
-        tape: The uniforms in [0, 1) in the order in which they are consumed; greedy decoding consumes none.
+        temperature: 0 is greedy: the arg-max of the processed logits, the lowest id among equals.
+        tape: Uniforms in [0, 1), by the places that `reference.tape` gives them; beyond its end `seed` continues it.
+        repetition_penalty: Divides positive and multiplies negative logits of tokens in prompt, output or path.
+        presence_penalty: Subtracted from logits of tokens in output or path.
+        frequency_penalty: Subtracted once for each time that a token is in output or path.
+        bad_words: Token sequences that may not be completed.
+        min_tokens: Output tokens before which neither eos nor a stop token may come.
+        processors: Custom processors, `pkg.module:function`, each a pure function of (tokens, logits).
+        top_k: Tokens kept, equals of the last included; 0 keeps all.
+        top_p: Smallest mass of the most probable tokens that is kept.
+        min_p: Tokens below this share of the largest probability are dropped.
+        rule: How drafted tokens are accepted.
+        draws: How a model draft names siblings: one of DRAWS.
+        seed: Of the uniforms that the tape does not hold.
     """
 
     temperature: float = 0.0
     tape: tuple[float, ...] = ()
+    repetition_penalty: float = field(default=1.0, metadata=LATER)
+    presence_penalty: float = field(default=0.0, metadata=LATER)
+    frequency_penalty: float = field(default=0.0, metadata=LATER)
+    bad_words: tuple[tuple[int, ...], ...] = field(default=(), metadata=LATER)
+    min_tokens: int = field(default=0, metadata=LATER)
+    processors: tuple[str, ...] = field(default=(), metadata=LATER)
+    top_k: int = field(default=0, metadata=LATER)
+    top_p: float = field(default=1.0, metadata=LATER)
+    min_p: float = field(default=0.0, metadata=LATER)
+    rule: Rule = field(default=Rule(), metadata=LATER)
+    draws: str = field(default="top-k", metadata=LATER)
+    seed: int = field(default=0, metadata=LATER)
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.temperature < float("inf"):
@@ -23,11 +52,35 @@ class Sampling:
         for at, coin in enumerate(self.tape):
             if not 0.0 <= coin < 1.0:
                 raise Malformed(f"tape[{at}]", f"{coin} is not in [0, 1)")
+        if not 0.0 < self.repetition_penalty < float("inf"):
+            raise Malformed("repetition_penalty", f"{self.repetition_penalty} is not above 0 (1 changes nothing)")
+        for name in ("presence_penalty", "frequency_penalty"):
+            if not abs(getattr(self, name)) < float("inf"):
+                raise Malformed(name, f"{getattr(self, name)} is not a number to subtract")
+        if any(not word for word in self.bad_words):
+            raise Malformed("bad_words", "an empty word bans nothing")
+        if self.min_tokens < 0 or self.top_k < 0:
+            raise Malformed("min_tokens" if self.min_tokens < 0 else "top_k", "is negative")
+        if not 0.0 < self.top_p <= 1.0:
+            raise Malformed("top_p", f"{self.top_p} is not in (0, 1]")
+        if not 0.0 <= self.min_p <= 1.0:
+            raise Malformed("min_p", f"{self.min_p} is not in [0, 1]")
+        if self.draws not in DRAWS:
+            raise Malformed("draws", f"{self.draws!r} is none of {', '.join(DRAWS)}")
+        if not 0 <= self.seed < 2**63:
+            raise Malformed("seed", f"{self.seed} is not in [0, 2^63)")
 
     @property
     def greedy(self) -> bool:
         """Whether no uniform is ever consumed."""
         return self.temperature == 0.0
+
+    @property
+    def processes(self) -> bool:
+        """Whether logits are changed, or tokens dropped, beyond the temperature."""
+        plain = Sampling()
+        names = ("repetition_penalty", "presence_penalty", "frequency_penalty", "bad_words", "min_tokens", "processors")
+        return any(getattr(self, name) != getattr(plain, name) for name in (*names, "top_k", "top_p", "min_p"))
 
 
 @dataclass(frozen=True)

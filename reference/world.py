@@ -1,0 +1,125 @@
+"""World: tables in place of models, so that a whole round of drafting and acceptance has a law one can enumerate."""
+
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from reference.malformed import Malformed
+from reference.sampling import Sampling, Stops
+from reference.trace import Array
+from reference.tree import Shape, Tree
+
+
+@dataclass(frozen=True, eq=False)
+class World:
+    """What target and draft say after every path below the root, as logits; -inf is probability 0.
+
+    After the path of tokens t1..td below the root, target and draft s use row `row(t1..td)` of their tables, so any two
+    contexts have rows of their own while there are rows enough.
+
+    Attributes:
+        shape: The tree to draft; a node's children are named in row order.
+        target: Logits [rows, vocabulary].
+        drafts: Logits [drafts, rows, vocabulary]; the k-th child of a node is named by draft `k % drafts`.
+        sampling: Rule, draws, temperature and processing; its tape and seed are not used.
+        prompt: Token ids so far, the root last.
+        stops: Its eos and stop tokens matter to min_tokens alone: blocks are not cut.
+        dtype: float64 or float32, in which an engine is to compute.
+        tokens: The drafted tokens where the tree is given instead of drafted (the root's first); the draft tables are
+            then ignored, and each token counts as surely proposed.
+    """
+
+    shape: Shape
+    target: Array
+    drafts: Array
+    sampling: Sampling
+    prompt: tuple[int, ...] = (0,)
+    stops: Stops = field(default=Stops())
+    dtype: str = "float64"
+    tokens: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if self.target.ndim != 2 or self.drafts.ndim != 3 or self.drafts.shape[1:] != self.target.shape:
+            raise Malformed("drafts", f"{self.drafts.shape} does not fit target rows {self.target.shape}")
+        for name, table in (("target", self.target), ("drafts", self.drafts)):
+            if np.isnan(table).any() or np.isposinf(table).any():
+                raise Malformed(name, "a logit is NaN or infinite")
+            if np.isneginf(table).all(axis=-1).any():
+                raise Malformed(name, "a row gives no token any probability")
+        if self.sampling.greedy:
+            raise Malformed("sampling.temperature", "a greedy world has no law (temperature above 0)")
+        refused = self.sampling.rule.refuses(self.shape)
+        if refused is not None:
+            raise Malformed("sampling.rule", refused)
+        if not self.prompt:
+            raise Malformed("prompt", "empty; the root is its last token")
+        if self.tokens is not None:
+            Tree(self.shape.parent, self.tokens)
+
+    @property
+    def vocab(self) -> int:
+        """Size of the vocabulary."""
+        return int(self.target.shape[1])
+
+    def row(self, path: tuple[int, ...]) -> int:
+        """The row of the tables after `path`, the tokens below the root."""
+        at = 0
+        for token in path:
+            at = (at * self.vocab + token + 1) % len(self.target)
+        return at
+
+    def with_sampling(self, sampling: Sampling) -> "World":
+        """The same tables under other settings."""
+        return replace(self, sampling=sampling)
+
+
+@dataclass(frozen=True, eq=False)
+class Given:
+    """One verification whose probabilities are settled: what acceptance alone makes of them.
+
+    Attributes:
+        tree: The drafted tree.
+        target: The target's law at each node, float [nodes, vocabulary].
+        proposal: The law from which each node's token was drawn, before siblings were removed, [nodes, vocabulary];
+            row 0 is not used.
+        sampling: Rule and draws; the rest has been applied.
+    """
+
+    tree: Tree
+    target: Array
+    proposal: Array
+    sampling: Sampling
+
+    def __post_init__(self) -> None:
+        wanted = (len(self.tree), self.target.shape[-1])
+        for name in ("target", "proposal"):
+            table = getattr(self, name)
+            if table.shape != wanted:
+                raise Malformed(name, f"has shape {table.shape} where {wanted} is needed")
+            if np.isnan(table).any() or (table < 0).any():
+                raise Malformed(name, "holds a negative number or NaN")
+            off = np.abs(table[name == "proposal" :].sum(axis=1) - 1.0)
+            if (off > 1e-6).any():
+                row = int(off.argmax()) + (name == "proposal")
+                raise Malformed(f"{name}[{row}]", f"sums to {table[row].sum():.9g}, not to 1")
+        refused = self.sampling.rule.refuses(self.tree)
+        if refused is not None:
+            raise Malformed("sampling.rule", refused)
+
+
+@dataclass(frozen=True, eq=False)
+class Blocks:
+    """What a batch of B requests emitted in one round.
+
+    Attributes:
+        path: Accepted rows, root first, then -1: int [B, height + 1].
+        tokens: Emitted tokens, then -1: int [B, height + 1].
+        low: For each coin of the tape the lower end, inclusive, of the interval around it in which no decision changes
+            while the others stay: float64 [B, coins]; None where the backend cannot tell.
+        high: Its upper end, exclusive.
+    """
+
+    path: Array
+    tokens: Array
+    low: Array | None = None
+    high: Array | None = None
