@@ -107,10 +107,10 @@ class Rule:
     def __post_init__(self) -> None:
         if self.name not in RULES:
             raise Malformed("name", f"{self.name!r} is no acceptance rule: known are {', '.join(RULES)}")
-        for field in ("threshold_single", "threshold_acc", "epsilon", "delta"):
-            value = getattr(self, field)
+        for name in ("threshold_single", "threshold_acc", "epsilon", "delta"):
+            value = getattr(self, name)
             if not 0.0 < value < float("inf"):
-                raise Malformed(field, f"{value} is not a threshold (above 0)")
+                raise Malformed(name, f"{value} is not a threshold (above 0)")
 
     @property
     def promise(self) -> Promise:
