@@ -1,0 +1,104 @@
+"""Custom processors: functions of the user's own over logits, admitted by name because a case file must replay them."""
+
+import importlib
+import sys
+import types
+from collections.abc import Callable
+
+import numpy as np
+
+from reference.malformed import Malformed
+from reference.trace import Array
+
+Processor = Callable[[tuple[int, ...], Array], Array]
+"""Tokens so far and their logits float64 [V] -> new logits [V]."""
+
+FIELD = "sampling.processors"
+"""The path of a processor's name in a case."""
+
+_ADMITTED: dict[str, Processor] = {}
+
+
+def admit(name: str, vocab: int = 64) -> None:
+    """Import the processor `pkg.module:function`; only ever called because the user named it.
+
+    Args:
+        name: The module's dotted name, a colon, the function's.
+        vocab: Size of the vocabulary on which it is tried.
+
+    Raises:
+        Malformed: It cannot be found, cannot be replayed from its name, or fails when tried.
+    """
+    found = _found(name)
+    try:
+        _try_out(name, found, vocab)
+    except Malformed:
+        raise
+    except Exception as error:
+        raise _refused(name, f"raised {type(error).__name__} when tried on {vocab} logits: {_line(error)}") from error
+    _ADMITTED[name] = found
+
+
+def admitted(name: str) -> Processor:
+    """The processor of that name, if the user has named it; Malformed otherwise."""
+    if name not in _ADMITTED:
+        raise Malformed(FIELD, f"{name} is not admitted: name it with --processor {name}")
+    return _ADMITTED[name]
+
+
+def applied(name: str, tokens: tuple[int, ...], logits: Array) -> Array:
+    """What the processor makes of `logits`, which it may not change; Malformed where its answer is none."""
+    return _answer(name, admitted(name), tokens, logits)
+
+
+def _refused(name: str, why: str) -> Malformed:
+    return Malformed(FIELD, f"{name}: {why}")
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())
+
+
+def _found(name: str) -> Processor:
+    """The function of that name, if it is one that a name can bring back."""
+    module_name, colon, attribute = name.partition(":")
+    if not (colon and module_name and attribute.isidentifier()):
+        raise _refused(name, "is not of the form pkg.module:function")
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:
+        raise _refused(name, f"cannot import {module_name} ({type(error).__name__}: {_line(error)})") from error
+    if not hasattr(module, attribute):
+        raise _refused(name, f"module {module_name} has no {attribute}")
+    found = getattr(module, attribute)
+    if not isinstance(found, types.FunctionType):
+        what = "a bound method" if isinstance(found, types.MethodType) else f"of type {type(found).__name__}"
+        raise _refused(name, f"is {what}, not a plain function; its state cannot be replayed from a case file")
+    if found.__name__ == "<lambda>" or "<locals>" in found.__qualname__ or found.__closure__:
+        raise _refused(name, "is a lambda or closure, not a plain function; it cannot be replayed from a case file")
+    if found.__qualname__ != found.__name__ or not hasattr(sys.modules.get(found.__module__), found.__name__):
+        raise _refused(name, "is no function of a module's own; it cannot be replayed from a case file")
+    return found
+
+
+def _try_out(name: str, processor: Processor, vocab: int) -> None:
+    """Raise Malformed unless the processor is a pure function on two small inputs."""
+    rows = [np.linspace(-3.0, 3.0, vocab), np.cos(np.arange(vocab, dtype=np.float64))]
+    contexts = [tuple(token % vocab for token in (0, 1, 2, 1)), (0,)]
+    first = [_answer(name, processor, tokens, row) for tokens, row in zip(contexts, rows, strict=True)]
+    again = [_answer(name, processor, tokens, row) for tokens, row in zip(contexts, rows, strict=True)]
+    if not all(np.array_equal(a, b) for a, b in zip(first, again, strict=True)):
+        raise _refused(name, "answers differently when called twice with the same arguments; it cannot be replayed")
+
+
+def _answer(name: str, processor: Processor, tokens: tuple[int, ...], logits: Array) -> Array:
+    """What it returns, as float64 [V] of its own; its input must stay as it is."""
+    given = np.array(logits, dtype=np.float64)
+    result = np.array(processor(tokens, given), dtype=np.float64)
+    if not np.array_equal(given, logits):
+        raise _refused(name, "changes the logits it is given; it must return new ones")
+    if result.shape != given.shape:
+        raise _refused(name, f"returns shape {result.shape} for logits of shape {given.shape}")
+    if np.isnan(result).any() or np.isposinf(result).any():
+        raise _refused(name, "returns NaN or infinity")
+    return result
