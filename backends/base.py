@@ -4,7 +4,8 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from reference.case import Case
-from reference.trace import Stage, Trace
+from reference.trace import Array, Stage, Trace
+from reference.world import Blocks, Given, World
 
 
 @dataclass(frozen=True)
@@ -18,8 +19,10 @@ class Declaration:
         dtypes: Working dtypes it offers, its default first.
         drafts: Kinds of draft it runs: scripted, ngram, model.
         commits: KvLayout.commit values it implements.
-        takes_tape: Whether every uniform it uses comes from the case's tape.
+        takes_tape: Whether every uniform it uses comes from the case's tape, at the places that `reference.tape` gives.
         max_temperature: 0.0 for a backend that is greedy only.
+        rules: Acceptance rules it has for temperatures above 0.
+        processes: Whether it applies penalties, bad words, min_tokens, top-k, top-p, min-p and custom processors.
         emulated: Whether it stands in for a device that is not there; such a run never counts as hardware.
     """
 
@@ -31,6 +34,8 @@ class Declaration:
     commits: tuple[str, ...]
     takes_tape: bool = False
     max_temperature: float = 0.0
+    rules: tuple[str, ...] = ()
+    processes: bool = False
     emulated: bool = False
 
 
@@ -47,6 +52,27 @@ class Backend(Protocol):
             Unsupported: when the declaration, or the model, does not admit the case.
             StageFailure: when the engine's own checks stopped the run, with the stage they guard.
         """
+        ...
+
+
+@runtime_checkable
+class Tabled(Protocol):
+    """A backend whose own drafting and acceptance can be run on tables in place of models, many requests at once.
+
+    It is optional: it lets the law of a rule be enumerated instead of estimated. A backend may have it without a tape
+    (only `samples`), and then raises Unsupported from the others.
+    """
+
+    def verify(self, given: Given, tape: Array) -> Blocks:
+        """Accept from the settled probabilities of `given`, one request per row of `tape` [B, stride(nodes)]."""
+        ...
+
+    def rounds(self, world: World, tape: Array) -> Blocks:
+        """Draft and accept in `world`, one request per row of `tape` [B, stride(nodes)]."""
+        ...
+
+    def samples(self, world: World, seeds: Array) -> Blocks:
+        """Draft and accept in `world` on the backend's own random numbers, request b seeded with `seeds[b]`."""
         ...
 
 

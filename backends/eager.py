@@ -9,11 +9,14 @@ from backends.engine.draft.ngram import NgramDraft
 from backends.engine.draft.scripted import ScriptedDraft
 from backends.engine.generate import SEAMS, Generation
 from backends.engine.models import DTYPES, Shelf, refuse_long
+from backends.engine.sampling.rounds import Tables
 from backends.engine.seams import Seams
 from reference.case import Case
 from reference.draft import LanguageModel, Ngram, Scripted
 from reference.layout import COMMITS
-from reference.trace import Stage, Trace
+from reference.rules import RULES
+from reference.trace import Array, Stage, Trace
+from reference.world import Blocks, Given, World
 
 __all__ = ["EagerBackend", "StageFailure", "open_cpu", "open_cuda"]
 
@@ -29,16 +32,17 @@ class EagerBackend:
             dtypes=("float32", "float64", "bfloat16", "float16"),
             drafts=("scripted", "ngram", "model"),
             commits=COMMITS,
+            takes_tape=True,
+            max_temperature=float("inf"),
+            rules=tuple(RULES),
+            processes=True,
         )
         self.seams = seams
         self._shelf = Shelf(device)
+        self._tables = Tables(device, lambda: self.seams.sampling)
 
     def run(self, case: Case) -> Trace:
         """Generate as the case says; see `backends.base.Backend.run`."""
-        if not case.sampling.greedy:
-            raise Unsupported(
-                f"temperature {case.sampling.temperature:g}: this engine decodes greedily (temperature 0)"
-            )
         if case.dtype not in DTYPES:
             raise Unsupported(f"dtype {case.dtype}: this engine has {', '.join(DTYPES)}")
         refuse_long(case.model, case.longest)
@@ -59,6 +63,18 @@ class EagerBackend:
         trace = Generation(case, target, draft, self.seams).run()
         spent = sum(model.forward_s for model in models.values()) - before
         return Trace(trace.steps, trace.output, trace.finish, trace.accounting, spent)
+
+    def verify(self, given: Given, tape: Array) -> Blocks:
+        """See `backends.base.Tabled`."""
+        return self._tables.verify(given, tape)
+
+    def rounds(self, world: World, tape: Array) -> Blocks:
+        """See `backends.base.Tabled`."""
+        return self._tables.rounds(world, tape)
+
+    def samples(self, world: World, seeds: Array) -> Blocks:
+        """See `backends.base.Tabled`."""
+        return self._tables.samples(world, seeds)
 
 
 def open_cpu() -> EagerBackend:

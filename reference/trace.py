@@ -38,11 +38,14 @@ class Drafted:
         logits: [nodes, draft vocabulary] scores that ranked each node's children, NaN rows where the draft never
             looked (leaves); None for a draft without scores.
         draft_ids: The id in the draft's own vocabulary of each node (0 for the root), where it has one.
+        proposal: [nodes, vocabulary] what the verifier is told of each node: the law its token was drawn from, before
+            earlier siblings were removed (one-hot for a token that was not drawn; row 0 says nothing). None if greedy.
     """
 
     tree: Tree
     logits: Array | None = None
     draft_ids: tuple[int, ...] | None = None
+    proposal: Array | None = None
 
 
 @dataclass(frozen=True)
@@ -83,25 +86,39 @@ class Attended:
 
 @dataclass(frozen=True)
 class Scored:
-    """The target's logits at each node: float [nodes, vocabulary]."""
+    """The target's logits at each node, float [nodes, vocabulary], and, where it samples, the law made of them.
+
+    Attributes:
+        logits: As the model gave them.
+        law: What the next token is drawn from at each node, temperature and all processing applied; None if greedy.
+    """
 
     logits: Array
+    law: Array | None = None
 
 
 @dataclass(frozen=True)
 class Accepted:
-    """The accepted nodes from the root downwards, root included, and the token chosen after the last of them."""
+    """The accepted nodes from the root downwards, root included, and the token chosen after the last of them.
+
+    `coins` lists the places (`reference.tape`) of the step's coins that decided, in order, draft coins included.
+    """
 
     path: tuple[int, ...]
     bonus: int
+    coins: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True)
 class Emitted:
-    """The tokens this step added to the output, and why the run ended with it: eos, stop, length, or None."""
+    """The tokens this step added to the output, and why the run ended with it: eos, stop, length, or None.
+
+    `logprobs` holds the log-probability of each under the target's unprocessed logits, where the backend reports it.
+    """
 
     tokens: tuple[int, ...]
     finish: str | None = None
+    logprobs: tuple[float, ...] | None = None
 
 
 @dataclass(frozen=True)

@@ -70,4 +70,8 @@ def _outside(backend: Backend, case: Case) -> str | None:
         return f"{declared.name} declares no commit by {case.layout.commit}"
     if case.sampling.temperature > declared.max_temperature:
         return f"{declared.name} declares no sampling at temperature {case.sampling.temperature:g}"
+    if not case.sampling.greedy and case.sampling.rule.name not in declared.rules:
+        return f"{declared.name} declares no acceptance rule {case.sampling.rule.name}"
+    if case.sampling.processes and not declared.processes:
+        return f"{declared.name} declares no processing of logits"
     return None

@@ -1,5 +1,6 @@
 """Greedy tree acceptance: walk from the root along children that the target itself would have chosen."""
 
+import torch
 from torch import Tensor
 
 from backends.engine.tensorise import TreeTensors
@@ -27,6 +28,11 @@ def greedy_walk(tensors: TreeTensors, logits: Tensor) -> tuple[list[int], int]:
 def gather_rows(flat: Tensor, retrieve_index: Tensor) -> Tensor:
     """Logits of the tree's nodes [nodes, V], out of the flat rows [R, V] of the verify forward."""
     return flat[retrieve_index.to(flat.device)]
+
+
+def logprobs(logits: Tensor) -> Tensor:
+    """Log-probabilities [nodes, V] of unprocessed logits, each row by itself, in float32 or float64."""
+    return (logits if logits.dtype == torch.float64 else logits.float()).log_softmax(-1)
 
 
 def clip(

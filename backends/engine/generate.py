@@ -10,6 +10,8 @@ from backends.engine.causal_lm import CausalLm, cached_length
 from backends.engine.draft import language_model
 from backends.engine.draft.base import Draft
 from backends.engine.reveal import Revealer
+from backends.engine.sampling.seams import SamplingSeams
+from backends.engine.sampling.step import StepSampling
 from backends.engine.seams import Seams
 from backends.engine.tensorise import check_structure, tensorise
 from reference.case import Case
@@ -27,6 +29,8 @@ SEAMS = Seams(
     commit=branch.commit,
     advance=lambda kept: kept,
     roll_back=language_model.roll_back,
+    logprobs=accept.logprobs,
+    sampling=SamplingSeams(),
 )
 """The engine as it is meant to be."""
 
@@ -91,7 +95,8 @@ class Generation:
         case, reveal = self._case, self._revealer
         context = tuple(self._tokens[:-1])
         self._at = Stage.DRAFTED
-        proposal = self._draft.propose(self._tokens)
+        chance = self._chance()
+        proposal = self._draft.propose(self._tokens, chance if chance is not None and chance.draws else None)
         tree = proposal.tree
         committed = cached_length(self._cache)
         before = reveal.kv(self._cache)
@@ -110,12 +115,18 @@ class Generation:
         verified = reveal.kv(self._cache)
 
         self._at = Stage.ACCEPTED
-        path, bonus = self._seams.walk(tensors, logits)
+        law = told = None
+        if chance is None or case.sampling.greedy:
+            scores = logits if chance is None else chance.scores(tree, logits)
+            path, bonus = self._seams.walk(tensors, scores)
+        else:
+            path, bonus, law, told = chance.accept(tree, logits, proposal.proposal)
         block = [*(tree.token[row] for row in path[1:]), bonus]
         self._at, stops = Stage.EMITTED, case.stops
         emitted, self._finish = self._seams.clip(
             block, len(self._tokens) - len(case.prompt), stops.max_new_tokens, stops.eos, stops.stop_tokens
         )
+        logprobs = self._seams.logprobs(logits)[path[: len(emitted)], emitted[: len(path)]].tolist()
         # Emitted tokens but the last have their KV in the tree: the root's, then that of each accepted row.
         kept = path[: len(emitted)]
         self._at = Stage.COMMITTED
@@ -127,14 +138,22 @@ class Generation:
         self._counters.lengths.append(len(path) - 1)
         return Step(
             context,
-            reveal.drafted(proposal),
+            reveal.drafted(proposal, told),
             reveal.lowered(tensors),
             attended,
-            reveal.scored(logits),
-            Accepted(tuple(path), bonus),
-            Emitted(tuple(emitted), self._finish),
+            reveal.scored(logits, law),
+            Accepted(tuple(path), bonus, None if law is None or chance is None else chance.spent),
+            Emitted(tuple(emitted), self._finish, tuple(logprobs)),
             self._committed(before, verified, fallback),
         )
+
+    def _chance(self) -> StepSampling | None:
+        """What decides by chance or by history in this step; None for plain greedy decoding."""
+        sampling, number = self._case.sampling, len(self._counters.lengths)
+        if sampling.greedy and not sampling.processes:
+            return None
+        output = tuple(self._tokens[len(self._case.prompt) :])
+        return StepSampling(self._case, output, number, self._target.device, self._seams.sampling)
 
     def _committed(self, before: Kv | None, verified: Kv | None, fallback: str | None) -> Committed:
         reveal = self._revealer

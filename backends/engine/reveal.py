@@ -45,10 +45,10 @@ class Revealer:
             return None
         return Attended(frozen(np.stack([array(output[0][:, rows]) for output in heads])))
 
-    def drafted(self, proposal: Proposal) -> Drafted:
-        """The proposed tree with the scores that ranked it."""
+    def drafted(self, proposal: Proposal, told: Tensor | None) -> Drafted:
+        """The proposed tree with the scores that ranked it, and what the verifier was told."""
         logits = None if proposal.logits is None else array(proposal.logits)
-        return Drafted(proposal.tree, logits, proposal.draft_ids)
+        return Drafted(proposal.tree, logits, proposal.draft_ids, None if told is None else array(told))
 
     def lowered(self, tensors: TreeTensors) -> Lowered:
         """The index tensors as arrays; layers of equal window keep sharing one mask."""
@@ -56,9 +56,9 @@ class Revealer:
         fields = {name: array(getattr(tensors, name)) for name in Lowered.__dataclass_fields__ if name != "visible"}
         return Lowered(**fields, visible=tuple(masks[id(mask)] for mask in tensors.visible))
 
-    def scored(self, logits: Tensor) -> Scored:
-        """The logits, one row per node."""
-        return Scored(array(logits))
+    def scored(self, logits: Tensor, law: Tensor | None) -> Scored:
+        """The logits and the law made of them, one row per node."""
+        return Scored(array(logits), None if law is None else array(law))
 
     def kv(self, cache: DynamicCache | None) -> Kv | None:
         """A copy of a cache, [layers, kv_heads, length, head_dim]; None for no cache or no budget."""

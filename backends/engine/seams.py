@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 from transformers import DynamicCache
 
+from backends.engine.sampling.seams import SamplingSeams
+
 if TYPE_CHECKING:
     from backends.engine.attention import Attend
     from backends.engine.tensorise import TreeTensors
@@ -29,6 +31,8 @@ class Seams:
         commit: Committed cache, branch and kept rows to the next committed cache.
         advance: Rows kept by a commit to how far positions move on.
         roll_back: Draft cache, its branch and the kept columns to the next draft cache.
+        logprobs: Logits to log-probabilities, row by row.
+        sampling: What decides where the request samples.
     """
 
     name_children: Callable[[Tensor, list[int], Tensor], tuple[list[int], list[int]]]
@@ -42,3 +46,5 @@ class Seams:
     commit: Callable[[DynamicCache, DynamicCache, list[int], str], tuple[DynamicCache, str | None]]
     advance: Callable[[int], int]
     roll_back: Callable[[DynamicCache, DynamicCache, list[int]], DynamicCache]
+    logprobs: Callable[[Tensor], Tensor]
+    sampling: SamplingSeams

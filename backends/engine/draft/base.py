@@ -6,6 +6,7 @@ from typing import Protocol
 from torch import Tensor
 from transformers import DynamicCache
 
+from backends.engine.sampling.step import StepSampling
 from reference.tree import Tree
 
 
@@ -17,11 +18,14 @@ class Proposal:
         tree: Node 0 is the pending root.
         logits: [nodes, draft vocabulary]; NaN for nodes whose children were never ranked. None without scores.
         draft_ids: Each node's id in the draft's own vocabulary (0 for the root). None without a vocabulary of its own.
+        proposal: [nodes, target vocabulary]; what the verifier is told of each node's token. None where every token is
+            deterministic, hence one-hot.
     """
 
     tree: Tree
     logits: Tensor | None = None
     draft_ids: tuple[int, ...] | None = None
+    proposal: Tensor | None = None
 
 
 class Draft(Protocol):
@@ -35,8 +39,11 @@ class Draft(Protocol):
     cache: DynamicCache | None
     calls: int
 
-    def propose(self, tokens: list[int]) -> Proposal:
-        """Propose a tree whose root is `tokens[-1]`; `tokens` holds prompt and output so far."""
+    def propose(self, tokens: list[int], chance: StepSampling | None = None) -> Proposal:
+        """Propose a tree whose root is `tokens[-1]`; `tokens` holds prompt and output so far.
+
+        `chance` draws tokens where the request samples and the draft draws; None means the best tokens.
+        """
         ...
 
     def settle(self, kept: list[int]) -> None:

@@ -7,6 +7,7 @@ from transformers import DynamicCache
 from backends.engine.branch import replicate
 from backends.engine.causal_lm import CausalLm, cached_length, causal, in_window
 from backends.engine.draft.base import Proposal
+from backends.engine.sampling.step import StepSampling
 from backends.engine.seams import Seams
 from reference.tree import RankTree, Tree
 
@@ -29,8 +30,8 @@ class ModelDraft:
         self.cache: DynamicCache | None = DynamicCache()
         self.calls = 0
 
-    def propose(self, tokens: list[int]) -> Proposal:
-        """Propose the static tree under `tokens[-1]`."""
+    def propose(self, tokens: list[int], chance: StepSampling | None = None) -> Proposal:
+        """Propose the static tree under `tokens[-1]`, of the best tokens or, with `chance`, of drawn ones."""
         assert self.cache is not None
         start = cached_length(self.cache)
         fresh = torch.arange(start, len(tokens))
@@ -40,20 +41,34 @@ class ModelDraft:
         shape = self._shape
         token, draft_id = [tokens[-1]] * len(shape), [0] * len(shape)
         logits = torch.full((len(shape), scores.shape[1]), torch.nan, dtype=scores.dtype, device=scores.device)
+        proposal: dict[int, Tensor] = {}
         level, rows = [0], scores
         while level:
             logits[torch.tensor(level, device=logits.device)] = rows
             for node in level:
                 below = list(shape.children[node])
-                ids, named = self._seams.name_children(
-                    logits[node], [shape.rank[child] for child in below], self._vocabulary
-                )
+                if chance is None:
+                    ranks = [shape.rank[child] for child in below]
+                    ids, named = self._seams.name_children(logits[node], ranks, self._vocabulary)
+                else:
+                    scored = self._over_target(logits[node])
+                    named, offered = chance.draw_children(shape, token, node, scored)
+                    ids = [int((self._vocabulary == one).nonzero()[0]) for one in named]
+                    proposal |= dict(zip(below, offered, strict=True))
                 for child, one_id, one_token in zip(below, ids, named, strict=True):
                     draft_id[child], token[child] = one_id, one_token
             level = [child for node in level for child in shape.children[node] if shape.children[child]]
             if level:
                 rows = self._feed(level, token, len(tokens) - 1)
-        return Proposal(Tree(shape.parent, tuple(token)), logits, tuple(draft_id))
+        # Row 0, the root's, says nothing: any law will do.
+        handed = torch.stack([proposal.get(node, proposal[1]) for node in range(len(shape))]) if proposal else None
+        return Proposal(Tree(shape.parent, tuple(token)), logits, tuple(draft_id), handed)
+
+    def _over_target(self, logits: Tensor) -> Tensor:
+        """Draft scores spread over the target's vocabulary: -inf where the draft's head has no id."""
+        wide = torch.full((self._lm.model.config.vocab_size,), -torch.inf, dtype=logits.dtype, device=logits.device)
+        wide[self._vocabulary.to(logits.device)] = logits
+        return wide
 
     def settle(self, kept: list[int]) -> None:
         """Keep the KV of the kept rows that were fed; the rest of the branch is gone."""

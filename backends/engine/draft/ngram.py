@@ -3,6 +3,7 @@
 from transformers import DynamicCache
 
 from backends.engine.draft.base import Proposal
+from backends.engine.sampling.step import StepSampling
 from reference.tree import RankTree, Tree
 
 Followers = dict[int, tuple[int, int]]
@@ -21,7 +22,7 @@ class NgramDraft:
         self._trie: dict[tuple[int, ...], Followers] = {}
         self._seen = 0
 
-    def propose(self, tokens: list[int]) -> Proposal:
+    def propose(self, tokens: list[int], chance: StepSampling | None = None) -> Proposal:
         """Fill the static shape; nodes whose rank does not exist, and those below them, are left out."""
         self._grow(tokens)
         by_depth = sorted(range(1, len(self._shape)), key=lambda node: self._shape.depth[node])

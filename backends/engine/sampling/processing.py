@@ -1,0 +1,130 @@
+"""Logits to laws, per node and batched: each row is processed with prompt, output and the path down to its node."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from backends.engine.sampling.forest import Forest
+from reference.custom import admitted
+from reference.sampling import Sampling, Stops
+
+
+@dataclass(frozen=True)
+class History:
+    """What lies before each node's next token.
+
+    Attributes:
+        seen: bool [B, N, V]; tokens of prompt, output or path.
+        counts: [B, N, V]; how often each token is in output or path.
+        tail: int64 [B, N, T]; the last T tokens, -1 where there are none.
+        emitted: int64 [B, N]; output tokens before the node's next one.
+        sequence: Gives (prompt + output + path) of one request and node, for custom processors.
+    """
+
+    seen: Tensor
+    counts: Tensor
+    tail: Tensor
+    emitted: Tensor
+    sequence: Callable[[int, int], tuple[int, ...]]
+
+
+def history(trees: Forest, prompt: tuple[int, ...], output: tuple[int, ...], sampling: Sampling, vocab: int) -> History:
+    """Histories of every node of `trees`, all requests sharing `prompt` and `output`, whose last token is the root."""
+    batch, nodes = trees.token.shape
+    device = trees.token.device
+    wide = max([1, *(len(word) - 1 for word in sampling.bad_words)])
+    before = torch.tensor((*[-1] * wide, *prompt, *output), device=device)
+    seen = torch.zeros(vocab, dtype=torch.bool, device=device)
+    seen[before[wide:]] = True
+    counts = torch.bincount(torch.tensor(output, dtype=torch.long, device=device), minlength=vocab)
+    seen, counts = seen.expand(batch, nodes, vocab), counts.expand(batch, nodes, vocab)
+    tail = before[-wide:].expand(batch, nodes, wide)
+    own = torch.nn.functional.one_hot(trees.token, vocab)
+    up = trees.parent[..., None]
+    for level in range(1, trees.height + 1):
+        here = (trees.depth == level)[..., None]
+        seen = torch.where(here, seen.gather(1, up.expand_as(seen)) | (own > 0), seen)
+        counts = torch.where(here, counts.gather(1, up.expand_as(counts)) + own, counts)
+        shifted = torch.cat([tail.gather(1, up.expand_as(tail))[..., 1:], trees.token[..., None]], -1)
+        tail = torch.where(here, shifted, tail)
+
+    def sequence(request: int, node: int) -> tuple[int, ...]:
+        path: list[int] = []
+        while node:
+            path.append(int(trees.token[request, node]))
+            node = int(trees.parent[request, node])
+        return (*prompt, *output, *reversed(path))
+
+    return History(seen, counts, tail, len(output) + trees.depth, sequence)
+
+
+def scores(logits: Tensor, sampling: Sampling, stops: Stops, past: History) -> Tensor:
+    """Logits [B, N, V] after penalties, bad words, min_tokens and custom processors."""
+    if sampling.repetition_penalty != 1.0:
+        penalty = sampling.repetition_penalty
+        logits = torch.where(past.seen, torch.where(logits < 0, logits * penalty, logits / penalty), logits)
+    if sampling.presence_penalty:
+        logits = logits - sampling.presence_penalty * (past.counts > 0)
+    if sampling.frequency_penalty:
+        logits = logits - sampling.frequency_penalty * past.counts
+    for word in sampling.bad_words:
+        lead = torch.tensor(word[:-1], dtype=torch.long, device=logits.device)
+        met = (past.tail[..., past.tail.shape[-1] - len(lead) :] == lead).all(-1)
+        logits = _banned(logits, [word[-1]], met)
+    if sampling.min_tokens and (stops.eos or stops.stop_tokens):
+        logits = _banned(logits, [*stops.eos, *stops.stop_tokens], past.emitted < sampling.min_tokens)
+    for name in sampling.processors:
+        logits = _custom(name, logits, past)
+    return logits
+
+
+def _banned(logits: Tensor, tokens: list[int], where: Tensor) -> Tensor:
+    column = torch.zeros(logits.shape[-1], dtype=torch.bool, device=logits.device)
+    column[torch.tensor(tokens, device=logits.device)] = True
+    return logits.masked_fill(where[..., None] & column, -torch.inf)
+
+
+def _custom(name: str, logits: Tensor, past: History) -> Tensor:
+    """The user's own function, row by row: it is written for one."""
+    process = admitted(name)
+    rows = logits.detach().cpu().double().numpy()
+    changed = [
+        [process(past.sequence(request, node), rows[request, node].copy()) for node in range(rows.shape[1])]
+        for request in range(rows.shape[0])
+    ]
+    return torch.tensor(np.array(changed), dtype=logits.dtype, device=logits.device)
+
+
+def law(logits: Tensor, sampling: Sampling, stops: Stops, past: History | None) -> Tensor:
+    """The law of the next token at each node [B, N, V]; `past` may be None where nothing looks back.
+
+    Order: scores, temperature, top-k (equals of the k-th stay), top-p (the mass before a token must be below it; equal
+    ones by id), min-p. Half-precision logits are widened first: a nucleus cut in bfloat16 is another nucleus.
+    """
+    logits = logits if logits.dtype == torch.float64 else logits.float()
+    if past is not None:
+        logits = scores(logits, sampling, stops, past)
+    return truncated(logits / sampling.temperature, sampling)
+
+
+def truncated(logits: Tensor, sampling: Sampling) -> Tensor:
+    """Softmax after top-k, top-p and min-p of logits that temperature has divided."""
+    if 0 < sampling.top_k < logits.shape[-1]:
+        least = logits.topk(sampling.top_k, -1).values[..., -1:]
+        logits = logits.masked_fill(logits < least, -torch.inf)
+    probabilities = logits.softmax(-1)
+    if sampling.top_p < 1.0:
+        ordered, order = probabilities.sort(dim=-1, descending=True, stable=True)
+        before = ordered.cumsum(-1) - ordered
+        kept = before < sampling.top_p
+        kept[..., 0] = True
+        probabilities = probabilities * torch.zeros_like(kept).scatter(-1, order, kept)
+        probabilities = probabilities / probabilities.sum(-1, keepdim=True)
+    if sampling.min_p > 0.0:
+        kept = probabilities >= sampling.min_p * probabilities.max(-1, keepdim=True).values
+        probabilities = probabilities * kept
+        probabilities = probabilities / probabilities.sum(-1, keepdim=True)
+    return probabilities

@@ -1,0 +1,166 @@
+"""Whole rounds on tables: what the engine drafts, accepts and emits when tables stand in for both models."""
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from backends.engine.sampling import processing, stream
+from backends.engine.sampling.coins import Coins, rounded
+from backends.engine.sampling.drawing import named
+from backends.engine.sampling.forest import Forest, forest
+from backends.engine.sampling.seams import SamplingSeams
+from backends.engine.sampling.verify import Accepted, verify
+from reference.tape import stride
+from reference.trace import Array
+from reference.world import Blocks, Given, World
+
+DTYPES = {"float64": torch.float64, "float32": torch.float32}
+
+BATCH = 1 << 22
+"""Elements of a [B, N, V] tensor in one piece; larger batches are cut."""
+
+
+class Tables:
+    """Runs worlds on `device` with the engine's own sampling; `seams` gives the sampling as it is now."""
+
+    def __init__(self, device: str, seams: Callable[[], SamplingSeams]) -> None:
+        self._device = device
+        self._seams = seams
+
+    def verify(self, given: Given, tape: Array) -> Blocks:
+        """Accept from `given`, one request per row of `tape` [B, stride(nodes)]; see `backends.base.Tabled`."""
+        dtype = torch.float64
+        target = torch.tensor(given.target, dtype=dtype, device=self._device)
+        proposal = torch.tensor(given.proposal, dtype=dtype, device=self._device)
+        removed = given.sampling.draws == "without-replacement"
+        seams = self._seams()
+
+        def run(uniforms: Tensor) -> tuple[Accepted, Coins]:
+            batch = len(uniforms)
+            token = torch.tensor(given.tree.token, device=self._device).expand(batch, -1)
+            dice = self._dice(uniforms, len(given.tree), seams)
+            trees = forest(given.tree, token)
+            laws = [one.expand(batch, *one.shape) for one in (target, proposal)]
+            return verify(trees, laws[0], laws[1], dice, given.sampling.rule, removed, seams), dice
+
+        return self._in_pieces(run, tape, dtype, given.target.size)
+
+    def rounds(self, world: World, tape: Array) -> Blocks:
+        """Draft and accept in `world`, one request per row of `tape` [B, stride(nodes)]; see `backends.base.Tabled`."""
+        seams, dtype = self._seams(), DTYPES[world.dtype]
+        tables = self._tables(world, dtype)
+
+        def run(uniforms: Tensor) -> tuple[Accepted, Coins]:
+            dice = self._dice(uniforms, len(world.shape), seams)
+            return one_round(world, tables, dice, seams), dice
+
+        return self._in_pieces(run, tape, dtype, len(world.shape) * world.vocab)
+
+    def samples(self, world: World, seeds: Array) -> Blocks:
+        """Rounds on the engine's own random stream, request b on that of `seeds[b]`; nothing tells of its coins."""
+        wide = stride(len(world.shape))
+        tape = stream.uniforms(torch.tensor(seeds.astype(np.int64), device=self._device), 0, wide)
+        seams, dtype = self._seams(), DTYPES[world.dtype]
+        tables = self._tables(world, dtype)
+
+        def run(uniforms: Tensor) -> tuple[Accepted, Coins]:
+            mine = rounded(seams.own_coins(uniforms), dtype)
+            dice = Coins(mine, len(world.shape), False, seams.below, seams.inverse)
+            return one_round(world, tables, dice, seams), dice
+
+        return self._in_pieces(run, tape.cpu().numpy(), dtype, len(world.shape) * world.vocab)
+
+    def _dice(self, uniforms: Tensor, nodes: int, seams: SamplingSeams) -> Coins:
+        return Coins(seams.own_coins(uniforms), nodes, True, seams.below, seams.inverse)
+
+    def _tables(self, world: World, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        return (
+            torch.tensor(world.target, dtype=dtype, device=self._device),
+            torch.tensor(world.drafts, dtype=dtype, device=self._device),
+        )
+
+    def _in_pieces(
+        self, run: Callable[[Tensor], tuple[Accepted, Coins]], tape: Array, dtype: torch.dtype, each: int
+    ) -> Blocks:
+        size = max(1, BATCH // each)
+        pieces = []
+        for start in range(0, len(tape), size):
+            uniforms = rounded(torch.tensor(tape[start : start + size], device=self._device), dtype)
+            made, dice = run(uniforms)
+            cells = (dice.low, dice.high)
+            pieces.append([None if one is None else one.cpu().numpy() for one in (made.path, made.tokens, *cells)])
+        path, tokens, low, high = (
+            None if column[0] is None else np.concatenate(column) for column in zip(*pieces, strict=True)
+        )
+        assert path is not None
+        assert tokens is not None
+        return Blocks(path, tokens, low, high)
+
+
+def one_round(world: World, tables: tuple[Tensor, Tensor], dice: Coins, seams: SamplingSeams) -> Accepted:
+    """Draft level by level from the draft tables, look the target up at every node, accept."""
+    target_table, draft_tables = tables
+    sampling, batch, nodes = world.sampling, len(dice.uniforms), len(world.shape)
+    device = target_table.device
+    root = torch.full((batch, nodes), world.prompt[-1], dtype=torch.long, device=device)
+    if world.tokens is not None:
+        root = torch.tensor(world.tokens, device=device).expand(batch, nodes)
+    trees = forest(world.shape, root)
+    rows = torch.zeros(batch, nodes, dtype=torch.long, device=device)
+    vocab, wide = world.vocab, len(target_table)
+    proposal = torch.full((batch, nodes, vocab), 1.0 / vocab, dtype=target_table.dtype, device=device)
+    for level in range(world.shape.height):
+        for node in (one for one in range(nodes) if world.shape.depth[one] == level):
+            below = world.shape.children[node]
+            if below:
+                trees, offered = _children(world, trees, node, draft_tables[:, rows[:, node]], dice, seams)
+                for child, law in zip(below, offered, strict=True):
+                    proposal[:, child] = law
+            for child in below:
+                rows[:, child] = (rows[:, node] * vocab + trees.token[:, child] + 1) % wide
+    past = _past(world, trees)
+    logits = target_table[rows]
+    law = seams.target_law(logits, sampling, world.stops, past)
+    bonus = law if seams.bonus_law is seams.target_law else seams.bonus_law(logits, sampling, world.stops, past)
+    removed = sampling.draws == "without-replacement" and world.tokens is None
+    return verify(trees, law, proposal, dice, sampling.rule, removed, seams, bonus)
+
+
+def _children(
+    world: World, trees: Forest, node: int, logits: Tensor, dice: Coins, seams: SamplingSeams
+) -> tuple[Forest, list[Tensor]]:
+    """The forest with the children of `node` named, absent ones gone, and each child's proposal [B, V].
+
+    `logits` is [drafts, B, V]: the k-th child is named by draft k modulo their number.
+    """
+    below = world.shape.children[node]
+    if world.tokens is not None:
+        return trees, [seams.certain(trees.token[:, child], logits[0].softmax(-1)) for child in below]
+    past = _past(world, trees)
+    spread = [one[:, None].expand(-1, len(world.shape), -1) for one in logits]
+    laws = [seams.draft_law(one, world.sampling, world.stops, past)[:, node] for one in spread]
+    handed = [seams.handed_over(law, raw, world.sampling) for law, raw in zip(laws, logits, strict=True)]
+    tried = torch.zeros_like(laws[0], dtype=torch.bool)
+    token, gone, offered = trees.token.clone(), torch.zeros_like(trees.present), []
+    there = trees.present[:, node]
+    for rank, child in enumerate(below):
+        if rank >= world.vocab and world.sampling.draws == "top-k":
+            gone[:, child] = True
+            offered.append(laws[0])
+            continue
+        law, claimed = laws[rank % len(laws)], handed[rank % len(laws)]
+        one, possible, surely = named(law, rank, child, tried, world.sampling.draws, dice, seams, there)
+        token[:, child] = one
+        gone[:, child] = ~possible
+        tried = tried | torch.nn.functional.one_hot(one, world.vocab).bool()
+        offered.append(surely if world.sampling.draws == "top-k" else claimed)
+    named_trees = Forest(token, trees.parent, trees.children, trees.depth, trees.present, trees.height)
+    return named_trees.without(gone), offered
+
+
+def _past(world: World, trees: Forest) -> processing.History | None:
+    if not world.sampling.processes:
+        return None
+    return processing.history(trees, world.prompt, (), world.sampling, world.vocab)

@@ -1,0 +1,268 @@
+"""Acceptance rules over a batch of trees: no loop over requests and no branch on data, as torch.compile asks.
+
+`target` is the law after each node [B, N, V]; `proposal` the law from which each node's token was drawn, before
+earlier siblings were removed [B, N, V]. `reference.rules` names the sources.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from backends.engine.sampling.coins import Coins
+from backends.engine.sampling.forest import Forest
+from backends.engine.sampling.seams import SamplingSeams, without
+from reference.rules import Rule
+
+
+@dataclass
+class Walk:
+    """Where each request stands: `at` its last accepted node, alive while its last level accepted one.
+
+    Attributes:
+        at: int64 [B].
+        alive: bool [B].
+        path: int64 [B, levels so far]; -1 after the end.
+        left: [B, V]; what the last tried level left of its law.
+        stopped: bool [B]; whether children were there, all rejected.
+        rejections: int64 [B]; of the last tried level.
+        rejected: int64 [B]; the last rejected node, 0 for none.
+    """
+
+    at: Tensor
+    alive: Tensor
+    path: list[Tensor]
+    left: Tensor
+    stopped: Tensor
+    rejections: Tensor
+    rejected: Tensor
+
+    @classmethod
+    def begin(cls, target: Tensor) -> "Walk":
+        """Every request at its root."""
+        root = torch.zeros(target.shape[0], dtype=torch.long, device=target.device)
+        false = torch.zeros_like(root, dtype=torch.bool)
+        return cls(root, ~false, [root], target[:, 0], false, root, root)
+
+    def descend(self, taken: Tensor, tried: Tensor, left: Tensor, rejections: Tensor, rejected: Tensor) -> None:
+        """One level is decided: `taken` is the accepted child or 0, `tried` whether there were any."""
+        fresh = self.alive & tried
+        self.left = torch.where(fresh[:, None], left, self.left)
+        self.rejections = torch.where(fresh, rejections, self.rejections)
+        self.rejected = torch.where(fresh, rejected, self.rejected)
+        self.stopped = torch.where(self.alive, tried & (taken == 0), self.stopped)
+        self.alive = self.alive & (taken > 0)
+        self.at = torch.where(self.alive, taken, self.at)
+        self.path.append(torch.where(self.alive, taken, -1))
+
+
+Program = Callable[[Forest, Tensor, Tensor, Coins, SamplingSeams, Rule, bool], Walk]
+
+
+def multi_round(
+    trees: Forest, target: Tensor, proposal: Tensor, dice: Coins, seams: SamplingSeams, rule: Rule, removed: bool
+) -> Walk:
+    """Siblings in row order, each against what earlier rejections left; a chain is the case of one child."""
+    who, walk = trees.requests(), Walk.begin(target)
+    for _ in range(trees.height):
+        row = law = target[who, walk.at]
+        below = trees.children[who, walk.at]
+        taken, rejected = torch.zeros_like(walk.at), torch.zeros_like(walk.at)
+        rejections = torch.zeros_like(walk.at)
+        tried = torch.zeros_like(law, dtype=torch.bool)
+        for rank in range(below.shape[1]):
+            child = below[:, rank]
+            here = walk.alive & (taken == 0) & (child > 0)
+            token = trees.token[who, child]
+            offered = seams.sibling_law(proposal[who, child], tried, removed)
+            ratio = _ratio(law, offered, token)
+            hit = seams.accepts(dice, child, ratio, here) & here
+            taken = torch.where(hit, child, taken)
+            missed = here & ~hit
+            law = torch.where(missed[:, None], seams.residual(law, offered, token, row), law)
+            tried = tried | (missed[:, None] & _mark(token, law))
+            rejections, rejected = rejections + missed, torch.where(missed, child, rejected)
+        walk.descend(taken, below[:, 0] > 0, law, rejections, rejected)
+    return walk
+
+
+def specinfer(
+    trees: Forest, target: Tensor, proposal: Tensor, dice: Coins, seams: SamplingSeams, rule: Rule, removed: bool
+) -> Walk:
+    """Siblings in random order, each against the law of the draft that proposed it."""
+    who, walk = trees.requests(), Walk.begin(target)
+    for _ in range(trees.height):
+        row = law = target[who, walk.at]
+        below = trees.children[who, walk.at]
+        waiting = below > 0
+        taken, rejected = torch.zeros_like(walk.at), torch.zeros_like(walk.at)
+        rejections = torch.zeros_like(walk.at)
+        for rank in range(below.shape[1]):
+            here = walk.alive & (taken == 0) & waiting.any(-1)
+            drawn = here & (waiting.sum(-1) > 1)
+            pick = dice.choose(dice.place("order", below[:, rank]), waiting.to(law.dtype), drawn)
+            only = waiting.long().argmax(-1)
+            pick = torch.where(drawn, pick, only)
+            child = below.gather(1, pick[:, None])[:, 0]
+            token = trees.token[who, child]
+            offered = proposal[who, child]
+            hit = seams.accepts(dice, child, _ratio(law, offered, token), here) & here
+            taken = torch.where(hit, child, taken)
+            missed = here & ~hit
+            law = torch.where(missed[:, None], seams.residual(law, offered, token, row), law)
+            waiting = waiting & ~(missed[:, None] & (torch.arange(below.shape[1], device=pick.device) == pick[:, None]))
+            rejections, rejected = rejections + missed, torch.where(missed, child, rejected)
+        walk.descend(taken, below[:, 0] > 0, law, rejections, rejected)
+    return walk
+
+
+def eagle(
+    trees: Forest, target: Tensor, proposal: Tensor, dice: Coins, seams: SamplingSeams, rule: Rule, removed: bool
+) -> Walk:
+    """Token prefixes instead of nodes: twins are one candidate, accepted with p(x), zeroed when rejected."""
+    who, walk = trees.requests(), Walk.begin(target)
+    nodes = trees.token.shape[1]
+    on_path = torch.zeros_like(trees.present)
+    on_path[:, 0] = True
+    for level in range(1, trees.height + 1):
+        law = target[who, walk.at]
+        offered = on_path.gather(1, trees.parent) & (trees.depth == level) & trees.present & walk.alive[:, None]
+        taken, rejected = torch.zeros_like(walk.at), torch.zeros_like(walk.at)
+        rejections = torch.zeros_like(walk.at)
+        tried = torch.zeros_like(law, dtype=torch.bool)
+        for node in range(1, nodes):
+            token = trees.token[:, node]
+            here = offered[:, node] & (taken == 0) & ~tried.gather(1, token[:, None])[:, 0]
+            child = torch.full_like(taken, node)
+            hit = seams.accepts(dice, child, law.gather(1, token[:, None])[:, 0], here) & here
+            taken = torch.where(hit, child, taken)
+            missed = here & ~hit
+            marked = _mark(token, law)
+            left = seams.residual(law, law * marked, token, target[who, walk.at])
+            law = torch.where(missed[:, None], left, law)
+            tried = tried | (missed[:, None] & marked)
+            rejections, rejected = rejections + missed, torch.where(missed, child, rejected)
+        on_path = offered & (trees.token == trees.token[who, taken][:, None]) & (taken > 0)[:, None]
+        walk.descend(taken, offered.any(-1), law, rejections, rejected)
+    return walk
+
+
+def target_only(
+    trees: Forest, target: Tensor, proposal: Tensor, dice: Coins, seams: SamplingSeams, rule: Rule, removed: bool
+) -> Walk:
+    """One coin a level: the first sibling at which the covered mass over threshold_acc exceeds it, or a likely one."""
+    who, walk = trees.requests(), Walk.begin(target)
+    for _ in range(trees.height):
+        law = target[who, walk.at]
+        below = trees.children[who, walk.at]
+        there = below > 0
+        token = trees.token.gather(1, below)
+        share = law.gather(1, token) * there
+        covered = share.cumsum(-1) / rule.threshold_acc
+        # A likely token ends the search whatever the coin: its bar, and all later ones, are met.
+        likely = (there & (share >= rule.threshold_single)).long().cummax(-1).values > 0
+        bars = torch.where(likely, torch.full_like(covered, torch.inf), covered)
+        asked = walk.alive & there[:, 0] & ~likely[:, 0]
+        first = dice.first_below(dice.place("accept", walk.at), bars, asked)
+        ranks = torch.arange(below.shape[1], device=first.device)
+        # Absent children only repeat the bar before them, so the first met is one that is there.
+        taken = torch.where(walk.alive, (below * (ranks == first[:, None])).sum(-1), 0)
+        missed = there & (ranks < first[:, None])
+        tried = (torch.nn.functional.one_hot(token, law.shape[-1]) * missed[..., None]).sum(1) > 0
+        rejections = missed.sum(-1)
+        rejected = below.gather(1, (rejections - 1).clamp(min=0)[:, None])[:, 0] * (rejections > 0)
+        walk.descend(taken, below[:, 0] > 0, without(law, tried), rejections, rejected)
+    return walk
+
+
+def typical(
+    trees: Forest, target: Tensor, proposal: Tensor, dice: Coins, seams: SamplingSeams, rule: Rule, removed: bool
+) -> Walk:
+    """No coin: the longest path whose every token is typical, the likeliest of equals, then the first."""
+    who, walk = trees.requests(), Walk.begin(target)
+    entropy = -torch.special.xlogy(target, target).sum(-1)
+    bar = (rule.delta * (-entropy).exp()).clamp(max=rule.epsilon).gather(1, trees.parent)
+    above = target.gather(1, trees.parent[..., None].expand_as(target))
+    share = above.gather(2, trees.token[..., None])[..., 0]
+    fine = trees.present & (share > bar)
+    fine[:, 0] = True
+    likelihood = torch.where(trees.depth > 0, share.clamp(min=torch.finfo(share.dtype).tiny).log(), 0.0)
+    total = torch.zeros_like(likelihood)
+    for level in range(1, trees.height + 1):
+        here = trees.depth == level
+        fine = torch.where(here, fine & fine.gather(1, trees.parent), fine)
+        total = torch.where(here, total.gather(1, trees.parent) + likelihood, total)
+    longest = torch.where(fine, trees.depth, -1)
+    best = longest == longest.max(-1, keepdim=True).values
+    # The likelihood decides among the longest; a little above -inf keeps arg-max on them.
+    end = torch.where(best, total, -torch.inf).argmax(-1)
+    climbed = [end]
+    for _ in range(trees.height):
+        climbed.append(trees.parent[who, climbed[-1]])
+    rows = torch.stack(climbed[::-1], 1)
+    depth = trees.depth[who, end]
+    steps = torch.arange(trees.height + 1, device=end.device)[None]
+    shifted = (steps + trees.height - depth[:, None]).clamp(max=trees.height)
+    path = torch.where(steps <= depth[:, None], rows.gather(1, shifted), -1)
+    walk.at, walk.path = end, list(path.unbind(1))
+    walk.left = target[who, end]
+    return walk
+
+
+def block(
+    trees: Forest, target: Tensor, proposal: Tensor, dice: Coins, seams: SamplingSeams, rule: Rule, removed: bool
+) -> Walk:
+    """A chain is accepted up to the last node whose coin lies below its block ratio h (Sun et al. 2024)."""
+    who, walk = trees.requests(), Walk.begin(target)
+    at, pi = walk.at, torch.ones_like(target[:, 0, 0])
+    there = walk.alive
+    tau, depth = walk.at, torch.zeros_like(walk.at)
+    left, ended = walk.left, torch.zeros_like(there)
+    chain = [at]
+    for level in range(trees.height + 1):
+        child = trees.children[who, at, 0]
+        more = there & (child > 0)
+        row = target[who, at]
+        over = (pi[:, None] * row - proposal[who, child]).clamp(min=0)
+        mass = over.sum(-1)
+        ratio = torch.where(more, mass / (mass + 1 - pi), pi)
+        ratio = torch.where(more & (mass + 1 - pi <= 0), torch.ones_like(ratio), ratio)
+        hit = (seams.accepts(dice, at, ratio, there) & there) if level else there
+        tau, depth = torch.where(hit, at, tau), torch.where(hit, level, depth)
+        rest = torch.where(mass[:, None] > 0, over / mass[:, None], row)
+        left, ended = torch.where(hit[:, None], rest, left), torch.where(hit, more, ended)
+        token = trees.token[who, child]
+        pi = torch.where(more, (pi * _ratio(row, proposal[who, child], token)).clamp(max=1.0), pi)
+        at, there = torch.where(more, child, at), more
+        chain.append(torch.where(more, child, -1))
+    steps = torch.arange(trees.height + 1, device=at.device)[None]
+    path = torch.where(steps <= depth[:, None], torch.stack(chain[: trees.height + 1], 1), -1)
+    walk.at, walk.path = tau, list(path.unbind(1))
+    walk.left, walk.stopped = left, ended
+    walk.rejected = torch.where(ended, trees.children[who, tau, 0], 0)
+    walk.rejections = ended.long()
+    return walk
+
+
+def _ratio(law: Tensor, offered: Tensor, token: Tensor) -> Tensor:
+    """law(token) / offered(token) [B]; 0 where the token could not have been offered."""
+    at = token[:, None]
+    above, under = law.gather(1, at)[:, 0], offered.gather(1, at)[:, 0]
+    return torch.where(under > 0, above / under, torch.zeros_like(above))
+
+
+def _mark(token: Tensor, like: Tensor) -> Tensor:
+    return torch.arange(like.shape[-1], device=token.device) == token[:, None]
+
+
+PROGRAMS: dict[str, Program] = {
+    "chain": multi_round,
+    "multi-round": multi_round,
+    "eagle": eagle,
+    "specinfer": specinfer,
+    "target-only": target_only,
+    "typical": typical,
+    "block": block,
+}
+"""Each rule of `reference.rules.RULES`."""

@@ -1,0 +1,25 @@
+"""The engine's own random stream: one per request, counter-based, so that no request or unused coin moves another's."""
+
+import torch
+from torch import Tensor
+
+GOLDEN, FIRST, SECOND = -7046029254386353131, -4658895280553007687, -7723592293110705685
+"""The constants of SplitMix64 (Steele et al. 2014) as signed 64-bit integers."""
+
+
+def uniforms(seeds: Tensor, start: int, count: int) -> Tensor:
+    """Uniforms `start` to `start + count` of each request's stream: float64 [B, count], multiples of 2^-53.
+
+    Coin i of a request is a SplitMix64 hash of (seed, i) alone. `seeds` is int64 [B].
+    """
+    counter = torch.arange(start, start + count, device=seeds.device)
+    key = _mixed(seeds * GOLDEN + 1)
+    bits = _mixed(key[:, None] + (counter + 1)[None] * GOLDEN)
+    return (bits >> 11 & (1 << 53) - 1).double() * 2.0**-53
+
+
+def _mixed(state: Tensor) -> Tensor:
+    """SplitMix64's finaliser; shifts are logical, torch's on int64 are not."""
+    state = (state ^ (state >> 30 & (1 << 34) - 1)) * FIRST
+    state = (state ^ (state >> 27 & (1 << 37) - 1)) * SECOND
+    return state ^ (state >> 31 & (1 << 33) - 1)
