@@ -30,12 +30,7 @@ def admit(name: str, vocab: int = 64) -> None:
         Malformed: It cannot be found, cannot be replayed from its name, or fails when tried.
     """
     found = _found(name)
-    try:
-        _try_out(name, found, vocab)
-    except Malformed:
-        raise
-    except Exception as error:
-        raise _refused(name, f"raised {type(error).__name__} when tried on {vocab} logits: {_line(error)}") from error
+    _try_out(name, found, vocab)
     _ADMITTED[name] = found
 
 
@@ -94,7 +89,10 @@ def _try_out(name: str, processor: Processor, vocab: int) -> None:
 def _answer(name: str, processor: Processor, tokens: tuple[int, ...], logits: Array) -> Array:
     """What it returns, as float64 [V] of its own; its input must stay as it is."""
     given = np.array(logits, dtype=np.float64)
-    result = np.array(processor(tokens, given), dtype=np.float64)
+    try:
+        result = np.array(processor(tokens, given), dtype=np.float64)
+    except Exception as error:
+        raise _refused(name, f"raised {type(error).__name__} on {len(logits)} logits: {_line(error)}") from error
     if not np.array_equal(given, logits):
         raise _refused(name, "changes the logits it is given; it must return new ones")
     if result.shape != given.shape:

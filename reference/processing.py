@@ -72,10 +72,39 @@ def softmax(row: Array) -> Array:
     return np.asarray(shifted / shifted.sum())
 
 
+def margin(logits: Array, sampling: Sampling, stops: Stops, prompt: tuple[int, ...], output: tuple[int, ...]) -> float:
+    """How near the row comes to keeping another set of tokens, relative; infinite where nothing is dropped by rank.
+
+    The smallest of: the gap of log-probability between the last that top-k keeps and the next (0 if equals are kept
+    beyond k); the distance of the masses to top_p, and of the two probabilities at its edge; the distance of
+    the probabilities to min_p's threshold. An engine that computes less precisely than this may rightly differ.
+    """
+    row = _tempered(scores(logits, sampling, stops, prompt, output), sampling)
+    near = [math.inf]
+    falling = np.sort(row)[::-1]
+    if 0 < sampling.top_k < len(row) and np.isfinite(falling[sampling.top_k - 1]):
+        near.append(float(falling[sampling.top_k - 1] - falling[sampling.top_k]))
+    p = softmax(_kept_by_rank(row, sampling.top_k))
+    if sampling.top_p < 1.0:
+        likely = np.sort(p[p > 0])[::-1]
+        before = np.cumsum(likely) - likely
+        kept = int((before[1:] < sampling.top_p).sum()) + 1
+        near += [float(gap) for gap in np.abs(before[1:] - sampling.top_p) / sampling.top_p]
+        near += [float(1.0 - likely[kept] / likely[kept - 1])] if kept < len(likely) else []
+    p = _kept_by_mass(p, sampling.top_p)
+    if sampling.min_p > 0.0:
+        others = np.delete(p, p.argmax())
+        near += [float(gap) for gap in np.abs(others[others > 0] / p.max() / sampling.min_p - 1.0)]
+    return min(near)
+
+
 def _tempered(row: Array, sampling: Sampling) -> Array:
+    """Scores by the temperature; where that overflows, less the largest first, which changes no law."""
     if not np.isfinite(row.max()):
         raise Malformed("sampling", "what it bans leaves no token")
-    return np.asarray(row / sampling.temperature)
+    with np.errstate(over="ignore"):
+        scaled = row / sampling.temperature
+        return np.asarray(scaled if np.isfinite(scaled.max()) else (row - row.max()) / sampling.temperature)
 
 
 def _kept_by_rank(row: Array, top_k: int) -> Array:
