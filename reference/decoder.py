@@ -2,15 +2,17 @@
 
 from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import replace
 
-from reference import acceptance, drafting, lowering, rotary, stopping
+from reference import acceptance, drafting, lowering, processing, rotary, stopping
 from reference.architecture import Model
 from reference.case import Case
 from reference.draft import LanguageModel
 from reference.evaluator import Evaluator
 from reference.model import Parameters, load
+from reference.sampled import SampledStep, certain
 from reference.shared_prefix import SharedPrefix
-from reference.trace import Accounting, Attended, Committed, Emitted, Scored, Step, Trace
+from reference.trace import Accounting, Attended, Committed, Emitted, Scored, Step, Trace, frozen
 
 KV_STEPS = 4
 """Steps of a run whose context KV the trace holds; a later state is asked for as a case of its own."""
@@ -48,8 +50,6 @@ class Oracle:
         return self._evaluators[key]
 
     def _run(self, case: Case) -> Trace:
-        if not case.sampling.greedy:
-            raise ValueError(f"the oracle has no law yet for temperature {case.sampling.temperature:g}")
         target = self.model(case.model, case.dtype)
         arch = target.parameters.architecture
         rotary.check_span(arch.rope, arch.max_positions, len(case.prefix), case.longest)
@@ -68,20 +68,35 @@ class Oracle:
         self, case: Case, target: Evaluator, draft: Evaluator | None, output: tuple[int, ...], number: int
     ) -> Step:
         tokens = case.prompt + output
-        drafted = drafting.propose(case.draft, tokens, number, draft)
+        sampled = SampledStep(case, output, number)
+        if sampled.drawn:
+            assert draft is not None
+            drafted = sampled.draw(tokens, draft)
+        else:
+            drafted = drafting.propose(case.draft, tokens, number, draft)
         tree, context = drafted.tree, tokens[:-1]
         nodes = target.nodes(context, tree)
-        accepted = acceptance.greedy_walk(tree, nodes.logits)
+        law = None
+        if case.sampling.greedy:
+            scores = sampled.scores(tree, nodes.logits) if case.sampling.processes else nodes.logits
+            accepted = acceptance.greedy_walk(tree, scores)
+        else:
+            law = sampled.laws(tree, nodes.logits)
+            proposal = certain(tree, law.shape[1]) if drafted.proposal is None else drafted.proposal
+            drafted = replace(drafted, proposal=frozen(proposal))
+            accepted = sampled.accept(tree, law, proposal)
         block = (*[tree.token[node] for node in accepted.path[1:]], accepted.bonus)
         kept, finish = stopping.clipped(block, output, case.stops)
+        rows = [nodes.logits[node] for node in accepted.path]
+        logprobs = tuple(processing.logprob(row, token) for row, token in zip(rows, kept, strict=False))
         return Step(
             context=context,
             drafted=drafted,
             lowered=lowering.lower(tree, len(context), target.parameters.architecture),
             attended=Attended(nodes.attended),
-            scored=Scored(nodes.logits),
+            scored=Scored(nodes.logits, law),
             accepted=accepted,
-            emitted=Emitted(kept, finish),
+            emitted=Emitted(kept, finish, logprobs),
             committed=Committed(
                 length=len(tokens) + len(kept) - 1, before=target.kv(context) if number < KV_STEPS else None
             ),

@@ -67,7 +67,7 @@ def _from_model(draft: LanguageModel, tokens: tuple[int, ...], evaluator: Evalua
     while level:
         inner = [node for node in level if shape.children[node]] if level != [0] else [0]
         if inner:
-            rows = _scores(evaluator, tokens[:-1], shape, token, inner)[:, vocabulary]
+            rows = scores(evaluator, tokens[:-1], shape, token, inner)[:, vocabulary]
             for node, row in zip(inner, rows, strict=True):
                 logits[node] = row
                 best = np.argsort(-row, kind="stable")
@@ -78,7 +78,7 @@ def _from_model(draft: LanguageModel, tokens: tuple[int, ...], evaluator: Evalua
     return Drafted(Tree(shape.parent, tuple(token)), frozen(logits), tuple(draft_id))
 
 
-def _scores(
+def scores(
     evaluator: Evaluator, context: tuple[int, ...], shape: RankTree, token: list[int], nodes: list[int]
 ) -> Array:
     """Draft logits at `nodes` [len(nodes), vocabulary], run on the part of the tree that is named already."""

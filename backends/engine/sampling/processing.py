@@ -66,10 +66,12 @@ def scores(logits: Tensor, sampling: Sampling, stops: Stops, past: History) -> T
     if sampling.repetition_penalty != 1.0:
         penalty = sampling.repetition_penalty
         logits = torch.where(past.seen, torch.where(logits < 0, logits * penalty, logits / penalty), logits)
+    # An integer tensor times a number would be float32, whatever the logits are.
+    counts = past.counts.to(logits.dtype)
     if sampling.presence_penalty:
-        logits = logits - sampling.presence_penalty * (past.counts > 0)
+        logits = logits - sampling.presence_penalty * (counts > 0).to(logits.dtype)
     if sampling.frequency_penalty:
-        logits = logits - sampling.frequency_penalty * past.counts
+        logits = logits - sampling.frequency_penalty * counts
     for word in sampling.bad_words:
         lead = torch.tensor(word[:-1], dtype=torch.long, device=logits.device)
         met = (past.tail[..., past.tail.shape[-1] - len(lead) :] == lead).all(-1)
