@@ -8,8 +8,8 @@ from scipy.special import logsumexp
 from properties.chance.evalue import law
 from reference.trace import Array
 
-THETAS = np.array([sign * 0.1 * 2.0**k for k in range(7) for sign in (1.0, -1.0)][:-1])
-"""Tilts of the mixture: .1 to 6.4 upwards and .1 to 3.2 downwards."""
+THETAS = np.array([sign * 0.1 * 2.0**k for k in range(7) for sign in (1.0, -1.0)])
+"""Tilts of the mixture: .1 to 6.4, upwards and downwards."""
 
 LINKS = ("draft", "accept", "token")
 """A token is drafted from q; it is accepted or not; a token takes its place, or follows the last."""
@@ -90,7 +90,7 @@ class Links:
     def __init__(self) -> None:
         self._sums = {
             "draft": np.zeros((4, len(THETAS))),
-            "accept": np.zeros((1, len(THETAS))),
+            "accept": np.zeros((3, len(THETAS))),
             "token": np.zeros((4, len(THETAS))),
         }
         self._violated = dict.fromkeys(LINKS, False)
@@ -133,7 +133,7 @@ class Links:
         sums = np.cumsum(q[top])
         ends = [float(sums[min(rank, len(top)) - 1]) for rank in RANKS]
         p = np.array([ends[0], ends[1] - ends[0], ends[2] - ends[1], max(0.0, 1.0 - ends[2])])
-        self._tilt("draft", _role(top, drafted, RANKS), p, p)
+        self._tilt("draft", (_role(top, drafted, RANKS),), p, p)
 
     def _accept(self, low: Array, high: Array, q: Array | None, trial: Trial) -> None:
         x = trial.drafted
@@ -142,8 +142,13 @@ class Links:
         # A draft that its law does not allow is link 1's violation; here it says nothing.
         if claimed == 0.0:
             return
-        bounds = [np.array([min(1.0, float(end[x]) / claimed)]) for end in (low, high)]
-        self._tilt("accept", 0 if trial.accepted else None, *bounds)
+        least, most = (min(1.0, float(end[x]) / claimed) for end in (low, high))
+        # All trials, those sure of acceptance, the others: a reversed ratio errs upwards in one kind, downwards in the
+        # other, and over both together it nearly cancels.
+        kinds = (0, 1) if least == 1.0 else (0, 2)
+        bounds = np.zeros((2, 3))
+        bounds[0, kinds], bounds[1, kinds] = least, most
+        self._tilt("accept", kinds if trial.accepted else (), *bounds)
 
     def _token(self, low: Array, high: Array, q: Array | None, trial: Trial) -> None:
         y = trial.replacement
@@ -172,15 +177,13 @@ class Links:
         least_likely = _share(bounds[0], whole[1] - bounds[1])
         most_likely = _share(bounds[1], whole[0] - bounds[0])
         role = 0 if forbidden[y] else 1 + _role(top, y, RANKS[:2])
-        self._tilt("token", role, least_likely, most_likely)
+        self._tilt("token", (role,), least_likely, most_likely)
 
-    def _tilt(self, link: str, role: int | None, low: Array, high: Array) -> None:
-        """Multiply the e-processes [roles, thetas] of `link` by what `role` (None: none of them) weighs."""
-        growth = np.expm1(THETAS)
+    def _tilt(self, link: str, hit: tuple[int, ...], low: Array, high: Array) -> None:
+        """Multiply the e-processes [roles, thetas] of `link`; bounds of 0 leave a role that was not hit as it was."""
         edge = np.where(THETAS > 0, np.minimum(high, 1.0)[:, None], np.maximum(low, 0.0)[:, None])
-        self._sums[link] -= np.log1p(edge * growth)
-        if role is not None:
-            self._sums[link][role] += THETAS
+        self._sums[link] -= np.log1p(edge * np.expm1(THETAS))
+        self._sums[link][list(hit)] += THETAS
 
     @property
     def log_es(self) -> dict[str, float]:
