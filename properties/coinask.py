@@ -44,6 +44,8 @@ class Asked:
     """
 
     def __init__(self, evaluate: Evaluate, coins: int, grid: int, order: tuple[int, ...], seed: int) -> None:
+        if coins < 1:
+            raise ValueError(f"{coins} coins: a black box without coins has nothing to enumerate")
         if sorted(order) != list(range(coins)):
             raise ValueError(f"order {order} does not name each of {coins} coins once")
         if not 1 < grid <= 2**53:
@@ -56,7 +58,7 @@ class Asked:
         self.rng = np.random.default_rng(seed)
         self._evaluate = evaluate
         self._order = np.array(order, dtype=np.int64)
-        self._odd = self.rng.integers(1 << 62, size=0, dtype=np.uint64)
+        self._odd = np.zeros(0, dtype=np.uint64)
 
     def __call__(self, places: Array) -> Array:
         """Labels int64 [B] of the places int64 [B, coins]."""
@@ -64,6 +66,8 @@ class Asked:
 
     def cells(self, places: Array) -> tuple[Array, Array | None, Array | None]:
         """Labels, and the cells that the backend reports: places from low inclusive to high exclusive, or None."""
+        if not len(places):
+            return np.zeros(0, dtype=np.int64), None, None
         parts = [self._call(places[at : at + CHUNK]) for at in range(0, len(places), CHUNK)]
         labels = np.concatenate([part[0] for part in parts])
         low = [part[1] for part in parts if part[1] is not None]

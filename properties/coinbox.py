@@ -169,7 +169,7 @@ class _Work:
         self._reports = first is not None and beyond is not None
         if first is not None and beyond is not None:
             first, beyond = np.maximum(first, low), np.minimum(beyond, high)
-            found = ((first <= point) & (point < beyond)).all(axis=1)
+            found[:] = ((first <= point) & (point < beyond)).all(axis=1)
             at = np.nonzero(found)[0]
             places = probes(asked, first[at], beyond[at], self.corners)
             agree = (asked(places.reshape(-1, asked.coins)).reshape(len(places), -1) == labels[at]).all(axis=0)
@@ -213,7 +213,8 @@ class _Work:
     def masses(self) -> dict[Signature, float]:
         """The mass of every signature, rounded once."""
         low, high, labels, _ = self._all()
-        mass = np.prod((high - low) / self.asked.grid, axis=1)
+        # A mass too small for float64 is kept as the least there is, so that whatever was seen has some.
+        mass = np.maximum(np.prod((high - low) / self.asked.grid, axis=1), np.finfo(np.float64).tiny)
         order = np.argsort(labels, kind="stable")
         names, starts = np.unique(labels[order], return_index=True)
         parts = np.split(mass[order], starts[1:])

@@ -20,8 +20,8 @@ def probes(asked: Asked, low: Array, high: Array, corners: int) -> Array:
     Of two opposite corners one has the first, the other the last place of every axis: an interval that reaches too far
     along any axis is caught at its end, wherever the end is one coin wide.
     """
-    pick = asked.rng.random(((corners + 1) // 2, *low.shape)) < 0.5
-    pick = np.stack([pick, ~pick], axis=1).reshape(-1, *low.shape)[:corners]
+    half = asked.rng.random(((corners + 1) // 2, *low.shape)) < 0.5
+    pick = np.stack([half, ~half], axis=1).reshape(2 * len(half), *low.shape)[:corners]
     return np.concatenate([np.where(pick, low, high - 1), asked.within(low, high)[None]])
 
 

@@ -202,7 +202,7 @@ def test_loops_that_end_by_chance_alone_are_stopped(first: bool) -> None:
 def test_an_outcome_must_be_a_value() -> None:
     for fn in (lambda: torch.rand(1), lambda: [1], lambda: random.random()):
         with pytest.raises(TypeError, match="tuple of token ids"):
-            intercepted(fn)  # type: ignore[type-var]
+            intercepted(fn)
 
 
 @pytest.mark.parametrize("breaks", [True, False])
