@@ -11,7 +11,7 @@ from properties.chance.power import plan
 from properties.chance.screen import Betting, Outcome, play
 from reference.trace import Array
 
-MOST_TRIALS = 2_000_000
+MOST_TRIALS = 200_000
 """Rounds spent on one law at most; conditions that are met too rarely then state what they could not show."""
 
 

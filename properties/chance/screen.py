@@ -105,9 +105,14 @@ class Betting:
 
     @property
     def wants(self) -> int:
-        """Trials until the next look; 0 when decided."""
+        """Trials until the next look; 0 when decided.
+
+        A test of the support alone asks for few, but stays open: it listens as long as others draw.
+        """
         if self.verdict is not None:
             return 0
+        if self.plan.cells == 1:
+            return max(0, math.ceil((self.plan.first - self.n) / self.share)) if self.share > 0 else 0
         until = self.plan.first if not self.screened else min(self.n + self.plan.chunk, self.most)
         return max(1, math.ceil((until - self.n) / self.share)) if self.share > 0 else 0
 
@@ -127,7 +132,7 @@ class Betting:
         self.log_e = float(log_evalue(self.counts, self.p))
         if self.log_e >= self.plan.log_bar:
             self.verdict = "fail"
-        elif not self.screened and self.n >= self.plan.first:
+        elif not self.screened and self.n >= self.plan.first and self.plan.cells > 1:
             self._screen()
         elif self.screened and self.n >= self.most:
             self.verdict = "suspect"

@@ -243,7 +243,9 @@ def test_too_few_trials_are_said_to_show_little() -> None:
     (ended,) = play([rare], lambda n: [rng.multinomial(rng.binomial(n, 0.01), UNIFORM)], most=10_000)
     assert ended.verdict == "pass"
     assert 50 < ended.n < 150
-    assert ended.smallest_tv > 0.3
+    # The bet would have had no more than these either, so it is the bet that sets what they show.
+    assert ended.smallest_tv == pytest.approx(smallest_tv(8, 100, 1e-7, 0.995), rel=0.1)
+    assert ended.smallest_tv > 0.4
 
 
 # --- the gate --------------------------------------------------------------------------------------------------------
@@ -400,7 +402,11 @@ def test_a_correct_black_box_is_quiet(seed: int) -> None:
     judged = judge_blocks(rounds(seed, law), law, 2, tests=1000)
     assert not run_is_red(judged, tests=1000)
     assert all(one.outcome.verdict != "fail" for one in judged)
-    assert {one.outcome.log_e for one in judged if one.partition.name == "support"} == {0.0}
+    support = judged[0].outcome
+    assert (support.verdict, support.log_e) == ("pass", 0.0)
+    # It costs nothing to listen to what the others draw.
+    assert support.n > max(one.outcome.n for one in judged[1:])
+    assert support.smallest_tv < 1e-3
 
 
 def test_a_bonus_from_the_wrong_law_is_red() -> None:
