@@ -9,6 +9,7 @@ from properties.invariant import Oracle, Unobserved
 from properties.subject import NoTrace, Subject
 from reference.case import Case
 from reference.draft import Scripted
+from reference.sampling import Sampling
 from reference.trace import Array, Stage, Step, Trace
 from reference.tree import Tree
 
@@ -128,7 +129,7 @@ def truth(case: Case, oracle: Oracle, step: Step, number: int) -> Step:
 
 def noise(case: Case, oracle: Oracle, subject: Subject) -> Noise:
     """Measure the control: plain decode against the oracle on the same tokens, once per prompt, model and dtype."""
-    plain = case.plain_decode()
+    plain = replace(case.plain_decode(), sampling=Sampling())
     shorter = replace(plain.stops, max_new_tokens=min(plain.stops.max_new_tokens, CONTROL_TOKENS))
     control = plain if plain.stops == shorter else replace(plain, stops=shorter)
     measured = subject.noted(("noise", control), lambda: _measure(control, oracle, subject))

@@ -3,9 +3,11 @@
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 from reference.case import Case
-from reference.trace import Stage, Trace
+from reference.trace import Array, Stage, Trace
+from reference.world import Blocks, Given, World
 
 
 @dataclass(frozen=True)
@@ -34,20 +36,51 @@ class NoTrace(Exception):
         self.outcome = outcome
 
 
+class Tables(Protocol):
+    """A backend's own drafting and acceptance on tables in place of models; raises NoTrace where it cannot.
+
+    What each method does is said at `backends.base.Tabled`.
+    """
+
+    def verify(self, given: Given, tape: Array) -> Blocks:
+        """Accept from settled probabilities."""
+        ...
+
+    def rounds(self, world: World, tape: Array) -> Blocks:
+        """Draft and accept."""
+        ...
+
+    def samples(self, world: World, seeds: Array) -> Blocks:
+        """Draft and accept on the backend's own random numbers."""
+        ...
+
+
 class Subject:
     """A backend under test.
 
     Attributes:
         name: The backend's name.
         reveals: Stages its traces may hold.
+        tables: Its sampling on tables, or None if it has no such door.
+        takes_tape: Whether its coins are those of the case's tape.
         forward_s: Seconds inside its forwards so far, over every run.
         runs: Runs so far.
         notes: What invariants computed once for a case and share, by key.
     """
 
-    def __init__(self, name: str, run: Run, reveals: frozenset[Stage], keep: int = 48) -> None:
+    def __init__(
+        self,
+        name: str,
+        run: Run,
+        reveals: frozenset[Stage],
+        keep: int = 48,
+        tables: Tables | None = None,
+        takes_tape: bool = False,
+    ) -> None:
         self.name = name
         self.reveals = reveals
+        self.tables = tables
+        self.takes_tape = takes_tape
         self.forward_s = 0.0
         self.runs = 0
         self.notes: OrderedDict[object, object] = OrderedDict()

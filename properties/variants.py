@@ -97,8 +97,9 @@ def relabelled(case: Case) -> tuple[Case, tuple[int, ...]]:
         assert isinstance(draft.model, Seeded)
         draft = LanguageModel(replace(draft.model, relabel=seed), draft.shape, tuple(sorted(renamed(draft.vocabulary))))
     stops = Stops(case.stops.max_new_tokens, renamed(case.stops.eos), renamed(case.stops.stop_tokens))
+    sampling = replace(case.sampling, bad_words=tuple(renamed(word) for word in case.sampling.bad_words))
     model = replace(case.model, relabel=seed)
-    return replace(case, model=model, prompt=renamed(case.prompt), draft=draft, stops=stops), new
+    return replace(case, model=model, prompt=renamed(case.prompt), draft=draft, sampling=sampling, stops=stops), new
 
 
 PROBE_FORWARDS = 4

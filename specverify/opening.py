@@ -1,12 +1,15 @@
 """Opens what a plan names: backends as Subjects, faults by name."""
 
+from collections.abc import Callable
+
 from backends import faults
-from backends.base import Backend, StageFailure, Unsupported
+from backends.base import Backend, StageFailure, Tabled, Unsupported
 from backends.faults.fault import Fault
 from backends.registry import open_backend
-from properties.subject import Crashed, Declined, Subject
+from properties.subject import Crashed, Declined, NoTrace, Subject
 from reference.case import Case
-from reference.trace import Trace
+from reference.trace import Array, Stage, Trace
+from reference.world import Blocks, Given, World
 from specverify.selection import Unknown
 
 
@@ -55,7 +58,36 @@ def subject_of(backend: Backend, keep: int = 48) -> Subject:
         except Exception as why:  # an engine under test may raise anything, and that is a finding
             return Crashed(None, f"{type(why).__name__}: {' '.join(str(why).split())[:200]}")
 
-    return Subject(declared.name, run, declared.reveals, keep)
+    tables = Guarded(backend) if isinstance(backend, Tabled) else None
+    return Subject(declared.name, run, declared.reveals, keep, tables, declared.takes_tape)
+
+
+class Guarded:
+    """A backend's tables, whose refusals and breaks become what invariants understand."""
+
+    def __init__(self, tables: Tabled) -> None:
+        self._tables = tables
+
+    def verify(self, given: Given, tape: Array) -> Blocks:
+        """As `Tabled.verify`; raises NoTrace."""
+        return self._guarded(lambda: self._tables.verify(given, tape))
+
+    def rounds(self, world: World, tape: Array) -> Blocks:
+        """As `Tabled.rounds`; raises NoTrace."""
+        return self._guarded(lambda: self._tables.rounds(world, tape))
+
+    def samples(self, world: World, seeds: Array) -> Blocks:
+        """As `Tabled.samples`; raises NoTrace."""
+        return self._guarded(lambda: self._tables.samples(world, seeds))
+
+    def _guarded(self, ask: Callable[[], Blocks]) -> Blocks:
+        try:
+            return ask()
+        except Unsupported as why:
+            raise NoTrace(Declined(str(why))) from why
+        except Exception as why:
+            line = f"{type(why).__name__}: {' '.join(str(why).split())[:200]}"
+            raise NoTrace(Crashed(Stage.ACCEPTED, line)) from why
 
 
 def _outside(backend: Backend, case: Case) -> str | None:

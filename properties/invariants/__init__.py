@@ -1,14 +1,28 @@
 """What must hold: every invariant there is, in the order in which reports list them."""
 
 from properties.invariant import Invariant
-from properties.invariants import acceptance, attention, cache, drafts, lossless, structure, visibility
+from properties.invariants import (
+    acceptance,
+    attention,
+    cache,
+    coins,
+    drafts,
+    laws,
+    lossless,
+    processing,
+    structure,
+    visibility,
+)
 
 ALL: tuple[Invariant, ...] = (
     *structure.INVARIANTS,
     *attention.INVARIANTS,
     *visibility.INVARIANTS,
     *acceptance.INVARIANTS,
+    *coins.INVARIANTS,
+    *laws.INVARIANTS,
     *cache.INVARIANTS,
     *drafts.INVARIANTS,
     *lossless.INVARIANTS,
+    *processing.INVARIANTS,
 )

@@ -8,6 +8,7 @@ import numpy as np
 from properties.closeness import chain, noise
 from properties.finding import Finding
 from properties.invariant import TURNS, Fact, Invariant, NotApplicable, Oracle, Unobserved, needing
+from properties.invariants.processing import laws
 from properties.invariants.rows import compared
 from properties.subject import Subject
 from properties.ties import decided
@@ -16,6 +17,7 @@ from reference.acceptance import greedy_walk
 from reference.architecture import Seeded
 from reference.case import Case
 from reference.draft import LanguageModel
+from reference.processing import scores
 from reference.trace import Array, Stage, Step
 from reference.tree import Tree
 
@@ -27,7 +29,7 @@ def greedy(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     for number, step in enumerate(subject(case).steps):
         if step.drafted is None or step.scored is None or step.accepted is None:
             continue
-        wanted = greedy_walk(step.drafted.tree, step.scored.logits)
+        wanted = greedy_walk(step.drafted.tree, processed(case, step))
         if wanted.path != step.accepted.path:
             yield Finding(
                 "acceptance.greedy-walk", Stage.ACCEPTED, number, {"side": "path"}, wanted.path, step.accepted.path
@@ -37,12 +39,26 @@ def greedy(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
             yield Finding("acceptance.greedy-walk", Stage.ACCEPTED, number, where, wanted.bonus, step.accepted.bonus)
 
 
+def processed(case: Case, step: Step) -> Array:
+    """What greedy decoding compares at each node of `step`: the backend's logits after all that looks back."""
+    assert step.scored is not None
+    assert step.drafted is not None
+    if not case.sampling.processes:
+        return step.scored.logits
+    tree, output = step.drafted.tree, (*step.context, step.drafted.tree.token[0])[len(case.prompt) :]
+    rows = [
+        scores(row, case.sampling, case.stops, case.prompt, output + tree.tokens_to(node)[1:])
+        for node, row in enumerate(step.scored.logits)
+    ]
+    return np.stack(rows)
+
+
 def support(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     """Every emitted token has probability above 0 at the node it follows; greedily, it is an arg-max there."""
     for number, step in enumerate(subject(case).steps):
-        if step.scored is None or step.accepted is None or step.emitted is None:
+        if step.scored is None or step.accepted is None or step.emitted is None or step.drafted is None:
             continue
-        rows = step.scored.logits
+        rows = processed(case, step) if case.sampling.greedy else laws(case, step)
         for at, token in enumerate(step.emitted.tokens):
             if at >= len(step.accepted.path):
                 where: dict[str, int | str] = {"position": at, "side": "length"}
@@ -50,10 +66,15 @@ def support(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
                 yield Finding("acceptance.support", Stage.EMITTED, number, where, expected, len(step.emitted.tokens))
                 break
             node = step.accepted.path[at]
-            if not 0 <= token < rows.shape[1] or rows[node, token] != rows[node].max():
+            if not 0 <= token < rows.shape[1] or not _likely(case, rows[node], token):
                 best = int(rows[node].argmax())
                 stage = Stage.ACCEPTED if _from_walk(step, at, token) else Stage.EMITTED
                 yield Finding("acceptance.support", stage, number, {"node": node, "position": at}, best, token)
+
+
+def _likely(case: Case, row: Array, token: int) -> bool:
+    """Greedily, whether `token` is a best one of `row`; sampled, whether the law `row` gives it any mass."""
+    return bool(row[token] == row.max() if case.sampling.greedy else row[token] > 0)
 
 
 def _from_walk(step: Step, at: int, token: int) -> bool:
@@ -171,7 +192,14 @@ def _draft_is_near_tie(logits: Array | None) -> bool:
     return bool((np.diff(rows, axis=1) < 1e-4 * scale).any())
 
 
+def greedy_only(case: Case) -> bool:
+    """Of a sampled case other invariants speak, by its coins or its law."""
+    return case.sampling.greedy
+
+
 def _relabels(case: Case) -> bool:
+    if not case.sampling.greedy or case.sampling.processors:
+        return False
     models = (case.model, case.draft.model) if isinstance(case.draft, LanguageModel) else (case.model,)
     return all(isinstance(model, Seeded) and not model.relabel for model in models)
 
@@ -182,6 +210,7 @@ INVARIANTS = (
         "The accepted path and bonus are what greedy acceptance gives on the backend's own logits.",
         NEEDS,
         greedy,
+        greedy_only,
     ),
     Invariant(
         "acceptance.support",
@@ -194,6 +223,7 @@ INVARIANTS = (
         "A tree with more nodes accepts at least what the smaller one did.",
         NEEDS,
         superset_accepts_no_less,
+        greedy_only,
         every=TURNS,
     ),
     Invariant(
@@ -201,6 +231,7 @@ INVARIANTS = (
         "A tree of branching 1 does what a chain does: same tokens, committed by length.",
         NEEDS,
         chain_degenerate,
+        greedy_only,
         every=TURNS,
     ),
     Invariant(

@@ -42,9 +42,36 @@ def fidelity(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
             if wanted is not None and wanted != step.drafted.tree:
                 yield from _tree_differs("draft.fidelity", number, _line(wanted), _line(step.drafted.tree))
             continue
+        if drawn(case):
+            yield from _rows(case, oracle, number, step.context, step.drafted)
+            continue
         true = oracle(restarted(case, (*step.context, pending))).steps[0].drafted
         assert true is not None
         yield from _same("draft.fidelity", case, number, step.drafted, true)
+
+
+def drawn(case: Case) -> bool:
+    """Whether the draft's tokens are drawn by coins, so that only its scores can be compared with the oracle's."""
+    sampling = case.sampling
+    return isinstance(case.draft, LanguageModel) and not sampling.greedy and sampling.draws != "top-k"
+
+
+def _rows(case: Case, oracle: Oracle, number: int, context: tuple[int, ...], seen: Drafted) -> Iterator[Finding]:
+    """The scores at each node that was asked are the draft model's own on the tree as it was drawn."""
+    assert isinstance(case.draft, LanguageModel)
+    if seen.logits is None:
+        return
+    alone = replace(case, model=case.draft.model, draft=Scripted())
+    scored = oracle(alone.rebased(context, seen.tree)).steps[0].scored
+    assert scored is not None
+    named = np.array(case.draft.vocabulary or range(case.draft.model.vocab_size))
+    sigma = draft_sigma(case, scored.logits)
+    for node in [0, *(node for node in range(1, len(seen.tree)) if seen.tree.children[node])]:
+        away = float(rms(seen.logits[node] - scored.logits[node][named])) / (DRAFT_K * sigma)
+        if away > 1:
+            where: dict[str, int | str] = {"node": node, "side": "logits"}
+            yield Finding("draft.fidelity", Stage.DRAFTED, number, where, "the draft's own", "other", away)
+            return
 
 
 def restarted(case: Case, tokens: tuple[int, ...]) -> Case:
@@ -108,6 +135,8 @@ def _gap(case: Case, true: Drafted, seen: Drafted, node: int) -> float | None:
 def rollback(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     """After steps of accepting and rejecting, the draft proposes what it would propose freshly started there."""
     steps = subject(case).steps
+    if drawn(case):
+        raise NotApplicable("a fresh start would draw other tokens; draft.fidelity compares the scores")
     if len(steps) < 2:
         raise NotApplicable("nothing was rolled back before the only step")
     number = len(steps) - 1

@@ -8,14 +8,16 @@ import numpy as np
 from properties.closeness import forced, noise
 from properties.finding import Finding
 from properties.invariant import TURNS, Fact, Invariant, NotApplicable, Oracle, needing
+from properties.invariants.acceptance import greedy_only
 from properties.judge import crash
 from properties.subject import Crashed, NoTrace, Subject
 from properties.ties import TIE_SIGMA, gaps, judge_tokens
 from properties.variants import dice
 from reference.case import Case
 from reference.draft import Scripted
+from reference.processing import scores
 from reference.stopping import clipped, ending
-from reference.trace import Stage, Step, Trace
+from reference.trace import Array, Stage, Step, Trace
 
 NONE = needing()
 
@@ -40,15 +42,23 @@ def greedy_match(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]
     if not trace.output:
         raise NotApplicable("nothing was emitted")
     error = noise(case, oracle, subject)
-    logits = forced(case, oracle, trace.output)
-    vocab = logits.shape[1]
+    vocab = case.model.vocab_size
     for position, token in enumerate(trace.output):
         if not 0 <= token < vocab:
             where: dict[str, int | str] = {"position": position}
             yield Finding("lossless.greedy-match", Stage.EMITTED, 0, where, f"an id below {vocab}", token)
             return
+    logits = choices(case, forced(case, oracle, trace.output), trace.output)
     steps = _step_of_each(trace)
     yield from judge_tokens("lossless.greedy-match", logits, trace.output, error.logits, steps, error.control_ties)
+
+
+def choices(case: Case, rows: Array, output: tuple[int, ...]) -> Array:
+    """What greedy decoding compares before each token of `output`: the rows [len(output), V], processed."""
+    if not case.sampling.processes:
+        return rows
+    said = [scores(row, case.sampling, case.stops, case.prompt, output[:position]) for position, row in enumerate(rows)]
+    return np.stack(said)
 
 
 def draft_independent(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
@@ -62,7 +72,8 @@ def draft_independent(case: Case, oracle: Oracle, subject: Subject) -> Iterator[
             continue
         if one and other:
             sigma = noise(case, oracle, subject).logits
-            row = forced(case, oracle, (*trace.output[:position], one[0]))[position : position + 1]
+            told = (*trace.output[:position], one[0])
+            row = choices(case, forced(case, oracle, told), told)[position : position + 1]
             if max(gaps(row, one)[0], gaps(row, other)[0]) <= TIE_SIGMA * sigma:
                 return  # both tokens lie in the tie zone; greedy-match counts the tie, and the texts part here
         steps = _step_of_each(trace)
@@ -201,12 +212,14 @@ INVARIANTS = (
         "Every output token is the oracle's greedy choice given the tokens before it (rule T).",
         needing(Stage.EMITTED),
         greedy_match,
+        greedy_only,
     ),
     Invariant(
         "lossless.draft-independent",
         "The output is that of plain decoding, whatever was drafted.",
         needing(Stage.EMITTED),
         draft_independent,
+        greedy_only,
     ),
     Invariant(
         "lossless.stops",

@@ -1,0 +1,198 @@
+"""Coins: by the tape, each draw and each acceptance is the one that its coin decides, and no coin decides twice."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from properties.finding import Finding
+from properties.invariant import TURNS, Fact, Invariant, NotApplicable, Oracle, Unobserved, needing
+from properties.invariants.drafts import drawn
+from properties.invariants.processing import CLOSE, EDGE, near_edge, output_before, sampled
+from properties.subject import Subject
+from reference import acceptance, growth, processing, tape
+from reference.case import Case
+from reference.chance import Taped
+from reference.draft import LanguageModel
+from reference.trace import Array, Stage, Step
+from reference.tree import Tree
+
+NEEDS = needing(Stage.DRAFTED, Stage.SCORED, Stage.ACCEPTED)
+
+UNUSED_TRIES = 2
+"""Other tapes that agree on the coins in use, on each of which the case is run again."""
+
+
+def walk(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
+    """By the tape's coins, each step accepts and emits what its rule does with the step's own laws and proposals."""
+    if not subject.takes_tape:
+        raise Unobserved("the backend takes no tape")
+    for number, step in enumerate(subject(case).steps):
+        told = told_by(step)
+        if told is None:
+            continue
+        tree, target, proposal = told
+        chance = _coins(case, number)
+        if not np.isfinite(target).all() or not np.isfinite(proposal).all():
+            raise NotApplicable("a law is not finite; lossless.processors-per-node and proposal-consistent say so")
+        sampling = case.sampling
+        path, weights = acceptance.verify(
+            chance, sampling.rule, sampling.draws, tree, target.tolist(), proposal.tolist(), drawn(case)
+        )
+        bonus = chance.choose("bonus", 0, weights)
+        assert step.accepted is not None
+        if chance.margin < EDGE[case.dtype]:
+            continue  # the coin lies on the edge of a decision, within rounding
+        if (path, bonus) != (step.accepted.path, step.accepted.bonus):
+            side = "path" if path != step.accepted.path else "bonus"
+            expected, observed = (path, step.accepted.path) if side == "path" else (bonus, step.accepted.bonus)
+            where: dict[str, int | str] = {"side": side, "node": path[-1]}
+            yield Finding("acceptance.sampled-walk", Stage.ACCEPTED, number, where, expected, observed)
+            return
+
+
+def told_by(step: Step) -> tuple[Tree, Array, Array] | None:
+    """Tree, target laws and proposals of a step that reveals them."""
+    if step.drafted is None or step.scored is None or step.accepted is None:
+        return None
+    if step.scored.law is None or step.drafted.proposal is None:
+        return None
+    return step.drafted.tree, step.scored.law.astype(np.float64), step.drafted.proposal.astype(np.float64)
+
+
+def _coins(case: Case, number: int) -> Taped:
+    """The coins of step `number`, as the working dtype holds them."""
+    coins = tape.coins(case.sampling, number, case.most_nodes)
+    if case.dtype != "float64":
+        coins = np.floor(coins / tape.RESOLUTION) * tape.RESOLUTION
+    return Taped(coins, case.most_nodes)
+
+
+def proposal_consistent(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
+    """What the verifier is told of each token is the law it was drawn from; a token not drawn is certain."""
+    name, seen = "acceptance.proposal-consistent", False
+    for number, step in enumerate(subject(case).steps):
+        if step.drafted is None or step.drafted.proposal is None:
+            continue
+        seen = True
+        tree, told = step.drafted.tree, step.drafted.proposal
+        wanted, edges = np.eye(told.shape[1])[list(tree.token)], [False] * len(tree)
+        if drawn(case):
+            if step.drafted.logits is None:
+                raise Unobserved("the backend does not reveal its draft's logits")
+            wanted, edges = _drawn_from(case, step)
+        for node in range(1, len(tree)):
+            away = np.abs(wanted[node] - told[node])
+            token = int(np.where(np.isnan(away), np.inf, away).argmax())
+            if not edges[node] and not away[token] <= CLOSE[case.dtype]:
+                where: dict[str, int | str] = {"node": node, "token": token}
+                expected, observed = float(wanted[node, token]), float(told[node, token])
+                measure = float(away[token] / CLOSE[case.dtype])
+                yield Finding(name, Stage.DRAFTED, number, where, expected, observed, measure)
+                return
+        if drawn(case) and subject.takes_tape:
+            for node, (expected_token, margin) in _redrawn(case, number, step).items():
+                if margin >= EDGE[case.dtype] and expected_token != tree.token[node]:
+                    where = {"node": node, "side": "token"}
+                    yield Finding(name, Stage.DRAFTED, number, where, expected_token, tree.token[node])
+                    return
+    if not seen:
+        raise Unobserved("the backend does not reveal its proposals")
+
+
+def _drawn_from(case: Case, step: Step) -> tuple[Array, list[bool]]:
+    """The law each node's token was drawn from, by definition, of the draft's own logits; and rows near an edge."""
+    assert isinstance(case.draft, LanguageModel)
+    assert step.drafted is not None
+    assert step.drafted.logits is not None
+    assert step.drafted.proposal is not None
+    tree, output = step.drafted.tree, output_before(case, step)
+    named = np.array(case.draft.vocabulary or range(case.model.vocab_size))
+    wanted = np.full(step.drafted.proposal.shape, 1.0 / case.model.vocab_size)
+    edges = [False] * len(tree)
+    for node in range(len(tree)):
+        if not tree.children[node]:
+            continue
+        spread = np.full(case.model.vocab_size, -np.inf)
+        spread[named] = step.drafted.logits[node]
+        path = tree.tokens_to(node)[1:]
+        row = processing.law(spread, case.sampling, case.stops, case.prompt, output + path)
+        for rank, child in enumerate(tree.children[node]):
+            held = {tree.token[other] for other in tree.children[node][:rank]}
+            left = sum(row[token] for token in range(len(row)) if token not in held)
+            # Where nothing is left to draw, the best of the rest is named, surely.
+            spent = case.sampling.draws == "without-replacement" and not left > 0
+            wanted[child] = np.eye(len(row))[tree.token[child]] if spent else row
+            edges[child] = near_edge(case, spread, path, output)
+    return wanted, edges
+
+
+def _redrawn(case: Case, number: int, step: Step) -> dict[int, tuple[int, float]]:
+    """For each node that a coin drew: the token it draws from what the verifier is told, and its margin."""
+    assert step.drafted is not None
+    assert step.drafted.proposal is not None
+    tree, told, drawn_tokens = step.drafted.tree, step.drafted.proposal.astype(np.float64), {}
+    for node in range(len(tree)):
+        for rank, child in enumerate(tree.children[node]):
+            held = {tree.token[other] for other in tree.children[node][:rank]}
+            row = told[child].tolist()
+            left = acceptance.without(row, held) if case.sampling.draws == "without-replacement" else row
+            if not np.isfinite(np.array(left, dtype=np.float64)).all() or max(left) >= 1.0 or not any(left):
+                continue  # certain, or a law that the comparison above has already refused
+            chance = _coins(case, number)
+            drawn_tokens[child] = (growth.siblings(chance, "with-replacement", [left], [child])[child], chance.margin)
+    return drawn_tokens
+
+
+def coins_once(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
+    """No coin decides twice, and coins that decided nothing may be anything: the run stays the same."""
+    trace, name = subject(case), "acceptance.coins-once"
+    used: set[int] = set()
+    wide = tape.stride(case.most_nodes)
+    for number, step in enumerate(trace.steps):
+        if step.accepted is None or step.accepted.coins is None:
+            raise Unobserved("the backend does not reveal which coins it used")
+        coins = step.accepted.coins
+        twice = next((place for at, place in enumerate(coins) if place in coins[:at]), None)
+        if twice is not None:
+            where: dict[str, int | str] = {"coin": twice}
+            yield Finding(name, Stage.ACCEPTED, number, where, "one decision", "another by the same coin")
+            return
+        used |= {number * wide + place for place in coins}
+    if not subject.takes_tape:
+        return
+    held = np.concatenate([tape.coins(case.sampling, number, case.most_nodes) for number in range(len(trace.steps))])
+    for turn in range(UNUSED_TRIES):
+        other = np.floor(np.random.default_rng([int(case.id, 16), turn]).random(len(held)) * 2**24) * tape.RESOLUTION
+        other[sorted(used)] = held[sorted(used)]
+        again = subject(replace(case, sampling=replace(case.sampling, tape=tuple(other.tolist()))))
+        if again.output != trace.output:
+            where = {"variant": "the coins that decided nothing changed"}
+            yield Finding(name, Stage.ACCEPTED, 0, where, trace.output, again.output)
+            return
+
+
+INVARIANTS = (
+    Invariant(
+        "acceptance.sampled-walk",
+        "By the tape's coins, a step accepts and emits what its rule does with the step's own laws and proposals.",
+        NEEDS,
+        walk,
+        sampled,
+    ),
+    Invariant(
+        "acceptance.coins-once",
+        "No coin decides twice, and a coin that decided nothing changes nothing.",
+        needing(Stage.ACCEPTED),
+        coins_once,
+        sampled,
+        every=TURNS,
+    ),
+    Invariant(
+        "acceptance.proposal-consistent",
+        "What the verifier is told of a drafted token is the law it was drawn from.",
+        needing(Stage.DRAFTED),
+        proposal_consistent,
+        sampled,
+    ),
+)

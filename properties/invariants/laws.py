@@ -1,0 +1,256 @@
+"""Laws: what a backend's sampling emits, enumerated exactly from its own code on tables, is the law it promises."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from properties import coinbox
+from properties.finding import Finding
+from properties.invariant import TURNS, Fact, Invariant, NotApplicable, Oracle, Unobserved
+from properties.invariants.coins import NEEDS, told_by
+from properties.invariants.drafts import drawn
+from properties.invariants.processing import sampled
+from properties.subject import Subject, Tables
+from properties.worlds import pruned, world_of
+from reference import law, tape
+from reference.case import Case
+from reference.sampling import Sampling
+from reference.trace import Array, Stage
+from reference.tree import Shape, Tree
+from reference.world import Blocks, Given, World
+
+LIMIT = {"float64": 1e-10, "float32": 1e-6}
+"""Total variation that an enumerated law may lie off: rounding of its thresholds, and nothing else."""
+
+MOST_CELLS = 40_000
+"""Cells of one law; a world with more is left to another case."""
+
+Block = tuple[int, ...]
+
+GIVEN_SIZE = 400
+"""Nodes times vocabulary of a tree whose acceptance law is enumerated in one case."""
+
+
+def tables_of(subject: Subject) -> Tables:
+    """The backend's tables; Unobserved without them."""
+    if subject.tables is None or not subject.takes_tape:
+        raise Unobserved("the backend's sampling cannot be run on tables with a tape")
+    return subject.tables
+
+
+def enumerated(
+    subject: Subject, key: object, shape: Shape, dtype: str, evaluate: Callable[[Array], Blocks]
+) -> coinbox.Law:
+    """The exact law of `evaluate`, once per key."""
+
+    def make() -> coinbox.Law:
+        grid = 2**53 if dtype == "float64" else 2**24
+        order = coinbox.decisions(shape)
+        try:
+            return coinbox.law(evaluate, tape.stride(len(shape)), grid=grid, most_cells=MOST_CELLS, order=order)
+        except coinbox.TooManyCells as many:
+            raise NotApplicable(str(many)) from many
+
+    found = subject.noted(key, make)
+    assert isinstance(found, coinbox.Law)
+    return found
+
+
+def law_exact(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
+    """Given a step's own tree, laws and proposals, what acceptance emits has exactly the law of its rule."""
+    tables = tables_of(subject)
+    steps = [(number, told) for number, step in enumerate(subject(case).steps) if (told := told_by(step)) is not None]
+    if not steps:
+        raise Unobserved("the backend does not reveal laws and proposals")
+    number, (tree, target, proposal) = max(steps, key=lambda one: len(one[1][0]))
+    if not np.isfinite(target).all() or not np.isfinite(proposal).all():
+        raise NotApplicable("a law is not finite; lossless.processors-per-node and proposal-consistent say so")
+    given = _given(tree, target, proposal, case.sampling)
+    key = ("given", case)
+    found = enumerated(subject, key, given.tree, "float64", lambda coins: tables.verify(given, coins))
+    wanted = law.given_law(given, drawn(case))
+    yield from _strayed("acceptance.law-exact", found, number)
+    if found.strays:
+        return
+    off = float(law.distance(dict(found.outcomes), wanted))
+    if off > LIMIT["float64"]:
+        worst = max(wanted.keys() | found.outcomes.keys(), key=lambda block: _apart(block, wanted, found.outcomes))
+        where: dict[str, int | str] = {"side": " ".join(map(str, worst))}
+        expected, observed = float(wanted.get(worst, 0)), found.outcomes.get(worst, 0.0)
+        name = "acceptance.law-exact"
+        yield Finding(name, Stage.ACCEPTED, number, where, expected, observed, off / LIMIT["float64"])
+
+
+def _apart(block: Block, wanted: law.Law, found: dict[Block, float]) -> tuple[float, Block]:
+    """What to look for the worst block by."""
+    return abs(float(wanted.get(block, 0)) - found.get(block, 0.0)), block
+
+
+def _given(tree: Tree, target: Array, proposal: Array, sampling: Sampling) -> Given:
+    """The first nodes of the step, level by level, as many as GIVEN_SIZE allows; rows sum to 1 in float64."""
+    most = max(2, GIVEN_SIZE // target.shape[1])
+    kept = sorted(sorted(range(len(tree)), key=lambda node: (tree.depth[node], node))[:most])
+    shape = pruned(Shape(tree.parent), most)
+    part = Tree(shape.parent, tuple(tree.token[node] for node in kept))
+    rows, told = target[kept], proposal[kept]
+    return Given(part, rows / rows.sum(-1, keepdims=True), told / told.sum(-1, keepdims=True), sampling)
+
+
+def law_joint(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
+    """Drafting and acceptance together, on tables: the law of all emitted tokens jointly is the target's own."""
+    tables, world = tables_of(subject), world_of(case)
+    found = _law_of(subject, tables, world, ("world", case))
+    name = "acceptance.law-joint"
+    yield from _strayed(name, found, 0)
+    if found.strays:
+        return
+    continuation, height = law.target_rows(world), world.shape.height + 1
+    emitted: law.Law = dict(found.outcomes)
+    sampling = world.sampling
+    if sampling.rule.lossless(sampling.draws, sampling.draws != "with-replacement"):
+        off = float(law.total_variation(emitted, continuation, height))
+        if off > LIMIT[world.dtype]:
+            worst = law.where_from(emitted, continuation, height)[0]
+            yield _joint(name, worst.context, worst.target, worst.law, off / LIMIT[world.dtype])
+        return
+    wanted = law.world_law(world, whole_tree_first=False)
+    off = float(law.distance(emitted, wanted))
+    if off > LIMIT[world.dtype]:
+        worst_block = max(wanted.keys() | emitted.keys(), key=lambda block: _apart(block, wanted, found.outcomes))
+        where: dict[str, int | str] = {"side": " ".join(map(str, worst_block))}
+        expected, observed = float(wanted.get(worst_block, 0)), found.outcomes.get(worst_block, 0.0)
+        yield Finding(name, Stage.ACCEPTED, 0, where, expected, observed, off / LIMIT[world.dtype])
+
+
+def _law_of(subject: Subject, tables: Tables, world: World, key: object) -> coinbox.Law:
+    return enumerated(subject, key, world.shape, world.dtype, lambda coins: tables.rounds(world, coins))
+
+
+def _joint(name: str, context: tuple[int, ...], wanted: object, seen: object, measure: float) -> Finding:
+    """The token after an emitted prefix whose probability is furthest off."""
+    true, got = np.asarray(wanted, dtype=np.float64), np.asarray(seen, dtype=np.float64)
+    token = int(np.abs(true - got).argmax())
+    where: dict[str, int | str] = {"token": token, "side": " ".join(map(str, context)) or "nothing"}
+    return Finding(name, Stage.ACCEPTED, 0, where, float(true[token]), float(got[token]), measure)
+
+
+def _strayed(name: str, found: coinbox.Law, number: int) -> Iterator[Finding]:
+    """A request whose outcome changes with its neighbours' coins has no law."""
+    if found.strays:
+        where: dict[str, int | str] = {"variant": "other requests in its batch"}
+        yield Finding(name, Stage.ACCEPTED, number, where, "the same outcome", "another")
+
+
+EXTREMES = (0.0, 2.0**-24, 0.5, 1.0 - 2.0**-24)
+"""Coins at the ends of what a float32 generator returns."""
+
+
+def edge_coins(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
+    """With coins at 0, just above, and just below 1, no token of probability 0 is emitted, drafted though it was."""
+    tables = tables_of(subject)
+    world = world_of(case, "edges")
+    rng = np.random.default_rng(int(case.id, 16))
+    # Zeros are put where the draft proposes most, so that every edge is tried.
+    target = world.target.copy()
+    target[np.arange(len(target)), world.drafts[0].argmax(-1)] = -np.inf
+    world = replace(world, target=target, sampling=_plain(world.sampling))
+    coins = np.array(EXTREMES)[rng.integers(0, len(EXTREMES), size=(128, tape.stride(len(world.shape))))]
+    blocks = tables.rounds(world, coins)
+    promise = world.sampling.rule
+    if promise.name == "typical":
+        raise NotApplicable("typical acceptance looks at no coin")
+    for tokens in sorted({tuple(int(token) for token in row if token >= 0) for row in blocks.tokens}):
+        for at, token in enumerate(tokens):
+            if np.isneginf(target[world.row(tokens[:at]), token]):
+                where: dict[str, int | str] = {"position": at, "token": token, "side": "a coin at the end of its range"}
+                yield Finding("acceptance.support-at-edges", Stage.ACCEPTED, 0, where, "probability 0", "emitted")
+                return
+
+
+def _plain(sampling: Sampling) -> Sampling:
+    """The rule and draws alone: nothing else may take a token away."""
+    return Sampling(sampling.temperature, rule=sampling.rule, draws=sampling.draws)
+
+
+def renamed_law(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
+    """Every token id of a world renamed: the law is the same law, renamed."""
+    tables = tables_of(subject)
+    world = world_of(case)
+    new = np.random.default_rng([int(case.id, 16), 7]).permutation(world.vocab)
+    twin = _renamed(world, tuple(int(token) for token in new))
+    one = _law_of(subject, tables, world, ("world", case))
+    other = _law_of(subject, tables, twin, ("renamed", case))
+    if one.strays or other.strays:
+        raise NotApplicable("outcomes depend on neighbours; acceptance.law-joint says so")
+    if world.sampling.draws == "top-k" and _ranks_tie(world):
+        raise NotApplicable("equal draft scores are ranked by id")
+    wanted: law.Law = {tuple(int(new[token]) for token in block): mass for block, mass in one.outcomes.items()}
+    off = float(law.distance(wanted, dict(other.outcomes)))
+    if off > 2 * LIMIT[world.dtype]:
+        worst = max(
+            wanted.keys() | other.outcomes.keys(), key=lambda block: _apart(block, dict(wanted), other.outcomes)
+        )
+        where: dict[str, int | str] = {"side": " ".join(map(str, worst))}
+        expected, observed = float(wanted.get(worst, 0.0)), other.outcomes.get(worst, 0.0)
+        name = "acceptance.renamed-law"
+        yield Finding(name, Stage.ACCEPTED, 0, where, expected, observed, off / LIMIT[world.dtype])
+
+
+def _ranks_tie(world: World) -> bool:
+    ordered = np.sort(world.drafts, axis=-1)
+    with np.errstate(invalid="ignore"):
+        return bool((np.diff(ordered, axis=-1) == 0).any())
+
+
+def _renamed(world: World, new: tuple[int, ...]) -> World:
+    """The same world with token t called new[t]; needs a row of its own for every context."""
+    height, vocab = world.shape.height, world.vocab
+    if len(world.target) < sum(vocab**depth for depth in range(height + 1)):
+        raise NotApplicable("contexts share rows")
+    if world.sampling.bad_words or world.sampling.min_tokens or world.sampling.top_p < 1.0:
+        raise NotApplicable("settings that name tokens, or break ties by id")
+    target, drafts = world.target.copy(), world.drafts.copy()
+    old_of = np.argsort(new)
+    contexts: list[tuple[int, ...]] = [()]
+    for _ in range(height + 1):
+        for path in contexts:
+            row, twin = world.row(path), world.row(tuple(new[token] for token in path))
+            target[twin], drafts[:, twin] = world.target[row][old_of], world.drafts[:, row][:, old_of]
+        contexts = [(*path, token) for path in contexts for token in range(vocab)]
+    return replace(world, target=target, drafts=drafts, prompt=tuple(new[token] for token in world.prompt))
+
+
+INVARIANTS = (
+    Invariant(
+        "acceptance.law-exact",
+        "Given a step's tree, laws and proposals, acceptance emits exactly by the law of its rule.",
+        NEEDS,
+        law_exact,
+        sampled,
+        every=TURNS,
+    ),
+    Invariant(
+        "acceptance.law-joint",
+        "Drafting and acceptance together emit all tokens jointly by the target's law, or the rule's if it is lossy.",
+        NEEDS,
+        law_joint,
+        sampled,
+        every=TURNS,
+    ),
+    Invariant(
+        "acceptance.support-at-edges",
+        "With coins at the ends of their range, no token of probability 0 is emitted.",
+        NEEDS,
+        edge_coins,
+        sampled,
+    ),
+    Invariant(
+        "acceptance.renamed-law",
+        "Renaming every token id renames the law of what is sampled and changes nothing else.",
+        NEEDS,
+        renamed_law,
+        sampled,
+        every=2 * TURNS,
+    ),
+)
