@@ -40,6 +40,7 @@ class Law:
             since a request whose outcome depends on its neighbours has no law of its own.
         paths: The same, by accepted rows and tokens.
         cells: Boxes of tapes, each with one outcome, that fill the cube.
+        searched: Those of them that were searched, not reported.
         evaluations: Requests run.
         calls: Batches in which they were run.
         disputed: Cells reported by the backend in which a probe found another outcome; they were searched instead.
@@ -50,6 +51,7 @@ class Law:
     outcomes: dict[tuple[int, ...], float]
     paths: dict[Signature, float]
     cells: int
+    searched: int
     evaluations: int
     calls: int
     disputed: int
@@ -81,7 +83,8 @@ def law(
 
     All open boxes go in waves: one tape inside each is run, the cell around it taken as reported or found by bisection,
     put to the proof at random corners and inside, and cut out of its box. The one premise is that decisions compare a
-    coin with a number that earlier decisions fix; the probes try to refute it.
+    coin with a number that earlier decisions fix; the probes try to refute it. A searched cell may still hide a decision
+    that its outcome does not show; all searched cells together are therefore audited, see AUDIT.
 
     Args:
         evaluate: The black box; it may report cells (`Blocks.low`, `high`), which saves the search.
@@ -107,7 +110,7 @@ def law(
         if not work.open and not asked.strays:
             work.close()
     if asked.strays:
-        return Law({}, {}, 0, asked.evaluations, asked.calls, work.disputed, work.cut, tuple(asked.strays))
+        return Law({}, {}, 0, 0, asked.evaluations, asked.calls, work.disputed, work.cut, tuple(asked.strays))
     paths = work.masses()
     outcomes: dict[tuple[int, ...], float] = {}
     for (_, tokens), mass in sorted(paths.items()):
@@ -115,7 +118,8 @@ def law(
     total = math.fsum(paths.values())
     if abs(total - 1.0) > TOTAL:
         raise MassLost(f"the masses of {work.cells} cells sum to 1{total - 1.0:+.3g}")
-    return Law(outcomes, paths, work.cells, asked.evaluations, asked.calls, work.disputed, work.cut, ())
+    run = (asked.evaluations, asked.calls)
+    return Law(outcomes, paths, work.cells, work.searched, *run, work.disputed, work.cut, ())
 
 
 def probe_cube(asked: Asked, low: Array, high: Array) -> Array:
@@ -229,6 +233,11 @@ class _Work:
             first, beyond, cuts = proven(self.asked, first, beyond, point[at], labels[at], 4 * self.corners)
             self.cut += int((cuts > 0).sum())
             self._keep(low[at], high[at], first, beyond, labels[at], settled[at])
+
+    @property
+    def searched(self) -> int:
+        """Cells held that were searched."""
+        return sum(int(part[3].sum()) for part in self._held)
 
     def _all(self) -> tuple[Array, Array, Array, Array]:
         low, high, labels, searched = (np.concatenate(parts) for parts in zip(*self._held, strict=True))

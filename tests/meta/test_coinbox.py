@@ -208,6 +208,7 @@ def test_a_tree_with_drafts_inside_has_the_law_of_its_target(vocab: int, reports
     found = law(Toy(SEVEN, target, draft, reports=reports), SEVEN_COINS, order=decisions(SEVEN))
     assert distance(found, target) <= 1e-12
     assert found.disputed == 0
+    assert found.searched == (0 if reports else found.cells)
     assert sum(found.paths.values()) == pytest.approx(1, abs=1e-12)
 
 
