@@ -80,8 +80,8 @@ class Taped(Chance):
         """Inverse CDF by ascending index."""
         coin, edges = self._toss(kind, node), _edges(weights)
         self.margin = min([self.margin, *(abs(coin - float(edge)) for edge in edges[:-1])])
-        likely = [index for index, weight in enumerate(weights) if weight > 0]
-        return next((index for index in likely if coin < edges[index]), likely[-1])
+        # One is found: the last edge is a number divided by itself. A weight of 0 has the edge of the index before it.
+        return next(index for index, edge in enumerate(edges) if coin < edge)
 
 
 class _Fork(Chance):

@@ -135,6 +135,7 @@ def test_target_only_has_one_coin_a_level() -> None:
     assert decided("target-only", tree, accept_0=0.5) == ((0,), [1, 0, 0, 0], accepts(0))
     assert decided(Rule("target-only", threshold_acc=0.5), tree, accept_0=0.59)[0] == (0, 1)
     assert decided(Rule("target-only", threshold_single=0.2), tree)[0] == (0, 1)
+    assert decided(Rule("target-only", threshold_single=0.5), Tree((0, 0), (0, 0)))[0] == (0, 1)  # at it is enough
     assert decided(Rule("target-only", threshold_single=0.3125), tree, accept_2=0.0)[0] == (0,)
     assert decided("target-only", Tree((0, 0, 0), (0, 1, 1)), accept_0=0.59)[0] == (0, 2)
 
@@ -210,7 +211,7 @@ def test_taped_coins_lie_in_their_places() -> None:
     assert alone.margin == pytest.approx(0.025)
 
 
-def test_a_coin_beyond_the_rounded_end_takes_the_last_likely_index() -> None:
+def test_the_largest_coin_takes_the_last_likely_index_however_sums_round() -> None:
     weights = [0.1] * 10 + [0.0]
     chance = Taped(np.full(4, float(np.nextafter(1.0, 0.0))), 1)
     assert chance.choose("bonus", 0, weights) == 9
