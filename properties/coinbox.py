@@ -83,8 +83,8 @@ def law(
 
     All open boxes go in waves: one tape inside each is run, the cell around it taken as reported or found by bisection,
     put to the proof at random corners and inside, and cut out of its box. The one premise is that decisions compare a
-    coin with a number that earlier decisions fix; the probes try to refute it. A searched cell may still hide a decision
-    that its outcome does not show; all searched cells together are therefore audited, see AUDIT.
+    coin with a number that earlier decisions fix; the probes try to refute it. A searched cell may still hide a
+    decision that its outcome does not show; all searched cells together are therefore audited, see AUDIT.
 
     Args:
         evaluate: The black box; it may report cells (`Blocks.low`, `high`), which saves the search.
