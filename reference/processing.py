@@ -52,9 +52,7 @@ def law(logits: Array, sampling: Sampling, stops: Stops, prompt: tuple[int, ...]
     if sampling.greedy:
         raise ValueError("temperature 0 has no law: choose the arg-max of the scores")
     row = _kept_by_rank(_tempered(scores(logits, sampling, stops, prompt, output), sampling), sampling.top_k)
-    p = softmax(row)
-    p = _kept_by_mass(p, sampling.top_p)
-    p = p / p.sum()
+    p = _kept_by_mass(softmax(row), sampling.top_p)
     p = np.where(p >= sampling.min_p * p.max(), p, 0.0)
     return np.asarray(p / p.sum())
 

@@ -28,6 +28,7 @@ from reference.law import (
     world_law,
 )
 from reference.malformed import Malformed
+from reference.processing import softmax
 from reference.rules import DRAWS, Rule
 from reference.sampling import Sampling, Stops
 from reference.tree import Shape, Tree
@@ -413,6 +414,31 @@ def test_a_world_with_given_tokens_ignores_its_draft() -> None:
     swapped = replace(one, shape=Shape((0, 0, 0, 2, 2)))
     assert max(map(len, world_law(swapped))) == 2
     assert max(map(len, world_law(swapped.with_sampling(replace(one.sampling, rule=Rule("eagle")))))) == 3
+
+
+def test_a_rule_is_told_whether_tokens_were_drawn() -> None:
+    """And what named them: the draft's law after each node's parent, or certainty."""
+    told: list[tuple[bool, list[list[Number]]]] = []
+
+    def mine(
+        chance: Chance, rule: Rule, draws: str, tree: Tree, target: Any, proposal: Any, sampled: bool
+    ) -> tuple[Path, list[Number]]:
+        told.append((sampled, [list(row) for row in proposal[1:]]))
+        return acceptance.multi_round(chance, rule, draws, tree, target, proposal, sampled)
+
+    one = world(1, "without-replacement")
+    world_law(one, program=mine)
+    assert {sampled for sampled, _ in told} == {True}
+    rows = [pytest.approx(softmax(row / 0.7).tolist(), abs=1e-15) for row in one.drafts[0]]
+    for _, proposal in told:
+        assert proposal[:2] == [rows[0]] * 2
+        assert proposal[2] == proposal[3]
+        assert proposal[2] in [rows[one.row((token,))] for token in range(4)]
+    for certain in (world(1, "top-k"), replace(one, tokens=(1, 0, 1, 2, 3))):
+        told.clear()
+        world_law(certain, program=mine)
+        assert {sampled for sampled, _ in told} == {False}
+        assert all(sorted(row) == [0, 0, 0, 1] for _, proposal in told for row in proposal)
 
 
 def test_a_given_law_is_the_average_over_drafts() -> None:

@@ -247,6 +247,11 @@ REFUSED = {
     "text": ("def f(tokens, logits):\n    return 'many\\nlines'\n", "raised ValueError on 64 logits: "),
     "lambda": ("f = lambda tokens, logits: logits\n", "is a lambda or closure.*cannot be replayed"),
     "closure": ("def g(a):\n  def f(t, l):\n    return l * a\n  return f\nf = g(2)\n", "is a lambda or closure"),
+    "decorated": (
+        "import functools\ndef d(g):\n  @functools.wraps(g)\n  def f(t, l):\n    return g(t, l)\n  return f\n"
+        "@d\ndef f(t, l):\n  return l\n",
+        "is a lambda or closure",
+    ),
     "method": ("class A:\n  def f(self, t, l):\n    return l\nf = A().f\n", "is a bound method.*cannot be replayed"),
     "function-of-a-class": ("class A:\n  def f(t, l):\n    return l\nf = A.f\n", "is no function of a module's own"),
     "instance": ("class A:\n  def __call__(self, t, l):\n    return l\nf = A()\n", "is of type A, not a plain"),
