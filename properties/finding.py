@@ -76,6 +76,25 @@ class Positions:
         )
 
 
+@dataclass(frozen=True)
+class Evidence:
+    """One test of a law by sampling; a run is red iff the sum of its e-values reaches tests / alpha.
+
+    Attributes:
+        invariant: Who asked.
+        log_e: Natural log of the e-value when the test stopped.
+        rounds: Rounds drawn.
+        smallest_tv: Smallest total variation that the test would have seen with probability .99.
+        p_screen: P-value of the screen.
+    """
+
+    invariant: str
+    log_e: float
+    rounds: int
+    smallest_tv: float
+    p_screen: float
+
+
 Outcome = str
 """Of one invariant on one case: checked, failed, unobserved, or not_applicable."""
 
@@ -91,6 +110,7 @@ class Verdict:
         findings: Every difference, in the order of the invariants.
         ties: Rule T's ties.
         positions: Rule T's counts.
+        evidence: Tests of laws by sampling.
         trace: The backend's trace of the case, or None when the run failed.
         unsupported: Why the backend declined the case, or None.
         forward_s: Seconds the backend spent in its forwards for this case and its variants.
@@ -103,6 +123,7 @@ class Verdict:
     findings: tuple[Finding, ...] = ()
     ties: tuple[Tie, ...] = ()
     positions: Positions = field(default_factory=Positions)
+    evidence: tuple[Evidence, ...] = ()
     trace: Trace | None = None
     unsupported: str | None = None
     forward_s: float = 0.0

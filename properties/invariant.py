@@ -3,13 +3,13 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from properties.finding import Finding, Positions, Tie
+from properties.finding import Evidence, Finding, Positions, Tie
 from properties.subject import Subject
 from reference.case import Case
 from reference.trace import Stage, Trace
 
 Oracle = Callable[[Case], Trace]
-Fact = Finding | Tie | Positions
+Fact = Finding | Tie | Positions | Evidence
 Check = Callable[[Case, Oracle, Subject], Iterator[Fact]]
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from properties.finding import FINISHED, STAGE_UNKNOWN, Finding, Outcome, Positions, Tie, Verdict
+from properties.finding import FINISHED, STAGE_UNKNOWN, Evidence, Finding, Outcome, Positions, Tie, Verdict
 from properties.invariant import Invariant, NotApplicable, Oracle, Unobserved
 from properties.subject import Crashed, Declined, NoTrace, Subject
 from reference.case import Case
@@ -26,6 +26,7 @@ def judge(case: Case, invariants: Sequence[Invariant], oracle: Oracle, subject: 
     findings: list[Finding] = []
     ties: list[Tie] = []
     positions = Positions()
+    evidence: list[Evidence] = []
     trace, declined = _first_run(case, subject)
     for invariant in invariants:
         if declined is not None or not invariant.applies(case):
@@ -41,6 +42,8 @@ def judge(case: Case, invariants: Sequence[Invariant], oracle: Oracle, subject: 
                     ties.append(fact)
                 elif isinstance(fact, Positions):
                     positions = positions + fact
+                elif isinstance(fact, Evidence):
+                    evidence.append(fact)
                 else:
                     met.append(fact)
                 if len(met) == FINDINGS_PER_INVARIANT:
@@ -71,6 +74,7 @@ def judge(case: Case, invariants: Sequence[Invariant], oracle: Oracle, subject: 
         findings=tuple(findings),
         ties=tuple(ties),
         positions=positions,
+        evidence=tuple(evidence),
         trace=trace,
         unsupported=declined,
         forward_s=subject.forward_s - spent,

@@ -2,7 +2,10 @@
 
 from dataclasses import dataclass, field
 
-from properties.finding import Finding, Positions, Tie, Verdict
+import numpy as np
+
+from properties.chance.gate import ALPHA_RUN, culprits, red
+from properties.finding import Evidence, Finding, Positions, Tie, Verdict
 from reference.case import Case
 from reference.plain import TAGS
 
@@ -59,6 +62,8 @@ class Tally:
         unsupported: Reasons for which the backend declined cases, with how often.
         accept_lengths: Accepted drafted tokens per step: length to how many steps.
         accepted_by_draft: Kind of draft to (steps, accepted drafted tokens).
+        evidence: Tests of laws by sampling.
+        excess_evidence: Why that evidence condemns the run, or None.
         excess_ties: Why the ties of the whole run cannot be chance (rule T's count test), or None.
         errors: What kept the run from judging: one line each.
         stopped: Why the run ended early (interrupted, time budget), or None.
@@ -78,6 +83,8 @@ class Tally:
     unsupported: dict[str, int] = field(default_factory=dict)
     accept_lengths: dict[int, int] = field(default_factory=dict)
     accepted_by_draft: dict[str, tuple[int, int]] = field(default_factory=dict)
+    evidence: list[Evidence] = field(default_factory=list)
+    excess_evidence: str | None = None
     excess_ties: str | None = None
     errors: list[str] = field(default_factory=list)
     stopped: str | None = None
@@ -88,6 +95,7 @@ class Tally:
         self.cases += 1
         self.backend_seconds += verdict.forward_s
         self.ties.extend(verdict.ties)
+        self.evidence.extend(verdict.evidence)
         self.positions = self.positions + verdict.positions
         if verdict.unsupported is not None:
             self.unsupported[verdict.unsupported] = self.unsupported.get(verdict.unsupported, 0) + 1
@@ -107,7 +115,7 @@ class Tally:
     @property
     def outcome(self) -> str:
         """`differ`, `unjudged` if nothing was judged, the run broke or ties hid too much (see `errors`), or `agree`."""
-        if self.failures or self.excess_ties:
+        if self.failures or self.excess_ties or self.excess_evidence:
             return "differ"
         judged = sum(counts.checked for counts in self.invariants.values())
         return "unjudged" if not judged or self.errors else "agree"
@@ -116,3 +124,13 @@ class Tally:
     def exit_code(self) -> int:
         """0 agree, 1 differ, 3 could not judge."""
         return {"agree": 0, "differ": 1, "unjudged": 3}[self.outcome]
+
+
+def condemned(tally: Tally) -> str | None:
+    """Why the tests by sampling condemn the run (the sum of their e-values reaches tests / alpha), or None."""
+    log_es = np.array([one.log_e for one in tally.evidence])
+    if not red(log_es):
+        return None
+    names = sorted({tally.evidence[at].invariant for at in culprits(log_es)}) or ["no one of them alone"]
+    bar = f"{len(log_es)} / {ALPHA_RUN:g}"
+    return f"{len(log_es)} tests by sampling together have evidence beyond {bar}: {', '.join(names)}"

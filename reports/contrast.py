@@ -7,6 +7,7 @@ from reference.architecture import Checkpoint, Model
 from reference.case import Case
 from reference.draft import Ngram, Scripted
 from reference.plain import plain
+from reference.sampling import Sampling
 from reference.tree import Tree
 from reports.values import plural, show
 
@@ -16,6 +17,17 @@ NAMES = {
     "layout.prefill_chunk": "prefill chunk",
     "sampling.temperature": "temperature",
     "sampling.tape": "tape",
+    "sampling.rule.name": "rule",
+    "sampling.draws": "draws",
+    "sampling.seed": "seed",
+    "sampling.bad_words": "bad words",
+    "sampling.min_tokens": "min_tokens",
+    "sampling.top_k": "top-k",
+    "sampling.top_p": "top-p",
+    "sampling.min_p": "min-p",
+    "sampling.repetition_penalty": "repetition penalty",
+    "sampling.presence_penalty": "presence penalty",
+    "sampling.frequency_penalty": "frequency penalty",
     "stops.max_new_tokens": "max_new_tokens",
     "stops.eos": "eos tokens",
     "stops.stop_tokens": "stop tokens",
@@ -30,13 +42,21 @@ NAMES = {
 def described(case: Case) -> str:
     """The size and the settings of a case: `3 nodes, prompt of 2 tokens, 2 layers, greedy, float32, commit by path`."""
     words = [_trees(case), f"prompt of {plural(len(case.prompt), 'token')}", _model(case.model)]
-    words.append("greedy" if case.sampling.greedy else f"temperature {show(case.sampling.temperature)}")
+    words.append("greedy" if case.sampling.greedy else _sampled(case.sampling))
+    if case.sampling.processes:
+        words.append("logits processed")
     words += [case.dtype, f"commit by {case.layout.commit}"]
     if case.layout.padded_nodes:
         words.append(f"padded to {case.layout.padded_nodes}")
     if case.layout.prefill_chunk:
         words.append(f"prefill in chunks of {case.layout.prefill_chunk}")
     return ", ".join(words)
+
+
+def _sampled(sampling: Sampling) -> str:
+    """Temperature, rule and draws."""
+    drawn = "" if sampling.draws == "top-k" else f" {sampling.draws.replace('-', ' ')}"
+    return f"temperature {show(sampling.temperature)}, {sampling.rule.name} acceptance{drawn}"
 
 
 def _trees(case: Case) -> str:

@@ -1,10 +1,12 @@
 """Verdicts as JSON lines while they arrive, and a whole run as one JSON object."""
 
+import math
 import os
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from properties.chance.gate import ALPHA_RUN
 from properties.finding import Finding, Verdict
 from properties.tally import Failure, Tally
 from reference.record import case_to_json
@@ -115,6 +117,19 @@ def mean_accepted(tally: Tally) -> float | None:
     return sum(length * count for length, count in tally.accept_lengths.items()) / steps if steps else None
 
 
+def sampling_tests(tally: Tally) -> dict[str, Any]:
+    """What the tests of laws by sampling came to: their number, rounds, sum of e-values, and what makes it red."""
+    total = sum(math.exp(min(one.log_e, 700.0)) for one in tally.evidence)
+    return {
+        "tests": len(tally.evidence),
+        "rounds": sum(one.rounds for one in tally.evidence),
+        "sum_of_e": total,
+        "red_at": len(tally.evidence) / ALPHA_RUN,
+        "smallest_tv": max((one.smallest_tv for one in tally.evidence), default=None),
+        "excess": tally.excess_evidence,
+    }
+
+
 def summary(tally: Tally) -> dict[str, Any]:
     """The run as one JSON object, what `--json` writes."""
     content: dict[str, Any] = jsonable(
@@ -138,6 +153,7 @@ def summary(tally: Tally) -> dict[str, Any]:
                 for kind, (steps, accepted) in tally.accepted_by_draft.items()
             },
             "excess_ties": tally.excess_ties,
+            "sampling_tests": sampling_tests(tally),
             "errors": tally.errors,
             "stopped": tally.stopped,
             "environment": tally.environment,

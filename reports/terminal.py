@@ -13,7 +13,7 @@ from reports.bundle import replay_command
 from reports.contrast import described, differences
 from reports.drawing import draw
 from reports.paper import INDENT, MARGIN, WIDTH, beside, folded, indented, labelled, printed
-from reports.record import mean_accepted
+from reports.record import mean_accepted, sampling_tests
 from reports.scene import revealed_by, scene_of
 from reports.values import address, clean, cut, escaped, excess, number, plural, show
 from reports.words import account
@@ -211,6 +211,7 @@ def _run_facts(tally: Tally) -> list[tuple[str, str]]:
         by_draft = f" ({each})" if each else ""
         facts.append(("accepted", f"{mean:.2f} drafted tokens per step on average, over {steps}{by_draft}"))
     facts += _ties(tally)
+    facts += _evidence(tally)
     facts += [("declined", f"{plural(count, 'case')}: {clean(why)}") for why, count in tally.unsupported.items()]
     facts += [("error", cut(error, 400)) for error in tally.errors]
     if tally.stopped is not None:
@@ -235,6 +236,17 @@ def _time(tally: Tally) -> str:
     ratio = (tally.seconds - tally.shrink_seconds) / tally.backend_seconds
     inside = f"{number(tally.backend_seconds)} s in the backend's forwards"
     return f"{inside}; the run took {number(ratio)} times that{shrinking}"
+
+
+def _evidence(tally: Tally) -> list[tuple[str, str]]:
+    if tally.excess_evidence is not None:
+        return [("SAMPLING", clean(tally.excess_evidence))]
+    told = sampling_tests(tally)
+    if not told["tests"]:
+        return []
+    power = f"sees total variation {number(told['smallest_tv'])} or more with probability .99"
+    total = f"e-values sum to {number(told['sum_of_e'])}, red at {number(told['red_at'])}"
+    return [("sampling", f"{plural(told['tests'], 'test')} of laws by sampling; {total}; each {power}")]
 
 
 def _ties(tally: Tally) -> list[tuple[str, str]]:

@@ -24,6 +24,11 @@ PLACES = {
     "position": "position {}",
     "depth": "depth {}",
     "token": "token {}",
+    "context": "after {}",
+    "block": "the block {}",
+    "coin": "coin {}",
+    "draws": "{} rounds",
+    "request": "request {}",
     "side": "{}",
     "variant": "variant {}",
 }

@@ -136,6 +136,30 @@ SENTENCES: dict[str, Sentence] = {
     "acceptance.vocabulary-permutation": (
         "Renaming the token ids must rename the outcome to {expected} and change nothing else; it gave {observed}."
     ),
+    "acceptance.sampled-walk": (
+        "By the coins of the tape, its own laws and its own proposals, the step must accept {expected}; it accepted "
+        "{observed}."
+    ),
+    "acceptance.law-exact": (
+        "Over all coins, acceptance of this step's tree gives {block} probability {observed}; its rule "
+        "gives it {expected}{by}."
+    ),
+    "acceptance.law-joint": (
+        "Over all coins, on a world of tables drawn for this case, the probability of {token} {context} is "
+        "{observed}; it must be {expected}{by}."
+    ),
+    "acceptance.support-at-edges": (
+        "With a coin at the end of its range, {token} was emitted at {position} though its probability is 0."
+    ),
+    "acceptance.renamed-law": (
+        "Renaming the token ids of a world changed its law: {block} has probability {observed} instead "
+        "of {expected}{by}."
+    ),
+    "acceptance.coins-once": ("What each coin decides must be {expected}; {coin} made {observed}."),
+    "acceptance.proposal-consistent": (
+        "The verifier is told that {node} was drawn with probability {observed} for {token}; it was drawn with "
+        "{expected}{by}."
+    ),
     "cache.isolation": (
         "The verify forward changed the {kind} at {slot} of the committed cache, which it may only read until the "
         "commit."
@@ -171,6 +195,20 @@ SENTENCES: dict[str, Sentence] = {
         "The backend's counters do not add up to the steps it shows: expected {expected}, counted {observed}."
     ),
     "lossless.deterministic": "The same case run twice gave {observed} after {expected}: runs must repeat bit for bit.",
+    "lossless.processors-per-node": (
+        "At {node} the law gives {token} probability {observed}; temperature and processors, seeing that node's own "
+        "path, give it {expected}{by}."
+    ),
+    "lossless.logprobs": (
+        "The log-probability reported for {token} at {position} is {observed}; the target's is {expected}{by}."
+    ),
+    "lossless.distribution": (
+        "On its own random numbers, {draws} on a world of tables are not from the law of the rule: the evidence "
+        "against it, {side}, is e^{observed}."
+    ),
+    "lossless.seeded": (
+        "The output of {request} must follow from its own seed, {expected}; among other neighbours it was {observed}."
+    ),
     "lossless.completes": "The backend did not finish the case, or its own check stopped it: {observed}.",
 }
 """A sentence, or what makes one, for each invariant of ours; braces name what Told knows, capitals where it starts."""
@@ -186,6 +224,15 @@ SIDES: dict[tuple[str, str], str] = {
     ),
     ("acceptance.greedy-walk", "bonus"): (
         "After {node}, where the walk ends, the arg-max is token {expected}; the backend chose {observed}."
+    ),
+    ("acceptance.coins-once", "output"): (
+        "Changing only coins that decided nothing changed the output from {expected} to {observed}."
+    ),
+    ("acceptance.sampled-walk", "bonus"): (
+        "After {node}, where the walk ends, the bonus coin draws token {expected}; the backend emitted {observed}."
+    ),
+    ("acceptance.proposal-consistent", "token"): (
+        "By its coin and the law that the verifier is told of, {node} carries token {expected}; it carries {observed}."
     ),
     ("acceptance.support", "length"): "The step emitted {observed} tokens; its accepted path allows {expected}.",
     ("acceptance.chain-degenerate", "fallback"): (

@@ -13,7 +13,7 @@ from typing import Any
 
 from properties.finding import FINISHED, Verdict
 from properties.strategies.smaller import size
-from properties.tally import Counts, Failure, Tally
+from properties.tally import Counts, Failure, Tally, condemned
 from properties.ties import too_many, vacuous
 from specverify.environment import environment
 from specverify.news import Broken, Done, Opened
@@ -118,10 +118,11 @@ class _Interrupt:
 
 
 def _conclude(tally: Tally) -> None:
-    """What only the whole run can say: ties that cannot be chance, and ties that hid too much."""
+    """What only the whole run can say: ties or samples that cannot be chance, and ties that hid too much."""
     excess = too_many(tally)
     if excess is not None:
         tally.excess_ties = excess
+    tally.excess_evidence = condemned(tally)
     why = vacuous(tally)
     if why is not None:
         tally.errors.append(why)

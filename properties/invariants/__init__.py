@@ -6,6 +6,7 @@ from properties.invariants import (
     attention,
     cache,
     coins,
+    distribution,
     drafts,
     laws,
     lossless,
@@ -25,4 +26,5 @@ ALL: tuple[Invariant, ...] = (
     *drafts.INVARIANTS,
     *lossless.INVARIANTS,
     *processing.INVARIANTS,
+    *distribution.INVARIANTS,
 )

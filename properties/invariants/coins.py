@@ -167,7 +167,7 @@ def coins_once(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
         other[sorted(used)] = held[sorted(used)]
         again = subject(replace(case, sampling=replace(case.sampling, tape=tuple(other.tolist()))))
         if again.output != trace.output:
-            where = {"variant": "the coins that decided nothing changed"}
+            where = {"coin": "unused", "side": "output"}
             yield Finding(name, Stage.ACCEPTED, 0, where, trace.output, again.output)
             return
 

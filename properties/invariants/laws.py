@@ -76,7 +76,7 @@ def law_exact(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     off = float(law.distance(dict(found.outcomes), wanted))
     if off > LIMIT["float64"]:
         worst = max(wanted.keys() | found.outcomes.keys(), key=lambda block: _apart(block, wanted, found.outcomes))
-        where: dict[str, int | str] = {"side": " ".join(map(str, worst))}
+        where: dict[str, int | str] = {"block": " ".join(map(str, worst))}
         expected, observed = float(wanted.get(worst, 0)), found.outcomes.get(worst, 0.0)
         name = "acceptance.law-exact"
         yield Finding(name, Stage.ACCEPTED, number, where, expected, observed, off / LIMIT["float64"])
@@ -118,7 +118,7 @@ def law_joint(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     off = float(law.distance(emitted, wanted))
     if off > LIMIT[world.dtype]:
         worst_block = max(wanted.keys() | emitted.keys(), key=lambda block: _apart(block, wanted, found.outcomes))
-        where: dict[str, int | str] = {"side": " ".join(map(str, worst_block))}
+        where: dict[str, int | str] = {"block": " ".join(map(str, worst_block))}
         expected, observed = float(wanted.get(worst_block, 0)), found.outcomes.get(worst_block, 0.0)
         yield Finding(name, Stage.ACCEPTED, 0, where, expected, observed, off / LIMIT[world.dtype])
 
@@ -131,7 +131,7 @@ def _joint(name: str, context: tuple[int, ...], wanted: object, seen: object, me
     """The token after an emitted prefix whose probability is furthest off."""
     true, got = np.asarray(wanted, dtype=np.float64), np.asarray(seen, dtype=np.float64)
     token = int(np.abs(true - got).argmax())
-    where: dict[str, int | str] = {"token": token, "side": " ".join(map(str, context)) or "nothing"}
+    where: dict[str, int | str] = {"token": token, "context": " ".join(map(str, context)) or "nothing"}
     return Finding(name, Stage.ACCEPTED, 0, where, float(true[token]), float(got[token]), measure)
 
 
@@ -191,7 +191,7 @@ def renamed_law(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
         worst = max(
             wanted.keys() | other.outcomes.keys(), key=lambda block: _apart(block, dict(wanted), other.outcomes)
         )
-        where: dict[str, int | str] = {"side": " ".join(map(str, worst))}
+        where: dict[str, int | str] = {"block": " ".join(map(str, worst))}
         expected, observed = float(wanted.get(worst, 0.0)), other.outcomes.get(worst, 0.0)
         name = "acceptance.renamed-law"
         yield Finding(name, Stage.ACCEPTED, 0, where, expected, observed, off / LIMIT[world.dtype])

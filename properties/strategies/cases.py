@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 from properties.strategies.acceptance import LOOKAHEAD, continuation, steered
 from properties.strategies.models import drafts, targets
 from properties.strategies.prompts import prompts, tokens
+from properties.strategies.sampling import TEMPERATURES, as_chain, samplings
 from properties.strategies.trees import MAX_NODES, parents
 from reference.architecture import Seeded
 from reference.case import Case
@@ -59,9 +60,9 @@ def vocabularies(draw: st.DrawFn, vocab: int) -> tuple[int, ...]:
 
 
 @st.composite
-def any_draft(draw: st.DrawFn, model: Seeded, prompt: tuple[int, ...]) -> Draft:
-    """Scripted trees most often; else a trie, or a small model with a vocabulary of its own."""
-    kind = draw(st.integers(0, 5))
+def any_draft(draw: st.DrawFn, model: Seeded, prompt: tuple[int, ...], sampled: bool = False) -> Draft:
+    """Scripted trees most often, a model where tokens may be drawn; else a trie, or a model with its own vocabulary."""
+    kind = draw(st.sampled_from((5, 0, 5, 1, 5, 4))) if sampled else draw(st.integers(0, 5))
     if kind == 4:
         return Ngram(draw(rank_trees(model.vocab_size)), draw(st.integers(2, 4)))
     if kind == 5:
@@ -89,7 +90,10 @@ def cases(draw: st.DrawFn, dtypes: tuple[str, ...] = ("float32", "float64")) -> 
     dtype = draw(st.sampled_from(dtypes))
     model = draw(targets())
     prompt = draw(prompts(model))
-    draft = draw(any_draft(model, prompt))
+    temperature = draw(st.sampled_from((*(0.0,) * 8, *TEMPERATURES)))
+    draft = draw(any_draft(model, prompt, sampled=temperature > 0))
+    if temperature > 0 and draw(st.integers(0, 4)) == 0:
+        draft = as_chain(draft)
     nodes = max((len(tree) for tree in draft.trees), default=1) if isinstance(draft, Scripted) else len(draft.shape)
     layout = KvLayout(
         commit=draw(st.sampled_from(COMMITS)),
@@ -97,4 +101,5 @@ def cases(draw: st.DrawFn, dtypes: tuple[str, ...] = ("float32", "float64")) -> 
         prefill_chunk=draw(st.sampled_from((0, 0, 1 if len(prompt) < 16 else 7, 5, 16))),
     )
     stops = draw(stops_for(model, prompt))
-    return Case(model, prompt, draft, layout, stops=stops, dtype=dtype)
+    sampling = draw(samplings(model, draft, stops, temperature))
+    return Case(model, prompt, draft, layout, sampling, stops, dtype)

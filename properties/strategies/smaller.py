@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from properties.strategies.acceptance import ORACLE, accepted_path, continuation
 from properties.strategies.models import GALLERY
@@ -12,7 +13,7 @@ from reference.case import Case
 from reference.draft import LanguageModel, Ngram, Scripted
 from reference.layout import KvLayout
 from reference.malformed import Malformed
-from reference.sampling import Stops
+from reference.sampling import Sampling, Stops
 from reference.tree import RankTree, Tree
 
 Attempt = Callable[[], Case]
@@ -38,15 +39,21 @@ def size(case: Case) -> tuple[float, ...]:
         sum(nodes),
         case.stops.max_new_tokens,
         weight,
-        settings + stops,
+        settings + stops + _fuss(case),
         disorder,
         tokens,
     )
 
 
+def _fuss(case: Case) -> int:
+    """Sampling settings that are not at rest."""
+    sampling, plain = case.sampling, Sampling()
+    return sum(getattr(sampling, name) != getattr(plain, name) for name in Sampling.__dataclass_fields__)
+
+
 def nearer(case: Case) -> Iterator[Case]:
     """Cases one step simpler than `case`, biggest steps first; each is a valid case."""
-    for change in (_scripts, _prompts, _models, _trees, _shapes, _settings, _stops):
+    for change in (_scripts, _prompts, _models, _trees, _shapes, _settings, _sampling, _stops):
         for attempt in change(case):
             with suppress(Malformed):  # that step leads out of what a case may be
                 yield attempt()
@@ -161,6 +168,20 @@ def _settings(case: Case) -> Iterator[Attempt]:
 
 def _plainer(case: Case, name: str) -> Case:
     return replace(case, layout=replace(case.layout, **{name: getattr(KvLayout(), name)}))
+
+
+def _sampling(case: Case) -> Iterator[Attempt]:
+    """Settings at rest, one by one; the temperature last, since greedy decoding is another matter."""
+    plain = Sampling()
+    for name in (*(name for name in Sampling.__dataclass_fields__ if name != "temperature"), "temperature"):
+        if getattr(case.sampling, name) != getattr(plain, name):
+            yield partial(_calmer, case, name, getattr(plain, name))
+    if case.sampling.temperature not in (0.0, 1.0):
+        yield partial(_calmer, case, "temperature", 1.0)
+
+
+def _calmer(case: Case, name: str, value: Any) -> Case:
+    return replace(case, sampling=replace(case.sampling, **{name: value}))
 
 
 def _stops(case: Case) -> Iterator[Attempt]:

@@ -1,0 +1,91 @@
+"""Sampling settings: greedy most often, else a rule, a temperature, and now and then everything that looks back."""
+
+from hypothesis import strategies as st
+
+from reference.architecture import Seeded
+from reference.draft import Draft, Scripted
+from reference.rules import DRAWS, RULES, Rule
+from reference.sampling import Sampling, Stops
+from reference.tree import RankTree, Shape, Tree
+
+TEMPERATURES = (1.0, 0.4, 2.5, 8.0)
+"""Built-in models are sure of themselves: high temperatures spread their laws."""
+
+EXTREMES = (0.0, 1.0 - 2.0**-24, 0.5, 2.0**-24)
+"""Coins that fall on the ends of decisions."""
+
+
+@st.composite
+def rules(draw: st.DrawFn, chains: bool) -> Rule:
+    """A rule for chains, or for any tree, with thresholds of its own now and then."""
+    name = draw(st.sampled_from([name for name, promise in RULES.items() if chains or not promise.chains_only]))
+    if name == "target-only" and draw(st.integers(0, 2)) == 0:
+        return Rule(name, draw(st.sampled_from((1.0, 0.5, 0.2))), draw(st.sampled_from((1.0, 0.9, 0.5))))
+    if name == "typical":
+        return Rule(name, epsilon=draw(st.sampled_from((0.3, 0.09))), delta=draw(st.sampled_from((0.09, 0.3))))
+    return Rule(name)
+
+
+@st.composite
+def processing(draw: st.DrawFn, model: Seeded, stops: Stops) -> Sampling:
+    """Everything but temperature, rule and coins; each setting is at rest half of the time."""
+    vocab = model.vocab_size
+
+    def maybe(strategy: st.SearchStrategy[float], rest: float) -> float:
+        return draw(strategy) if draw(st.booleans()) else rest
+
+    words: tuple[tuple[int, ...], ...] = ()
+    if vocab >= 5 and draw(st.booleans()):
+        token = st.integers(0, vocab - 1)
+        words = (tuple(draw(st.lists(token, min_size=1, max_size=3))),)
+    spare = vocab - len({*stops.eos, *stops.stop_tokens, *(word[-1] for word in words)})
+    return Sampling(
+        repetition_penalty=maybe(st.sampled_from((1.3, 0.8)), 1.0),
+        presence_penalty=maybe(st.sampled_from((0.6, -0.4)), 0.0),
+        frequency_penalty=maybe(st.sampled_from((0.3, -0.2)), 0.0),
+        bad_words=words,
+        min_tokens=draw(st.integers(0, 4)) if spare > 0 else 0,
+        top_k=draw(st.integers(1, max(1, vocab - 1))) if draw(st.booleans()) else 0,
+        top_p=maybe(st.floats(0.3, 0.99), 1.0),
+        min_p=maybe(st.floats(0.01, 0.3), 0.0),
+    )
+
+
+@st.composite
+def samplings(draw: st.DrawFn, model: Seeded, draft: Draft, stops: Stops, temperature: float) -> Sampling:
+    """Settings for this model, draft and stops at this temperature."""
+    settings = draw(processing(model, stops)) if draw(st.integers(0, 2)) == 0 else Sampling()
+    if temperature == 0.0:
+        return settings
+    held = {name: getattr(settings, name) for name in type(settings).__dataclass_fields__}
+    tape = tuple(draw(st.lists(st.sampled_from(EXTREMES), max_size=12))) if draw(st.integers(0, 5)) == 0 else ()
+    held |= {
+        "temperature": temperature,
+        "tape": tape,
+        "rule": draw(rules(all(map(_is_chain, _shapes(draft))))),
+        "draws": draw(st.sampled_from(DRAWS)),
+        "seed": draw(st.integers(0, 2**20)),
+    }
+    return Sampling(**held)
+
+
+def _shapes(draft: Draft) -> tuple[Shape, ...]:
+    return draft.trees if isinstance(draft, Scripted) else (draft.shape,)
+
+
+def _is_chain(shape: Shape) -> bool:
+    return all(len(below) <= 1 for below in shape.children)
+
+
+def as_chain(draft: Draft) -> Draft:
+    """The draft with the path to its first deepest node left of each tree, as rules for chains want it."""
+    if isinstance(draft, Scripted):
+        return Scripted(tuple(_line(tree) for tree in draft.trees))
+    height = draft.shape.height
+    line = RankTree((0, *range(height)), (0,) * (height + 1))
+    return type(draft)(**{**{name: getattr(draft, name) for name in type(draft).__dataclass_fields__}, "shape": line})
+
+
+def _line(tree: Tree) -> Tree:
+    deepest = tree.path(tree.depth.index(tree.height))
+    return Tree((0, *range(len(deepest) - 1)), tuple(tree.token[node] for node in deepest))
