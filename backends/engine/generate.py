@@ -96,7 +96,7 @@ class Generation:
         context = tuple(self._tokens[:-1])
         self._at = Stage.DRAFTED
         chance = self._chance()
-        proposal = self._draft.propose(self._tokens, chance if chance is not None and chance.draws else None)
+        proposal = self._draft.propose(self._tokens, chance if chance is not None and chance.samples else None)
         tree = proposal.tree
         committed = cached_length(self._cache)
         before = reveal.kv(self._cache)

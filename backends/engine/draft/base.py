@@ -42,7 +42,7 @@ class Draft(Protocol):
     def propose(self, tokens: list[int], chance: StepSampling | None = None) -> Proposal:
         """Propose a tree whose root is `tokens[-1]`; `tokens` holds prompt and output so far.
 
-        `chance` draws tokens where the request samples and the draft draws; None means the best tokens.
+        `chance` is there where the request samples: it draws tokens, or says what the verifier is to be told of them.
         """
         ...
 

@@ -31,7 +31,7 @@ class ModelDraft:
         self.calls = 0
 
     def propose(self, tokens: list[int], chance: StepSampling | None = None) -> Proposal:
-        """Propose the static tree under `tokens[-1]`, of the best tokens or, with `chance`, of drawn ones."""
+        """Propose the static tree under `tokens[-1]`, of the best tokens, or of drawn ones if `chance` draws."""
         assert self.cache is not None
         start = cached_length(self.cache)
         fresh = torch.arange(start, len(tokens))
@@ -47,16 +47,19 @@ class ModelDraft:
             logits[torch.tensor(level, device=logits.device)] = rows
             for node in level:
                 below = list(shape.children[node])
-                if chance is None:
-                    ranks = [shape.rank[child] for child in below]
-                    ids, named = self._seams.name_children(logits[node], ranks, self._vocabulary)
-                else:
+                if chance is not None and chance.draws:
                     scored = self._over_target(logits[node])
                     named, offered = chance.draw_children(shape, token, node, scored)
                     ids = [int((self._vocabulary == one).nonzero()[0]) for one in named]
                     proposal |= dict(zip(below, offered, strict=True))
+                else:
+                    ranks = [shape.rank[child] for child in below]
+                    ids, named = self._seams.name_children(logits[node], ranks, self._vocabulary)
                 for child, one_id, one_token in zip(below, ids, named, strict=True):
                     draft_id[child], token[child] = one_id, one_token
+                if chance is not None and not chance.draws and below:
+                    surely = chance.proposals(shape, token, node, self._over_target(logits[node]))
+                    proposal |= dict(zip(below, surely, strict=True))
             level = [child for node in level for child in shape.children[node] if shape.children[child]]
             if level:
                 rows = self._feed(level, token, len(tokens) - 1)

@@ -26,8 +26,7 @@ class Walk:
         path: int64 [B, levels so far]; -1 after the end.
         left: [B, V]; what the last tried level left of its law.
         stopped: bool [B]; whether children were there, all rejected.
-        rejections: int64 [B]; of the last tried level.
-        rejected: int64 [B]; the last rejected node, 0 for none.
+        rejected: int64 [B]; the last rejected child of the last tried level, 0 for none.
     """
 
     at: Tensor
@@ -35,7 +34,6 @@ class Walk:
     path: list[Tensor]
     left: Tensor
     stopped: Tensor
-    rejections: Tensor
     rejected: Tensor
 
     @classmethod
@@ -43,13 +41,12 @@ class Walk:
         """Every request at its root."""
         root = torch.zeros(target.shape[0], dtype=torch.long, device=target.device)
         false = torch.zeros_like(root, dtype=torch.bool)
-        return cls(root, ~false, [root], target[:, 0], false, root, root)
+        return cls(root, ~false, [root], target[:, 0], false, root)
 
-    def descend(self, taken: Tensor, tried: Tensor, left: Tensor, rejections: Tensor, rejected: Tensor) -> None:
+    def descend(self, taken: Tensor, tried: Tensor, left: Tensor, rejected: Tensor) -> None:
         """One level is decided: `taken` is the accepted child or 0, `tried` whether there were any."""
         fresh = self.alive & tried
         self.left = torch.where(fresh[:, None], left, self.left)
-        self.rejections = torch.where(fresh, rejections, self.rejections)
         self.rejected = torch.where(fresh, rejected, self.rejected)
         self.stopped = torch.where(self.alive, tried & (taken == 0), self.stopped)
         self.alive = self.alive & (taken > 0)
@@ -69,7 +66,6 @@ def multi_round(
         row = law = target[who, walk.at]
         below = trees.children[who, walk.at]
         taken, rejected = torch.zeros_like(walk.at), torch.zeros_like(walk.at)
-        rejections = torch.zeros_like(walk.at)
         tried = torch.zeros_like(law, dtype=torch.bool)
         for rank in range(below.shape[1]):
             child = below[:, rank]
@@ -77,13 +73,13 @@ def multi_round(
             token = trees.token[who, child]
             offered = seams.sibling_law(proposal[who, child], tried, removed)
             ratio = _ratio(law, offered, token)
-            hit = seams.accepts(dice, child, ratio, here) & here
+            hit = seams.accepts(dice, trees, child, ratio, here) & here
             taken = torch.where(hit, child, taken)
             missed = here & ~hit
             law = torch.where(missed[:, None], seams.residual(law, offered, token, row), law)
             tried = tried | (missed[:, None] & _mark(token, law))
-            rejections, rejected = rejections + missed, torch.where(missed, child, rejected)
-        walk.descend(taken, below[:, 0] > 0, law, rejections, rejected)
+            rejected = torch.where(missed, child, rejected)
+        walk.descend(taken, below[:, 0] > 0, law, rejected)
     return walk
 
 
@@ -97,7 +93,6 @@ def specinfer(
         below = trees.children[who, walk.at]
         waiting = below > 0
         taken, rejected = torch.zeros_like(walk.at), torch.zeros_like(walk.at)
-        rejections = torch.zeros_like(walk.at)
         for rank in range(below.shape[1]):
             here = walk.alive & (taken == 0) & waiting.any(-1)
             drawn = here & (waiting.sum(-1) > 1)
@@ -107,13 +102,13 @@ def specinfer(
             child = below.gather(1, pick[:, None])[:, 0]
             token = trees.token[who, child]
             offered = proposal[who, child]
-            hit = seams.accepts(dice, child, _ratio(law, offered, token), here) & here
+            hit = seams.accepts(dice, trees, child, _ratio(law, offered, token), here) & here
             taken = torch.where(hit, child, taken)
             missed = here & ~hit
             law = torch.where(missed[:, None], seams.residual(law, offered, token, row), law)
             waiting = waiting & ~(missed[:, None] & (torch.arange(below.shape[1], device=pick.device) == pick[:, None]))
-            rejections, rejected = rejections + missed, torch.where(missed, child, rejected)
-        walk.descend(taken, below[:, 0] > 0, law, rejections, rejected)
+            rejected = torch.where(missed, child, rejected)
+        walk.descend(taken, below[:, 0] > 0, law, rejected)
     return walk
 
 
@@ -129,22 +124,21 @@ def eagle(
         law = target[who, walk.at]
         offered = on_path.gather(1, trees.parent) & (trees.depth == level) & trees.present & walk.alive[:, None]
         taken, rejected = torch.zeros_like(walk.at), torch.zeros_like(walk.at)
-        rejections = torch.zeros_like(walk.at)
         tried = torch.zeros_like(law, dtype=torch.bool)
         for node in range(1, nodes):
             token = trees.token[:, node]
             here = offered[:, node] & (taken == 0) & ~tried.gather(1, token[:, None])[:, 0]
             child = torch.full_like(taken, node)
-            hit = seams.accepts(dice, child, law.gather(1, token[:, None])[:, 0], here) & here
+            hit = seams.accepts(dice, trees, child, law.gather(1, token[:, None])[:, 0], here) & here
             taken = torch.where(hit, child, taken)
             missed = here & ~hit
             marked = _mark(token, law)
             left = seams.residual(law, law * marked, token, target[who, walk.at])
             law = torch.where(missed[:, None], left, law)
             tried = tried | (missed[:, None] & marked)
-            rejections, rejected = rejections + missed, torch.where(missed, child, rejected)
+            rejected = torch.where(missed, child, rejected)
         on_path = offered & (trees.token == trees.token[who, taken][:, None]) & (taken > 0)[:, None]
-        walk.descend(taken, offered.any(-1), law, rejections, rejected)
+        walk.descend(taken, offered.any(-1), law, rejected)
     return walk
 
 
@@ -170,9 +164,9 @@ def target_only(
         taken = torch.where(walk.alive, (below * (ranks == first[:, None])).sum(-1), 0)
         missed = there & (ranks < first[:, None])
         tried = (torch.nn.functional.one_hot(token, law.shape[-1]) * missed[..., None]).sum(1) > 0
-        rejections = missed.sum(-1)
-        rejected = below.gather(1, (rejections - 1).clamp(min=0)[:, None])[:, 0] * (rejections > 0)
-        walk.descend(taken, below[:, 0] > 0, without(law, tried), rejections, rejected)
+        count = missed.sum(-1)
+        rejected = below.gather(1, (count - 1).clamp(min=0)[:, None])[:, 0] * (count > 0)
+        walk.descend(taken, below[:, 0] > 0, without(law, tried), rejected)
     return walk
 
 
@@ -228,7 +222,7 @@ def block(
         mass = over.sum(-1)
         ratio = torch.where(more, mass / (mass + 1 - pi), pi)
         ratio = torch.where(more & (mass + 1 - pi <= 0), torch.ones_like(ratio), ratio)
-        hit = (seams.accepts(dice, at, ratio, there) & there) if level else there
+        hit = (seams.accepts(dice, trees, at, ratio, there) & there) if level else there
         tau, depth = torch.where(hit, at, tau), torch.where(hit, level, depth)
         rest = torch.where(mass[:, None] > 0, over / mass[:, None], row)
         left, ended = torch.where(hit[:, None], rest, left), torch.where(hit, more, ended)
@@ -241,7 +235,6 @@ def block(
     walk.at, walk.path = tau, list(path.unbind(1))
     walk.left, walk.stopped = left, ended
     walk.rejected = torch.where(ended, trees.children[who, tau, 0], 0)
-    walk.rejections = ended.long()
     return walk
 
 

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from backends.engine.sampling import coins, processing
 from backends.engine.sampling.coins import Below, Coins, Inverse
+from backends.engine.sampling.forest import Forest
 from backends.engine.sampling.processing import History
 from reference.sampling import Sampling, Stops
 
@@ -46,12 +47,12 @@ def certain(token: Tensor, drawn_from: Tensor) -> Tensor:
     return torch.nn.functional.one_hot(token, drawn_from.shape[-1]).to(drawn_from.dtype)
 
 
-def accepts(dice: Coins, child: Tensor, threshold: Tensor, asked: Tensor) -> Tensor:
+def accepts(dice: Coins, trees: Forest, child: Tensor, threshold: Tensor, asked: Tensor) -> Tensor:
     """Whether the coin of `child` [B] lies below `threshold`: one test for each node, however many leaves share it."""
     return dice.below(dice.place("accept", child), threshold, asked)
 
 
-def last_law(target: Tensor, at: Tensor, left: Tensor, stopped: Tensor, rejections: Tensor) -> Tensor:
+def last_law(target: Tensor, at: Tensor, left: Tensor, stopped: Tensor, rejected: Tensor) -> Tensor:
     """The law of the token after the path [B, V]: the residual where children were rejected, else the node's own row.
 
     Args:
@@ -59,7 +60,7 @@ def last_law(target: Tensor, at: Tensor, left: Tensor, stopped: Tensor, rejectio
         at: int64 [B]; the last accepted node.
         left: [B, V]; what the last tried level left of its law.
         stopped: bool [B]; whether `at` has children, all of them rejected.
-        rejections: int64 [B]; rejected children of the last tried level.
+        rejected: int64 [B]; the last rejected child of the last tried level, 0 for none.
     """
     row = target[torch.arange(len(at), device=at.device), at]
     return torch.where(stopped[:, None], left, row)
@@ -102,7 +103,7 @@ class SamplingSeams:
     certain: Callable[[Tensor, Tensor], Tensor] = certain
     sibling_law: Callable[[Tensor, Tensor, bool], Tensor] = sibling_law
     residual: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor] = residual
-    accepts: Callable[[Coins, Tensor, Tensor, Tensor], Tensor] = accepts
+    accepts: Callable[[Coins, Forest, Tensor, Tensor, Tensor], Tensor] = accepts
     last_law: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor] = last_law
     bonus_place: Callable[[Coins, Tensor, Tensor], Tensor] = bonus_place
     own_coins: Callable[[Tensor], Tensor] = own_coins

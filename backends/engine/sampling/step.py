@@ -18,7 +18,7 @@ class StepSampling:
     """Step `number` of `case`, `output` being what it emitted before.
 
     Attributes:
-        draws: Whether a model draft draws its tokens instead of naming the best.
+        samples: Whether tokens are chosen by chance at all.
     """
 
     def __init__(
@@ -27,7 +27,7 @@ class StepSampling:
         self._case = case
         self._output = output
         self._seams = seams
-        self.draws = not case.sampling.greedy and case.sampling.draws != "top-k"
+        self.samples = not case.sampling.greedy
         dtype = torch.float64 if case.dtype == "float64" else torch.float32
         uniforms = torch.tensor(tape.coins(case.sampling, number, case.most_nodes), device=device)[None]
         mine = rounded(seams.own_coins(uniforms), dtype)
@@ -37,6 +37,25 @@ class StepSampling:
     def spent(self) -> tuple[int, ...]:
         """Places of the coins that decided so far, in order."""
         return spent_by(self._dice, 0)
+
+    @property
+    def draws(self) -> bool:
+        """Whether a model draft draws its tokens instead of naming the best."""
+        return self._case.sampling.draws != "top-k"
+
+    def proposals(self, shape: Shape, token: list[int], node: int, logits: Tensor) -> list[Tensor]:
+        """What to tell the verifier [V] of children that the draft's `logits` [V] at `node` merely ranked."""
+        law = self._draft_law(shape, token, node, logits)
+        return [
+            self._seams.certain(torch.tensor([token[child]], device=law.device), law)[0]
+            for child in shape.children[node]
+        ]
+
+    def _draft_law(self, shape: Shape, token: list[int], node: int, logits: Tensor) -> Tensor:
+        """The draft's law at `node`, [1, V]; the tokens above it stand in `token`."""
+        spread = logits.expand(1, len(shape), -1)
+        past = self._past(shape, token, logits)
+        return self._seams.draft_law(spread, self._case.sampling, self._case.stops, past)[:, node]
 
     def draw_children(
         self, shape: Shape, token: list[int], node: int, logits: Tensor
@@ -49,16 +68,12 @@ class StepSampling:
             Their tokens, and the proposal [V] of each.
         """
         sampling, seams = self._case.sampling, self._seams
-        trees = forest(shape, torch.tensor([token], device=logits.device))
-        spread = logits.expand(1, len(shape), -1)
-        law = seams.draft_law(spread, sampling, self._case.stops, self._past(shape, token, logits))[:, node]
+        law = self._draft_law(shape, token, node, logits)
         claimed = seams.handed_over(law, logits[None].to(law.dtype), sampling)
         tried = torch.zeros_like(law, dtype=torch.bool)
         every = torch.ones(1, dtype=torch.bool, device=logits.device)
         names, proposals = [], []
-        for child in trees.children[0, node].tolist():
-            if not child:
-                break
+        for child in shape.children[node]:
             one, possible, offered = named(law, 0, child, tried, sampling.draws, self._dice, seams, every)
             if bool(possible[0]):
                 offered = claimed
@@ -94,7 +109,8 @@ class StepSampling:
         bonus = law if seams.bonus_law is seams.target_law else seams.bonus_law(logits[None], sampling, stops, past)
         token = torch.tensor([tree.token], device=logits.device)
         removed = sampling.draws == "without-replacement" and proposal is not None
-        told = seams.certain(token[0], law[0]) if proposal is None else proposal.to(law.dtype)
+        sure = torch.nn.functional.one_hot(token[0], law.shape[-1])
+        told = (sure if proposal is None else proposal).to(law.dtype)
         made = verify(forest(tree, token), law, told[None], self._dice, sampling.rule, removed, seams, bonus)
         path = [row for row in made.path[0].tolist() if row >= 0]
         return path, int(made.bonus[0]), law[0], told

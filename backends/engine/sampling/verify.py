@@ -53,7 +53,7 @@ def verify(
     """
     walk = PROGRAMS[rule.name](trees, target, proposal, dice, seams, rule, removed)
     rows = target if bonus is None else bonus
-    last = seams.last_law(rows, walk.at, walk.left, walk.stopped, walk.rejections)
+    last = seams.last_law(rows, walk.at, walk.left, walk.stopped, walk.rejected)
     every = torch.ones_like(walk.alive)
     token = dice.choose(seams.bonus_place(dice, walk.at, walk.rejected), last, every)
     path = torch.stack(walk.path, 1)
