@@ -2,7 +2,7 @@
 
 from backends.base import Backend, Unsupported
 from backends.engine.seams import Seams
-from backends.faults import accepted, attended, committed, drafted, emitted, lowered, scored
+from backends.faults import accepted, attended, committed, drafted, emitted, lowered, processed, sampled, scored
 from backends.faults.fault import Fault
 
 ALL: tuple[Fault, ...] = (
@@ -10,7 +10,9 @@ ALL: tuple[Fault, ...] = (
     *lowered.FAULTS,
     *attended.FAULTS,
     *scored.FAULTS,
+    *processed.FAULTS,
     *accepted.FAULTS,
+    *sampled.FAULTS,
     *emitted.FAULTS,
     *committed.FAULTS,
 )
