@@ -29,3 +29,33 @@ def figures_table(figures: dict[str, Any]) -> str:
     for name, value in figures.items():
         table.add_row(name, number(value) if isinstance(value, float) else clean(str(value)))
     return printed(table)
+
+
+def calibration_table(figures: dict[str, Any]) -> str:
+    """What `bench calibration` found: each figure, what it ought to be, and whether the gate stayed quiet."""
+    tests, screen = figures["tests"], figures["screen_ks"]
+    mean = f"{number(figures['mean_e'])} ± {number(figures['standard_error'])}"
+    rows = [
+        ("tests", str(tests), f"seed {figures['seed']}, each planned to show a total variation of {figures['tv']:g}"),
+        ("mean e-value", mean, "at most 1 where samplers are correct"),
+    ]
+    uniform = f"Kolmogorov-Smirnov, p-value {number(screen['p_value'])}; near 0 where the screen's p-values are uniform"
+    rows += [
+        (f"e at least {tail['e']}", number(tail["share"]), f"of all; at most {number(tail['markov'])}")
+        for tail in figures["tails"]
+    ]
+    rows += [
+        ("screen", number(screen["statistic"]), uniform),
+        ("flagged", str(figures["flagged"]), "went on from the screen to the bet"),
+        ("suspect", str(figures["suspect"]), "undecided when the samples were used up"),
+        ("failed", str(figures["failed"]), f"over the bar of {tests} tests on their own"),
+        ("gate", "RED" if figures["red"] else "quiet", f"the whole run, false alarms at most {figures['alpha_run']:g}"),
+        ("samples", str(figures["samples"]), f"in {number(figures['seconds'])} s"),
+    ]
+    table = Table(title="bench calibration", title_justify="left", box=None, show_header=False, padding=(0, 2, 0, 0))
+    table.add_column(no_wrap=True)
+    table.add_column(justify="right", no_wrap=True)
+    table.add_column(ratio=1)
+    for row in rows:
+        table.add_row(*row)
+    return printed(table)

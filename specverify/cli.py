@@ -1,4 +1,4 @@
-"""The command line: diff, replay, list, doctor, bench; one clear line for wrong input, exit codes 0 to 3."""
+"""The command line: diff, replay, law, list, doctor, bench; one clear line for wrong input, exit codes 0 to 3."""
 
 import sys
 from pathlib import Path
@@ -12,6 +12,7 @@ import click  # noqa: E402
 
 import specverify  # noqa: E402
 from reference.case import DTYPES  # noqa: E402
+from reference.rules import DRAWS, RULES  # noqa: E402
 from specverify.plan import DEFAULT_CASES, DEFAULT_DTYPES, Plan, default_jobs  # noqa: E402
 
 DEVICES = {"cpu": "cpu-eager", "cuda": "cuda-eager", "npu": "ascend-eager"}
@@ -141,6 +142,37 @@ def replay(file: str, backend: str | None, fault: str | None, model: str | None,
     return result.exit_code
 
 
+@cli.command()
+@click.argument("rule", required=False, type=click.Choice(list(RULES)))
+@click.option("--p", metavar="P,P,…", help="The target's probabilities at every context: 0.6,0.4 or 3/5,2/5.")
+@click.option("--q", metavar="Q,Q,…", help="The draft's (default for both: a pair designed to tell rules apart).")
+@click.option("--draws", type=click.Choice(DRAWS), help="How siblings are named (default: as RULE was published).")
+@click.option("--siblings", type=click.IntRange(1, 31), help="Children of each node.")
+@click.option("--depth", type=click.IntRange(1, 31), help="Levels below the root.")
+@click.option("--tree", metavar="N,N,…", help="Parents of the nodes; node 0 is the root, its own parent: 0,0,0,1,1.")
+@click.option("--tokens", metavar="T,T,…", help="Tokens of the nodes, the root's first, in place of drafting any.")
+@click.option("--threshold-single", metavar="X", help="target-only: accept where p(x) reaches it (default 1).")
+@click.option("--threshold-acc", metavar="X", help="target-only: divides the covered mass (default 1).")
+@click.option("--epsilon", metavar="X", help="typical: the hard threshold (default 0.3).")
+@click.option("--delta", metavar="X", help="typical: the factor of exp(-entropy) (default 0.09).")
+@click.option("--world", metavar="FILE.json", help="Tree, thresholds, and target and draft after each path.")
+@click.option("--soft-q", is_flag=True, help="With top-k: hand over the soft q, as if tokens had been drawn from it.")
+@click.option("--rule", "own", metavar="pkg.module:function", help="A rule of your own in place of RULE.")
+@click.option("--claims-lossless", is_flag=True, help="With --rule: exit 1 unless it is lossless.")
+@click.option("--table", is_flag=True, help="All built-in rules, all kinds of draft, on a standard set of worlds.")
+@click.option("--picture", is_flag=True, help="Bars of the first token's law, and of the worst context's.")
+@click.option("--max-runs", type=click.IntRange(min=1), help="Runs of the rule before a world counts as too large.")
+@click.option("--json", "json_file", metavar="FILE|-", help="Write the result as one JSON object.")
+def law(**options: Any) -> int:
+    """Enumerate the exact law of an acceptance rule, and hold it against the target's.
+
+    Exit 1 where a rule that declares to be lossless in this setting is not; a rule that is lossy as declared is fine.
+    """
+    from specverify import law as command
+
+    return command.law(command.Options(**options))
+
+
 @cli.command("list")
 @click.argument("subject", required=False, type=click.Choice(["backends", "invariants", "faults", "models"]))
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
@@ -177,23 +209,46 @@ def doctor(as_json: bool) -> int:
 
 
 @cli.command()
-@click.option("--backend", default="cpu-eager", show_default=True, help="Backend name or pkg.module:factory.")
-@click.option("--cases", type=click.IntRange(min=1), default=200, show_default=True)
+@click.argument("what", default="throughput", type=click.Choice(["throughput", "calibration"]))
+@click.option("--backend", help="throughput: backend name or pkg.module:factory (default cpu-eager).")
+@click.option("--cases", type=click.IntRange(min=1), help="throughput: cases to judge (default 200).")
+@click.option("--tests", type=click.IntRange(min=1), help="calibration: black-box tests to run (default 10000).")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
 @click.option("--json", "json_file", metavar="FILE|-", help="Write the figures as one JSON object.")
-def bench(backend: str, cases: int, seed: int, json_file: str | None) -> int:
-    """Measure check throughput: cases per second, and wall time over time in the backend's forwards."""
-    from reports.tables import figures_table
-    from reports.writing import check, write_json
-    from specverify.bench import throughput
+def bench(
+    what: str, backend: str | None, cases: int | None, tests: int | None, seed: int, json_file: str | None
+) -> int:
+    """Measure what checking costs, or how often it is wrong.
 
+    throughput: cases per second, and wall time over time in the backend's forwards. calibration: black-box sampling
+    tests of correct samplers, which must not raise an alarm; exit 1 if one does.
+    """
+    from reports.tables import calibration_table, figures_table
+    from reports.writing import check, write_json
+
+    for name, value, of in (
+        ("backend", backend, "throughput"),
+        ("cases", cases, "throughput"),
+        ("tests", tests, "calibration"),
+    ):
+        if value is not None and of != what:
+            raise click.UsageError(f"--{name} is for bench {of}")
     if json_file is not None:
         check(json_file)
-    figures = throughput(backend, cases, seed)
-    click.echo(figures_table(figures), err=json_file == "-")
+    if what == "calibration":
+        from specverify.calibration import calibrate
+
+        figures = calibrate(tests or 10_000, seed)
+        page = calibration_table(figures)
+    else:
+        from specverify.bench import throughput
+
+        figures = throughput(backend or "cpu-eager", cases or 200, seed)
+        page = figures_table(figures)
+    click.echo(page, err=json_file == "-")
     if json_file is not None:
         write_json(json_file, figures)
-    return 0
+    return 1 if figures.get("red") else 0
 
 
 def main(arguments: list[str] | None = None) -> None:
