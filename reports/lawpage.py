@@ -137,7 +137,7 @@ def _results(facts: LawFacts) -> list[tuple[str, str]]:
 def _because(facts: LawFacts) -> str:
     if facts.why:
         return facts.why
-    condition = f" on condition that {facts.condition}" if facts.condition else ""
+    condition = f" on this condition: {facts.condition}" if facts.condition else ""
     if facts.promise is None:
         return "--claims-lossless makes this a gate (exit code 1 where it is lossy)"
     if facts.broken:
@@ -252,10 +252,8 @@ def law_table(rows: Iterable[LawFacts]) -> str:
         off = "0" if facts.total_variation == 0 else f"{float(facts.total_variation):.3g}"
         cells = (facts.rule, draws, declared, off, str(facts.cells), str(facts.evaluations))
         table.add_row(*(Text(cell) for cell in cells))
-    notes = [
-        printed(folded(f"* {rule}: lossless on condition that {condition}")) for rule, condition in conditions.items()
-    ]
-    return printed(table) + "\n" + "".join(notes)
+    notes = [f"* {rule} is lossless on this condition: {condition}" for rule, condition in conditions.items()]
+    return printed(table) + "\n" + "".join(printed(folded(note)) for note in notes)
 
 
 def law_record(facts: LawFacts) -> dict[str, Any]:

@@ -11,15 +11,16 @@ from reference.malformed import Malformed
 from reference.rules import Rule
 from reference.tree import Tree
 from reports.lawpage import LawFacts
+from reports.values import cut
 from specverify.ownrule import own_rule
 from specverify.tables import MOST_TOKENS, Tables
 from specverify.unusable import UnusableInput
 
-MOST_RUNS = 50_000
+MOST_RUNS = 20_000
 """Runs of a rule before a world is called too large; fewer where the vocabulary makes each run long."""
 
-MOST_WORK = 400_000
-"""Runs times tokens of the vocabulary: about twenty seconds."""
+MOST_WORK = 120_000
+"""Runs times tokens of the vocabulary: some ten seconds."""
 
 NOISE = 1e-10
 """Total variation that floats may show where a rule of the user's own computes in them; fractions are exact."""
@@ -56,7 +57,7 @@ def measured(asked: Asked, most: int | None = None) -> LawFacts:
 
     Args:
         asked: Rule and world.
-        most: Runs of the rule at most; None for as many as take some twenty seconds.
+        most: Runs of the rule at most; None for as many as take some ten seconds.
 
     Raises:
         UnusableInput: The world is too large, or the user's own rule errs.
@@ -75,7 +76,7 @@ def measured(asked: Asked, most: int | None = None) -> LawFacts:
         promise, condition = (True if asked.claims else None), ""
     elif asked.soft and rule.name in READ_Q:
         promise, condition = False, "tokens are drawn from the q that is handed over"
-        why = f"a greedy draft treated as a sample: {rule.name} promises the target's law on condition that {condition}"
+        why = f"a greedy draft treated as a sample: {rule.name} promises the target's law only where {condition}"
     return LawFacts(
         rule=asked.own or rule.name,
         setting=asked.setting,
@@ -121,7 +122,7 @@ def _law(asked: Asked, runs: "_Runs") -> Law:
     except Malformed as why:
         if isinstance(why.__cause__, UnusableInput):
             raise why.__cause__ from None
-        raise UnusableInput(f"--rule {asked.own}: {why.why}" if asked.own else str(why)) from why
+        raise UnusableInput(cut(f"--rule {asked.own}: {why.why}" if asked.own else str(why))) from why
     total = sum(blocks.values())
     if not -NOISE < float(total) - 1.0 < NOISE:
         raise UnusableInput(

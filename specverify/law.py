@@ -116,7 +116,9 @@ def _asked(options: Options) -> LawFacts:
 def _told(options: Options) -> Told:
     """The world that the options describe, or the file they name."""
     if options.world is not None:
-        clash = [name for name in ("p", "q", "siblings", "depth", "tree", "tokens") if getattr(options, name)]
+        clash = [
+            name for name in ("p", "q", "siblings", "depth", "tree", "tokens") if getattr(options, name) is not None
+        ]
         if clash:
             raise click.UsageError(f"--world has it all: leave out {', '.join(f'--{name}' for name in clash)}")
         return read(options.world)

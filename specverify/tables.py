@@ -20,7 +20,7 @@ MOST_TOKENS = 256
 OFF = Fraction(1, 10**6)
 """How far from 1 a row may sum; it is then normalised."""
 
-NUMBER = re.compile(r"[+-]?(?:\d+/\d+|(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d{1,3})?)", re.ASCII | re.IGNORECASE)
+NUMBER = re.compile(r"[+-]?(?:\d+/\d+|(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d{1,2})?)", re.ASCII | re.IGNORECASE)
 """A fraction, or a decimal whose exponent cannot ask for more digits than fit in memory."""
 
 LONGEST = 80
