@@ -230,6 +230,12 @@ def test_two_drafts(run: Run) -> None:
     (found,) = ended.rules
     assert (found["total_variation_exact"], found["verdict"]) == ("0", "LOSSLESS as declared")
     assert off(run, "specinfer", "--world", "w.json", "--draws", "without-replacement") > 0
+    # The best token of the first draft is the second best of the other: twins, though named by rank.
+    world |= {"draft": [{"": [0.5, 0.3, 0.2]}, {"": [0.3, 0.5, 0.2]}], "draws": "top-k"}
+    Path("w.json").write_text(json.dumps(world))
+    (found,) = run("law", "target-only", "--world", "w.json", "--json", "-").rules
+    assert (found["total_variation_exact"], found["verdict"]) == ("1/2", "LOSSY as declared")
+    assert "one draft" in refused(run("law", "multi-round", "--world", "w.json", "--soft-q"))
 
 
 def test_json_to_a_file(run: Run) -> None:
