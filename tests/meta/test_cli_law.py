@@ -17,6 +17,7 @@ from reference import acceptance, rules
 from reference.chance import Chance
 from specverify import calibration
 from specverify.cli import main
+from specverify.lawtable import worlds
 
 FIVE = "0.5,0.2,0.15,0.1,0.05"
 ONE = ("--siblings", "1")
@@ -238,6 +239,23 @@ def test_two_drafts(run: Run) -> None:
     assert "one draft" in refused(run("law", "multi-round", "--world", "w.json", "--soft-q"))
 
 
+def test_a_row_that_nearly_sums_to_one_is_normalised(run: Run) -> None:
+    third = ",".join(["0.3333333"] * 3)
+    ended = run("law", "chain", "--p", third, "--q", third, *ONE)
+    assert ended.code == 0
+    assert len(re.findall(r"^  \d +0\.333333 +0\.333333 +0 +1/3 +1/3$", ended.out, re.MULTILINE)) == 3
+    assert "--p: sums to 0.999, not to 1" in refused(run("law", "chain", "--p", ",".join(["0.333"] * 3), "--q", third))
+
+
+def test_in_the_standard_worlds_contexts_differ() -> None:
+    """Where all rows are equal, a residual or bonus from the wrong row is no bias."""
+    for rule in rules.RULES:
+        for tables in worlds(rule).values():
+            for table in (tables.target, *tables.drafts):
+                assert all(sum(row) == 1 for row in table.values())
+                assert all(table[token,] != table[()] for token in range(1, tables.vocab))
+
+
 def test_json_to_a_file(run: Run) -> None:
     ended = run("law", "eagle", "--json", "law.json")
     assert "LOSSLESS" in ended.out
@@ -293,6 +311,14 @@ def vector(chance, rule, draws, tree, target, proposal, sampled):
 
 def hopeful(chance, rule, draws, tree, target, proposal, sampled):
     return (0, 1), target[1]
+
+def stale(chance, rule, draws, tree, target, proposal, sampled):
+    path, weights = acceptance.chain(chance, rule, draws, tree, target, proposal, sampled)
+    return path, target[0] if len(path) == 2 else weights
+
+def believes(chance, rule, draws, tree, target, proposal, sampled):
+    assert sampled and proposal[1] == (Fraction(4, 5), Fraction(1, 5))
+    return acceptance.chain(chance, rule, draws, tree, target, proposal, sampled)
 
 def raises(*given): raise RuntimeError("no\\n license")
 def leaves(*given): raise SystemExit(0)
@@ -350,6 +376,23 @@ def test_a_rule_of_the_users_own(function: str, claims: bool, code: int, verdict
     assert found["rule"] == f"mine_own:{function}"
     assert found["exact"] == (function in ("good", "hopeful"))
     assert verdict in ended.err
+
+
+@pytest.mark.usefixtures("own")
+def test_a_bias_of_the_last_token_alone(run: Run) -> None:
+    """The bonus comes from the root's row: 3/5 of the blocks go on, from (3/5, 2/5) in place of (1/10, 9/10)."""
+    world = {"parents": [0, 0], "target": {"": [0.6, 0.4], "0": [0.1, 0.9]}, "tokens": [0, 0]}
+    Path("w.json").write_text(json.dumps(world))
+    (found,) = run("law", "--rule", "mine_own:stale", "--world", "w.json", "--json", "-").rules
+    assert found["first_token"]["law"] == found["first_token"]["target"] == [0.6, 0.4]
+    assert found["total_variation_exact"] == str(F(3, 5) * F(1, 2))
+    assert [where["context"] for where in found["where_from"]] == [[0]]
+
+
+@pytest.mark.usefixtures("own")
+def test_a_soft_q_is_handed_over_as_if_tokens_had_been_drawn(run: Run) -> None:
+    given = ("--rule", "mine_own:believes", "--p", "0.6,0.4", "--q", "0.8,0.2", "--soft-q", *ONE)
+    assert off(run, *given) == F(3, 20)
 
 
 @pytest.mark.usefixtures("own")
