@@ -67,12 +67,11 @@ def bonus_without_temperature(seams: SamplingSeams) -> SamplingSeams:
 
 
 def coarse_nucleus(seams: SamplingSeams) -> SamplingSeams:
-    """top_p is rounded to bfloat16 in the verifier, and the masses with it."""
+    """top_p is rounded to bfloat16 in the verifier."""
 
     def target_law(logits: Tensor, sampling: Sampling, stops: Stops, past: History | None) -> Tensor:
         coarse = float(torch.tensor(sampling.top_p).bfloat16())
-        rounded = logits.bfloat16().to(logits.dtype) if sampling.top_p < 1.0 else logits
-        return seams.target_law(rounded, replace(sampling, top_p=coarse), stops, past)
+        return seams.target_law(logits, replace(sampling, top_p=coarse), stops, past)
 
     return replace(seams, target_law=target_law)
 
@@ -186,7 +185,7 @@ FAULTS = (
         "top-p-in-bfloat16",
         "BZ-055",
         Stage.SCORED,
-        "top_p and what it cuts are rounded to bfloat16 in the verifier.",
+        "top_p is rounded to bfloat16 in the verifier, so that its nucleus is another.",
         "catalogue BZ-055: top_p cast to bfloat16 in the verification sampler",
         "top-p below 1",
         patched(coarse_nucleus),
