@@ -33,7 +33,7 @@ from specverify.opening import subject_of
 
 BY_NAME = {one.name: one for one in ALL}
 SAMPLED = {one.name for group in (coins, distribution, laws, processing) for one in group.INVARIANTS}
-"""Invariants of sampled cases, which the greedy cases here cannot show to fail: test_sampling_faults has their faults."""
+"""Invariants of sampled cases; the greedy cases here cannot make them fail, test_sampling_faults has their faults."""
 _ORACLE = Oracle(keep=1024)
 
 
