@@ -83,16 +83,17 @@ class Evidence:
     Attributes:
         invariant: Who asked.
         log_e: Natural log of the e-value when the test stopped.
-        rounds: Rounds drawn.
-        smallest_tv: Smallest total variation that the test would have seen with probability .99.
-        p_screen: P-value of the screen.
+        rounds: Rounds drawn; where whole generations are tested, their draws.
+        smallest_tv: Smallest total variation that the test would have seen with probability .99; None where it has no
+            such figure, since each draw has a law of its own.
+        p_screen: P-value of the screen; None where there was none.
     """
 
     invariant: str
     log_e: float
     rounds: int
-    smallest_tv: float
-    p_screen: float
+    smallest_tv: float | None = None
+    p_screen: float | None = None
 
 
 Outcome = str

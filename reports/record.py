@@ -125,7 +125,7 @@ def sampling_tests(tally: Tally) -> dict[str, Any]:
         "rounds": sum(one.rounds for one in tally.evidence),
         "sum_of_e": total,
         "red_at": len(tally.evidence) / ALPHA_RUN,
-        "smallest_tv": max((one.smallest_tv for one in tally.evidence), default=None),
+        "smallest_tv": max((one.smallest_tv for one in tally.evidence if one.smallest_tv is not None), default=None),
         "excess": tally.excess_evidence,
     }
 
