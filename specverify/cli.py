@@ -13,6 +13,7 @@ import click  # noqa: E402
 import specverify  # noqa: E402
 from reference.case import DTYPES  # noqa: E402
 from reference.rules import DRAWS, RULES  # noqa: E402
+from specverify import sampling_options  # noqa: E402
 from specverify.plan import DEFAULT_CASES, DEFAULT_DTYPES, Plan, default_jobs  # noqa: E402
 
 DEVICES = {"cpu": "cpu-eager", "cuda": "cuda-eager", "npu": "ascend-eager"}
@@ -38,6 +39,7 @@ def cli() -> None:
     "--cases", type=click.IntRange(min=1), help=f"Cases, or prompts with --model (default {DEFAULT_CASES}, 20)."
 )
 @click.option("--new-tokens", type=click.IntRange(min=1), default=64, show_default=True, help="Tokens per prompt.")
+@sampling_options.options
 @click.option(
     "--time-budget", type=click.FloatRange(min=0, min_open=True), metavar="S", help="Begin no case after S s."
 )
@@ -66,12 +68,14 @@ def diff(
     junit: str | None,
     json_file: str | None,
     fault: str | None,
+    **settings: Any,
 ) -> int:
     """Draw cases, run oracle and backend, judge, shrink, report."""
     from specverify import diff as command
 
     if prompts is not None and model is None:
         raise click.UsageError("--prompts needs --model: the built-in models have no tokenizer")
+    sampling = sampling_options.sampling_of(model, settings)
     name = backend or DEVICES[device or "cpu"]
     _check_names(name, device, against, invariants, fault)
     plan = Plan(
@@ -82,6 +86,7 @@ def diff(
         invariants=invariants,
         cases=cases or (DEFAULT_CASES if model is None else 20),
         new_tokens=new_tokens,
+        sampling=sampling,
         time_budget_s=time_budget or 0.0,
         dtypes=dtypes or (DEFAULT_DTYPES if model is None else DEFAULT_DTYPES[:1]),
         seed=seed,

@@ -3,6 +3,8 @@
 import os
 from dataclasses import dataclass, replace
 
+from reference.sampling import Sampling
+
 DEFAULT_CASES = 520
 DEFAULT_DTYPES = ("float32", "float64")
 
@@ -22,6 +24,7 @@ class Plan:
         invariants: Globs; empty selects all.
         cases: Cases to draw; with prompts, prompts to run.
         new_tokens: Tokens to generate per prompt.
+        sampling: How prompts are sampled; greedy unless asked for. Each case has a seed of its own.
         time_budget_s: Wall seconds after which no further case begins; 0 for none.
         dtypes: Working dtypes to draw from.
         seed: Of the whole run; worker w draws with seed + w.
@@ -37,6 +40,7 @@ class Plan:
     invariants: tuple[str, ...] = ()
     cases: int = DEFAULT_CASES
     new_tokens: int = 64
+    sampling: Sampling = Sampling()
     time_budget_s: float = 0.0
     dtypes: tuple[str, ...] = DEFAULT_DTYPES
     seed: int = 0

@@ -1,4 +1,4 @@
-"""Cases on a real checkpoint: prompts in, drafts from an n-gram trie and from the model's own top tokens."""
+"""Cases on a real checkpoint: prompts in, drafts from an n-gram trie, the model's own top tokens, and the model."""
 
 import gzip
 import json
@@ -12,10 +12,11 @@ import numpy as np
 
 from properties.invariant import Invariant, Oracle
 from properties.strategies.acceptance import accepted_path
+from properties.strategies.sampling import as_chain
 from properties.subject import NoTrace, Subject
 from reference.architecture import Checkpoint
 from reference.case import Case
-from reference.draft import Ngram, Scripted
+from reference.draft import Draft, LanguageModel, Ngram, Scripted
 from reference.layout import KvLayout
 from reference.malformed import Malformed
 from reference.sampling import Stops
@@ -33,8 +34,16 @@ TOKEN_LEVEL = (
     "lossless.stops",
     "lossless.accounting",
     "lossless.completes",
+    "lossless.distribution",
+    "lossless.processors-per-node",
+    "lossless.logprobs",
+    "acceptance.sampled-walk",
+    "acceptance.proposal-consistent",
 )
 """What a long generation is judged by; every other invariant looks at the first steps of the same prompt."""
+
+LONG_IF_SAMPLED = ("lossless.processors-per-node", "lossless.logprobs", "acceptance.proposal-consistent")
+"""Of those, the ones that say nothing more of a long greedy generation than of its first steps."""
 
 
 def _branches(*depths: int) -> RankTree:
@@ -54,6 +63,13 @@ LOOKUP = _branches(8, 6, 4)
 
 LOOKUP_ORDER = 6
 """Tokens of an n-gram, the one it predicts included."""
+
+OWN = _branches(3, 2)
+"""The tree that the model drafts for itself where it samples."""
+
+UNNAMED = 3
+"""One token id in this many, which the model may not name when it drafts for itself: else q would be p, and nothing
+would ever be rejected."""
 
 CLOSE_STEPS = 2
 """Steps of the cases on which every selected invariant is judged."""
@@ -80,27 +96,46 @@ def prepare(plan: Plan, subject: Subject, invariants: tuple[Invariant, ...]) -> 
     checkpoint = open_checkpoint(plan.model, understood=plan.against is None)
     prompts = _prompts(plan, checkpoint)
     dtype = plan.dtypes[0]
-    close = tuple(one for one in invariants if one.name not in TOKEN_LEVEL)
-    tokens = tuple(one for one in invariants if one.name in TOKEN_LEVEL)
+    sampled = not plan.sampling.greedy
+    long = TOKEN_LEVEL if sampled else tuple(name for name in TOKEN_LEVEL if name not in LONG_IF_SAMPLED)
+    close = tuple(one for one in invariants if one.name not in long)
+    tokens = tuple(one for one in invariants if one.name in long)
     bases = [_base(checkpoint, prompt, number, plan.new_tokens, dtype) for number, prompt in enumerate(prompts)]
 
     def cases(oracle: Oracle) -> Iterator[Given]:
         for number, base in enumerate(bases):
-            lookup = replace(base, draft=Ngram(LOOKUP, LOOKUP_ORDER))
+            lookup = _with(base, Ngram(LOOKUP, LOOKUP_ORDER), plan, 3 * number)
             try:
                 plain = subject(base.plain_decode())
             except NoTrace:
                 yield lookup, invariants  # the judge says how it broke, or why it was declined
                 continue
-            scripted = replace(base, draft=own_top_tokens(plain, base.prompt[-1], seed=plan.seed + number))
+            script = own_top_tokens(plain, base.prompt[-1], seed=plan.seed + number)
+            scripted = _with(base, script, plan, 3 * number + 1)
             if tokens:
                 yield lookup, tokens
                 yield scripted, tokens
+            if tokens and sampled:
+                yield _with(base, LanguageModel(checkpoint, OWN, _named(checkpoint)), plan, 3 * number + 2), tokens
             if close:
                 padded = replace(base.layout, commit="fast", padded_nodes=12)
                 yield replace(scripted, steps=CLOSE_STEPS, layout=padded), close
 
-    return Prepared(len(bases) * (2 * bool(tokens) + bool(close)), cases)
+    return Prepared(len(bases) * ((2 + sampled) * bool(tokens) + bool(close)), cases)
+
+
+def _with(base: Case, draft: Draft, plan: Plan, turn: int) -> Case:
+    """`base` drafted by `draft`; where the plan samples, on coins of its own, and on chains if its rule wants them."""
+    if plan.sampling.greedy:
+        return replace(base, draft=draft)
+    fitting = as_chain(draft) if plan.sampling.rule.promise.chains_only else draft
+    seed = int(np.random.default_rng([plan.seed, turn]).integers(0, 2**62))
+    return replace(base, draft=fitting, sampling=replace(plan.sampling, seed=seed))
+
+
+def _named(checkpoint: Checkpoint) -> tuple[int, ...]:
+    """The ids that the model may name when it drafts for itself."""
+    return tuple(token for token in range(checkpoint.vocab_size) if token % UNNAMED or checkpoint.vocab_size < UNNAMED)
 
 
 def own_top_tokens(plain: Trace, root: int, seed: int) -> Scripted:
