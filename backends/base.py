@@ -23,6 +23,7 @@ class Declaration:
         max_temperature: 0.0 for a backend that is greedy only.
         rules: Acceptance rules it has for temperatures above 0.
         processes: Whether it applies penalties, bad words, min_tokens, top-k, top-p, min-p and custom processors.
+        stops: Fields of `Stops` that it heeds.
         emulated: Whether it stands in for a device that is not there; such a run never counts as hardware.
     """
 
@@ -36,6 +37,7 @@ class Declaration:
     max_temperature: float = 0.0
     rules: tuple[str, ...] = ()
     processes: bool = False
+    stops: tuple[str, ...] = ("max_new_tokens", "eos", "stop_tokens")
     emulated: bool = False
 
 

@@ -36,6 +36,7 @@ class EagerBackend:
             max_temperature=float("inf"),
             rules=tuple(RULES),
             processes=True,
+            stops=("max_new_tokens", "eos", "stop_tokens", "stop_strings", "max_length"),
         )
         self.seams = seams
         self._shelf = Shelf(device)

@@ -96,7 +96,9 @@ def relabelled(case: Case) -> tuple[Case, tuple[int, ...]]:
     elif isinstance(draft, LanguageModel):
         assert isinstance(draft.model, Seeded)
         draft = LanguageModel(replace(draft.model, relabel=seed), draft.shape, tuple(sorted(renamed(draft.vocabulary))))
-    stops = Stops(case.stops.max_new_tokens, renamed(case.stops.eos), renamed(case.stops.stop_tokens))
+    held = case.stops
+    pieces = tuple(held.pieces[new.index(token)] for token in range(len(new))) if held.pieces else ()
+    stops = replace(held, eos=renamed(held.eos), stop_tokens=renamed(held.stop_tokens), pieces=pieces)
     sampling = replace(case.sampling, bad_words=tuple(renamed(word) for word in case.sampling.bad_words))
     model = replace(case.model, relabel=seed)
     return replace(case, model=model, prompt=renamed(case.prompt), draft=draft, sampling=sampling, stops=stops), new

@@ -58,6 +58,7 @@ class Case:
                 if not 0 <= token < vocab:
                     raise Malformed(f"{where}[{at}]", f"{token} is not in the vocabulary of {vocab}")
         self._check_sampling()
+        self._check_stops()
         if isinstance(self.draft, Scripted) and self.draft.trees and self.draft.trees[0].token[0] != self.prompt[-1]:
             raise Malformed(
                 "draft.trees[0].token[0]",
@@ -83,6 +84,18 @@ class Case:
             shapes = self.draft.trees if isinstance(self.draft, Scripted) else (self.draft.shape,)
             for refused in filter(None, map(self.sampling.rule.refuses, shapes)):
                 raise Malformed("sampling.rule", refused)
+
+    def _check_stops(self) -> None:
+        """Raise Malformed where nothing may be emitted, or a token of the vocabulary has no text."""
+        stops, vocab = self.stops, self.model.vocab_size
+        if stops.pieces and len(stops.pieces) != vocab:
+            raise Malformed("stops.pieces", f"{len(stops.pieces)} texts for a vocabulary of {vocab}")
+        if stops.max_length and stops.max_length <= len(self.prompt):
+            raise Malformed(
+                "stops.max_length", f"{stops.max_length} leaves nothing to emit after a prompt of {len(self.prompt)}"
+            )
+        if stops.max_length > self.max_positions:
+            raise Malformed("stops.max_length", f"{stops.max_length} is more than the model's {self.max_positions}")
 
     @property
     def most_nodes(self) -> int:
@@ -112,7 +125,7 @@ class Case:
             height = max((tree.height for tree in self.draft.trees), default=0)
         else:
             height = self.draft.shape.height
-        return len(self.prompt) + self.stops.max_new_tokens + height
+        return len(self.prompt) + self.stops.room(len(self.prompt)) + height
 
     @property
     def prefix(self) -> tuple[int, ...]:

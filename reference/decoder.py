@@ -86,7 +86,7 @@ class Oracle:
             drafted = replace(drafted, proposal=frozen(proposal))
             accepted = sampled.accept(tree, law, proposal)
         block = (*[tree.token[node] for node in accepted.path[1:]], accepted.bonus)
-        kept, finish = stopping.clipped(block, output, case.stops)
+        kept, finish = stopping.clipped(block, output, case.stops, len(case.prompt), case.sampling.min_tokens)
         rows = [nodes.logits[node] for node in accepted.path]
         logprobs = tuple(processing.logprob(row, token) for row, token in zip(rows, kept, strict=False))
         return Step(

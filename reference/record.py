@@ -106,8 +106,12 @@ def _model(content: dict[str, Any], path: str) -> Model:
         rope[key] = float(value) if isinstance(getattr(Rope, key), float) else value
     short, long = tuple(map(float, rope.pop("short_factor"))), tuple(map(float, rope.pop("long_factor")))
     turned = _built(f"{path}.architecture.rope", lambda: Rope(**rope, short_factor=short, long_factor=long))
-    windows = tuple(fields.pop("windows"))
-    architecture = _built(f"{path}.architecture", lambda: Architecture(**fields, windows=windows, rope=turned))
+    for name in ("windows", "chunks", "unrotated"):
+        if name in fields:
+            fields[name] = tuple(fields[name])
+    if "attn_scale" in fields:
+        fields["attn_scale"] = float(fields["attn_scale"])
+    architecture = _built(f"{path}.architecture", lambda: Architecture(**fields, rope=turned))
     return _built(path, lambda: Seeded(architecture=architecture, **rest))
 
 
@@ -137,15 +141,19 @@ def _sampling(content: dict[str, Any]) -> Sampling:
     return _built("sampling", lambda: Sampling(**rest))
 
 
+def _stops(content: dict[str, Any]) -> Stops:
+    fields: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in content.items()}
+    return _built("stops", lambda: Stops(**fields))
+
+
 def _case(content: dict[str, Any]) -> Case:
-    sampling, stops = content["sampling"], content["stops"]
     return Case(
         model=_model(content["model"], "model"),
         prompt=tuple(content["prompt"]),
         draft=_draft(content["draft"]),
         layout=_built("layout", lambda: KvLayout(**content["layout"])),
-        sampling=_sampling(sampling),
-        stops=_built("stops", lambda: Stops(stops["max_new_tokens"], tuple(stops["eos"]), tuple(stops["stop_tokens"]))),
+        sampling=_sampling(content["sampling"]),
+        stops=_stops(content["stops"]),
         dtype=content["dtype"],
         steps=content["steps"],
     )

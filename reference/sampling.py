@@ -21,7 +21,7 @@ class Sampling:
         presence_penalty: Subtracted from logits of tokens in output or path.
         frequency_penalty: Subtracted once for each time that a token is in output or path.
         bad_words: Token sequences that may not be completed.
-        min_tokens: Output tokens before which neither eos nor a stop token may come.
+        min_tokens: Output tokens before which neither eos nor a stop token may come; no stop string ends among them.
         processors: Custom processors, `pkg.module:function`, each a pure function of (tokens, logits).
         top_k: Tokens kept, equals of the last included; 0 keeps all.
         top_p: Smallest mass of the most probable tokens that is kept.
@@ -87,16 +87,45 @@ class Sampling:
 class Stops:
     """Where the output ends; each holds inside an accepted block, and nothing beyond it is emitted or kept.
 
+    The first `Sampling.min_tokens` tokens of the output end it by length alone: a stop string that they complete is
+    passed over, and does not end the output later (vLLM's rule, IncrementalDetokenizer.update).
+
     Attributes:
         max_new_tokens: Tokens emitted at most, at least 1.
         eos: Token ids that end the text (finish reason `eos`); the ending token is emitted.
         stop_tokens: Token ids of the request's own (finish reason `stop`); the ending token is emitted.
+        stop_strings: Texts that end the output (finish reason `stop`) with the token that completes one; that token is
+            emitted whole. The text is that of the output's tokens, the prompt's does not count.
+        pieces: The text of every token id, there where stop strings are; a byte vocabulary has a character for a byte.
+        max_length: Tokens of prompt and output together at most (finish reason `length`); 0 for no such limit.
     """
 
     max_new_tokens: int = 16
     eos: tuple[int, ...] = ()
     stop_tokens: tuple[int, ...] = ()
+    stop_strings: tuple[str, ...] = field(default=(), metadata=LATER)
+    pieces: tuple[str, ...] = field(default=(), metadata=LATER)
+    max_length: int = field(default=0, metadata=LATER)
 
     def __post_init__(self) -> None:
         if self.max_new_tokens < 1:
             raise Malformed("max_new_tokens", f"{self.max_new_tokens} leaves nothing to emit")
+        if self.max_length < 0:
+            raise Malformed("max_length", f"{self.max_length} is negative (0 is no limit)")
+        for name in ("stop_strings", "pieces"):
+            for at, text in enumerate(getattr(self, name)):
+                if any("\ud800" <= one <= "\udfff" for one in text):
+                    # JSON joins two halves into one character: the file would hold another text.
+                    raise Malformed(f"{name}[{at}]", "holds half a surrogate pair, which is no character")
+        if "" in self.stop_strings:
+            raise Malformed(
+                f"stop_strings[{self.stop_strings.index('')}]", "an empty text is complete before it starts"
+            )
+        if self.stop_strings and not self.pieces:
+            raise Malformed("pieces", "missing; without the text of each token no stop string is ever complete")
+        if self.pieces and not self.stop_strings:
+            raise Malformed("pieces", "there is no stop string to look for in them")
+
+    def room(self, prompt: int) -> int:
+        """Tokens that may be emitted after a prompt of `prompt` tokens, by the two limits of length."""
+        return min(self.max_new_tokens, self.max_length - prompt) if self.max_length else self.max_new_tokens

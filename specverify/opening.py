@@ -106,4 +106,7 @@ def _outside(backend: Backend, case: Case) -> str | None:
         return f"{declared.name} declares no acceptance rule {case.sampling.rule.name}"
     if case.sampling.processes and not declared.processes:
         return f"{declared.name} declares no processing of logits"
+    for name in ("stop_strings", "max_length"):
+        if getattr(case.stops, name) and name not in declared.stops:
+            return f"{declared.name} declares no {name}"
     return None

@@ -33,28 +33,3 @@ def gather_rows(flat: Tensor, retrieve_index: Tensor) -> Tensor:
 def logprobs(logits: Tensor) -> Tensor:
     """Log-probabilities [nodes, V] of unprocessed logits, each row by itself, in float32 or float64."""
     return (logits if logits.dtype == torch.float64 else logits.float()).log_softmax(-1)
-
-
-def clip(
-    block: list[int], emitted: int, max_new_tokens: int, eos: tuple[int, ...], stop: tuple[int, ...]
-) -> tuple[list[int], str | None]:
-    """Cut an accepted block where the output ends; what was accepted beyond is neither emitted nor kept.
-
-    Args:
-        block: Accepted tokens and the bonus, in order.
-        emitted: Tokens emitted before this block.
-        max_new_tokens: Tokens the output may hold.
-        eos: Token ids that end the text; the ending token is emitted.
-        stop: Token ids of the request's own that end it likewise.
-
-    Returns:
-        The tokens to emit, and the reason to end (`eos`, `stop`, `length`) or None.
-    """
-    for at, token in enumerate(block):
-        if token in eos:
-            return block[: at + 1], "eos"
-        if token in stop:
-            return block[: at + 1], "stop"
-        if emitted + at + 1 >= max_new_tokens:
-            return block[: at + 1], "length"
-    return block, None

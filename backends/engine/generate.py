@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from transformers import DynamicCache
 
 from backends.base import StageFailure
-from backends.engine import accept, attention, branch
+from backends.engine import accept, attention, branch, stops
 from backends.engine.causal_lm import CausalLm, cached_length
 from backends.engine.draft import language_model
 from backends.engine.draft.base import Draft
@@ -25,7 +25,7 @@ SEAMS = Seams(
     attend=attention.eager,
     score=accept.gather_rows,
     walk=accept.greedy_walk,
-    clip=accept.clip,
+    clip=stops.clip,
     commit=branch.commit,
     advance=lambda kept: kept,
     roll_back=language_model.roll_back,
@@ -57,6 +57,7 @@ class Generation:
         self._cache = DynamicCache()
         self._position = len(case.prefix)
         self._finish: str | None = None
+        self._limits, self._written = stops.limits(case), stops.Written()
         self._counters = Counters(0, [])
         self._at = Stage.DRAFTED
 
@@ -122,10 +123,9 @@ class Generation:
         else:
             path, bonus, law, told = chance.accept(tree, logits, proposal.proposal)
         block = [*(tree.token[row] for row in path[1:]), bonus]
-        self._at, stops = Stage.EMITTED, case.stops
-        emitted, self._finish = self._seams.clip(
-            block, len(self._tokens) - len(case.prompt), stops.max_new_tokens, stops.eos, stops.stop_tokens
-        )
+        self._at = Stage.EMITTED
+        emitted, self._finish = self._seams.clip(block, self._written, self._limits)
+        self._written = stops.follow(self._written, emitted, self._limits)
         logprobs = self._seams.logprobs(logits)[path[: len(emitted)], emitted[: len(path)]].tolist()
         # Emitted tokens but the last have their KV in the tree: the root's, then that of each accepted row.
         kept = path[: len(emitted)]

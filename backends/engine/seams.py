@@ -11,6 +11,7 @@ from backends.engine.sampling.seams import SamplingSeams
 
 if TYPE_CHECKING:
     from backends.engine.attention import Attend
+    from backends.engine.stops import Limits, Written
     from backends.engine.tensorise import TreeTensors
     from reference.tree import RankTree, Tree
 
@@ -27,7 +28,7 @@ class Seams:
         attend: Attention of the target.
         score: Flat logits of the verify forward to one row per node.
         walk: Logits to accepted rows and bonus.
-        clip: An accepted block to what is emitted, and why the output ends.
+        clip: An accepted block to what is emitted of it after what is written, and why the output ends.
         commit: Committed cache, branch and kept rows to the next committed cache.
         advance: Rows kept by a commit to how far positions move on.
         roll_back: Draft cache, its branch and the kept columns to the next draft cache.
@@ -42,7 +43,7 @@ class Seams:
     attend: "Attend"
     score: Callable[[Tensor, Tensor], Tensor]
     walk: "Callable[[TreeTensors, Tensor], tuple[list[int], int]]"
-    clip: Callable[[list[int], int, int, tuple[int, ...], tuple[int, ...]], tuple[list[int], str | None]]
+    clip: "Callable[[list[int], Written, Limits], tuple[list[int], str | None]]"
     commit: Callable[[DynamicCache, DynamicCache, list[int], str], tuple[DynamicCache, str | None]]
     advance: Callable[[int], int]
     roll_back: Callable[[DynamicCache, DynamicCache, list[int]], DynamicCache]

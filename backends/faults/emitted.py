@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from backends.engine.seams import Seams
+from backends.engine.stops import Limits, Written
 from backends.faults.fault import Fault
 from reference.trace import Stage
 
@@ -12,11 +13,11 @@ Clipped = tuple[list[int], str | None]
 def stop_seen_at_the_end(seams: Seams) -> Seams:
     """The whole block is emitted, and its last token alone is looked at for an end of text."""
 
-    def clip(block: list[int], emitted: int, budget: int, eos: tuple[int, ...], stop: tuple[int, ...]) -> Clipped:
-        kept, why = seams.clip(block, emitted, budget, (), ())
-        if kept[-1] in eos:
+    def clip(block: list[int], written: Written, ends: Limits) -> Clipped:
+        kept, why = seams.clip(block, written, replace(ends, eos=frozenset(), stop=frozenset()))
+        if kept[-1] in ends.eos:
             return kept, "eos"
-        return (kept, "stop") if kept[-1] in stop else (kept, why)
+        return (kept, "stop") if kept[-1] in ends.stop else (kept, why)
 
     return replace(seams, clip=clip)
 
@@ -24,9 +25,9 @@ def stop_seen_at_the_end(seams: Seams) -> Seams:
 def budget_checked_per_block(seams: Seams) -> Seams:
     """The token budget is looked at after a block and does not cut it."""
 
-    def clip(block: list[int], emitted: int, budget: int, eos: tuple[int, ...], stop: tuple[int, ...]) -> Clipped:
-        kept, why = seams.clip(block, emitted, emitted + len(block) + 1, eos, stop)
-        return kept, why or ("length" if emitted + len(kept) >= budget else None)
+    def clip(block: list[int], written: Written, ends: Limits) -> Clipped:
+        kept, why = seams.clip(block, written, replace(ends, most=written.tokens + len(block) + 1))
+        return kept, why or ("length" if written.tokens + len(kept) >= ends.most else None)
 
     return replace(seams, clip=clip)
 
@@ -34,8 +35,8 @@ def budget_checked_per_block(seams: Seams) -> Seams:
 def placeholder_zeros(seams: Seams) -> Seams:
     """The padded row of the block is returned: rejected placeholder slots come out as token 0."""
 
-    def clip(block: list[int], emitted: int, budget: int, eos: tuple[int, ...], stop: tuple[int, ...]) -> Clipped:
-        kept, why = seams.clip(block, emitted, budget, eos, stop)
+    def clip(block: list[int], written: Written, ends: Limits) -> Clipped:
+        kept, why = seams.clip(block, written, ends)
         return ([*kept, 0], why) if len(block) == 1 and why is None else (kept, why)
 
     return replace(seams, clip=clip)

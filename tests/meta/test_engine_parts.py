@@ -14,7 +14,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from backends.base import StageFailure, Unsupported
 from backends.eager import open_cpu
-from backends.engine import accept, attention, branch
+from backends.engine import attention, branch, stops
 from backends.engine.branch import cache_of
 from backends.engine.causal_lm import cached_length
 from backends.engine.exact import inverse_frequencies
@@ -267,8 +267,8 @@ def test_every_budget_and_every_stop_position(commit: str) -> None:
         assert (trace.output, trace.finish) == (text[:budget], "length")
         for token in set(text):
             cut = text.index(token) + 1
-            for stops, why in ((Stops(budget, eos=(token,)), "eos"), (Stops(budget, stop_tokens=(token,)), "stop")):
-                ended = backend.run(Case(MODEL, prompt, draft, layout, stops=stops))
+            for ends, why in ((Stops(budget, eos=(token,)), "eos"), (Stops(budget, stop_tokens=(token,)), "stop")):
+                ended = backend.run(Case(MODEL, prompt, draft, layout, stops=ends))
                 expected = (text[:cut], why) if cut <= budget else (text[:budget], "length")
                 assert (ended.output, ended.finish) == expected
                 last = ended.steps[-1].committed
@@ -276,12 +276,17 @@ def test_every_budget_and_every_stop_position(commit: str) -> None:
                 assert last.length == len(prompt) + len(ended.output) - 1
 
 
+def clip(before: int, most: int, eos: tuple[int, ...], stop: tuple[int, ...]) -> tuple[list[int], str | None]:
+    limits = stops.Limits(most, eos=frozenset(eos), stop=frozenset(stop))
+    return stops.clip([4, 5, 6], stops.Written(before), limits)
+
+
 def test_clip_by_every_rule() -> None:
-    assert accept.clip([4, 5, 6], 0, 9, (), ()) == ([4, 5, 6], None)
-    assert accept.clip([4, 5, 6], 7, 9, (), ()) == ([4, 5], "length")
-    assert accept.clip([4, 5, 6], 9, 9, (), ()) == ([4], "length")  # never past the budget twice
-    assert accept.clip([4, 5, 6], 7, 9, (5,), (5,)) == ([4, 5], "eos")
-    assert accept.clip([4, 5, 6], 0, 9, (6,), (4,)) == ([4], "stop")
+    assert clip(0, 9, (), ()) == ([4, 5, 6], None)
+    assert clip(7, 9, (), ()) == ([4, 5], "length")
+    assert clip(9, 9, (), ()) == ([4], "length")  # never past the budget twice
+    assert clip(7, 9, (5,), (5,)) == ([4, 5], "eos")
+    assert clip(0, 9, (6,), (4,)) == ([4], "stop")
 
 
 def test_a_row_that_sees_nothing_is_loud() -> None:
