@@ -7,6 +7,7 @@ from properties.finding import FINISHED, STAGE_UNKNOWN, Evidence, Finding, Outco
 from properties.invariant import Invariant, NotApplicable, Oracle, Unobserved
 from properties.subject import Crashed, Declined, NoTrace, Subject
 from reference.case import Case
+from reference.custom import Inadmissible
 from reference.malformed import Malformed
 from reference.trace import Stage, Trace
 
@@ -20,7 +21,12 @@ def judge(case: Case, invariants: Sequence[Invariant], oracle: Oracle, subject: 
     An invariant whose evidence is missing is unobserved; one that asks for a run which the backend declines is not
     applicable. A run that breaks is a finding of `lossless.completes` and leaves the others unobserved; the steps it
     survived are judged as a shorter case, whose findings come first.
+
+    Raises:
+        Inadmissible: when a custom processor of the case fails the oracle itself.
     """
+    if case.sampling.processors:
+        _try_processors(case, oracle)
     spent = subject.forward_s
     outcomes: dict[str, Outcome] = {}
     findings: list[Finding] = []
@@ -90,6 +96,16 @@ def crash(invariant: str, outcome: Crashed, step: int = 0) -> Finding:
     where: dict[str, int | str] = {} if outcome.stage is not None else {"side": STAGE_UNKNOWN}
     stage = outcome.stage if outcome.stage is not None else Stage.DRAFTED
     return Finding(invariant, stage, step, where, FINISHED, outcome.why)
+
+
+def _try_processors(case: Case, oracle: Oracle) -> None:
+    """Raise Inadmissible where a processor, and not the backend that runs it, is what will break."""
+    try:
+        oracle(case)
+    except Inadmissible:
+        raise
+    except (Malformed, NoTrace):
+        return  # what becomes of that is said invariant by invariant
 
 
 def _first_run(case: Case, subject: Subject) -> tuple[Trace | None, str | None]:

@@ -19,6 +19,20 @@ FIELD = "sampling.processors"
 _ADMITTED: dict[str, Processor] = {}
 
 
+class Inadmissible(Malformed):
+    """A processor that cannot be had, or does what a case file cannot replay: the user's to mend, no engine's fault.
+
+    Attributes:
+        name: The processor.
+        flaw: What is wrong with it, without its name.
+    """
+
+    def __init__(self, name: str, flaw: str) -> None:
+        super().__init__(FIELD, f"{name}: {flaw}")
+        self.name = name
+        self.flaw = flaw
+
+
 def admit(name: str, vocab: int = 64) -> None:
     """Import the processor `pkg.module:function`; only ever called because the user named it.
 
@@ -27,7 +41,7 @@ def admit(name: str, vocab: int = 64) -> None:
         vocab: Size of the vocabulary on which it is tried.
 
     Raises:
-        Malformed: It cannot be found, cannot be replayed from its name, or fails when tried.
+        Inadmissible: It cannot be found, cannot be replayed from its name, or fails when tried.
     """
     found = _found(name)
     _try_out(name, found, vocab)
@@ -35,55 +49,51 @@ def admit(name: str, vocab: int = 64) -> None:
 
 
 def admitted(name: str) -> Processor:
-    """The processor of that name, if the user has named it; Malformed otherwise."""
+    """The processor of that name, if the user has named it; Inadmissible otherwise."""
     if name not in _ADMITTED:
-        raise Malformed(FIELD, f"{name} is not admitted: name it with --processor {name}")
+        raise Inadmissible(name, f"not admitted; name it with --processor {name}")
     return _ADMITTED[name]
 
 
 def applied(name: str, tokens: tuple[int, ...], logits: Array) -> Array:
-    """What the processor makes of `logits`, which it may not change; Malformed where its answer is none."""
+    """What the processor makes of `logits`, which it may not change; Inadmissible where its answer is none."""
     return _answer(name, admitted(name), tokens, logits)
 
 
-def _refused(name: str, why: str) -> Malformed:
-    return Malformed(FIELD, f"{name}: {why}")
-
-
-def _line(error: Exception) -> str:
-    return " ".join(str(error).split())
+def _line(error: BaseException) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
 
 
 def _found(name: str) -> Processor:
     """The function of that name, if it is one that a name can bring back."""
     module_name, colon, attribute = name.partition(":")
     if not (colon and module_name and attribute.isidentifier()):
-        raise _refused(name, "is not of the form pkg.module:function")
+        raise Inadmissible(name, "is not of the form pkg.module:function")
     try:
         module = importlib.import_module(module_name)
-    except Exception as error:
-        raise _refused(name, f"cannot import {module_name} ({type(error).__name__}: {_line(error)})") from error
+    except (Exception, SystemExit) as error:  # a stranger's code: whatever it raises becomes one line
+        raise Inadmissible(name, f"cannot import {module_name} ({_line(error)})") from error
     if not hasattr(module, attribute):
-        raise _refused(name, f"module {module_name} has no {attribute}")
+        raise Inadmissible(name, f"module {module_name} has no {attribute}")
     found = getattr(module, attribute)
     if not isinstance(found, types.FunctionType):
         what = "a bound method" if isinstance(found, types.MethodType) else f"of type {type(found).__name__}"
-        raise _refused(name, f"is {what}, not a plain function; its state cannot be replayed from a case file")
+        raise Inadmissible(name, f"is {what}, not a plain function; its state cannot be replayed from a case file")
     if found.__name__ == "<lambda>" or "<locals>" in found.__qualname__ or found.__closure__:
-        raise _refused(name, "is a lambda or closure, not a plain function; it cannot be replayed from a case file")
+        raise Inadmissible(name, "is a lambda or closure, not a plain function; it cannot be replayed from a case file")
     if found.__qualname__ != found.__name__ or not hasattr(sys.modules.get(found.__module__), found.__name__):
-        raise _refused(name, "is no function of a module's own; it cannot be replayed from a case file")
+        raise Inadmissible(name, "is no function of a module's own; it cannot be replayed from a case file")
     return found
 
 
 def _try_out(name: str, processor: Processor, vocab: int) -> None:
-    """Raise Malformed unless the processor is a pure function on two small inputs."""
+    """Raise Inadmissible unless the processor is a pure function on two small inputs."""
     rows = [np.linspace(-3.0, 3.0, vocab), np.cos(np.arange(vocab, dtype=np.float64))]
     contexts = [tuple(token % vocab for token in (0, 1, 2, 1)), (0,)]
     first = [_answer(name, processor, tokens, row) for tokens, row in zip(contexts, rows, strict=True)]
     again = [_answer(name, processor, tokens, row) for tokens, row in zip(contexts, rows, strict=True)]
     if not all(np.array_equal(a, b) for a, b in zip(first, again, strict=True)):
-        raise _refused(name, "answers differently when called twice with the same arguments; it cannot be replayed")
+        raise Inadmissible(name, "answers differently when called twice with the same arguments; it cannot be replayed")
 
 
 def _answer(name: str, processor: Processor, tokens: tuple[int, ...], logits: Array) -> Array:
@@ -91,12 +101,14 @@ def _answer(name: str, processor: Processor, tokens: tuple[int, ...], logits: Ar
     given = np.array(logits, dtype=np.float64)
     try:
         result = np.array(processor(tokens, given), dtype=np.float64)
-    except Exception as error:
-        raise _refused(name, f"raised {type(error).__name__} on {len(logits)} logits: {_line(error)}") from error
+    except (Exception, SystemExit) as error:
+        raise Inadmissible(name, f"raised {_line(error)}, on {len(logits)} logits") from error
     if not np.array_equal(given, logits):
-        raise _refused(name, "changes the logits it is given; it must return new ones")
+        raise Inadmissible(name, "changes the logits it is given; it must return new ones")
     if result.shape != given.shape:
-        raise _refused(name, f"returns shape {result.shape} for logits of shape {given.shape}")
+        raise Inadmissible(name, f"returns shape {result.shape} for logits of shape {given.shape}")
     if np.isnan(result).any() or np.isposinf(result).any():
-        raise _refused(name, "returns NaN or infinity")
+        raise Inadmissible(name, "returns NaN or infinity")
+    if np.isneginf(result).all() and not np.isneginf(given).all():
+        raise Inadmissible(name, "leaves no token: every logit that it returns is -inf")
     return result

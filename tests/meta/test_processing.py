@@ -224,7 +224,7 @@ def module(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], str]:
 def test_an_admitted_processor_acts_after_all_else(module: Callable[[str], str]) -> None:
     name = module("def last(tokens, logits):\n    return np.where(np.arange(len(logits)) == tokens[-1], 9.0, logits)\n")
     sampling = Sampling(1.0, bad_words=((1,),), processors=(f"{name}:last",))
-    with pytest.raises(Malformed, match=rf"^sampling.processors: {name}:last is not admitted: name it with --p"):
+    with pytest.raises(Malformed, match=rf"^sampling.processors: {name}:last: not admitted; name it with --p"):
         scores(np.zeros(3), sampling, NEVER, (0,), (1,))
     custom.admit(f"{name}:last")
     assert scores(np.zeros(3), sampling, NEVER, (0,), (1,)).tolist() == [0.0, 9.0, 0.0]
@@ -241,10 +241,11 @@ REFUSED = {
     "nothing": ("def f(tokens, logits):\n    pass\n", r"returns shape \(\)"),
     "nan": ("def f(tokens, logits):\n    return logits * np.nan\n", "returns NaN or infinity"),
     "infinite": ("def f(tokens, logits):\n    return logits + np.inf\n", "returns NaN or infinity"),
+    "banning": ("def f(tokens, logits):\n    return logits - np.inf\n", "leaves no token"),
     "random": ("def f(tokens, logits):\n    return logits + np.random.default_rng().random()\n", "answers differently"),
     "counting": ("n = [0]\ndef f(tokens, logits):\n    n[0] += 1\n    return logits + n[0]\n", "answers differently"),
-    "raising": ("def f(tokens, logits):\n    return logits[9999]\n", "raised IndexError on 64 logits: "),
-    "text": ("def f(tokens, logits):\n    return 'many\\nlines'\n", "raised ValueError on 64 logits: "),
+    "raising": ("def f(tokens, logits):\n    return logits[9999]\n", "raised IndexError: .*, on 64 logits"),
+    "text": ("def f(tokens, logits):\n    return 'many\\nlines'\n", "raised ValueError: .*, on 64 logits"),
     "lambda": ("f = lambda tokens, logits: logits\n", "is a lambda or closure.*cannot be replayed"),
     "closure": ("def g(a):\n  def f(t, l):\n    return l * a\n  return f\nf = g(2)\n", "is a lambda or closure"),
     "decorated": (
@@ -267,7 +268,7 @@ def test_a_processor_that_cannot_be_replayed_is_refused_by_name(case: str, modul
     with pytest.raises(Malformed, match=f"^sampling.processors: {name}: .*{why}") as raised:
         custom.admit(name)
     assert "\n" not in str(raised.value)
-    with pytest.raises(Malformed, match="is not admitted"):
+    with pytest.raises(Malformed, match="not admitted"):
         custom.admitted(name)
 
 
@@ -299,8 +300,8 @@ def test_a_processor_is_tried_on_a_vocabulary_of_the_callers(module: Callable[[s
         module("def f(tokens, logits):\n    changed = logits.copy()\n    changed[500] = 0.0\n    return changed\n")
         + ":f"
     )
-    with pytest.raises(Malformed, match="raised IndexError on 64 logits"):
+    with pytest.raises(Malformed, match=r"raised IndexError: .*, on 64 logits$"):
         custom.admit(name)
     custom.admit(name, vocab=501)
-    with pytest.raises(Malformed, match="raised IndexError on 3 logits"):
+    with pytest.raises(Malformed, match=r"raised IndexError: .*, on 3 logits$"):
         custom.applied(name, (0,), np.zeros(3))

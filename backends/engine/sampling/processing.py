@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from backends.engine.sampling.forest import Forest
-from reference.custom import admitted
+from reference import custom
 from reference.sampling import Sampling, Stops
 
 
@@ -91,10 +91,9 @@ def _banned(logits: Tensor, tokens: list[int], where: Tensor) -> Tensor:
 
 def _custom(name: str, logits: Tensor, past: History) -> Tensor:
     """The user's own function, row by row: it is written for one."""
-    process = admitted(name)
     rows = logits.detach().cpu().double().numpy()
     changed = [
-        [process(past.sequence(request, node), rows[request, node].copy()) for node in range(rows.shape[1])]
+        [custom.applied(name, past.sequence(request, node), rows[request, node]) for node in range(rows.shape[1])]
         for request in range(rows.shape[0])
     ]
     return torch.tensor(np.array(changed), dtype=logits.dtype, device=logits.device)
