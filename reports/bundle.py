@@ -69,6 +69,8 @@ def replay_command(failure: Failure) -> str | None:
     words = ["specverify", "replay", file, "--backend", failure.backend]
     words += ["--fault", failure.fault] if failure.fault is not None else []
     words += ["--model", failure.model] if failure.model is not None else []
+    for name in failure.verdict.case.sampling.processors:
+        words += ["--processor", name]
     return shlex.join(words)
 
 

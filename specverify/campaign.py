@@ -82,6 +82,8 @@ def run(plan: Plan, arrived: Arrived, opened: Callable[[Opened], None]) -> tuple
             if message.why not in tally.errors:
                 tally.errors.append(message.why)
             code = code if code is not None else message.code
+            if code == 2:
+                stop.set()  # what is wrong with the input is wrong for every worker
     for process in workers:
         process.join(timeout=2)
         if process.is_alive():

@@ -51,6 +51,13 @@ def cli() -> None:
 @click.option("--junit", metavar="FILE", help="Write a JUnit XML report.")
 @click.option("--json", "json_file", metavar="FILE|-", help="Write the result as one JSON object.")
 @click.option("--fault", metavar="NAME", help="Plant this catalogue fault in the engine first.")
+@click.option(
+    "--processor",
+    "processors",
+    multiple=True,
+    metavar="pkg.module:function",
+    help="A logits processor of your own, for half of the sampled cases; repeatable.",
+)
 def diff(
     backend: str | None,
     against: str | None,
@@ -68,6 +75,7 @@ def diff(
     junit: str | None,
     json_file: str | None,
     fault: str | None,
+    processors: tuple[str, ...],
     **settings: Any,
 ) -> int:
     """Draw cases, run oracle and backend, judge, shrink, report."""
@@ -78,6 +86,10 @@ def diff(
     sampling = sampling_options.sampling_of(model, settings)
     name = backend or DEVICES[device or "cpu"]
     _check_names(name, device, against, invariants, fault)
+    if model is None:  # a checkpoint's own vocabulary decides where there is one
+        from specverify.processors import admit
+
+        admit(processors)
     plan = Plan(
         backend=name,
         against=against,
@@ -92,6 +104,7 @@ def diff(
         seed=seed,
         jobs=1 if model is not None else jobs or default_jobs(device or "cpu"),
         fault=fault,
+        processors=processors,
     )
     return command.diff(plan, report, junit, json_file)
 
@@ -128,15 +141,29 @@ def _check_names(
 @click.option("--backend", help="Backend to run it on (default: the one it was saved with).")
 @click.option("--fault", metavar="NAME", help="Plant this catalogue fault first.")
 @click.option("--model", help="Where the checkpoint of the case lies on this machine.")
+@click.option(
+    "--processor",
+    "processors",
+    multiple=True,
+    metavar="pkg.module:function",
+    help="Admit a logits processor that the case names; repeatable.",
+)
 @click.option("--json", "json_file", metavar="FILE|-", help="Write the result as one JSON object.")
-def replay(file: str, backend: str | None, fault: str | None, model: str | None, json_file: str | None) -> int:
+def replay(
+    file: str,
+    backend: str | None,
+    fault: str | None,
+    model: str | None,
+    processors: tuple[str, ...],
+    json_file: str | None,
+) -> int:
     """Run one saved case again: FAILED (same finding), CHANGED (another), FIXED (none)."""
     from reports import record, terminal, writing
     from specverify.replay import replay as run
 
     if json_file is not None:
         writing.check(json_file)
-    result = run(file, backend, fault, model)
+    result = run(file, backend, fault, model, processors)
     to_stderr = json_file == "-"
     if result.failure is not None:
         click.echo(terminal.failure_page(result.failure), err=to_stderr)

@@ -30,6 +30,7 @@ class Plan:
         seed: Of the whole run; worker w draws with seed + w.
         jobs: Worker processes.
         fault: Catalogue fault to plant, or None.
+        processors: Custom processors that the drawn cases name, `pkg.module:function`.
         shrink_s: Seconds for shrinking a failing case.
     """
 
@@ -46,6 +47,7 @@ class Plan:
     seed: int = 0
     jobs: int = 1
     fault: str | None = None
+    processors: tuple[str, ...] = ()
     shrink_s: float = SHRINK_S
 
     def slice(self, worker: int) -> "Plan":

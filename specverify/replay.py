@@ -7,10 +7,12 @@ from properties.judge import judge
 from properties.tally import Failure
 from reference.architecture import Checkpoint
 from reference.case import Case
+from reference.custom import Inadmissible
 from reference.decoder import Oracle
 from reference.draft import LanguageModel
 from reference.malformed import Malformed
 from reports import bundle
+from specverify import processors
 from specverify.checkpoints import open_checkpoint
 from specverify.opening import open_planted, subject_of
 from specverify.selection import invariants_matching
@@ -38,8 +40,12 @@ class Replayed:
         return {"FIXED": 0, "AGREE": 0, "UNJUDGED": 3}.get(self.word, 1)
 
 
-def replay(file: str, backend: str | None, fault: str | None, model: str | None) -> Replayed:
-    """Run the case in `file`; options that are None come from the bundle, but a fault is only planted when named.
+def replay(
+    file: str, backend: str | None, fault: str | None, model: str | None, named: tuple[str, ...] = ()
+) -> Replayed:
+    """Run the case in `file`; options that are None come from the bundle, but no code of the user's own does.
+
+    A fault, a backend `pkg.module:factory` and the case's custom processors are only used when named here.
 
     Raises:
         Unreadable, UnusableInput, MissingInput, Unknown, UnknownBackend, Unavailable: each with one line.
@@ -48,9 +54,14 @@ def replay(file: str, backend: str | None, fault: str | None, model: str | None)
     if backend is None and saved.backend is not None and ":" in saved.backend:
         raise UnusableInput(f"{file}: saved with {saved.backend}, code of its own: name it with --backend to run it")
     name = backend or saved.backend or "cpu-eager"
+    processors.admit(named, saved.case.model.vocab_size)
+    processors.check_admitted(saved.case, file)
     case = _placed(saved.case, model or saved.model)
     opened = open_planted(name, fault)
-    verdict = judge(case, invariants_matching(()), Oracle(), subject_of(opened))
+    try:
+        verdict = judge(case, invariants_matching(()), Oracle(), subject_of(opened))
+    except Inadmissible as why:
+        raise UnusableInput(f"--processor {why.why}") from None
     found = _same(verdict, saved) or verdict.first
     failure = None
     if found is not None:

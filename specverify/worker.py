@@ -9,9 +9,10 @@ from backends.registry import UnknownBackend
 from properties.finding import Verdict
 from properties.invariant import Oracle
 from reference.case import Case
+from reference.custom import Inadmissible
 from reference.decoder import Oracle as NumpyOracle
 from reference.trace import Trace
-from specverify import prompted
+from specverify import processors, prompted
 from specverify.news import Done, Opened
 from specverify.opening import open_planted, subject_of
 from specverify.plan import Plan
@@ -32,11 +33,13 @@ def work(plan: Plan, tell: Callable[[object], None], stopped: Callable[[], bool]
     """Search the slice `plan`, telling verdicts as they come and `Done` at the end.
 
     Raises:
-        Refused: when the plan's backend, model, prompts or names cannot be opened.
+        Refused: when the plan's backend, model, prompts or names cannot be opened, or a processor fails.
     """
     try:
         invariants = invariants_matching(plan.invariants)
         backend = open_planted(plan.backend, plan.fault)
+        if plan.model is None:
+            processors.admit(plan.processors)
         oracle = oracle_of(plan)
         subject = subject_of(backend, keep=48 if plan.model is None else 8)
         given = prompted.prepare(plan, subject, invariants) if plan.model is not None else None
@@ -54,15 +57,18 @@ def work(plan: Plan, tell: Callable[[object], None], stopped: Callable[[], bool]
         tell(stripped(verdict))
 
     search = Search(plan, invariants, oracle, subject, emit, stopped)
-    if given is None:
-        search.run()
-    else:
-        search.run_given(given.cases(oracle))
-    if search.differs:
-        found.set()
-        # Another worker's find ends the drawing, not the shrinking of this one; Ctrl-C ends both.
-        search.stopped = stop.is_set
-    tell(Done(search.failure(), search.shrink_s))
+    try:
+        if given is None:
+            search.run()
+        else:
+            search.run_given(given.cases(oracle))
+        if search.differs:
+            found.set()
+            # Another worker's find ends the drawing, not the shrinking of this one; Ctrl-C ends both.
+            search.stopped = stop.is_set
+        tell(Done(search.failure(), search.shrink_s))
+    except Inadmissible as why:
+        raise Refused(f"--processor {why.why}", 2) from why
 
 
 def oracle_of(plan: Plan) -> Oracle:

@@ -2,16 +2,16 @@
 
 from hypothesis import strategies as st
 
-from properties.strategies.acceptance import LOOKAHEAD, continuation, steered
+from properties.strategies.acceptance import postponed, steered
 from properties.strategies.models import drafts, targets
-from properties.strategies.prompts import prompts, tokens
-from properties.strategies.sampling import TEMPERATURES, as_chain, samplings
+from properties.strategies.prompts import prompts
+from properties.strategies.sampling import TEMPERATURES, as_chain, samplings, with_min_tokens
+from properties.strategies.stops import stops_for
 from properties.strategies.trees import MAX_NODES, parents
 from reference.architecture import Seeded
 from reference.case import Case
 from reference.draft import Draft, LanguageModel, Ngram, Scripted
 from reference.layout import COMMITS, KvLayout
-from reference.sampling import Stops
 from reference.tree import RankTree, Shape
 
 STATIC_NODES = 12
@@ -19,9 +19,8 @@ STATIC_NODES = 12
 
 
 @st.composite
-def scripts(draw: st.DrawFn, model: Seeded, prompt: tuple[int, ...]) -> Scripted:
-    """One to three trees, each under the root that the steps before it lead to."""
-    ahead = continuation(model, prompt)
+def scripts(draw: st.DrawFn, model: Seeded, prompt: tuple[int, ...], ahead: tuple[int, ...]) -> Scripted:
+    """One to three trees, each under the root that the steps before it lead to, if the target goes on with `ahead`."""
     trees = []
     root = prompt[-1]
     for step in range(draw(st.integers(1, 3))):
@@ -60,7 +59,9 @@ def vocabularies(draw: st.DrawFn, vocab: int) -> tuple[int, ...]:
 
 
 @st.composite
-def any_draft(draw: st.DrawFn, model: Seeded, prompt: tuple[int, ...], sampled: bool = False) -> Draft:
+def any_draft(
+    draw: st.DrawFn, model: Seeded, prompt: tuple[int, ...], ahead: tuple[int, ...], sampled: bool = False
+) -> Draft:
     """Scripted trees most often, a model where tokens may be drawn; else a trie, or a model with its own vocabulary."""
     kind = draw(st.sampled_from((5, 0, 5, 1, 5, 4))) if sampled else draw(st.integers(0, 5))
     if kind == 4:
@@ -69,29 +70,18 @@ def any_draft(draw: st.DrawFn, model: Seeded, prompt: tuple[int, ...], sampled: 
         vocabulary = draw(vocabularies(model.vocab_size))
         shape = draw(rank_trees(len(vocabulary) or model.vocab_size))
         return LanguageModel(draw(drafts(model)), shape, vocabulary)
-    return draw(scripts(model, prompt))
+    return draw(scripts(model, prompt, ahead))
 
 
 @st.composite
-def stops_for(draw: st.DrawFn, model: Seeded, prompt: tuple[int, ...]) -> Stops:
-    """Token budgets of 1 to LOOKAHEAD, and end tokens that fall on any position of an accepted block."""
-    budget = draw(st.one_of(st.integers(1, 6), st.integers(1, LOOKAHEAD)))
-    pick = draw(st.integers(0, 7))
-    if pick < 4:
-        return Stops(budget)
-    ahead = continuation(model, prompt)
-    ending = ahead[draw(st.integers(0, len(ahead) - 1))] if pick < 7 else draw(tokens(model.vocab_size))
-    return Stops(budget, eos=(ending,)) if pick % 2 else Stops(budget, stop_tokens=(ending,))
-
-
-@st.composite
-def cases(draw: st.DrawFn, dtypes: tuple[str, ...] = ("float32", "float64")) -> Case:
-    """Cases on built-in models in one of `dtypes`."""
+def cases(draw: st.DrawFn, dtypes: tuple[str, ...] = ("float32", "float64"), processors: tuple[str, ...] = ()) -> Case:
+    """Cases on built-in models in one of `dtypes`; half of the sampled ones name `processors`."""
     dtype = draw(st.sampled_from(dtypes))
     model = draw(targets())
     prompt = draw(prompts(model))
     temperature = draw(st.sampled_from((*(0.0,) * 8, *TEMPERATURES)))
-    draft = draw(any_draft(model, prompt, sampled=temperature > 0))
+    stops, least = draw(stops_for(model, prompt))
+    draft = draw(any_draft(model, prompt, postponed(model, prompt, stops, least), sampled=temperature > 0))
     if temperature > 0 and draw(st.integers(0, 4)) == 0:
         draft = as_chain(draft)
     nodes = max((len(tree) for tree in draft.trees), default=1) if isinstance(draft, Scripted) else len(draft.shape)
@@ -100,6 +90,5 @@ def cases(draw: st.DrawFn, dtypes: tuple[str, ...] = ("float32", "float64")) -> 
         padded_nodes=draw(st.sampled_from((0, 0, nodes, nodes + 3))),
         prefill_chunk=draw(st.sampled_from((0, 0, 1 if len(prompt) < 16 else 7, 5, 16))),
     )
-    stops = draw(stops_for(model, prompt))
-    sampling = draw(samplings(model, draft, stops, temperature))
-    return Case(model, prompt, draft, layout, sampling, stops, dtype)
+    sampling = draw(samplings(model, draft, stops, temperature, processors))
+    return Case(model, prompt, draft, layout, with_min_tokens(sampling, least, model, stops), stops, dtype)

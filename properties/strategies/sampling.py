@@ -1,5 +1,7 @@
 """Sampling settings: greedy most often, else a rule, a temperature, and now and then everything that looks back."""
 
+from dataclasses import replace
+
 from hypothesis import strategies as st
 
 from reference.architecture import Seeded
@@ -52,8 +54,14 @@ def processing(draw: st.DrawFn, model: Seeded, stops: Stops) -> Sampling:
 
 
 @st.composite
-def samplings(draw: st.DrawFn, model: Seeded, draft: Draft, stops: Stops, temperature: float) -> Sampling:
-    """Settings for this model, draft and stops at this temperature."""
+def samplings(
+    draw: st.DrawFn, model: Seeded, draft: Draft, stops: Stops, temperature: float, processors: tuple[str, ...] = ()
+) -> Sampling:
+    """Settings for this model, draft and stops at this temperature.
+
+    Half of those that sample name `processors`, if there are any, and then ban nothing else: together with what a
+    stranger's processor bans, no token might be left.
+    """
     settings = draw(processing(model, stops)) if draw(st.integers(0, 2)) == 0 else Sampling()
     if temperature == 0.0:
         return settings
@@ -66,7 +74,17 @@ def samplings(draw: st.DrawFn, model: Seeded, draft: Draft, stops: Stops, temper
         "draws": draw(st.sampled_from(DRAWS)),
         "seed": draw(st.integers(0, 2**20)),
     }
+    if len(processors) > 0 and draw(st.booleans()):
+        held |= {"processors": processors, "bad_words": (), "min_tokens": 0}
     return Sampling(**held)
+
+
+def with_min_tokens(sampling: Sampling, least: int, model: Seeded, stops: Stops) -> Sampling:
+    """`sampling` with min_tokens of `least`, if it has one and that leaves some token to come."""
+    ended = {*stops.eos, *stops.stop_tokens, *(word[-1] for word in sampling.bad_words)}
+    if not least or sampling.processors or len(ended) >= model.vocab_size:
+        return sampling
+    return replace(sampling, min_tokens=least)
 
 
 def _shapes(draft: Draft) -> tuple[Shape, ...]:

@@ -1,0 +1,32 @@
+"""Custom processors of a run: admitted in every process that runs cases, on the vocabularies that it will meet."""
+
+import itertools
+from collections.abc import Iterable
+
+from properties.strategies.models import GALLERY
+from reference import custom
+from reference.case import Case
+from specverify.unusable import UnusableInput
+
+
+def admit(names: Iterable[str], *vocabularies: int) -> None:
+    """Admit the processors `names`, tried on each of `vocabularies`; on the built-in models' extremes if none is given.
+
+    Raises:
+        UnusableInput: One cannot be found, cannot be replayed, or fails when tried.
+    """
+    sizes = [arch.vocab_size for arch in GALLERY]
+    try:
+        for name, vocab in itertools.product(names, vocabularies or (64, min(sizes), max(sizes))):
+            custom.admit(name, vocab)
+    except custom.Inadmissible as why:
+        raise UnusableInput(f"--processor {why.why}") from None
+
+
+def check_admitted(case: Case, file: str) -> None:
+    """Raise UnusableInput where the case in `file` names a processor that the user did not name."""
+    try:
+        for name in case.sampling.processors:
+            custom.admitted(name)
+    except custom.Inadmissible as why:
+        raise UnusableInput(f"{file}: {why}") from None
