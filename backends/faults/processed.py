@@ -93,7 +93,13 @@ def path_one_late(seams: SamplingSeams) -> SamplingSeams:
             return seams.target_law(logits, sampling, stops, past)
         late = torch.cat([past.tail[..., :1], past.tail[..., :-1]], -1)
         shifted = [torch.cat([one[:, :1], one[:, :-1]], 1) for one in (past.seen, past.counts)]
-        told = replace(past, seen=shifted[0], counts=shifted[1], tail=late)
+        told = replace(
+            past,
+            seen=shifted[0],
+            counts=shifted[1],
+            tail=late,
+            sequence=lambda request, node: past.sequence(request, max(node - 1, 0)),
+        )
         return seams.target_law(logits, sampling, stops, told)
 
     return replace(seams, target_law=target_law)
@@ -205,7 +211,7 @@ FAULTS = (
         Stage.SCORED,
         "Processors at a node see the tokens of the row before it instead of the node's own path.",
         "catalogue BZ-014: bad-words prefix matching reads draft tokens shifted by one",
-        "penalties or bad words on a tree",
+        "penalties, bad words or a custom processor on a tree",
         patched(path_one_late),
     ),
     Fault(
