@@ -1,10 +1,11 @@
 """Which model a case runs: an architecture with seeded weights, or a checkpoint known by its digest."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from reference.malformed import Malformed
+from reference.rules import LATER
 
-FAMILIES = ("llama", "pangu", "qwen2", "qwen3", "mistral")
+FAMILIES = ("llama", "pangu", "qwen2", "qwen3", "mistral", "llama4")
 LARGEST = 2**22
 """Weights of a built-in model at most: a case file is small and must not ask for the memory of a machine."""
 
@@ -53,7 +54,17 @@ class Architecture:
     """A decoder-only transformer: RMS norm, rotary attention with grouped queries, SwiGLU.
 
     `windows[l]` is layer l's sliding window in tokens, itself included (row at position p sees p - window < j <= p),
-    or 0 for none. Family `pangu` is openPangu-Embedded: Llama with bias on q, k, v and o.
+    or 0 for none. Family `pangu` is openPangu-Embedded: Llama with bias on q, k, v and o. Family `llama4` is Llama 4's
+    text model with dense layers: rotary embedding turns neighbouring dimensions, and `qk_norm` is a root mean square
+    norm without gain, of rotated queries and keys, in rotated layers alone.
+
+    Attributes:
+        chunks: Layer l's chunk in tokens (row at position p sees j <= p with j // chunk == p // chunk), or 0 for none;
+            empty where no layer has one. A layer has a window or a chunk.
+        unrotated: Layers without rotary embedding (NoPE), ascending.
+        floor_scale: Queries of unrotated layers are scaled by 1 + attn_scale * ln(1 + floor((p + 1) / floor_scale)), p
+            being their position (arXiv 2501.19399 as Llama 4 has it); 0 for none.
+        attn_scale: See floor_scale.
     """
 
     family: str
@@ -72,6 +83,10 @@ class Architecture:
     output_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False
+    chunks: tuple[int, ...] = field(default=(), metadata=LATER)
+    unrotated: tuple[int, ...] = field(default=(), metadata=LATER)
+    floor_scale: int = field(default=0, metadata=LATER)
+    attn_scale: float = field(default=0.1, metadata=LATER)
 
     def __post_init__(self) -> None:
         if self.family not in FAMILIES:
@@ -91,6 +106,7 @@ class Architecture:
             raise Malformed("windows", "a model has at least one layer")
         if any(window < 0 for window in self.windows):
             raise Malformed("windows", "a window is a number of tokens, or 0 for none")
+        self._check_irope()
         if self.heads % self.kv_heads:
             raise Malformed("kv_heads", f"{self.heads} heads do not share {self.kv_heads} KV heads evenly")
         if self.head_dim % 2:
@@ -101,6 +117,31 @@ class Architecture:
         for name in ("short_factor", "long_factor"):
             if self.rope.kind == "longrope" and len(getattr(self.rope, name)) != pairs:
                 raise Malformed(f"rope.{name}", f"{len(getattr(self.rope, name))} factors for {pairs} rotary pairs")
+
+    def _check_irope(self) -> None:
+        """Raise Malformed where chunks, unrotated layers and temperature make no sense together."""
+        if self.chunks and len(self.chunks) != self.layers:
+            raise Malformed("chunks", f"{len(self.chunks)} entries for {self.layers} layers (or none at all)")
+        if any(chunk < 0 for chunk in self.chunks):
+            raise Malformed("chunks", "a chunk is a number of tokens, or 0 for none")
+        if self.chunks and not any(self.chunks):
+            raise Malformed("chunks", "no layer has a chunk: leave the field empty")
+        for layer, (window, chunk) in enumerate(self.reaches):
+            if window and chunk:
+                raise Malformed(f"chunks[{layer}]", "a layer has a window or a chunk, not both")
+        if list(self.unrotated) != sorted({one for one in self.unrotated if 0 <= one < self.layers}):
+            raise Malformed("unrotated", f"layers 0..{self.layers - 1} in ascending order, each once")
+        if self.floor_scale < 0:
+            raise Malformed("floor_scale", f"{self.floor_scale} is negative (0 leaves the temperature alone)")
+        if self.floor_scale and not self.unrotated:
+            raise Malformed("floor_scale", "scales the queries of unrotated layers, and this model has none")
+        if not 0 < self.attn_scale <= 100:
+            raise Malformed("attn_scale", f"{self.attn_scale} is not above 0 and at most 100")
+
+    @property
+    def reaches(self) -> tuple[tuple[int, int], ...]:
+        """Each layer's window and chunk, 0 for none."""
+        return tuple(zip(self.windows, self.chunks or (0,) * self.layers, strict=True))
 
     @property
     def layers(self) -> int:

@@ -9,12 +9,14 @@ from reference.trace import Array, Lowered, frozen
 from reference.tree import Tree
 
 
-def sees(tree: Tree, row: int, column: int, context: int, window: int) -> bool:
+def sees(tree: Tree, row: int, column: int, context: int, reach: tuple[int, int]) -> bool:
     """Whether node `row` may attend to KV column `column`: a context token, or the column of a node on its own path.
 
     Columns 0..context-1 hold the context, column context + i holds node i. A window of w tokens hides whatever lies
-    w or more positions back, itself counted (transformers: kv position > query position - w); 0 hides nothing.
+    w or more positions back, itself counted (transformers: kv position > query position - w), and a chunk of c tokens
+    whatever lies in another c-th of the sequence (kv position // c == query position // c); 0 hides nothing.
     """
+    window, chunk = reach
     position = context + tree.depth[row]
     if column < context:
         at = column
@@ -22,14 +24,17 @@ def sees(tree: Tree, row: int, column: int, context: int, window: int) -> bool:
         at = context + tree.depth[column - context]
     else:
         return False
-    return window == 0 or at > position - window
+    return (window == 0 or at > position - window) and (chunk == 0 or at // chunk == position // chunk)
 
 
-def visibility(tree: Tree, context: int, window: int) -> Array:
+def visibility(tree: Tree, context: int, reach: tuple[int, int]) -> Array:
     """Bool [nodes, context + nodes]: `sees` of every cell."""
     seen = np.zeros((len(tree), context + len(tree)), dtype=bool)
+    window, chunk = reach
     for row in range(len(tree)):
-        start = 0 if window == 0 else max(0, context + tree.depth[row] - window + 1)
+        position = context + tree.depth[row]
+        start = 0 if window == 0 else max(0, position - window + 1)
+        start = position // chunk * chunk if chunk else start
         seen[row, start:context] = True
         for node in tree.path(row):
             seen[row, context + node] = context + tree.depth[node] >= start
@@ -50,7 +55,7 @@ def lower(tree: Tree, context: int, architecture: Architecture) -> Lowered:
         for one, following in pairwise(below):
             sibling[one] = following
     depth = np.array(tree.depth)
-    masks = {window: visibility(tree, context, window) for window in set(architecture.windows)}
+    masks = {reach: visibility(tree, context, reach) for reach in set(architecture.reaches)}
     return Lowered(
         token=frozen(tree.token),
         parent=frozen(tree.parent),
@@ -58,7 +63,7 @@ def lower(tree: Tree, context: int, architecture: Architecture) -> Lowered:
         position=frozen(context + depth),
         valid=frozen(np.ones(nodes, dtype=bool)),
         ancestor=frozen(ancestor),
-        visible=tuple(masks[window] for window in architecture.windows),
+        visible=tuple(masks[reach] for reach in architecture.reaches),
         slot=frozen(context + np.arange(nodes)),
         next_token=frozen(first),
         next_sibling=frozen(sibling),

@@ -1,6 +1,7 @@
 """The target by definition: every path a plain sequence from scratch, position by position, with no cache and no mask.
 
-Root mean square norm (arXiv 1910.07467), rotary attention with grouped queries (2305.13245), SwiGLU (2002.05202).
+Root mean square norm (arXiv 1910.07467), rotary attention with grouped queries (2305.13245), SwiGLU (2002.05202);
+chunks, layers without rotary embedding and their temperature as in Llama 4 (transformers `models/llama4`).
 """
 
 from dataclasses import dataclass
@@ -127,6 +128,34 @@ def swiglu(x: Array, state: dict[str, Array], at: str) -> Array:
     return linear(silu(gate) * up, state, f"{at}.mlp.down_proj")
 
 
+def first_seen(reach: tuple[int, int], position: int) -> int:
+    """Where the sight of `position` begins in a layer of this window and chunk (`Architecture.reaches`).
+
+    >>> [first_seen(reach, 9) for reach in ((0, 0), (3, 0), (0, 4))]
+    [0, 7, 8]
+    """
+    window, chunk = reach
+    if chunk:
+        return position - position % chunk
+    return max(0, position + 1 - window) if window else 0
+
+
+def turned(arch: Architecture, x: Array, cos: Array, sin: Array) -> Array:
+    """Queries or keys `x` [..., T, head_dim] of a rotated layer after the rotary table, and Llama 4's norm."""
+    if arch.family != "llama4":
+        return rotary.turn(x, cos, sin)
+    y = rotary.turn_neighbours(x, cos, sin)
+    return rms_norm(y, np.ones(arch.head_dim), arch.norm_eps) if arch.qk_norm else y
+
+
+def temperature(arch: Architecture, layer: int, positions: Array) -> Array:
+    """What scales the queries of `layer` at `positions` [T]: float64 [T], 1 but for tempered layers without rotary."""
+    if not arch.floor_scale or layer not in arch.unrotated:
+        return np.ones(len(positions))
+    scale: Array = 1 + arch.attn_scale * np.log(1 + (positions + 1) // arch.floor_scale)
+    return scale
+
+
 def attention(query: Array, keys: Array, values: Array) -> Array:
     """One position's look at what it sees: query [heads, d], keys and values [seen, kv_heads, d] -> [heads, d]."""
     grouped = query.reshape(keys.shape[1], -1, query.shape[-1])
@@ -180,27 +209,29 @@ class PathByPath:
         arch, state = self.parameters.architecture, self.parameters.state
         length = len(tokens)
         positions = np.arange(length)
-        inv_freq, scaling = rotary.frequencies(arch.rope, arch.head_dim, arch.max_positions, length)
+        cos, sin = rotary.table(positions, *rotary.frequencies(arch.rope, arch.head_dim, arch.max_positions, length))
 
-        def project(x: Array, at: str, name: str) -> Array:
-            """[T, hidden] -> [T, heads of `name`, head_dim]; queries and keys normed where asked, and rotated."""
-            y: Array = linear(x, state, f"{at}.self_attn.{name}_proj").reshape(length, -1, arch.head_dim)
+        def project(x: Array, layer: int, name: str) -> Array:
+            """[T, hidden] -> [T, heads of `name`, head_dim]; queries and keys normed, rotated, tempered where asked."""
+            at = f"model.layers.{layer}.self_attn.{name}"
+            y: Array = linear(x, state, f"{at}_proj").reshape(length, -1, arch.head_dim)
             if name == "v":
                 return y
-            if arch.qk_norm:
-                y = rms_norm(y, state[f"{at}.self_attn.{name}_norm.weight"], arch.norm_eps)
-            turned: Array = rotary.rotate(y.swapaxes(0, 1), positions, inv_freq, scaling).swapaxes(0, 1)
-            return turned
+            if f"{at}_norm.weight" in state:
+                y = rms_norm(y, state[f"{at}_norm.weight"], arch.norm_eps)
+            if layer not in arch.unrotated:
+                y = turned(arch, y.swapaxes(0, 1), cos, sin).swapaxes(0, 1)
+            return y * temperature(arch, layer, positions)[:, None, None] if name == "q" else y
 
         x = state["model.embed_tokens.weight"][list(tokens)]
         kept_keys, kept_values, attended = [], [], []
-        for layer, window in enumerate(arch.windows):
+        for layer, reach in enumerate(arch.reaches):
             at = f"model.layers.{layer}"
             normed = rms_norm(x, state[f"{at}.input_layernorm.weight"], arch.norm_eps)
-            queries, keys, values = (project(normed, at, name) for name in "qkv")
+            queries, keys, values = (project(normed, layer, name) for name in "qkv")
             mixed = np.empty_like(queries)
             for t in range(length):
-                first = max(0, t + 1 - window) if window else 0
+                first = first_seen(reach, t)
                 mixed[t] = attention(queries[t], keys[first : t + 1], values[first : t + 1])
             x = x + linear(mixed.reshape(length, -1), state, f"{at}.self_attn.o_proj")
             x = x + swiglu(rms_norm(x, state[f"{at}.post_attention_layernorm.weight"], arch.norm_eps), state, at)

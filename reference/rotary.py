@@ -85,9 +85,12 @@ def turn(x: Array, cos: Array, sin: Array) -> Array:
     return turned
 
 
-def rotate(x: Array, positions: Array, inv_freq: Array, scaling: float) -> Array:
-    """`x` [..., T, head_dim] with row t turned to `positions[t]`."""
-    return turn(x, *table(positions, inv_freq, scaling))
+def turn_neighbours(x: Array, cos: Array, sin: Array) -> Array:
+    """`x` [..., T, head_dim] turned by `table`: Llama 4's pairs, where dimension 2i goes with 2i + 1."""
+    turned = np.empty_like(x)
+    turned[..., 0::2] = x[..., 0::2] * cos - x[..., 1::2] * sin
+    turned[..., 1::2] = x[..., 1::2] * cos + x[..., 0::2] * sin
+    return turned
 
 
 def _yarn(rope: Rope, plain: Array, head_dim: int) -> Array:

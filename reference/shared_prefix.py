@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from reference import rotary
-from reference.model import Nodes, Parameters, linear, rms_norm, swiglu
+from reference.model import Nodes, Parameters, first_seen, linear, rms_norm, swiglu, temperature, turned
 from reference.trace import Array, Kv
 from reference.tree import Tree
 
@@ -93,13 +93,13 @@ class SharedPrefix:
         held = self._context(context, rotary.is_long(arch.rope, longest))
         cos, sin = self._table(held.long, start, longest)
         depth = np.repeat(np.arange(len(levels)), [level.last - level.first for level in levels])
-        cos, sin = cos[depth], sin[depth]
+        cos, sin, positions = cos[depth], sin[depth], start + depth
         x = self.parameters.state["model.embed_tokens.weight"][np.array(tree.token)[order]]
         attended = np.empty((arch.layers, arch.heads, len(order), arch.head_dim))
-        for layer, window in enumerate(arch.windows):
-            queries, keys, values = self._project(layer, x, cos, sin)
+        for layer, reach in enumerate(arch.reaches):
+            queries, keys, values = self._project(layer, x, cos, sin, positions)
             above = held.keys[layer, :, :start], held.values[layer, :, :start]
-            mixed = _tree_attention(queries, *above, keys, values, levels, window)
+            mixed = _tree_attention(queries, *above, keys, values, levels, reach)
             attended[layer] = mixed
             x = self._finish(layer, x, mixed)
         row = np.empty(len(order), dtype=np.int64)
@@ -141,13 +141,13 @@ class SharedPrefix:
         start, end = held.length, held.length + len(tokens)
         cos, sin = self._table(held.long, start, end)
         x = self.parameters.state["model.embed_tokens.weight"][tokens]
-        for layer, window in enumerate(arch.windows):
-            queries, keys, values = self._project(layer, x, cos, sin)
+        for layer, reach in enumerate(arch.reaches):
+            queries, keys, values = self._project(layer, x, cos, sin, np.arange(start, end))
             held.keys[layer, :, start:end] = keys
             held.values[layer, :, start:end] = values
             if layer + 1 < arch.layers:  # nobody asks for what the last layer makes of the context
                 seen = held.keys[layer, :, :end], held.values[layer, :, :end]
-                x = self._finish(layer, x, _chunk_attention(queries, *seen, window))
+                x = self._finish(layer, x, _block_attention(queries, *seen, reach))
         held.tokens[start:end] = tokens
         held.length = end
 
@@ -158,19 +158,23 @@ class SharedPrefix:
             self._frequencies[long] = rotary.frequencies(arch.rope, arch.head_dim, arch.max_positions, length)
         return rotary.table(np.arange(start, end), *self._frequencies[long])
 
-    def _project(self, layer: int, x: Array, cos: Array, sin: Array) -> tuple[Array, Array, Array]:
+    def _project(self, layer: int, x: Array, cos: Array, sin: Array, positions: Array) -> tuple[Array, Array, Array]:
         """Queries [heads, T, head_dim], keys and values [kv_heads, T, head_dim] of the rows `x` [T, hidden]."""
         arch, state, at = self.parameters.architecture, self.parameters.state, f"model.layers.{layer}"
         normed = rms_norm(x, state[f"{at}.input_layernorm.weight"], arch.norm_eps)
 
         def heads(name: str) -> Array:
             y: Array = linear(normed, state, f"{at}.self_attn.{name}_proj").reshape(len(x), -1, arch.head_dim)
-            if arch.qk_norm and name != "v":
-                y = rms_norm(y, state[f"{at}.self_attn.{name}_norm.weight"], arch.norm_eps)
+            gain = state.get(f"{at}.self_attn.{name}_norm.weight")
+            if gain is not None:
+                y = rms_norm(y, gain, arch.norm_eps)
             by_head: Array = y.swapaxes(0, 1)
             return by_head
 
-        return rotary.turn(heads("q"), cos, sin), rotary.turn(heads("k"), cos, sin), heads("v")
+        queries, keys = heads("q"), heads("k")
+        if layer not in arch.unrotated:
+            queries, keys = turned(arch, queries, cos, sin), turned(arch, keys, cos, sin)
+        return queries * temperature(arch, layer, positions)[:, None], keys, heads("v")
 
     def _finish(self, layer: int, x: Array, mixed: Array) -> Array:
         """The rest of the layer: output projection of `mixed` [heads, T, head_dim] and feed-forward, on `x`."""
@@ -181,16 +185,15 @@ class SharedPrefix:
         return finished
 
 
-def _chunk_attention(queries: Array, keys: Array, values: Array, window: int) -> Array:
+def _block_attention(queries: Array, keys: Array, values: Array, reach: tuple[int, int]) -> Array:
     """Causal attention of the last T rows: queries [heads, T, d], keys and values [kv_heads, end, d], T <= end."""
     heads, rows, width = queries.shape
     kv_heads, end, _ = keys.shape
     row = np.arange(end - rows, end)[:, None]
-    first = max(0, end - rows + 1 - window) if window else 0
+    begin = np.array([[first_seen(reach, position)] for position in range(end - rows, end)])
+    first = int(begin[0, 0])  # sight never begins earlier for a later row
     column = np.arange(first, end)
-    hidden = column > row
-    if window:
-        hidden |= column <= row - window
+    hidden = (column > row) | (column < begin)
     grouped = (queries / np.sqrt(width)).reshape(kv_heads, -1, width)
     scores = (grouped @ keys[:, first:].swapaxes(1, 2)).reshape(heads, rows, -1)
     scores += np.where(hidden, -np.inf, 0.0)
@@ -208,7 +211,7 @@ def _tree_attention(
     keys: Array,
     values: Array,
     levels: list[_Level],
-    window: int,
+    reach: tuple[int, int],
 ) -> Array:
     """Every node over the context above and its own path, gathered row by row; nothing else is ever touched.
 
@@ -219,7 +222,7 @@ def _tree_attention(
         keys: [kv_heads, nodes, d], as `values`.
         values: See keys.
         levels: The nodes by depth.
-        window: Tokens a node sees, itself included, counted along its own sequence; 0 for all.
+        reach: The layer's window and chunk, counted along a node's own sequence.
 
     Returns:
         [heads, nodes, d].
@@ -231,7 +234,7 @@ def _tree_attention(
     mixed = np.empty_like(asked)
     for depth, level in enumerate(levels):
         here = slice(level.first, level.last)
-        first = max(0, context + depth + 1 - window) if window else 0  # logical position where sight begins
+        first = first_seen(reach, context + depth)  # a logical position
         path = level.paths[:, max(0, first - context) :]
         query = asked[:, here]
         flat = query.reshape(kv_heads, -1, width)

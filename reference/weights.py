@@ -61,7 +61,7 @@ def shapes(arch: Architecture) -> dict[str, tuple[int, ...]]:
         table[f"{at}.self_attn.o_proj.weight"] = (hidden, wide)
         if arch.output_bias:
             table[f"{at}.self_attn.o_proj.bias"] = (hidden,)
-        if arch.qk_norm:
+        if arch.qk_norm and arch.family != "llama4":  # whose norm has no gain
             for name in ("q", "k"):
                 table[f"{at}.self_attn.{name}_norm.weight"] = (arch.head_dim,)
         for name, (out, into) in {"gate": (inner, hidden), "up": (inner, hidden), "down": (hidden, inner)}.items():
@@ -99,7 +99,7 @@ PROBE_CODES = 32
 
 
 def probe_architecture(arch: Architecture) -> Architecture:
-    """`arch` reshaped so that its transparent weights can name PROBE_CODES rows: heads and windows stay."""
+    """`arch` reshaped so that its transparent weights can name PROBE_CODES rows: heads, windows and chunks stay."""
     wide = PROBE_CODES
     return Architecture(
         family=arch.family,
@@ -117,6 +117,10 @@ def probe_architecture(arch: Architecture) -> Architecture:
         output_bias=arch.output_bias,
         mlp_bias=arch.mlp_bias,
         qk_norm=arch.qk_norm,
+        chunks=arch.chunks,
+        unrotated=arch.unrotated,
+        floor_scale=arch.floor_scale,
+        attn_scale=arch.attn_scale,
     )
 
 

@@ -12,14 +12,16 @@ from transformers import DynamicCache, modeling_rope_utils
 
 from reference.architecture import Architecture, Rope, Seeded
 from reference.model import Parameters, PathByPath, load
-from reference.rotary import frequencies, rotate
+from reference.rotary import frequencies, table, turn
 from reference.shared_prefix import SharedPrefix
 from reference.trace import Array
 from reference.tree import Tree
 from reference.weights import seeded
 
 # Pangu is Llama with biases; transformers has no model of that name.
-MODULE_OF = {"llama": "Llama", "pangu": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3", "mistral": "Mistral"}
+MODULE_OF = {
+    "llama": "Llama", "pangu": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3", "mistral": "Mistral", "llama4": "Llama4",
+}  # fmt: skip
 TOLERANCE = 1e-9
 
 # The root with three children (two of them twins), a branch of depth 3, rows not in order of depth.
@@ -72,6 +74,7 @@ def hugging_face(arch: Architecture, seed: int) -> Any:
     """Transformers' model of the same architecture and seeded weights, in float64."""
     name = MODULE_OF[arch.family]
     module = importlib.import_module(f"transformers.models.{name.lower()}")
+    kind = getattr(module, f"{name}TextConfig" if name == "Llama4" else f"{name}Config")
     fields: dict[str, Any] = {
         "vocab_size": arch.vocab_size,
         "hidden_size": arch.hidden_size,
@@ -91,14 +94,29 @@ def hugging_face(arch: Architecture, seed: int) -> Any:
         fields["attention_bias"] = arch.qkv_bias
     if name == "Llama":
         fields["mlp_bias"] = arch.mlp_bias
-    if name == "Mistral":
+    if name == "Llama4":
+        fields |= {
+            "moe_layers": [],
+            "intermediate_size_mlp": arch.intermediate_size,
+            "use_qk_norm": arch.qk_norm,
+            "attention_bias": arch.qkv_bias,
+            "no_rope_layers": [int(layer not in arch.unrotated) for layer in range(arch.layers)],
+            "attention_chunk_size": max(arch.chunks, default=1),  # a chunk even where no layer has one
+            "layer_types": ["chunked_attention" if chunk else "full_attention" for _, chunk in arch.reaches],
+            "attn_temperature_tuning": arch.floor_scale > 0,
+            "floor_scale": arch.floor_scale or 1,
+            "attn_scale": arch.attn_scale,
+        }
+    elif name == "Mistral":
         fields["sliding_window"] = arch.windows[0] or None
     elif any(arch.windows):
         fields["use_sliding_window"] = True
         fields["sliding_window"] = max(arch.windows)
         fields["layer_types"] = ["sliding_attention" if window else "full_attention" for window in arch.windows]
-    model = getattr(module, f"{name}ForCausalLM")(getattr(module, f"{name}Config")(**fields)).double().eval()
+    model = getattr(module, f"{name}ForCausalLM")(kind(**fields)).double().eval()
     state = {key: torch.tensor(value) for key, value in seeded(Seeded(arch, seed)).items()}
+    if name == "Llama4":
+        state = {key.replace(".mlp.", ".feed_forward."): value for key, value in state.items()}
     missing, unexpected = model.load_state_dict(state, strict=False)
     assert not unexpected
     assert missing == (["lm_head.weight"] if arch.tied else [])
@@ -143,6 +161,7 @@ def small(family: str = "llama", **fields: Any) -> Architecture:
         "windows": (0, 0), "max_positions": 64,
     }  # fmt: skip
     biased = {"pangu": {"qkv_bias": True, "output_bias": True}, "qwen2": {"qkv_bias": True}, "qwen3": {"qk_norm": True}}
+    biased["llama4"] = {"qk_norm": True}
     return Architecture(**{"family": family, **base, **biased.get(family, {}), **fields})
 
 
@@ -170,6 +189,16 @@ MODELS = {
     "mistral-window": small("mistral", windows=(6, 6)),
     "mistral-window-within-the-tree": small("mistral", windows=(2, 2)),
     "mistral-window-of-one": small("mistral", windows=(1, 1)),
+    "llama4": small("llama4", qk_norm=False),
+    "llama4-norm": small("llama4", norm_eps=0.1),
+    "llama4-bias-tied": small("llama4", qkv_bias=True, output_bias=True, tied=True),
+    "llama4-chunk-ends-in-the-tree": small("llama4", chunks=(20, 0)),
+    "llama4-chunks": small("llama4", chunks=(4, 4)),
+    "llama4-chunk-of-one": small("llama4", chunks=(0, 1)),
+    "llama4-unrotated": small("llama4", chunks=(8, 8, 0), windows=(0, 0, 0), unrotated=(2,)),
+    "llama4-tempered": small("llama4", chunks=(8, 0), unrotated=(1,), floor_scale=4, attn_scale=0.7),
+    "llama4-all-tempered": small("llama4", unrotated=(0, 1), floor_scale=1),
+    "llama4-yarn": small("llama4", rope=Rope(theta=100.0, kind="yarn", factor=4.0, original=16, truncate=False)),
 }
 
 SHORT, LONG = (1.0, 1.1, 1.7, 2.0), (1.5, 4.0, 9.0, 20.0)
@@ -245,8 +274,9 @@ def test_rotation_is_by_relative_position() -> None:
     rng = np.random.default_rng(1)
     inv_freq, scaling = frequencies(Rope(), 8, 64, 20)
     query, key = rng.normal(size=(2, 3, 5, 8))
-    near = rotate(query, np.arange(5), inv_freq, scaling) * rotate(key, np.arange(5) + 2, inv_freq, scaling)
-    far = rotate(query, np.arange(5) + 9, inv_freq, scaling) * rotate(key, np.arange(5) + 11, inv_freq, scaling)
+    turned = {shift: table(np.arange(5) + shift, inv_freq, scaling) for shift in (0, 2, 9, 11)}
+    near = turn(query, *turned[0]) * turn(key, *turned[2])
+    far = turn(query, *turned[9]) * turn(key, *turned[11])
     np.testing.assert_allclose(near.sum(-1), far.sum(-1), atol=1e-12)
 
 
