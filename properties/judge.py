@@ -25,8 +25,6 @@ def judge(case: Case, invariants: Sequence[Invariant], oracle: Oracle, subject: 
     Raises:
         Inadmissible: when a custom processor of the case fails the oracle itself.
     """
-    if case.sampling.processors:
-        _try_processors(case, oracle)
     spent = subject.forward_s
     outcomes: dict[str, Outcome] = {}
     findings: list[Finding] = []
@@ -34,6 +32,8 @@ def judge(case: Case, invariants: Sequence[Invariant], oracle: Oracle, subject: 
     positions = Positions()
     evidence: list[Evidence] = []
     trace, declined = _first_run(case, subject)
+    if trace is None and declined is None and case.sampling.processors:
+        _blame_processors(case, oracle)
     for invariant in invariants:
         if declined is not None or not invariant.applies(case):
             outcomes[invariant.name] = "not_applicable"
@@ -57,8 +57,10 @@ def judge(case: Case, invariants: Sequence[Invariant], oracle: Oracle, subject: 
             outcomes[invariant.name] = "failed" if met else "checked"
         except Unobserved:
             outcomes[invariant.name] = "failed" if met else "unobserved"
-        except (NotApplicable, Malformed):
+        except (NotApplicable, Malformed) as why:
             # Malformed: the variant it asked for does not fit the model, such as one node past the context.
+            if isinstance(why, Inadmissible):
+                _blame_processors(case, oracle)
             outcomes[invariant.name] = "failed" if met else "not_applicable"
         except NoTrace as absent:
             if isinstance(absent.outcome, Crashed) and trace is not None:
@@ -98,8 +100,8 @@ def crash(invariant: str, outcome: Crashed, step: int = 0) -> Finding:
     return Finding(invariant, stage, step, where, FINISHED, outcome.why)
 
 
-def _try_processors(case: Case, oracle: Oracle) -> None:
-    """Raise Inadmissible where a processor, and not the backend that runs it, is what will break."""
+def _blame_processors(case: Case, oracle: Oracle) -> None:
+    """Raise Inadmissible if a processor fails the oracle too: then it is to blame, and not what the backend gave it."""
     try:
         oracle(case)
     except Inadmissible:

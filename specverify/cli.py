@@ -56,7 +56,7 @@ def cli() -> None:
     "processors",
     multiple=True,
     metavar="pkg.module:function",
-    help="A logits processor of your own, for half of the sampled cases; repeatable.",
+    help="A logits processor of your own, for sampled cases; repeatable.",
 )
 def diff(
     backend: str | None,
@@ -86,10 +86,12 @@ def diff(
     sampling = sampling_options.sampling_of(model, settings)
     name = backend or DEVICES[device or "cpu"]
     _check_names(name, device, against, invariants, fault)
-    if model is None:  # a checkpoint's own vocabulary decides where there is one
+    if model is None:  # a checkpoint has a vocabulary of its own to try them on
         from specverify.processors import admit
 
         admit(processors)
+    elif processors and sampling.greedy:
+        raise click.UsageError("--processor needs --temperature here: prompts are sampled with it or decoded without")
     plan = Plan(
         backend=name,
         against=against,

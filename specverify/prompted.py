@@ -22,6 +22,7 @@ from reference.malformed import Malformed
 from reference.sampling import Stops
 from reference.trace import Array, Trace
 from reference.tree import RankTree, Tree
+from specverify import processors
 from specverify.checkpoints import DEMO, directory_of, open_checkpoint
 from specverify.plan import Plan
 from specverify.unusable import MissingInput, UnusableInput
@@ -89,11 +90,13 @@ def prepare(plan: Plan, subject: Subject, invariants: tuple[Invariant, ...]) -> 
     """Open checkpoint and prompts.
 
     Raises:
-        UnusableInput: for a checkpoint or prompt file that cannot be used, or a prompt the model has no room for.
+        UnusableInput: for a checkpoint, prompt file or processor that cannot be used, or a prompt the model has no
+            room for.
         MissingInput: for something this machine lacks.
     """
     assert plan.model is not None
     checkpoint = open_checkpoint(plan.model, understood=plan.against is None)
+    processors.admit(plan.processors, checkpoint.vocab_size)
     prompts = _prompts(plan, checkpoint)
     dtype = plan.dtypes[0]
     sampled = not plan.sampling.greedy
@@ -130,7 +133,7 @@ def _with(base: Case, draft: Draft, plan: Plan, turn: int) -> Case:
         return replace(base, draft=draft)
     fitting = as_chain(draft) if plan.sampling.rule.promise.chains_only else draft
     seed = int(np.random.default_rng([plan.seed, turn]).integers(0, 2**62))
-    return replace(base, draft=fitting, sampling=replace(plan.sampling, seed=seed))
+    return replace(base, draft=fitting, sampling=replace(plan.sampling, processors=plan.processors, seed=seed))
 
 
 def _named(checkpoint: Checkpoint) -> tuple[int, ...]:
