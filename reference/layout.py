@@ -1,8 +1,9 @@
 """KvLayout: how the engine holds keys and values while it speculates, and how it commits them."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from reference.malformed import Malformed
+from reference.rules import LATER
 
 COMMITS = ("path", "fast", "length")
 
@@ -17,11 +18,14 @@ class KvLayout:
             prefix of the row order, and falls back to `path` elsewhere (EAGLE-Pangu, branch/commit cache).
         padded_nodes: Rows the tree is padded to before the forward; 0 leaves it as it is.
         prefill_chunk: Tokens per prefill forward; 0 prefills in one.
+        stay_in_chunk: Whether drafted nodes beyond the chunk of their root are cut before verification, the chunk being
+            the target's shortest (Llama 4 with EAGLE); says nothing of a target without chunks.
     """
 
     commit: str = "path"
     padded_nodes: int = 0
     prefill_chunk: int = 0
+    stay_in_chunk: bool = field(default=False, metadata=LATER)
 
     def __post_init__(self) -> None:
         if self.commit not in COMMITS:
