@@ -89,7 +89,7 @@ class SampledStep:
                 left = [(-logits[one], one) for one in range(len(law)) if one not in held]
                 token[child] = min(left)[1]
                 held.add(token[child])
-                proposal[child] = np.eye(len(law))[token[child]]
+                proposal[child] = one_hot((token[child],), len(law))[0]
 
     def accept(self, tree: Tree, law: Array, proposal: Array) -> Accepted:
         """Verify by the case's rule, then draw the last token."""
@@ -102,4 +102,11 @@ class SampledStep:
 
 def certain(tree: Tree, vocab: int) -> Array:
     """The proposal of a tree whose tokens were not drawn: one-hot rows [nodes, vocabulary]."""
-    return np.eye(vocab)[list(tree.token)]
+    return one_hot(tree.token, vocab)
+
+
+def one_hot(tokens: tuple[int, ...], vocab: int) -> Array:
+    """A row for each of `tokens` that is certain of it; no square of the vocabulary, which may be large, is made."""
+    rows = np.zeros((len(tokens), vocab))
+    rows[np.arange(len(tokens)), list(tokens)] = 1.0
+    return rows

@@ -14,6 +14,7 @@ from reference import acceptance, growth, processing, tape
 from reference.case import Case
 from reference.chance import Taped
 from reference.draft import LanguageModel
+from reference.sampled import one_hot
 from reference.trace import Array, Stage, Step
 from reference.tree import Tree
 
@@ -76,7 +77,7 @@ def proposal_consistent(case: Case, oracle: Oracle, subject: Subject) -> Iterato
             continue
         seen = True
         tree, told = step.drafted.tree, step.drafted.proposal
-        wanted, edges = np.eye(told.shape[1])[list(tree.token)], [False] * len(tree)
+        wanted, edges = one_hot(tree.token, told.shape[1]), [False] * len(tree)
         if drawn(case):
             if step.drafted.logits is None:
                 raise Unobserved("the backend does not reveal its draft's logits")
@@ -122,7 +123,7 @@ def _drawn_from(case: Case, step: Step) -> tuple[Array, list[bool]]:
             left = sum(row[token] for token in range(len(row)) if token not in held)
             # Where nothing is left to draw, the best of the rest is named, surely.
             spent = case.sampling.draws == "without-replacement" and not left > 0
-            wanted[child] = np.eye(len(row))[tree.token[child]] if spent else row
+            wanted[child] = one_hot((tree.token[child],), len(row))[0] if spent else row
             edges[child] = near_edge(case, spread, path, output)
     return wanted, edges
 
