@@ -35,10 +35,10 @@ MATES = 64
 """Requests of a batch whose order is changed."""
 
 
-MOST_RUNS = 32
+MOST_RUNS = 24
 """Generations of one case at most, where the law is tested on generations: fewer than a subject remembers."""
 
-ENOUGH_TOKENS = 600
+ENOUGH_TOKENS = 400
 """Tokens of those generations, after which no other is begun."""
 
 
