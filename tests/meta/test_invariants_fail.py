@@ -1,7 +1,6 @@
-"""Every invariant is shown to fail before it is believed: a planted fault or a corrupted trace for each of them."""
+"""Every invariant is shown to fail before it is believed: on greedy cases, by a planted fault or a corrupted trace."""
 
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from itertools import product
@@ -10,31 +9,37 @@ from typing import Any
 import numpy as np
 import pytest
 
-from backends import faults
 from backends.eager import open_cpu
 from properties.closeness import Noise, beyond, noise, rms
 from properties.finding import Finding, Positions, Tie
-from properties.invariants import ALL, coins, distribution, laws, processing
+from properties.invariants import ALL
 from properties.judge import judge
 from properties.strategies.acceptance import continuation
 from properties.strategies.models import GALLERY, small
-from properties.subject import Crashed, Declined, Subject
+from properties.subject import Crashed
 from properties.tally import Tally
 from properties.ties import INFLATION, TIE_SIGMA, decided, gaps, judge_tokens, near_and_predicted, too_many, vacuous
 from reference.architecture import Seeded
 from reference.case import Case
-from reference.decoder import Oracle
 from reference.draft import LanguageModel, Ngram, Scripted
 from reference.layout import KvLayout
 from reference.sampling import Stops
-from reference.trace import Array, Attended, Kv, Scored, Stage, Trace
+from reference.trace import Attended, Kv, Scored, Stage, Trace
 from reference.tree import RankTree, Tree
 from specverify.opening import subject_of
-
-BY_NAME = {one.name: one for one in ALL}
-SAMPLED = {one.name for group in (coins, distribution, laws, processing) for one in group.INVARIANTS}
-"""Invariants of sampled cases; the greedy cases here cannot make them fail, test_sampling_faults has their faults."""
-_ORACLE = Oracle(keep=1024)
+from tests.corruption import (
+    BY_NAME,
+    ORACLE,
+    Corruption,
+    corrupted,
+    entry,
+    in_stage,
+    outcomes,
+    output_of,
+    second_time,
+    where,
+    wrong,
+)
 
 
 @cache
@@ -65,50 +70,12 @@ def fixed_cases() -> dict[str, Case]:
     }
 
 
-Corruption = Callable[[Case, Trace, int], Trace]
-"""A trace as a broken backend would have shown it; the number says how often the case ran before."""
-
-
-def corrupted(corruption: Corruption) -> Subject:
-    """The clean engine with every trace corrupted."""
-    clean = subject_of(open_cpu())
-    ran: Counter[Case] = Counter()
-
-    def run(case: Case) -> Trace | Declined | Crashed:
-        ran[case] += 1
-        return corruption(case, clean(case), ran[case] - 1)
-
-    return Subject("corrupted", run, clean.reveals)
-
-
-def entry(array: Array, index: Any, value: Any) -> Array:
-    copy: Array = array.copy()
-    copy[index] = value
-    return copy
-
-
-def in_stage(stage: str, change: Callable[[Any], Any], step: int = 0) -> Corruption:
-    """Replace one stage of one step, where there is such a step."""
-
-    def corruption(case: Case, trace: Trace, time: int) -> Trace:
-        if step >= len(trace.steps) or getattr(trace.steps[step], stage) is None:
-            return trace
-        one = replace(trace.steps[step], **{stage: change(getattr(trace.steps[step], stage))})
-        return replace(trace, steps=(*trace.steps[:step], one, *trace.steps[step + 1 :]))
-
-    return corruption
-
-
 def lowered(field: str, index: Any, change: Callable[[Any], Any]) -> Corruption:
     def changed(one: Any) -> Any:
         array = getattr(one, field)
         return replace(one, **{field: entry(array, index, change(array[index]))})
 
     return in_stage("lowered", changed)
-
-
-def where(condition: Callable[[Case], bool], corruption: Corruption) -> Corruption:
-    return lambda case, trace, time: corruption(case, trace, time) if condition(case) else trace
 
 
 def nudged(kv: Kv | None, slot: int, amount: float = 1e-3, kind: str = "keys") -> Kv | None:
@@ -129,6 +96,13 @@ def logits_off(amount: float) -> Corruption:
     return in_stage("scored", lambda one: Scored(one.logits + amount))
 
 
+def logprobs_off(amount: float) -> Corruption:
+    def changed(one: Any) -> Any:
+        return replace(one, logprobs=one.logprobs and tuple(value + amount for value in one.logprobs))
+
+    return in_stage("emitted", changed)
+
+
 def one_less(accepted: Any) -> Any:
     return replace(accepted, path=accepted.path[:-1]) if len(accepted.path) > 1 else accepted
 
@@ -140,14 +114,6 @@ def accounts(**changes: int) -> Corruption:
         return replace(trace, accounting=replace(trace.accounting, **moved))
 
     return corruption
-
-
-def second_time(corruption: Corruption, time: int = 1) -> Corruption:
-    return lambda case, trace, seen: corruption(case, trace, seen) if seen >= time else trace
-
-
-def output_of(change: Callable[[tuple[int, ...]], tuple[int, ...]]) -> Corruption:
-    return lambda case, trace, time: replace(trace, output=change(trace.output))
 
 
 def broken(case: Case, trace: Trace, time: int) -> Any:
@@ -279,46 +245,30 @@ EVERYTHING: list[tuple[str, str | Corruption]] = [
         second_time(in_stage("committed", lambda one: replace(one, after=nudged(one.after, 0, 1e-6)))),
     ),
     ("lossless.deterministic", second_time(lambda case, trace, time: replace(trace, finish=None))),
+    ("lossless.logprobs", "logprobs-over-whole-tree"),
+    ("lossless.logprobs", logprobs_off(1e-2)),
 ]
 """Invariant and what must make it fail: a fault of the catalogue by name, or a corruption."""
 
 
-def outcomes(name: str, subject: Subject) -> Iterator[tuple[str, str, tuple[Finding, ...]]]:
-    for key, case in fixed_cases().items():
-        verdict = judge(case, (BY_NAME[name],), _ORACLE, subject)
-        yield key, verdict.outcomes[name], verdict.findings
-
-
 @pytest.mark.parametrize(("name", "how"), EVERYTHING, ids=[f"{name}-{at}" for at, (name, _) in enumerate(EVERYTHING)])
 def test_fails_when_it_should(name: str, how: str | Corruption) -> None:
-    if isinstance(how, str):
-        backend = open_cpu()
-        faults.plant(backend, faults.named(how))
-        subject = subject_of(backend)
-    else:
-        subject = corrupted(how)
-    failed = [(key, findings) for key, outcome, findings in outcomes(name, subject) if outcome == "failed"]
+    found = outcomes(name, wrong(how), fixed_cases())
+    failed = [(key, findings) for key, outcome, findings in found if outcome == "failed"]
     assert failed
     assert all(findings and {one.invariant for one in findings} == {name} for _, findings in failed)
 
 
-def test_no_invariant_is_believed_unseen() -> None:
-    assert {name for name, _ in EVERYTHING} == set(BY_NAME) - SAMPLED
-    planted = {how for _, how in EVERYTHING if isinstance(how, str)}
-    sampled_faults = {fault.name for fault in (*faults.sampled.FAULTS, *faults.processed.FAULTS)}
-    assert planted == {fault.name for fault in faults.ALL} - sampled_faults
-
-
 def test_the_clean_engine_passes_the_same_cases() -> None:
-    """And every invariant has something to say about one of them."""
+    """And what has something to say about one of them is what is shown to fail above, no more and no less."""
     subject = subject_of(open_cpu(), keep=512)
     checked: set[str] = set()
     for key, case in fixed_cases().items():
-        verdict = judge(case, ALL, _ORACLE, subject)
+        verdict = judge(case, ALL, ORACLE, subject)
         assert verdict.findings == (), key
         assert "unobserved" not in verdict.outcomes.values()
         checked |= {name for name, outcome in verdict.outcomes.items() if outcome == "checked"}
-    assert checked == set(BY_NAME) - SAMPLED | {"lossless.logprobs"}
+    assert checked == {name for name, _ in EVERYTHING}
 
 
 # Rule T.
@@ -407,10 +357,11 @@ def test_other_shapes_are_not_compared() -> None:
     }
     for stage, change in changes.items():
         subject = corrupted(in_stage(stage, change))
-        found = [one for _, _, findings in outcomes("attention.context-exact", subject) for one in findings]
+        judged = outcomes("attention.context-exact", subject, fixed_cases())
+        found = [one for _, _, findings in judged for one in findings]
         assert {one.where.get("side") for one in found} >= {"shape"}
     narrow = corrupted(in_stage("committed", lambda one: replace(one, after=one.after and cut(one.after))))
-    held = [one for _, _, findings in outcomes("cache.commit-equivalence", narrow) for one in findings]
+    held = [one for _, _, findings in outcomes("cache.commit-equivalence", narrow, fixed_cases()) for one in findings]
     assert {one.where.get("side") for one in held} == {"shape"}
 
 
@@ -421,7 +372,7 @@ def cut(kv: Kv) -> Kv:
 def test_the_control_is_bounded_itself() -> None:
     """A fault common to tree and plain decode is found, and does not widen the limits by which it is judged."""
     case = fixed_cases()["fork"]
-    clean = noise(case, _ORACLE, subject_of(open_cpu()))
+    clean = noise(case, ORACLE, subject_of(open_cpu()))
     assert 0 < clean.measured <= clean.ceiling
 
     def scaled(case: Case, trace: Trace, time: int) -> Trace:
@@ -429,13 +380,13 @@ def test_the_control_is_bounded_itself() -> None:
         return replace(trace, steps=tuple(steps))
 
     subject = corrupted(scaled)
-    error = noise(case, _ORACLE, subject)
+    error = noise(case, ORACLE, subject)
     assert error.measured > 100 * error.ceiling
     assert error.logits <= error.ceiling
-    assert judge(case, (BY_NAME["attention.context-exact"],), _ORACLE, subject).findings
+    assert judge(case, (BY_NAME["attention.context-exact"],), ORACLE, subject).findings
 
     only_plain = corrupted(where(lambda one: one.draft == Scripted(), scaled))
-    (finding,) = judge(case, (BY_NAME["attention.context-exact"],), _ORACLE, only_plain).findings
+    (finding,) = judge(case, (BY_NAME["attention.context-exact"],), ORACLE, only_plain).findings
     assert finding.where == {"side": "control"}
 
 
