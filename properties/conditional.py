@@ -22,6 +22,9 @@ TRIED_IN_TURN = ("chain", "multi-round", "eagle")
 ROUNDING = {"float64": 1e-11, "float32": 2e-5, "bfloat16": 2e-5, "float16": 2e-5}
 """How far an engine's arithmetic may move a score between its own logits and its law; float32 is the least in use."""
 
+LANES = 8
+"""Partial sums that a softmax keeps at least: one over V numbers rounds V / LANES times."""
+
 WIDEST = 300.0
 """A margin of scores beyond which a band says nothing, within what float64 can exponentiate."""
 
@@ -190,7 +193,8 @@ def _point(case: Case, row: Array, seen: Array | None, output: tuple[int, ...], 
         raise NotApplicable("how far the engine's scores may lie off has no bound")
     tempered = (true - true.max()) / sampling.temperature
     engine = UNIT["float64" if case.dtype == "float64" else "float32"]
-    noise += ROUNDING[case.dtype] + 2 * engine * float(np.abs(true[named]).max()) / sampling.temperature
+    noise += ROUNDING[case.dtype] + engine * len(row) / LANES
+    noise += 2 * engine * float(np.abs(true[named]).max()) / sampling.temperature
     low, high = band(tempered, min(noise, WIDEST), sampling)
     return Point(processing.law(row, sampling, stops, case.prompt, output), low, high)
 

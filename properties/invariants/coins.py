@@ -8,7 +8,7 @@ import numpy as np
 from properties.finding import Finding
 from properties.invariant import TURNS, Fact, Invariant, NotApplicable, Oracle, Unobserved, needing
 from properties.invariants.drafts import drawn
-from properties.invariants.processing import CLOSE, EDGE, near_edge, output_before, sampled
+from properties.invariants.processing import EDGE, close, near_edge, output_before, sampled
 from properties.subject import Subject
 from reference import acceptance, growth, processing, tape
 from reference.case import Case
@@ -85,10 +85,10 @@ def proposal_consistent(case: Case, oracle: Oracle, subject: Subject) -> Iterato
         for node in range(1, len(tree)):
             away = np.abs(wanted[node] - told[node])
             token = int(np.where(np.isnan(away), np.inf, away).argmax())
-            if not edges[node] and not away[token] <= CLOSE[case.dtype]:
+            if not edges[node] and not away[token] <= close(case):
                 where: dict[str, int | str] = {"node": node, "token": token}
                 expected, observed = float(wanted[node, token]), float(told[node, token])
-                measure = float(away[token] / CLOSE[case.dtype])
+                measure = float(away[token] / close(case))
                 yield Finding(name, Stage.DRAFTED, number, where, expected, observed, measure)
                 return
         if drawn(case) and subject.takes_tape:
