@@ -81,7 +81,9 @@ def lowered(field: str, index: Any, change: Callable[[Any], Any]) -> Corruption:
 def nudged(kv: Kv | None, slot: int, amount: float = 1e-3, kind: str = "keys") -> Kv | None:
     if kv is None or kv.length == 0:
         return kv
-    return replace(kv, **{kind: entry(getattr(kv, kind), (0, 0, slot, 0), getattr(kv, kind)[0, 0, slot, 0] + amount)})
+    held = getattr(kv, kind)
+    changed: dict[str, Any] = {kind: entry(held, (0, 0, slot, 0), held[0, 0, slot, 0] + amount)}
+    return replace(kv, **changed)
 
 
 def mask_cell(column: int) -> Corruption:
