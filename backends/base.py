@@ -19,6 +19,8 @@ class Declaration:
         dtypes: Working dtypes it offers, its default first.
         drafts: Kinds of draft it runs: scripted, ngram, model.
         commits: KvLayout.commit values it implements.
+        layouts: KvLayout.kind values it implements.
+        sessions: Whether it runs several requests at once and plays a case's session.
         takes_tape: Whether every uniform it uses comes from the case's tape, at the places that `reference.tape` gives.
         max_temperature: 0.0 for a backend that is greedy only.
         rules: Acceptance rules it has for temperatures above 0.
@@ -33,6 +35,8 @@ class Declaration:
     dtypes: tuple[str, ...]
     drafts: tuple[str, ...]
     commits: tuple[str, ...]
+    layouts: tuple[str, ...] = ("branch",)
+    sessions: bool = False
     takes_tape: bool = False
     max_temperature: float = 0.0
     rules: tuple[str, ...] = ()

@@ -3,17 +3,13 @@
 import torch
 
 from backends.base import Declaration, StageFailure, Unavailable, Unsupported
-from backends.engine.draft.base import Draft
-from backends.engine.draft.language_model import ModelDraft
-from backends.engine.draft.ngram import NgramDraft
-from backends.engine.draft.scripted import ScriptedDraft
-from backends.engine.generate import SEAMS, Generation
-from backends.engine.models import DTYPES, Shelf, refuse_long
+from backends.engine.composition import SEAMS
+from backends.engine.models import DTYPES, Shelf
 from backends.engine.sampling.rounds import Tables
 from backends.engine.seams import Seams
+from backends.engine.server import play
 from reference.case import Case
-from reference.draft import LanguageModel, Ngram, Scripted
-from reference.layout import COMMITS
+from reference.layout import COMMITS, KINDS
 from reference.rules import RULES
 from reference.trace import Array, Stage, Trace
 from reference.world import Blocks, Given, World
@@ -32,6 +28,8 @@ class EagerBackend:
             dtypes=("float32", "float64", "bfloat16", "float16"),
             drafts=("scripted", "ngram", "model"),
             commits=COMMITS,
+            layouts=tuple(KINDS),
+            sessions=True,
             takes_tape=True,
             max_temperature=float("inf"),
             rules=tuple(RULES),
@@ -46,24 +44,7 @@ class EagerBackend:
         """Generate as the case says; see `backends.base.Backend.run`."""
         if case.dtype not in DTYPES:
             raise Unsupported(f"dtype {case.dtype}: this engine has {', '.join(DTYPES)}")
-        refuse_long(case.model, case.longest)
-        target = self._shelf.open(case.model, case.dtype)
-        models = {id(target): target}
-        draft: Draft
-        if isinstance(case.draft, Scripted):
-            draft = ScriptedDraft(case.draft.trees)
-        elif isinstance(case.draft, Ngram):
-            draft = NgramDraft(case.draft.shape, case.draft.order)
-        else:
-            assert isinstance(case.draft, LanguageModel)
-            refuse_long(case.draft.model, case.longest)
-            small = self._shelf.open(case.draft.model, case.dtype)
-            models[id(small)] = small
-            draft = ModelDraft(small, case.draft.shape, case.draft.vocabulary, self.seams)
-        before = sum(model.forward_s for model in models.values())
-        trace = Generation(case, target, draft, self.seams).run()
-        spent = sum(model.forward_s for model in models.values()) - before
-        return Trace(trace.steps, trace.output, trace.finish, trace.accounting, spent)
+        return play(case, self._shelf, self.seams)
 
     def verify(self, given: Given, tape: Array) -> Blocks:
         """See `backends.base.Tabled`."""

@@ -2,15 +2,17 @@
 
 import hashlib
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from reference.architecture import Checkpoint, Model, Seeded
 from reference.draft import Draft, LanguageModel, Scripted
 from reference.layout import KvLayout
-from reference.malformed import Malformed
+from reference.malformed import Malformed, under
 from reference.plain import plain
+from reference.rules import LATER
 from reference.sampling import Sampling, Stops
+from reference.session import Session
 from reference.tree import Tree
 
 DTYPES = ("float64", "float32", "bfloat16", "float16")
@@ -34,6 +36,7 @@ class Case:
         stops: Where the output ends.
         dtype: Working dtype of the engine; the oracle rounds the weights to it and computes in float64.
         steps: Verify steps at most; 0 runs until a stop.
+        session: Other requests beside this one, and what is done to all of them; None runs this request alone.
     """
 
     model: Model
@@ -44,6 +47,7 @@ class Case:
     stops: Stops = Stops()
     dtype: str = "float32"
     steps: int = 0
+    session: Session | None = field(default=None, metadata=LATER)
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
@@ -73,6 +77,47 @@ class Case:
         if isinstance(self.draft, LanguageModel) and self.longest > max_positions(self.draft.model):
             admitted = max_positions(self.draft.model)
             raise Malformed("draft.model", f"needs up to {self.longest} positions; the draft admits {admitted}")
+        self._check_pages()
+        if self.session is not None:
+            self._check_session(self.session)
+
+    def _check_pages(self) -> None:
+        """Refuse a free list that cannot hold this request alone, whatever else happens."""
+        layout = self.layout
+        if layout.pages and layout.pages_for(self.longest + 1) > len(layout.pages):
+            raise Malformed(
+                "layout.pages",
+                f"out of pages: {len(layout.pages)} of {layout.page_size} columns, the request may need "
+                f"{layout.pages_for(self.longest + 1)}",
+            )
+
+    def _check_session(self, session: Session) -> None:
+        """Every mate is a case of its own, and so is what a request becomes when it switches drafts."""
+        for number in range(1, len(session.mates) + 1):
+            with under(f"session.mates[{number - 1}]"):
+                self.alone(number)
+        for at, action in enumerate(session.actions):
+            if action.draft is not None:
+                mine = self.alone(action.requests[0])
+                if not mine.sampling.greedy:
+                    raise Malformed(f"session.actions[{at}]", "a request that samples keeps its draft: its coins do")
+                with under(f"session.actions[{at}]"):
+                    replace(mine, draft=action.draft)
+
+    def alone(self, number: int = 0, before: tuple[int, ...] = ()) -> "Case":
+        """Request `number` of the session as a case of its own, its prompt after the tokens `before`."""
+        if number == 0 or self.session is None:
+            return replace(self, prompt=before + self.prompt, session=None)
+        mate = self.session.mates[number - 1]
+        return replace(
+            self,
+            prompt=before + mate.prompt,
+            draft=mate.draft,
+            sampling=mate.sampling,
+            stops=mate.stops,
+            steps=0,
+            session=None,
+        )
 
     def _check_sampling(self) -> None:
         """Raise Malformed where nothing could be sampled, or the rule cannot verify a tree of this draft."""

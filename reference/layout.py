@@ -1,4 +1,4 @@
-"""KvLayout: how the engine holds keys and values while it speculates, and how it commits them."""
+"""KvLayout: where the engine holds keys and values while it speculates, and how it commits them."""
 
 from dataclasses import dataclass, field
 
@@ -7,29 +7,93 @@ from reference.rules import LATER
 
 COMMITS = ("path", "fast", "length")
 
+KINDS = {
+    "branch": "a replica of the committed cache takes the rows; the commit brings accepted rows home",
+    "overwrite": "verify writes [pos, pos + rows) in place; then the logical position moves on",
+    "scratch": "rows live in a buffer of their own; the commit copies accepted rows over",
+    "static": "one pre-allocated buffer, attended from end to end under the mask",
+    "sliding": "layers with a window keep a ring of what they can still see",
+    "paged": "pages of a shared pool, found through a block table, over-allocated",
+    "prefix": "paged, and full pages of finished requests are kept for requests that begin alike",
+}
+"""Every layout by name, with what it is."""
+
+PAGED = ("paged", "prefix")
+"""Layouts with pages."""
+
+SYNCS = ("keep", "refeed")
+
+POISONS = ("", "large", "nan")
+LARGEST_PAGE = 128
+MOST_PAGES = 2**16
+
 
 @dataclass(frozen=True)
 class KvLayout:
-    """One contiguous branch / commit cache.
+    """How keys and values are held.
 
     Attributes:
-        commit: `path` gathers the whole cache by accepted rows; `fast` keeps the shared prefix and gathers the tail,
-            falling back to `path` on any inconsistency; `length` crops, which only suits an accepted path that is a
-            prefix of the row order, and falls back to `path` elsewhere (EAGLE-Pangu, branch/commit cache).
+        commit: For `branch`: `path` gathers the whole cache by accepted rows; `fast` keeps the shared prefix and
+            gathers the tail, falling back to `path` on any inconsistency; `length` crops, which only suits an accepted
+            path that is a prefix of the row order, and falls back to `path` elsewhere (EAGLE-Pangu, branch/commit).
         padded_nodes: Rows the tree is padded to before the forward; 0 leaves it as it is.
         prefill_chunk: Tokens per prefill forward; 0 prefills in one.
+        kind: One of KINDS.
+        page_size: Columns of a page, 1 to 128; 0 for layouts without pages.
+        pages: The free list, page ids in the order in which they are handed out; empty: as many as are needed, by id.
+        overhang: Columns allocated beyond those in use.
+        draft_sync: How the draft's cache follows: `keep` keeps the KV of accepted rows, `refeed` drops all of a
+            block and feeds the accepted tokens anew.
         stay_in_chunk: Whether drafted nodes beyond the chunk of their root are cut before verification, the chunk being
             the target's shortest (Llama 4 with EAGLE); says nothing of a target without chunks.
+        poison: What fills free, padded and stale cells before each step: nothing, a `large` finite number, or `nan`
+            where no attention reads the cell and `large` elsewhere.
     """
 
     commit: str = "path"
     padded_nodes: int = 0
     prefill_chunk: int = 0
+    kind: str = field(default="branch", metadata=LATER)
+    page_size: int = field(default=0, metadata=LATER)
+    pages: tuple[int, ...] = field(default=(), metadata=LATER)
+    overhang: int = field(default=0, metadata=LATER)
+    draft_sync: str = field(default="keep", metadata=LATER)
     stay_in_chunk: bool = field(default=False, metadata=LATER)
+    poison: str = field(default="", metadata=LATER)
 
     def __post_init__(self) -> None:
-        if self.commit not in COMMITS:
-            raise Malformed("commit", f"{self.commit!r} is none of {', '.join(COMMITS)}")
-        for name in ("padded_nodes", "prefill_chunk"):
+        self._one_of("commit", COMMITS)
+        self._one_of("kind", tuple(KINDS))
+        self._one_of("draft_sync", SYNCS)
+        self._one_of("poison", POISONS)
+        for name in ("padded_nodes", "prefill_chunk", "overhang"):
             if getattr(self, name) < 0:
                 raise Malformed(name, f"{getattr(self, name)} is negative")
+        if self.kind != "branch" and self.commit != "path":
+            raise Malformed("commit", f"{self.commit!r} is a way of branch, not of {self.kind}")
+        if self.kind in PAGED:
+            self._check_pages()
+        elif self.page_size or self.pages or self.overhang:
+            name = "page_size" if self.page_size else "pages" if self.pages else "overhang"
+            raise Malformed(name, f"{self.kind} has no pages (layouts with pages: {', '.join(PAGED)})")
+
+    def _one_of(self, name: str, known: tuple[str, ...]) -> None:
+        if getattr(self, name) not in known:
+            raise Malformed(name, f"{getattr(self, name)!r} is none of {', '.join(map(repr, known))}")
+
+    def _check_pages(self) -> None:
+        if not 1 <= self.page_size <= LARGEST_PAGE:
+            raise Malformed("page_size", f"{self.page_size} is not 1 to {LARGEST_PAGE} columns")
+        if len(self.pages) > MOST_PAGES:
+            raise Malformed("pages", f"{len(self.pages)} pages; at most {MOST_PAGES}")
+        seen: set[int] = set()
+        for at, page in enumerate(self.pages):
+            if not 0 <= page < len(self.pages):
+                raise Malformed(f"pages[{at}]", f"page {page} is outside the pool of {len(self.pages)}")
+            if page in seen:
+                raise Malformed(f"pages[{at}]", f"page {page} is owned twice: it stands in the free list before")
+            seen.add(page)
+
+    def pages_for(self, columns: int) -> int:
+        """Pages that hold `columns` columns and the overhang."""
+        return -(-(columns + self.overhang) // self.page_size)

@@ -12,10 +12,11 @@ from reference.architecture import Architecture, Checkpoint, Model, Rope, Seeded
 from reference.case import SCHEMA, Case
 from reference.draft import Draft, LanguageModel, Ngram, Scripted
 from reference.layout import KvLayout
-from reference.malformed import Malformed
+from reference.malformed import Malformed, under
 from reference.plain import plain
 from reference.rules import Rule
 from reference.sampling import Sampling, Stops
+from reference.session import Action, Mate, Session
 from reference.tree import RankTree, Tree
 
 T = TypeVar("T")
@@ -146,14 +147,37 @@ def _stops(content: dict[str, Any]) -> Stops:
     return _built("stops", lambda: Stops(**fields))
 
 
+def _layout(content: dict[str, Any]) -> KvLayout:
+    return _built("layout", lambda: KvLayout(**{**content, "pages": tuple(content.get("pages", ()))}))
+
+
+def _mate(content: dict[str, Any]) -> Mate:
+    return Mate(
+        tuple(content["prompt"]), _draft(content["draft"]), _sampling(content["sampling"]), _stops(content["stops"])
+    )
+
+
+def _session(content: dict[str, Any]) -> Session:
+    mates, actions = [], []
+    for at, mate in enumerate(content["mates"]):
+        with under(f"mates[{at}]"):
+            mates.append(_mate(mate))
+    for at, action in enumerate(content["actions"]):
+        with under(f"actions[{at}]"):
+            draft = _draft(action["draft"]) if "draft" in action else None
+            actions.append(Action(action["kind"], tuple(action["requests"]), draft))
+    return Session(tuple(mates), tuple(actions))
+
+
 def _case(content: dict[str, Any]) -> Case:
     return Case(
         model=_model(content["model"], "model"),
         prompt=tuple(content["prompt"]),
         draft=_draft(content["draft"]),
-        layout=_built("layout", lambda: KvLayout(**content["layout"])),
+        layout=_layout(content["layout"]),
         sampling=_sampling(content["sampling"]),
         stops=_stops(content["stops"]),
         dtype=content["dtype"],
         steps=content["steps"],
+        session=_built("session", lambda: _session(content["session"])) if "session" in content else None,
     )

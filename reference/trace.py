@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from reference.session import Account
 from reference.tree import Tree
 
 Array = npt.NDArray[Any]
@@ -123,10 +124,14 @@ class Emitted:
 
 @dataclass(frozen=True)
 class Kv:
-    """Rotated keys and values of committed tokens: float [layers, kv_heads, length, head_dim] each."""
+    """Rotated keys and values of committed tokens: float [layers, kv_heads, length, head_dim] each.
+
+    `first` holds, for each layer, the first column that is still there; columns before it are NaN. Empty: all are.
+    """
 
     keys: Array
     values: Array
+    first: tuple[int, ...] = ()
 
     @property
     def length(self) -> int:
@@ -203,6 +208,7 @@ class Trace:
         finish: Why the run ended: eos, stop, length, or None when it ran out of steps.
         accounting: The backend's counters, if it keeps any.
         forward_s: Seconds inside the backend's own forwards; never compared.
+        shared: What all requests did, where the case has a session; the rest is the trace of request 0.
     """
 
     steps: tuple[Step, ...]
@@ -210,6 +216,22 @@ class Trace:
     finish: str | None
     accounting: Accounting | None = None
     forward_s: float = 0.0
+    shared: "Shared | None" = None
+
+
+@dataclass(frozen=True)
+class Shared:
+    """What a session shows of all its requests.
+
+    Attributes:
+        requests: Each request's own trace, by number; None for one that never entered.
+        prompts: The prompt each entered with, for a fork with what came before; empty for None.
+        accounts: Pages and columns after each action.
+    """
+
+    requests: tuple[Trace | None, ...]
+    prompts: tuple[tuple[int, ...], ...]
+    accounts: tuple[Account, ...] = ()
 
 
 def frozen(array: Any, dtype: Any = None) -> Array:

@@ -1,13 +1,32 @@
 """One transformers causal model as the engine uses it: a forward over rows with their own mask and positions."""
 
 import time
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import DynamicCache
 
 from backends.engine.attention import INTERFACE, Attend
+from backends.engine.kv.base import KvCache, Room
+from backends.engine.kv.lanes import Lanes
+
+
+@dataclass(frozen=True)
+class Rows:
+    """What one request brings to a forward.
+
+    Attributes:
+        tokens: int64 [R].
+        positions: int64 [R]; where rotary embedding puts each row.
+        visible: bool [R, C] for each layer, C = committed columns + open rows, these R included.
+        cache: Opens R rows and is written.
+    """
+
+    tokens: Tensor
+    positions: Tensor
+    visible: list[Tensor]
+    cache: KvCache
 
 
 class CausalLm:
@@ -33,57 +52,74 @@ class CausalLm:
         self.forward_s = 0.0
         self.calls = 0
 
+    def room(self, capacity: int, rows: int) -> Room:
+        """What a KV cache of this model must know, for `capacity` columns and blocks of at most `rows` rows."""
+        config = self.model.config
+        heads = config.num_attention_heads
+        head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+        kv_heads = getattr(config, "num_key_value_heads", None) or heads
+        return Room(tuple(self.windows), kv_heads, head_dim, capacity, rows, self.device, self.dtype)
+
     @torch.no_grad()
-    def forward(
-        self, tokens: Tensor, positions: Tensor, visible: list[Tensor], cache: DynamicCache, attend: Attend, score: int
-    ) -> Tensor:
-        """Run R rows, appending their KV to `cache`.
+    def forward(self, batch: list[Rows], attend: Attend, score: int = -1, filler: float = 0.0) -> list[Tensor]:
+        """Run the rows of every request in one forward, each over its own cache.
 
         Args:
-            tokens: int64 [R].
-            positions: int64 [R]; where rotary embedding puts each row.
-            visible: bool [R, C] for each layer, C = cached columns + R.
-            cache: Grows by R columns in every layer.
+            batch: The requests, in the order of the batch.
             attend: The attention to run.
-            score: How many rows, counted from the last, the head scores; prefill needs none.
+            score: -1 for all rows, 0 for none, 1 for the last row of a batch of one: what the head scores.
+            filler: What lies in padding columns.
 
         Returns:
-            Logits [score, vocabulary] in the working dtype; empty for 0.
+            For each request, logits [rows scored, vocabulary] in the working dtype.
+
+        Raises:
+            OutOfPages: before the forward, where a cache has no room; rows stay open in caches that had.
         """
-        masks: Any = visible[0][None, None].to(self.device)
-        if self._kinds:
-            masks = {kind: visible[self._kinds.index(kind)][None, None].to(self.device) for kind in set(self._kinds)}
+        widths = [len(one.tokens) for one in batch]
+        for one, rows in zip(batch, widths, strict=True):
+            one.cache.open(rows)
+        lanes = Lanes([one.cache for one in batch], widths, filler)
+        kinds = self._kinds or [""]
+        masks: Any = {kind: self._mask(lanes, batch, kinds.index(kind)) for kind in set(kinds)}
         began = time.perf_counter()
-        runner = self.model if score else self.model.base_model
-        output = runner(
-            input_ids=tokens[None].to(self.device),
-            position_ids=positions[None].to(self.device),
-            attention_mask=masks,
-            past_key_values=cache,
+        output = (self.model if score else self.model.base_model)(
+            input_ids=_side_by_side([one.tokens for one in batch]).to(self.device),
+            position_ids=_side_by_side([one.positions for one in batch]).to(self.device),
+            attention_mask=masks if self._kinds else masks[""],
+            past_key_values=lanes,
             use_cache=True,
             attend=attend,
-            **({"logits_to_keep": score} if score else {}),
+            **({"logits_to_keep": score} if score > 0 else {}),
         )
         if self.device.type != "cpu":
             torch.accelerator.synchronize()
         self.forward_s += time.perf_counter() - began
         self.calls += 1
-        scored: Tensor = output.logits[0] if score else torch.empty(0)
-        return scored
+        if not score:
+            return [torch.empty(0)] * len(batch)
+        return [output.logits[lane, :rows] for lane, rows in enumerate(widths)]
 
-    def prefill(self, tokens: tuple[int, ...], cache: DynamicCache, attend: Attend, chunk: int) -> None:
-        """Append the KV of `tokens` to `cache` as one causal run, `chunk` tokens per forward (0: all at once)."""
-        start = cached_length(cache)
-        width = chunk or max(len(tokens), 1)
+    def _mask(self, lanes: Lanes, batch: list[Rows], layer: int) -> Tensor:
+        return lanes.masks(layer, [one.visible[layer] for one in batch]).to(self.device)
+
+    def prefill(self, tokens: tuple[int, ...], cache: KvCache, attend: Attend, chunk: int) -> None:
+        """Append the KV of `tokens` to `cache` as one causal run, `chunk` tokens per forward (0: all that fit)."""
+        width = min(chunk or len(tokens), cache.most_rows or len(tokens)) or 1
         for at in range(0, len(tokens), width):
-            part = torch.tensor(tokens[at : at + width])
-            rows = torch.arange(start + at, start + at + len(part))
-            self.forward(part, rows, causal(rows, self.windows), cache, attend, score=0)
+            self.append(tokens[at : at + width], cache, attend, score=0)
+
+    def append(self, tokens: tuple[int, ...], cache: KvCache, attend: Attend, score: int) -> Tensor:
+        """Run `tokens` after what is committed in `cache`, and commit them; see `forward` for `score`."""
+        rows = torch.arange(cache.length, cache.length + len(tokens))
+        (logits,) = self.forward([Rows(torch.tensor(tokens), rows, causal(rows, self.windows), cache)], attend, score)
+        cache.commit(list(range(len(tokens))))
+        return logits
 
 
-def cached_length(cache: DynamicCache) -> int:
-    """Columns in `cache`."""
-    return int(cache.get_seq_length()) if cache.layers else 0
+def _side_by_side(rows: list[Tensor]) -> Tensor:
+    """[B, widest], padded with zeros."""
+    return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
 
 
 def causal(rows: Tensor, windows: list[int]) -> list[Tensor]:

@@ -3,10 +3,9 @@
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import DynamicCache
 
-from backends.engine.attention import Attend
 from backends.engine.draft.base import Proposal
+from backends.engine.kv.base import KvCache
 from backends.engine.tensorise import TreeTensors
 from reference.trace import Array, Attended, Drafted, Kv, Lowered, Scored, frozen
 
@@ -25,25 +24,13 @@ class Revealer:
 
     def __init__(self, budget: int = BUDGET_BYTES) -> None:
         self._left = budget
-        self._heads: list[Tensor] = []
 
-    def watching(self, attend: Attend) -> Attend:
-        """`attend`, with each layer's output noted for `attended`."""
-
-        def watched(query: Tensor, key: Tensor, value: Tensor, visible: Tensor, scaling: float) -> Tensor:
-            output = attend(query, key, value, visible, scaling)
-            self._heads.append(output)
-            return output
-
-        return watched
-
-    def attended(self, tensors: TreeTensors) -> Attended | None:
-        """Attention outputs of the last forward, one row per node, and forget them."""
-        heads, self._heads = self._heads, []
+    def attended(self, heads: list[Tensor], tensors: TreeTensors) -> Attended | None:
+        """Attention outputs of a forward, by layer [heads, R, head_dim], as one row per node."""
         rows = tensors.retrieve_index.to(heads[0].device)
         if not self._spend(sum(output.nbytes for output in heads)):
             return None
-        return Attended(frozen(np.stack([array(output[0][:, rows]) for output in heads])))
+        return Attended(frozen(np.stack([array(output[:, rows]) for output in heads])))
 
     def drafted(self, proposal: Proposal, told: Tensor | None) -> Drafted:
         """The proposed tree with the scores that ranked it, and what the verifier was told."""
@@ -60,17 +47,26 @@ class Revealer:
         """The logits and the law made of them, one row per node."""
         return Scored(array(logits), None if law is None else array(law))
 
-    def kv(self, cache: DynamicCache | None) -> Kv | None:
-        """A copy of a cache, [layers, kv_heads, length, head_dim]; None for no cache or no budget."""
-        if cache is None or not cache.layers:
+    def kv(self, cache: KvCache | None) -> Kv | None:
+        """A copy of a cache, [layers, kv_heads, length, head_dim]; None for no cache, an empty one, or no budget.
+
+        Columns that a layer no longer holds are NaN, and `Kv.first` says where each layer begins.
+        """
+        if cache is None or not cache.length:
             return None
-        if not self._spend(sum(2 * layer.keys.nbytes for layer in cache.layers)):
+        held = [cache.held(layer) for layer in range(cache.layers)]
+        if not self._spend(sum(2 * keys.nbytes for _, keys, _ in held)):
             return None
-        return Kv(
-            frozen(np.stack([array(layer.keys[0]) for layer in cache.layers])),
-            frozen(np.stack([array(layer.values[0]) for layer in cache.layers])),
-        )
+        first = tuple(begin for begin, _, _ in held)
+        keys = np.stack([_padded(columns, begin) for begin, columns, _ in held])
+        values = np.stack([_padded(columns, begin) for begin, _, columns in held])
+        return Kv(frozen(keys), frozen(values), first if any(first) else ())
 
     def _spend(self, nbytes: int) -> bool:
         self._left = self._left - nbytes if nbytes <= self._left else 0
         return self._left > 0
+
+
+def _padded(columns: Tensor, first: int) -> Array:
+    """[heads, columns, head_dim] with `first` columns of NaN in front."""
+    return np.pad(array(columns), ((0, 0), (first, 0), (0, 0)), constant_values=np.nan)

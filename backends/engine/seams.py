@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from torch import Tensor
-from transformers import DynamicCache
 
+from backends.engine.kv.base import KvCache
 from backends.engine.sampling.seams import SamplingSeams
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Seams:
-    """One function per decision of a speculative step; the default engine is `backends.engine.generate.SEAMS`.
+    """One function per decision of a speculative step; the default engine is `backends.engine.composition.SEAMS`.
 
     Attributes:
         name_children: Draft logits and ranks to draft ids and target ids.
@@ -29,9 +29,9 @@ class Seams:
         score: Flat logits of the verify forward to one row per node.
         walk: Logits to accepted rows and bonus.
         clip: An accepted block to what is emitted of it after what is written, and why the output ends.
-        commit: Committed cache, branch and kept rows to the next committed cache.
+        commit: Keeps the accepted rows of the target's cache; returns why the layout's fast way was not taken.
         advance: Rows kept by a commit to how far positions move on.
-        roll_back: Draft cache, its branch and the kept columns to the next draft cache.
+        roll_back: Keeps the accepted rows of the draft's cache that were fed.
         logprobs: Logits to log-probabilities, row by row.
         sampling: What decides where the request samples.
     """
@@ -44,8 +44,8 @@ class Seams:
     score: Callable[[Tensor, Tensor], Tensor]
     walk: "Callable[[TreeTensors, Tensor], tuple[list[int], int]]"
     clip: "Callable[[list[int], Written, Limits], tuple[list[int], str | None]]"
-    commit: Callable[[DynamicCache, DynamicCache, list[int], str], tuple[DynamicCache, str | None]]
+    commit: Callable[[KvCache, list[int]], str | None]
     advance: Callable[[int], int]
-    roll_back: Callable[[DynamicCache, DynamicCache, list[int]], DynamicCache]
+    roll_back: Callable[[KvCache, list[int]], None]
     logprobs: Callable[[Tensor], Tensor]
     sampling: SamplingSeams

@@ -2,24 +2,17 @@
 
 from dataclasses import replace
 
-import torch
-from torch import Tensor
-from transformers import DynamicCache
-
-from backends.engine.branch import cache_of
-from backends.engine.causal_lm import cached_length
+from backends.engine.kv.base import KvCache
 from backends.engine.seams import Seams
 from backends.faults.fault import Fault
 from reference.trace import Stage
-
-Commit = tuple[DynamicCache, str | None]
 
 
 def truncated(seams: Seams) -> Seams:
     """The cache is cut to the new length; accepted rows are not gathered."""
 
-    def commit(committed: DynamicCache, branch: DynamicCache, path: list[int], how: str) -> Commit:
-        return seams.commit(committed, branch, list(range(len(path))), how)
+    def commit(cache: KvCache, path: list[int]) -> str | None:
+        return seams.commit(cache, list(range(len(path))))
 
     return replace(seams, commit=commit)
 
@@ -27,13 +20,14 @@ def truncated(seams: Seams) -> Seams:
 def overlapping_moves(seams: Seams) -> Seams:
     """Rows are compacted in place from the last to the first, overwriting sources that are still to be read."""
 
-    def commit(committed: DynamicCache, branch: DynamicCache, path: list[int], how: str) -> Commit:
-        start = cached_length(committed)
-        for layer in branch.layers:
+    def commit(cache: KvCache, path: list[int]) -> str | None:
+        for layer in range(cache.layers):
+            block = cache.block(layer)
             for at in reversed(range(len(path))):
-                for held in (layer.keys, layer.values):
-                    held[..., start + at, :] = held[..., start + path[at], :]
-        return seams.commit(committed, branch, list(range(len(path))), how)
+                for held in block:
+                    held[..., at, :] = held[..., path[at], :]
+            cache.amend(layer, *block)
+        return seams.commit(cache, list(range(len(path))))
 
     return replace(seams, commit=commit)
 
@@ -41,15 +35,13 @@ def overlapping_moves(seams: Seams) -> Seams:
 def values_in_place(seams: Seams) -> Seams:
     """Keys are gathered by accepted rows, values by another index formula."""
 
-    def commit(committed: DynamicCache, branch: DynamicCache, path: list[int], how: str) -> Commit:
-        start = cached_length(committed)
-        keys, why = seams.commit(committed, branch, path, how)
-        kept = []
-        for mine, source in zip(keys.layers, branch.layers, strict=True):
-            values: Tensor = mine.values.clone()
-            values[..., start:, :] = source.values[..., start : start + len(path), :]
-            kept.append((mine.keys, values))
-        return cache_of(kept), why
+    def commit(cache: KvCache, path: list[int]) -> str | None:
+        for layer in range(cache.layers):
+            keys, values = cache.block(layer)
+            other = values.clone()
+            other[..., path, :] = values[..., : len(path), :]
+            cache.amend(layer, keys, other)
+        return seams.commit(cache, path)
 
     return replace(seams, commit=commit)
 
@@ -57,8 +49,8 @@ def values_in_place(seams: Seams) -> Seams:
 def draft_not_popped(seams: Seams) -> Seams:
     """Rejected tokens stay in the draft's cache."""
 
-    def roll_back(cache: DynamicCache, branch: DynamicCache, fed: list[int]) -> DynamicCache:
-        return branch if cached_length(branch) > cached_length(cache) else seams.roll_back(cache, branch, fed)
+    def roll_back(cache: KvCache, fed: list[int]) -> None:
+        seams.roll_back(cache, list(range(cache.rows)))
 
     return replace(seams, roll_back=roll_back)
 
@@ -66,10 +58,9 @@ def draft_not_popped(seams: Seams) -> Seams:
 def draft_overtrimmed(seams: Seams) -> Seams:
     """The draft's rewind trims two entries too many."""
 
-    def roll_back(cache: DynamicCache, branch: DynamicCache, fed: list[int]) -> DynamicCache:
-        settled = seams.roll_back(cache, branch, fed)
-        length = max(cached_length(settled) - 2, 1)
-        return cache_of([(layer.keys[..., :length, :], layer.values[..., :length, :]) for layer in settled.layers])
+    def roll_back(cache: KvCache, fed: list[int]) -> None:
+        seams.roll_back(cache, fed)
+        cache.crop(max(cache.length - 2, 1))
 
     return replace(seams, roll_back=roll_back)
 
@@ -77,13 +68,14 @@ def draft_overtrimmed(seams: Seams) -> Seams:
 def draft_hole(seams: Seams) -> Seams:
     """The last kept draft row is marked as cached although its KV was never written."""
 
-    def roll_back(cache: DynamicCache, branch: DynamicCache, fed: list[int]) -> DynamicCache:
-        settled = seams.roll_back(cache, branch, fed)
+    def roll_back(cache: KvCache, fed: list[int]) -> None:
         if fed:
-            for layer in settled.layers:
-                layer.keys[..., -1, :] = torch.zeros_like(layer.keys[..., -1, :])
-                layer.values[..., -1, :] = torch.zeros_like(layer.values[..., -1, :])
-        return settled
+            for layer in range(cache.layers):
+                keys, values = cache.block(layer)
+                keys[..., fed[-1], :] = 0
+                values[..., fed[-1], :] = 0
+                cache.amend(layer, keys, values)
+        seams.roll_back(cache, fed)
 
     return replace(seams, roll_back=roll_back)
 

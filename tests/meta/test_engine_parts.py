@@ -3,21 +3,22 @@
 import importlib
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from transformers import DynamicCache
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from backends.base import StageFailure, Unsupported
 from backends.eager import open_cpu
-from backends.engine import attention, branch, stops
-from backends.engine.branch import cache_of
-from backends.engine.causal_lm import cached_length
+from backends.engine import attention, stops
+from backends.engine.causal_lm import Rows
 from backends.engine.exact import inverse_frequencies
+from backends.engine.kv.base import KvCache, Room
+from backends.engine.kv.branch import FAST_SWITCH, Branch, cannot_share
 from backends.engine.models import Shelf, config_of
 from backends.engine.tensorise import TreeTensors, check_structure, tensorise
 from properties.strategies.models import GALLERY, ROPES
@@ -107,86 +108,102 @@ def test_the_structural_check_guards_the_engine() -> None:
     assert stopped.value.stage == Stage.LOWERED
 
 
-def random_cache(lengths: tuple[int, ...], heads: int = 2, dtype: torch.dtype = torch.float32) -> DynamicCache:
-    draw = torch.Generator().manual_seed(sum(lengths) + heads)
-    pairs = [torch.randn(2, 1, heads, length, 4, generator=draw, dtype=torch.float32).to(dtype) for length in lengths]
-    return cache_of([(keys, values) for keys, values in pairs])
+ROOM = Room((0, 0), 2, 4, 16, 8, torch.device("cpu"), torch.float32)
 
 
-def under(committed: DynamicCache, rows: int) -> DynamicCache:
-    """The replica of `committed` with `rows` more columns."""
-    added = random_cache((rows,) * len(committed.layers), heads=2)
-    return cache_of(
-        [
-            (torch.cat([mine.keys, more.keys], 2), torch.cat([mine.values, more.values], 2))
-            for mine, more in zip(committed.layers, added.layers, strict=True)
-        ]
-    )
+def noise(cache: KvCache, rows: int, seed: int) -> None:
+    """Open `rows` rows and write random keys and values to every layer."""
+    draw = torch.Generator().manual_seed(seed)
+    cache.open(rows)
+    for layer in range(cache.layers):
+        cache.write(layer, *torch.randn(2, 2, rows, 4, generator=draw))
 
 
-def columns(cache: DynamicCache, layer: int) -> list[Tensor]:
-    return [cache.layers[layer].keys, cache.layers[layer].values]
+def filled(how: str) -> Branch:
+    """Three committed columns under four open rows."""
+    cache = Branch(ROOM, how)
+    noise(cache, 3, 1)
+    cache.commit([0, 1, 2])
+    noise(cache, 4, 2)
+    return cache
 
 
 @pytest.mark.parametrize("how", ["path", "fast", "length"])
 @pytest.mark.parametrize("path", [[0], [0, 1, 2], [0, 2], [0, 3, 1]])
 def test_commit_keeps_the_path(how: str, path: list[int]) -> None:
-    committed = random_cache((3, 3))
-    working = under(committed, 4)
-    wanted = [
-        torch.stack([one[:, :, column] for column in (0, 1, 2, *(3 + row for row in path))], 2)
-        for layer in (0, 1)
-        for one in columns(working, layer)
-    ]
-    kept, why = branch.commit(committed, working, path, how)
-    assert all(torch.equal(one, other) for one, other in zip(columns(kept, 0) + columns(kept, 1), wanted, strict=True))
+    cache = filled(how)
+    columns = [0, 1, 2, *(3 + row for row in path)]
+    wanted = [one[:, columns].clone() for pair in cache.branch for one in pair]
+    branch = [one for pair in cache.branch for one in pair]
+    why = cache.commit(path)
+    assert cache.length == 3 + len(path)
+    assert not cache.rows
+    assert all(torch.equal(one, other) for one, other in zip(chain(*cache.kept), wanted, strict=True))
     in_place = path == list(range(len(path)))
     assert why == (None if how != "length" or in_place else "the accepted path is not a prefix of the row order")
     # What was kept shares nothing with the branch, whose rows the next step overwrites.
-    for layer in (0, 1):
-        for one in columns(working, layer):
-            one.fill_(7.0)
-    assert all(torch.equal(one, other) for one, other in zip(columns(kept, 0) + columns(kept, 1), wanted, strict=True))
+    for one in branch:
+        one.fill_(7.0)
+    assert all(torch.equal(one, other) for one, other in zip(chain(*cache.kept), wanted, strict=True))
 
 
-def narrower(cache: DynamicCache) -> DynamicCache:
-    return cache_of([(layer.keys.double(), layer.values.double()) for layer in cache.layers])
+def _inconsistent(kind: str) -> Branch:
+    cache = filled("fast")
+    (keys, values), *rest = cache.kept
+    if kind == "layers":
+        cache.kept = rest
+    elif kind == "lengths":
+        cache.kept = [rest[0], (keys[:, :2], values[:, :2])]
+    elif kind == "heads":
+        cache.kept = [(keys[:1], values[:1]), *rest]
+    elif kind == "dtype":
+        cache.branch = [(keys.double(), values.double()) for keys, values in cache.branch]
+    return cache
 
 
-INCONSISTENT: dict[str, tuple[DynamicCache, DynamicCache, str]] = {
-    "nothing committed": (DynamicCache(), random_cache((4, 4)), "there is no committed prefix to share"),
-    "layers": (random_cache((3,)), under(random_cache((3, 3)), 4), "1 committed layers under 2 of the branch"),
-    "lengths": (random_cache((3, 2)), under(random_cache((3, 3)), 4), "layer 1 holds 2 columns, layer 0 3"),
-    "heads": (random_cache((3, 3), heads=1), under(random_cache((3, 3)), 4), "layer 0 of the branch has another shape"),
-    "dtype": (random_cache((3, 3)), narrower(under(random_cache((3, 3)), 4)), "layer 0 of the branch has another"),
-    "short": (random_cache((9, 9)), random_cache((9, 4)), "layer 1 of the branch is shorter than the prefix"),
+INCONSISTENT = {
+    "layers": "1 committed layers under 2 of the branch",
+    "lengths": "layer 1 holds 2 columns, the cache 3",
+    "heads": "layer 0 of the branch has another shape or dtype",
+    "dtype": "layer 0 of the branch has another shape or dtype",
 }
 
 
-@pytest.mark.parametrize("kind", [kind for kind in INCONSISTENT if kind != "short"])
+@pytest.mark.parametrize("kind", INCONSISTENT)
 def test_fast_commit_falls_back_with_its_reason(kind: str) -> None:
-    committed, working, reason = INCONSISTENT[kind]
-    start = cached_length(committed)
-    kept, why = branch.commit(committed, working, [0, 2], "fast")
-    assert why is not None
-    assert why.startswith(reason)
-    for layer, mine in enumerate(working.layers):
-        for one, source in zip(columns(kept, layer), (mine.keys, mine.values), strict=True):
-            assert torch.equal(one, source[:, :, [*range(start), start, start + 2]])
+    cache = _inconsistent(kind)
+    wanted = [one[:, [0, 1, 2, 3, 5]].clone() for pair in cache.branch for one in pair]
+    assert cache.commit([0, 2]) == INCONSISTENT[kind]
+    assert all(torch.equal(one, other) for one, other in zip(chain(*cache.kept), wanted, strict=True))
+
+
+def test_fast_commit_has_no_prefix_to_share_at_first() -> None:
+    cache = Branch(ROOM, "fast")
+    noise(cache, 3, 1)
+    assert cache.commit([0, 1, 2]) == "there is no committed prefix to share"
 
 
 def test_fast_commit_sees_a_branch_shorter_than_its_prefix() -> None:
-    committed, working, reason = INCONSISTENT["short"]
-    assert branch._cannot_share(committed, working) == reason
+    cache = filled("fast")
+    short = [(keys[:, :2], values[:, :2]) for keys, values in cache.branch]
+    assert cannot_share(cache.kept, short, 3) == "layer 0 of the branch is shorter than the prefix"
+
+
+def test_the_fast_reorder_has_a_switch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(FAST_SWITCH, "0")
+    assert filled("fast").commit([0, 2]) == f"{FAST_SWITCH}=0"
+    monkeypatch.setenv(FAST_SWITCH, "1")
+    cache = filled("path")
+    cache.branch = [(keys.double(), values.double()) for keys, values in cache.branch]
+    assert cache.commit([0, 2]) == "layer 0 of the branch has another shape or dtype", "path was made fast"
 
 
 def test_a_branch_shares_no_storage() -> None:
-    committed = random_cache((3, 3))
-    twin = branch.replicate(committed)
-    before = [one.clone() for one in columns(committed, 1)]
-    for one in columns(twin, 1):
+    cache = filled("path")
+    before = [one.clone() for pair in cache.kept for one in pair]
+    for one in chain(*cache.branch):
         one.fill_(9.0)
-    assert all(torch.equal(one, other) for one, other in zip(columns(committed, 1), before, strict=True))
+    assert all(torch.equal(one, other) for one, other in zip(chain(*cache.kept), before, strict=True))
 
 
 def architecture(rope: Rope) -> Architecture:
@@ -303,7 +320,8 @@ def test_a_row_that_sees_nothing_is_loud() -> None:
     target = Shelf("cpu").open(Seeded(GALLERY[0], 0), "float32")
     masks = [torch.tensor([[True, False], [False, False]])] * len(target.windows)
     tokens, positions = torch.tensor([1, 2]), torch.tensor([0, 1])
-    logits = target.forward(tokens, positions, masks, DynamicCache(), attention.eager, 2)
+    cache = Branch(target.room(2, 2), "path")
+    (logits,) = target.forward([Rows(tokens, positions, masks, cache)], attention.eager)
     assert logits[0].isfinite().all()
     assert logits[1].isnan().all()
 

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from torch import Tensor
-from transformers import DynamicCache
 
+from backends.engine.kv.base import KvCache
 from backends.engine.sampling.step import StepSampling
 from reference.tree import Tree
 
@@ -32,12 +32,15 @@ class Draft(Protocol):
     """Something that proposes trees for one request.
 
     Attributes:
-        cache: The draft's own committed KV, or None for a draft without a model.
         calls: Forwards of the draft's model so far.
     """
 
-    cache: DynamicCache | None
     calls: int
+
+    @property
+    def cache(self) -> KvCache | None:
+        """The draft's own committed KV, or None for a draft without a model."""
+        ...
 
     def propose(self, tokens: list[int], chance: StepSampling | None = None) -> Proposal:
         """Propose a tree whose root is `tokens[-1]`; `tokens` holds prompt and output so far.
@@ -48,4 +51,12 @@ class Draft(Protocol):
 
     def settle(self, kept: list[int]) -> None:
         """The step is over: tree rows `kept` (root first) stay, everything else speculated is rolled back."""
+        ...
+
+    def resume(self, cache: KvCache | None) -> None:
+        """The draft's cache was lost; go on with this one."""
+        ...
+
+    def abandon(self) -> None:
+        """The proposal is thrown away before it was verified; the next `propose` begins where this one did."""
         ...

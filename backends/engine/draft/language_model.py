@@ -2,11 +2,10 @@
 
 import torch
 from torch import Tensor
-from transformers import DynamicCache
 
-from backends.engine.branch import replicate
-from backends.engine.causal_lm import CausalLm, cached_length, causal, in_window
+from backends.engine.causal_lm import CausalLm, Rows, in_window
 from backends.engine.draft.base import Proposal
+from backends.engine.kv.base import KvCache
 from backends.engine.sampling.step import StepSampling
 from backends.engine.seams import Seams
 from reference.tree import RankTree, Tree
@@ -16,27 +15,33 @@ class ModelDraft:
     """Fills a static tree with the model's best tokens.
 
     Between steps `cache` holds the KV of emitted tokens only. `propose` first feeds the emitted tokens it lacks, the
-    root among them, then runs the inner nodes of the tree in a branch; leaves are never fed, so after full acceptance
-    the last accepted token is one of those fed next time.
+    root among them, then runs the inner nodes of the tree as open rows; leaves are never fed, so after full acceptance
+    the last accepted token is one of those fed next time. With `refeed` no row of a block is kept: all accepted tokens
+    are fed again.
     """
 
-    def __init__(self, lm: CausalLm, shape: RankTree, vocabulary: tuple[int, ...], seams: Seams) -> None:
+    def __init__(
+        self,
+        lm: CausalLm,
+        shape: RankTree,
+        vocabulary: tuple[int, ...],
+        seams: Seams,
+        cache: KvCache,
+        refeed: bool = False,
+    ) -> None:
         self._lm = lm
         self._shape = shape
         self._vocabulary = torch.tensor(vocabulary or range(lm.model.config.vocab_size))
         self._seams = seams
-        self._branch = DynamicCache()
+        self._refeed = refeed
+        self._root_scores: Tensor | None = None
         self._slots: dict[int, int] = {}
-        self.cache: DynamicCache | None = DynamicCache()
+        self.cache: KvCache = cache
         self.calls = 0
 
     def propose(self, tokens: list[int], chance: StepSampling | None = None) -> Proposal:
         """Propose the static tree under `tokens[-1]`, of the best tokens, or of drawn ones if `chance` draws."""
-        assert self.cache is not None
-        start = cached_length(self.cache)
-        fresh = torch.arange(start, len(tokens))
-        scores = self._forward(torch.tensor(tokens[start:]), fresh, causal(fresh, self._lm.windows), self.cache, 1)
-        self._branch = replicate(self.cache)
+        scores = self._catch_up(tokens)
         self._slots = {}
         shape = self._shape
         token, draft_id = [tokens[-1]] * len(shape), [0] * len(shape)
@@ -75,13 +80,38 @@ class ModelDraft:
 
     def settle(self, kept: list[int]) -> None:
         """Keep the KV of the kept rows that were fed; the rest of the branch is gone."""
-        assert self.cache is not None
-        fed = [self._slots[node] for node in kept if node in self._slots]
-        self.cache = self._seams.roll_back(self.cache, self._branch, fed)
+        fed = [self._slots[node] - self.cache.length for node in kept if node in self._slots]
+        self._seams.roll_back(self.cache, [] if self._refeed else fed)
+
+    def resume(self, cache: KvCache | None) -> None:
+        """Everything is fed again, into `cache`."""
+        assert cache is not None
+        self.cache, self._root_scores = cache, None
+
+    def abandon(self) -> None:
+        """Close the open rows; the root is fed already, and its scores are remembered."""
+        self.cache.commit([])
+
+    def _catch_up(self, tokens: list[int]) -> Tensor:
+        """Feed the tokens that the cache lacks, the root last; the root's scores [1, draft vocabulary]."""
+        start = self.cache.length
+        if start == len(tokens):
+            if self._root_scores is not None:
+                return self._root_scores
+            self.cache.crop(start - 1)
+            start -= 1
+        last = max(start, len(tokens) - (self.cache.most_rows or len(tokens)))
+        if last > start:
+            self.calls += 1
+            self._lm.prefill(tuple(tokens[start:last]), self.cache, self._seams.draft_attend, 0)
+        self.calls += 1
+        scores = self._lm.append(tuple(tokens[last:]), self.cache, self._seams.draft_attend, 1)
+        self._root_scores = scores[:, self._vocabulary.to(scores.device)]
+        return self._root_scores
 
     def _feed(self, level: list[int], token: list[int], root: int) -> Tensor:
-        """Run the nodes of `level` in the branch; the root stands at position and column `root`."""
-        start = cached_length(self._branch)
+        """Run the nodes of `level` as open rows; the root stands at position and column `root`."""
+        start = self.cache.length + self.cache.rows
         for at, node in enumerate(level):
             self._slots[node] = start + at
         positions, seen = self._seams.branch_rows(self._shape, level, self._slots, root)
@@ -98,13 +128,9 @@ class ModelDraft:
         here = torch.tensor([root + self._shape.depth[node] for node in level])
         masks = [in_window(visible, here, place, window) for window in self._lm.windows]
         inputs = torch.tensor([token[node] for node in level])
-        return self._forward(inputs, torch.tensor(positions), masks, self._branch, len(level))
-
-    def _forward(
-        self, tokens: Tensor, positions: Tensor, visible: list[Tensor], cache: DynamicCache, score: int
-    ) -> Tensor:
         self.calls += 1
-        logits = self._lm.forward(tokens, positions, visible, cache, self._seams.draft_attend, score)
+        rows = Rows(inputs, torch.tensor(positions), masks, self.cache)
+        (logits,) = self._lm.forward([rows], self._seams.draft_attend)
         return logits[:, self._vocabulary.to(logits.device)]
 
 
@@ -131,9 +157,6 @@ def branch_rows(
     return positions, [[slots[up] for up in shape.path(node)[1:]] for node in level]
 
 
-def roll_back(cache: DynamicCache, branch: DynamicCache, fed: list[int]) -> DynamicCache:
-    """Return `cache` with the branch columns `fed` appended, in the order of their positions."""
-    for index, layer in enumerate(branch.layers):
-        columns = torch.tensor(fed, dtype=torch.long, device=layer.keys.device)
-        cache.update(layer.keys.index_select(-2, columns), layer.values.index_select(-2, columns), index)
-    return cache
+def roll_back(cache: KvCache, fed: list[int]) -> None:
+    """Keep the open rows `fed`, in the order of their positions, and no other."""
+    cache.commit(fed)

@@ -1,8 +1,7 @@
 """A draft from a trie of the n-grams seen so far in prompt and output (prompt lookup, as a tree)."""
 
-from transformers import DynamicCache
-
 from backends.engine.draft.base import Proposal
+from backends.engine.kv.base import KvCache
 from backends.engine.sampling.step import StepSampling
 from reference.tree import RankTree, Tree
 
@@ -13,7 +12,7 @@ Followers = dict[int, tuple[int, int]]
 class NgramDraft:
     """Counts what followed each context of 1 to `order - 1` tokens, growing with the committed tokens alone."""
 
-    cache: DynamicCache | None = None
+    cache: KvCache | None = None
     calls = 0
 
     def __init__(self, shape: RankTree, order: int) -> None:
@@ -41,6 +40,12 @@ class NgramDraft:
 
     def settle(self, kept: list[int]) -> None:
         """Nothing speculated ever entered the trie."""
+
+    def resume(self, cache: KvCache | None) -> None:
+        """No cache was lost."""
+
+    def abandon(self) -> None:
+        """Nothing to undo either."""
 
     def _grow(self, tokens: list[int]) -> None:
         for at in range(max(self._seen, 1), len(tokens)):

@@ -1,0 +1,30 @@
+"""The engine as it is meant to be: the function behind every seam."""
+
+from backends.engine import accept, attention, stops
+from backends.engine.draft import language_model
+from backends.engine.kv.base import KvCache
+from backends.engine.sampling.seams import SamplingSeams
+from backends.engine.seams import Seams
+from backends.engine.tensorise import tensorise
+
+
+def commit(cache: KvCache, path: list[int]) -> str | None:
+    """Keep the accepted rows, as the cache's layout does it."""
+    return cache.commit(path)
+
+
+SEAMS = Seams(
+    name_children=language_model.name_children,
+    branch_rows=language_model.branch_rows,
+    draft_attend=attention.eager,
+    tensorise=tensorise,
+    attend=attention.eager,
+    score=accept.gather_rows,
+    walk=accept.greedy_walk,
+    clip=stops.clip,
+    commit=commit,
+    advance=lambda kept: kept,
+    roll_back=language_model.roll_back,
+    logprobs=accept.logprobs,
+    sampling=SamplingSeams(),
+)

@@ -1,0 +1,1 @@
+"""Where keys and values live: one file per layout, behind one interface (`backends/engine/kv/base.py`)."""

@@ -1,0 +1,154 @@
+"""The arena: where the caches of all requests of an engine come from and go back to, whatever their layout."""
+
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from backends.engine.kv.base import KvCache, Room
+from backends.engine.kv.branch import Branch
+from backends.engine.kv.overwrite import Overwrite
+from backends.engine.kv.paged import Paged, Pool
+from backends.engine.kv.pages import Blocks, Pages
+from backends.engine.kv.prefix import PrefixCache
+from backends.engine.kv.scratch import Scratch
+from backends.engine.kv.sliding import Sliding
+from backends.engine.kv.static import Static
+from reference.layout import PAGED, KvLayout
+
+LARGE = 3e4
+"""Finite in every working dtype, and far from any key or value."""
+
+
+class Model(Protocol):
+    """A model that needs caches."""
+
+    def room(self, capacity: int, rows: int) -> Room:
+        """What a cache of it must know."""
+        ...
+
+
+@dataclass
+class Lease:
+    """The caches of one request: target, draft (if it has a model), and the block table that both share.
+
+    Attributes:
+        owner: Whose pages they may be in the prefix cache: requests with the same draft model.
+        reused: Columns that came from the prefix cache, or from a fork.
+    """
+
+    target: KvCache
+    draft: KvCache | None = None
+    blocks: Blocks | None = None
+    owner: object = None
+    reused: int = 0
+
+    @property
+    def caches(self) -> list[KvCache]:
+        """One or two."""
+        return [self.target] if self.draft is None else [self.target, self.draft]
+
+
+class Arena:
+    """Makes caches of one layout; with pages, one pool per model and one allocator for all of them."""
+
+    def __init__(self, layout: KvLayout, pages: int = 0) -> None:
+        self.layout = layout
+        self._pools: dict[Model, Pool] = {}
+        self.pages = Pages(layout.pages or range(pages))
+        self.prefix = PrefixCache(self.pages, layout.page_size) if layout.kind == "prefix" else None
+
+    def lease(
+        self, target: Model, draft: Model | None, capacity: int, rows: int, tokens: tuple[int, ...] = ()
+    ) -> Lease:
+        """Caches for a request that will prefill `tokens`, empty but for what the prefix cache knows of them."""
+        if self.layout.kind in PAGED:
+            return self._paged(target, draft, capacity, rows, tokens)
+        small = None if draft is None else self._plain(draft.room(capacity, rows))
+        return Lease(self._plain(target.room(capacity, rows)), small, owner=draft)
+
+    def _plain(self, room: Room) -> KvCache:
+        kind = self.layout.kind
+        if kind == "branch":
+            return Branch(room, self.layout.commit)
+        if kind == "scratch":
+            # A prefill is a block too, and none of this layout's business is to split it.
+            return Scratch(replace(room, rows=room.capacity))
+        made: dict[str, type[Overwrite | Static | Sliding]] = {
+            "overwrite": Overwrite,
+            "static": Static,
+            "sliding": Sliding,
+        }
+        return made[kind](room)
+
+    def _paged(self, target: Model, draft: Model | None, capacity: int, rows: int, tokens: tuple[int, ...]) -> Lease:
+        blocks = Blocks(self.pages, self.layout.page_size, self.layout.overhang)
+        known = [] if self.prefix is None else self.prefix.match(draft, tokens)
+        blocks.adopt(known)
+        reused = len(known) * self.layout.page_size
+        small = None if draft is None else Paged(self._pool(draft, capacity, rows), blocks, reused)
+        return Lease(Paged(self._pool(target, capacity, rows), blocks, reused), small, blocks, draft, reused)
+
+    def _pool(self, model: Model, capacity: int, rows: int) -> Pool:
+        if model not in self._pools:
+            self._pools[model] = Pool(model.room(capacity, rows), self.pages.total, self.layout.page_size)
+        return self._pools[model]
+
+    def fork(self, source: Lease, target: Model, draft: Model | None, capacity: int, rows: int) -> Lease:
+        """Caches that begin with all that `source` has committed: shared pages, or copies.
+
+        The draft's come along where it is the same model.
+        """
+        columns = source.target.length
+        same = draft is not None and source.draft is not None and source.owner is draft
+        if source.blocks is not None:
+            lease = self._paged(target, draft, capacity, rows, ())
+            assert lease.blocks is not None
+            lease.blocks.adopt(source.blocks.table[: -(-columns // source.blocks.size)])
+            lease.target.length = columns
+            if same and lease.draft is not None and source.draft is not None:
+                lease.draft.length = source.draft.length
+        else:
+            lease = self.lease(target, draft, capacity, rows)
+            lease.target.begin_as(source.target)
+            if same and lease.draft is not None and source.draft is not None:
+                lease.draft.begin_as(source.draft)
+        lease.owner, lease.reused = draft, columns
+        return lease
+
+    def with_draft(self, lease: Lease, draft: Model | None, capacity: int, rows: int) -> Lease:
+        """The same target cache beside an empty one for another draft model, in the same blocks."""
+        small: KvCache | None = None
+        if draft is not None and lease.blocks is not None:
+            small = Paged(self._pool(draft, capacity, rows), lease.blocks)
+        elif draft is not None:
+            small = self._plain(draft.room(capacity, rows))
+        return replace(lease, draft=small, owner=draft)
+
+    def give_back(self, lease: Lease, tokens: tuple[int, ...] = ()) -> None:
+        """The request is over, or evicted; full pages of the `tokens` it committed are offered to the prefix cache.
+
+        A page counts only up to where target and draft have both committed: a hit never leaves either uninitialised.
+        """
+        if lease.blocks is not None and self.prefix is not None and tokens:
+            both = min(lease.target.length, lease.draft.length if lease.draft is not None else len(tokens))
+            self.prefix.insert(lease.owner, tokens[:both], lease.blocks.table)
+        if lease.draft is not None:
+            lease.draft.release()
+        lease.target.release()
+
+    def poison(self) -> None:
+        """Fill every free page, as `layout.poison` says."""
+        if self.layout.poison and self.pages.free:
+            number = LARGE if self.layout.poison == "large" else float("nan")
+            for pool in self._pools.values():
+                pool.fill(list(self.pages.free), number)
+
+    def poison_own(self, cache: KvCache) -> None:
+        """Fill the free and stale cells of a request's cache; with NaN only where attention does not read them."""
+        if self.layout.poison:
+            sound = self.layout.poison == "nan" and self.layout.kind != "static"
+            cache.poison(float("nan") if sound else LARGE)
+
+    @property
+    def filler(self) -> float:
+        """What padding columns of a batch hold; they are read and masked, so it is finite."""
+        return LARGE if self.layout.poison else 0.0

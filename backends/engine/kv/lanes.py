@@ -1,0 +1,61 @@
+"""Lanes: the KV caches of the requests of one forward, as the one cache that transformers' models ask for."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import Cache
+
+from backends.engine.kv.base import KvCache
+
+
+class Lanes(Cache):  # type: ignore[misc]  # transformers is untyped here
+    """Request b writes and reads its own cache; what its neighbours need more of is padding.
+
+    Lane b of the batch has `rows[b]` rows of its own and `width - rows[b]` padding rows, which are never written to
+    any cache and are seen by nobody but themselves. Its columns are what its cache returns, then its padding rows,
+    then cells filled with `filler`, which the mask hides.
+    """
+
+    def __init__(self, caches: list[KvCache], rows: list[int], filler: float = 0.0) -> None:
+        super().__init__(layers=[])
+        self._caches = caches
+        self._rows = rows
+        self._width = max(rows)
+        self._filler = filler
+
+    def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any) -> tuple[Any, Any]:
+        """Write this forward's rows [B, kv_heads, width, head_dim]; return what attention reads [B, kv_heads, C, D]."""
+        lanes = []
+        for lane, (cache, rows) in enumerate(zip(self._caches, self._rows, strict=True)):
+            keys, values = key_states[lane], value_states[lane]
+            cache.write(layer_idx, keys[:, :rows], values[:, :rows])
+            held = cache.read(layer_idx)
+            if rows < self._width:
+                held = torch.cat([held[0], keys[:, rows:]], 1), torch.cat([held[1], values[:, rows:]], 1)
+            lanes.append(held)
+        widest = max(keys.shape[1] for keys, _ in lanes)
+        keys = torch.stack([_filled(keys, widest, self._filler) for keys, _ in lanes])
+        values = torch.stack([_filled(values, widest, self._filler) for _, values in lanes])
+        return keys, values
+
+    def masks(self, layer: int, visible: list[Tensor]) -> Tensor:
+        """Bool [B, 1, width, C] of what each lane's rows see, from `visible[b]`, bool [rows[b], length + open rows]."""
+        lanes = []
+        for cache, rows, seen in zip(self._caches, self._rows, visible, strict=True):
+            spare = self._width - rows
+            mask = torch.nn.functional.pad(cache.shown(layer, seen), (0, spare, 0, spare), value=False)
+            own = torch.arange(spare)
+            mask[rows + own, mask.shape[1] - spare + own] = True
+            lanes.append(mask)
+        widest = max(mask.shape[1] for mask in lanes)
+        return torch.stack([torch.nn.functional.pad(one, (0, widest - one.shape[1])) for one in lanes])[:, None]
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Columns before this forward's rows; positions are always given, so nothing is derived from it."""
+        return self._caches[0].length
+
+
+def _filled(cells: Tensor, widest: int, filler: float) -> Tensor:
+    spare = widest - cells.shape[1]
+    return torch.nn.functional.pad(cells, (0, 0, 0, spare), value=filler) if spare else cells

@@ -1,0 +1,136 @@
+"""Paged: columns lie in pages of a pool that requests share, found through a block table (vLLM's PagedAttention)."""
+
+import torch
+from torch import Tensor
+
+from backends.engine.kv.base import KvCache, Pair, Room, picked
+from backends.engine.kv.pages import Blocks
+
+
+class Pool:
+    """Pages of one model: keys and values [pages, size, kv_heads, head_dim] for each layer."""
+
+    def __init__(self, room: Room, pages: int, size: int) -> None:
+        shape = (pages, size, room.kv_heads, room.head_dim)
+        self.layers: list[Pair] = [
+            (
+                torch.zeros(shape, dtype=room.dtype, device=room.device),
+                torch.zeros(shape, dtype=room.dtype, device=room.device),
+            )
+            for _ in range(room.layers)
+        ]
+
+    def copy(self, source: int, target: int) -> None:
+        """Copy a page in every layer."""
+        for pair in self.layers:
+            for cells in pair:
+                cells[target] = cells[source]
+
+    def fill(self, pages: list[int], number: float) -> None:
+        """Write `number` into every cell of `pages`."""
+        for pair in self.layers:
+            for cells in pair:
+                cells[torch.tensor(pages, dtype=torch.long, device=cells.device)] = number
+
+
+class Paged:
+    """One request's columns in `pool`, through `blocks`; `length` tokens are committed of `blocks.allocated`."""
+
+    def __init__(self, pool: Pool, blocks: Blocks, length: int = 0) -> None:
+        self.pool = pool
+        self.blocks = blocks
+        self.layers = len(pool.layers)
+        self.length = length
+        self.rows = 0
+        self.most_rows = 0
+        self._last = 0
+        blocks.copy.append(pool.copy)
+
+    def slots(self, begin: int, end: int) -> Tensor:
+        """Slots, page * size + offset, of the logical columns `begin` to `end`."""
+        size = self.blocks.size
+        return torch.tensor(
+            [self.blocks.table[column // size] * size + column % size for column in range(begin, end)],
+            dtype=torch.long,
+            device=self.pool.layers[0][0].device,
+        )
+
+    def _taken(self, layer: int, begin: int, end: int) -> Pair:
+        slots = self.slots(begin, end)
+        keys, values = (cells.flatten(0, 1)[slots].transpose(0, 1) for cells in self.pool.layers[layer])
+        return keys.contiguous(), values.contiguous()
+
+    def _put(self, layer: int, begin: int, pair: Pair) -> None:
+        slots = self.slots(begin, begin + pair[0].shape[-2])
+        for cells, new in zip(self.pool.layers[layer], pair, strict=True):
+            cells.flatten(0, 1)[slots] = new.transpose(0, 1)
+
+    def open(self, rows: int) -> None:
+        """Reserve pages for the rows, and own those that will be written."""
+        begin = self.length + self.rows
+        self.blocks.reserve(begin + rows)
+        self.blocks.own(begin, begin + rows)
+        self.blocks.check()
+        self.rows += rows
+        self._last = rows
+
+    def write(self, layer: int, keys: Tensor, values: Tensor) -> None:
+        """Write to the slots of the rows opened last."""
+        self._put(layer, self.length + self.rows - self._last, (keys, values))
+
+    def read(self, layer: int) -> Pair:
+        """Committed columns and open rows, gathered."""
+        return self._taken(layer, 0, self.length + self.rows)
+
+    def shown(self, layer: int, visible: Tensor) -> Tensor:
+        """As it is."""
+        return visible
+
+    def block(self, layer: int) -> Pair:
+        """See `KvCache.block`."""
+        return self._taken(layer, self.length, self.length + self.rows)
+
+    def amend(self, layer: int, keys: Tensor, values: Tensor) -> None:
+        """See `KvCache.amend`."""
+        self._put(layer, self.length, (keys, values))
+
+    def commit(self, path: list[int]) -> str | None:
+        """Move the accepted rows up within the request's own pages, from copies."""
+        for layer in range(len(self.pool.layers)):
+            self._put(layer, self.length, picked(self.block(layer), path))
+        self.length, self.rows = self.length + len(path), 0
+        return None
+
+    def crop(self, length: int) -> None:
+        """See `KvCache.crop`; pages stay allocated."""
+        self.length, self.rows = length, 0
+
+    def begin_as(self, other: KvCache) -> None:
+        """See `KvCache.begin_as`; by copying, which the arena spares where both share a pool."""
+        self.blocks.reserve(other.length)
+        for layer in range(len(self.pool.layers)):
+            self._put(layer, 0, other.held(layer)[1:])
+        self.length = other.length
+
+    def held(self, layer: int) -> tuple[int, Tensor, Tensor]:
+        """Everything committed."""
+        return 0, *self._taken(layer, 0, self.length)
+
+    def poison(self, number: float) -> None:
+        """Fill the request's own cells after the open rows; free pages are the pool's business."""
+        end = self.length + self.rows
+        spare = [column for column in range(end, self.blocks.allocated) if self._mine(column)]
+        if spare:
+            size = self.blocks.size
+            slots = torch.tensor([self.blocks.table[one // size] * size + one % size for one in spare])
+            for pair in self.pool.layers:
+                for cells in pair:
+                    cells.flatten(0, 1)[slots.to(cells.device)] = number
+
+    def _mine(self, column: int) -> bool:
+        return self.blocks.pages.held[self.blocks.table[column // self.blocks.size]] == 1
+
+    def release(self) -> None:
+        """Give the block table's pages back."""
+        self.blocks.release()
+        self.length = self.rows = 0

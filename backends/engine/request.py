@@ -1,0 +1,169 @@
+"""One request inside the engine: its tokens, caches and draft, and the phases of one speculative step of it."""
+
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from backends.engine import stops
+from backends.engine.causal_lm import CausalLm, Rows
+from backends.engine.draft.base import Draft, Proposal
+from backends.engine.kv.arena import Lease
+from backends.engine.reveal import Revealer
+from backends.engine.sampling.step import StepSampling
+from backends.engine.seams import Seams
+from backends.engine.tensorise import TreeTensors, check_structure
+from reference.case import Case
+from reference.trace import Accepted, Accounting, Committed, Emitted, Kv, Stage, Step, Trace
+
+
+@dataclass
+class Block:
+    """What is under way between drafting a tree and settling it."""
+
+    proposal: Proposal
+    chance: StepSampling | None
+    tensors: TreeTensors
+    before: Kv | None
+
+
+@dataclass
+class Counters:
+    """What the request counts as it goes; `lengths` holds the accepted drafted tokens of each step."""
+
+    proposed: int = 0
+    lengths: list[int] = field(default_factory=list)
+
+
+class Request:
+    """From prompt to stop, root pending: the committed cache lacks the last token and nothing else.
+
+    Attributes:
+        tokens: Prompt and output so far.
+        lease: Its caches.
+        draft: What proposes its trees.
+        finish: Why it is over, or None.
+        at: The stage that it is in, for whoever must say where a run broke.
+    """
+
+    def __init__(self, case: Case, target: CausalLm, lease: Lease, draft: Draft, seams: Seams) -> None:
+        self.case = case
+        self.tokens = list(case.prompt)
+        self.lease = lease
+        self.draft = draft
+        self.finish: str | None = None
+        self.at = Stage.DRAFTED
+        self._target = target
+        self._seams = seams
+        self._reveal = Revealer()
+        self._position = len(case.prefix)
+        self._limits, self._written = stops.limits(case), stops.Written()
+        self._counters = Counters()
+        self._steps: list[Step] = []
+        self._block: Block | None = None
+
+    def prefill(self) -> None:
+        """Commit every token but the pending root; what the cache holds already is not run again."""
+        cache = self.lease.target
+        missing = tuple(self.tokens[cache.length : -1])
+        self._target.prefill(missing, cache, self._seams.attend, self.case.layout.prefill_chunk)
+
+    def propose(self) -> None:
+        """Draft a tree."""
+        self.at = Stage.DRAFTED
+        chance = self._chance()
+        proposal = self.draft.propose(self.tokens, chance if chance is not None and chance.samples else None)
+        cache, before = self.lease.target, self._reveal.kv(self.lease.target)
+        self.at = Stage.LOWERED
+        layout, windows = self.case.layout, self._target.windows
+        tensors = self._seams.tensorise(proposal.tree, cache.length, self._position, windows, layout.padded_nodes)
+        check_structure(tensors, cache.length, self.case.max_positions)
+        self._block = Block(proposal, chance, tensors, before)
+        self.at = Stage.ATTENDED
+
+    def abandon(self) -> None:
+        """Throw the drafted tree back before it is verified."""
+        self.draft.abandon()
+        self._block = None
+
+    @property
+    def rows(self) -> Rows:
+        """What it brings to the verify forward."""
+        assert self._block is not None
+        tensors = self._block.tensors
+        return Rows(tensors.token, tensors.position, tensors.visible, self.lease.target)
+
+    def settle(self, flat: Tensor, heads: list[Tensor]) -> None:
+        """Accept, emit and commit.
+
+        Args:
+            flat: Logits of its rows in the verify forward, [R, vocabulary].
+            heads: Attention outputs of its rows by layer, [heads, R, head_dim].
+        """
+        assert self._block is not None
+        block, self._block, case, reveal = self._block, None, self.case, self._reveal
+        tree, tensors, chance = block.proposal.tree, block.tensors, block.chance
+        context = tuple(self.tokens[:-1])
+        attended = reveal.attended(heads, tensors)
+        self.at = Stage.SCORED
+        logits = self._seams.score(flat, tensors.retrieve_index)
+        verified = reveal.kv(self.lease.target)
+
+        self.at = Stage.ACCEPTED
+        law = told = None
+        if chance is None or case.sampling.greedy:
+            scores = logits if chance is None else chance.scores(tree, logits)
+            path, bonus = self._seams.walk(tensors, scores)
+        else:
+            path, bonus, law, told = chance.accept(tree, logits, block.proposal.proposal)
+        self.at = Stage.EMITTED
+        accepted = [*(tree.token[row] for row in path[1:]), bonus]
+        emitted, self.finish = self._seams.clip(accepted, self._written, self._limits)
+        self._written = stops.follow(self._written, emitted, self._limits)
+        logprobs = self._seams.logprobs(logits)[path[: len(emitted)], emitted[: len(path)]].tolist()
+        # Emitted tokens but the last have their KV in the tree: the root's, then that of each accepted row.
+        kept = path[: len(emitted)]
+        self.at = Stage.COMMITTED
+        fallback = self._seams.commit(self.lease.target, kept)
+        self._position += self._seams.advance(len(kept))
+        self.draft.settle(kept)
+        self.tokens += emitted
+        self._counters.proposed += len(tree) - 1
+        self._counters.lengths.append(len(path) - 1)
+        self._steps.append(
+            Step(
+                context,
+                reveal.drafted(block.proposal, told),
+                reveal.lowered(tensors),
+                attended,
+                reveal.scored(logits, law),
+                Accepted(tuple(path), bonus, None if law is None or chance is None else chance.spent),
+                Emitted(tuple(emitted), self.finish, tuple(logprobs)),
+                self._committed(block.before, verified, fallback),
+            )
+        )
+
+    def _chance(self) -> StepSampling | None:
+        """What decides by chance or by history in this step; None for plain greedy decoding."""
+        sampling, number = self.case.sampling, len(self._counters.lengths)
+        if sampling.greedy and not sampling.processes:
+            return None
+        output = tuple(self.tokens[len(self.case.prompt) :])
+        return StepSampling(self.case, output, number, self._target.device, self._seams.sampling)
+
+    def _committed(self, before: Kv | None, verified: Kv | None, fallback: str | None) -> Committed:
+        reveal, cache = self._reveal, self.lease.target
+        return Committed(cache.length, before, verified, reveal.kv(cache), reveal.kv(self.draft.cache), fallback)
+
+    @property
+    def trace(self) -> Trace:
+        """What it did so far."""
+        counters, taken = self._counters, sum(self._counters.lengths)
+        accounting = Accounting(
+            verify_calls=len(self._steps),
+            draft_calls=self.draft.calls,
+            proposed=counters.proposed,
+            accepted=taken,
+            rejected=counters.proposed - taken,
+            accept_lengths=tuple(counters.lengths),
+        )
+        return Trace(tuple(self._steps), tuple(self.tokens[len(self.case.prompt) :]), self.finish, accounting)

@@ -1,0 +1,291 @@
+"""The server: requests that share models, caches and forwards; a case is played on it, action by action."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+from torch import Tensor
+
+from backends.base import StageFailure, Unsupported
+from backends.engine.causal_lm import CausalLm
+from backends.engine.draft.base import Draft
+from backends.engine.draft.language_model import ModelDraft
+from backends.engine.draft.ngram import NgramDraft
+from backends.engine.draft.scripted import ScriptedDraft
+from backends.engine.kv.arena import Arena, Lease
+from backends.engine.kv.base import OutOfPages
+from backends.engine.models import Shelf, refuse_long
+from backends.engine.request import Request
+from backends.engine.seams import Seams
+from reference.case import Case
+from reference.draft import LanguageModel, Ngram
+from reference.layout import PAGED
+from reference.malformed import Malformed
+from reference.session import Account, Action, Session
+from reference.trace import Shared, Trace
+
+
+class Server:
+    """The requests of one case: its own, number 0, and the mates of its session.
+
+    Attributes:
+        requests: Those that entered, by number.
+        accounts: Pages and columns after each action.
+    """
+
+    def __init__(self, case: Case, shelf: Shelf, seams: Seams) -> None:
+        self.case = case
+        self.requests: dict[int, Request] = {}
+        self.accounts: list[Account] = []
+        self._session = case.session or Session()
+        self._shelf = shelf
+        self._seams = seams
+        self._models: dict[CausalLm, float] = {}
+        self._evicted: set[int] = set()
+        self._over: set[int] = set()
+        self._target = self._open(case)
+        plans = [case.alone(number) for number in range(1 + len(self._session.mates))]
+        switched = [replace(case, draft=one.draft, session=None) for one in self._session.actions if one.draft]
+        self._rows = max(case.layout.padded_nodes, *(one.most_nodes for one in (*plans, *switched))) + 1
+        # A fork begins with all that its source has by then.
+        forks = any(action.kind == "fork" for action in self._session.actions)
+        self._capacity = (sum if forks else max)(one.longest for one in plans) + self._rows
+        pages = case.layout.pages_for(self._capacity) * len(plans) if case.layout.kind in PAGED else 0
+        self._arena = Arena(case.layout, pages)
+
+    # What is done to requests.
+
+    def do(self, action: Action) -> None:
+        """Do `action` to those of its requests to which it can happen; nothing, if there are none.
+
+        Raises:
+            StageFailure: for whatever breaks, with the stage in which it broke.
+        """
+        numbers = self._possible(action)
+        if action.kind == "step":
+            self._step(numbers)
+        elif action.kind == "fork" and len(numbers) == 2:
+            self._fork(*numbers)
+        elif action.kind != "fork":
+            for number in numbers:
+                self._one(action, number)
+        self.accounts.append(self._account())
+
+    def _possible(self, action: Action) -> tuple[int, ...]:
+        new = set(range(1 + len(self._session.mates))) - set(self.requests)
+        living = self.living
+        if action.kind == "fork":
+            source, twin = action.requests
+            return action.requests if source in living and twin in new else ()
+        may = {"add": new, "restore": self._evicted, "cancel": living | self._evicted}.get(action.kind, living)
+        return tuple(one for one in action.requests if one in may)
+
+    @property
+    def living(self) -> set[int]:
+        """Requests that can take a step."""
+        return set(self.requests) - self._over - self._evicted
+
+    def _one(self, action: Action, number: int) -> None:
+        if action.kind == "add":
+            self._add(number)
+            return
+        request = self.requests[number]
+        if action.kind == "preempt":
+            if self._ready(request):
+                with _naming(request):
+                    request.propose()
+                request.abandon()
+        elif action.kind == "cancel":
+            self._end(number)
+        elif action.kind == "evict":
+            self._arena.give_back(request.lease)
+            self._evicted.add(number)
+        elif action.kind == "restore":
+            self._restore(number)
+        else:
+            assert action.kind == "switch"
+            assert action.draft is not None
+            self._switch(request, replace(request.case, draft=action.draft))
+
+    def _add(self, number: int) -> None:
+        case = self.case.alone(number)
+        self._enter(number, case, self._lease(case, case.prefix))
+
+    def _fork(self, source: int, twin: int) -> None:
+        old = self.requests[source]
+        try:
+            case = self.case.alone(twin, tuple(old.tokens))
+        except Malformed:  # together they do not fit the model: it does not enter
+            return
+        model = self._draft_model(case)
+        self._enter(twin, case, self._arena.fork(old.lease, self._target, model, self._capacity, self._rows))
+
+    def _enter(self, number: int, case: Case, lease: Lease) -> None:
+        request = Request(case, self._target, lease, self._draft(case, lease), self._seams)
+        if not self._room(lease, len(case.prompt)):
+            self._arena.give_back(lease)
+            return
+        self.requests[number] = request
+        with _naming(request):
+            request.prefill()
+
+    def _restore(self, number: int) -> None:
+        request = self.requests[number]
+        lease = self._lease(request.case, tuple(request.tokens[:-1]))
+        if not self._room(lease, len(request.tokens)):
+            self._arena.give_back(lease)
+            return
+        self._evicted.discard(number)
+        request.lease = lease
+        request.draft.resume(lease.draft)
+        with _naming(request):
+            request.prefill()
+
+    def _switch(self, request: Request, case: Case) -> None:
+        model = self._draft_model(case)
+        if model is not request.lease.owner:
+            request.lease = self._arena.with_draft(request.lease, model, self._capacity, self._rows)
+        calls = request.draft.calls
+        request.case, request.draft = case, self._draft(case, request.lease)
+        request.draft.calls += calls
+
+    def _step(self, numbers: tuple[int, ...]) -> None:
+        self._poison()
+        numbers = tuple(number for number in numbers if self._ready(self.requests[number]))
+        batch = [self.requests[number] for number in numbers]
+        if not batch:
+            return
+        for request in batch:
+            with _naming(request):
+                request.propose()
+        heads: list[Tensor] = []
+
+        def watched(query: Tensor, key: Tensor, value: Tensor, visible: Tensor, scaling: float) -> Tensor:
+            heads.append(self._seams.attend(query, key, value, visible, scaling))
+            return heads[-1]
+
+        rows = [request.rows for request in batch]
+        with _naming(batch[0]):
+            flat = self._target.forward(rows, watched, filler=self._arena.filler)
+        for lane, request in enumerate(batch):
+            with _naming(request):
+                request.settle(flat[lane], [one[lane, :, : len(rows[lane].tokens)] for one in heads])
+        for number in numbers:
+            if self.requests[number].finish is not None:
+                self._end(number)
+
+    def _ready(self, request: Request) -> bool:
+        """Whether there are pages for a block of it; if not, it waits, before any forward."""
+        return self._room(request.lease, len(request.tokens) + self._rows)
+
+    def _room(self, lease: Lease, columns: int) -> bool:
+        if lease.blocks is None:
+            return True
+        try:
+            lease.blocks.reserve(columns)
+            lease.blocks.own(min(cache.length for cache in lease.caches), columns)
+        except OutOfPages:
+            return False
+        return True
+
+    def _end(self, number: int) -> None:
+        request = self.requests[number]
+        self._over.add(number)
+        if number in self._evicted:
+            self._evicted.discard(number)
+        else:
+            self._arena.give_back(request.lease, tuple(request.tokens))
+
+    def _poison(self) -> None:
+        self._arena.poison()
+        for number in self.living:
+            for cache in self.requests[number].lease.caches:
+                self._arena.poison_own(cache)
+
+    # What they are given.
+
+    def _open(self, case: Case) -> CausalLm:
+        refuse_long(case.model, case.longest)
+        model = self._shelf.open(case.model, case.dtype)
+        self._models.setdefault(model, model.forward_s)
+        return model
+
+    def _draft_model(self, case: Case) -> CausalLm | None:
+        return self._open(replace(case, model=case.draft.model)) if isinstance(case.draft, LanguageModel) else None
+
+    def _lease(self, case: Case, tokens: tuple[int, ...]) -> Lease:
+        return self._arena.lease(self._target, self._draft_model(case), self._capacity, self._rows, tokens)
+
+    def _draft(self, case: Case, lease: Lease) -> Draft:
+        draft = case.draft
+        if isinstance(draft, LanguageModel):
+            model = self._draft_model(case)
+            assert model is not None
+            assert lease.draft is not None
+            refeed = case.layout.draft_sync == "refeed"
+            return ModelDraft(model, draft.shape, draft.vocabulary, self._seams, lease.draft, refeed)
+        return NgramDraft(draft.shape, draft.order) if isinstance(draft, Ngram) else ScriptedDraft(draft.trees)
+
+    # What is seen of it.
+
+    @property
+    def forward_s(self) -> float:
+        """Seconds in forwards of the models used here, since this server opened them."""
+        return sum(model.forward_s - before for model, before in self._models.items())
+
+    @property
+    def trace(self) -> Trace:
+        """What happened so far: the trace of request 0, and with a session those of all."""
+        own = self.requests[0].trace if 0 in self.requests else Trace((), (), None)
+        if self.case.session is None:
+            return replace(own, forward_s=self.forward_s)
+        every = tuple(
+            self.requests[number].trace if number in self.requests else None
+            for number in range(1 + len(self._session.mates))
+        )
+        prompts = tuple(self.requests[number].case.prompt if one else () for number, one in enumerate(every))
+        return replace(own, forward_s=self.forward_s, shared=Shared(every, prompts, tuple(self.accounts)))
+
+    def _account(self) -> Account:
+        leases = {number: self.requests[number].lease for number in sorted(self.living)}
+        tables = {number: lease.blocks for number, lease in leases.items() if lease.blocks is not None}
+        return Account(
+            free=self._arena.pages.free,
+            total=self._arena.pages.total,
+            tables={number: tuple(blocks.table) for number, blocks in tables.items()},
+            kept=self._arena.prefix.kept if self._arena.prefix is not None else (),
+            committed={number: lease.target.length for number, lease in leases.items()},
+            allocated={number: blocks.allocated for number, blocks in tables.items()},
+        )
+
+
+@contextmanager
+def _naming(request: Request) -> Iterator[None]:
+    """Whatever breaks inside is a StageFailure at the request's stage."""
+    try:
+        yield
+    except (StageFailure, Unsupported):
+        raise
+    except Exception as error:
+        why = " ".join(str(error).split())[:200]
+        raise StageFailure(request.at, f"{type(error).__name__}: {why}") from error
+
+
+def play(case: Case, shelf: Shelf, seams: Seams) -> Trace:
+    """The trace of `case`: its session's actions, or its own request alone until a stop or the end of its steps.
+
+    Raises:
+        StageFailure: for whatever breaks on the way, with the stage in which it broke.
+        Unsupported: for a model that cannot be run so.
+    """
+    server = Server(case, shelf, seams)
+    if case.session is not None:
+        for action in case.session.actions:
+            server.do(action)
+        return server.trace
+    server.do(Action("add", (0,)))
+    taken = 0
+    while 0 in server.living and (not case.steps or taken < case.steps):
+        server.do(Action("step", (0,)))
+        taken += 1
+    return server.trace
