@@ -31,6 +31,8 @@ NAMES = {
     "stops.max_new_tokens": "max_new_tokens",
     "stops.eos": "eos tokens",
     "stops.stop_tokens": "stop tokens",
+    "stops.stop_strings": "stop strings",
+    "stops.max_length": "max_length",
     "model.architecture.windows": "sliding windows",
     "model.architecture.family": "family",
     "model.seed": "model seed",

@@ -88,16 +88,18 @@ def draft_independent(case: Case, oracle: Oracle, subject: Subject) -> Iterator[
 
 def stops(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     """Each block is cut where the output ends; nothing beyond is emitted or kept, and no step follows the end."""
-    trace = subject(case)
+    trace, prompt, least = subject(case), len(case.prompt), case.sampling.min_tokens
     before: tuple[int, ...] = ()
     for number, step in enumerate(trace.steps):
         if step.accepted is None or step.emitted is None or step.drafted is None:
             continue
         block = (*(step.drafted.tree.token[node] for node in step.accepted.path[1:]), step.accepted.bonus)
-        wanted, why = clipped(block, before, case.stops)
+        wanted, why = clipped(block, before, case.stops, prompt, least)
         if (step.emitted.tokens, step.emitted.finish) != (wanted, why):
             yield _stops_finding(number, (wanted, why), (step.emitted.tokens, step.emitted.finish))
             return
+        if len(wanted) < len(block):
+            yield from _beyond(number, step, len(wanted))
         before += step.emitted.tokens
         if why is not None and number + 1 < len(trace.steps):
             yield _stops_finding(number + 1, f"no step after {why}", "another step")
@@ -105,12 +107,32 @@ def stops(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     last = max(len(trace.steps) - 1, 0)
     if before and before != trace.output:
         yield _stops_finding(last, before, trace.output)
-    early = next((at for at in range(1, len(trace.output)) if ending(trace.output[:at], case.stops)), None)
+    early = next(
+        (at for at in range(1, len(trace.output)) if ending(trace.output[:at], case.stops, prompt, least)), None
+    )
     if early is not None:
         yield _stops_finding(last, f"an end after {early} tokens", f"{len(trace.output)} tokens")
-    finish = ending(trace.output, case.stops)
+    finish = ending(trace.output, case.stops, prompt, least)
     if finish != trace.finish and not (case.steps and trace.finish is None and finish is None):
         yield _stops_finding(last, f"finish {finish}", f"finish {trace.finish}")
+
+
+def _beyond(number: int, step: Step, emitted: int) -> Iterator[Finding]:
+    """Findings where something is left of a block beyond its cut: log-probabilities, or KV of target or draft."""
+    told = step.emitted.logprobs if step.emitted is not None else None
+    if told is not None and len(told) != emitted:
+        where: dict[str, int | str] = {"side": "logprobs"}
+        yield Finding("lossless.stops", Stage.EMITTED, number, where, emitted, len(told))
+    if step.committed is None:
+        return
+    length, record = len(step.context) + emitted, step.committed
+    held = {"target": record.length, "draft": record.draft.length if record.draft is not None else 0}
+    if record.after is not None:
+        held["target"] = max(record.length, record.after.length)
+    for cache, seen in held.items():
+        if seen > length:
+            where = {"cache": cache, "side": "length"}
+            yield Finding("lossless.stops", Stage.COMMITTED, number, where, f"at most {length} slots", f"{seen} slots")
 
 
 def _stops_finding(step: int, expected: object, observed: object) -> Finding:
@@ -223,7 +245,7 @@ INVARIANTS = (
     ),
     Invariant(
         "lossless.stops",
-        "End of text, stop tokens and max_new_tokens hold inside an accepted block.",
+        "Ends of text, stop tokens and strings, limits of length and min_tokens hold inside an accepted block.",
         needing(Stage.EMITTED),
         stops,
     ),

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from hypothesis import strategies as st
 
 from properties.strategies.prompts import tokens
-from properties.strategies.trees import Parents, parents
+from properties.strategies.trees import Parents, deep_parents, parents
 from reference.architecture import Seeded
 from reference.case import Case
 from reference.decoder import Oracle
-from reference.sampling import Stops
+from reference.sampling import Sampling, Stops
 from reference.tree import Tree
 
 LOOKAHEAD = 8
@@ -25,6 +25,16 @@ def continuation(model: Seeded, prompt: tuple[int, ...]) -> tuple[int, ...]:
     return ORACLE(case).output
 
 
+def postponed(model: Seeded, prompt: tuple[int, ...], stops: Stops, least: int) -> tuple[int, ...]:
+    """`continuation` where the end tokens of `stops` are banned from the first `least` tokens, and end nothing."""
+    least = min(least, LOOKAHEAD)
+    if not least or not (stops.eos or stops.stop_tokens):
+        return continuation(model, prompt)
+    banned = Stops(least, stops.eos, stops.stop_tokens)
+    first = ORACLE(Case(model, prompt, sampling=Sampling(min_tokens=least), stops=banned, dtype="float64")).output
+    return (*first, *continuation(model, prompt + first))[:LOOKAHEAD]
+
+
 @dataclass(frozen=True)
 class Steered:
     """A tree, and how many drafted tokens of it the target accepts if it is what the oracle says."""
@@ -34,16 +44,19 @@ class Steered:
 
 
 @st.composite
-def steered(draw: st.DrawFn, root: int, ahead: tuple[int, ...], vocab: int, max_nodes: int) -> Steered:
+def steered(
+    draw: st.DrawFn, root: int, ahead: tuple[int, ...], vocab: int, max_nodes: int, through: bool = False
+) -> Steered:
     """A tree under `root` whose tokens follow `ahead`, the target's own next tokens, down to one drawn node.
 
     The last node of that path may be any, so accepted paths need not be a prefix of the row order. Other nodes hold
     random tokens, twins of a sibling, or the right token in the wrong place; the path ends because its children
-    differ from the target's choice, unless the pattern lets them be.
+    differ from the target's choice, unless the pattern lets them be. With `through` the tree is small and deep, and
+    the path goes all the way down.
     """
-    parent: Parents = draw(parents(max_nodes))
+    parent: Parents = draw(deep_parents() if through else parents(max_nodes))
     shape = Tree(parent, (root,) + (0,) * (len(parent) - 1))
-    aim = draw(st.integers(0, len(parent) - 1))
+    aim = shape.depth.index(shape.height) if through else draw(st.integers(0, len(parent) - 1))
     path = shape.path(aim)
     noise = draw(st.lists(tokens(vocab), min_size=min(len(parent), 4), max_size=min(len(parent), 8)))
     spread = draw(st.integers(0, 3))
@@ -75,3 +88,25 @@ def accepted_path(tree: Tree, ahead: tuple[int, ...]) -> tuple[int, ...]:
             break
         path.append(taken[0])
     return tuple(path)
+
+
+def retold(trees: tuple[Tree, ...], old: tuple[int, ...], new: tuple[int, ...], vocab: int) -> tuple[Tree, ...]:
+    """`trees`, proposed one after the other while a target goes on with `old`, for one that goes on with `new`.
+
+    Both begin with the pending root. The same nodes are accepted as before, and what ended each walk still ends it.
+    """
+    told = []
+    for tree in trees:
+        path = accepted_path(tree.rooted(old[0]), old[1:])
+        token = [one % vocab for one in tree.token]
+        for depth, node in enumerate(path):
+            token[node] = new[depth]
+        for node in range(1, len(tree)):
+            # What ended the walk before must not be the new target's choice.
+            if tree.parent[node] == path[-1] and len(path) < len(new) and token[node] == new[len(path)]:
+                token[node] = (token[node] + 1) % vocab
+        told.append(Tree(tree.parent, tuple(token)))
+        if len(path) >= min(len(new), len(old)):
+            break
+        old, new = old[len(path) :], new[len(path) :]
+    return tuple(told)

@@ -2,11 +2,11 @@
 
 from hypothesis import strategies as st
 
-from properties.strategies.acceptance import postponed, steered
+from properties.strategies.acceptance import continuation, postponed, retold, steered
 from properties.strategies.models import drafts, targets
 from properties.strategies.prompts import prompts
 from properties.strategies.sampling import TEMPERATURES, as_chain, samplings, with_min_tokens
-from properties.strategies.stops import stops_for
+from properties.strategies.stops import places, stops_for
 from properties.strategies.trees import MAX_NODES, parents
 from reference.architecture import Seeded
 from reference.case import Case
@@ -25,7 +25,8 @@ def scripts(draw: st.DrawFn, model: Seeded, prompt: tuple[int, ...], ahead: tupl
     root = prompt[-1]
     for step in range(draw(st.integers(1, 3))):
         most = MAX_NODES if step == 0 else 8
-        one = draw(steered(root, ahead, model.vocab_size, most))
+        through = step == 0 and draw(st.integers(0, 3)) == 3
+        one = draw(steered(root, ahead, model.vocab_size, most, through))
         trees.append(one.tree)
         if one.accepted + 1 > len(ahead):
             break
@@ -80,8 +81,12 @@ def cases(draw: st.DrawFn, dtypes: tuple[str, ...] = ("float32", "float64"), pro
     model = draw(targets())
     prompt = draw(prompts(model))
     temperature = draw(st.sampled_from((*(0.0,) * 8, *TEMPERATURES)))
-    stops, least = draw(stops_for(model, prompt))
-    draft = draw(any_draft(model, prompt, postponed(model, prompt, stops, least), sampled=temperature > 0))
+    ahead = continuation(model, prompt)
+    draft = draw(any_draft(model, prompt, ahead, sampled=temperature > 0))
+    stops, least = draw(stops_for(model, prompt, places(draft, prompt[-1], ahead)))
+    if least and isinstance(draft, Scripted):
+        banned = postponed(model, prompt, stops, least)
+        draft = Scripted(retold(draft.trees, (prompt[-1], *ahead), (prompt[-1], *banned), model.vocab_size))
     if temperature > 0 and draw(st.integers(0, 4)) == 0:
         draft = as_chain(draft)
     nodes = max((len(tree) for tree in draft.trees), default=1) if isinstance(draft, Scripted) else len(draft.shape)

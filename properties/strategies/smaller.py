@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from properties.strategies.acceptance import ORACLE, accepted_path, continuation
+from properties.strategies.acceptance import ORACLE, continuation, retold
 from properties.strategies.models import GALLERY
 from reference.architecture import Seeded
 from reference.case import Case
@@ -28,7 +28,8 @@ def size(case: Case) -> tuple[float, ...]:
     arch = case.model.architecture if isinstance(case.model, Seeded) else None
     disorder = sum(up > node for tree in trees for node, up in enumerate(tree.parent))
     settings = (case.layout.commit != "path") + (case.layout.padded_nodes > 0) + (case.layout.prefill_chunk > 0)
-    stops = len(case.stops.eos) + len(case.stops.stop_tokens)
+    stops = len(case.stops.eos) + len(case.stops.stop_tokens) + (case.stops.max_length > 0)
+    letters = sum(map(len, (*case.stops.stop_strings, *set(case.stops.pieces))))
     weight = 0 if arch is None else GALLERY.index(arch) if arch in GALLERY else len(GALLERY)
     tokens = sum(sum(tree.token) for tree in trees if isinstance(tree, Tree)) + sum(case.prompt)
     learning = not isinstance(draft, Scripted)
@@ -39,7 +40,8 @@ def size(case: Case) -> tuple[float, ...]:
         sum(nodes),
         case.stops.max_new_tokens,
         weight,
-        settings + stops + _fuss(case),
+        settings + stops + len(case.stops.stop_strings) + _fuss(case),
+        letters,
         disorder,
         tokens,
     )
@@ -98,29 +100,31 @@ def steered_again(case: Case, model: Seeded, prompt: tuple[int, ...]) -> Case:
     """
     if not isinstance(case.draft, Scripted) or not isinstance(case.model, Seeded):
         raise Malformed("draft", "only scripted trees can be steered")
-    ahead, root, trees = continuation(model, prompt), prompt[-1], []
-    old, old_root = continuation(case.model, case.prompt), case.prompt[-1]
-    for tree in case.draft.trees:
-        path = accepted_path(tree.rooted(old_root), old)
-        token = [one % model.vocab_size for one in tree.token]
-        token[0] = root
-        for depth, node in enumerate(path[1:]):
-            token[node] = ahead[depth]
-        for node in range(1, len(tree)):
-            # What ended the walk before must not be the new model's choice.
-            if tree.parent[node] == path[-1] and len(path) - 1 < len(ahead) and token[node] == ahead[len(path) - 1]:
-                token[node] = (token[node] + 1) % model.vocab_size
-        trees.append(Tree(tree.parent, tuple(token)))
-        if len(path) > min(len(ahead), len(old)):
-            break
-        root, ahead = ahead[len(path) - 1], ahead[len(path) :]
-        old_root, old = old[len(path) - 1], old[len(path) :]
-    stops = Stops(case.stops.max_new_tokens)
-    return replace(case, model=model, prompt=prompt, draft=Scripted(tuple(trees)), stops=stops)
+    old, ahead = continuation(case.model, case.prompt), continuation(model, prompt)
+    trees = retold(case.draft.trees, (case.prompt[-1], *old), (prompt[-1], *ahead), model.vocab_size)
+    stops = _renamed(case.stops, dict(reversed([*zip(old, ahead, strict=False)])), model.vocab_size)
+    if stops.max_length:
+        stops = replace(stops, max_length=stops.max_length - len(case.prompt) + len(prompt))
+    return replace(case, model=model, prompt=prompt, draft=Scripted(trees), stops=stops)
+
+
+def _renamed(stops: Stops, named: dict[int, int], vocab: int) -> Stops:
+    """`stops` in another vocabulary, where the tokens that greedy decoding names are called otherwise."""
+
+    def renamed(tokens: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(named.get(token, token % vocab) for token in tokens)
+
+    pieces = [stops.pieces[token % len(stops.pieces)] for token in range(vocab)] if stops.pieces else []
+    for token, name in named.items() if pieces else ():
+        pieces[name] = stops.pieces[token]
+    return replace(stops, eos=renamed(stops.eos), stop_tokens=renamed(stops.stop_tokens), pieces=tuple(pieces))
 
 
 def _shortened(case: Case, keep: int) -> Case:
-    return replace(case, prompt=case.prompt[-keep:])
+    """The last `keep` tokens of the prompt; as many may be emitted as before."""
+    stops, lost = case.stops, len(case.prompt) - keep
+    stops = replace(stops, max_length=stops.max_length - lost) if stops.max_length else stops
+    return replace(case, prompt=case.prompt[-keep:], stops=stops)
 
 
 def _without(tree: Tree, gone: int) -> Tree:
@@ -189,5 +193,36 @@ def _stops(case: Case) -> Iterator[Attempt]:
     for tokens in sorted({1, 2, stops.max_new_tokens - 1}):
         if 0 < tokens < stops.max_new_tokens:
             yield partial(replace, case, stops=replace(stops, max_new_tokens=tokens))
-    if stops.eos or stops.stop_tokens:
-        yield partial(replace, case, stops=Stops(stops.max_new_tokens))
+    plain = Stops(stops.max_new_tokens)
+    if stops != plain:
+        yield partial(replace, case, stops=plain)
+    for held in ({"eos": ()}, {"stop_tokens": ()}, {"stop_strings": (), "pieces": ()}, {"max_length": 0}):
+        if any(getattr(stops, name) != value for name, value in held.items()):
+            yield partial(_eased, case, held)
+    room = stops.room(len(case.prompt))
+    if stops.max_length and room > 1:
+        yield partial(_eased, case, {"max_length": stops.max_length - 1})
+    if stops.stop_strings:
+        yield from _texts(case)
+
+
+def _eased(case: Case, held: dict[str, Any]) -> Case:
+    return replace(case, stops=replace(case.stops, **held))
+
+
+def _texts(case: Case) -> Iterator[Attempt]:
+    """Fewer and shorter stop strings; pieces of one letter, then of none."""
+    strings, pieces = case.stops.stop_strings, case.stops.pieces
+    for at, one in enumerate(strings):
+        if len(strings) > 1:
+            yield partial(_eased, case, {"stop_strings": strings[:at] + strings[at + 1 :]})
+        for shorter in (one[1:], one[:-1]):
+            yield partial(_eased, case, {"stop_strings": (*strings[:at], shorter, *strings[at + 1 :])})
+    for most in (1, 2):
+        if max(map(len, pieces)) > most:
+            yield partial(_eased, case, {"pieces": tuple(piece[:most] for piece in pieces)})
+    for piece in sorted(set(pieces)):
+        for shorter in (piece[1:], piece[:-1]):
+            if piece:
+                changed = tuple(shorter if other == piece else other for other in pieces)
+                yield partial(_eased, case, {"pieces": changed})

@@ -25,6 +25,11 @@ def _comb(nodes: int) -> Parents:
     return (0, *(at - 1 if at % 2 else max(at - 2, 0) for at in range(1, nodes)))
 
 
+def _spined(choices: bytes) -> Parents:
+    """A spine of five nodes with others anywhere on it or on each other: long blocks can be accepted."""
+    return (0, 0, 1, 2, 3, *(choice % at for at, choice in enumerate(choices, 5)))
+
+
 def _full(nodes: int, width: int) -> Parents:
     return (0, *((at - 1) // width for at in range(1, nodes)))
 
@@ -39,6 +44,11 @@ def renumbered(parent: Parents, order: tuple[int, ...]) -> Parents:
     """`parent` after moving node `order[i]` to row i."""
     row = {node: at for at, node in enumerate(order)}
     return tuple(row[parent[node]] for node in order)
+
+
+def deep_parents() -> st.SearchStrategy[Parents]:
+    """Parents of trees of 5 to 8 nodes, at least 4 deep, the root first."""
+    return st.binary(max_size=3).map(_spined)
 
 
 def parents(max_nodes: int = MAX_NODES, shuffle: bool = True) -> st.SearchStrategy[Parents]:

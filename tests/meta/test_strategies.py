@@ -16,6 +16,7 @@ from reference.decoder import Oracle
 from reference.draft import LanguageModel, Scripted
 from reference.layout import COMMITS, KvLayout
 from reference.sampling import Stops
+from reference.stopping import ending
 from reference.trace import Trace
 from reference.tree import Shape, Tree
 
@@ -27,11 +28,15 @@ RARE = 0.01
 _ORACLE = Oracle(keep=2048)
 
 
+MORE = range(SEARCHES, 2 * SEARCHES)
+"""Searches for ends on each position of a block, which are many things to see."""
+
+
 @cache
-def drawn() -> tuple[Case, ...]:
+def drawn(searches: range = range(SEARCHES)) -> tuple[Case, ...]:
     """The cases of fixed seeds, each once; generated only, never shrunk or mutated towards anything."""
     met: dict[Case, None] = {}
-    for number in range(SEARCHES):
+    for number in searches:
 
         @seed(number)
         @settings(
@@ -240,6 +245,61 @@ def test_trees_of_every_small_size() -> None:
     sizes = {len(tree) for case in drawn() for tree in trees(case)}
     assert sizes >= set(range(1, 11))
     assert len(sizes) > 25
+
+
+def stop_words(case: Case) -> Iterator[str]:
+    """Where in its accepted block the output ends, by what ended it, and where min_tokens kept it alive."""
+    trace, stops, least = _ORACLE(case), case.stops, case.sampling.min_tokens
+    ended = {*stops.eos, *stops.stop_tokens}
+    before: tuple[int, ...] = ()
+    for step in trace.steps:
+        assert step.drafted is not None
+        assert step.accepted is not None
+        assert step.emitted is not None
+        assert step.scored is not None
+        path, block = step.accepted.path, step.emitted.tokens
+        for at in range(len(block)):
+            written = (*before, *block[: at + 1])
+            passed = ending(written, stops, len(case.prompt)) in ("eos", "stop")
+            banned = int(step.scored.logits[path[at]].argmax()) in ended
+            if len(path) > 1 and len(written) <= least and (passed or banned):
+                yield f"min_tokens {place(at, len(path))}"
+        if step.emitted.finish is not None and len(path) > 1:
+            yield f"{kind(step.emitted.finish, block[-1], stops)} {place(len(block) - 1, len(path))}"
+        if step.emitted.finish == "stop" and block[-1] not in stops.stop_tokens and before:
+            start = "".join(stops.pieces[token] for token in before)
+            text = start + "".join(stops.pieces[token] for token in block)
+            piece = len(stops.pieces[block[-1]])
+            found = [text.find(one, len(text) - piece - len(one) + 1) for one in stops.stop_strings]
+            if any(0 <= at < len(start) for at in found):
+                yield "string over two blocks"
+        before += block
+
+
+def kind(finish: str, last: int, stops: Stops) -> str:
+    if finish == "stop":
+        return "stop token" if last in stops.stop_tokens else "string"
+    return finish if finish == "eos" else "max_length" if stops.max_length else "max_new_tokens"
+
+
+def place(at: int, tokens: int) -> str:
+    """Of a block whose last token is the bonus."""
+    return "on the bonus" if at == tokens - 1 else f"at {at}"
+
+
+@cache
+def stops_counted() -> Counter[str]:
+    return Counter(word for case in (*drawn(), *drawn(MORE)) for word in set(stop_words(case)))
+
+
+@pytest.mark.parametrize("where", [*(f"at {at}" for at in range(4)), "on the bonus"])
+@pytest.mark.parametrize("what", ["eos", "stop token", "string", "max_new_tokens", "max_length", "min_tokens"])
+def test_every_stop_falls_everywhere(what: str, where: str) -> None:
+    assert stops_counted()[f"{what} {where}"] > 0
+
+
+def test_stop_strings_begin_in_one_block_and_end_in_another() -> None:
+    assert stops_counted()["string over two blocks"] >= 2
 
 
 def branches(case: Case) -> bool:
