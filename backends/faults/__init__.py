@@ -2,7 +2,18 @@
 
 from backends.base import Backend, Unsupported
 from backends.engine.seams import Seams
-from backends.faults import accepted, attended, committed, drafted, emitted, lowered, processed, sampled, scored
+from backends.faults import (
+    accepted,
+    attended,
+    committed,
+    drafted,
+    emitted,
+    lowered,
+    processed,
+    sampled,
+    scored,
+    stopped,
+)
 from backends.faults.fault import Fault
 
 ALL: tuple[Fault, ...] = (
@@ -14,6 +25,7 @@ ALL: tuple[Fault, ...] = (
     *accepted.FAULTS,
     *sampled.FAULTS,
     *emitted.FAULTS,
+    *stopped.FAULTS,
     *committed.FAULTS,
 )
 

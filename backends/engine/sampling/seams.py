@@ -81,6 +81,7 @@ class SamplingSeams:
     """The engine's sampling as it is meant to be, function by function.
 
     Attributes:
+        scores: Target logits to what greedy decoding compares.
         target_law: Target logits to laws.
         bonus_law: Target logits to the law of the last token, where no residual takes its place.
         draft_law: Draft logits to the laws that tokens are drawn from.
@@ -96,6 +97,7 @@ class SamplingSeams:
         inverse: A coin to a token.
     """
 
+    scores: Callable[[Tensor, Sampling, Stops, History], Tensor] = processing.scores
     target_law: Law = processing.law
     bonus_law: Law = processing.law
     draft_law: Law = processing.law

@@ -90,7 +90,7 @@ class StepSampling:
         past = self._past(tree, list(tree.token), logits)
         if past is None:
             return logits
-        return processing.scores(logits[None], self._case.sampling, self._case.stops, past)[0]
+        return self._seams.scores(logits[None], self._case.sampling, self._case.stops, past)[0]
 
     def accept(self, tree: Tree, logits: Tensor, proposal: Tensor | None) -> tuple[list[int], int, Tensor, Tensor]:
         """Verify `tree` by the case's rule.

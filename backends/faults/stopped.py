@@ -1,0 +1,182 @@
+"""Faults of stopping: stop strings, limits and min_tokens that hold for a token at a time and not inside a block."""
+
+from dataclasses import replace
+
+from torch import Tensor
+
+from backends.engine.sampling.processing import History
+from backends.engine.seams import Seams
+from backends.engine.stops import Limits, Written
+from backends.faults.fault import Fault
+from reference.sampling import Sampling, Stops
+from reference.trace import Stage
+
+Clipped = tuple[list[int], str | None]
+
+
+def text_cut_only(seams: Seams) -> Seams:
+    """A stop string cuts the text; the ids of the whole block stay."""
+
+    def clip(block: list[int], written: Written, ends: Limits) -> Clipped:
+        kept, why = seams.clip(block, written, ends)
+        return (block, why) if why == "stop" and kept[-1] not in ends.stop else (kept, why)
+
+    return replace(seams, clip=clip)
+
+
+def narrow_window(seams: Seams) -> Seams:
+    """After a block, stop strings are looked for in as many of the last tokens as the longest has characters, and one.
+
+    The end, if one is found, is put in its right place.
+    """
+
+    def clip(block: list[int], written: Written, ends: Limits) -> Clipped:
+        kept, why = seams.clip(block, written, ends)
+        if why == "stop" and kept[-1] not in ends.stop and len(block) - len(kept) > ends.reach + 1:
+            return seams.clip(block, written, replace(ends, strings=()))
+        return kept, why
+
+    return replace(seams, clip=clip)
+
+
+def tail_forgotten(seams: Seams) -> Seams:
+    """Each block is looked through by itself: text written before it is forgotten."""
+
+    def clip(block: list[int], written: Written, ends: Limits) -> Clipped:
+        return seams.clip(block, replace(written, tail=""), ends)
+
+    return replace(seams, clip=clip)
+
+
+def budget_first(seams: Seams) -> Seams:
+    """The budget is looked at before the stops: a block that runs past it is cut by length alone."""
+
+    def clip(block: list[int], written: Written, ends: Limits) -> Clipped:
+        if written.tokens + len(block) >= ends.most:
+            ends = replace(ends, eos=frozenset(), stop=frozenset(), strings=())
+        return seams.clip(block, written, ends)
+
+    return replace(seams, clip=clip)
+
+
+def room_taken_away(seams: Seams) -> Seams:
+    """What is left of the budget is taken off the end of a block that is too long, instead of what is over."""
+
+    def clip(block: list[int], written: Written, ends: Limits) -> Clipped:
+        left = ends.most - written.tokens
+        if len(block) <= left:
+            return seams.clip(block, written, ends)
+        kept, why = seams.clip(block[:-left], written, replace(ends, most=written.tokens + len(block)))
+        return kept, why or ("length" if len(kept) >= left else None)
+
+    return replace(seams, clip=clip)
+
+
+def strings_unminded(seams: Seams) -> Seams:
+    """A stop string ends the output although min_tokens is not reached."""
+
+    def clip(block: list[int], written: Written, ends: Limits) -> Clipped:
+        kept, why = seams.clip(block, written, ends)
+        early, reason = seams.clip(block, written, replace(ends, least=0, eos=frozenset(), stop=frozenset()))
+        return (early, reason) if reason == "stop" and len(early) < len(kept) else (kept, why)
+
+    return replace(seams, clip=clip)
+
+
+def one_row_more(seams: Seams) -> Seams:
+    """Ends are banned at one row more of the block than min_tokens asks for."""
+    inner = seams.sampling.scores
+
+    def scores(logits: Tensor, sampling: Sampling, stops: Stops, past: History) -> Tensor:
+        return inner(logits, sampling, stops, replace(past, emitted=past.emitted - 1))
+
+    return replace(seams, sampling=replace(seams.sampling, scores=scores))
+
+
+def drafted_rows_unbanned(seams: Seams) -> Seams:
+    """Only the first row of a block bans ends before min_tokens."""
+    inner = seams.sampling.scores
+
+    def scores(logits: Tensor, sampling: Sampling, stops: Stops, past: History) -> Tensor:
+        banned = inner(logits, sampling, stops, past)
+        free = inner(logits, replace(sampling, min_tokens=0), stops, past)
+        free[:, 0] = banned[:, 0]
+        return free
+
+    return replace(seams, sampling=replace(seams.sampling, scores=scores))
+
+
+FAULTS = (
+    Fault(
+        "stop-string-cuts-text-only",
+        "BZ-160",
+        Stage.EMITTED,
+        "A stop string completed in the middle of a block cuts the text and leaves later ids and log-probabilities.",
+        "catalogue BZ-160: stop string completed in the middle of an accepted block leaves later token ids",
+        "a stop string completed before the last token of a block",
+        text_cut_only,
+    ),
+    Fault(
+        "stop-string-outside-window",
+        "",
+        Stage.EMITTED,
+        "Stop strings are looked for in a fixed window of last tokens, which a long block pushes them out of.",
+        "sgl-project/sglang PR #23802: stop-string check misses early matches during speculative decoding",
+        "a stop string completed early in a block that is long for it",
+        narrow_window,
+    ),
+    Fault(
+        "stop-string-tail-forgotten",
+        "BZ-160",
+        Stage.EMITTED,
+        "Each block is looked through for stop strings by itself, so one that began in the block before is missed.",
+        "catalogue BZ-160, its property: a stop string that spans tokens, here of two blocks",
+        "a stop string over two blocks",
+        tail_forgotten,
+    ),
+    Fault(
+        "budget-masks-stops",
+        "",
+        Stage.EMITTED,
+        "The budget is looked at before the stops: a block that runs past it leaks tokens after a stop, as `length`.",
+        "sgl-project/sglang issue #31599: max_new_tokens cap masks an in-budget stop and leaks post-stop tokens",
+        "a stop inside a block that runs past the budget",
+        budget_first,
+    ),
+    Fault(
+        "context-clip-by-what-is-left",
+        "BZ-169",
+        Stage.EMITTED,
+        "At the context limit, as many tokens as still fit are taken off a block instead of those that do not.",
+        "catalogue BZ-169: wrong arithmetic when clipping n-gram drafts at the context limit",
+        "a block longer than what is left, other than by as much again",
+        room_taken_away,
+    ),
+    Fault(
+        "stop-string-before-min-tokens",
+        "",
+        Stage.EMITTED,
+        "A stop string ends the output before min_tokens.",
+        "vllm-project/vllm issue #21987, PR #22014: stop sequences end the output although min_tokens is not reached",
+        "a stop string completed among the first min_tokens tokens",
+        strings_unminded,
+    ),
+    Fault(
+        "min-tokens-one-row-too-many",
+        "BZ-017",
+        Stage.ACCEPTED,
+        "Ends are banned at one row of the block more than min_tokens asks for.",
+        "catalogue BZ-017: min_tokens masks EOS on one extra draft row",
+        "min_tokens, and an end token that is the target's choice right after them",
+        one_row_more,
+    ),
+    Fault(
+        "min-tokens-for-first-row-only",
+        "",
+        Stage.ACCEPTED,
+        "Ends are banned at the first row of a block alone: deeper rows may accept or choose one before min_tokens.",
+        "vllm-project/vllm PR #32642: min_tokens with speculative decoding, which verified rows unmasked",
+        "min_tokens, and an end token that is the target's choice below the root",
+        drafted_rows_unbanned,
+    ),
+)
