@@ -98,3 +98,12 @@ def _settings(sampling: Sampling, vocab: int, kind: str) -> tuple[Sampling, Stop
 def deterministic(case: Case) -> bool:
     """Whether the case's tokens are not drawn."""
     return not isinstance(case.draft, LanguageModel) or case.sampling.draws == DRAWS[0]
+
+
+def promised(case: Case) -> bool:
+    """Whether the case's rule is lossless for the trees of this case."""
+    sampling = case.sampling
+    if deterministic(case):
+        twins = isinstance(case.draft, Scripted) and any(tree.has_twins for tree in case.draft.trees)
+        return sampling.rule.lossless("top-k", not twins)
+    return sampling.rule.lossless(sampling.draws, sampling.draws != "with-replacement")

@@ -15,11 +15,10 @@ from properties.invariant import TURNS, Fact, Invariant, NotApplicable, Oracle, 
 from properties.invariants.processing import sampled
 from properties.subject import Subject, Tables
 from properties.variants import dice
-from properties.worlds import deterministic, world_of
+from properties.worlds import promised, world_of
 from reference import law
 from reference.architecture import Checkpoint
 from reference.case import Case
-from reference.draft import Scripted
 from reference.trace import Array, Stage
 
 RUN_TESTS = 10_000
@@ -38,7 +37,7 @@ MATES = 64
 MOST_RUNS = 24
 """Generations of one case at most, where the law is tested on generations: fewer than a subject remembers."""
 
-ENOUGH_TOKENS = 400
+ENOUGH_TOKENS = 300
 """Tokens of those generations, after which no other is begun."""
 
 
@@ -85,7 +84,7 @@ def _by_generations(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fa
     checkpoint it is run as it is, unless a tape, which somebody chose, holds its coins. A backend that takes no seed
     just runs again.
     """
-    if not _promised(case):
+    if not promised(case):
         raise NotApplicable("the rule does not promise the target's law here")
     name, links, tokens, first = "lossless.distribution", Links(), 0, None
     bound = logit_bound(case, noise(case, oracle, subject))
@@ -104,15 +103,6 @@ def _by_generations(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fa
         where: dict[str, int | str] = {"draws": links.trials, "tokens": tokens, "side": f"link {worst}"}
         stage = Stage.EMITTED if walked(case, first) is None else Stage.DRAFTED if worst == "draft" else Stage.ACCEPTED
         yield Finding(name, stage, 0, where, "evidence below e^23", round(min(links.log_e, 1e6), 1))
-
-
-def _promised(case: Case) -> bool:
-    """Whether the rule is lossless for the trees of this case."""
-    sampling, sure = case.sampling, deterministic(case)
-    if sure:
-        twins = isinstance(case.draft, Scripted) and any(tree.has_twins for tree in case.draft.trees)
-        return sampling.rule.lossless("top-k", not twins)
-    return sampling.rule.lossless(sampling.draws, sampling.draws != "with-replacement")
 
 
 def _runs(case: Case) -> Iterator[Case]:

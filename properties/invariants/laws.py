@@ -6,13 +6,14 @@ from dataclasses import replace
 import numpy as np
 
 from properties import coinbox
+from properties.coinrun import ByRun, by_run
 from properties.finding import Finding
 from properties.invariant import TURNS, Fact, Invariant, NotApplicable, Oracle, Unobserved
 from properties.invariants.coins import NEEDS, told_by
 from properties.invariants.drafts import drawn
 from properties.invariants.processing import sampled
 from properties.subject import Subject, Tables
-from properties.worlds import pruned, world_of
+from properties.worlds import promised, pruned, world_of
 from reference import law, tape
 from reference.case import Case
 from reference.sampling import Sampling
@@ -59,6 +60,9 @@ def enumerated(
 
 def law_exact(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     """Given a step's own tree, laws and proposals, what acceptance emits has exactly the law of its rule."""
+    if subject.tables is None and subject.takes_tape:
+        yield from _by_run(case, oracle, subject)
+        return
     tables = tables_of(subject)
     steps = [(number, told) for number, step in enumerate(subject(case).steps) if (told := told_by(step)) is not None]
     if not steps:
@@ -66,6 +70,8 @@ def law_exact(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     number, (tree, target, proposal) = max(steps, key=lambda one: len(one[1][0]))
     if not np.isfinite(target).all() or not np.isfinite(proposal).all():
         raise NotApplicable("a law is not finite; lossless.processors-per-node and proposal-consistent say so")
+    if target.shape[1] > MOST_CELLS // 4:
+        raise NotApplicable("a vocabulary of more tokens than a law may have cells; lossless.distribution samples it")
     given = _given(tree, target, proposal, case.sampling)
     key = ("given", case)
     found = enumerated(subject, key, given.tree, "float64", lambda coins: tables.verify(given, coins))
@@ -80,6 +86,17 @@ def law_exact(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
         expected, observed = float(wanted.get(worst, 0)), found.outcomes.get(worst, 0.0)
         name = "acceptance.law-exact"
         yield Finding(name, Stage.ACCEPTED, number, where, expected, observed, off / LIMIT["float64"])
+
+
+def _by_run(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
+    """Without tables: a small first step of the case is run on one tape after the other; its law is the target's."""
+    if not promised(case):
+        raise NotApplicable("by single runs only the laws of lossless rules are compared")
+    made = subject.noted(("by run", case), lambda: by_run(case, oracle, subject))
+    assert isinstance(made, ByRun)
+    if made.off > made.allowed and made.worst is not None:
+        worst = made.worst
+        yield _joint("acceptance.law-exact", worst.context, worst.target, worst.law, made.off / made.allowed)
 
 
 def _apart(block: Block, wanted: law.Law, found: dict[Block, float]) -> tuple[float, Block]:
