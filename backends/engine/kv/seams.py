@@ -1,0 +1,39 @@
+"""The seams of the KV cache: the classes that layouts, allocator and batches are made of, to be exchanged by name."""
+
+from dataclasses import dataclass
+
+from backends.engine.kv.branch import Branch
+from backends.engine.kv.lanes import Lanes
+from backends.engine.kv.overwrite import Overwrite
+from backends.engine.kv.paged import Paged, Pool
+from backends.engine.kv.pages import Blocks, Pages
+from backends.engine.kv.prefix import PrefixCache
+from backends.engine.kv.scratch import Scratch
+from backends.engine.kv.sliding import Sliding
+from backends.engine.kv.static import Static
+
+
+@dataclass(frozen=True)
+class KvSeams:
+    """One class per part; a fault puts a subclass with one wrong method in its place.
+
+    Attributes:
+        branch, overwrite, scratch, static, sliding, paged: A request's cache in each layout.
+        pool: Pages of one model.
+        pages: The allocator.
+        blocks: A request's block table.
+        prefix: The prefix cache.
+        lanes: The caches of a batch as one.
+    """
+
+    branch: type[Branch] = Branch
+    overwrite: type[Overwrite] = Overwrite
+    scratch: type[Scratch] = Scratch
+    static: type[Static] = Static
+    sliding: type[Sliding] = Sliding
+    paged: type[Paged] = Paged
+    pool: type[Pool] = Pool
+    pages: type[Pages] = Pages
+    blocks: type[Blocks] = Blocks
+    prefix: type[PrefixCache] = PrefixCache
+    lanes: type[Lanes] = Lanes
