@@ -61,7 +61,14 @@ class CausalLm:
         return Room(tuple(self.windows), kv_heads, head_dim, capacity, rows, self.device, self.dtype)
 
     @torch.no_grad()
-    def forward(self, batch: list[Rows], attend: Attend, score: int = -1, filler: float = 0.0) -> list[Tensor]:
+    def forward(
+        self,
+        batch: list[Rows],
+        attend: Attend,
+        score: int = -1,
+        filler: float = 0.0,
+        lanes: type[Lanes] = Lanes,
+    ) -> list[Tensor]:
         """Run the rows of every request in one forward, each over its own cache.
 
         Args:
@@ -69,6 +76,7 @@ class CausalLm:
             attend: The attention to run.
             score: -1 for all rows, 0 for none, 1 for the last row of a batch of one: what the head scores.
             filler: What lies in padding columns.
+            lanes: What makes one cache of many.
 
         Returns:
             For each request, logits [rows scored, vocabulary] in the working dtype.
@@ -79,15 +87,15 @@ class CausalLm:
         widths = [len(one.tokens) for one in batch]
         for one, rows in zip(batch, widths, strict=True):
             one.cache.open(rows)
-        lanes = Lanes([one.cache for one in batch], widths, filler)
+        cache = lanes([one.cache for one in batch], widths, filler)
         kinds = self._kinds or [""]
-        masks: Any = {kind: self._mask(lanes, batch, kinds.index(kind)) for kind in set(kinds)}
+        masks: Any = {kind: self._mask(cache, batch, kinds.index(kind)) for kind in set(kinds)}
         began = time.perf_counter()
         output = (self.model if score else self.model.base_model)(
             input_ids=_side_by_side([one.tokens for one in batch]).to(self.device),
             position_ids=_side_by_side([one.positions for one in batch]).to(self.device),
             attention_mask=masks if self._kinds else masks[""],
-            past_key_values=lanes,
+            past_key_values=cache,
             use_cache=True,
             attend=attend,
             **({"logits_to_keep": score} if score > 0 else {}),

@@ -2,7 +2,10 @@
 
 from backends.engine import accept, attention, stops
 from backends.engine.draft import language_model
+from backends.engine.kv.arena import Arena
 from backends.engine.kv.base import KvCache
+from backends.engine.kv.seams import KvSeams
+from backends.engine.request import Request
 from backends.engine.sampling.seams import SamplingSeams
 from backends.engine.seams import Seams
 from backends.engine.tensorise import tensorise
@@ -26,5 +29,8 @@ SEAMS = Seams(
     advance=lambda kept: kept,
     roll_back=language_model.roll_back,
     logprobs=accept.logprobs,
+    kv=KvSeams(),
+    arena=Arena,
+    request=Request,
     sampling=SamplingSeams(),
 )

@@ -6,11 +6,14 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from backends.engine.kv.arena import Arena
 from backends.engine.kv.base import KvCache
+from backends.engine.kv.seams import KvSeams
 from backends.engine.sampling.seams import SamplingSeams
 
 if TYPE_CHECKING:
     from backends.engine.attention import Attend
+    from backends.engine.request import Request
     from backends.engine.stops import Limits, Written
     from backends.engine.tensorise import TreeTensors
     from reference.tree import RankTree, Tree
@@ -33,6 +36,9 @@ class Seams:
         advance: Rows kept by a commit to how far positions move on.
         roll_back: Keeps the accepted rows of the draft's cache that were fed.
         logprobs: Logits to log-probabilities, row by row.
+        kv: The classes of which caches are made.
+        arena: Where caches come from and go back to.
+        request: One request, phase by phase.
         sampling: What decides where the request samples.
     """
 
@@ -48,4 +54,7 @@ class Seams:
     advance: Callable[[int], int]
     roll_back: Callable[[KvCache, list[int]], None]
     logprobs: Callable[[Tensor], Tensor]
+    kv: KvSeams
+    arena: type[Arena]
+    request: "type[Request]"
     sampling: SamplingSeams

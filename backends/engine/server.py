@@ -12,7 +12,7 @@ from backends.engine.draft.base import Draft
 from backends.engine.draft.language_model import ModelDraft
 from backends.engine.draft.ngram import NgramDraft
 from backends.engine.draft.scripted import ScriptedDraft
-from backends.engine.kv.arena import Arena, Lease
+from backends.engine.kv.arena import Lease
 from backends.engine.kv.base import OutOfPages
 from backends.engine.models import Shelf, refuse_long
 from backends.engine.request import Request
@@ -51,7 +51,7 @@ class Server:
         forks = any(action.kind == "fork" for action in self._session.actions)
         self._capacity = (sum if forks else max)(one.longest for one in plans) + self._rows
         pages = case.layout.pages_for(self._capacity) * len(plans) if case.layout.kind in PAGED else 0
-        self._arena = Arena(case.layout, pages)
+        self._arena = seams.arena(case.layout, pages, seams.kv)
 
     # What is done to requests.
 
@@ -121,7 +121,7 @@ class Server:
         self._enter(twin, case, self._arena.fork(old.lease, self._target, model, self._capacity, self._rows))
 
     def _enter(self, number: int, case: Case, lease: Lease) -> None:
-        request = Request(case, self._target, lease, self._draft(case, lease), self._seams)
+        request = self._seams.request(case, self._target, lease, self._draft(case, lease), self._seams)
         if not self._room(lease, len(case.prompt)):
             self._arena.give_back(lease)
             return
@@ -166,7 +166,7 @@ class Server:
 
         rows = [request.rows for request in batch]
         with _naming(batch[0]):
-            flat = self._target.forward(rows, watched, filler=self._arena.filler)
+            flat = self._target.forward(rows, watched, filler=self._arena.filler, lanes=self._seams.kv.lanes)
         for lane, request in enumerate(batch):
             with _naming(request):
                 request.settle(flat[lane], [one[lane, :, : len(rows[lane].tokens)] for one in heads])

@@ -1,17 +1,13 @@
 """The arena: where the caches of all requests of an engine come from and go back to, whatever their layout."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 from backends.engine.kv.base import KvCache, Room
-from backends.engine.kv.branch import Branch
-from backends.engine.kv.overwrite import Overwrite
-from backends.engine.kv.paged import Paged, Pool
-from backends.engine.kv.pages import Blocks, Pages
-from backends.engine.kv.prefix import PrefixCache
-from backends.engine.kv.scratch import Scratch
-from backends.engine.kv.sliding import Sliding
-from backends.engine.kv.static import Static
+from backends.engine.kv.paged import Pool
+from backends.engine.kv.pages import Blocks
+from backends.engine.kv.seams import KvSeams
 from reference.layout import PAGED, KvLayout
 
 LARGE = 3e4
@@ -50,11 +46,12 @@ class Lease:
 class Arena:
     """Makes caches of one layout; with pages, one pool per model and one allocator for all of them."""
 
-    def __init__(self, layout: KvLayout, pages: int = 0) -> None:
+    def __init__(self, layout: KvLayout, pages: int = 0, seams: KvSeams | None = None) -> None:
         self.layout = layout
+        self._seams = seams or KvSeams()
         self._pools: dict[Model, Pool] = {}
-        self.pages = Pages(layout.pages or range(pages))
-        self.prefix = PrefixCache(self.pages, layout.page_size) if layout.kind == "prefix" else None
+        self.pages = self._seams.pages(layout.pages or range(pages))
+        self.prefix = self._seams.prefix(self.pages, layout.page_size) if layout.kind == "prefix" else None
 
     def lease(
         self, target: Model, draft: Model | None, capacity: int, rows: int, tokens: tuple[int, ...] = ()
@@ -66,30 +63,32 @@ class Arena:
         return Lease(self._plain(target.room(capacity, rows)), small, owner=draft)
 
     def _plain(self, room: Room) -> KvCache:
-        kind = self.layout.kind
+        kind, seams = self.layout.kind, self._seams
         if kind == "branch":
-            return Branch(room, self.layout.commit)
+            return seams.branch(room, self.layout.commit)
         if kind == "scratch":
             # A prefill is a block too, and none of this layout's business is to split it.
-            return Scratch(replace(room, rows=room.capacity))
-        made: dict[str, type[Overwrite | Static | Sliding]] = {
-            "overwrite": Overwrite,
-            "static": Static,
-            "sliding": Sliding,
+            return seams.scratch(replace(room, rows=room.capacity))
+        made: dict[str, Callable[[Room], KvCache]] = {
+            "overwrite": seams.overwrite,
+            "static": seams.static,
+            "sliding": seams.sliding,
         }
         return made[kind](room)
 
     def _paged(self, target: Model, draft: Model | None, capacity: int, rows: int, tokens: tuple[int, ...]) -> Lease:
-        blocks = Blocks(self.pages, self.layout.page_size, self.layout.overhang)
+        blocks = self._seams.blocks(self.pages, self.layout.page_size, self.layout.overhang)
         known = [] if self.prefix is None else self.prefix.match(draft, tokens)
         blocks.adopt(known)
         reused = len(known) * self.layout.page_size
-        small = None if draft is None else Paged(self._pool(draft, capacity, rows), blocks, reused)
-        return Lease(Paged(self._pool(target, capacity, rows), blocks, reused), small, blocks, draft, reused)
+        small = None if draft is None else self._seams.paged(self._pool(draft, capacity, rows), blocks, reused)
+        return Lease(
+            self._seams.paged(self._pool(target, capacity, rows), blocks, reused), small, blocks, draft, reused
+        )
 
     def _pool(self, model: Model, capacity: int, rows: int) -> Pool:
         if model not in self._pools:
-            self._pools[model] = Pool(model.room(capacity, rows), self.pages.total, self.layout.page_size)
+            self._pools[model] = self._seams.pool(model.room(capacity, rows), self.pages.total, self.layout.page_size)
         return self._pools[model]
 
     def fork(self, source: Lease, target: Model, draft: Model | None, capacity: int, rows: int) -> Lease:
@@ -118,7 +117,7 @@ class Arena:
         """The same target cache beside an empty one for another draft model, in the same blocks."""
         small: KvCache | None = None
         if draft is not None and lease.blocks is not None:
-            small = Paged(self._pool(draft, capacity, rows), lease.blocks)
+            small = self._seams.paged(self._pool(draft, capacity, rows), lease.blocks)
         elif draft is not None:
             small = self._plain(draft.room(capacity, rows))
         return replace(lease, draft=small, owner=draft)
