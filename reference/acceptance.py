@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Collection, Sequence
 from fractions import Fraction
+from typing import NamedTuple
 
 from reference.chance import Chance, Number
 from reference.rules import Rule
@@ -13,6 +14,18 @@ Row = Sequence[Number]
 Answer = tuple[tuple[int, ...], list[Number]]
 Program = Callable[[Chance, Rule, str, Tree, Sequence[Row], Sequence[Row], bool], Answer]
 """What a rule is; `verify` says what goes in and what comes out."""
+
+
+class Question(NamedTuple):
+    """The arguments of a Program, in their order, for those who pass them on."""
+
+    chance: Chance
+    rule: Rule
+    draws: str
+    tree: Tree
+    target: Sequence[Row]
+    proposal: Sequence[Row]
+    sampled: bool
 
 
 def choice(row: Array) -> int:

@@ -1,12 +1,14 @@
 """Laws: what a round of drafting and acceptance emits, how often, and how far that is from the target's own law."""
 
+import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from numbers import Rational
 from typing import cast
 
 from reference import acceptance, processing
-from reference.acceptance import Program, Row, normalised
+from reference.acceptance import Answer, Program, Question, Row, normalised
 from reference.chance import Chance, Number, enumerated
 from reference.growth import Growth, Lazily, Path, Unfinished
 from reference.malformed import Malformed
@@ -36,7 +38,7 @@ def given_law(given: Given, sampled: bool, exact: bool = False, program: Program
     rule, draws = given.sampling.rule, given.sampling.draws
 
     def program_of(chance: Chance) -> tuple[Path, tuple[Number, ...]]:
-        return _verified(program, chance, rule, draws, given.tree, target, proposal, sampled)
+        return _verified(program, Question(chance, rule, draws, given.tree, target, proposal, sampled))
 
     return _emitted(enumerated(program_of))
 
@@ -90,35 +92,35 @@ def round_law(
             tree = cast(Tree, Unfinished(Lazily(growth.children), growth.token))
             rows = cast(list[Row], Lazily(lambda node: target(growth.path[node])))
             proposal = cast(Sequence[Row], growth.proposal)
-        return _verified(program, chance, rule, draws, tree, rows, proposal, sampled)
+        return _verified(program, Question(chance, rule, draws, tree, rows, proposal, sampled))
 
     return _emitted(enumerated(program_of))
 
 
-def _verified(
-    program: Program | None,
-    chance: Chance,
-    rule: Rule,
-    draws: str,
-    tree: Tree,
-    target: Sequence[Row],
-    proposal: Sequence[Row],
-    sampled: bool,
-) -> tuple[Path, tuple[Number, ...]]:
+def _verified(program: Program | None, asked: Question) -> tuple[Path, tuple[Number, ...]]:
     """Accepted tokens and the weights after them; Malformed names what a rule of the user's own did wrong."""
     if program is None:
-        path, weights = acceptance.verify(chance, rule, draws, tree, target, proposal, sampled)
+        path, weights = acceptance.verify(*asked)
     else:
         try:
-            path, weights = program(chance, rule, draws, tree, target, proposal, sampled)
+            answer = program(*asked)
         except Exception as error:
             raise Malformed("rule", f"raised {type(error).__name__}: {error}") from error
-        _check(path, weights, tree, len(target[0]))
-    return tuple(tree.token[node] for node in path[1:]), tuple(weights)
+        path, weights = _checked(answer, asked.tree, len(asked.target[0]))
+    return tuple(asked.tree.token[node] for node in path[1:]), tuple(weights)
 
 
-def _check(path: Path, weights: Sequence[Number], tree: Tree, vocab: int) -> None:
-    """Raise Malformed unless a rule's answer is a path from the root and a law over the vocabulary."""
+def _checked(answer: Answer, tree: Tree, vocab: int) -> Answer:
+    """A rule's answer, if it is a path from the root and a law over the vocabulary; Malformed otherwise."""
+    try:
+        path, weights = answer
+        path, weights = tuple(operator.index(node) for node in path), list(weights)
+        numbers = all(isinstance(weight, (Rational, float)) for weight in weights)
+    except (TypeError, ValueError):
+        numbers = False
+    if not numbers:
+        shown = " ".join(repr(answer).split())[:80]
+        raise Malformed("rule", f"answered {shown}, not (path of node indices, weights as fractions or floats)")
     if not path or path[0] != 0:
         raise Malformed("rule", f"answered path {tuple(path)}, which does not begin at the root (0)")
     same = [0]  # by token path: a rule may take twins for one
@@ -132,6 +134,7 @@ def _check(path: Path, weights: Sequence[Number], tree: Tree, vocab: int) -> Non
     # NaN is not >= 0 either.
     if not all(weight >= 0 for weight in weights) or not 0 < sum(weights) < float("inf"):
         raise Malformed("rule", f"answered weights that are no law: {[float(weight) for weight in weights]}")
+    return path, weights
 
 
 def _emitted(law: dict[tuple[Path, tuple[Number, ...]], Number]) -> Law:

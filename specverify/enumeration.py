@@ -1,15 +1,13 @@
 """The exact law of one rule in one small world, by enumeration, and what the rule declares of itself there."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from reference import acceptance
-from reference.acceptance import Answer, Program, Row
-from reference.chance import Chance
+from reference.acceptance import Answer, Program, Question
 from reference.law import Law, expected_length, round_law, total_variation, where_from
 from reference.malformed import Malformed
 from reference.rules import Rule
-from reference.tree import Tree
 from reports.lawpage import LawFacts
 from reports.values import cut
 from specverify.ownrule import own_rule
@@ -144,16 +142,7 @@ class _Runs:
         self._tables, self._soft, self._most = asked.tables, asked.soft, most
         self.count = 0
 
-    def __call__(
-        self,
-        chance: Chance,
-        rule: Rule,
-        draws: str,
-        tree: Tree,
-        target: Sequence[Row],
-        proposal: Sequence[Row],
-        sampled: bool,
-    ) -> Answer:
+    def __call__(self, *arguments: Any) -> Answer:
         """One run; UnusableInput for the one too many."""
         self.count += 1
         if self.count > self._most:
@@ -161,7 +150,9 @@ class _Runs:
                 f"too large a world: more than {self._most} runs of the rule; give it fewer nodes or tokens (of at most"
                 f" {MOST_TOKENS}), --draws top-k, or more time with --max-runs"
             )
+        asked = Question(*arguments)
         if self._soft:
-            above = [tree.tokens_to(up)[1:] for up in tree.parent]
-            proposal, sampled = [self._tables.draft_row(path, 0) for path in above], True
-        return self._program(chance, rule, draws, tree, target, proposal, sampled)
+            above = [asked.tree.tokens_to(up)[1:] for up in asked.tree.parent]
+            soft = [self._tables.draft_row(path, 0) for path in above]
+            asked = asked._replace(proposal=soft, sampled=True)
+        return self._program(*asked)

@@ -3,17 +3,14 @@
 import importlib
 import numbers
 import operator
-from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any
 
-from reference.acceptance import Answer, Program, Row
-from reference.chance import Chance, Number
-from reference.rules import Rule
-from reference.tree import Tree
+from reference.acceptance import Answer, Program, Question
+from reference.chance import Number
 from specverify.unusable import UnusableInput
 
-SIGNATURE = "(chance, rule, draws, tree, target, proposal, sampled)"
+SIGNATURE = f"({', '.join(Question._fields)})"
 """What a rule takes, as `reference.acceptance.verify` does; it answers (path of nodes, weights of the next token)."""
 
 
@@ -37,19 +34,12 @@ def own_rule(name: str) -> Program:
     if not callable(found):
         raise UnusableInput(f"{where}: {module_name!r} has no function called {attribute!r}")
 
-    def program(
-        chance: Chance,
-        rule: Rule,
-        draws: str,
-        tree: Tree,
-        target: Sequence[Row],
-        proposal: Sequence[Row],
-        sampled: bool,
-    ) -> Answer:
+    def program(*arguments: Any) -> Answer:
+        asked = Question(*arguments)
         # Rows are shared by all runs: as tuples they cannot be changed by one.
-        rows, laws = ([tuple(row) for row in table] for table in (target, proposal))
+        rows, laws = ([tuple(row) for row in table] for table in (asked.target, asked.proposal))
         try:
-            answer = found(chance, rule, draws, tree, rows, laws, sampled)
+            answer = found(*asked._replace(target=rows, proposal=laws))
         except (Exception, SystemExit) as why:
             raise UnusableInput(f"{where}: raised {_brief(why)}; a rule takes {SIGNATURE}") from why
         return _answer(answer, where, len(rows[0]))

@@ -3,6 +3,7 @@
 import itertools
 import math
 import random
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction as F
@@ -470,12 +471,18 @@ def test_a_given_law_is_the_average_over_drafts() -> None:
         (lambda tree: ((0,), [float("nan")] * 4), "weights that are no law"),
         (lambda tree: ((0,), [2.0, -1.0, 0.0, 0.0]), "weights that are no law"),
         (lambda tree: ((0,), [0.0] * 4), "weights that are no law"),
+        (lambda tree: None, "answered None, not (path of node indices, weights as fractions or floats)"),
+        (lambda tree: (0, [1.0] * 4), "answered (0, [1.0, 1.0, 1.0, 1.0]), not (path"),
+        (lambda tree: ((0.0,), [1.0] * 4), "answered ((0.0,), [1.0, 1.0, 1.0, 1.0]), not (path"),
+        (lambda tree: ((0,), ["x"] * 4), "answered ((0,), ['x', 'x', 'x', 'x']), not (path"),
+        (lambda tree: ((0,), 4), "answered ((0,), 4), not (path"),
     ],
 )
-def test_a_rule_of_the_users_own_that_errs(answer: Callable[[Tree], Answer], says: str) -> None:
+def test_a_rule_of_the_users_own_that_errs(answer: Callable[[Tree], Any], says: str) -> None:
     def mine(chance: Chance, rule: Rule, draws: str, tree: Tree, *rest: Any) -> Answer:
-        return answer(tree)
+        given: Answer = answer(tree)
+        return given
 
-    with pytest.raises(Malformed, match=says) as raised:
+    with pytest.raises(Malformed, match=re.escape(says)) as raised:
         world_law(world(0, "top-k"), program=mine)
     assert "\n" not in str(raised.value)
