@@ -3,6 +3,7 @@
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -74,11 +75,11 @@ CLEAN = {
 
 @pytest.mark.parametrize("name", CLEAN)
 def test_a_correct_engine_without_tables_is_quiet(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(invariant, "ENOUGH_TOKENS", 150)
+    monkeypatch.setattr(invariant, "ENOUGH_TOKENS", 72)
     evidence, found = judged(CLEAN[name], hidden())
     assert found is None
     assert evidence.log_e < np.log(1e3)
-    assert evidence.rounds >= 150
+    assert evidence.rounds >= 72
 
 
 FAULTS = {
@@ -109,7 +110,10 @@ def test_a_fault_is_seen_without_tables(name: str) -> None:
 
 
 @pytest.mark.parametrize(("factory", "wrong"), [("sampler", False), ("hot", True)])
-def test_a_stranger_that_shows_its_output_alone_is_judged(factory: str, wrong: bool) -> None:
+def test_a_stranger_that_shows_its_output_alone_is_judged(
+    factory: str, wrong: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(invariant, "ENOUGH_TOKENS", 300 if wrong else 72)
     from properties.judge import judge
     from specverify.selection import invariants_matching
 
@@ -121,7 +125,7 @@ def test_a_stranger_that_shows_its_output_alone_is_judged(factory: str, wrong: b
     if wrong:
         assert verdict.first is not None
         assert verdict.first.where["side"] == "link token"
-        assert int(verdict.first.where["tokens"]) <= 400
+        assert int(verdict.first.where["tokens"]) <= 300
 
 
 def test_a_rule_that_promises_nothing_is_not_judged() -> None:
@@ -204,7 +208,7 @@ def tempered(rng: np.random.Generator, vocab: int, kind: str) -> Array:
     return row
 
 
-SETTINGS = (
+SETTINGS: tuple[dict[str, Any], ...] = (
     {"top_k": 3},
     {"top_p": 0.7},
     {"min_p": 0.2},
@@ -216,9 +220,9 @@ SETTINGS = (
 
 @pytest.mark.parametrize("kind", ["gaps", "ties", "banned"])
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
-def test_no_row_within_the_noise_leaves_the_band(settings: dict[str, float], kind: str) -> None:
+def test_no_row_within_the_noise_leaves_the_band(settings: dict[str, Any], kind: str) -> None:
     rng = np.random.default_rng([len(kind), len(settings)])
-    sampling = Sampling(1.0, **settings)  # type: ignore[arg-type]
+    sampling = Sampling(1.0, **settings)
     doubted = settled = 0
     for _ in range(60):
         row = tempered(rng, 9, kind)
@@ -254,7 +258,7 @@ def shifts(rng: np.random.Generator, row: Array, most: float) -> list[Array]:
 def test_without_noise_and_ties_the_band_is_the_law() -> None:
     rng = np.random.default_rng(3)
     for settings in SETTINGS:
-        sampling = Sampling(1.0, **settings)  # type: ignore[arg-type]
+        sampling = Sampling(1.0, **settings)
         row = tempered(rng, 12, "gaps")
         low, high = band(row, 0.0, sampling)
         p = processing.law(row, sampling, Stops(), (0,), ())
@@ -278,11 +282,11 @@ def test_a_truncated_stream_is_quiet_though_its_edges_are_in_doubt() -> None:
     rng, honest, naive = np.random.default_rng(5), Links(), Links()
     sampling = Sampling(1.0, top_k=8, top_p=0.8)
     for _ in range(400):
-        row = np.round(rng.normal(0, 2, 64), 1)
+        row = rng.normal(0, 2, 64)
         p = processing.law(row, sampling, Stops(), (0,), ())
-        engine = processing.law(row + rng.uniform(-0.05, 0.05, 64), sampling, Stops(), (0,), ())
+        engine = processing.law(row + rng.uniform(-0.3, 0.3, 64), sampling, Stops(), (0,), ())
         token = int(rng.choice(64, p=engine))
-        for links, noise_of in ((honest, 0.05), (naive, 0.0)):
+        for links, noise_of in ((honest, 0.3), (naive, 0.0)):
             low, high = band(row, noise_of, sampling)
             links.add(Trial(p, replacement=token, low=low, high=high))
     assert honest.log_e < np.log(100)
