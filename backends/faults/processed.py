@@ -1,12 +1,13 @@
 """Faults of laws and proposals: processing that is skipped, misplaced or imprecise, of target or draft."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from backends.engine.sampling.processing import History
-from backends.engine.sampling.seams import SamplingSeams
+from backends.engine.sampling.seams import Law, SamplingSeams
 from backends.engine.seams import Seams
 from backends.faults.fault import Fault
 from backends.faults.sampled import patched
@@ -21,68 +22,47 @@ def soft_for_certain(seams: SamplingSeams) -> SamplingSeams:
     return replace(seams, certain=lambda token, law: law)
 
 
-def before_truncation(seams: SamplingSeams) -> SamplingSeams:
-    """The proposal is the law before top-k, top-p and min-p; the token was drawn after them."""
-
-    def handed_over(drawn_from: Tensor, logits: Tensor, sampling: Sampling) -> Tensor:
-        return (logits / sampling.temperature).softmax(-1)
-
-    return replace(seams, handed_over=handed_over)
+Plant = Callable[[SamplingSeams], SamplingSeams]
+Settings = Callable[[Sampling], Sampling]
 
 
-def before_temperature(seams: SamplingSeams) -> SamplingSeams:
-    """The proposal is the law at temperature 1; the token was drawn at the request's."""
-
-    def handed_over(drawn_from: Tensor, logits: Tensor, sampling: Sampling) -> Tensor:
-        return logits.softmax(-1)
-
-    return replace(seams, handed_over=handed_over)
+def proposing(law: Callable[[Tensor, Sampling], Tensor]) -> Plant:
+    """The proposal is `law` of the draft's logits under the request's settings, whatever the token was drawn from."""
+    return lambda seams: replace(seams, handed_over=lambda drawn_from, logits, sampling: law(logits, sampling))
 
 
-def default_settings(seams: SamplingSeams) -> SamplingSeams:
-    """Drafted tokens are judged by the target's law under default settings; the bonus follows the request's."""
-
-    def target_law(logits: Tensor, sampling: Sampling, stops: Stops, past: History | None) -> Tensor:
-        return seams.target_law(logits, Sampling(1.0), stops, None)
-
-    return replace(seams, target_law=target_law)
+def judging(settings: Settings) -> Plant:
+    """Drafted tokens are judged by the target's law under other `settings`; the bonus follows the request's."""
+    return lambda seams: replace(seams, target_law=_under(settings, seams.target_law))
 
 
-def bonus_unprocessed(seams: SamplingSeams) -> SamplingSeams:
-    """The row of the bonus token goes through softmax alone."""
-
-    def bonus_law(logits: Tensor, sampling: Sampling, stops: Stops, past: History | None) -> Tensor:
-        return seams.bonus_law(logits, Sampling(1.0), stops, None)
-
-    return replace(seams, bonus_law=bonus_law)
+def ending(settings: Settings) -> Plant:
+    """The bonus is drawn from the target's law under other `settings`; drafted tokens are judged by the request's."""
+    return lambda seams: replace(seams, bonus_law=_under(settings, seams.bonus_law))
 
 
-def bonus_without_temperature(seams: SamplingSeams) -> SamplingSeams:
-    """The bonus is drawn at temperature 1."""
-
-    def bonus_law(logits: Tensor, sampling: Sampling, stops: Stops, past: History | None) -> Tensor:
-        return seams.bonus_law(logits, replace(sampling, temperature=1.0), stops, past)
-
-    return replace(seams, bonus_law=bonus_law)
+def _under(settings: Settings, law: Law) -> Law:
+    return lambda logits, sampling, stops, past: law(logits, settings(sampling), stops, past)
 
 
-def coarse_nucleus(seams: SamplingSeams) -> SamplingSeams:
-    """top_p is rounded to bfloat16 in the verifier."""
-
-    def target_law(logits: Tensor, sampling: Sampling, stops: Stops, past: History | None) -> Tensor:
-        coarse = float(torch.tensor(sampling.top_p).bfloat16())
-        return seams.target_law(logits, replace(sampling, top_p=coarse), stops, past)
-
-    return replace(seams, target_law=target_law)
+def plain(sampling: Sampling) -> Sampling:
+    """Softmax alone."""
+    return Sampling(1.0)
 
 
-def min_p_for_bonus_only(seams: SamplingSeams) -> SamplingSeams:
-    """min_p, which never changes an arg-max, is left out for drafted tokens."""
+def tepid(sampling: Sampling) -> Sampling:
+    """Temperature 1, all else as it is."""
+    return replace(sampling, temperature=1.0)
 
-    def target_law(logits: Tensor, sampling: Sampling, stops: Stops, past: History | None) -> Tensor:
-        return seams.target_law(logits, replace(sampling, min_p=0.0), stops, past)
 
-    return replace(seams, target_law=target_law)
+def coarse(sampling: Sampling) -> Sampling:
+    """top_p rounded to bfloat16."""
+    return replace(sampling, top_p=float(torch.tensor(sampling.top_p).bfloat16()))
+
+
+def without_min_p(sampling: Sampling) -> Sampling:
+    """No min_p, which never changes an arg-max."""
+    return replace(sampling, min_p=0.0)
 
 
 def path_one_late(seams: SamplingSeams) -> SamplingSeams:
@@ -147,7 +127,7 @@ FAULTS = (
         "The proposal handed over is the law before top-k and top-p; the token was drawn after them.",
         "catalogue BZ-102: candidate generators return a q they did not sample from",
         "a drawn draft under top-k, top-p or min-p",
-        patched(before_truncation),
+        patched(proposing(lambda logits, sampling: (logits / sampling.temperature).softmax(-1))),
         {"top-k": DETERMINISTIC},
     ),
     Fault(
@@ -157,7 +137,7 @@ FAULTS = (
         "The proposal handed over ignores the temperature at which the token was drawn.",
         "statistics-and-numerics B.5: draft probs before temperature",
         "a drawn draft at a temperature other than 1",
-        patched(before_temperature),
+        patched(proposing(lambda logits, sampling: logits.softmax(-1))),
         {"top-k": DETERMINISTIC},
     ),
     Fault(
@@ -167,7 +147,7 @@ FAULTS = (
         "Drafted tokens are judged by the target's law under default settings.",
         "catalogue BZ-010: target probabilities computed with default sampling parameters during scoring",
         "a temperature other than 1, or any processing",
-        patched(default_settings),
+        patched(judging(plain)),
     ),
     Fault(
         "bonus-row-unprocessed",
@@ -176,7 +156,7 @@ FAULTS = (
         "The bonus token is sampled without temperature, top-p, top-k and processors.",
         "catalogue BZ-005: bonus token sampled without temperature/top-p/top-k",
         "full acceptance at a temperature other than 1, or under processing",
-        patched(bonus_unprocessed),
+        patched(ending(plain)),
     ),
     Fault(
         "bonus-without-temperature",
@@ -185,7 +165,7 @@ FAULTS = (
         "The bonus after full acceptance is sampled at temperature 1.",
         "catalogue BZ-005; statistics-and-numerics B.5: full-accept bonus ignores the temperature",
         "full acceptance at a temperature other than 1",
-        patched(bonus_without_temperature),
+        patched(ending(tepid)),
     ),
     Fault(
         "top-p-in-bfloat16",
@@ -194,7 +174,7 @@ FAULTS = (
         "top_p is rounded to bfloat16 in the verifier, so that its nucleus is another.",
         "catalogue BZ-055: top_p cast to bfloat16 in the verification sampler",
         "top-p below 1",
-        patched(coarse_nucleus),
+        patched(judging(coarse)),
     ),
     Fault(
         "min-p-for-bonus-only",
@@ -203,7 +183,7 @@ FAULTS = (
         "min_p is skipped for verified tokens.",
         "catalogue BZ-016: min_p (argmax-invariant processors) skipped for verified tokens",
         "min-p above 0",
-        patched(min_p_for_bonus_only),
+        patched(judging(without_min_p)),
     ),
     Fault(
         "processors-see-path-one-late",

@@ -54,6 +54,47 @@ class Walk:
         self.path.append(torch.where(self.alive, taken, -1))
 
 
+@dataclass
+class Trials:
+    """One level's siblings, tried one after the other until one is accepted.
+
+    Attributes:
+        row: [B, V]; the law of the node above, as it was.
+        law: [B, V]; what earlier rejections left of it.
+        taken: int64 [B]; the accepted child, 0 for none.
+        rejected: int64 [B]; the last rejected child, 0 for none.
+    """
+
+    row: Tensor
+    law: Tensor
+    taken: Tensor
+    rejected: Tensor
+
+    @classmethod
+    def below(cls, row: Tensor, at: Tensor) -> "Trials":
+        """Nothing is tried yet of what hangs below the nodes `at`, whose laws are `row`."""
+        return cls(row, row, torch.zeros_like(at), torch.zeros_like(at))
+
+    def ask(
+        self,
+        dice: Coins,
+        trees: Forest,
+        seams: SamplingSeams,
+        child: Tensor,
+        threshold: Tensor,
+        offered: Tensor,
+        here: Tensor,
+    ) -> Tensor:
+        """Try `child` [B], drawn from `offered` [B, V], where `here` [B]; where it is rejected, bool [B]."""
+        token = trees.token[trees.requests(), child]
+        hit = seams.accepts(dice, trees, child, threshold, here) & here
+        missed = here & ~hit
+        self.taken = torch.where(hit, child, self.taken)
+        self.law = torch.where(missed[:, None], seams.residual(self.law, offered, token, self.row), self.law)
+        self.rejected = torch.where(missed, child, self.rejected)
+        return missed
+
+
 Program = Callable[[Forest, Tensor, Tensor, Coins, SamplingSeams, Rule, bool], Walk]
 
 
@@ -63,23 +104,17 @@ def multi_round(
     """Siblings in row order, each against what earlier rejections left; a chain is the case of one child."""
     who, walk = trees.requests(), Walk.begin(target)
     for _ in range(trees.height):
-        row = law = target[who, walk.at]
+        level = Trials.below(target[who, walk.at], walk.at)
         below = trees.children[who, walk.at]
-        taken, rejected = torch.zeros_like(walk.at), torch.zeros_like(walk.at)
-        tried = torch.zeros_like(law, dtype=torch.bool)
+        tried = torch.zeros_like(level.row, dtype=torch.bool)
         for rank in range(below.shape[1]):
             child = below[:, rank]
-            here = walk.alive & (taken == 0) & (child > 0)
+            here = walk.alive & (level.taken == 0) & (child > 0)
             token = trees.token[who, child]
             offered = seams.sibling_law(proposal[who, child], tried, removed)
-            ratio = _ratio(law, offered, token)
-            hit = seams.accepts(dice, trees, child, ratio, here) & here
-            taken = torch.where(hit, child, taken)
-            missed = here & ~hit
-            law = torch.where(missed[:, None], seams.residual(law, offered, token, row), law)
-            tried = tried | (missed[:, None] & _mark(token, law))
-            rejected = torch.where(missed, child, rejected)
-        walk.descend(taken, below[:, 0] > 0, law, rejected)
+            missed = level.ask(dice, trees, seams, child, _ratio(level.law, offered, token), offered, here)
+            tried = tried | (missed[:, None] & _mark(token, tried))
+        walk.descend(level.taken, below[:, 0] > 0, level.law, level.rejected)
     return walk
 
 
@@ -89,26 +124,21 @@ def specinfer(
     """Siblings in random order, each against the law of the draft that proposed it."""
     who, walk = trees.requests(), Walk.begin(target)
     for _ in range(trees.height):
-        row = law = target[who, walk.at]
+        level = Trials.below(target[who, walk.at], walk.at)
         below = trees.children[who, walk.at]
         waiting = below > 0
-        taken, rejected = torch.zeros_like(walk.at), torch.zeros_like(walk.at)
         for rank in range(below.shape[1]):
-            here = walk.alive & (taken == 0) & waiting.any(-1)
+            here = walk.alive & (level.taken == 0) & waiting.any(-1)
             drawn = here & (waiting.sum(-1) > 1)
-            pick = dice.choose(dice.place("order", below[:, rank]), waiting.to(law.dtype), drawn)
+            pick = dice.choose(dice.place("order", below[:, rank]), waiting.to(target.dtype), drawn)
             only = waiting.long().argmax(-1)
             pick = torch.where(drawn, pick, only)
             child = below.gather(1, pick[:, None])[:, 0]
-            token = trees.token[who, child]
             offered = proposal[who, child]
-            hit = seams.accepts(dice, trees, child, _ratio(law, offered, token), here) & here
-            taken = torch.where(hit, child, taken)
-            missed = here & ~hit
-            law = torch.where(missed[:, None], seams.residual(law, offered, token, row), law)
-            waiting = waiting & ~(missed[:, None] & (torch.arange(below.shape[1], device=pick.device) == pick[:, None]))
-            rejected = torch.where(missed, child, rejected)
-        walk.descend(taken, below[:, 0] > 0, law, rejected)
+            ratio = _ratio(level.law, offered, trees.token[who, child])
+            missed = level.ask(dice, trees, seams, child, ratio, offered, here)
+            waiting = waiting & ~(missed[:, None] & _mark(pick, waiting))
+        walk.descend(level.taken, below[:, 0] > 0, level.law, level.rejected)
     return walk
 
 
@@ -120,25 +150,20 @@ def eagle(
     nodes = trees.token.shape[1]
     on_path = torch.zeros_like(trees.present)
     on_path[:, 0] = True
-    for level in range(1, trees.height + 1):
-        law = target[who, walk.at]
-        offered = on_path.gather(1, trees.parent) & (trees.depth == level) & trees.present & walk.alive[:, None]
-        taken, rejected = torch.zeros_like(walk.at), torch.zeros_like(walk.at)
-        tried = torch.zeros_like(law, dtype=torch.bool)
+    for depth in range(1, trees.height + 1):
+        level = Trials.below(target[who, walk.at], walk.at)
+        standing = on_path.gather(1, trees.parent) & (trees.depth == depth) & trees.present & walk.alive[:, None]
+        tried = torch.zeros_like(level.row, dtype=torch.bool)
         for node in range(1, nodes):
             token = trees.token[:, node]
-            here = offered[:, node] & (taken == 0) & ~tried.gather(1, token[:, None])[:, 0]
-            child = torch.full_like(taken, node)
-            hit = seams.accepts(dice, trees, child, law.gather(1, token[:, None])[:, 0], here) & here
-            taken = torch.where(hit, child, taken)
-            missed = here & ~hit
-            marked = _mark(token, law)
-            left = seams.residual(law, law * marked, token, target[who, walk.at])
-            law = torch.where(missed[:, None], left, law)
+            here = standing[:, node] & (level.taken == 0) & ~tried.gather(1, token[:, None])[:, 0]
+            marked = _mark(token, tried)
+            share, child = level.law.gather(1, token[:, None])[:, 0], torch.full_like(walk.at, node)
+            missed = level.ask(dice, trees, seams, child, share, level.law * marked, here)
             tried = tried | (missed[:, None] & marked)
-            rejected = torch.where(missed, child, rejected)
-        on_path = offered & (trees.token == trees.token[who, taken][:, None]) & (taken > 0)[:, None]
-        walk.descend(taken, offered.any(-1), law, rejected)
+        taken = level.taken
+        on_path = standing & (trees.token == trees.token[who, taken][:, None]) & (taken > 0)[:, None]
+        walk.descend(taken, standing.any(-1), level.law, level.rejected)
     return walk
 
 
@@ -245,8 +270,9 @@ def _ratio(law: Tensor, offered: Tensor, token: Tensor) -> Tensor:
     return torch.where(under > 0, above / under, torch.zeros_like(above))
 
 
-def _mark(token: Tensor, like: Tensor) -> Tensor:
-    return torch.arange(like.shape[-1], device=token.device) == token[:, None]
+def _mark(column: Tensor, like: Tensor) -> Tensor:
+    """Where the last dimension of `like` is at `column` [B]."""
+    return torch.arange(like.shape[-1], device=column.device) == column[:, None]
 
 
 PROGRAMS: dict[str, Program] = {
