@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import torch
 from torch import Tensor
 
 from backends.engine.sampling.processing import History
@@ -100,8 +101,7 @@ def drafted_rows_unbanned(seams: Seams) -> Seams:
     def scores(logits: Tensor, sampling: Sampling, stops: Stops, past: History) -> Tensor:
         banned = inner(logits, sampling, stops, past)
         free = inner(logits, replace(sampling, min_tokens=0), stops, past)
-        free[:, 0] = banned[:, 0]
-        return free
+        return torch.cat([banned[:, :1], free[:, 1:]], 1)
 
     return replace(seams, sampling=replace(seams.sampling, scores=scores))
 
