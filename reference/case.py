@@ -194,7 +194,9 @@ class Case:
         tokens = (*context, tree.token[0])
         room = self.max_positions - len(tokens) - tree.height
         stops = Stops(max_new_tokens=max(1, min(tree.height + 1, room)))
-        return replace(self, prompt=tokens, draft=Scripted((tree,)), sampling=Sampling(), stops=stops, steps=1)
+        layout = replace(self.layout, stay_in_chunk=False)  # the tree is what it is
+        draft = Scripted((tree,))
+        return replace(self, prompt=tokens, draft=draft, layout=layout, sampling=Sampling(), stops=stops, steps=1)
 
     def plain_decode(self) -> "Case":
         """The same request without speculation: the bare root at every step."""

@@ -74,6 +74,8 @@ class Oracle:
             drafted = sampled.draw(tokens, draft)
         else:
             drafted = drafting.propose(case.draft, tokens, number, draft)
+        if case.layout.stay_in_chunk:
+            drafted = drafting.in_chunk(drafted, len(tokens) - 1, target.parameters.architecture)
         tree, context = drafted.tree, tokens[:-1]
         nodes = target.nodes(context, tree)
         law = None

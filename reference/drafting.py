@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from reference.architecture import Architecture
 from reference.draft import Draft, LanguageModel, Ngram, Scripted
 from reference.evaluator import Evaluator
 from reference.trace import Array, Drafted, frozen
@@ -21,6 +22,29 @@ def propose(draft: Draft, tokens: tuple[int, ...], step: int, evaluator: Evaluat
     assert isinstance(draft, LanguageModel)
     assert evaluator is not None
     return _from_model(draft, tokens, evaluator)
+
+
+def in_chunk(drafted: Drafted, position: int, architecture: Architecture) -> Drafted:
+    """What stays of `drafted`, its root at `position`, if nodes outside the root's chunk are cut.
+
+    A node stays if position // c is the same for it and for the root, c being the shortest chunk of any layer.
+    """
+    chunks = [chunk for _, chunk in architecture.reaches if chunk]
+    tree = drafted.tree
+    if not chunks:
+        return drafted
+    size = min(chunks)
+    kept = [node for node in range(len(tree)) if (position + tree.depth[node]) // size == position // size]
+
+    def rows(table: Array | None) -> Array | None:
+        return None if table is None else frozen(table[kept])
+
+    return Drafted(
+        Tree(tuple(kept.index(tree.parent[node]) for node in kept), tuple(tree.token[node] for node in kept)),
+        rows(drafted.logits),
+        None if drafted.draft_ids is None else tuple(drafted.draft_ids[node] for node in kept),
+        rows(drafted.proposal),
+    )
 
 
 def followers(tokens: tuple[int, ...], context: tuple[int, ...]) -> list[int]:

@@ -29,7 +29,7 @@ def eager(query: Tensor, key: Tensor, value: Tensor, visible: Tensor, scaling: f
     return torch.softmax(scores, -1, dtype=wide).to(query.dtype) @ value
 
 
-def _through_interface(
+def through_interface(
     module: nn.Module,
     query: Tensor,
     key: Tensor,
@@ -37,9 +37,16 @@ def _through_interface(
     attention_mask: Tensor,
     scaling: float,
     attend: Attend,
+    logical: Tensor | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """What transformers calls in each layer; `attend` travels with the forward, so that two engines never share one."""
+    """What transformers calls in each layer; `attend` travels with the forward, so that two engines never share one.
+
+    A module with a `temperature` (Llama 4, see irope.py) has its queries scaled by the rows' positions, `logical`.
+    """
+    temperature = getattr(module, "temperature", None)
+    if temperature is not None:
+        query = temperature(query, logical)
     return attend(query, key, value, attention_mask, scaling).transpose(1, 2).contiguous(), None
 
 
@@ -51,5 +58,5 @@ def _mask_as_given(attention_mask: Tensor | None = None, **_: Any) -> Tensor | N
     return attention_mask
 
 
-AttentionInterface.register(INTERFACE, _through_interface)
+AttentionInterface.register(INTERFACE, through_interface)
 AttentionMaskInterface.register(INTERFACE, _mask_as_given)

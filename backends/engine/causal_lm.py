@@ -10,6 +10,7 @@ from torch import Tensor
 from backends.engine.attention import INTERFACE, Attend
 from backends.engine.kv.base import KvCache, Room
 from backends.engine.kv.lanes import Lanes
+from backends.engine.reach import Reach, reaches_of
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class CausalLm:
     """A causal model with a clock on its forwards.
 
     Attributes:
-        windows: Sliding window of each layer in tokens, 0 for none.
+        reaches: How far back each layer sees.
         forward_s: Seconds spent in forwards since the model was loaded, device synchronised.
         calls: Forwards since the model was loaded.
     """
@@ -44,11 +45,8 @@ class CausalLm:
         self.dtype: torch.dtype = next(model.parameters()).dtype
         model.set_attn_implementation(INTERFACE)
         config = model.config
-        kinds = getattr(config, "layer_types", None) or []
-        window = getattr(config, "sliding_window", None) or 0
-        layers = config.num_hidden_layers
-        self._kinds: list[str] = list(kinds)
-        self.windows = [window if kind == "sliding_attention" else 0 for kind in kinds] if kinds else [window] * layers
+        self._kinds: list[str] = list(getattr(config, "layer_types", None) or [])
+        self.reaches = reaches_of(config)
         self.forward_s = 0.0
         self.calls = 0
 
@@ -58,7 +56,7 @@ class CausalLm:
         heads = config.num_attention_heads
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
         kv_heads = getattr(config, "num_key_value_heads", None) or heads
-        return Room(tuple(self.windows), kv_heads, head_dim, capacity, rows, self.device, self.dtype)
+        return Room(tuple(self.reaches), kv_heads, head_dim, capacity, rows, self.device, self.dtype)
 
     @torch.no_grad()
     def forward(
@@ -120,7 +118,7 @@ class CausalLm:
     def append(self, tokens: tuple[int, ...], cache: KvCache, attend: Attend, score: int) -> Tensor:
         """Run `tokens` after what is committed in `cache`, and commit them; see `forward` for `score`."""
         rows = torch.arange(cache.length, cache.length + len(tokens))
-        (logits,) = self.forward([Rows(torch.tensor(tokens), rows, causal(rows, self.windows), cache)], attend, score)
+        (logits,) = self.forward([Rows(torch.tensor(tokens), rows, causal(rows, self.reaches), cache)], attend, score)
         cache.commit(list(range(len(tokens))))
         return logits
 
@@ -130,13 +128,8 @@ def _side_by_side(rows: list[Tensor]) -> Tensor:
     return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
 
 
-def causal(rows: Tensor, windows: list[int]) -> list[Tensor]:
-    """For each layer, bool [R, C]: rows at positions `rows` see columns 0..position, inside the layer's window."""
+def causal(rows: Tensor, reaches: list[Reach]) -> list[Tensor]:
+    """For each layer, bool [R, C]: rows at positions `rows` see columns 0..position, inside the layer's reach."""
     columns = torch.arange(int(rows[-1]) + 1)
-    seen = {window: in_window(columns[None] <= rows[:, None], rows, columns, window) for window in set(windows)}
-    return [seen[window] for window in windows]
-
-
-def in_window(visible: Tensor, rows: Tensor, columns: Tensor, window: int) -> Tensor:
-    """Hide from `visible` [R, C] what lies `window` or more positions back, by logical position; 0 hides nothing."""
-    return visible & (columns[None] > rows[:, None] - window) if window else visible
+    seen = {reach: reach.within(columns[None] <= rows[:, None], rows, columns) for reach in set(reaches)}
+    return [seen[reach] for reach in reaches]

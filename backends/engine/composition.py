@@ -2,6 +2,7 @@
 
 from backends.engine import accept, attention, stops
 from backends.engine.draft import language_model
+from backends.engine.draft.truncation import inside_chunk
 from backends.engine.kv.arena import Arena
 from backends.engine.kv.base import KvCache
 from backends.engine.kv.seams import KvSeams
@@ -20,6 +21,7 @@ SEAMS = Seams(
     name_children=language_model.name_children,
     branch_rows=language_model.branch_rows,
     draft_attend=attention.eager,
+    inside_chunk=inside_chunk,
     tensorise=tensorise,
     attend=attention.eager,
     score=accept.gather_rows,

@@ -5,9 +5,22 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers.models.llama4.modeling_llama4 import Llama4TextAttention
 
-NORMS = ("LlamaRMSNorm", "Qwen2RMSNorm", "Qwen3RMSNorm", "MistralRMSNorm")
-"""transformers' norms that compute `weight * x / rms(x)`; others (Gemma's, say) scale in another way."""
+from backends.engine.irope import ExactAttention
+
+NORMS = {
+    "LlamaRMSNorm": "variance_epsilon",
+    "Qwen2RMSNorm": "variance_epsilon",
+    "Qwen3RMSNorm": "variance_epsilon",
+    "MistralRMSNorm": "variance_epsilon",
+    "Llama4TextRMSNorm": "eps",
+    "Llama4TextL2Norm": "eps",
+}
+"""transformers' norms that compute `weight * x / rms(x)`, or have no weight, and what each calls its epsilon.
+
+Others (Gemma's, say) scale in another way.
+"""
 
 
 class ExactRmsNorm(nn.Module):
@@ -41,6 +54,15 @@ class ExactRotary(nn.Module):
         return (angle.cos() * self.scaling).to(hidden.dtype), (angle.sin() * self.scaling).to(hidden.dtype)
 
 
+class ExactComplexRotary(ExactRotary):
+    """The same tables as complex numbers, as Llama 4 wants them."""
+
+    def forward(self, hidden: Tensor, position_ids: Tensor) -> Tensor:  # type: ignore[override]
+        """Return complex128 [B, T, head_dim / 2] for `position_ids` [B, T]."""
+        angle = position_ids[..., None].double() * self.inverse.to(hidden.device)
+        return torch.polar(torch.full_like(angle, self.scaling), angle)
+
+
 def make_exact(model: nn.Module, config: Any) -> None:
     """Replace every RMS norm and rotary table of a transformers model, in place, by its float64 form.
 
@@ -52,9 +74,14 @@ def make_exact(model: nn.Module, config: Any) -> None:
         if kind.endswith("Norm") and kind not in NORMS:
             raise ValueError(f"{kind} has no float64 form here: use another dtype")
         if kind in NORMS:
-            _replace(model, name, ExactRmsNorm(module.weight.detach(), module.variance_epsilon))
+            weight = getattr(module, "weight", torch.ones((), dtype=torch.float64)).detach()
+            _replace(model, name, ExactRmsNorm(weight, getattr(module, NORMS[kind])))
+        elif kind == "Llama4TextRotaryEmbedding":
+            _replace(model, name, ExactComplexRotary(config))
         elif kind.endswith("RotaryEmbedding"):
             _replace(model, name, ExactRotary(config))
+        elif isinstance(module, Llama4TextAttention):
+            module.__class__ = ExactAttention
 
 
 def _replace(model: nn.Module, name: str, module: nn.Module) -> None:

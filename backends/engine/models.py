@@ -9,6 +9,8 @@ import torch
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
+    Llama4ForCausalLM,
+    Llama4TextConfig,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
@@ -23,6 +25,7 @@ from transformers.utils import logging
 from backends.base import Unsupported
 from backends.engine.causal_lm import CausalLm
 from backends.engine.exact import make_exact
+from backends.engine.irope import temper_logically
 from reference.architecture import Architecture, Checkpoint, Model, Rope, Seeded
 from reference.weights import seeded
 
@@ -42,6 +45,7 @@ CLASSES: dict[str, tuple[Any, Any]] = {
     "qwen2": (Qwen2Config, Qwen2ForCausalLM),
     "qwen3": (Qwen3Config, Qwen3ForCausalLM),
     "mistral": (MistralConfig, MistralForCausalLM),
+    "llama4": (Llama4TextConfig, Llama4ForCausalLM),
 }
 """openPangu-Embedded is Llama with bias on q, k, v and o, which transformers' Llama offers as `attention_bias`."""
 
@@ -65,6 +69,8 @@ class Shelf:
         key = (model, dtype)
         if key not in self._open:
             network = _seeded(model, dtype) if isinstance(model, Seeded) else _checkpoint(model, dtype)
+            if isinstance(network, Llama4ForCausalLM):
+                temper_logically(network)
             if dtype == "float64":
                 _exact(network)
             self._open[key] = CausalLm(network.to(self._device).eval(), self._device)
@@ -128,18 +134,40 @@ def config_of(arch: Architecture) -> Any:
     elif kind is Qwen3Config:
         _same("qwen3", "qkv_bias and output_bias", arch.qkv_bias, arch.output_bias)
         fields["attention_bias"] = arch.qkv_bias
+    if arch.family != "llama4" and (any(arch.chunks) or arch.unrotated):
+        raise Unsupported(f"{arch.family} with chunks or layers without rotary embedding: only llama4 has them")
     if arch.family in ("qwen2", "qwen3"):
         fields["layer_types"] = ["sliding_attention" if one else "full_attention" for one in arch.windows]
         fields |= {"use_sliding_window": window > 0, "sliding_window": window or None}
     elif arch.family == "mistral":
         _same("mistral", "all windows", *arch.windows)
         fields["sliding_window"] = window or None
+    elif arch.family == "llama4" and not window:
+        fields |= _irope(arch)
     elif window:
         raise Unsupported(f"{arch.family} with a sliding window: transformers' model has none")
     try:
         return kind(**fields)
     except Exception as why:  # its validators raise classes of their own
         raise Unsupported(f"transformers refuses this {arch.family} config: {' '.join(str(why).split())}") from why
+
+
+def _irope(arch: Architecture) -> dict[str, Any]:
+    """The fields of Llama 4's text model that others lack; no layer of it has experts."""
+    _same("llama4", "qkv_bias and output_bias", arch.qkv_bias, arch.output_bias)
+    _same("llama4", "chunks in all layers that have one", *filter(None, arch.chunks))
+    return {
+        "moe_layers": [],
+        "intermediate_size_mlp": arch.intermediate_size,
+        "use_qk_norm": arch.qk_norm,
+        "attention_bias": arch.qkv_bias,
+        "no_rope_layers": [int(layer not in arch.unrotated) for layer in range(arch.layers)],
+        "attention_chunk_size": max(arch.chunks, default=0) or None,
+        "layer_types": ["chunked_attention" if chunk else "full_attention" for _, chunk in arch.reaches],
+        "attn_temperature_tuning": arch.floor_scale > 0,
+        "floor_scale": arch.floor_scale or 1,
+        "attn_scale": arch.attn_scale,
+    }
 
 
 def _same(family: str, what: str, *values: Any) -> None:
@@ -175,6 +203,8 @@ def _seeded(model: Seeded, dtype: str) -> Any:
         network = CLASSES[model.architecture.family][1](config)
     rotary = type(network.model.rotary_emb)(config=config)  # its tables are no parameters: made on a real device
     state = {name: torch.tensor(values, dtype=DTYPES[dtype]) for name, values in seeded(model).items()}
+    if model.architecture.family == "llama4":  # its name for the dense feed-forward block
+        state = {name.replace(".mlp.", ".feed_forward."): weight for name, weight in state.items()}
     if model.architecture.tied:
         state["lm_head.weight"] = state["model.embed_tokens.weight"]
     try:

@@ -7,6 +7,7 @@ from torch import Tensor
 from backends.engine import stops
 from backends.engine.causal_lm import CausalLm, Rows
 from backends.engine.draft.base import Draft, Proposal
+from backends.engine.draft.truncation import truncated
 from backends.engine.kv.arena import Lease
 from backends.engine.reveal import Revealer
 from backends.engine.sampling.step import StepSampling
@@ -18,9 +19,10 @@ from reference.trace import Accepted, Accounting, Committed, Emitted, Kv, Stage,
 
 @dataclass
 class Block:
-    """What is under way between drafting a tree and settling it."""
+    """What is under way between drafting a tree and settling it; `nodes` says which drafted rows the tree kept."""
 
     proposal: Proposal
+    nodes: list[int]
     chance: StepSampling | None
     tensors: TreeTensors
     before: Kv | None
@@ -72,12 +74,16 @@ class Request:
         self.at = Stage.DRAFTED
         chance = self._chance()
         proposal = self.draft.propose(self.tokens, chance if chance is not None and chance.samples else None)
+        layout, reaches = self.case.layout, self._target.reaches
+        nodes = list(range(len(proposal.tree)))
+        if layout.stay_in_chunk:
+            nodes = self._seams.inside_chunk(proposal.tree, self._position, reaches)
+            proposal = truncated(proposal, nodes)
         cache, before = self.lease.target, self._reveal.kv(self.lease.target)
         self.at = Stage.LOWERED
-        layout, windows = self.case.layout, self._target.windows
-        tensors = self._seams.tensorise(proposal.tree, cache.length, self._position, windows, layout.padded_nodes)
+        tensors = self._seams.tensorise(proposal.tree, cache.length, self._position, reaches, layout.padded_nodes)
         check_structure(tensors, cache.length, self.case.max_positions)
-        self._block = Block(proposal, chance, tensors, before)
+        self._block = Block(proposal, nodes, chance, tensors, before)
         self.at = Stage.ATTENDED
 
     def abandon(self) -> None:
@@ -125,7 +131,7 @@ class Request:
         self.at = Stage.COMMITTED
         fallback = self._seams.commit(self.lease.target, kept)
         self._position += self._seams.advance(len(kept))
-        self.draft.settle(kept)
+        self.draft.settle([block.nodes[row] for row in kept])
         self.tokens += emitted
         self._counters.proposed += len(tree) - 1
         self._counters.lengths.append(len(path) - 1)

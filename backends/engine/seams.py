@@ -13,6 +13,7 @@ from backends.engine.sampling.seams import SamplingSeams
 
 if TYPE_CHECKING:
     from backends.engine.attention import Attend
+    from backends.engine.reach import Reach
     from backends.engine.request import Request
     from backends.engine.stops import Limits, Written
     from backends.engine.tensorise import TreeTensors
@@ -27,6 +28,7 @@ class Seams:
         name_children: Draft logits and ranks to draft ids and target ids.
         branch_rows: Positions and visible branch columns of the draft's inner nodes.
         draft_attend: Attention of the draft model.
+        inside_chunk: Rows of a drafted tree that lie in the chunk of its root.
         tensorise: A tree to its index tensors.
         attend: Attention of the target.
         score: Flat logits of the verify forward to one row per node.
@@ -45,7 +47,8 @@ class Seams:
     name_children: Callable[[Tensor, list[int], Tensor], tuple[list[int], list[int]]]
     branch_rows: "Callable[[RankTree, list[int], dict[int, int], int], tuple[list[int], list[list[int]]]]"
     draft_attend: "Attend"
-    tensorise: "Callable[[Tree, int, int, list[int], int], TreeTensors]"
+    inside_chunk: "Callable[[Tree, int, list[Reach]], list[int]]"
+    tensorise: "Callable[[Tree, int, int, list[Reach], int], TreeTensors]"
     attend: "Attend"
     score: Callable[[Tensor, Tensor], Tensor]
     walk: "Callable[[TreeTensors, Tensor], tuple[list[int], int]]"

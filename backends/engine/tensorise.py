@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from backends.base import StageFailure
-from backends.engine.causal_lm import in_window
+from backends.engine.reach import Reach
 from reference.trace import Stage
 from reference.tree import Tree
 
@@ -32,7 +32,7 @@ class TreeTensors:
     retrieve_index: Tensor
 
 
-def tensorise(tree: Tree, committed: int, position: int, windows: list[int], padded_nodes: int) -> TreeTensors:
+def tensorise(tree: Tree, committed: int, position: int, reaches: list[Reach], padded_nodes: int) -> TreeTensors:
     """Lower `tree` for a forward over a cache of `committed` columns whose root stands at `position`.
 
     Parents may come after their children: depths and ancestors come from lifting all rows at once until every one
@@ -62,7 +62,7 @@ def tensorise(tree: Tree, committed: int, position: int, windows: list[int], pad
         position=positions,
         valid=valid,
         ancestor=ancestor,
-        visible=_visible(ancestor, depth, valid, positions, committed, windows),
+        visible=_visible(ancestor, depth, valid, positions, committed, reaches),
         slot=committed + torch.arange(rows),
         next_token=_first_children(parent, nodes),
         next_sibling=_next_siblings(parent, nodes),
@@ -71,9 +71,9 @@ def tensorise(tree: Tree, committed: int, position: int, windows: list[int], pad
 
 
 def _visible(
-    ancestor: Tensor, depth: Tensor, valid: Tensor, positions: Tensor, committed: int, windows: list[int]
+    ancestor: Tensor, depth: Tensor, valid: Tensor, positions: Tensor, committed: int, reaches: list[Reach]
 ) -> list[Tensor]:
-    """For each layer, bool [R, committed + R]: the prefix and the row's own ancestors, inside the layer's window."""
+    """For each layer, bool [R, committed + R]: the prefix and the row's own ancestors, inside the layer's reach."""
     rows = len(depth)
     ancestry = torch.eye(rows, dtype=torch.bool)
     own = torch.arange(ancestor.shape[1])[None] <= depth[:, None]
@@ -81,8 +81,8 @@ def _visible(
     ancestry[~valid] = torch.eye(rows, dtype=torch.bool)[~valid]
     seen = torch.cat([valid[:, None].expand(rows, committed), ancestry], 1)
     columns = torch.cat([torch.arange(committed), positions])
-    distinct = {window: in_window(seen, positions, columns, window) for window in set(windows)}
-    return [distinct[window] for window in windows]
+    distinct = {reach: reach.within(seen, positions, columns) for reach in set(reaches)}
+    return [distinct[reach] for reach in reaches]
 
 
 def _first_children(parent: Tensor, nodes: int) -> Tensor:

@@ -5,6 +5,7 @@ from backends.engine.seams import Seams
 from backends.faults import (
     accepted,
     attended,
+    chunked,
     committed,
     drafted,
     emitted,
@@ -18,6 +19,7 @@ from backends.faults.fault import Fault
 
 ALL: tuple[Fault, ...] = (
     *drafted.FAULTS,
+    *chunked.FAULTS,
     *lowered.FAULTS,
     *attended.FAULTS,
     *scored.FAULTS,

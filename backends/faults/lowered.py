@@ -5,6 +5,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from backends.engine.reach import Reach
 from backends.engine.seams import Seams
 from backends.engine.tensorise import TreeTensors
 from backends.faults.fault import Fault
@@ -15,8 +16,8 @@ from reference.tree import Tree
 def hide_first_prefix_entry(seams: Seams) -> Seams:
     """The step's mask leaves the first context column out."""
 
-    def tensorise(tree: Tree, committed: int, position: int, windows: list[int], padded_nodes: int) -> TreeTensors:
-        tensors = seams.tensorise(tree, committed, position, windows, padded_nodes)
+    def tensorise(tree: Tree, committed: int, position: int, reaches: list[Reach], padded_nodes: int) -> TreeTensors:
+        tensors = seams.tensorise(tree, committed, position, reaches, padded_nodes)
         if committed:
             for mask in tensors.visible:
                 mask[:, 0] = False
@@ -33,14 +34,14 @@ def advance_by_one(seams: Seams) -> Seams:
 def window_of_deepest(seams: Seams) -> Seams:
     """The window of the deepest node is applied to the whole block."""
 
-    def tensorise(tree: Tree, committed: int, position: int, windows: list[int], padded_nodes: int) -> TreeTensors:
-        tensors = seams.tensorise(tree, committed, position, windows, padded_nodes)
+    def tensorise(tree: Tree, committed: int, position: int, reaches: list[Reach], padded_nodes: int) -> TreeTensors:
+        tensors = seams.tensorise(tree, committed, position, reaches, padded_nodes)
         deepest = int(tensors.position[tensors.valid].max())
         visible = []
-        for mask, window in zip(tensors.visible, windows, strict=True):
+        for mask, reach in zip(tensors.visible, reaches, strict=True):
             cut = mask.clone()
-            if window:
-                hidden = torch.arange(committed) <= deepest - window
+            if reach.window:
+                hidden = torch.arange(committed) <= deepest - reach.window
                 cut[:, :committed] &= ~hidden
             visible.append(cut)
         return replace(tensors, visible=visible)
@@ -51,8 +52,8 @@ def window_of_deepest(seams: Seams) -> Seams:
 def mask_of_new_tokens(seams: Seams) -> Seams:
     """The mask is built for the new tokens alone, as a causal one, and the tree is forgotten."""
 
-    def tensorise(tree: Tree, committed: int, position: int, windows: list[int], padded_nodes: int) -> TreeTensors:
-        tensors = seams.tensorise(tree, committed, position, windows, padded_nodes)
+    def tensorise(tree: Tree, committed: int, position: int, reaches: list[Reach], padded_nodes: int) -> TreeTensors:
+        tensors = seams.tensorise(tree, committed, position, reaches, padded_nodes)
         return replace(tensors, visible=[_causal(mask, committed) for mask in tensors.visible])
 
     return replace(seams, tensorise=tensorise)

@@ -13,7 +13,7 @@ from properties.ties import TIE_SIGMA
 from properties.variants import pending_root
 from reference.case import Case
 from reference.draft import LanguageModel, Scripted
-from reference.sampling import Stops
+from reference.sampling import Sampling, Stops
 from reference.trace import Array, Drafted, Stage
 from reference.tree import Tree
 
@@ -39,6 +39,11 @@ def fidelity(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
         if isinstance(case.draft, Scripted):
             script = case.draft.trees
             wanted = script[number].rooted(pending) if number < len(script) else None
+            if wanted is not None and case.layout.stay_in_chunk:
+                alone = replace(case, draft=Scripted((wanted,)), sampling=Sampling())
+                cut = oracle(restarted(alone, (*step.context, pending))).steps[0].drafted
+                assert cut is not None
+                wanted = cut.tree
             if wanted is not None and wanted != step.drafted.tree:
                 yield from _tree_differs("draft.fidelity", number, _line(wanted), _line(step.drafted.tree))
             continue

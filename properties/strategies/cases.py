@@ -94,6 +94,7 @@ def cases(draw: st.DrawFn, dtypes: tuple[str, ...] = ("float32", "float64"), pro
         commit=draw(st.sampled_from(COMMITS)),
         padded_nodes=draw(st.sampled_from((0, 0, nodes, nodes + 3))),
         prefill_chunk=draw(st.sampled_from((0, 0, 1 if len(prompt) < 16 else 7, 5, 16))),
+        stay_in_chunk=any(model.architecture.chunks) and draw(st.booleans()),
     )
     sampling = draw(samplings(model, draft, stops, temperature, processors))
     return Case(model, prompt, draft, layout, with_min_tokens(sampling, least, model, stops), stops, dtype)

@@ -24,7 +24,7 @@ ROPES = {
 
 def _arch(
     family: str, vocab: int, heads: int, kv_heads: int, head_dim: int, windows: tuple[int, ...], rope: str = "default",
-    hidden: int = 16, tied: bool = False,
+    hidden: int = 16, tied: bool = False, chunks: tuple[int, ...] = (), unrotated: tuple[int, ...] = (), floor: int = 0,
 ) -> Architecture:  # fmt: skip
     biased = family == "pangu"
     return Architecture(
@@ -42,7 +42,11 @@ def _arch(
         tied=tied,
         qkv_bias=biased or family == "qwen2",
         output_bias=biased,
-        qk_norm=family == "qwen3",
+        qk_norm=family in ("qwen3", "llama4"),
+        chunks=chunks,
+        unrotated=unrotated,
+        floor_scale=floor,
+        attn_scale=0.5 if floor else 0.1,
     )
 
 
@@ -69,6 +73,9 @@ GALLERY: tuple[Architecture, ...] = (
     _arch("mistral", 41, 4, 2, 8, (16, 16), "theta"),
     _arch("mistral", 73, 4, 1, 4, (1, 1), hidden=20),
     _arch("mistral", 89, 3, 1, 6, (0, 0), "llama3", hidden=18, tied=True),
+    _arch("llama4", 15, 2, 1, 4, (0, 0), chunks=(4, 0), unrotated=(1,)),
+    _arch("llama4", 43, 4, 2, 4, (0, 0, 0), "theta", tied=True, chunks=(8, 0, 8), unrotated=(1,), floor=5),
+    _arch("llama4", 9, 2, 2, 8, (0, 0), chunks=(8, 8)),
 )
 """Simplest first, so that shrinking ends there."""
 

@@ -1,4 +1,4 @@
-"""Prompts: length 1 to a few hundred, dense around windows and powers of two, ids 0 and V-1 included."""
+"""Prompts: length 1 to a few hundred, dense around windows, chunks and powers of two, ids 0 and V-1 included."""
 
 import numpy as np
 from hypothesis import strategies as st
@@ -19,8 +19,10 @@ def brinks(marks: set[int]) -> list[int]:
 
 
 def edges(model: Seeded) -> tuple[list[int], list[int]]:
-    """Lengths around the model's windows, if it has any, and around powers of two."""
-    return brinks({window for window in model.architecture.windows if window}), brinks({2**k for k in range(1, 9)})
+    """Lengths around the model's windows and ends of chunks, if it has any, and around powers of two."""
+    arch = model.architecture
+    ends = {times * chunk for chunk in arch.chunks for times in (1, 2, 3) if chunk}
+    return brinks(ends | {window for window in arch.windows if window}), brinks({2**k for k in range(1, 9)})
 
 
 def _seeded(vocab: int, length: int, seed: int) -> tuple[int, ...]:

@@ -28,6 +28,7 @@ def size(case: Case) -> tuple[float, ...]:
     arch = case.model.architecture if isinstance(case.model, Seeded) else None
     disorder = sum(up > node for tree in trees for node, up in enumerate(tree.parent))
     settings = (case.layout.commit != "path") + (case.layout.padded_nodes > 0) + (case.layout.prefill_chunk > 0)
+    settings += case.layout.stay_in_chunk
     stops = len(case.stops.eos) + len(case.stops.stop_tokens) + (case.stops.max_length > 0)
     letters = sum(map(len, (*case.stops.stop_strings, *set(case.stops.pieces))))
     weight = 0 if arch is None else GALLERY.index(arch) if arch in GALLERY else len(GALLERY)
@@ -165,7 +166,7 @@ def _reshaped(case: Case, draft: Ngram | LanguageModel, node: int) -> Case:
 
 def _settings(case: Case) -> Iterator[Attempt]:
     plain = KvLayout()
-    for name in ("padded_nodes", "prefill_chunk", "commit"):
+    for name in ("padded_nodes", "prefill_chunk", "stay_in_chunk", "commit"):
         if getattr(case.layout, name) != getattr(plain, name):
             yield partial(_plainer, case, name)
 

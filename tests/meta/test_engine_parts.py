@@ -20,6 +20,7 @@ from backends.engine.exact import inverse_frequencies
 from backends.engine.kv.base import KvCache, Room
 from backends.engine.kv.branch import FAST_SWITCH, Branch, cannot_share
 from backends.engine.models import Shelf, config_of
+from backends.engine.reach import Reach
 from backends.engine.tensorise import TreeTensors, check_structure, tensorise
 from properties.strategies.models import GALLERY, ROPES
 from reference.architecture import Architecture, Rope, Seeded
@@ -38,7 +39,7 @@ ROPE_CASES = {**ROPES, "longrope": Rope(1e4, "longrope", 4.0, 64, short_factor=(
 
 
 def lowered(windows: tuple[int, ...] = (0, 3), padded: int = PADDED) -> TreeTensors:
-    return tensorise(TREE, CONTEXT, CONTEXT, list(windows), padded)
+    return tensorise(TREE, CONTEXT, CONTEXT, [Reach(window) for window in windows], padded)
 
 
 def with_entry(tensor: Tensor, row: int, value: int) -> Tensor:
@@ -108,7 +109,7 @@ def test_the_structural_check_guards_the_engine() -> None:
     assert stopped.value.stage == Stage.LOWERED
 
 
-ROOM = Room((0, 0), 2, 4, 16, 8, torch.device("cpu"), torch.float32)
+ROOM = Room((Reach(), Reach()), 2, 4, 16, 8, torch.device("cpu"), torch.float32)
 
 
 def noise(cache: KvCache, rows: int, seed: int) -> None:
@@ -318,7 +319,7 @@ def test_a_row_that_sees_nothing_is_loud() -> None:
 
     # One layer: in a second one the NaN of the first would be a value, and 0 times NaN is NaN in every row.
     target = Shelf("cpu").open(Seeded(GALLERY[0], 0), "float32")
-    masks = [torch.tensor([[True, False], [False, False]])] * len(target.windows)
+    masks = [torch.tensor([[True, False], [False, False]])] * len(target.reaches)
     tokens, positions = torch.tensor([1, 2]), torch.tensor([0, 1])
     cache = Branch(target.room(2, 2), "path")
     (logits,) = target.forward([Rows(tokens, positions, masks, cache)], attention.eager)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from backends.eager import open_cpu
+from backends.engine.reach import Reach
 from backends.engine.tensorise import TreeTensors
 from properties.closeness import noise, rms
 from properties.strategies.models import GALLERY, SEEDS
@@ -41,9 +42,9 @@ def logits_with(case: Case, row: int, column: int, visible: bool) -> Array | Non
     """The engine's logits with one cell of every layer's mask forced, or None where it is so in all of them already."""
     changed = False
 
-    def tensorise(tree: Tree, committed: int, position: int, windows: list[int], padded_nodes: int) -> TreeTensors:
+    def tensorise(tree: Tree, committed: int, position: int, reaches: list[Reach], padded_nodes: int) -> TreeTensors:
         nonlocal changed
-        tensors = _PLAIN.tensorise(tree, committed, position, windows, padded_nodes)
+        tensors = _PLAIN.tensorise(tree, committed, position, reaches, padded_nodes)
         masks = [mask.clone() for mask in tensors.visible]
         for mask in masks:
             changed = changed or bool(mask[row, column]) != visible

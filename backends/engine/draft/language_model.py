@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from backends.engine.causal_lm import CausalLm, Rows, in_window
+from backends.engine.causal_lm import CausalLm, Rows
 from backends.engine.draft.base import Proposal
 from backends.engine.kv.base import KvCache
 from backends.engine.sampling.step import StepSampling
@@ -126,7 +126,7 @@ class ModelDraft:
             ]
         )
         here = torch.tensor([root + self._shape.depth[node] for node in level])
-        masks = [in_window(visible, here, place, window) for window in self._lm.windows]
+        masks = [reach.within(visible, here, place) for reach in self._lm.reaches]
         inputs = torch.tensor([token[node] for node in level])
         self.calls += 1
         rows = Rows(inputs, torch.tensor(positions), masks, self.cache)

@@ -6,6 +6,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from backends.engine.reach import Reach
+
 Pair = tuple[Tensor, Tensor]
 """Keys and values."""
 
@@ -15,7 +17,7 @@ class Room:
     """What a cache must know before anything is written.
 
     Attributes:
-        windows: Sliding window of each layer in tokens, 0 for none.
+        reaches: How far back each layer sees.
         kv_heads: Heads of keys and values.
         head_dim: Numbers of a head.
         capacity: Columns that a request may need at most, speculative rows included.
@@ -24,7 +26,7 @@ class Room:
         dtype: Of keys and values.
     """
 
-    windows: tuple[int, ...]
+    reaches: tuple[Reach, ...]
     kv_heads: int
     head_dim: int
     capacity: int
@@ -35,7 +37,7 @@ class Room:
     @property
     def layers(self) -> int:
         """Layers of the model."""
-        return len(self.windows)
+        return len(self.reaches)
 
     def empty(self, columns: int) -> Pair:
         """Zeros [kv_heads, columns, head_dim], twice."""

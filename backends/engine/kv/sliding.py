@@ -1,4 +1,4 @@
-"""Sliding: a layer with a window keeps a ring of the columns that it can still see; other layers keep everything."""
+"""Sliding: a layer with a window or chunks keeps a ring of what it can still see; other layers keep everything."""
 
 import torch
 from torch import Tensor
@@ -9,25 +9,25 @@ from backends.engine.kv.base import KvCache, Pair, Room, picked
 class Sliding:
     """Rings and full buffers, by layer.
 
-    A ring has cells for the window and for one block: column c lies in cell c modulo the ring's size, and a block of
-    at most `room.rows` rows never overwrites a column that a row of it, or of the next block, may still see. A ring of
-    the window's size alone cannot be rewound (mlx-lm issue 1423).
+    A ring has cells for the window or chunk and for one block: column c lies in cell c modulo the ring's size, and a
+    block of at most `room.rows` rows never overwrites a column that a row of it, or of the next block, may still see.
+    A ring of the window's size alone cannot be rewound (mlx-lm issue 1423).
     """
 
     def __init__(self, room: Room) -> None:
-        sizes = [min(room.capacity, window - 1 + room.rows) if window else room.capacity for window in room.windows]
-        self._windows = room.windows
+        spans = [reach.span for reach in room.reaches]
+        sizes = [min(room.capacity, span - 1 + room.rows) if span else room.capacity for span in spans]
+        self._reaches = room.reaches
         self.buffers = [room.empty(size) for size in sizes]
         self.layers = room.layers
         self.length = 0
         self.rows = 0
-        self.most_rows = room.rows if any(room.windows) else 0
+        self.most_rows = room.rows if any(spans) else 0
         self._last = 0
 
     def first(self, layer: int) -> int:
         """The first committed column that layer `layer` holds: no row to come can see one before it."""
-        window = self._windows[layer]
-        return max(0, self.length - window + 1) if window else 0
+        return self._reaches[layer].first(self.length)
 
     def _cells(self, layer: int, begin: int, end: int) -> Tensor:
         """Cells of the logical columns `begin` to `end`."""
@@ -70,7 +70,7 @@ class Sliding:
         self._put(layer, self.length, (keys, values))
 
     def commit(self, path: list[int]) -> str | None:
-        """Move the accepted rows up; the ring turns, and what leaves the window is overwritten later."""
+        """Move the accepted rows up; the ring turns, and what is out of reach is overwritten later."""
         for layer in range(len(self.buffers)):
             self._put(layer, self.length, picked(self.block(layer), path))
         self.length, self.rows = self.length + len(path), 0
@@ -83,8 +83,8 @@ class Sliding:
             ValueError: where a ring has already overwritten a column that a row at `length` would see.
         """
         for layer, (keys, _) in enumerate(self.buffers):
-            window, size = self._windows[layer], keys.shape[-2]
-            if window and length and max(0, length - window + 1) < self.length + self.rows - size:
+            reach, size = self._reaches[layer], keys.shape[-2]
+            if reach.span and length and reach.first(length) < self.length + self.rows - size:
                 raise ValueError(f"layer {layer}: a ring of {size} cells cannot be rewound to {length} columns")
         self.length, self.rows = length, 0
 

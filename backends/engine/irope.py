@@ -1,0 +1,76 @@
+"""Llama 4 as the engine runs it: temperature by logical position, and rotary embedding in true float64."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.models.llama4.modeling_llama4 import Llama4TextAttention
+
+from backends.engine.attention import through_interface
+
+
+@dataclass(frozen=True)
+class Temperature:
+    """What scales the queries of a layer without rotary embedding (arXiv 2501.19399)."""
+
+    floor_scale: int
+    attn_scale: float
+
+    def __call__(self, query: Tensor, positions: Tensor) -> Tensor:
+        """Return `query` [B, H, T, D], each row scaled for its position; `positions` is int64 [B, T]."""
+        scale = 1 + self.attn_scale * torch.log1p(torch.floor((positions.double() + 1) / self.floor_scale))
+        wide = torch.promote_types(query.dtype, torch.float32)
+        return (query * scale.to(wide)[:, None, :, None]).to(query.dtype)
+
+
+def temper_logically(network: Any) -> None:
+    """Take the temperature of a Llama 4 model, in place, from position ids.
+
+    transformers 5.23 takes it from the place of the row in cache and batch, which is another number for every row of a
+    tree but those of its first path, and for every padded row. Its own tuning is switched off; the decoder layer hands
+    the positions down to the engine's attention interface, which scales the queries.
+    """
+    for layer in network.model.layers:
+        attention = layer.self_attn
+        if attention.attn_temperature_tuning and not attention.use_rope:
+            attention.attn_temperature_tuning = False
+            attention.temperature = Temperature(attention.floor_scale, attention.attn_scale)
+            layer.register_forward_pre_hook(_hand_down, with_kwargs=True)
+
+
+def _hand_down(_: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    return args, {**named, "logical": named["position_ids"]}
+
+
+class ExactAttention(Llama4TextAttention):  # type: ignore[misc]  # transformers is untyped here
+    """Llama 4's attention without a step in float32: transformers' turns queries and keys in float32."""
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        position_embeddings: Tensor,
+        attention_mask: Tensor,
+        past_key_values: Any,
+        **kwargs: Any,
+    ) -> tuple[Tensor, None]:
+        """As transformers' own; `position_embeddings` is complex128 [B, T, head_dim / 2]."""
+        rows = hidden_states.shape[:-1]
+        query, key, value = (
+            project(hidden_states).view(*rows, -1, self.head_dim) for project in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        if self.use_rope:
+            query, key = (_turned(one, position_embeddings) for one in (query, key))
+            if hasattr(self, "qk_norm"):
+                query, key = self.qk_norm(query), self.qk_norm(key)
+        key, value = past_key_values.update(key.transpose(1, 2), value.transpose(1, 2), self.layer_idx)
+        mixed, _ = through_interface(
+            self, query.transpose(1, 2), key, value, attention_mask, scaling=self.scaling, **kwargs
+        )
+        return self.o_proj(mixed.reshape(*rows, -1)), None
+
+
+def _turned(x: Tensor, frequencies: Tensor) -> Tensor:
+    """`x` [B, T, heads, head_dim], neighbouring dimensions turned together."""
+    pairs = torch.view_as_complex(x.reshape(*x.shape[:-1], -1, 2).contiguous())
+    return torch.view_as_real(pairs * frequencies[:, :, None]).flatten(3)
