@@ -44,12 +44,12 @@ class Lease:
 
 
 class Arena:
-    """Makes caches of one layout; with pages, one pool per model and one allocator for all of them."""
+    """Makes caches of one layout; with pages, one pool per model and role, one allocator for all of them."""
 
     def __init__(self, layout: KvLayout, pages: int = 0, seams: KvSeams | None = None) -> None:
         self.layout = layout
         self._seams = seams or KvSeams()
-        self._pools: dict[Model, Pool] = {}
+        self._pools: dict[tuple[Model, str], Pool] = {}
         self.pages = self._seams.pages(layout.pages or range(pages))
         self.prefix = self._seams.prefix(self.pages, layout.page_size) if layout.kind == "prefix" else None
 
@@ -81,15 +81,21 @@ class Arena:
         known = [] if self.prefix is None else self.prefix.match(draft, tokens)
         blocks.adopt(known)
         reused = len(known) * self.layout.page_size
-        small = None if draft is None else self._seams.paged(self._pool(draft, capacity, rows), blocks, reused)
+        small = None if draft is None else self._seams.paged(self._pool(draft, "draft", capacity, rows), blocks, reused)
         return Lease(
-            self._seams.paged(self._pool(target, capacity, rows), blocks, reused), small, blocks, draft, reused
+            self._seams.paged(self._pool(target, "target", capacity, rows), blocks, reused),
+            small,
+            blocks,
+            draft,
+            reused,
         )
 
-    def _pool(self, model: Model, capacity: int, rows: int) -> Pool:
-        if model not in self._pools:
-            self._pools[model] = self._seams.pool(model.room(capacity, rows), self.pages.total, self.layout.page_size)
-        return self._pools[model]
+    def _pool(self, model: Model, role: str, capacity: int, rows: int) -> Pool:
+        """The pool of a model in one role: a target that drafts for itself has both caches in the same blocks."""
+        if (model, role) not in self._pools:
+            room = model.room(capacity, rows)
+            self._pools[model, role] = self._seams.pool(room, self.pages.total, self.layout.page_size)
+        return self._pools[model, role]
 
     def fork(self, source: Lease, target: Model, draft: Model | None, capacity: int, rows: int) -> Lease:
         """Caches that begin with all that `source` has committed: shared pages, or copies.
@@ -117,7 +123,7 @@ class Arena:
         """The same target cache beside an empty one for another draft model, in the same blocks."""
         small: KvCache | None = None
         if draft is not None and lease.blocks is not None:
-            small = self._seams.paged(self._pool(draft, capacity, rows), lease.blocks)
+            small = self._seams.paged(self._pool(draft, "draft", capacity, rows), lease.blocks)
         elif draft is not None:
             small = self._plain(draft.room(capacity, rows))
         return replace(lease, draft=small, owner=draft)

@@ -17,11 +17,17 @@ class Branch:
     `how` is the way of the commit: `path` gathers the whole branch by accepted rows; `fast` leaves the committed
     prefix where it is and appends the accepted rows alone, and falls back on any boundary or shape inconsistency;
     `length` crops the branch, which only suits a path that is in place already, and falls back elsewhere.
+
+    Attributes:
+        kept: Keys and values of the committed columns, by layer: the beginning of buffers with room for `capacity`
+            columns, so that `fast` writes accepted rows and nothing else, however long the prefix is.
+        branch: The replica with the open rows, by layer; empty while none is open.
     """
 
     def __init__(self, room: Room, how: str) -> None:
         self._how = how
-        self.kept: list[Pair] = [room.empty(0) for _ in range(room.layers)]
+        self._buffers = [room.empty(room.capacity) for _ in range(room.layers)]
+        self.kept: list[Pair] = [_columns(buffer, 0, 0) for buffer in self._buffers]
         self.branch: list[Pair] = []
         self.layers = room.layers
         self.length = 0
@@ -40,8 +46,8 @@ class Branch:
         self.branch[layer] = torch.cat([old[0], keys], -2), torch.cat([old[1], values], -2)
 
     def read(self, layer: int) -> Pair:
-        """The branch."""
-        return self.branch[layer]
+        """The branch; while there is none, what it would replicate."""
+        return (self.branch or self.kept)[layer]
 
     def shown(self, layer: int, visible: Tensor) -> Tensor:
         """As it is."""
@@ -49,7 +55,7 @@ class Branch:
 
     def block(self, layer: int) -> Pair:
         """See `KvCache.block`."""
-        keys, values = self.branch[layer]
+        keys, values = self.read(layer)
         return keys[..., self.length :, :].clone(), values[..., self.length :, :].clone()
 
     def amend(self, layer: int, keys: Tensor, values: Tensor) -> None:
@@ -64,17 +70,30 @@ class Branch:
         if not self.rows:
             return None
         how, why = self._way(path)
-        if how == "length":
-            end = self.length + len(path)
-            kept = [(keys[..., :end, :].clone(), values[..., :end, :].clone()) for keys, values in self.branch]
-        elif how == "fast":
-            kept = [self._appended(mine, other, path) for mine, other in zip(self.kept, self.branch, strict=True)]
-        else:
-            rows = [*range(self.length), *(self.length + row for row in path)]
-            kept = [picked(pair, rows) for pair in self.branch]
-        self.kept, self.branch, self.rows = kept, [], 0
-        self.length += len(path)
+        rows = [self.length + row for row in path]
+        end = self.length + len(path)
+        for layer, pair in enumerate(self.branch):
+            if how == "fast":
+                self._put(layer, self.length, picked(pair, rows))
+            elif how == "length":
+                self._put(layer, 0, _columns(pair, 0, end))
+            else:
+                self._put(layer, 0, picked(pair, [*range(self.length), *rows]))
+        self.length, self.branch, self.rows = end, [], 0
+        self.kept = [_columns(buffer, 0, end) for buffer in self._buffers]
         return why
+
+    def _put(self, layer: int, begin: int, new: Pair) -> None:
+        """Write columns from `begin` on; a buffer that cannot take them is replaced, which keeps those before."""
+        old, end = self._buffers[layer], begin + new[0].shape[-2]
+        if any(_unlike(one, two) or one.shape[-2] < end for one, two in zip(old, new, strict=True)):
+            columns = max(end, old[0].shape[-2])
+            keys, values = (one.new_zeros((*one.shape[:-2], columns, one.shape[-1])) for one in new)
+            self._buffers[layer] = keys, values
+            if begin:
+                self._put(layer, 0, _columns(old, 0, begin))
+        for buffer, one in zip(self._buffers[layer], new, strict=True):
+            buffer[..., begin:end, :] = one
 
     def _way(self, path: list[int]) -> tuple[str, str | None]:
         """The way to go, and why it is not the one asked for."""
@@ -86,23 +105,28 @@ class Branch:
         if self._how == "fast" and switch == "0":
             return "path", f"{FAST_SWITCH}=0"
         if self._how == "fast" or switch == "1":
-            why = cannot_share(self.kept, self.branch, self.length)
+            why = cannot_share(self.kept, self.branch, self.length) or self._moved()
             return ("fast", None) if why is None else ("path", why)
         return "path", None
 
-    def _appended(self, mine: Pair, other: Pair, path: list[int]) -> Pair:
-        keys, values = picked(other, [self.length + row for row in path])
-        return torch.cat([mine[0], keys], -2), torch.cat([mine[1], values], -2)
+    def _moved(self) -> str | None:
+        """Which layer's committed columns are no longer those of the buffer that `fast` appends to."""
+        for index, (mine, buffer) in enumerate(zip(self.kept, self._buffers, strict=True)):
+            if any(one.data_ptr() != two.data_ptr() for one, two in zip(mine, buffer, strict=True)):
+                return f"layer {index} of the committed cache lies elsewhere"
+        return None
 
     def crop(self, length: int) -> None:
         """See `KvCache.crop`."""
-        self.kept = [(keys[..., :length, :].clone(), values[..., :length, :].clone()) for keys, values in self.kept]
+        self.kept = [_columns(pair, 0, length) for pair in self.kept]
         self.length, self.rows, self.branch = length, 0, []
 
     def begin_as(self, other: KvCache) -> None:
         """See `KvCache.begin_as`."""
-        self.kept = [other.held(layer)[1:] for layer in range(len(self.kept))]
         self.length = other.length
+        for layer in range(self.layers):
+            self._put(layer, 0, other.held(layer)[1:])
+        self.kept = [_columns(buffer, 0, self.length) for buffer in self._buffers]
 
     def held(self, layer: int) -> tuple[int, Tensor, Tensor]:
         """Everything committed."""
@@ -110,11 +134,22 @@ class Branch:
         return 0, keys.clone(), values.clone()
 
     def poison(self, number: float) -> None:
-        """Nothing to poison: no cell is free."""
+        """Fill what lies behind the committed columns."""
+        for pair in self._buffers:
+            for buffer in pair:
+                buffer[..., self.length :, :] = number
 
     def release(self) -> None:
         """See `KvCache.release`."""
         self.crop(0)
+
+
+def _columns(pair: Pair, begin: int, end: int) -> Pair:
+    return pair[0][..., begin:end, :], pair[1][..., begin:end, :]
+
+
+def _unlike(mine: Tensor, other: Tensor) -> bool:
+    return mine.shape[:-2] != other.shape[:-2] or mine.dtype != other.dtype
 
 
 def cannot_share(kept: list[Pair], branch: list[Pair], length: int) -> str | None:
@@ -126,7 +161,7 @@ def cannot_share(kept: list[Pair], branch: list[Pair], length: int) -> str | Non
     for index, (mine, other) in enumerate(zip(kept, branch, strict=True)):
         if any(one.shape[-2] != length for one in mine):
             return f"layer {index} holds {mine[0].shape[-2]} columns, the cache {length}"
-        if mine[0].shape[:-2] != other[0].shape[:-2] or mine[0].dtype != other[0].dtype:
+        if _unlike(mine[0], other[0]):
             return f"layer {index} of the branch has another shape or dtype"
         if other[0].shape[-2] < length:
             return f"layer {index} of the branch is shorter than the prefix"

@@ -10,6 +10,8 @@ class Pages:
     """Hands out page ids in the order of its free list; a page comes back when its last holder lets go of it."""
 
     def __init__(self, order: Sequence[int]) -> None:
+        if len(set(order)) < len(order):
+            raise ValueError("a page stands twice in the free list")
         self.total = len(order)
         self._free = deque(order)
         self._holders: Counter[int] = Counter()
@@ -40,7 +42,13 @@ class Pages:
         return taken
 
     def share(self, page: int) -> None:
-        """One holder more."""
+        """One holder more.
+
+        Raises:
+            ValueError: where nobody holds it, so that it may be handed out at any time.
+        """
+        if page not in self._holders:
+            raise ValueError(f"page {page} is shared, but belongs to nobody")
         self._holders[page] += 1
 
     def drop(self, page: int) -> None:
@@ -80,7 +88,7 @@ class Blocks:
         return len(self.table) * self.size
 
     def reserve(self, columns: int) -> None:
-        """Room for `columns` columns and the overhang; OutOfPages where the pool has none for the columns."""
+        """Room for `columns` columns and the overhang, all of it or, with OutOfPages, none."""
         missing = -(-(columns + self._overhang) // self.size) - len(self.table)
         if missing > 0:
             self.table += self.pages.take(missing)

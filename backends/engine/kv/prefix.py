@@ -51,14 +51,25 @@ class PrefixCache:
         self._touch(owner, tokens, full)
 
     def evict(self, count: int) -> None:
-        """Let go of the oldest pages until `count` of them became free, or none is left that only this cache holds."""
-        for key, page in list(self._kept.items()):
+        """Let go of the oldest pages until `count` of them became free, or none is left that only this cache holds.
+
+        With a page go those that need it, since nobody would find them; whoever else holds them keeps them.
+        """
+        for (owner, tokens), page in list(self._kept.items()):
             if count <= 0:
                 return
-            if self._pages.held[page] == 1:
-                del self._kept[key]
-                self._pages.drop(page)
-                count -= 1
+            if (owner, tokens) in self._kept and self._pages.held[page] == 1:
+                count -= sum(map(self._let_go, self._beginning(owner, tokens)))
+
+    def _beginning(self, owner: object, tokens: tuple[int, ...]) -> list[Key]:
+        """Kept runs that begin with `tokens`."""
+        return [key for key in self._kept if key[0] is owner and key[1][: len(tokens)] == tokens]
+
+    def _let_go(self, key: Key) -> bool:
+        """Whether the page of `key` is free now."""
+        page = self._kept.pop(key)
+        self._pages.drop(page)
+        return page not in self._pages.held
 
     def clear(self) -> None:
         """Let go of everything."""

@@ -11,14 +11,16 @@ class Sliding:
 
     A ring has cells for the window or chunk and for one block: column c lies in cell c modulo the ring's size, and a
     block of at most `room.rows` rows never overwrites a column that a row of it, or of the next block, may still see.
-    A ring of the window's size alone cannot be rewound (mlx-lm issue 1423).
+    A ring of the window's size alone cannot be rewound (mlx-lm issue 1423); this one always can by one column, so that
+    the last token may be fed again.
     """
 
     def __init__(self, room: Room) -> None:
         spans = [reach.span for reach in room.reaches]
-        sizes = [min(room.capacity, span - 1 + room.rows) if span else room.capacity for span in spans]
+        sizes = [min(room.capacity, span + room.rows) if span else room.capacity for span in spans]
         self._reaches = room.reaches
         self.buffers = [room.empty(size) for size in sizes]
+        self._intact = [0] * room.layers  # of each layer, columns before it that a later write has overwritten
         self.layers = room.layers
         self.length = 0
         self.rows = 0
@@ -43,9 +45,17 @@ class Sliding:
         cells = self._cells(layer, begin, begin + pair[0].shape[-2])
         for buffer, new in zip(self.buffers[layer], pair, strict=True):
             buffer.index_copy_(-2, cells, new)
+        size = self.buffers[layer][0].shape[-2]
+        self._intact[layer] = max(self._intact[layer], begin + pair[0].shape[-2] - size)
 
     def open(self, rows: int) -> None:
-        """Rows follow the committed columns round the ring."""
+        """Rows follow the committed columns round the ring.
+
+        Raises:
+            ValueError: for more open rows than the rings have cells for.
+        """
+        if self.most_rows and self.rows + rows > self.most_rows:
+            raise ValueError(f"{self.rows + rows} open rows in rings with cells for {self.most_rows}")
         self.rows += rows
         self._last = rows
 
@@ -82,10 +92,11 @@ class Sliding:
         Raises:
             ValueError: where a ring has already overwritten a column that a row at `length` would see.
         """
-        for layer, (keys, _) in enumerate(self.buffers):
-            reach, size = self._reaches[layer], keys.shape[-2]
-            if reach.span and length and reach.first(length) < self.length + self.rows - size:
-                raise ValueError(f"layer {layer}: a ring of {size} cells cannot be rewound to {length} columns")
+        for layer, (reach, intact) in enumerate(zip(self._reaches, self._intact, strict=True)):
+            first = reach.first(length)
+            if first < min(length, intact):  # rejected rows overwrote columns as much as accepted ones did
+                raise ValueError(f"layer {layer}: a ring without column {first} cannot be rewound to {length} columns")
+        self._intact = [min(length, intact) for intact in self._intact]
         self.length, self.rows = length, 0
 
     def begin_as(self, other: KvCache) -> None:
@@ -94,19 +105,22 @@ class Sliding:
         for layer in range(len(self.buffers)):
             first, keys, values = other.held(layer)
             self._put(layer, first, (keys, values))
+            self._intact[layer] = first
 
     def held(self, layer: int) -> tuple[int, Tensor, Tensor]:
         """Committed columns from the first that is still held."""
         return self.first(layer), *self._taken(layer, self.first(layer), self.length)
 
     def poison(self, number: float) -> None:
-        """Fill every cell that no held column and no open row lies in."""
+        """Fill all but the open rows, the held columns, and what the last token sees if it is fed again."""
         for layer, pair in enumerate(self.buffers):
+            first = self._reaches[layer].first(max(0, self.length - 1))
+            self._intact[layer] = max(self._intact[layer], first)
             free = torch.ones(pair[0].shape[-2], dtype=torch.bool)
-            free[self._cells(layer, self.first(layer), self.length + self.rows).cpu()] = False
+            free[self._cells(layer, first, self.length + self.rows).cpu()] = False
             for buffer in pair:
                 buffer[..., free.to(buffer.device), :] = number
 
     def release(self) -> None:
         """See `KvCache.release`."""
-        self.length, self.rows = 0, 0
+        self.crop(0)
