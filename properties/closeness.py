@@ -201,12 +201,16 @@ def _inner(control: Case, oracle: Oracle, run: Trace, step: Step) -> dict[str, t
         true = getattr(kept.before, kind)
         error = np.zeros(len(true))
         if last is not None and last.after is not None and getattr(last.after, kind).shape == true.shape:
-            error = _per_layer(getattr(last.after, kind) - true)
+            error = _per_layer(getattr(last.after, kind) - true, last.after.first)
         table[kind] = (error, _per_layer(true))
     return table
 
 
-def _per_layer(array: Array) -> Array:
+def _per_layer(array: Array, first: tuple[int, ...] = ()) -> Array:
+    """Rms of each layer, [layers]; of KV, without the columns that are no longer held."""
+    if first:
+        held = [layer[:, begin:].reshape(-1) for layer, begin in zip(array, first, strict=True)]
+        return np.array([float(rms(one)) if one.size else 0.0 for one in held])
     return np.asarray(rms(array.reshape(len(array), -1)))
 
 

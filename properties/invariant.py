@@ -38,6 +38,7 @@ class Invariant:
         applies: Whether it has anything to say about a case.
         every: A search judges it on one case in this many, chosen by the case's digest; those that need runs of their
             own take turns, so that a search sees more cases. A replay judges all.
+        speaks_of: `request` (in a session, of each by itself), `session` as a whole, or `both`.
     """
 
     name: str
@@ -46,6 +47,12 @@ class Invariant:
     check: Check
     applies: Callable[[Case], bool] = always
     every: int = 1
+    speaks_of: str = "request"
+
+    @property
+    def looks_at_run(self) -> bool:
+        """Whether it judges a request's run as it was, without asking for others to compare it with."""
+        return self.every == 1 and self.speaks_of == "request"
 
 
 def taking_turns(case: Case, invariants: tuple[Invariant, ...]) -> tuple[Invariant, ...]:

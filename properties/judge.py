@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
+from properties.company import members, view
 from properties.finding import FINISHED, STAGE_UNKNOWN, Evidence, Finding, Outcome, Positions, Tie, Verdict
 from properties.invariant import Invariant, NotApplicable, Oracle, Unobserved
 from properties.subject import Crashed, Declined, NoTrace, Subject
@@ -22,9 +23,48 @@ def judge(case: Case, invariants: Sequence[Invariant], oracle: Oracle, subject: 
     applicable. A run that breaks is a finding of `lossless.completes` and leaves the others unobserved; the steps it
     survived are judged as a shorter case, whose findings come first.
 
+    Of a session, each request is judged as the case that it would be alone, by the invariants that look at a run as it
+    was; the session as a whole by those that speak of sessions.
+
     Raises:
         Inadmissible: when a custom processor of the case fails the oracle itself.
     """
+    if case.session is None:
+        return _judged(case, invariants, oracle, subject, beside="session")
+    whole = _judged(case, invariants, oracle, subject, beside="request")
+    looking = [one for one in invariants if one.looks_at_run]
+    if whole.trace is not None:
+        for member in members(case, whole.trace):
+            whole = _joined(whole, _judged(member.alone, looking, oracle, view(subject, member)), member.number)
+    return replace(whole, outcomes={one.name: whole.outcomes.get(one.name, "not_applicable") for one in invariants})
+
+
+RANKED = ("failed", "checked", "unobserved", "not_applicable")
+"""Outcomes, the one that says most first."""
+
+
+def _joined(whole: Verdict, part: Verdict, request: int) -> Verdict:
+    """`whole` with what was found of one request."""
+    outcomes = {**part.outcomes, **whole.outcomes}
+    for name in set(part.outcomes) & set(whole.outcomes):
+        outcomes[name] = min(part.outcomes[name], whole.outcomes[name], key=RANKED.index)
+    found = tuple(replace(one, where={**one.where, "request": request}) for one in part.findings)
+    return replace(
+        whole,
+        outcomes=outcomes,
+        findings=(*whole.findings, *found),
+        ties=(*whole.ties, *part.ties),
+        positions=whole.positions + part.positions,
+        evidence=(*whole.evidence, *part.evidence),
+        forward_s=whole.forward_s + part.forward_s,
+        accept_lengths=(*whole.accept_lengths, *(part.accept_lengths if request else ())),
+    )
+
+
+def _judged(
+    case: Case, invariants: Sequence[Invariant], oracle: Oracle, subject: Subject, beside: str = "session"
+) -> Verdict:
+    """The verdict on one run; invariants that speak of `beside` have nothing to say about it."""
     spent = subject.forward_s
     outcomes: dict[str, Outcome] = {}
     findings: list[Finding] = []
@@ -35,7 +75,7 @@ def judge(case: Case, invariants: Sequence[Invariant], oracle: Oracle, subject: 
     if trace is None and declined is None and case.sampling.processors:
         _blame_processors(case, oracle)
     for invariant in invariants:
-        if declined is not None or not invariant.applies(case):
+        if declined is not None or invariant.speaks_of == beside or not invariant.applies(case):
             outcomes[invariant.name] = "not_applicable"
             continue
         if not _observed(invariant, subject, trace):
@@ -74,7 +114,8 @@ def judge(case: Case, invariants: Sequence[Invariant], oracle: Oracle, subject: 
         trace = earlier.trace
         outcomes |= {name: outcome for name, outcome in earlier.outcomes.items() if outcome in ("checked", "failed")}
         outcomes |= {one.invariant: "failed" for one in findings}
-        findings = [*earlier.findings, *(replace(one, step=one.step + shorter.steps) for one in findings)]
+        survived = shorter.steps or len(shorter.session.actions if shorter.session else ())
+        findings = [*earlier.findings, *(replace(one, step=one.step + survived) for one in findings)]
     return Verdict(
         case=case,
         backend=subject.name,
@@ -119,8 +160,17 @@ def _first_run(case: Case, subject: Subject) -> tuple[Trace | None, str | None]:
 
 
 def _until_it_broke(case: Case, subject: Subject) -> Case | None:
-    """The same case stopped after the last step that the backend survives, or None if it survives none."""
+    """The same case stopped after the last step or action that the backend survives, or None if it survives none."""
     survived = None
+    if case.session is not None:
+        for count in range(1, len(case.session.actions)):
+            fewer = replace(case, session=replace(case.session, actions=case.session.actions[:count]))
+            try:
+                subject(fewer)
+            except NoTrace:
+                return survived
+            survived = fewer
+        return survived
     for steps in range(1, case.stops.max_new_tokens + 1):
         shorter = replace(case, steps=steps)
         try:
@@ -137,4 +187,6 @@ def _observed(invariant: Invariant, subject: Subject, trace: Trace | None) -> bo
         return False
     if trace is None:
         return not invariant.needs
-    return all(any(getattr(step, stage.word) is not None for step in trace.steps) for stage in invariant.needs)
+    runs = [trace] if trace.shared is None else [one for one in trace.shared.requests if one is not None]
+    steps = [step for run in runs for step in run.steps]
+    return all(any(getattr(step, stage.word) is not None for step in steps) for stage in invariant.needs)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from reference.architecture import Checkpoint, Model, Seeded
-from reference.draft import Draft, LanguageModel, Scripted
+from reference.draft import Draft, LanguageModel, Scripted, largest
 from reference.layout import KvLayout
 from reference.malformed import Malformed, under
 from reference.plain import plain
@@ -145,9 +145,7 @@ class Case:
     @property
     def most_nodes(self) -> int:
         """Nodes of the largest tree that a step may have."""
-        if isinstance(self.draft, Scripted):
-            return max((len(tree) for tree in self.draft.trees), default=1)
-        return len(self.draft.shape)
+        return largest(self.draft)
 
     def _token_fields(self) -> list[tuple[str, tuple[int, ...]]]:
         fields = [("prompt", self.prompt), ("stops.eos", self.stops.eos), ("stops.stop_tokens", self.stops.stop_tokens)]
@@ -194,13 +192,21 @@ class Case:
         tokens = (*context, tree.token[0])
         room = self.max_positions - len(tokens) - tree.height
         stops = Stops(max_new_tokens=max(1, min(tree.height + 1, room)))
-        layout = replace(self.layout, stay_in_chunk=False)  # the tree is what it is
-        draft = Scripted((tree,))
-        return replace(self, prompt=tokens, draft=draft, layout=layout, sampling=Sampling(), stops=stops, steps=1)
+        # The free list was drawn for another length: the pages are as many as it takes. The tree is what it is.
+        return replace(
+            self,
+            prompt=tokens,
+            draft=Scripted((tree,)),
+            layout=replace(self.layout, pages=(), stay_in_chunk=False),
+            sampling=Sampling(),
+            stops=stops,
+            steps=1,
+            session=None,
+        )
 
     def plain_decode(self) -> "Case":
         """The same request without speculation: the bare root at every step."""
-        return replace(self, draft=Scripted(), steps=0)
+        return replace(self, draft=Scripted(), steps=0, session=None)
 
 
 def max_positions(model: Model) -> int:

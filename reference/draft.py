@@ -55,3 +55,10 @@ class LanguageModel:
 
 
 Draft = Scripted | Ngram | LanguageModel
+
+
+def largest(draft: Draft) -> int:
+    """Nodes of the largest tree that `draft` proposes."""
+    if isinstance(draft, Scripted):
+        return max((len(tree) for tree in draft.trees), default=1)
+    return len(draft.shape)

@@ -98,6 +98,10 @@ def _outside(backend: Backend, case: Case) -> str | None:
         return f"{declared.name} declares no dtype {case.dtype}"
     if kind not in declared.drafts:
         return f"{declared.name} declares no {kind} draft"
+    if case.layout.kind not in declared.layouts:
+        return f"{declared.name} declares no KV layout {case.layout.kind}"
+    if case.session is not None and not declared.sessions:
+        return f"{declared.name} declares no sessions"
     if case.layout.commit not in declared.commits:
         return f"{declared.name} declares no commit by {case.layout.commit}"
     if case.sampling.temperature > declared.max_temperature:

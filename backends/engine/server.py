@@ -18,7 +18,7 @@ from backends.engine.models import Shelf, refuse_long
 from backends.engine.request import Request
 from backends.engine.seams import Seams
 from reference.case import Case
-from reference.draft import LanguageModel, Ngram
+from reference.draft import LanguageModel, Ngram, largest
 from reference.layout import PAGED
 from reference.malformed import Malformed
 from reference.session import Account, Action, Session
@@ -45,8 +45,8 @@ class Server:
         self._over: set[int] = set()
         self._target = self._open(case)
         plans = [case.alone(number) for number in range(1 + len(self._session.mates))]
-        switched = [replace(case, draft=one.draft, session=None) for one in self._session.actions if one.draft]
-        self._rows = max(case.layout.padded_nodes, *(one.most_nodes for one in (*plans, *switched))) + 1
+        drafts = [one.draft for one in plans] + [one.draft for one in self._session.actions if one.draft is not None]
+        self._rows = max(case.layout.padded_nodes, *map(largest, drafts)) + 1
         # A fork begins with all that its source has by then.
         forks = any(action.kind == "fork" for action in self._session.actions)
         self._capacity = (sum if forks else max)(one.longest for one in plans) + self._rows

@@ -85,9 +85,12 @@ def kv_differs(
     for layer in range(len(true.keys)):
         for kind in ("keys", "values"):
             limit = slack * error.of_inner(kind, layer)
-            worst = next(beyond(getattr(seen, kind)[layer], getattr(true, kind)[layer], limit), None)
+            first = max(kv.first[layer] if kv.first else 0 for kv in (seen, true))
+            held, wanted = (getattr(kv, kind)[layer][:, first:] for kv in (seen, true))
+            worst = next(beyond(held, wanted, limit), None)
             if worst is not None:
                 (head, slot), measure = worst
+                slot += first
                 place: dict[str, int | str] = {"layer": layer, "head": head, "slot": slot, "kind": kind[:-1], **where}
                 values = brief(getattr(true, kind)[layer, head, slot]), brief(getattr(seen, kind)[layer, head, slot])
                 yield Finding(name, Stage.COMMITTED, step, place, *values, measure)

@@ -1,17 +1,21 @@
 """Whole cases: a model, a prompt, a draft, a layout and stops, with acceptance steered and edges visited often."""
 
+from dataclasses import replace
+
 from hypothesis import strategies as st
 
 from properties.strategies.acceptance import continuation, postponed, retold, steered
+from properties.strategies.layouts import layouts
 from properties.strategies.models import drafts, targets
 from properties.strategies.prompts import prompts
 from properties.strategies.sampling import TEMPERATURES, as_chain, samplings, with_min_tokens
+from properties.strategies.sessions import with_session
 from properties.strategies.stops import places, stops_for
 from properties.strategies.trees import MAX_NODES, parents
 from reference.architecture import Seeded
 from reference.case import Case
 from reference.draft import Draft, LanguageModel, Ngram, Scripted
-from reference.layout import COMMITS, KvLayout
+from reference.layout import KvLayout
 from reference.tree import RankTree, Shape
 
 STATIC_NODES = 12
@@ -75,10 +79,16 @@ def any_draft(
 
 
 @st.composite
-def cases(draw: st.DrawFn, dtypes: tuple[str, ...] = ("float32", "float64"), processors: tuple[str, ...] = ()) -> Case:
-    """Cases on built-in models in one of `dtypes`; half of the sampled ones name `processors`."""
+def single_cases(
+    draw: st.DrawFn,
+    dtypes: tuple[str, ...],
+    processors: tuple[str, ...] = (),
+    layout: str | None = None,
+    model: Seeded | None = None,
+) -> Case:
+    """Cases of one request, on `model` if it is given."""
     dtype = draw(st.sampled_from(dtypes))
-    model = draw(targets())
+    model = model or draw(targets())
     prompt = draw(prompts(model))
     temperature = draw(st.sampled_from((*(0.0,) * 8, *TEMPERATURES)))
     ahead = continuation(model, prompt)
@@ -90,11 +100,26 @@ def cases(draw: st.DrawFn, dtypes: tuple[str, ...] = ("float32", "float64"), pro
     if temperature > 0 and draw(st.integers(0, 4)) == 0:
         draft = as_chain(draft)
     nodes = max((len(tree) for tree in draft.trees), default=1) if isinstance(draft, Scripted) else len(draft.shape)
-    layout = KvLayout(
-        commit=draw(st.sampled_from(COMMITS)),
-        padded_nodes=draw(st.sampled_from((0, 0, nodes, nodes + 3))),
-        prefill_chunk=draw(st.sampled_from((0, 0, 1 if len(prompt) < 16 else 7, 5, 16))),
-        stay_in_chunk=any(model.architecture.chunks) and draw(st.booleans()),
-    )
-    sampling = draw(samplings(model, draft, stops, temperature, processors))
-    return Case(model, prompt, draft, layout, with_min_tokens(sampling, least, model, stops), stops, dtype)
+    sampling = with_min_tokens(draw(samplings(model, draft, stops, temperature, processors)), least, model, stops)
+    whole = Case(model, prompt, draft, KvLayout(), sampling, stops, dtype)
+    held = draw(layouts(whole.longest, nodes, len(prompt), layout))
+    stay = any(model.architecture.chunks) and draw(st.booleans())
+    return replace(whole, layout=replace(held, stay_in_chunk=stay))
+
+
+@st.composite
+def cases(
+    draw: st.DrawFn,
+    dtypes: tuple[str, ...] = ("float32", "float64"),
+    processors: tuple[str, ...] = (),
+    layout: str | None = None,
+) -> Case:
+    """Cases on built-in models in one of `dtypes`, one in twelve with a session.
+
+    Half of the sampled ones name `processors`; all have KV layout `layout`, if it is named.
+    """
+    case = draw(single_cases(dtypes, processors, layout))
+    if draw(st.integers(0, 11)) != 11:
+        return case
+    assert isinstance(case.model, Seeded)
+    return draw(with_session(case, draw(single_cases((case.dtype,), (), layout, case.model)), layout))

@@ -34,10 +34,16 @@ class Lanes(Cache):  # type: ignore[misc]  # transformers is untyped here
             if rows < self._width:
                 held = torch.cat([held[0], keys[:, rows:]], 1), torch.cat([held[1], values[:, rows:]], 1)
             lanes.append(held)
-        widest = max(keys.shape[1] for keys, _ in lanes)
-        keys = torch.stack([_filled(keys, widest, self._filler) for keys, _ in lanes])
-        values = torch.stack([_filled(values, widest, self._filler) for _, values in lanes])
-        return keys, values
+        return self._stacked([keys for keys, _ in lanes]), self._stacked([values for _, values in lanes])
+
+    def _stacked(self, lanes: list[Tensor]) -> Tensor:
+        """[B, kv_heads, widest, head_dim], laid out in memory alike for every cache: bits depend on strides."""
+        heads, _, head_dim = lanes[0].shape
+        shape = (len(lanes), heads, max(one.shape[1] for one in lanes), head_dim)
+        stacked = lanes[0].new_full(shape, self._filler)
+        for lane, one in enumerate(lanes):
+            stacked[lane, :, : one.shape[1]] = one
+        return stacked
 
     def masks(self, layer: int, visible: list[Tensor]) -> Tensor:
         """Bool [B, 1, width, C] of what each lane's rows see, from `visible[b]`, bool [rows[b], length + open rows]."""
@@ -54,8 +60,3 @@ class Lanes(Cache):  # type: ignore[misc]  # transformers is untyped here
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Columns before this forward's rows; positions are always given, so nothing is derived from it."""
         return self._caches[0].length
-
-
-def _filled(cells: Tensor, widest: int, filler: float) -> Tensor:
-    spare = widest - cells.shape[1]
-    return torch.nn.functional.pad(cells, (0, 0, 0, spare), value=filler) if spare else cells

@@ -1,0 +1,198 @@
+"""Sessions: a request does not notice its company, no page is lost, and what is reused is what would be computed."""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+
+from properties.closeness import noise
+from properties.company import Member, members
+from properties.finding import Finding
+from properties.invariant import TURNS, Fact, Invariant, NotApplicable, Oracle, needing
+from properties.invariants.rows import compared
+from properties.subject import Subject
+from properties.ties import TIE_SIGMA
+from properties.variants import dice
+from reference.case import Case
+from reference.layout import PAGED
+from reference.session import Account, Session
+from reference.trace import Stage, Trace
+
+
+def _alike(
+    name: str, member: Member, other: Trace, oracle: Oracle, subject: Subject, variant: str
+) -> Iterator[Finding]:
+    """Findings where request `member` is not, within a pair's noise, what `other` shows of it.
+
+    Steps are compared while both have the same context and tree; texts may part where the top two logits tie.
+    """
+    error = noise(member.alone, oracle, subject)
+    for number, (one, twin) in enumerate(zip(member.trace.steps, other.steps, strict=False)):
+        if one.drafted is None or twin.drafted is None or one.scored is None or twin.scored is None:
+            continue
+        if one.context != twin.context or one.drafted.tree != twin.drafted.tree:
+            return
+        rows = list(range(len(one.drafted.tree)))
+        for finding in compared(name, twin, one, rows, rows, error, variant):
+            yield replace(finding, step=number, where={**finding.where, "request": member.number})
+            return
+        if one.emitted is not None and twin.emitted is not None and one.emitted.tokens != twin.emitted.tokens:
+            ranked = twin.scored.logits.copy()
+            ranked.partition(ranked.shape[1] - 2, axis=1)
+            # Sampled or nearly tied: a coin beside its threshold falls on either side of the noise.
+            margin = float((ranked[:, -1] - ranked[:, -2]).min()) if ranked.shape[1] > 1 else float("inf")
+            if member.alone.sampling.greedy and margin > TIE_SIGMA * error.logits:
+                where: dict[str, int | str] = {"request": member.number, "variant": variant}
+                yield Finding(name, Stage.EMITTED, number, where, twin.emitted.tokens, one.emitted.tokens)
+            return
+
+
+def mate_independent(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
+    """Each request alone, to as many steps: its numbers and tokens are those that it has in company."""
+    for member in members(case, subject(case)):
+        alone = subject(member.alone)
+        yield from _alike("attention.batch-mate-independent", member, alone, oracle, subject, "alone")
+
+
+def schedule_independent(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
+    """The same actions with every batch in another order: each request's numbers and tokens stay."""
+    assert case.session is not None
+    turned = tuple(
+        replace(one, requests=one.requests[::-1]) if one.kind in ("step", "preempt") else one
+        for one in case.session.actions
+    )
+    if turned == case.session.actions:
+        raise NotApplicable("no action names two requests")
+    other = subject(replace(case, session=Session(case.session.mates, turned)))
+    for member in members(case, subject(case)):
+        twin = other.shared.requests[member.number] if other.shared is not None else None
+        if twin is not None:
+            variant = "every batch in reverse order"
+            yield from _alike("lossless.schedule-independent", member, twin, oracle, subject, variant)
+
+
+def allocator_conserves(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
+    """After every action: free and held pages are all pages, none is both, and nobody writes to a shared one."""
+    for number, account in enumerate(_accounts(subject(case))):
+        for what, expected, observed in _broken(account):
+            where: dict[str, int | str] = {"action": number, "side": what}
+            yield Finding("cache.allocator-conserves", Stage.COMMITTED, number, where, expected, observed)
+            return
+
+
+def _accounts(trace: Trace) -> tuple[Account, ...]:
+    return trace.shared.accounts if trace.shared is not None else ()
+
+
+def _broken(account: Account) -> Iterator[tuple[str, object, object]]:
+    """What is wrong with an account: words, expected, observed."""
+    holders = Counter(page for table in account.tables.values() for page in table)
+    held = set(holders) | set(account.kept)
+    if len(set(account.free)) < len(account.free):
+        yield "a page is free twice", "every page once", sorted(account.free)
+    both = held & set(account.free)
+    if both:
+        yield "a page is free and held", "none", sorted(both)
+    lost = set(range(account.total)) - held - set(account.free)
+    if lost:
+        yield "a page is neither free nor held", "none", sorted(lost)
+    foreign = (held | set(account.free)) - set(range(account.total))
+    if foreign:
+        yield "a page is outside the pool", f"below {account.total}", sorted(foreign)
+    for request, table in account.tables.items():
+        size = account.allocated[request] // max(len(table), 1)
+        if account.committed[request] > account.allocated[request]:
+            yield "committed beyond what is allocated", account.allocated[request], account.committed[request]
+        for place, page in enumerate(table):
+            written = (place + 1) * size > account.committed[request]
+            shared = holders[page] > 1 or page in account.kept
+            if written and shared and place * size >= account.committed[request]:
+                yield "a page that is still to be written is shared", "one holder", page
+
+
+def prefix_reuse(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
+    """Without the prefix cache: each request's numbers and tokens stay, warm or cold."""
+    cold = subject(replace(case, layout=replace(case.layout, kind="paged")))
+    for member in members(case, subject(case)):
+        twin = cold.shared.requests[member.number] if cold.shared is not None else None
+        if twin is not None:
+            yield from _alike("cache.prefix-reuse", member, twin, oracle, subject, "no prefix is reused")
+
+
+def state_isolated(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
+    """Drop one interruption: every other request's numbers and tokens stay."""
+    assert case.session is not None
+    kinds = ("preempt", "cancel", "evict")
+    places = [at for at, one in enumerate(case.session.actions) if one.kind in kinds]
+    if not places:
+        raise NotApplicable("nothing is interrupted")
+    at = places[int(dice(case, "interruption").integers(len(places)))]
+    gone = case.session.actions[at]
+    actions = (*case.session.actions[:at], *case.session.actions[at + 1 :])
+    other = subject(replace(case, session=Session(case.session.mates, actions)))
+    for member in members(case, subject(case)):
+        twin = other.shared.requests[member.number] if other.shared is not None else None
+        if twin is not None and member.number not in gone.requests:
+            variant = f"without action {at}, {gone.kind} of {list(gone.requests)}"
+            yield from _alike("lossless.interruption-isolated", member, twin, oracle, subject, variant)
+
+
+def _session(case: Case) -> bool:
+    return case.session is not None
+
+
+def _paged(case: Case) -> bool:
+    return case.session is not None and case.layout.kind in PAGED
+
+
+def _prefixed(case: Case) -> bool:
+    return case.session is not None and case.layout.kind == "prefix"
+
+
+SCORED = needing(Stage.SCORED)
+
+INVARIANTS = (
+    Invariant(
+        "attention.batch-mate-independent",
+        "A request's numbers and tokens are those that it has alone.",
+        SCORED,
+        mate_independent,
+        _session,
+        every=2,
+        speaks_of="session",
+    ),
+    Invariant(
+        "lossless.schedule-independent",
+        "The order of the requests in a batch changes nothing.",
+        SCORED,
+        schedule_independent,
+        _session,
+        every=TURNS,
+        speaks_of="session",
+    ),
+    Invariant(
+        "lossless.interruption-isolated",
+        "A request that is cancelled, evicted or thrown back leaves every other one's output unchanged.",
+        SCORED,
+        state_isolated,
+        _session,
+        every=TURNS,
+        speaks_of="session",
+    ),
+    Invariant(
+        "cache.allocator-conserves",
+        "After every action free and held pages are all pages, and a page to be written has one holder.",
+        needing(),
+        allocator_conserves,
+        _paged,
+        speaks_of="session",
+    ),
+    Invariant(
+        "cache.prefix-reuse",
+        "A prefix that is reused gives what computing it would give.",
+        SCORED,
+        prefix_reuse,
+        _prefixed,
+        every=2,
+        speaks_of="session",
+    ),
+)

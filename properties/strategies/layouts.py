@@ -1,0 +1,41 @@
+"""KV layouts: every kind, pages of every size in any order, over-allocation, poison, and prefills in pieces."""
+
+from hypothesis import strategies as st
+
+from reference.layout import COMMITS, KINDS, LARGEST_PAGE, PAGED, POISONS, KvLayout
+
+SIZES = (1, 2, 3, 4, 7, 16, LARGEST_PAGE)
+"""Page sizes that are drawn most often."""
+
+MOST_LISTED = 200
+"""Longest free list that is drawn; a larger pool hands out its pages by id."""
+
+
+@st.composite
+def layouts(
+    draw: st.DrawFn, longest: int, nodes: int, prompt: int, kind: str | None = None, requests: int = 1
+) -> KvLayout:
+    """Layouts for `requests` requests of at most `longest` columns and `nodes` nodes, of one kind if it is named.
+
+    Free lists have room for all requests at once, or now and then for fewer, so that requests wait and prefixes go.
+    """
+    chosen = kind or draw(st.sampled_from((("branch",) * 6 if requests == 1 else PAGED * 2) + tuple(KINDS)))
+    padded = draw(st.sampled_from((0, 0, nodes, nodes + 3)))
+    fields: dict[str, object] = {
+        "commit": draw(st.sampled_from(COMMITS)) if chosen == "branch" else "path",
+        "padded_nodes": padded,
+        "prefill_chunk": draw(st.sampled_from((0, 0, 1 if prompt < 16 else 7, 5, 16))),
+        "draft_sync": draw(st.sampled_from(("keep", "keep", "refeed"))),
+        "poison": draw(st.sampled_from(POISONS)),
+        "kind": chosen,
+    }
+    if chosen in PAGED:
+        size = draw(st.one_of(st.sampled_from(SIZES), st.integers(1, LARGEST_PAGE)))
+        overhang = draw(st.sampled_from((0, 0, 1, size, 2 * size + 1)))
+        # One column more than the engine's largest block, whichever is larger.
+        each = -(-(longest + max(nodes, padded) + 2 + overhang) // size)
+        count = max(each * draw(st.sampled_from((requests, requests, 1))) + draw(st.integers(0, 3)), each)
+        fields |= {"page_size": size, "overhang": overhang}
+        if count <= MOST_LISTED:
+            fields["pages"] = tuple(draw(st.permutations(range(count))))
+    return KvLayout(**fields)  # type: ignore[arg-type]

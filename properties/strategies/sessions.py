@@ -1,0 +1,83 @@
+"""Sessions: mates for a case's request, and what happens to all of them, interruptions included."""
+
+from dataclasses import replace
+
+from hypothesis import strategies as st
+
+from properties.strategies.layouts import layouts
+from reference.case import Case
+from reference.draft import Draft, Ngram, Scripted, largest
+from reference.layout import KvLayout
+from reference.malformed import Malformed
+from reference.sampling import Sampling, Stops
+from reference.session import Action, Mate, Session
+from reference.tree import RankTree
+
+MOST_MATES = 3
+MOST_ACTIONS = 12
+
+HAPPENINGS = ("step", "step", "step", "step", "preempt", "evict", "restore", "cancel", "fork", "switch", "add")
+"""Kinds of action, steps most often."""
+
+BRANCHES = Ngram(RankTree((0, 0, 0, 1), (0, 1, 0, 0)), 3)
+"""A draft to switch to."""
+
+
+@st.composite
+def mates(draw: st.DrawFn, case: Case, stranger: Case) -> Mate:
+    """Another request on the model of `case`: with the draft of `stranger`, a prompt that often begins alike."""
+    begin = case.prompt[: draw(st.integers(0, len(case.prompt)))] if draw(st.booleans()) else ()
+    own = draw(st.lists(st.integers(0, case.model.vocab_size - 1), min_size=1, max_size=6))
+    prompt = (*begin, *own)
+    draft: Draft = draw(st.sampled_from((stranger.draft, case.draft, BRANCHES, Scripted())))
+    if isinstance(draft, Scripted):
+        draft = Scripted(tuple(tree.rooted(prompt[-1]) if not at else tree for at, tree in enumerate(draft.trees)))
+    sampling = draw(st.sampled_from((Sampling(), case.sampling)))
+    sampling = replace(sampling, tape=(), seed=draw(st.integers(0, 99)) if not sampling.greedy else 0)
+    stops = Stops(draw(st.integers(1, 8)), case.stops.eos, case.stops.stop_tokens)
+    try:
+        replace(case, prompt=prompt, draft=draft, sampling=sampling, stops=stops, layout=KvLayout(), steps=0)
+    except Malformed:  # its rule does not verify such trees, or it may ban every token
+        sampling = Sampling()
+    return Mate(prompt, draft, sampling, stops)
+
+
+@st.composite
+def actions(draw: st.DrawFn, count: int) -> tuple[Action, ...]:
+    """What happens to `count` requests: the first enters, then anything, possible or not."""
+    happened = [Action("add", (0,))]
+    happened += [Action("add", (number,)) for number in range(1, count) if draw(st.integers(0, 3))]
+    everyone = st.permutations(range(count))
+    other: st.SearchStrategy[Draft] = st.sampled_from((BRANCHES, Scripted()))
+    for _ in range(draw(st.integers(1, MOST_ACTIONS))):
+        kind = draw(st.sampled_from(HAPPENINGS))
+        order = draw(everyone)
+        if kind in ("step", "preempt"):
+            happened.append(Action(kind, tuple(order[: draw(st.integers(1, count))])))
+        elif kind == "fork":
+            if count > 1:
+                happened.append(Action("fork", tuple(order[:2])))
+        elif kind == "switch":
+            happened.append(Action("switch", (order[0],), draw(other)))
+        else:
+            happened.append(Action(kind, (order[0],)))
+    return (*happened, Action("step", tuple(draw(everyone))))
+
+
+@st.composite
+def with_session(draw: st.DrawFn, case: Case, stranger: Case, kind: str | None = None) -> Case:
+    """`case` with mates beside it, in a layout with room for all; drafts that sample are never switched."""
+    company = tuple(draw(mates(case, stranger)) for _ in range(draw(st.integers(1, MOST_MATES))))
+    greedy = case.sampling.greedy and all(mate.sampling.greedy for mate in company)
+    happened = draw(actions(1 + len(company)))
+    if not greedy:
+        happened = tuple(one for one in happened if one.kind != "switch")
+    plain = replace(case, layout=KvLayout(), steps=0)
+    whole = replace(plain, session=Session(company, happened))
+    alone = [whole.alone(number) for number in range(1 + len(company))]
+    drafts = [one.draft for one in alone] + [one.draft for one in happened if one.draft is not None]
+    most = max(map(largest, drafts))
+    # A fork begins with what another request has by then.
+    longest = sum(one.longest for one in alone)
+    layout = draw(layouts(longest, most, len(case.prompt), kind, len(alone)))
+    return replace(whole, layout=layout)
