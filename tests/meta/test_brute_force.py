@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import combinations, pairwise, permutations, product
 
 import numpy as np
@@ -36,8 +37,12 @@ PLAIN = Seeded(architecture("llama", (0,)), 3)
 WINDOWED = Seeded(architecture("mistral", (2, 2), Rope(100.0)), 5)
 MIXED = Seeded(architecture("qwen3", (0, 3), Rope(100.0, "yarn", 4.0, 8)), 1)
 BIASED = Seeded(architecture("qwen2", (0, 0), Rope(100.0, "llama3", 4.0, 16)), 2)
+CHUNKED = Seeded(
+    replace(architecture("llama4", (0, 0)), qk_norm=True, chunks=(3, 0), unrotated=(1,), floor_scale=2, attn_scale=0.5),
+    4,
+)
 DRAFT = Seeded(architecture("llama", (0,), hidden=10), 7)
-REAL = [PLAIN, WINDOWED, MIXED, BIASED]
+REAL = [PLAIN, WINDOWED, MIXED, BIASED, CHUNKED]
 
 
 class Table:
@@ -160,14 +165,16 @@ def expected_walk(tree: Tree, paths: list[Path], prompt: tuple[int, ...], choose
     return chosen, choose((*prompt[:-1], *(tree.token[node] for node in chosen)))
 
 
-def assert_lowered(lowered: Lowered, tree: Tree, paths: list[Path], context: int, windows: tuple[int, ...]) -> None:
+def assert_lowered(lowered: Lowered, tree: Tree, paths: list[Path], context: int, arch: Architecture) -> None:
     """Every entry, out of the list of all paths."""
     height = max(map(len, paths))
     for path in paths:
         row, below = path[-1], [other[-1] for other in paths if other[:-1] == path]
         columns = [*range(context), *(context + node for node in path)]
-        for layer, window in enumerate(windows):
+        for layer, (window, chunk) in enumerate(arch.reaches):
             wanted = set(columns[-window:] if window else columns)
+            if chunk:  # the last of the pieces into which the sequence is cut
+                wanted = set([columns[at : at + chunk] for at in range(0, len(columns), chunk)][-1])
             seen = {column for column in range(context + len(tree)) if lowered.visible[layer][row, column]}
             assert seen == wanted, (path, layer)
         assert lowered.position[row] == len(columns) - 1
@@ -176,7 +183,7 @@ def assert_lowered(lowered: Lowered, tree: Tree, paths: list[Path], context: int
         assert lowered.next_token[row] == min(below, default=0)
         siblings = [other[-1] for other in paths if other[:-1] == path[:-1] and other[-1] > row and len(path) > 1]
         assert lowered.next_sibling[row] == min(siblings, default=0)
-    assert [mask.shape for mask in lowered.visible] == [(len(tree), context + len(tree))] * len(windows)
+    assert [mask.shape for mask in lowered.visible] == [(len(tree), context + len(tree))] * arch.layers
     assert lowered.token.tolist() == list(tree.token)
     assert lowered.parent.tolist() == list(tree.parent)
     assert lowered.valid.all()
@@ -233,7 +240,7 @@ def assert_step(
         np.testing.assert_allclose(step.scored.logits[path[-1]], wanted, rtol=0, atol=tolerance)
     chosen, bonus = expected_walk(tree, paths, tokens, sequences.choose)
     assert (step.accepted.path, step.accepted.bonus) == (chosen, bonus)
-    assert_lowered(step.lowered, tree, paths, len(tokens) - 1, case.model.architecture.windows)
+    assert_lowered(step.lowered, tree, paths, len(tokens) - 1, case.model.architecture)
     return (*(tree.token[node] for node in chosen[1:]), bonus)
 
 

@@ -22,15 +22,20 @@ VOCABULARY = 5  # small, so that contexts share prefixes and siblings share toke
 def architectures(draw: st.DrawFn) -> Architecture:
     kv_heads, group = draw(st.sampled_from([(1, 1), (1, 3), (2, 1), (2, 2), (3, 1)]))
     rope = draw(st.sampled_from([Rope(), Rope(100.0, "yarn", 4.0, 8), Rope(100.0, "llama3", 4.0, 16)]))
+    reaches = draw(st.lists(st.sampled_from([0, 0, 1, 2, 3, 7, 20, -1, -3, -8]), min_size=1, max_size=3))
+    unrotated = tuple(layer for layer in range(len(reaches)) if draw(st.integers(0, 2)) == 2)
     return Architecture(
-        family="qwen3",
+        family=draw(st.sampled_from(["qwen3", "llama4"])),
         vocab_size=VOCABULARY,
         hidden_size=8,
         intermediate_size=12,
         heads=kv_heads * group,
         kv_heads=kv_heads,
         head_dim=4,
-        windows=tuple(draw(st.lists(st.sampled_from([0, 0, 1, 2, 3, 7, 20]), min_size=1, max_size=3))),
+        windows=tuple(max(0, reach) for reach in reaches),
+        chunks=tuple(max(0, -reach) for reach in reaches) if min(reaches) < 0 else (),
+        unrotated=unrotated,
+        floor_scale=draw(st.sampled_from([0, 1, 3])) if unrotated else 0,
         rope=rope,
         tied=draw(st.booleans()),
         qkv_bias=draw(st.booleans()),
