@@ -7,16 +7,19 @@ from dataclasses import replace
 from torch import Tensor
 
 from backends.base import StageFailure, Unsupported
+from backends.engine.attention import Attend
 from backends.engine.causal_lm import CausalLm
 from backends.engine.draft.base import Draft
 from backends.engine.draft.language_model import ModelDraft
 from backends.engine.draft.ngram import NgramDraft
 from backends.engine.draft.scripted import ScriptedDraft
-from backends.engine.kv.arena import Lease
+from backends.engine.kv.arena import Lease, refuse_small_pool
 from backends.engine.kv.base import OutOfPages
+from backends.engine.kv.lanes import Lanes
 from backends.engine.models import Shelf, refuse_long
 from backends.engine.request import Request
 from backends.engine.seams import Seams
+from backends.engine.shown import require_update_first
 from reference.case import Case
 from reference.draft import LanguageModel, Ngram, largest
 from reference.layout import PAGED
@@ -43,7 +46,7 @@ class Server:
         self._models: dict[CausalLm, float] = {}
         self._evicted: set[int] = set()
         self._over: set[int] = set()
-        self._target = self._open(case)
+        self._target = self._open(case, seams.attend, seams.kv.lanes)
         plans = [case.alone(number) for number in range(1 + len(self._session.mates))]
         drafts = [one.draft for one in plans] + [one.draft for one in self._session.actions if one.draft is not None]
         self._rows = max(case.layout.padded_nodes, *map(largest, drafts)) + 1
@@ -51,6 +54,8 @@ class Server:
         forks = any(action.kind == "fork" for action in self._session.actions)
         self._capacity = (sum if forks else max)(one.longest for one in plans) + self._rows
         pages = case.layout.pages_for(self._capacity) * len(plans) if case.layout.kind in PAGED else 0
+        if case.session is None:  # with one it would wait for others
+            refuse_small_pool(case.layout, self._capacity)
         self._arena = seams.arena(case.layout, pages, seams.kv)
 
     # What is done to requests.
@@ -204,14 +209,18 @@ class Server:
 
     # What they are given.
 
-    def _open(self, case: Case) -> CausalLm:
+    def _open(self, case: Case, attend: Attend, lanes: type[Lanes]) -> CausalLm:
         refuse_long(case.model, case.longest)
         model = self._shelf.open(case.model, case.dtype)
+        if case.layout.kind == "overwrite":
+            require_update_first(model, attend, lanes)
         self._models.setdefault(model, model.forward_s)
         return model
 
     def _draft_model(self, case: Case) -> CausalLm | None:
-        return self._open(replace(case, model=case.draft.model)) if isinstance(case.draft, LanguageModel) else None
+        if not isinstance(case.draft, LanguageModel):
+            return None
+        return self._open(replace(case, model=case.draft.model), self._seams.draft_attend, Lanes)
 
     def _lease(self, case: Case, tokens: tuple[int, ...]) -> Lease:
         return self._arena.lease(self._target, self._draft_model(case), self._capacity, self._rows, tokens)

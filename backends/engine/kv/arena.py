@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+from backends.base import Unsupported
 from backends.engine.kv.base import KvCache, Room
 from backends.engine.kv.paged import Pool
 from backends.engine.kv.pages import Blocks
@@ -157,3 +158,16 @@ class Arena:
     def filler(self) -> float:
         """What padding columns of a batch hold; they are read and masked, so it is finite."""
         return LARGE if self.layout.poison else 0.0
+
+
+def refuse_small_pool(layout: KvLayout, columns: int) -> None:
+    """Refuse a free list that cannot hold one request of `columns` columns, before anything runs.
+
+    Raises:
+        Unsupported: where pages are missing.
+    """
+    if layout.pages and layout.pages_for(columns) > len(layout.pages):
+        raise Unsupported(
+            f"out of pages: the request and its block may need {layout.pages_for(columns)} pages of "
+            f"{layout.page_size} columns, the pool has {len(layout.pages)}"
+        )

@@ -50,4 +50,6 @@ def updated_before_read(
             for buffer in pair:
                 buffer[..., committed:, :] = number
         seen.append(forward(cache))
+        if cache.length != committed:
+            raise ValueError(f"the forward committed {cache.length} columns, not {committed}")
     return torch.equal(*seen)
