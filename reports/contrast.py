@@ -6,6 +6,7 @@ from typing import Any
 from reference.architecture import Checkpoint, Model
 from reference.case import Case
 from reference.draft import Ngram, Scripted
+from reference.layout import KvLayout
 from reference.plain import plain
 from reference.sampling import Sampling
 from reference.tree import Tree
@@ -15,6 +16,12 @@ NAMES = {
     "layout.commit": "commit by",
     "layout.padded_nodes": "padded to",
     "layout.prefill_chunk": "prefill chunk",
+    "layout.kind": "KV layout",
+    "layout.page_size": "page size",
+    "layout.pages": "free list",
+    "layout.overhang": "overhang",
+    "layout.draft_sync": "draft cache by",
+    "layout.poison": "poison",
     "sampling.temperature": "temperature",
     "sampling.tape": "tape",
     "sampling.rule.name": "rule",
@@ -47,12 +54,25 @@ def described(case: Case) -> str:
     words.append("greedy" if case.sampling.greedy else _sampled(case.sampling))
     if case.sampling.processes:
         words.append("logits processed")
-    words += [case.dtype, f"commit by {case.layout.commit}"]
+    words += [case.dtype, _layout(case.layout)]
     if case.layout.padded_nodes:
         words.append(f"padded to {case.layout.padded_nodes}")
     if case.layout.prefill_chunk:
         words.append(f"prefill in chunks of {case.layout.prefill_chunk}")
+    if case.session is not None:
+        beside = plural(len(case.session.mates), "request")
+        words.append(f"{beside} beside it, {plural(len(case.session.actions), 'action')}")
     return ", ".join(words)
+
+
+def _layout(layout: KvLayout) -> str:
+    """Kind and way of the commit, page size and poison."""
+    words = f"commit by {layout.commit}" if layout.kind == "branch" else f"KV {layout.kind}"
+    if layout.page_size:
+        words += f", pages of {layout.page_size}"
+    if layout.draft_sync != "keep":
+        words += f", draft {layout.draft_sync}"
+    return f"{words}, poison {layout.poison}" if layout.poison else words
 
 
 def _sampled(sampling: Sampling) -> str:

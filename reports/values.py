@@ -29,6 +29,7 @@ PLACES = {
     "coin": "coin {}",
     "draws": "{} rounds",
     "request": "request {}",
+    "action": "action {}",
     "side": "{}",
     "variant": "variant {}",
 }

@@ -1,23 +1,20 @@
 """Smaller cases next to a given one: what a person would try to take away, simplest first."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from properties.strategies.acceptance import ORACLE, continuation, retold
+from properties.strategies.fewer import Attempt, burden, fuss, layouts, reshaped, sessions, without
 from properties.strategies.models import GALLERY
 from reference.architecture import Seeded
 from reference.case import Case
 from reference.draft import LanguageModel, Ngram, Scripted
-from reference.layout import KvLayout
 from reference.malformed import Malformed
 from reference.sampling import Sampling, Stops
-from reference.tree import RankTree, Tree
-
-Attempt = Callable[[], Case]
-"""Makes a smaller case, or raises Malformed where there is no such case."""
+from reference.tree import Tree
 
 
 def size(case: Case) -> tuple[float, ...]:
@@ -27,15 +24,17 @@ def size(case: Case) -> tuple[float, ...]:
     nodes = [len(tree) for tree in trees]
     arch = case.model.architecture if isinstance(case.model, Seeded) else None
     disorder = sum(up > node for tree in trees for node, up in enumerate(tree.parent))
-    settings = (case.layout.commit != "path") + (case.layout.padded_nodes > 0) + (case.layout.prefill_chunk > 0)
-    settings += case.layout.stay_in_chunk
+    settings = fuss(case.layout)
+    beside, actions, mates = burden(case)
     stops = len(case.stops.eos) + len(case.stops.stop_tokens) + (case.stops.max_length > 0)
     letters = sum(map(len, (*case.stops.stop_strings, *set(case.stops.pieces))))
     weight = 0 if arch is None else GALLERY.index(arch) if arch in GALLERY else len(GALLERY)
     tokens = sum(sum(tree.token) for tree in trees if isinstance(tree, Tree)) + sum(case.prompt)
     learning = not isinstance(draft, Scripted)
     return (
-        max(nodes, default=1),
+        max((beside, *nodes)),
+        actions,
+        mates,
         len(case.prompt),
         learning,
         sum(nodes),
@@ -56,7 +55,7 @@ def _fuss(case: Case) -> int:
 
 def nearer(case: Case) -> Iterator[Case]:
     """Cases one step simpler than `case`, biggest steps first; each is a valid case."""
-    for change in (_scripts, _prompts, _models, _trees, _shapes, _settings, _sampling, _stops):
+    for change in (sessions, _scripts, _prompts, _models, _trees, _shapes, layouts, _sampling, _stops):
         for attempt in change(case):
             with suppress(Malformed):  # that step leads out of what a case may be
                 yield attempt()
@@ -128,12 +127,6 @@ def _shortened(case: Case, keep: int) -> Case:
     return replace(case, prompt=case.prompt[-keep:], stops=stops)
 
 
-def _without(tree: Tree, gone: int) -> Tree:
-    kept = [node for node in range(len(tree)) if gone not in tree.path(node)]
-    row = {node: at for at, node in enumerate(kept)}
-    return Tree(tuple(row[tree.parent[node]] for node in kept), tuple(tree.token[node] for node in kept))
-
-
 def _trees(case: Case) -> Iterator[Attempt]:
     if not isinstance(case.draft, Scripted):
         return
@@ -146,7 +139,7 @@ def _trees(case: Case) -> Iterator[Attempt]:
 
 
 def _pruned(case: Case, trees: tuple[Tree, ...], at: int, node: int) -> Case:
-    return replace(case, draft=Scripted((*trees[:at], _without(trees[at], node), *trees[at + 1 :])))
+    return replace(case, draft=Scripted((*trees[:at], without(trees[at], node), *trees[at + 1 :])))
 
 
 def _shapes(case: Case) -> Iterator[Attempt]:
@@ -160,19 +153,7 @@ def _shapes(case: Case) -> Iterator[Attempt]:
 
 
 def _reshaped(case: Case, draft: Ngram | LanguageModel, node: int) -> Case:
-    smaller = _without(Tree(draft.shape.parent, draft.shape.rank), node)
-    return replace(case, draft=replace(draft, shape=RankTree(smaller.parent, smaller.token)))
-
-
-def _settings(case: Case) -> Iterator[Attempt]:
-    plain = KvLayout()
-    for name in ("padded_nodes", "prefill_chunk", "stay_in_chunk", "commit"):
-        if getattr(case.layout, name) != getattr(plain, name):
-            yield partial(_plainer, case, name)
-
-
-def _plainer(case: Case, name: str) -> Case:
-    return replace(case, layout=replace(case.layout, **{name: getattr(KvLayout(), name)}))
+    return replace(case, draft=replace(draft, shape=reshaped(draft.shape, node)))
 
 
 def _sampling(case: Case) -> Iterator[Attempt]:

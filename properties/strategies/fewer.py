@@ -1,0 +1,166 @@
+"""Smaller sessions and plainer layouts next to a given case: fewer requests, fewer actions, fewer settings."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from reference.case import Case
+from reference.draft import Draft, LanguageModel, Ngram, Scripted, largest
+from reference.layout import PAGED, KvLayout
+from reference.sampling import Sampling, Stops
+from reference.session import Action, Mate, Session
+from reference.tree import RankTree, Tree
+
+Attempt = Callable[[], Case]
+"""Makes a smaller case, or raises Malformed where there is no such case."""
+
+SETTINGS = ("padded_nodes", "prefill_chunk", "stay_in_chunk", "commit", "pages", "overhang", "draft_sync", "poison")
+"""Settings of a layout that may be put to rest one by one."""
+
+
+def burden(case: Case) -> tuple[int, int, int]:
+    """Nodes of the largest tree of any mate, actions with what they name, and tokens of mates."""
+    if case.session is None:
+        return 1, 0, 0
+    drafts = [mate.draft for mate in case.session.mates]
+    drafts += [action.draft for action in case.session.actions if action.draft is not None]
+    actions = sum(1 + len(action.requests) for action in case.session.actions)
+    rest = sum(_weight(mate) for mate in case.session.mates)
+    return max(map(largest, drafts), default=1), actions, rest
+
+
+def _weight(mate: Mate) -> int:
+    sampled = 0 if mate.sampling.greedy else 8
+    return 16 + len(mate.prompt) + mate.stops.max_new_tokens + sampled + largest(mate.draft)
+
+
+def fuss(layout: KvLayout) -> int:
+    """Settings of `layout` that are not at rest, a free list by its length."""
+    plain = KvLayout()
+    held = sum(1 for name in SETTINGS if name != "pages" and getattr(layout, name) != getattr(plain, name))
+    other = 0 if layout.kind == "branch" else 4
+    return held + other + layout.page_size + len(layout.pages)
+
+
+def sessions(case: Case) -> Iterator[Attempt]:
+    """No session at all, one request alone, fewer actions, fewer mates, plainer mates."""
+    session = case.session
+    if session is None:
+        return
+    for number in range(len(session.mates) + 1):
+        yield partial(_alone, case, number)
+    count = len(session.actions)
+    for width in (count // 2, count // 4, 1):
+        for begin in range(count - width, -1, -max(width, 1)):
+            if width:
+                yield partial(_with, case, actions=session.actions[:begin] + session.actions[begin + width :])
+    for number in range(1, len(session.mates) + 1):
+        yield partial(_without_mate, case, number)
+    for at, action in enumerate(session.actions):
+        if action.kind in ("step", "preempt") and len(action.requests) > 1:
+            for gone in action.requests:
+                left = tuple(one for one in action.requests if one != gone)
+                yield partial(_changed, case, at, replace(action, requests=left))
+    for number, mate in enumerate(session.mates):
+        for plainer in _plainer_mates(mate):
+            mates = (*session.mates[:number], plainer, *session.mates[number + 1 :])
+            yield partial(_with, case, mates=mates)
+
+
+def _alone(case: Case, number: int) -> Case:
+    return replace(case.alone(number), layout=replace(case.layout, pages=()))
+
+
+def _with(case: Case, **fields: Any) -> Case:
+    assert case.session is not None
+    return replace(case, session=replace(case.session, **fields))
+
+
+def _changed(case: Case, at: int, action: Action) -> Case:
+    assert case.session is not None
+    actions = case.session.actions
+    return _with(case, actions=(*actions[:at], action, *actions[at + 1 :]))
+
+
+def _without_mate(case: Case, gone: int) -> Case:
+    """The session without mate `gone`, those after it renumbered, and without what happened to it."""
+    assert case.session is not None
+    kept = []
+    for action in case.session.actions:
+        if gone in action.requests and action.kind not in ("step", "preempt"):
+            continue
+        named = tuple(one - (one > gone) for one in action.requests if one != gone)
+        if named:
+            kept.append(replace(action, requests=named))
+    mates = case.session.mates
+    return replace(case, session=Session((*mates[: gone - 1], *mates[gone:]), tuple(kept)))
+
+
+def _plainer_mates(mate: Mate) -> Iterator[Mate]:
+    if mate.draft != Scripted():
+        yield replace(mate, draft=Scripted())
+        for draft in _pruned(mate.draft):
+            yield replace(mate, draft=draft)
+    if mate.sampling != Sampling():
+        yield replace(mate, sampling=Sampling())
+    if len(mate.prompt) > 1:
+        yield replace(mate, prompt=mate.prompt[-1:])
+        yield replace(mate, prompt=mate.prompt[len(mate.prompt) // 2 :])
+        yield replace(mate, prompt=mate.prompt[1:])
+    if mate.stops.max_new_tokens > 1:
+        yield replace(mate, stops=replace(mate.stops, max_new_tokens=mate.stops.max_new_tokens // 2))
+    plain = Stops(mate.stops.max_new_tokens)
+    if mate.stops != plain:
+        yield replace(mate, stops=plain)
+
+
+def _pruned(draft: Draft) -> Iterator[Draft]:
+    """The draft with one node less in one tree, or one tree less."""
+    if isinstance(draft, Scripted):
+        if len(draft.trees) > 1:
+            yield Scripted(draft.trees[:-1])
+        for at, tree in enumerate(draft.trees):
+            for node in range(1, len(tree)):
+                yield Scripted((*draft.trees[:at], without(tree, node), *draft.trees[at + 1 :]))
+        return
+    assert isinstance(draft, (Ngram, LanguageModel))
+    for node in range(1, len(draft.shape)):
+        yield replace(draft, shape=reshaped(draft.shape, node))
+
+
+def without(tree: Tree, gone: int) -> Tree:
+    """`tree` without the subtree at `gone`."""
+    kept = [node for node in range(len(tree)) if gone not in tree.path(node)]
+    row = {node: at for at, node in enumerate(kept)}
+    return Tree(tuple(row[tree.parent[node]] for node in kept), tuple(tree.token[node] for node in kept))
+
+
+def reshaped(shape: RankTree, gone: int) -> RankTree:
+    """`shape` without the subtree at `gone`."""
+    smaller = without(Tree(shape.parent, shape.rank), gone)
+    return RankTree(smaller.parent, smaller.token)
+
+
+def layouts(case: Case) -> Iterator[Attempt]:
+    """Branch and commit, then settings at rest one by one, then smaller pages."""
+    layout, plain = case.layout, KvLayout()
+    if layout.kind != "branch":
+        yield partial(replace, case, layout=KvLayout(padded_nodes=layout.padded_nodes))
+    for name in SETTINGS:
+        if getattr(layout, name) != getattr(plain, name):
+            yield partial(_rested, case, name)
+    if layout.kind == "prefix":
+        yield lambda: replace(case, layout=replace(layout, kind="paged"))
+    if layout.kind in PAGED:
+        for size in (1, 2, 4, layout.page_size // 2):
+            if 0 < size < layout.page_size:
+                yield partial(_with_pages_of, case, size)
+
+
+def _rested(case: Case, name: str) -> Case:
+    return replace(case, layout=replace(case.layout, **{name: getattr(KvLayout(), name)}))
+
+
+def _with_pages_of(case: Case, size: int) -> Case:
+    return replace(case, layout=replace(case.layout, page_size=size, pages=()))
