@@ -1,6 +1,7 @@
 """Verdicts as JSON lines while they arrive, and a whole run as one JSON object."""
 
 import math
+import statistics
 import os
 from pathlib import Path
 from types import TracebackType
@@ -120,12 +121,13 @@ def mean_accepted(tally: Tally) -> float | None:
 def sampling_tests(tally: Tally) -> dict[str, Any]:
     """What the tests of laws by sampling came to: their number, rounds, sum of e-values, and what makes it red."""
     total = sum(math.exp(min(one.log_e, 700.0)) for one in tally.evidence)
+    told = sorted(one.smallest_tv for one in tally.evidence if one.smallest_tv is not None)
     return {
         "tests": len(tally.evidence),
         "rounds": sum(one.rounds for one in tally.evidence),
         "sum_of_e": total,
         "red_at": len(tally.evidence) / ALPHA_RUN,
-        "smallest_tv": max((one.smallest_tv for one in tally.evidence if one.smallest_tv is not None), default=None),
+        "smallest_tv": {"median": statistics.median(told), "worst": told[-1]} if told else None,
         "excess": tally.excess_evidence,
     }
 

@@ -244,8 +244,13 @@ def _evidence(tally: Tally) -> list[tuple[str, str]]:
     told = sampling_tests(tally)
     if not told["tests"]:
         return []
-    least, without = told["smallest_tv"], sum(one.smallest_tv is None for one in tally.evidence)
-    power = "" if least is None else f"; each sees total variation {number(least)} or more with probability .99"
+    seen, without = told["smallest_tv"], sum(one.smallest_tv is None for one in tally.evidence)
+    power = ""
+    if seen is not None:
+        power = (
+            f"; half of them see total variation {number(seen['median'])} or more with probability .99, the weakest "
+            f"(given something rare) {number(seen['worst'])}"
+        )
     power += f"; {without} on whole generations state no such figure" if without else ""
     total = f"e-values sum to {number(told['sum_of_e'])}, red at {number(told['red_at'])}"
     return [("sampling", f"{plural(told['tests'], 'test')} of laws by sampling; {total}{power}")]
