@@ -1,8 +1,8 @@
 """Verdicts as JSON lines while they arrive, and a whole run as one JSON object."""
 
 import math
-import statistics
 import os
+import statistics
 from pathlib import Path
 from types import TracebackType
 from typing import Any

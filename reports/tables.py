@@ -17,6 +17,8 @@ def rows_table(title: str, rows: list[dict[str, Any]]) -> str:
     for row in rows:
         state = row.get("state") or row.get("stage") or row.get("device") or ""
         sentence = row.get("detail") or row.get("sentence") or ""
+        if "backends" in row:
+            sentence += f" ({', '.join(row['backends']) or 'no backend'})"
         if row.get("unavailable"):
             sentence = f"NOT AVAILABLE: {row['unavailable']}"
         table.add_row(clean(str(row["name"])), clean(str(state)), clean(str(sentence)))

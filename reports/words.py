@@ -167,6 +167,26 @@ SENTENCES: dict[str, Sentence] = {
     "cache.commit-equivalence": _committed,
     "cache.untouched-slots": "The step changed the {kind} at {slot}, which it neither wrote nor moved.",
     "cache.fast-equals-full": _fast,
+    "cache.stale-unreachable": (
+        "Filling free, padded and stale cells with other numbers changed what came out{by}: {observed}. Something "
+        "reads a cell that holds nothing."
+    ),
+    "attention.page-permutation": "The same columns in other pages gave other bits{by}: {observed}.",
+    "cache.page-boundary": "The same columns, cut into pages elsewhere, gave other bits{by}: {observed}.",
+    "cache.layout-equivalent": "This layout does not give what {expected} gives{by}: {observed}.",
+    "attention.batch-mate-independent": (
+        "In company the request is not what it is alone: expected {expected}, got {observed}{by}."
+    ),
+    "lossless.schedule-independent": (
+        "With the requests of each batch in another order, the request gave {expected} instead of {observed}."
+    ),
+    "lossless.interruption-isolated": (
+        "What was done to another request changed this one: expected {expected}, got {observed}{by}."
+    ),
+    "cache.allocator-conserves": "The pages do not add up after this action: expected {expected}, found {observed}.",
+    "cache.prefix-reuse": (
+        "With a reused prefix the request gave {observed}; computing the prefix anew gives {expected}{by}."
+    ),
     "draft.fidelity": (
         "The draft, run step by step on its own cache, scores {node} otherwise than from scratch{by}: its state has "
         "drifted."
