@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from reference.case import Case
+from reference.session import Action
 from reference.trace import Array, Stage, Trace
 from reference.world import Blocks, Given, World
 
@@ -79,6 +80,42 @@ class Tabled(Protocol):
 
     def samples(self, world: World, seeds: Array) -> Blocks:
         """Draft and accept in `world` on the backend's own random numbers, request b seeded with `seeds[b]`."""
+        ...
+
+
+class Live(Protocol):
+    """A session that goes on: its requests, and what was done to them so far."""
+
+    def do(self, action: Action) -> None:
+        """Do `action` to those of its requests to which it can happen; nothing, if there are none.
+
+        Raises:
+            StageFailure: when the engine's own checks stopped it; the session is over.
+        """
+        ...
+
+    @property
+    def trace(self) -> Trace:
+        """What happened so far; `shared` is there, and one account for each action if pages are counted at all."""
+        ...
+
+
+@runtime_checkable
+class Serving(Protocol):
+    """A backend whose sessions can be played action by action, so that each action depends on what came before.
+
+    It is optional; who declares sessions and has it is driven by the session machine of `properties.machine`.
+    """
+
+    def serve(self, case: Case) -> Live:
+        """Open the session of `case` and play the actions that it names; more may come.
+
+        What comes later names requests that the session lists, and the trees of a switch are no larger than the
+        largest that the session names by then. A fork may come at any time.
+
+        Raises:
+            Unsupported, StageFailure: as `Backend.run`.
+        """
         ...
 
 

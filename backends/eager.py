@@ -2,12 +2,12 @@
 
 import torch
 
-from backends.base import Declaration, StageFailure, Unavailable, Unsupported
+from backends.base import Declaration, Live, StageFailure, Unavailable, Unsupported
 from backends.engine.composition import SEAMS
 from backends.engine.models import DTYPES, Shelf
 from backends.engine.sampling.rounds import Tables
 from backends.engine.seams import Seams
-from backends.engine.server import play
+from backends.engine.server import play, serve
 from reference.case import Case
 from reference.layout import COMMITS, KINDS
 from reference.rules import RULES
@@ -42,9 +42,13 @@ class EagerBackend:
 
     def run(self, case: Case) -> Trace:
         """Generate as the case says; see `backends.base.Backend.run`."""
-        if case.dtype not in DTYPES:
-            raise Unsupported(f"dtype {case.dtype}: this engine has {', '.join(DTYPES)}")
+        _refuse_dtype(case)
         return play(case, self._shelf, self.seams)
+
+    def serve(self, case: Case) -> Live:
+        """Play the case's session and wait for more; see `backends.base.Serving`."""
+        _refuse_dtype(case)
+        return serve(case, self._shelf, self.seams)
 
     def verify(self, given: Given, tape: Array) -> Blocks:
         """See `backends.base.Tabled`."""
@@ -57,6 +61,11 @@ class EagerBackend:
     def samples(self, world: World, seeds: Array) -> Blocks:
         """See `backends.base.Tabled`."""
         return self._tables.samples(world, seeds)
+
+
+def _refuse_dtype(case: Case) -> None:
+    if case.dtype not in DTYPES:
+        raise Unsupported(f"dtype {case.dtype}: this engine has {', '.join(DTYPES)}")
 
 
 def open_cpu() -> EagerBackend:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from reference.case import Case
+from reference.session import Action
 from reference.trace import Array, Stage, Trace
 from reference.world import Blocks, Given, World
 
@@ -55,6 +56,23 @@ class Tables(Protocol):
         ...
 
 
+class Live(Protocol):
+    """A session that goes on; `do` raises NoTrace where it breaks. See `backends.base.Live`."""
+
+    def do(self, action: Action) -> None:
+        """Do one thing."""
+        ...
+
+    @property
+    def trace(self) -> Trace:
+        """What happened so far."""
+        ...
+
+
+Serve = Callable[[Case], Live]
+"""Opens the session of a case; raises NoTrace where it cannot."""
+
+
 class Subject:
     """A backend under test.
 
@@ -63,6 +81,7 @@ class Subject:
         reveals: Stages its traces may hold.
         tables: Its sampling on tables, or None if it has no such door.
         takes_tape: Whether its coins are those of the case's tape.
+        serve: Its sessions, action by action, or None if it has no such door.
         forward_s: Seconds inside its forwards so far, over every run.
         runs: Runs so far.
         notes: What invariants computed once for a case and share, by key.
@@ -76,11 +95,13 @@ class Subject:
         keep: int = 48,
         tables: Tables | None = None,
         takes_tape: bool = False,
+        serve: Serve | None = None,
     ) -> None:
         self.name = name
         self.reveals = reveals
         self.tables = tables
         self.takes_tape = takes_tape
+        self.serve = serve
         self.forward_s = 0.0
         self.runs = 0
         self.notes: OrderedDict[object, object] = OrderedDict()

@@ -3,11 +3,12 @@
 from collections.abc import Callable
 
 from backends import faults
-from backends.base import Backend, StageFailure, Tabled, Unsupported
+from backends.base import Backend, Serving, StageFailure, Tabled, Unsupported
 from backends.faults.fault import Fault
 from backends.registry import open_backend
-from properties.subject import Crashed, Declined, NoTrace, Subject
+from properties.subject import Crashed, Declined, Live, NoTrace, Subject
 from reference.case import Case
+from reference.session import Action
 from reference.trace import Array, Stage, Trace
 from reference.world import Blocks, Given, World
 from specverify.selection import Unknown
@@ -51,15 +52,53 @@ def subject_of(backend: Backend, keep: int = 48) -> Subject:
             return Declined(reason)
         try:
             return backend.run(case)
-        except Unsupported as why:
-            return Declined(str(why))
-        except StageFailure as why:
-            return Crashed(why.stage, why.why)
-        except Exception as why:  # an engine under test may raise anything, and that is a finding
-            return Crashed(None, f"{type(why).__name__}: {' '.join(str(why).split())[:200]}")
+        except Exception as why:
+            return _ended(why)
+
+    def serve(case: Case) -> Live:
+        assert isinstance(backend, Serving)
+        reason = _outside(backend, case)
+        if reason is not None:
+            raise NoTrace(Declined(reason))
+        return GuardedLive(backend, case)
 
     tables = Guarded(backend) if isinstance(backend, Tabled) else None
-    return Subject(declared.name, run, declared.reveals, keep, tables, declared.takes_tape)
+    door = serve if declared.sessions and isinstance(backend, Serving) else None
+    return Subject(declared.name, run, declared.reveals, keep, tables, declared.takes_tape, door)
+
+
+def _ended(why: Exception) -> Declined | Crashed:
+    """What an exception of a backend means: an engine under test may raise anything, and that is a finding."""
+    if isinstance(why, Unsupported):
+        return Declined(str(why))
+    if isinstance(why, StageFailure):
+        return Crashed(why.stage, why.why)
+    return Crashed(None, f"{type(why).__name__}: {' '.join(str(why).split())[:200]}")
+
+
+class GuardedLive:
+    """A backend's live session, whose refusals and breaks become what invariants understand."""
+
+    def __init__(self, backend: Serving, case: Case) -> None:
+        try:
+            self._live = backend.serve(case)
+        except Exception as why:
+            raise NoTrace(_ended(why)) from why
+
+    def do(self, action: Action) -> None:
+        """As `Live.do`; raises NoTrace."""
+        try:
+            self._live.do(action)
+        except Exception as why:
+            raise NoTrace(_ended(why)) from why
+
+    @property
+    def trace(self) -> Trace:
+        """As `Live.trace`; raises NoTrace."""
+        try:
+            return self._live.trace
+        except Exception as why:
+            raise NoTrace(_ended(why)) from why
 
 
 class Guarded:

@@ -32,6 +32,7 @@ class Server:
     """The requests of one case: its own, number 0, and the mates of its session.
 
     Attributes:
+        session: Its mates, and the actions known beforehand.
         requests: Those that entered, by number.
         accounts: Pages and columns after each action.
     """
@@ -40,19 +41,18 @@ class Server:
         self.case = case
         self.requests: dict[int, Request] = {}
         self.accounts: list[Account] = []
-        self._session = case.session or Session()
+        self.session = case.session or Session()
         self._shelf = shelf
         self._seams = seams
         self._models: dict[CausalLm, float] = {}
         self._evicted: set[int] = set()
         self._over: set[int] = set()
         self._target = self._open(case, seams.attend, seams.kv.lanes)
-        plans = [case.alone(number) for number in range(1 + len(self._session.mates))]
-        drafts = [one.draft for one in plans] + [one.draft for one in self._session.actions if one.draft is not None]
+        plans = [case.alone(number) for number in range(1 + len(self.session.mates))]
+        drafts = [one.draft for one in plans] + [one.draft for one in self.session.actions if one.draft is not None]
         self._rows = max(case.layout.padded_nodes, *map(largest, drafts)) + 1
-        # A fork begins with all that its source has by then.
-        forks = any(action.kind == "fork" for action in self._session.actions)
-        self._capacity = (sum if forks else max)(one.longest for one in plans) + self._rows
+        # A fork, which may come at any time, begins with all that its source has by then.
+        self._capacity = sum(one.longest for one in plans) + self._rows
         pages = case.layout.pages_for(self._capacity) * len(plans) if case.layout.kind in PAGED else 0
         if case.session is None:  # with one it would wait for others
             refuse_small_pool(case.layout, self._capacity)
@@ -77,7 +77,7 @@ class Server:
         self.accounts.append(self._account())
 
     def _possible(self, action: Action) -> tuple[int, ...]:
-        new = set(range(1 + len(self._session.mates))) - set(self.requests)
+        new = set(range(1 + len(self.session.mates))) - set(self.requests)
         living = self.living
         if action.kind == "fork":
             source, twin = action.requests
@@ -147,6 +147,8 @@ class Server:
             request.prefill()
 
     def _switch(self, request: Request, case: Case) -> None:
+        if largest(case.draft) >= self._rows:
+            raise Unsupported(f"a switch to trees of {largest(case.draft)} nodes: there is room for {self._rows - 1}")
         model = self._draft_model(case)
         if model is not request.lease.owner:
             request.lease = self._arena.with_draft(request.lease, model, self._capacity, self._rows)
@@ -250,7 +252,7 @@ class Server:
             return replace(own, forward_s=self.forward_s)
         every = tuple(
             self.requests[number].trace if number in self.requests else None
-            for number in range(1 + len(self._session.mates))
+            for number in range(1 + len(self.session.mates))
         )
         prompts = tuple(self.requests[number].case.prompt if one else () for number, one in enumerate(every))
         return replace(own, forward_s=self.forward_s, shared=Shared(every, prompts, tuple(self.accounts)))
@@ -280,6 +282,20 @@ def _naming(request: Request) -> Iterator[None]:
         raise StageFailure(request.at, f"{type(error).__name__}: {why}") from error
 
 
+def serve(case: Case, shelf: Shelf, seams: Seams) -> Server:
+    """A server on which the actions of the case's session are played, and more may come.
+
+    It has room for forks at any time, and for trees as large as the largest that the session names.
+
+    Raises:
+        StageFailure, Unsupported: as `play`.
+    """
+    server = Server(case if case.session is not None else replace(case, session=Session()), shelf, seams)
+    for action in server.session.actions:
+        server.do(action)
+    return server
+
+
 def play(case: Case, shelf: Shelf, seams: Seams) -> Trace:
     """The trace of `case`: its session's actions, or its own request alone until a stop or the end of its steps.
 
@@ -287,11 +303,9 @@ def play(case: Case, shelf: Shelf, seams: Seams) -> Trace:
         StageFailure: for whatever breaks on the way, with the stage in which it broke.
         Unsupported: for a model that cannot be run so.
     """
-    server = Server(case, shelf, seams)
     if case.session is not None:
-        for action in case.session.actions:
-            server.do(action)
-        return server.trace
+        return serve(case, shelf, seams).trace
+    server = Server(case, shelf, seams)
     server.do(Action("add", (0,)))
     taken = 0
     while 0 in server.living and (not case.steps or taken < case.steps):
