@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from backends import faults
 from properties.invariants import ALL
 from properties.judge import judge
 from reference.decoder import Oracle
@@ -25,4 +26,9 @@ def test_faulty_engine_fails_where_it_was_planted(file: Path) -> None:
     subject = subject_of(open_planted("cpu-eager", saved.fault))
     verdict = judge(saved.case, ALL, Oracle(), subject)
     assert verdict.first is not None
-    assert verdict.first.stage is saved.stage
+    assert saved.fault is not None
+    assert verdict.first.stage is saved.stage is faults.named(saved.fault).stage
+
+
+def test_every_fault_has_its_smallest_case() -> None:
+    assert {file.stem for file in CORPUS} == {fault.name for fault in faults.ALL}
