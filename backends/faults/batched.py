@@ -1,0 +1,218 @@
+"""Faults of a batch of unequal trees: whose rows, padding and columns are written, read and seen in one forward."""
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from backends.engine.kv.arena import Arena, Lease, Model
+from backends.engine.kv.base import KvCache
+from backends.engine.kv.lanes import Lanes
+from backends.engine.kv.paged import Paged
+from backends.engine.seams import Seams
+from backends.faults.fault import Fault
+from reference.layout import PAGED
+from reference.trace import Stage
+
+
+def _lanes(seams: Seams, lanes: type[Lanes]) -> Seams:
+    return replace(seams, kv=replace(seams.kv, lanes=lanes))
+
+
+def tree_size_of_first(seams: Seams) -> Seams:
+    """Rows of a lane from the size of lane 0's tree on are taken for padding: they see nothing but themselves."""
+
+    class OneSize(Lanes):
+        def masks(self, layer: int, visible: list[Tensor]) -> Tensor:
+            right, own = super().masks(layer, visible), self._rows[0]
+            for lane, (cache, rows) in enumerate(zip(self._caches, self._rows, strict=True)):
+                alone = torch.zeros(rows, cache.length + cache.rows, dtype=torch.bool)
+                alone[torch.arange(rows), cache.length + torch.arange(rows)] = True
+                shown = cache.shown(layer, alone)
+                right[lane, 0, own:rows] = False
+                right[lane, 0, own:rows, : shown.shape[1]] = shown[own:]
+            return right
+
+    return _lanes(seams, OneSize)
+
+
+def padded_layout_packed(seams: Seams) -> Seams:
+    """The padded rows of the batch are copied, as they lie, into a buffer for the real ones."""
+
+    class Packed(Lanes):
+        def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any) -> Any:
+            real = sum(self._rows)
+            moved = [
+                self._unpacked(one, one.transpose(0, 1).flatten(1, 2)[:, :real]) for one in (key_states, value_states)
+            ]
+            return super().update(moved[0], moved[1], layer_idx)
+
+        def _unpacked(self, padded: Tensor, packed: Tensor) -> Tensor:
+            lanes = padded.clone()
+            begin = 0
+            for lane, rows in enumerate(self._rows):
+                lanes[lane, :, :rows] = packed[:, begin : begin + rows]
+                begin += rows
+            return lanes
+
+    return _lanes(seams, Packed)
+
+
+def padding_writes_slot_zero(seams: Seams) -> Seams:
+    """Padding rows write to slot 0 of the pool, which is no slot of its own but the first of page 0."""
+
+    class NoNullSlot(Lanes):
+        def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any) -> Any:
+            for lane, (cache, rows) in enumerate(zip(self._caches, self._rows, strict=True)):
+                if rows < self._width and isinstance(cache, Paged):
+                    for cells, new in zip(cache.pool.layers[layer_idx], (key_states, value_states), strict=True):
+                        cells.flatten(0, 1)[0] = new[lane, :, -1]
+            return super().update(key_states, value_states, layer_idx)
+
+    return _lanes(seams, NoNullSlot)
+
+
+def mask_of_first(seams: Seams) -> Seams:
+    """One mask, lane 0's, is broadcast over the batch."""
+
+    class OneMask(Lanes):
+        def masks(self, layer: int, visible: list[Tensor]) -> Tensor:
+            right = super().masks(layer, visible)
+            return right[:1].expand_as(right)
+
+    return _lanes(seams, OneMask)
+
+
+def caches_in_slot_order(seams: Seams) -> Seams:
+    """Rows are in the order of the batch, the caches that they read in the order of their slots."""
+
+    class BySlot(Lanes):
+        def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any) -> Any:
+            keys, values = super().update(key_states, value_states, layer_idx)
+            slot = sorted(range(len(self._caches)), key=lambda lane: _slot(self._caches[lane], lane))
+            return keys[slot], values[slot]
+
+    return _lanes(seams, BySlot)
+
+
+def _slot(cache: KvCache, lane: int) -> int:
+    """The first page of a cache, or its lane where it has none."""
+    return cache.blocks.table[0] if isinstance(cache, Paged) else lane
+
+
+def filler_seen(seams: Seams) -> Seams:
+    """A lane with fewer columns than the widest sees the filler behind its own."""
+
+    class Open(Lanes):
+        def masks(self, layer: int, visible: list[Tensor]) -> Tensor:
+            right = super().masks(layer, visible)
+            for lane, (cache, rows) in enumerate(zip(self._caches, self._rows, strict=True)):
+                own = cache.shown(layer, visible[lane]).shape[1] + self._width - rows
+                right[lane, :, :, own:] = True
+            return right
+
+    return _lanes(seams, Open)
+
+
+def padding_seen(seams: Seams) -> Seams:
+    """Padding rows of a lane are seen by its own rows."""
+
+    class Seen(Lanes):
+        def masks(self, layer: int, visible: list[Tensor]) -> Tensor:
+            right = super().masks(layer, visible)
+            for lane, (cache, rows) in enumerate(zip(self._caches, self._rows, strict=True)):
+                begin = cache.shown(layer, visible[lane]).shape[1]
+                right[lane, :, :, begin : begin + self._width - rows] = True
+            return right
+
+    return _lanes(seams, Seen)
+
+
+def room_without_tree(seams: Seams) -> Seams:
+    """Buffers have room for the longest text and none for a tree beyond it."""
+
+    class Tight(Arena):
+        def lease(
+            self, target: Model, draft: Model | None, capacity: int, rows: int, tokens: tuple[int, ...] = ()
+        ) -> Lease:
+            tight = capacity if self.layout.kind in PAGED else capacity - rows
+            return super().lease(target, draft, tight, rows, tokens)
+
+    return replace(seams, arena=Tight)
+
+
+FAULTS = (
+    Fault(
+        "tree-size-of-first-lane",
+        "BZ-136",
+        Stage.ATTENDED,
+        "The tree size of the first request of the batch is used for all: longer ones are taken for padding.",
+        "catalogue BZ-136: strange tokens of a batch larger than one",
+        "a batch whose first tree is not the largest",
+        tree_size_of_first,
+    ),
+    Fault(
+        "padded-rows-over-neighbours",
+        "BZ-084",
+        Stage.ATTENDED,
+        "Padded rows are copied as they lie into a buffer for the real rows: padding lands on the next request's rows.",
+        "catalogue BZ-084: padded rows copied into a buffer sized for real tokens",
+        "a batch whose first tree is smaller than another",
+        padded_layout_packed,
+    ),
+    Fault(
+        "padding-writes-slot-zero",
+        "BZ-049",
+        Stage.ATTENDED,
+        "Padding rows write to slot 0, which belongs to a living request, instead of to a slot that nobody reads.",
+        "catalogue BZ-049: padded rows point to a live slot 0",
+        "pages, and a batch of unequal trees while a request holds page 0",
+        padding_writes_slot_zero,
+    ),
+    Fault(
+        "mask-of-first-lane",
+        "",
+        Stage.ATTENDED,
+        "The tree mask of the first request of the batch is used for all.",
+        "family of catalogue BZ-136: row 0 of the batch stands for every row",
+        "a batch of two",
+        mask_of_first,
+    ),
+    Fault(
+        "caches-in-slot-order",
+        "BZ-075",
+        Stage.ATTENDED,
+        "The order of slots is taken for the order of the batch: rows attend to another request's cache.",
+        "catalogue BZ-075: decoder slots not in batch order",
+        "pages, and a batch in another order than that of the first pages of its requests",
+        caches_in_slot_order,
+    ),
+    Fault(
+        "filler-of-batch-seen",
+        "",
+        Stage.ATTENDED,
+        "A request with a shorter prefix sees the filler behind its own columns.",
+        "family of catalogue BZ-097: padding lanes stay in the softmax",
+        "a batch of unequal prefixes or trees",
+        filler_seen,
+    ),
+    Fault(
+        "padding-rows-of-batch-seen",
+        "",
+        Stage.ATTENDED,
+        "A request with a smaller tree sees the padding rows of its lane.",
+        "family of catalogue BZ-097: padding lanes stay in the softmax",
+        "a batch of unequal trees",
+        padding_seen,
+    ),
+    Fault(
+        "buffer-without-room-for-tree",
+        "BZ-073",
+        Stage.ATTENDED,
+        "KV buffers are sized by the longest text without the tree that hangs from its end.",
+        "catalogue BZ-073: buffers sized by context length instead of speculative capacity",
+        "a pre-allocated layout; a tree wider than high, or padded, near the end of the output",
+        room_without_tree,
+    ),
+)

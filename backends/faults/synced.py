@@ -1,0 +1,287 @@
+"""Faults of the draft's cache in step with the target's: what it is fed, whose cells it uses, what survives."""
+
+from dataclasses import replace
+
+from torch import Tensor
+
+from backends.engine.draft.language_model import ModelDraft
+from backends.engine.kv.arena import Arena, Lease, Model
+from backends.engine.kv.base import KvCache, Pair
+from backends.engine.kv.paged import Paged, Pool
+from backends.engine.kv.prefix import PrefixCache
+from backends.engine.request import Request
+from backends.engine.seams import Seams
+from backends.faults.fault import Fault
+from reference.trace import Stage
+
+
+def _drafting(seams: Seams, kind: type[ModelDraft]) -> Seams:
+    """Requests whose model draft is of class `kind`."""
+
+    class Drafting(Request):
+        def prefill(self) -> None:
+            self._adopt()
+            super().prefill()
+
+        def propose(self) -> None:
+            self._adopt()
+            super().propose()
+
+        def _adopt(self) -> None:
+            if type(self.draft) is ModelDraft:
+                self.draft.__class__ = kind
+
+    return replace(seams, request=Drafting)
+
+
+def own_guess_fed(seams: Seams) -> Seams:
+    """After full acceptance the draft is fed its own best token at the place of the bonus."""
+
+    class Guessing(ModelDraft):
+        def _catch_up(self, tokens: list[int]) -> Tensor:
+            if not 0 < self.cache.length == len(tokens) - 2:
+                return super()._catch_up(tokens)
+            # The accepted leaf and the bonus are missing: it was not told of the bonus yet.
+            ahead = super()._catch_up(tokens[:-1])
+            guess = int(self._vocabulary[int(ahead[0].argmax())])
+            return super()._catch_up([*tokens[:-1], guess])
+
+    return _drafting(seams, Guessing)
+
+
+def unverified_restored(seams: Seams) -> Seams:
+    """A draft's cache is saved with the rows of its last block, none of them rejected, and restored as it was saved."""
+
+    class Saving(ModelDraft):
+        _saved: tuple[Pair, ...] = ()
+
+        def settle(self, kept: list[int]) -> None:
+            self._saved = tuple(self.cache.read(layer) for layer in range(self.cache.layers))
+            super().settle(kept)
+
+        def resume(self, cache: KvCache | None) -> None:
+            super().resume(cache)
+            columns = min((keys.shape[-2] for keys, _ in self._saved), default=0)
+            if columns and not self.cache.length and not self.cache.most_rows:
+                self.cache.open(columns)
+                for layer, (keys, values) in enumerate(self._saved):
+                    self.cache.write(layer, keys[:, :columns], values[:, :columns])
+                self.cache.commit(list(range(columns)))
+
+        def _catch_up(self, tokens: list[int]) -> Tensor:
+            if self.cache.length > len(tokens):
+                self.cache.crop(len(tokens))
+            return super()._catch_up(tokens)
+
+    return _drafting(seams, Saving)
+
+
+def scores_survive(seams: Seams) -> Seams:
+    """The remembered scores of the root survive a restart, although the request went on since."""
+
+    class Remembering(ModelDraft):
+        _stale: Tensor | None = None
+
+        def resume(self, cache: KvCache | None) -> None:
+            self._stale = self._root_scores
+            super().resume(cache)
+
+        def _catch_up(self, tokens: list[int]) -> Tensor:
+            right, stale, self._stale = super()._catch_up(tokens), self._stale, None
+            return right if stale is None else stale
+
+    return _drafting(seams, Remembering)
+
+
+def leaf_filled_with_bonus(seams: Seams) -> Seams:
+    """Of the tokens that the draft has not seen only the last is handed over, once for each that is missing."""
+
+    class Short(ModelDraft):
+        def _catch_up(self, tokens: list[int]) -> Tensor:
+            known = self.cache.length
+            if known:
+                tokens = [*tokens[:known], *tokens[-1:] * (len(tokens) - known)]
+            return super()._catch_up(tokens)
+
+    return _drafting(seams, Short)
+
+
+def rejected_rewritten(seams: Seams) -> Seams:
+    """Rejected rows stay in the draft's batch as padding and are written to the slots they had once more."""
+
+    def roll_back(cache: KvCache, fed: list[int]) -> None:
+        padding = [row for row in range(len(fed)) if row not in fed]
+        rows = [row if row in padding else fed[row] for row in range(len(fed))]
+        seams.roll_back(cache, rows)
+
+    return replace(seams, roll_back=roll_back)
+
+
+def one_cache(seams: Seams) -> Seams:
+    """A target that drafts for itself passes its own cache object to the draft."""
+
+    class Shared(Arena):
+        def lease(
+            self, target: Model, draft: Model | None, capacity: int, rows: int, tokens: tuple[int, ...] = ()
+        ) -> Lease:
+            lease = super().lease(target, draft, capacity, rows, tokens)
+            return replace(lease, draft=lease.target) if draft is target else lease
+
+    return replace(seams, arena=Shared)
+
+
+def one_pool(seams: Seams) -> Seams:
+    """A target that drafts for itself has one pool for both caches: the draft writes where the target's columns lie."""
+
+    class OnePool(Arena):
+        def _pool(self, model: Model, role: str, capacity: int, rows: int) -> Pool:
+            return super()._pool(model, "target", capacity, rows)
+
+    return replace(seams, arena=OnePool)
+
+
+def fork_complete(seams: Seams) -> Seams:
+    """A fork takes the length of the target's cache for the draft's as well."""
+
+    class Complete(Arena):
+        def fork(self, source: Lease, target: Model, draft: Model | None, capacity: int, rows: int) -> Lease:
+            lease = super().fork(source, target, draft, capacity, rows)
+            if isinstance(lease.draft, Paged):
+                lease.draft.length = lease.target.length
+            return lease
+
+    return replace(seams, arena=Complete)
+
+
+def kept_without_draft(seams: Seams) -> Seams:
+    """Pages are kept as far as the target committed them, whatever the draft has written."""
+
+    class TargetOnly(Arena):
+        def give_back(self, lease: Lease, tokens: tuple[int, ...] = ()) -> None:
+            if lease.draft is not None and tokens:
+                lease.draft.length = lease.target.length
+            super().give_back(lease, tokens)
+
+    return replace(seams, arena=TargetOnly)
+
+
+def key_one_short(seams: Seams) -> Seams:
+    """The draft's columns of a kept page are shared between requests that differ in the last token of the page."""
+
+    class Nearly(Arena):
+        def _paged(
+            self, target: Model, draft: Model | None, capacity: int, rows: int, tokens: tuple[int, ...]
+        ) -> Lease:
+            lease = super()._paged(target, draft, capacity, rows, tokens)
+            page = None if self.prefix is None else self._near(self.prefix, draft, tokens, lease.reused)
+            if page is None or not isinstance(lease.draft, Paged):
+                return lease
+            kept = [tuple(cells[page].transpose(0, 1) for cells in pair) for pair in lease.draft.pool.layers]
+            lease.draft.open(self.layout.page_size)
+            for layer, (keys, values) in enumerate(kept):
+                lease.draft.write(layer, keys, values)
+            lease.draft.commit(list(range(self.layout.page_size)))
+            return lease
+
+        def _near(self, prefix: PrefixCache, draft: Model | None, tokens: tuple[int, ...], reused: int) -> int | None:
+            end = reused + self.layout.page_size
+            for (owner, known), page in prefix._kept.items() if end <= len(tokens) else ():
+                if owner is draft and len(known) == end and known[:-1] == tokens[: end - 1]:
+                    return page
+            return None
+
+    return replace(seams, arena=Nearly)
+
+
+FAULTS = (
+    Fault(
+        "draft-fed-its-own-guess",
+        "BZ-011",
+        Stage.DRAFTED,
+        "After full acceptance the draft is fed its own best token where the bonus stands, and its KV stays.",
+        "catalogue BZ-011: KV corruption in the draft cache with and without a bonus token",
+        "a draft model whose accepted path ends in a leaf, and a bonus that it would not have guessed",
+        own_guess_fed,
+    ),
+    Fault(
+        "unverified-rows-restored",
+        "BZ-036",
+        Stage.DRAFTED,
+        "The draft's cache is restored with the rows of its last block as valid, verified or not.",
+        "catalogue BZ-036: unverified drafts stay in the draft's KV across a transfer",
+        "a draft model; a rejected inner node beside an accepted leaf; then evict, restore and step",
+        unverified_restored,
+    ),
+    Fault(
+        "draft-pages-shared-one-token-short",
+        "BZ-063",
+        Stage.DRAFTED,
+        "A kept page's draft KV is shared with a request whose tokens differ in the last one that it depends on.",
+        "catalogue BZ-063: prefix hit shifts the draft's inputs",
+        "a prefix cache; two requests with a draft model that part at the last token of a page",
+        key_one_short,
+    ),
+    Fault(
+        "draft-in-targets-pool",
+        "BZ-085",
+        Stage.COMMITTED,
+        "The draft's cache lies in the target's pool.",
+        "catalogue BZ-085: draft attention metadata refers to the target's KV pool",
+        "pages; a target that drafts for itself; rows that do not lie as the draft's do",
+        one_pool,
+    ),
+    Fault(
+        "one-cache-for-target-and-draft",
+        "BZ-112",
+        Stage.LOWERED,
+        "The draft is given the target's own cache object.",
+        "catalogue BZ-112: the main model's past_key_values passed to the assistant",
+        "a target that drafts for itself",
+        one_cache,
+    ),
+    Fault(
+        "root-scores-survive-restart",
+        "BZ-170",
+        Stage.DRAFTED,
+        "Scores of the root that the draft remembers survive a restart.",
+        "catalogue BZ-170: speculated future tokens survive a restart",
+        "a draft model; a step, then evict, restore and step",
+        scores_survive,
+    ),
+    Fault(
+        "rejected-rows-rewritten",
+        "BZ-032",
+        Stage.COMMITTED,
+        "Rejected rows stay in the draft's batch as padding with real slots, over what was moved there.",
+        "catalogue BZ-032: padding tokens keep real slots",
+        "a draft model; a rejected inner node before an accepted one",
+        rejected_rewritten,
+    ),
+    Fault(
+        "accepted-leaf-fed-as-bonus",
+        "",
+        Stage.DRAFTED,
+        "Of the tokens that the draft lacks only the last is handed over, in the place of all of them.",
+        "family of catalogue BZ-167: a hole in the draft's KV after full acceptance",
+        "a draft model whose accepted path ends in a leaf",
+        leaf_filled_with_bonus,
+    ),
+    Fault(
+        "fork-marks-draft-complete",
+        "",
+        Stage.DRAFTED,
+        "A fork marks as many columns of the draft's cache as filled as of the target's.",
+        "family of catalogue BZ-170: draft cache length not synchronised when a prefix is reused",
+        "pages; a fork of a request with a draft model that has not been fed everything",
+        fork_complete,
+    ),
+    Fault(
+        "prefix-kept-without-draft",
+        "",
+        Stage.DRAFTED,
+        "Pages are kept that the draft never wrote: the next request finds its cache uninitialised.",
+        "family of catalogue BZ-170: draft cache length not synchronised when a prefix is reused",
+        "a prefix cache; a request with a draft model that lags behind at its end, and one that begins alike",
+        kept_without_draft,
+    ),
+)
