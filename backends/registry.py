@@ -4,6 +4,7 @@ import importlib
 from dataclasses import dataclass
 
 from backends.base import Backend, Declaration, Unavailable
+from reference.layout import KINDS
 
 
 @dataclass(frozen=True)
@@ -15,12 +16,14 @@ class Row:
         factory: `module:function` that opens it, imported on use.
         device: What it needs: cpu, cuda, npu.
         sentence: What it is.
+        layouts: KvLayout.kind values that it declares, known here so that nobody must open it to ask.
     """
 
     name: str
     factory: str
     device: str
     sentence: str
+    layouts: tuple[str, ...] = tuple(KINDS)
 
 
 ROWS: tuple[Row, ...] = (
@@ -65,6 +68,16 @@ def open_backend(name: str) -> Backend:
     if not isinstance(backend, Backend) or not isinstance(backend.declaration, Declaration):
         raise UnknownBackend(f"backend {name!r}: what {attribute!r} returns has no run() and declaration")
     return backend
+
+
+def layouts_of(name: str) -> tuple[str, ...]:
+    """The KV layouts that a backend declares; a stranger's is opened for it.
+
+    Raises:
+        UnknownBackend, Unavailable: as `open_backend`, for `pkg.module:factory`.
+    """
+    known = {row.name: row.layouts for row in ROWS}
+    return known[name] if name in known else open_backend(name).declaration.layouts
 
 
 def _brief(why: BaseException) -> str:

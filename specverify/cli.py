@@ -50,6 +50,7 @@ def cli() -> None:
 @click.option("--report", type=click.Path(path_type=Path), default=Path(".specverify"), help="Folder for reports.")
 @click.option("--junit", metavar="FILE", help="Write a JUnit XML report.")
 @click.option("--json", "json_file", metavar="FILE|-", help="Write the result as one JSON object.")
+@click.option("--layout", metavar="NAME", help="Only this KV layout: `list layouts` (default: all, mixed).")
 @click.option("--fault", metavar="NAME", help="Plant this catalogue fault in the engine first.")
 @click.option(
     "--processor",
@@ -74,6 +75,7 @@ def diff(
     report: Path,
     junit: str | None,
     json_file: str | None,
+    layout: str | None,
     fault: str | None,
     processors: tuple[str, ...],
     **settings: Any,
@@ -86,6 +88,12 @@ def diff(
     sampling = sampling_options.sampling_of(model, settings)
     name = backend or DEVICES[device or "cpu"]
     _check_names(name, device, against, invariants, fault)
+    if layout is not None:
+        from specverify.selection import check_layout
+
+        if model is not None:
+            raise click.UsageError("--layout is for drawn cases, not for --model")
+        check_layout(layout, (name, against) if against is not None else (name,))
     if model is None:  # a checkpoint has a vocabulary of its own to try them on
         from specverify.processors import admit
 
@@ -107,6 +115,7 @@ def diff(
         jobs=1 if model is not None else jobs or default_jobs(device or "cpu"),
         fault=fault,
         processors=processors,
+        layout=layout,
     )
     return command.diff(plan, report, junit, json_file)
 
@@ -208,10 +217,10 @@ def law(**options: Any) -> int:
 
 
 @cli.command("list")
-@click.argument("subject", required=False, type=click.Choice(["backends", "invariants", "faults", "models"]))
+@click.argument("subject", required=False, type=click.Choice(["backends", "layouts", "invariants", "faults", "models"]))
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def list_(subject: str | None, as_json: bool) -> int:
-    """List backends (available, or why not), invariants, faults, models."""
+    """List backends (available, or why not), KV layouts, invariants, faults, models."""
     from reports.tables import rows_table
     from reports.writing import write_json
     from specverify.listing import SUBJECTS, listing

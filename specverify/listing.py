@@ -1,4 +1,4 @@
-"""The command `list`: backends, invariants, faults and models, each with its sentence."""
+"""The command `list`: backends, layouts, invariants, faults and models, each with its sentence."""
 
 from typing import Any
 
@@ -7,14 +7,16 @@ from backends.registry import ROWS, why_unavailable
 from properties.invariants import ALL
 from properties.strategies.models import GALLERY
 from reference.architecture import Architecture
+from reference.layout import KINDS
 from specverify.checkpoints import BUILT_IN
 
-SUBJECTS = ("backends", "invariants", "faults", "models")
+SUBJECTS = ("backends", "layouts", "invariants", "faults", "models")
 
 
 def listing(subject: str) -> list[dict[str, Any]]:
     """The rows of one subject, as `--json` prints them."""
-    return {"backends": backends, "invariants": invariants, "faults": catalogue, "models": models}[subject]()
+    made = {"backends": backends, "layouts": layouts, "invariants": invariants, "faults": catalogue, "models": models}
+    return made[subject]()
 
 
 def backends() -> list[dict[str, Any]]:
@@ -22,6 +24,14 @@ def backends() -> list[dict[str, Any]]:
     return [
         {"name": row.name, "device": row.device, "sentence": row.sentence, "unavailable": why_unavailable(row.name)}
         for row in ROWS
+    ]
+
+
+def layouts() -> list[dict[str, Any]]:
+    """Every KV layout, and the backends that declare it, whether or not they can be opened here."""
+    return [
+        {"name": kind, "sentence": words, "backends": [row.name for row in ROWS if kind in row.layouts]}
+        for kind, words in KINDS.items()
     ]
 
 

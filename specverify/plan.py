@@ -31,6 +31,7 @@ class Plan:
         jobs: Worker processes.
         fault: Catalogue fault to plant, or None.
         processors: Custom processors that the drawn cases name, `pkg.module:function`.
+        layout: KV layout of every drawn case, one of `reference.layout.KINDS`; None mixes them.
         shrink_s: Seconds for shrinking a failing case.
     """
 
@@ -48,6 +49,7 @@ class Plan:
     jobs: int = 1
     fault: str | None = None
     processors: tuple[str, ...] = ()
+    layout: str | None = None
     shrink_s: float = SHRINK_S
 
     def slice(self, worker: int) -> "Plan":

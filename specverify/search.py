@@ -75,7 +75,7 @@ class Search:
                     suppress_health_check=list(HealthCheck),
                     report_multiple_bugs=False,
                     print_blob=False,
-                )(given(cases(self.plan.dtypes, self.plan.processors))(self._try))
+                )(given(cases(self.plan.dtypes, self.plan.processors, self.plan.layout))(self._try))
             )
             with suppress(Enough, Differs, Flaky):  # what was found is in _first and _best
                 drawn()

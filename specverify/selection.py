@@ -1,9 +1,11 @@
-"""Names on the command line that mean something without an engine: invariants by glob."""
+"""Names on the command line that mean something without an engine: invariants by glob, KV layouts."""
 
 from fnmatch import fnmatchcase
 
+from backends.registry import layouts_of
 from properties.invariant import Invariant
 from properties.invariants import ALL
+from reference.layout import KINDS
 
 
 class Unknown(ValueError):
@@ -20,3 +22,18 @@ def invariants_matching(globs: tuple[str, ...]) -> tuple[Invariant, ...]:
         if not any(fnmatchcase(one.name, glob) for one in ALL):
             raise Unknown(f"no invariant matches {glob!r}: `specverify list invariants` names them")
     return tuple(one for one in ALL if not globs or any(fnmatchcase(one.name, glob) for glob in globs))
+
+
+def check_layout(layout: str, backends: tuple[str, ...]) -> None:
+    """Refuse a KV layout that nobody knows, or that one of `backends` does not declare.
+
+    Raises:
+        Unknown: for either.
+        UnknownBackend, Unavailable: for a `pkg.module:factory` that cannot be opened to ask.
+    """
+    if layout not in KINDS:
+        raise Unknown(f"no KV layout is called {layout!r}: known are {', '.join(KINDS)}")
+    for backend in backends:
+        declared = layouts_of(backend)
+        if layout not in declared:
+            raise Unknown(f"{backend} declares no KV layout {layout}: it has {', '.join(declared) or 'none'}")
