@@ -5,15 +5,23 @@ from backends.engine.seams import Seams
 from backends.faults import (
     accepted,
     attended,
+    batched,
     chunked,
     committed,
     drafted,
     emitted,
+    freed,
+    kept,
     lowered,
+    paged,
     processed,
+    reused,
     sampled,
     scored,
+    shared,
+    stale,
     stopped,
+    synced,
 )
 from backends.faults.fault import Fault
 
@@ -29,6 +37,14 @@ ALL: tuple[Fault, ...] = (
     *emitted.FAULTS,
     *stopped.FAULTS,
     *committed.FAULTS,
+    *batched.FAULTS,
+    *shared.FAULTS,
+    *synced.FAULTS,
+    *kept.FAULTS,
+    *stale.FAULTS,
+    *paged.FAULTS,
+    *reused.FAULTS,
+    *freed.FAULTS,
 )
 
 

@@ -1,0 +1,300 @@
+"""Faults of layouts without pages: how their commits bring accepted rows home, and what a forward sees of them."""
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from backends.engine.kv.arena import Arena, Lease, Model
+from backends.engine.kv.base import KvCache, Pair, picked
+from backends.engine.kv.branch import Branch
+from backends.engine.kv.scratch import Scratch
+from backends.engine.kv.sliding import Sliding
+from backends.engine.kv.static import Static
+from backends.engine.seams import Seams
+from backends.faults.fault import Fault
+from reference.trace import Stage
+
+# The draft's cache is of the same class: what a fault does to the target alone, it does in the seam of its commit.
+
+
+def last_layer_in_place(seams: Seams) -> Seams:
+    """Accepted rows are moved in every layer but the last."""
+
+    def commit(cache: KvCache, path: list[int]) -> str | None:
+        for layer in range(max(1, cache.layers - 1)):
+            block = cache.block(layer)
+            for held, kept in zip(block, picked(block, path), strict=True):
+                held[..., : len(path), :] = kept
+            cache.amend(layer, *block)
+        return seams.commit(cache, list(range(len(path))))
+
+    return replace(seams, commit=commit)
+
+
+class Fast(Branch):
+    """Says which way it goes."""
+
+    def is_fast(self, path: list[int]) -> bool:
+        """Whether accepted rows are appended to the prefix as it is."""
+        return self._way(path)[0] == "fast"
+
+
+def fast_without_offset(seams: Seams) -> Seams:
+    """The fast reorder indexes the branch by rows of the block, as if no prefix came before them."""
+
+    def commit(cache: KvCache, path: list[int]) -> str | None:
+        if isinstance(cache, Fast) and cache.is_fast(path):
+            for layer in range(cache.layers):
+                block = cache.block(layer)
+                for held, taken in zip(block, picked(cache.read(layer), path), strict=True):
+                    held[..., path, :] = taken
+                cache.amend(layer, *block)
+        return seams.commit(cache, path)
+
+    return replace(seams, commit=commit, kv=replace(seams.kv, branch=Fast))
+
+
+def scratch_in_row_order(seams: Seams) -> Seams:
+    """Accepted scratch rows are copied in the order of the rows, not in that of the path."""
+
+    def commit(cache: KvCache, path: list[int]) -> str | None:
+        return seams.commit(cache, sorted(path) if isinstance(cache, Scratch) else path)
+
+    return replace(seams, commit=commit)
+
+
+class Flat(Scratch):
+    """Its commits go where the rows of all blocks so far would end, had none been rejected."""
+
+    rejected = 0
+
+    def commit_flat(self, path: list[int]) -> None:
+        """Copy the accepted rows, as many columns too late as rows were rejected before."""
+        begin = self.length + self.rejected
+        for committed, rows in zip(self.buffers, self.scratch, strict=True):
+            for buffer, new in zip(committed, picked(rows, path), strict=True):
+                room = max(0, min(len(path), buffer.shape[-2] - begin))
+                buffer[..., begin : begin + room, :] = new[..., :room, :]
+        self.rejected += self.rows - len(path)
+        self.length, self.rows = self.length + len(path), 0
+
+
+def at_flat_index(seams: Seams) -> Seams:
+    """Accepted rows are committed at their index among all rows so far, not at their depth."""
+
+    def commit(cache: KvCache, path: list[int]) -> str | None:
+        if not isinstance(cache, Flat):
+            return seams.commit(cache, path)
+        cache.commit_flat(path)
+        return None
+
+    return replace(seams, commit=commit, kv=replace(seams.kv, scratch=Flat))
+
+
+class Cropped(Static):
+    """Crops into new tensors; forwards go on with those that they captured."""
+
+    captured: list[Pair] | None = None
+
+    def crop_anew(self) -> None:
+        """Copy the committed columns into tensors of their own."""
+        self.captured = self.captured or self.buffers
+        fresh = [(torch.zeros_like(keys), torch.zeros_like(values)) for keys, values in self.buffers]
+        for pair, old in zip(fresh, self.buffers, strict=True):
+            for buffer, one in zip(pair, old, strict=True):
+                buffer[..., : self.length, :] = one[..., : self.length, :]
+        self.buffers = fresh
+
+    def write(self, layer: int, keys: Tensor, values: Tensor) -> None:
+        """Into the captured tensors."""
+        end = self.length + self.rows
+        for buffer, new in zip((self.captured or self.buffers)[layer], (keys, values), strict=True):
+            buffer[..., end - keys.shape[-2] : end, :] = new
+
+    def read(self, layer: int) -> Pair:
+        """The captured tensors."""
+        return (self.captured or self.buffers)[layer]
+
+
+def cropped_anew(seams: Seams) -> Seams:
+    """A rejection makes new, shorter tensors; the captured forward keeps the old ones."""
+
+    def commit(cache: KvCache, path: list[int]) -> str | None:
+        rejected = cache.rows > len(path)
+        why = seams.commit(cache, path)
+        if isinstance(cache, Cropped) and rejected:
+            cache.crop_anew()
+        return why
+
+    return replace(seams, commit=commit, kv=replace(seams.kv, static=Cropped))
+
+
+class Ring(Sliding):
+    """Loses what a ring of the span's size would lose when it is rewound."""
+
+    def lose(self, written: list[Pair], end: int) -> None:
+        """Put rejected rows where the columns lie whose cells they took.
+
+        Args:
+            written: Every row of the block, by layer.
+            end: Columns before the rewind.
+        """
+        for layer, (reach, pair) in enumerate(zip(self._reaches, written, strict=True)):
+            for column in range(self.length, end) if reach.span else ():
+                row = pair[0].shape[-2] - (end - column)
+                for lost in range(column - reach.span, self.first(layer) - 1, -reach.span):
+                    if lost < self.length:
+                        self._put(layer, lost, (pair[0][..., row : row + 1, :], pair[1][..., row : row + 1, :]))
+
+
+def ring_rewound(seams: Seams) -> Seams:
+    """The ring's write index is decremented on rejection; what rejected rows overwrote stays overwritten."""
+
+    def commit(cache: KvCache, path: list[int]) -> str | None:
+        if not isinstance(cache, Ring):
+            return seams.commit(cache, path)
+        written, end = [cache.block(layer) for layer in range(cache.layers)], cache.length + cache.rows
+        why = seams.commit(cache, path)
+        cache.lose(written, end)
+        return why
+
+    return replace(seams, commit=commit, kv=replace(seams.kv, sliding=Ring))
+
+
+class Restored(Static):
+    """Keeps the last committed column of each sequence to put it back after a rejection."""
+
+    lane = -1
+    sequence = -1
+    snapshots: dict[int, list[Pair]]
+
+    def remember(self) -> None:
+        """Keep the last committed column, under the number of the sequence."""
+        last = slice(self.length - 1, self.length)
+        if self.length:
+            kept = [(keys[..., last, :].clone(), values[..., last, :].clone()) for keys, values in self.buffers]
+            self.snapshots[self.sequence] = kept
+
+    def put_back(self, length: int) -> None:
+        """Put the last of `length` columns back, from what is kept under the number of the lane."""
+        saved = self.snapshots.get(self.lane)
+        if length and saved is not None:
+            for pair, old in zip(self.buffers, saved, strict=True):
+                for buffer, one in zip(pair, old, strict=True):
+                    buffer[..., length - 1 : length, :] = one
+
+
+class Numbered(Arena):
+    """Gives each sequence the lowest free number, and all of them one store of snapshots."""
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self._snapshots: dict[int, list[Pair]] = {}
+        self._taken: set[int] = set()
+
+    def lease(
+        self, target: Model, draft: Model | None, capacity: int, rows: int, tokens: tuple[int, ...] = ()
+    ) -> Lease:
+        """See `Arena.lease`."""
+        lease = super().lease(target, draft, capacity, rows, tokens)
+        if isinstance(lease.target, Restored):
+            lease.target.sequence = min(set(range(len(self._taken) + 1)) - self._taken)
+            lease.target.snapshots = self._snapshots
+            self._taken.add(lease.target.sequence)
+        return lease
+
+    def give_back(self, lease: Lease, tokens: tuple[int, ...] = ()) -> None:
+        """See `Arena.give_back`."""
+        if isinstance(lease.target, Restored):
+            self._taken.discard(lease.target.sequence)
+        super().give_back(lease, tokens)
+
+
+def restored_by_lane(seams: Seams) -> Seams:
+    """Snapshots are kept by sequence and restored by lane of the batch."""
+
+    class ByLane(seams.kv.lanes):  # type: ignore[misc,name-defined]
+        def __init__(self, caches: list[KvCache], rows: list[int], filler: float = 0.0) -> None:
+            super().__init__(caches, rows, filler)
+            for lane, cache in enumerate(caches):
+                if isinstance(cache, Restored):
+                    cache.lane = lane
+                    cache.remember()
+
+    def commit(cache: KvCache, path: list[int]) -> str | None:
+        length, rejected = cache.length, cache.rows > len(path)
+        why = seams.commit(cache, path)
+        if isinstance(cache, Restored) and rejected:
+            cache.put_back(length)
+        return why
+
+    return replace(seams, commit=commit, arena=Numbered, kv=replace(seams.kv, static=Restored, lanes=ByLane))
+
+
+FAULTS = (
+    Fault(
+        "committed-at-flat-index",
+        "BZ-153",
+        Stage.COMMITTED,
+        "From the second tree on, accepted rows are committed at their index among all rows, not at their depth.",
+        "catalogue BZ-153: committed token part wrong after the second tree verification",
+        "layout scratch, and a step after one with a rejected row",
+        at_flat_index,
+    ),
+    Fault(
+        "crop-makes-new-tensors",
+        "BZ-109",
+        Stage.COMMITTED,
+        "A crop of the static cache makes new tensors, while the forward goes on writing to the old ones.",
+        "catalogue BZ-109: crop on StaticCache creates a new shorter cache",
+        "layout static, and a step after one with a rejected row",
+        cropped_anew,
+    ),
+    Fault(
+        "ring-rewound-by-index",
+        "BZ-116",
+        Stage.COMMITTED,
+        "A full ring of the window's size is rewound by its index; what rejected rows overwrote is not restored.",
+        "catalogue BZ-116: rotating cache full, rewind impossible but verification goes on",
+        "layout sliding, a full window, and two rejected rows",
+        ring_rewound,
+    ),
+    Fault(
+        "snapshot-restored-by-lane",
+        "BZ-120",
+        Stage.COMMITTED,
+        "After a rejection the snapshot of another sequence is restored: it is found by the lane of the batch.",
+        "catalogue BZ-120: rollback snapshot of one sequence clobbers others",
+        "layout static, and a request with a rejected row in another's lane",
+        restored_by_lane,
+    ),
+    Fault(
+        "last-layer-not-moved",
+        "",
+        Stage.COMMITTED,
+        "Accepted rows are moved in all layers but the last, whose buffer is forgotten.",
+        "family of catalogue BZ-061: one of several buffers is left out of the move",
+        "an accepted path that is not a prefix of the row order",
+        last_layer_in_place,
+    ),
+    Fault(
+        "fast-reorder-without-offset",
+        "",
+        Stage.COMMITTED,
+        "The fast reorder takes rows by their index in the block, without the length of the prefix before them.",
+        "family of catalogue BZ-133: one way of the commit has an index formula of its own",
+        "commit by fast, over a prefix",
+        fast_without_offset,
+    ),
+    Fault(
+        "scratch-committed-in-row-order",
+        "",
+        Stage.COMMITTED,
+        "Accepted scratch rows are copied in the order of the rows, not in that of the path.",
+        "family of catalogue BZ-132: compaction that presumes increasing rows",
+        "layout scratch, and an accepted node whose row comes before its parent's",
+        scratch_in_row_order,
+    ),
+)

@@ -1,0 +1,159 @@
+"""Faults of paged writes: the slots that rows go to, and the room that is made for them."""
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from backends.engine.kv.base import KvCache, in_order, picked
+from backends.engine.kv.lanes import Lanes
+from backends.engine.kv.paged import Paged
+from backends.engine.kv.pages import Blocks
+from backends.engine.seams import Seams
+from backends.faults.fault import Fault
+from reference.trace import Stage
+
+
+class Uniform(Lanes):
+    """Takes the packed rows of a batch for a rectangle."""
+
+    def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any) -> Any:
+        """Rows of lane b are looked for from b * width on among the packed rows of all lanes."""
+        return super().update(self._taken(key_states), self._taken(value_states), layer_idx)
+
+    def _taken(self, states: Tensor) -> Tensor:
+        packed = torch.cat([one[:, :rows] for one, rows in zip(states, self._rows, strict=True)], 1)
+        moved = states.clone()
+        for lane, rows in enumerate(self._rows):
+            index = lane * self._width + torch.arange(rows, device=states.device)
+            moved[lane, :, :rows] = packed[:, index.clamp(max=packed.shape[1] - 1)]
+        return moved
+
+
+def rectangular_slots(seams: Seams) -> Seams:
+    """Slots are computed as if every request of the batch had as many rows."""
+    return replace(seams, kv=replace(seams.kv, lanes=Uniform))
+
+
+class Contiguous(Paged):
+    """Writes a block of verification to slots that follow each other."""
+
+    verifying = False
+
+    def write(self, layer: int, keys: Tensor, values: Tensor) -> None:
+        """From the slot of the first row on, whatever the block table says of the next page."""
+        if not self.verifying:
+            super().write(layer, keys, values)
+            return
+        begin = int(self.slots(self.length, self.length + 1)[0])
+        for cells, new in zip(self.pool.layers[layer], (keys, values), strict=True):
+            flat = cells.flatten(0, 1)
+            room = min(new.shape[-2], len(flat) - begin)
+            flat[begin : begin + room] = new[..., :room, :].transpose(0, 1)
+
+
+def contiguous_slots(seams: Seams) -> Seams:
+    """A block that crosses into the next page is written to the page that lies next in memory."""
+
+    class Telling(seams.kv.lanes):  # type: ignore[misc,name-defined]
+        def __init__(self, caches: list[KvCache], rows: list[int], filler: float = 0.0) -> None:
+            super().__init__(caches, rows, filler)
+            for cache in caches:
+                if isinstance(cache, Contiguous):
+                    cache.verifying = True
+
+    return replace(seams, kv=replace(seams.kv, paged=Contiguous, lanes=Telling))
+
+
+class Behind(Blocks):
+    """Reserves without the columns whose commit is pending."""
+
+    pending = 0
+
+    def reserve(self, columns: int) -> None:
+        """As the host sees it, one round behind."""
+        super().reserve(columns - self.pending)
+
+    def own(self, begin: int, end: int) -> None:
+        """Those that the table has."""
+        super().own(begin, min(end, self.allocated))
+
+
+def reserved_one_round_behind(seams: Seams) -> Seams:
+    """Room is made for the tree over what was committed before the last round; writes run past the block table."""
+
+    def commit(cache: KvCache, path: list[int]) -> str | None:
+        why = seams.commit(cache, path)
+        if isinstance(cache, Paged) and isinstance(cache.blocks, Behind):
+            cache.blocks.pending = len(path)
+        return why
+
+    return replace(seams, commit=commit, kv=replace(seams.kv, blocks=Behind))
+
+
+class Apart(Paged):
+    """Moves keys through the block table, and values without."""
+
+    def commit_apart(self, path: list[int]) -> None:
+        """The number of a token is taken for its slot in the buffer of values."""
+        for layer, (_, cells) in enumerate(self.pool.layers):
+            block = self.block(layer)
+            keys, values = picked(block, path)
+            self._put(layer, self.length, (keys, block[1][..., : len(path), :]))
+            flat = cells.flatten(0, 1)
+            room = max(0, min(len(path), len(flat) - self.length))
+            flat[self.length : self.length + room] = values[..., :room, :].transpose(0, 1)
+        self.length, self.rows = self.length + len(path), 0
+
+
+def values_by_token(seams: Seams) -> Seams:
+    """The buffer beside the keys is moved by token numbers, as if it had no pages."""
+
+    def commit(cache: KvCache, path: list[int]) -> str | None:
+        if not isinstance(cache, Apart) or in_order(path):
+            return seams.commit(cache, path)
+        cache.commit_apart(path)
+        return None
+
+    return replace(seams, commit=commit, kv=replace(seams.kv, paged=Apart))
+
+
+FAULTS = (
+    Fault(
+        "slots-of-equal-rows",
+        "BZ-047",
+        Stage.ATTENDED,
+        "Rows are written to slots as if every request of the batch had as many of them.",
+        "catalogue BZ-047: decode slot mapping assumes the same number of tokens per request",
+        "two requests in a batch, the first with fewer rows than another",
+        rectangular_slots,
+    ),
+    Fault(
+        "block-written-to-next-in-memory",
+        "",
+        Stage.ATTENDED,
+        "A block that crosses a page's end goes on in the page that lies next in memory.",
+        "family of catalogue BZ-061: token slots that ignore the page layout",
+        "a block that crosses a page's end, and pages out of order",
+        contiguous_slots,
+    ),
+    Fault(
+        "reserved-one-round-behind",
+        "BZ-083",
+        Stage.ATTENDED,
+        "Room is reserved as if the last block were not accepted yet, and the next one runs past the block table.",
+        "catalogue BZ-083: device writes run ahead of host-allocated KV capacity",
+        "a block accepted to the end, then one that crosses into a page that was not reserved",
+        reserved_one_round_behind,
+    ),
+    Fault(
+        "values-moved-by-token-number",
+        "BZ-061",
+        Stage.COMMITTED,
+        "Accepted keys are moved through the block table, the buffer beside them by token numbers.",
+        "catalogue BZ-061: accepted-token move of an auxiliary per-token cache ignores page layout",
+        "pages out of order, and an accepted path that is not a prefix of the row order",
+        values_by_token,
+    ),
+)

@@ -1,0 +1,186 @@
+"""Faults of pages that requests share: by prefix, by fork, and when one of them writes."""
+
+from dataclasses import replace
+
+from backends.engine.kv.arena import Arena, Lease, Model
+from backends.engine.kv.base import OutOfPages
+from backends.engine.kv.pages import Blocks
+from backends.engine.kv.prefix import Key, PrefixCache
+from backends.engine.seams import Seams
+from backends.faults.fault import Fault
+from reference.trace import Stage
+
+
+class Early(Arena):
+    """Publishes the pages of a prompt when they are allocated."""
+
+    def lease(
+        self, target: Model, draft: Model | None, capacity: int, rows: int, tokens: tuple[int, ...] = ()
+    ) -> Lease:
+        """See `Arena.lease`."""
+        lease = super().lease(target, draft, capacity, rows, tokens)
+        if self.prefix is not None and lease.blocks is not None:
+            try:
+                lease.blocks.reserve(len(tokens))
+            except OutOfPages:
+                return lease
+            self.prefix.insert(draft, tokens, lease.blocks.table)
+        return lease
+
+
+def published_unwritten(seams: Seams) -> Seams:
+    """Pages are found by their tokens before any forward has written them."""
+    return replace(seams, arena=Early)
+
+
+class OneMore(Arena):
+    """Counts one column too many as reused."""
+
+    def lease(
+        self, target: Model, draft: Model | None, capacity: int, rows: int, tokens: tuple[int, ...] = ()
+    ) -> Lease:
+        """See `Arena.lease`."""
+        lease = super().lease(target, draft, capacity, rows, tokens)
+        if 0 < lease.reused < len(tokens):
+            lease.target.length += 1
+        return lease
+
+
+def reused_one_more(seams: Seams) -> Seams:
+    """The length of a reused prefix counts the position after it."""
+    return replace(seams, arena=OneMore)
+
+
+class Misaligned(Arena):
+    """Hands pages over from the tail of a table that has one more where the last page is full."""
+
+    def fork(self, source: Lease, target: Model, draft: Model | None, capacity: int, rows: int) -> Lease:
+        """See `Arena.fork`."""
+        blocks, columns = source.blocks, source.target.length
+        if blocks is None or not columns or columns % blocks.size or blocks.allocated <= columns:
+            return super().fork(source, target, draft, capacity, rows)
+        table = blocks.table
+        blocks.table = table[1:]
+        lease = super().fork(source, target, draft, capacity, rows)
+        blocks.table = table
+        return lease
+
+
+def handed_over_from_tail(seams: Seams) -> Seams:
+    """Tables of two sides are aligned at their ends; one has a page for drafts beyond a full last page."""
+    return replace(seams, arena=Misaligned)
+
+
+class Shared(Blocks):
+    """Writes to pages that others hold."""
+
+    def own(self, begin: int, end: int) -> None:
+        """Nothing is copied."""
+
+
+def never_copied(seams: Seams) -> Seams:
+    """A shared page that is partly filled is written by all who share it."""
+    return replace(seams, kv=replace(seams.kv, blocks=Shared))
+
+
+class TargetOnly(Blocks):
+    """Copies a page in the target's pool alone."""
+
+    def own(self, begin: int, end: int) -> None:
+        """The draft's pool comes first, where there is one."""
+        every, self.copy = self.copy, self.copy[-1:]
+        super().own(begin, end)
+        self.copy = every
+
+
+def copied_in_target(seams: Seams) -> Seams:
+    """Copy on write forgets the draft's half of a page."""
+    return replace(seams, kv=replace(seams.kv, blocks=TargetOnly))
+
+
+class ByPage(PrefixCache):
+    """Knows a page by the tokens in it."""
+
+    def _key(self, owner: object, tokens: tuple[int, ...], end: int) -> Key:
+        return owner, tokens[end - self._size : end]
+
+    def match(self, owner: object, tokens: tuple[int, ...]) -> list[int]:
+        """See `PrefixCache.match`."""
+        found: list[int] = []
+        for end in range(self._size, len(tokens) + 1, self._size):
+            page = self._kept.get(self._key(owner, tokens, end))
+            if page is None or page in found:
+                break
+            found.append(page)
+        return found
+
+    def insert(self, owner: object, tokens: tuple[int, ...], table: list[int]) -> None:
+        """See `PrefixCache.insert`."""
+        for place in range(len(tokens) // self._size):
+            key = self._key(owner, tokens, (place + 1) * self._size)
+            if key not in self._kept:
+                self._pages.share(table[place])
+                self._kept[key] = table[place]
+
+
+def known_by_own_tokens(seams: Seams) -> Seams:
+    """The key of a kept page leaves out the tokens before it."""
+    return replace(seams, kv=replace(seams.kv, prefix=ByPage))
+
+
+FAULTS = (
+    Fault(
+        "pages-published-unwritten",
+        "BZ-021",
+        Stage.ATTENDED,
+        "Pages of a prompt are published before a forward has written them, and the next request reads nothing.",
+        "catalogue BZ-021: prefix blocks published before the forward pass wrote their KV",
+        "layout prefix, and two prompts that begin with the same page, or one that is evicted and restored",
+        published_unwritten,
+    ),
+    Fault(
+        "reused-prefix-one-too-long",
+        "BZ-126",
+        Stage.ATTENDED,
+        "The committed length of a reused prefix counts the position after it, whose KV nobody wrote.",
+        "catalogue BZ-126: n_past computed with off-by-one from position",
+        "layout prefix, and a hit that is shorter than the prompt",
+        reused_one_more,
+    ),
+    Fault(
+        "pages-handed-over-from-the-tail",
+        "BZ-054",
+        Stage.ATTENDED,
+        "Where the last page is full, one side has a page more for drafts, and tables are aligned at their ends.",
+        "catalogue BZ-054: P/D transfer misaligns blocks if prompt is a multiple of the block size",
+        "a fork whose prefix is a multiple of the page size",
+        handed_over_from_tail,
+    ),
+    Fault(
+        "shared-page-written",
+        "",
+        Stage.COMMITTED,
+        "A partly filled page that two requests share is written by both: copy on write is missed.",
+        "family of catalogue BZ-068: pages shared by prefix corrupt unrelated requests",
+        "a fork whose prefix ends inside a page, both stepped in one batch",
+        never_copied,
+    ),
+    Fault(
+        "copy-on-write-forgets-draft",
+        "",
+        Stage.DRAFTED,
+        "A shared page is copied in the target's pool, and not in the draft's, which shares the block table.",
+        "family of catalogue BZ-061: a buffer beside keys and values is left out of the move",
+        "a fork with a draft model whose prefix ends inside a page",
+        copied_in_target,
+    ),
+    Fault(
+        "page-known-by-own-tokens",
+        "",
+        Stage.ATTENDED,
+        "A kept page is found by the tokens in it, whatever came before them.",
+        "family of catalogue BZ-126: what is reused is told by too little",
+        "layout prefix, and a page of tokens met again in another place",
+        known_by_own_tokens,
+    ),
+)

@@ -1,0 +1,125 @@
+"""Faults of what a verify forward sees of a cache that holds more, or other, cells than are committed."""
+
+from dataclasses import replace
+
+from torch import Tensor
+
+from backends.engine.kv.base import KvCache
+from backends.engine.kv.lanes import Lanes
+from backends.engine.kv.overwrite import Overwrite
+from backends.engine.kv.sliding import Sliding
+from backends.engine.kv.static import Static
+from backends.engine.seams import Seams
+from backends.faults.fault import Fault
+from reference.trace import Stage
+
+# The draft's cache is of the same class: lanes of the verify forward tell that a cache is the target's.
+
+
+def ring_for_one_token(seams: Seams) -> Seams:
+    """A ring is trimmed as for one new token, and all that is left in it is attended by every row of the block."""
+
+    class Trimmed(seams.kv.lanes):  # type: ignore[misc,name-defined]
+        def masks(self, layer: int, visible: list[Tensor]) -> Tensor:
+            opened = [self._all(*one, layer) for one in zip(self._caches, visible, strict=True)]
+            masks: Tensor = super().masks(layer, opened)
+            return masks
+
+        def _all(self, cache: KvCache, seen: Tensor, layer: int) -> Tensor:
+            if not isinstance(cache, Sliding):
+                return seen
+            seen = seen.clone()
+            seen[:, cache.first(layer) : cache.length] = True
+            return seen
+
+    return replace(seams, kv=replace(seams.kv, lanes=Trimmed))
+
+
+class Marked(Static):
+    """Knows how far it was ever written, and whether the forward is one of verification."""
+
+    verifying = False
+    high = 0
+    stale = 0
+
+    def open(self, rows: int) -> None:
+        """See `KvCache.open`."""
+        super().open(rows)
+        self.stale, self.high = self.high, max(self.high, self.length + self.rows)
+
+
+class Tail(Marked):
+    """Shows what rejected rows left behind the open ones."""
+
+    def shown(self, layer: int, visible: Tensor) -> Tensor:
+        """With the stale tail."""
+        seen: Tensor = super().shown(layer, visible)
+        if self.verifying:
+            seen[..., self.length + self.rows : self.stale] = True
+        return seen
+
+
+class Taken(Marked, Overwrite):
+    """Takes a column that was written before for one that is cached."""
+
+    def write(self, layer: int, keys: Tensor, values: Tensor) -> None:
+        """But for the root, where a rejected row has filled its column."""
+        root = [one[..., self.length : self.length + 1, :].clone() for one in self.buffers[layer]]
+        super().write(layer, keys, values)
+        if self.verifying and self.stale > self.length:
+            for buffer, old in zip(self.buffers[layer], root, strict=True):
+                buffer[..., self.length : self.length + 1, :] = old
+
+
+def _verifying(lanes: type[Lanes]) -> type[Lanes]:
+    """Lanes that tell caches of the target that they are verified."""
+
+    class Telling(lanes):  # type: ignore[misc,valid-type]
+        def __init__(self, caches: list[KvCache], rows: list[int], filler: float = 0.0) -> None:
+            super().__init__(caches, rows, filler)
+            for cache in caches:
+                if isinstance(cache, Marked):
+                    cache.verifying = True
+
+    return Telling
+
+
+def stale_tail_shown(seams: Seams) -> Seams:
+    """The mask over a static cache leaves open what rejected rows have left behind the block."""
+    return replace(seams, kv=replace(seams.kv, static=Tail, lanes=_verifying(seams.kv.lanes)))
+
+
+def stale_row_kept(seams: Seams) -> Seams:
+    """A column that a rejected row has filled is taken for cached: the root that belongs there is not written."""
+    return replace(seams, kv=replace(seams.kv, overwrite=Taken, lanes=_verifying(seams.kv.lanes)))
+
+
+FAULTS = (
+    Fault(
+        "ring-trimmed-for-one-token",
+        "BZ-117",
+        Stage.ATTENDED,
+        "A ring is trimmed as if one token came per call, so that deeper rows of a block see beyond their window.",
+        "catalogue BZ-117: ring cache eviction assumes one token per call",
+        "layout sliding, a full window, and a node below the root",
+        ring_for_one_token,
+    ),
+    Fault(
+        "static-tail-attended",
+        "",
+        Stage.ATTENDED,
+        "The mask over a static cache leaves open what rejected rows have left behind the block.",
+        "family of catalogue BZ-109: a pre-allocated cache whose length is not followed by the forward",
+        "layout static, and a smaller block after one with rejected rows",
+        stale_tail_shown,
+    ),
+    Fault(
+        "stale-column-taken-for-cached",
+        "",
+        Stage.ATTENDED,
+        "A column that a rejected row has filled is taken for cached, and the token that belongs there is not written.",
+        "family of catalogue BZ-116: rejected entries remain",
+        "layout overwrite, and a step after one with a rejected row",
+        stale_row_kept,
+    ),
+)
