@@ -228,7 +228,9 @@ def accounting(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
 
 
 INVARIANTS = (
-    Invariant("lossless.completes", "A case within the declaration runs to its end.", NONE, completes),
+    Invariant(
+        "lossless.completes", "A case within the declaration runs to its end.", NONE, completes, speaks_of="both"
+    ),
     Invariant(
         "lossless.greedy-match",
         "Every output token is the oracle's greedy choice given the tokens before it (rule T).",
