@@ -13,7 +13,6 @@ from backends.engine.kv.lanes import Lanes
 from backends.engine.kv.seams import KvSeams
 from backends.engine.reach import Reach
 from backends.engine.request import Request
-from backends.engine.sampling.step import StepSampling
 from backends.engine.seams import Seams
 from backends.engine.tensorise import TreeTensors
 from backends.faults.fault import Fault
@@ -117,19 +116,21 @@ def positions_of_first(seams: Seams) -> Seams:
 
 
 def penalties_of_first(seams: Seams) -> Seams:
-    """Logits of every request are penalised with the settings of the one that came first."""
+    """Logits of a request that samples are penalised with the settings of the first of its batch."""
     memory = Memory()
 
     class Served(Request):
-        def _chance(self) -> StepSampling | None:
-            mine = self.case
-            memory.first = memory.first or mine.sampling
-            settings = {name: getattr(memory.first, name) for name in PENALTIES}
-            self.case = replace(mine, sampling=replace(mine.sampling, **settings))
-            try:
-                return super()._chance()
-            finally:
-                self.case = mine
+        def propose(self) -> None:
+            memory.first = None
+            super().propose()
+
+        def settle(self, flat: Tensor, heads: list[Tensor]) -> None:
+            memory.first = memory.first or self.case.sampling
+            chance = None if self._block is None else self._block.chance
+            if chance is not None and chance.samples:
+                settings = {name: getattr(memory.first, name) for name in PENALTIES}
+                chance._case = replace(self.case, sampling=replace(self.case.sampling, **settings))
+            super().settle(flat, heads)
 
     return replace(_kept(seams, memory), request=Served)
 
@@ -214,12 +215,12 @@ FAULTS = (
         positions_of_first,
     ),
     Fault(
-        "penalties-of-first-request",
+        "penalties-of-first-lane",
         "BZ-144",
         Stage.SCORED,
-        "Penalties and banned words of the request that came first are used for all.",
+        "Penalties and banned words of the first request of the batch are used for all that sample.",
         "catalogue BZ-144: row 0's processor parameters for the batch",
-        "two requests with unlike penalties",
+        "a batch in which a request that samples has other penalties than the first",
         penalties_of_first,
     ),
     Fault(

@@ -1,22 +1,25 @@
 """Faults of the draft's cache in step with the target's: what it is fed, whose cells it uses, what survives."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from torch import Tensor
 
+from backends.engine.draft.base import Proposal
 from backends.engine.draft.language_model import ModelDraft
 from backends.engine.kv.arena import Arena, Lease, Model
 from backends.engine.kv.base import KvCache, Pair
 from backends.engine.kv.paged import Paged, Pool
 from backends.engine.kv.prefix import PrefixCache
 from backends.engine.request import Request
+from backends.engine.sampling.step import StepSampling
 from backends.engine.seams import Seams
 from backends.faults.fault import Fault
 from reference.trace import Stage
 
 
-def _drafting(seams: Seams, kind: type[ModelDraft]) -> Seams:
-    """Requests whose model draft is of class `kind`."""
+def _drafting(seams: Seams, kind: type[ModelDraft], where: Callable[[Lease], bool] = lambda lease: True) -> Seams:
+    """Requests whose model draft is of class `kind`, for leases that meet the condition."""
 
     class Drafting(Request):
         def prefill(self) -> None:
@@ -28,7 +31,7 @@ def _drafting(seams: Seams, kind: type[ModelDraft]) -> Seams:
             super().propose()
 
         def _adopt(self) -> None:
-            if type(self.draft) is ModelDraft:
+            if type(self.draft) is ModelDraft and where(self.lease):
                 self.draft.__class__ = kind
 
     return replace(seams, request=Drafting)
@@ -127,7 +130,16 @@ def one_cache(seams: Seams) -> Seams:
             lease = super().lease(target, draft, capacity, rows, tokens)
             return replace(lease, draft=lease.target) if draft is target else lease
 
-    return replace(seams, arena=Shared)
+    class Lodging(ModelDraft):
+        def propose(self, tokens: list[int], chance: StepSampling | None = None) -> Proposal:
+            proposal = super().propose(tokens, chance)
+            self.cache.commit(list(range(self.cache.rows)))  # the target knows of no rows that are not its own
+            return proposal
+
+        def settle(self, kept: list[int]) -> None:
+            pass  # the target's commit was the cache's
+
+    return _drafting(replace(seams, arena=Shared), Lodging, lambda lease: lease.draft is lease.target)
 
 
 def one_pool(seams: Seams) -> Seams:
@@ -176,7 +188,7 @@ def key_one_short(seams: Seams) -> Seams:
             page = None if self.prefix is None else self._near(self.prefix, draft, tokens, lease.reused)
             if page is None or not isinstance(lease.draft, Paged):
                 return lease
-            kept = [tuple(cells[page].transpose(0, 1) for cells in pair) for pair in lease.draft.pool.layers]
+            kept = [tuple(cells[page].transpose(0, 1).clone() for cells in pair) for pair in lease.draft.pool.layers]
             lease.draft.open(self.layout.page_size)
             for layer, (keys, values) in enumerate(kept):
                 lease.draft.write(layer, keys, values)
