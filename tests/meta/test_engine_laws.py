@@ -26,7 +26,9 @@ torch.set_num_threads(1)
 ENGINE = open_cpu()
 LIMIT = {"float64": 1e-10, "float32": 1e-6}
 WORLDS = 150
-"""Random worlds for each rule and kind of draft; both kinds make 300."""
+"""Random worlds for each rule and kind of draft; both kinds make 300, a third of them without `-m slow`."""
+
+PARTS = (0, pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow))
 
 LOSSLESS = [name for name, promise in RULES.items() if promise.lossless]
 
@@ -67,7 +69,7 @@ def lossless(world: World) -> bool:
     return world.sampling.rule.lossless(draws, distinct)
 
 
-@pytest.mark.parametrize("part", range(3))
+@pytest.mark.parametrize("part", PARTS)
 @pytest.mark.parametrize("drawn", [False, True], ids=["ranked", "drawn"])
 @pytest.mark.parametrize("name", LOSSLESS)
 def test_a_lossless_rule_is_lossless(name: str, drawn: bool, part: int) -> None:
