@@ -33,6 +33,30 @@ def figures_table(figures: dict[str, Any]) -> str:
     return printed(table)
 
 
+def kv_table(figures: dict[str, Any]) -> str:
+    """What `bench kv` found: times at the shortest prefix, and how many times as long the longer ones take."""
+    rows = figures["rows"]
+    prefixes = sorted({row["prefix"] for row in rows})
+    table = Table(title=f"bench kv: µs at {prefixes[0]} committed columns, then times as long at more",
+                  title_justify="left", box=None, padding=(0, 1, 0, 0))  # fmt: skip
+    for name in ("layout", "page", "kept"):
+        table.add_column(name, justify="left" if name == "layout" else "right", no_wrap=True)
+    for kind in ("verify", "commit"):
+        table.add_column(kind, justify="right", no_wrap=True)
+        for prefix in prefixes[1:]:
+            table.add_column(f"×{prefix}", justify="right", no_wrap=True)
+    lines: dict[tuple[str, int, int], list[dict[str, Any]]] = {}
+    for row in rows:
+        lines.setdefault((row["layout"], row["page_size"], row["accepted"]), []).append(row)
+    for (layout, page, accepted), line in lines.items():
+        cells = []
+        for kind in ("verify", "commit"):
+            cells.append(f"{line[0][f'{kind}_us']:.0f}")
+            cells += [f"{row[f'{kind}_ratio']:.1f}" for row in line[1:]]
+        table.add_row(layout, str(page or ""), str(accepted), *cells)
+    return printed(table)
+
+
 def calibration_table(figures: dict[str, Any]) -> str:
     """What `bench calibration` found: each figure, what it ought to be, and whether the gate stayed quiet."""
     tests, screen = figures["tests"], figures["screen_ks"]

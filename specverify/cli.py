@@ -252,27 +252,36 @@ def doctor(as_json: bool) -> int:
 
 
 @cli.command()
-@click.argument("what", default="throughput", type=click.Choice(["throughput", "calibration"]))
+@click.argument("what", default="throughput", type=click.Choice(["throughput", "calibration", "kv"]))
 @click.option("--backend", help="throughput: backend name or pkg.module:factory (default cpu-eager).")
 @click.option("--cases", type=click.IntRange(min=1), help="throughput: cases to judge (default 200).")
 @click.option("--tests", type=click.IntRange(min=1), help="calibration: black-box tests to run (default 10000).")
+@click.option("--layout", metavar="NAME", help="kv: only this KV layout (default: each).")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
 @click.option("--json", "json_file", metavar="FILE|-", help="Write the figures as one JSON object.")
 def bench(
-    what: str, backend: str | None, cases: int | None, tests: int | None, seed: int, json_file: str | None
+    what: str,
+    backend: str | None,
+    cases: int | None,
+    tests: int | None,
+    layout: str | None,
+    seed: int,
+    json_file: str | None,
 ) -> int:
     """Measure what checking costs, or how often it is wrong.
 
     throughput: cases per second, and wall time over time in the backend's forwards. calibration: black-box sampling
-    tests of correct samplers, which must not raise an alarm; exit 1 if one does.
+    tests of correct samplers, which must not raise an alarm; exit 1 if one does. kv: verify (one block written and
+    read, no model) and commit of each KV layout, against prefix length, page size and rows kept.
     """
-    from reports.tables import calibration_table, figures_table
+    from reports.tables import calibration_table, figures_table, kv_table
     from reports.writing import check, write_json
 
     for name, value, of in (
         ("backend", backend, "throughput"),
         ("cases", cases, "throughput"),
         ("tests", tests, "calibration"),
+        ("layout", layout, "kv"),
     ):
         if value is not None and of != what:
             raise click.UsageError(f"--{name} is for bench {of}")
@@ -283,6 +292,14 @@ def bench(
 
         figures = calibrate(tests or 10_000, seed)
         page = calibration_table(figures)
+    elif what == "kv":
+        from specverify.kvbench import REPETITIONS, measure
+        from specverify.selection import check_layout
+
+        if layout is not None:
+            check_layout(layout, ())
+        figures = measure(layout, REPETITIONS)
+        page = kv_table(figures)
     else:
         from specverify.bench import throughput
 

@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 
 from backends import eager
 from backends.base import Declaration
+from backends.engine.causal_lm import CausalLm
 from backends.registry import ROWS, layouts_of, open_backend
 from properties.finding import Verdict
 from properties.invariants import ALL
@@ -69,13 +70,13 @@ def told(capfd: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, 
 def forwards(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Every forward that a command runs."""
     ran: list[str] = []
-    forward = eager.play.__globals__["CausalLm"].forward
+    forward = CausalLm.forward
 
     def counted(*given: Any, **named: Any) -> Any:
         ran.append("forward")
         return forward(*given, **named)
 
-    monkeypatch.setattr(eager.play.__globals__["CausalLm"], "forward", counted)
+    monkeypatch.setattr(CausalLm, "forward", counted)
     return ran
 
 

@@ -270,7 +270,7 @@ def test_a_wrong_commit_shows(name: str, wrong: str) -> None:
     twin = Twin(name, lease(Arena(layout_of(name, 4, tuple(range(24)) if name in PAGED else ())), Anything()))
     list(blocks_of(twin, [3]))
     twin.open(4)
-    twin.cache.commit = WRONG[wrong](twin.cache)  # type: ignore[method-assign]
+    twin.cache.commit = WRONG[wrong](twin.cache)  # type: ignore[method-assign, assignment]
     twin.commit([0, 3, 1])
     with pytest.raises(AssertionError):
         twin.look()

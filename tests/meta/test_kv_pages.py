@@ -288,7 +288,8 @@ def test_pages_after_an_evicted_one_are_let_go_of_but_stay_with_their_holder() -
     other.release()
     assert cache.kept == (2, 0)
     pages.take(4)
-    assert (cache.kept, fork.table, pages.held[2]) == ((), [1, 2], 1)
+    assert not len(cache)
+    assert (fork.table, pages.held[2]) == ([1, 2], 1)
 
 
 def test_a_prefix_is_kept_only_where_target_and_draft_committed_it() -> None:

@@ -3,7 +3,7 @@
 The table is in DESIGN.md, "Layouts, and where bits agree".
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -18,10 +18,10 @@ from backends.engine.kv.seams import KvSeams
 from properties.closeness import beyond, noise
 from properties.strategies.cases import single_cases
 from properties.strategies.models import GALLERY
-from reference.architecture import Seeded
+from reference.architecture import Architecture, Seeded
 from reference.case import Case
 from reference.decoder import Oracle
-from reference.draft import LanguageModel, Ngram, Scripted
+from reference.draft import Draft, LanguageModel, Ngram, Scripted
 from reference.layout import KvLayout
 from reference.sampling import Stops
 from reference.session import Action, Mate, Session
@@ -136,7 +136,7 @@ def test_drawn_cases(number: int) -> None:
 
 
 WINDOWED = next(arch for arch in GALLERY if any(arch.windows))
-DRAFTS = {
+DRAFTS: dict[str, Callable[[Architecture], Draft]] = {
     "unordered": lambda arch: Scripted((TREE,)),
     "chain": lambda arch: Scripted(),
     "trie": lambda arch: Ngram(RankTree((0, 0, 0, 1), (0, 0, 1, 0)), 3),
