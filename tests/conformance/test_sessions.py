@@ -1,0 +1,87 @@
+"""The session machine on every backend that can be driven action by action, in every KV layout that it declares."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from properties.machine import ROUND, play
+from properties.tally import Failure
+from properties.watch import Played
+from reference.decoder import Oracle
+from reference.layout import KINDS, PAGED
+from reports import bundle
+from reports.terminal import failure_page
+from specverify.environment import environment
+from specverify.pytest_plugin import BackendUnderTest
+
+STEPS, INTERRUPTIONS = 20_000, 1_000
+"""What the slow test plays at least."""
+
+SPREAD_MIB = 96
+"""By how much memory may grow after the first quarter; a leak of 10 KiB per step would show."""
+
+
+def refuse(failure: Failure | None, folder: Path) -> None:
+    """Fail with the page of what differs, its bundle written to `folder`."""
+    if failure is not None:
+        file = bundle.save(folder, failure, environment())
+        pytest.fail(f"\n{failure_page(failure)}\n{file}", pytrace=False)
+
+
+@pytest.fixture
+def driven(backend: BackendUnderTest) -> BackendUnderTest:
+    if backend.subject.serve is None:
+        pytest.skip(f"{backend.name} declares no sessions that are played action by action")
+    return backend
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_request_notices_its_company(driven: BackendUnderTest, kind: str, tmp_path: Path) -> None:
+    if kind not in driven.declaration.layouts:
+        pytest.skip(f"{driven.name} declares no KV layout {kind}")
+    played = Played()
+    for number in range(2):
+        refuse(play(driven.subject, Oracle(), played, kind, sessions=3, actions=12, number=number), tmp_path)
+    assert played.judged == played.sessions > 0
+    assert played.compared > 0
+    assert played.interruptions.total() > 0
+
+
+@pytest.mark.slow
+def test_twenty_thousand_steps_and_a_thousand_interruptions(
+    driven: BackendUnderTest, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Run it with `pytest -m slow tests/conformance/test_sessions.py`; it prints a line for every 1,000 steps."""
+    played, oracle, kinds = Played(), Oracle(), driven.declaration.layouts
+    memory: list[float] = []
+    number = 0
+    while played.steps < STEPS or played.undisturbed < INTERRUPTIONS:
+        kind = (*kinds, *PAGED)[number % (len(kinds) + len(PAGED))]
+        kind = kind if kind in kinds else kinds[0]
+        refuse(play(driven.subject, oracle, played, kind, sessions=ROUND, number=number, judged=8), tmp_path)
+        number += 1
+        while len(memory) < played.steps // 1000:
+            memory.append(resident())
+            with capsys.disabled():
+                print(line(played, memory[-1]), flush=True)  # noqa: T201
+    with capsys.disabled():
+        print(played, flush=True)  # noqa: T201
+    settled = memory[len(memory) // 4]
+    assert memory[-1] - settled < SPREAD_MIB, f"MiB resident at every 1,000 steps: {memory}"
+
+
+def line(played: Played, resident_mib: float) -> str:
+    """One row of the table."""
+    return (
+        f"{played.steps:6} steps, {played.advances:6} of single requests, {played.compared:6} outputs compared, "
+        f"{played.interruptions.total():5} interruptions ({played.undisturbed} seen undisturbed), "
+        f"{played.sessions:5} sessions ({played.judged} judged by every invariant), {played.ties} ties, "
+        f"{resident_mib:.0f} MiB"
+    )
+
+
+def resident() -> float:
+    """MiB of memory that this process holds."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
