@@ -20,7 +20,7 @@ ACCEPTED = (1, 4, 8)
 ROWS = 16
 """Rows of the block."""
 
-REPETITIONS = 15
+REPETITIONS = 9
 WINDOW = 256
 """Of `sliding`, whose rings would else be plain buffers."""
 
