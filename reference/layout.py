@@ -23,7 +23,7 @@ PAGED = ("paged", "prefix")
 
 SYNCS = ("keep", "refeed")
 
-POISONS = ("", "large", "nan")
+POISONS = ("", "large", "nan", "others")
 LARGEST_PAGE = 128
 MOST_PAGES = 2**16
 
@@ -46,8 +46,9 @@ class KvLayout:
             block and feeds the accepted tokens anew.
         stay_in_chunk: Whether drafted nodes beyond the chunk of their root are cut before verification, the chunk being
             the target's shortest (Llama 4 with EAGLE); says nothing of a target without chunks.
-        poison: What fills free, padded and stale cells before each step: nothing, a `large` finite number, or `nan`
-            where no attention reads the cell and `large` elsewhere.
+        poison: What fills free, padded and stale cells before each step: nothing, a `large` finite number, `nan`
+            where no attention reads the cell and `large` elsewhere, or a key that belongs to one of the `others`, the
+            session's living requests (`large` where there is none).
     """
 
     commit: str = "path"

@@ -204,10 +204,7 @@ class Server:
             self._arena.give_back(request.lease, tuple(request.tokens))
 
     def _poison(self) -> None:
-        self._arena.poison()
-        for number in self.living:
-            for cache in self.requests[number].lease.caches:
-                self._arena.poison_own(cache)
+        self._arena.poison([self.requests[number].lease for number in sorted(self.living)])
 
     # What they are given.
 

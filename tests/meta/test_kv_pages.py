@@ -123,10 +123,7 @@ class Pool(RuleBasedStateMachine):
 
     @rule()
     def poison(self) -> None:
-        self.arena.poison()
-        for lease in self.leases:
-            for cache in lease.caches:
-                self.arena.poison_own(cache)
+        self.arena.poison(self.leases)
 
     @invariant()
     def no_page_is_lost(self) -> None:

@@ -1,11 +1,11 @@
 """The arena: where the caches of all requests of an engine come from and go back to, whatever their layout."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 from backends.base import Unsupported
-from backends.engine.kv.base import KvCache, Room
+from backends.engine.kv.base import KvCache, Poison, Room
 from backends.engine.kv.paged import Pool
 from backends.engine.kv.pages import Blocks
 from backends.engine.kv.seams import KvSeams
@@ -141,18 +141,25 @@ class Arena:
             lease.draft.release()
         lease.target.release()
 
-    def poison(self) -> None:
-        """Fill every free page, as `layout.poison` says."""
-        if self.layout.poison and self.pages.free:
-            number = LARGE if self.layout.poison == "large" else float("nan")
-            for pool in self._pools.values():
-                pool.fill(list(self.pages.free), number)
+    def poison(self, leases: Sequence[Lease] = ()) -> None:
+        """Fill every free page, and the free and stale cells of `leases`, as `layout.poison` says."""
+        if not self.layout.poison:
+            return
+        for pool in self._pools.values() if self.pages.free else ():
+            caches = [cache for lease in leases for cache in lease.caches if getattr(cache, "pool", None) is pool]
+            pool.fill(list(self.pages.free), self._filling(caches))
+        for lease in leases:
+            others = [one for one in leases if one is not lease]
+            lease.target.poison(self._filling([one.target for one in others]))
+            if lease.draft is not None:
+                same = [one.draft for one in others if one.draft is not None and one.owner is lease.owner]
+                lease.draft.poison(self._filling(same))
 
-    def poison_own(self, cache: KvCache) -> None:
-        """Fill the free and stale cells of a request's cache; with NaN only where attention does not read them."""
-        if self.layout.poison:
-            sound = self.layout.poison == "nan" and self.layout.kind != "static"
-            cache.poison(float("nan") if sound else LARGE)
+    def _filling(self, others: Sequence[KvCache]) -> Poison:
+        """What fills a cell, where `others` are caches of the same model; NaN only where attention does not read it."""
+        if self.layout.poison == "others":
+            return next((cache.held(0)[1][0, -1] for cache in others if cache.length), LARGE)
+        return float("nan") if self.layout.poison == "nan" and self.layout.kind != "static" else LARGE
 
     @property
     def filler(self) -> float:

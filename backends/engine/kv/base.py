@@ -11,6 +11,9 @@ from backends.engine.reach import Reach
 Pair = tuple[Tensor, Tensor]
 """Keys and values."""
 
+Poison = float | Tensor
+"""What fills a head of a cell: a number, or [head_dim]."""
+
 
 @dataclass(frozen=True)
 class Room:
@@ -113,7 +116,7 @@ class KvCache(Protocol):
         """The first committed column that is still there, and a copy of keys and values from it on."""
         ...
 
-    def poison(self, number: float) -> None:
+    def poison(self, number: Poison) -> None:
         """Fill every cell that holds neither a committed column nor an open row, so that reading one shows."""
         ...
 

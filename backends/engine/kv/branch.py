@@ -5,7 +5,7 @@ import os
 import torch
 from torch import Tensor
 
-from backends.engine.kv.base import KvCache, Pair, Room, in_order, picked
+from backends.engine.kv.base import KvCache, Pair, Poison, Room, in_order, picked
 
 FAST_SWITCH = "EA_FAST_CACHE_REORDER"
 """Environment switch of the fast reorder, as EAGLE-Pangu calls it: 0 never, 1 also where `path` is asked for."""
@@ -133,7 +133,7 @@ class Branch:
         keys, values = self.kept[layer]
         return 0, keys.clone(), values.clone()
 
-    def poison(self, number: float) -> None:
+    def poison(self, number: Poison) -> None:
         """Fill what lies behind the committed columns."""
         for pair in self._buffers:
             for buffer in pair:

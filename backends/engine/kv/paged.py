@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from backends.engine.kv.base import KvCache, Pair, Room, picked
+from backends.engine.kv.base import KvCache, Pair, Poison, Room, picked
 from backends.engine.kv.pages import Blocks
 
 
@@ -26,7 +26,7 @@ class Pool:
             for cells in pair:
                 cells[target] = cells[source]
 
-    def fill(self, pages: list[int], number: float) -> None:
+    def fill(self, pages: list[int], number: Poison) -> None:
         """Write `number` into every cell of `pages`."""
         for pair in self.layers:
             for cells in pair:
@@ -116,7 +116,7 @@ class Paged:
         """Everything committed."""
         return 0, *self._taken(layer, 0, self.length)
 
-    def poison(self, number: float) -> None:
+    def poison(self, number: Poison) -> None:
         """Fill the request's own cells after the open rows; free pages are the pool's business."""
         end = self.length + self.rows
         spare = [column for column in range(end, self.blocks.allocated) if self._mine(column)]

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from backends.engine.kv.base import KvCache, Pair, Room, picked
+from backends.engine.kv.base import KvCache, Pair, Poison, Room, picked
 
 
 class Scratch:
@@ -76,7 +76,7 @@ class Scratch:
         keys, values = self.buffers[layer]
         return 0, keys[..., : self.length, :].clone(), values[..., : self.length, :].clone()
 
-    def poison(self, number: float) -> None:
+    def poison(self, number: Poison) -> None:
         """Fill what is free in both buffers."""
         for committed, rows in zip(self.buffers, self.scratch, strict=True):
             for buffer in committed:

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from backends.engine.kv.base import KvCache, Pair, Room, picked
+from backends.engine.kv.base import KvCache, Pair, Poison, Room, picked
 
 
 class Sliding:
@@ -111,7 +111,7 @@ class Sliding:
         """Committed columns from the first that is still held."""
         return self.first(layer), *self._taken(layer, self.first(layer), self.length)
 
-    def poison(self, number: float) -> None:
+    def poison(self, number: Poison) -> None:
         """Fill all but the open rows, the held columns, and what the last token sees if it is fed again."""
         for layer, pair in enumerate(self.buffers):
             first = self._reaches[layer].first(max(0, self.length - 1))

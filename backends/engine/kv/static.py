@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from backends.engine.kv.base import KvCache, Pair, Room, picked
+from backends.engine.kv.base import KvCache, Pair, Poison, Room, picked
 
 
 class Static:
@@ -80,7 +80,7 @@ class Static:
         keys, values = self.buffers[layer]
         return 0, keys[..., : self.length, :].clone(), values[..., : self.length, :].clone()
 
-    def poison(self, number: float) -> None:
+    def poison(self, number: Poison) -> None:
         """Fill the cells after the open rows."""
         for pair in self.buffers:
             for buffer in pair:
