@@ -158,7 +158,9 @@ class Arena:
     def _filling(self, others: Sequence[KvCache]) -> Poison:
         """What fills a cell, where `others` are caches of the same model; NaN only where attention does not read it."""
         if self.layout.poison == "others":
-            return next((cache.held(0)[1][0, -1] for cache in others if cache.length), LARGE)
+            keys = (cache.held(0)[1] for cache in others)
+            # A layer with a window of one column holds none between steps.
+            return next((held[0, -1] for held in keys if held.shape[1]), LARGE)
         return float("nan") if self.layout.poison == "nan" and self.layout.kind != "static" else LARGE
 
     @property
