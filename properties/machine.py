@@ -24,17 +24,24 @@ from reference.case import Case
 from reference.draft import Draft, Scripted, largest
 from reference.layout import KvLayout
 from reference.malformed import Malformed
-from reference.sampling import Stops
-from reference.session import Action, Session
+from reference.sampling import Sampling, Stops
+from reference.session import Action, Mate, Session
 
 MOST_MATES = 7
 MOST_TOKENS = 24
 """Tokens that a request may emit: as many steps as that where nothing is accepted."""
 
+Declines = Callable[[Case], str | None]
+"""Says why a case is not taken, or None."""
+
 GO_ON = st.booleans()
 
 ROUND = 25
 """Sessions that Hypothesis draws from one seed; it remembers all of them while it draws."""
+
+
+def _mate(case: Case) -> Mate:
+    return Mate(case.prompt, case.draft, case.sampling, case.stops)
 
 
 def _longer(stops: Stops) -> st.SearchStrategy[Stops]:
@@ -44,15 +51,34 @@ def _longer(stops: Stops) -> st.SearchStrategy[Stops]:
     return st.one_of(free, free, free, tokens.map(lambda most: replace(stops, max_new_tokens=most)))
 
 
+def _anything(case: Case) -> str | None:
+    return None
+
+
+def _fitted(case: Case, declines: Declines) -> Case:
+    """`case`, or what is left of it when whatever is declined is taken away: sampling, draft, stops."""
+    if not declines(case):
+        return case
+    plain = replace(case, sampling=Sampling())
+    if not declines(plain):
+        return plain
+    bare = replace(plain, draft=Scripted(), stops=Stops(plain.stops.max_new_tokens))
+    return next((one for one in (replace(plain, stops=bare.stops), bare) if not declines(one)), bare)
+
+
 @st.composite
-def openings(draw: st.DrawFn, kind: str | None = None, dtype: str = "float32") -> Case:
-    """Sessions before anything happened: requests on one model, in KV layout `kind` if it is named."""
-    case = draw(single_cases((dtype,), (), kind))
+def openings(draw: st.DrawFn, kind: str | None = None, dtype: str = "float32", declines: Declines = _anything) -> Case:
+    """Sessions before anything happened: requests on one model, in KV layout `kind` if it is named.
+
+    What `declines` has a reason against is left out of its requests.
+    """
+    case = _fitted(draw(single_cases((dtype,), (), kind)), declines)
     assert isinstance(case.model, Seeded)
     stranger = draw(single_cases((dtype,), (), kind, case.model))
     company = []
+    unpaged = replace(case, layout=replace(case.layout, pages=()))  # drawn for one request of its own length
     for _ in range(draw(st.integers(2, MOST_MATES))):
-        mate = draw(mates(case, stranger))
+        mate = _mate(_fitted(replace(unpaged, session=Session((draw(mates(unpaged, stranger)),))).alone(1), declines))
         company.append(replace(mate, stops=draw(_longer(mate.stops))))
     whole = replace(case, layout=KvLayout(), steps=0, session=Session(tuple(company)))
     with suppress(Malformed):  # its model draft has no room for so many
@@ -210,7 +236,7 @@ def machine(
             for draft in (BRANCHES, *drafts):
                 if largest(draft) <= most and draft not in fitting and not isinstance(draft, Scripted):
                     fitting.append(draft)
-            return [draft for draft in fitting if _admitted(mine, draft)]
+            return [draft for draft in fitting if _admitted(mine, draft, subject.declines)]
 
         @precondition(lambda self: self.watch is not None)
         @rule(data=st.data(), kind=st.sampled_from(("add", "restore", "evict", "cancel", "preempt", "step")))
@@ -232,12 +258,11 @@ def machine(
     return Machine
 
 
-def _admitted(mine: Case, draft: Draft) -> bool:
+def _admitted(mine: Case, draft: Draft, declines: Declines) -> bool:
     try:
-        replace(mine, draft=draft)
+        return not declines(replace(mine, draft=draft))
     except Malformed:
         return False
-    return True
 
 
 def play(
@@ -278,7 +303,7 @@ def play(
         report_multiple_bugs=False,
         print_blob=False,
     )
-    drawn = machine(subject, oracle, openings(kind, dtype), played, judged)
+    drawn = machine(subject, oracle, openings(kind, dtype, subject.declines), played, judged)
     try:
         run_state_machine_as_test(seed(number)(drawn), settings=settled)
     except Differs as differs:

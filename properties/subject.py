@@ -82,6 +82,7 @@ class Subject:
         tables: Its sampling on tables, or None if it has no such door.
         takes_tape: Whether its coins are those of the case's tape.
         serve: Its sessions, action by action, or None if it has no such door.
+        declines: Why its declaration does not admit a case, or None.
         forward_s: Seconds inside its forwards so far, over every run.
         runs: Runs so far.
         notes: What invariants computed once for a case and share, by key.
@@ -102,6 +103,7 @@ class Subject:
         self.tables = tables
         self.takes_tape = takes_tape
         self.serve = serve
+        self.declines: Callable[[Case], str | None] = lambda case: None
         self.forward_s = 0.0
         self.runs = 0
         self.notes: OrderedDict[object, object] = OrderedDict()

@@ -1,6 +1,7 @@
 """Opens what a plan names: backends as Subjects, faults by name."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from backends import faults
 from backends.base import Backend, Serving, StageFailure, Tabled, Unsupported
@@ -64,7 +65,9 @@ def subject_of(backend: Backend, keep: int = 48) -> Subject:
 
     tables = Guarded(backend) if isinstance(backend, Tabled) else None
     door = serve if declared.sessions and isinstance(backend, Serving) else None
-    return Subject(declared.name, run, declared.reveals, keep, tables, declared.takes_tape, door)
+    subject = Subject(declared.name, run, declared.reveals, keep, tables, declared.takes_tape, door)
+    subject.declines = lambda case: _outside(backend, case)
+    return subject
 
 
 def _ended(why: Exception) -> Declined | Crashed:
@@ -130,8 +133,16 @@ class Guarded:
 
 
 def _outside(backend: Backend, case: Case) -> str | None:
-    """Why the declaration does not admit the case, or None."""
+    """Why the declaration does not admit the case, or None; in a session every request is asked about."""
     declared = backend.declaration
+    if case.session is not None:
+        if not declared.sessions:
+            return f"{declared.name} declares no sessions"
+        requests = [case.alone(number) for number in range(1 + len(case.session.mates))]
+        switched = [
+            replace(requests[one.requests[0]], draft=one.draft) for one in case.session.actions if one.draft is not None
+        ]
+        return next((why for why in (_outside(backend, one) for one in (*requests, *switched)) if why), None)
     kind = {"Scripted": "scripted", "Ngram": "ngram", "LanguageModel": "model"}[type(case.draft).__name__]
     if case.dtype not in declared.dtypes:
         return f"{declared.name} declares no dtype {case.dtype}"
@@ -139,8 +150,6 @@ def _outside(backend: Backend, case: Case) -> str | None:
         return f"{declared.name} declares no {kind} draft"
     if case.layout.kind not in declared.layouts:
         return f"{declared.name} declares no KV layout {case.layout.kind}"
-    if case.session is not None and not declared.sessions:
-        return f"{declared.name} declares no sessions"
     if case.layout.commit not in declared.commits:
         return f"{declared.name} declares no commit by {case.layout.commit}"
     if case.sampling.temperature > declared.max_temperature:

@@ -1,0 +1,102 @@
+"""The session machine drives whoever serves sessions: a stranger clean, and with a fault that it makes small."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "strangers"))
+
+from properties.machine import play
+from properties.strategies.models import GALLERY
+from properties.subject import Crashed, NoTrace
+from properties.tally import Failure
+from properties.watch import Differs, Played, Watch
+from reference.architecture import Seeded
+from reference.case import Case
+from reference.decoder import Oracle
+from reference.layout import KvLayout
+from reference.sampling import Stops
+from reference.session import Action, Mate, Session
+from reference.trace import Stage
+from reports import bundle
+from specverify.opening import open_planted, subject_of
+from specverify.replay import replay
+
+TWO = Case(
+    Seeded(GALLERY[1], 0),
+    (3, 1, 4),
+    layout=KvLayout(kind="paged", page_size=2),
+    stops=Stops(6),
+    session=Session((Mate((3, 1, 5), stops=Stops(6)),)),
+)
+
+
+def driven(backend: str, fault: str | None = None, sessions: int = 10) -> tuple[Failure | None, Played]:
+    played = Played()
+    subject = subject_of(open_planted(backend, fault))
+    return play(subject, Oracle(), played, "paged", sessions=sessions, actions=12, name=backend, fault=fault), played
+
+
+def test_a_strangers_engine_is_driven_clean() -> None:
+    failure, played = driven("paged_sessions:clean")
+    assert failure is None
+    assert played.judged == played.sessions > 0
+    assert played.steps > 0
+    assert played.compared == played.advances > 0
+    assert {"add", "step"} <= set(played.actions)
+    assert not played.declined
+
+
+def test_its_fault_becomes_the_smallest_session_that_shows_it_and_replays(tmp_path: Path) -> None:
+    failure, _ = driven("paged_sessions:careless", sessions=60)
+    assert failure is not None
+    session = failure.verdict.case.session
+    assert session is not None
+    assert len(session.actions) <= 6
+    assert "fork" in {one.kind for one in session.actions}
+    assert failure.finding.stage is Stage.EMITTED
+    file = str(bundle.save(tmp_path, failure, {}))
+    assert replay(file, backend="paged_sessions:careless", fault=None, model=None).word == "FAILED"
+    assert replay(file, backend="paged_sessions:clean", fault=None, model=None).word == "FIXED"
+
+
+def watched(name: str, played: Played) -> Watch:
+    return Watch(TWO, Oracle(), subject_of(open_planted(name, None)), played)
+
+
+@pytest.mark.parametrize("name", ["paged_sessions:clean", "cpu-eager"])
+def test_who_lives_waits_and_is_over_is_followed_and_counted(name: str) -> None:
+    played = Played()
+    watch = watched(name, played)
+    watch.do(Action("add", (0,)))
+    watch.do(Action("add", (1,)))
+    assert (watch.new, watch.living, watch.evicted) == (set(), {0, 1}, set())
+    watch.do(Action("step", (1, 0)))
+    watch.do(Action("evict", (1,)))
+    assert (watch.living, watch.evicted) == ({0}, {1})
+    assert played.undisturbed == 0
+    watch.do(Action("step", (0, 1)))
+    assert played.undisturbed == 1
+    watch.do(Action("restore", (1,)))
+    watch.do(Action("step", (1,)))
+    watch.do(Action("cancel", (0,)))
+    assert (watch.living, watch.evicted) == ({1}, set())
+    watch.close()
+    assert (played.steps, played.advances, played.sessions, played.judged) == (3, 4, 1, 1)
+    assert played.interruptions == {"evict": 1, "cancel": 2}
+
+
+def test_a_session_that_breaks_is_a_finding_of_its_own() -> None:
+    watch = watched("paged_sessions:clean", Played())
+
+    class Breaking:
+        trace = None
+
+        def do(self, action: Action) -> None:
+            raise NoTrace(Crashed(Stage.COMMITTED, "no slot"))
+
+    watch._live = Breaking()  # type: ignore[assignment]
+    with pytest.raises(Differs, match=r"lossless\.completes at COMMITTED") as caught:
+        watch.do(Action("add", (0,)))
+    assert caught.value.verdict.case == watch.case
