@@ -30,7 +30,9 @@ def layouts(
         "kind": chosen,
     }
     if chosen in PAGED:
-        size = draw(st.one_of(st.sampled_from(SIZES), st.integers(1, LARGEST_PAGE)))
+        # Whole pages are reused or shared only where prompts are longer than a page.
+        small = st.sampled_from((1, 2, 3, 4))
+        size = draw(small if requests > 1 else st.one_of(st.sampled_from(SIZES), st.integers(1, LARGEST_PAGE)))
         overhang = draw(st.sampled_from((0, 0, 1, size, 2 * size + 1)))
         # One column more than the engine's largest block, whichever is larger.
         each = -(-(longest + max(nodes, padded) + 2 + overhang) // size)

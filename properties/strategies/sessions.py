@@ -26,7 +26,8 @@ BRANCHES = Ngram(RankTree((0, 0, 0, 1), (0, 1, 0, 0)), 3)
 @st.composite
 def mates(draw: st.DrawFn, case: Case, stranger: Case) -> Mate:
     """Another request on the model of `case`: with the draft of `stranger`, a prompt that often begins alike."""
-    begin = case.prompt[: draw(st.integers(0, len(case.prompt)))] if draw(st.booleans()) else ()
+    keep = draw(st.sampled_from((0, len(case.prompt), len(case.prompt) // 2, len(case.prompt))))
+    begin = case.prompt[:keep]
     own = draw(st.lists(st.integers(0, case.model.vocab_size - 1), min_size=1, max_size=6))
     prompt = (*begin, *own)
     draft: Draft = draw(st.sampled_from((stranger.draft, case.draft, BRANCHES, Scripted())))
@@ -52,7 +53,10 @@ def actions(draw: st.DrawFn, count: int) -> tuple[Action, ...]:
     for _ in range(draw(st.integers(1, MOST_ACTIONS))):
         kind = draw(st.sampled_from(HAPPENINGS))
         order = draw(everyone)
-        if kind in ("step", "preempt"):
+        if kind == "cancel":
+            # Another one enters where the pages of the first were kept.
+            happened += [Action("cancel", (order[0],)), *(Action("add", (one,)) for one in order[1:2])]
+        elif kind in ("step", "preempt"):
             happened.append(Action(kind, tuple(order[: draw(st.integers(1, count))])))
         elif kind == "fork":
             if count > 1:
