@@ -1,5 +1,6 @@
 """The session machine: Hypothesis plays actions on a live session, and each is watched as it happens."""
 
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -16,6 +17,7 @@ from properties.judge import judge
 from properties.strategies.cases import single_cases
 from properties.strategies.layouts import layouts
 from properties.strategies.sessions import BRANCHES, mates
+from properties.strategies.smaller import nearer, size
 from properties.subject import NoTrace, Subject
 from properties.tally import Failure
 from properties.watch import Differs, Played, Watch, located
@@ -36,6 +38,9 @@ Declines = Callable[[Case], str | None]
 
 GO_ON = st.booleans()
 
+SHRINK_S = 20.0
+"""Seconds for making a session that differs smaller."""
+
 ROUND = 25
 """Sessions that Hypothesis draws from one seed; it remembers all of them while it draws."""
 
@@ -49,6 +54,20 @@ def _longer(stops: Stops) -> st.SearchStrategy[Stops]:
     tokens = st.integers(1, MOST_TOKENS)
     free = tokens.map(Stops)
     return st.one_of(free, free, free, tokens.map(lambda most: replace(stops, max_new_tokens=most)))
+
+
+class Enough(BaseException):
+    """Ends the shrinking of a session from inside; no Exception, so that Hypothesis does not take it for a failure."""
+
+    def __init__(self, verdict: Verdict) -> None:
+        super().__init__(verdict.case.id)
+        self.verdict = verdict
+
+
+def _size(verdict: Verdict) -> tuple[float, ...]:
+    session = verdict.case.session
+    assert session is not None
+    return (len(session.actions), len(session.mates), *size(verdict.case))
 
 
 def _anything(case: Case) -> str | None:
@@ -89,15 +108,22 @@ def openings(draw: st.DrawFn, kind: str | None = None, dtype: str = "float32", d
 
 
 def machine(
-    subject: Subject, oracle: Oracle, opened: st.SearchStrategy[Case], played: Played, judged: int = 1
+    subject: Subject,
+    oracle: Oracle,
+    opened: st.SearchStrategy[Case],
+    played: Played,
+    judged: int = 1,
+    shrink_s: float = SHRINK_S,
 ) -> type[RuleBasedStateMachine]:
     """A machine that draws a session from `opened` and plays it on `subject`, counting in `played`.
 
     One session in `judged` is judged by every invariant at its end; the others are watched action by action alone.
     What differs is raised as `Differs`; once something did, only what differs in the same invariant at the same stage
-    is raised again, so that Hypothesis makes that session smaller and no other.
+    is raised again, so that Hypothesis makes that session smaller and no other. The smallest by then is raised as
+    `Enough` when `shrink_s` seconds are over.
     """
-    first: list[Verdict] = []
+    first: list[Verdict] = []  # and the smallest after it
+    until = float("inf")
 
     class Machine(RuleBasedStateMachine):
         watch: Watch | None = None
@@ -105,6 +131,8 @@ def machine(
         @initialize(case=opened, entering=st.integers(0, 2 * MOST_MATES))
         def open(self, case: Case, entering: int) -> None:
             """Open a session; its own request enters, and some of its mates."""
+            if time.monotonic() > until:
+                raise Enough(first[-1])
             try:
                 self.watch = Watch(case, oracle, subject, played)
             except NoTrace as absent:
@@ -132,9 +160,12 @@ def machine(
                 played.declined[absent.outcome.why] += 1
                 return
             except Differs as differs:
+                nonlocal until
                 if not first:
                     first.append(differs.verdict)
+                    until = time.monotonic() + shrink_s
                 if located(differs.verdict) == located(first[0]):
+                    first.append(min(first[-1], differs.verdict, key=_size))
                     raise
                 return
             self.watch = watch
@@ -306,7 +337,7 @@ def play(
     drawn = machine(subject, oracle, openings(kind, dtype, subject.declines), played, judged)
     try:
         run_state_machine_as_test(seed(number)(drawn), settings=settled)
-    except Differs as differs:
+    except (Differs, Enough) as differs:
         return _failure(differs.verdict, oracle, subject, name or subject.name, fault)
     except Flaky as flaky:
         for part in getattr(flaky, "exceptions", ()):
@@ -318,7 +349,19 @@ def play(
 
 def _failure(seen: Verdict, oracle: Oracle, subject: Subject, name: str, fault: str | None) -> Failure:
     """The failure, judged again as a case by itself, as a replay will; what was seen live, if only that differs."""
-    verdict = judge(seen.case, ALL, oracle, subject)
+    invariant, stage = located(seen)
+    asked = [one for one in ALL if one.name == invariant]
+    best, until, progress = seen.case, time.monotonic() + SHRINK_S, True
+    while progress and time.monotonic() < until:  # without the machine: fewer mates, actions, nodes
+        progress = False
+        for case in nearer(best):
+            if time.monotonic() > until:
+                break
+            found = judge(case, asked, oracle, subject).first if size(case) < size(best) else None
+            if found is not None and found.stage is stage:
+                best, progress = case, True
+                break
+    verdict = judge(best, ALL, oracle, subject)
     verdict = verdict if verdict.first is not None else seen
     assert verdict.first is not None
     return Failure(verdict, verdict.first, seen.case.id, fault=fault, backend=name)

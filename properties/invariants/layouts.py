@@ -94,7 +94,7 @@ def page_boundary(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact
 def layout_equivalent(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     """Branch and commit by path on the same case: the same output, and the same numbers."""
     name = "cache.layout-equivalent"
-    plain = KvLayout("path", case.layout.padded_nodes, case.layout.prefill_chunk, draft_sync=case.layout.draft_sync)
+    plain = replace(case.layout, kind="branch", commit="path", page_size=0, pages=(), overhang=0, poison="")
     if case.layout.kind in BITWISE:
         yield from _same_bits(name, case, subject, plain, "branch and commit by path")
         return

@@ -33,7 +33,7 @@ def mates(draw: st.DrawFn, case: Case, stranger: Case) -> Mate:
     draft: Draft = draw(st.sampled_from((stranger.draft, case.draft, BRANCHES, Scripted())))
     if isinstance(draft, Scripted):
         draft = Scripted(tuple(tree.rooted(prompt[-1]) if not at else tree for at, tree in enumerate(draft.trees)))
-    sampling = draw(st.sampled_from((Sampling(), case.sampling)))
+    sampling = draw(st.sampled_from((Sampling(), case.sampling, stranger.sampling)))
     sampling = replace(sampling, tape=(), seed=draw(st.integers(0, 99)) if not sampling.greedy else 0)
     stops = Stops(draw(st.integers(1, 8)), case.stops.eos, case.stops.stop_tokens)
     try:
@@ -56,6 +56,8 @@ def actions(draw: st.DrawFn, count: int) -> tuple[Action, ...]:
         if kind == "cancel":
             # Another one enters where the pages of the first were kept.
             happened += [Action("cancel", (order[0],)), *(Action("add", (one,)) for one in order[1:2])]
+        elif kind == "evict":
+            happened += [Action("evict", (order[0],)), Action("restore", (order[0],))][: draw(st.integers(1, 2))]
         elif kind in ("step", "preempt"):
             happened.append(Action(kind, tuple(order[: draw(st.integers(1, count))])))
         elif kind == "fork":
