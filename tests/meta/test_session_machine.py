@@ -32,10 +32,11 @@ TWO = Case(
 )
 
 
-def driven(backend: str, fault: str | None = None, sessions: int = 10) -> tuple[Failure | None, Played]:
+def driven(backend: str, sessions: int = 10, number: int = 0, actions: int = 12) -> tuple[Failure | None, Played]:
     played = Played()
-    subject = subject_of(open_planted(backend, fault))
-    return play(subject, Oracle(), played, "paged", sessions=sessions, actions=12, name=backend, fault=fault), played
+    subject = subject_of(open_planted(backend, None))
+    failure = play(subject, Oracle(), played, "paged", sessions=sessions, actions=actions, number=number, name=backend)
+    return failure, played
 
 
 def test_a_strangers_engine_is_driven_clean() -> None:
@@ -49,7 +50,7 @@ def test_a_strangers_engine_is_driven_clean() -> None:
 
 
 def test_its_fault_becomes_the_smallest_session_that_shows_it_and_replays(tmp_path: Path) -> None:
-    failure, _ = driven("paged_sessions:careless", sessions=60)
+    failure, _ = driven("paged_sessions:careless", sessions=100, number=2, actions=25)
     assert failure is not None
     session = failure.verdict.case.session
     assert session is not None
