@@ -87,7 +87,8 @@ def openings(draw: st.DrawFn, kind: str | None = None, dtype: str = "float32", d
 
     What `declines` has a reason against is left out of its requests.
     """
-    case = _fitted(draw(single_cases((dtype,), (), kind)), declines)
+    case = draw(single_cases((dtype,), (), kind))
+    case = _fitted(replace(case, layout=replace(case.layout, pages=())), declines)
     assert isinstance(case.model, Seeded)
     stranger = draw(single_cases((dtype,), (), kind, case.model))
     company = []

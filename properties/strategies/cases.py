@@ -119,7 +119,22 @@ def cases(
     Half of the sampled ones name `processors`; all have KV layout `layout`, if it is named.
     """
     case = draw(single_cases(dtypes, processors, layout))
-    if draw(st.integers(0, 11)) != 11:
-        return case
+    return case if draw(st.integers(0, 11)) != 11 else draw(accompanied(case, layout))
+
+
+@st.composite
+def session_cases(
+    draw: st.DrawFn,
+    dtypes: tuple[str, ...] = ("float32", "float64"),
+    processors: tuple[str, ...] = (),
+    layout: str | None = None,
+) -> Case:
+    """Cases with a session."""
+    return draw(accompanied(draw(single_cases(dtypes, processors, layout)), layout))
+
+
+@st.composite
+def accompanied(draw: st.DrawFn, case: Case, layout: str | None = None) -> Case:
+    """`case` with mates, some of which draft like another case on the same model."""
     assert isinstance(case.model, Seeded)
     return draw(with_session(case, draw(single_cases((case.dtype,), (), layout, case.model)), layout))

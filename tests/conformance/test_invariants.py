@@ -4,19 +4,29 @@ import pytest
 from hypothesis import given, settings
 
 from properties.invariants import ALL
-from properties.strategies import cases
+from properties.strategies import cases, session_cases
 from reference.case import Case
 from specverify.pytest_plugin import BackendUnderTest
+
+LAYOUTS = {
+    "attention.page-permutation": "paged",
+    "cache.page-boundary": "paged",
+    "cache.allocator-conserves": "paged",
+    "cache.prefix-reuse": "prefix",
+}
+"""Invariants that speak of one kind of layout alone."""
 
 
 @pytest.mark.parametrize("name", [one.name for one in ALL])
 def test_invariant_holds(backend: BackendUnderTest, name: str) -> None:
     outcomes: set[str] = set()
     # Invariants that speak of few cases get more draws to find them.
-    rare = name in ("draft.rollback", "draft.vocabulary-map")
+    rare = name in ("draft.rollback", "draft.vocabulary-map", "lossless.interruption-isolated")
+    spoken = next(one.speaks_of for one in ALL if one.name == name)
+    drawn = (session_cases if spoken == "session" else cases)(layout=LAYOUTS.get(name))
 
     @settings(max_examples=(8 if rare else 1) * settings().max_examples)
-    @given(cases())
+    @given(drawn)
     def holds(case: Case) -> None:
         outcomes.add(backend.check(case, name).outcomes[name])
 

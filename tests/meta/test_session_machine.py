@@ -50,7 +50,7 @@ def test_a_strangers_engine_is_driven_clean() -> None:
 
 
 def test_its_fault_becomes_the_smallest_session_that_shows_it_and_replays(tmp_path: Path) -> None:
-    failure, _ = driven("paged_sessions:careless", sessions=100, number=2, actions=25)
+    failure, _ = driven("paged_sessions:careless", sessions=100, number=4, actions=25)
     assert failure is not None
     session = failure.verdict.case.session
     assert session is not None

@@ -315,7 +315,7 @@ def window_shorter_than_prompt(case: Case) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("predicate", "nodes", "prompt"), [(branches, 5, 1), (out_of_order, 5, 2), (window_shorter_than_prompt, 1, 6)]
+    ("predicate", "nodes", "prompt"), [(branches, 5, 1), (out_of_order, 5, 2), (window_shorter_than_prompt, 1, 8)]
 )
 def test_shrinks_to_something_small(predicate: Callable[[Case], bool], nodes: int, prompt: int) -> None:
     quiet = settings(max_examples=1000, database=None, deadline=None, suppress_health_check=list(HealthCheck))
