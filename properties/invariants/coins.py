@@ -11,6 +11,7 @@ from properties.invariants.drafts import drawn
 from properties.invariants.processing import EDGE, close, near_edge, output_before, sampled
 from properties.subject import Subject
 from reference import acceptance, growth, processing, tape
+from reference.architecture import Seeded
 from reference.case import Case
 from reference.chance import Taped
 from reference.draft import LanguageModel
@@ -133,6 +134,7 @@ def _redrawn(case: Case, number: int, step: Step) -> dict[int, tuple[int, float]
     assert step.drafted is not None
     assert step.drafted.proposal is not None
     tree, told, drawn_tokens = step.drafted.tree, step.drafted.proposal.astype(np.float64), {}
+    placed = _placed(case, step)
     for node in range(len(tree)):
         for rank, child in enumerate(tree.children[node]):
             held = {tree.token[other] for other in tree.children[node][:rank]}
@@ -140,9 +142,26 @@ def _redrawn(case: Case, number: int, step: Step) -> dict[int, tuple[int, float]
             left = acceptance.without(row, held) if case.sampling.draws == "without-replacement" else row
             if not np.isfinite(np.array(left, dtype=np.float64)).all() or max(left) >= 1.0 or not any(left):
                 continue  # certain, or a law that the comparison above has already refused
-            chance = _coins(case, number)
-            drawn_tokens[child] = (growth.siblings(chance, "with-replacement", [left], [child])[child], chance.margin)
+            chance, place = _coins(case, number), placed[child]
+            drawn_tokens[child] = (growth.siblings(chance, "with-replacement", [left], [place])[place], chance.margin)
     return drawn_tokens
+
+
+def _placed(case: Case, step: Step) -> list[int]:
+    """The node of the draft's own shape that each node of the tree was: coins were drawn before a cut renumbered them.
+
+    A tree cut otherwise than at the chunk's end keeps its own numbers here; that is draft.fidelity's business.
+    """
+    assert step.drafted is not None
+    assert isinstance(case.draft, LanguageModel)
+    count, shape, root = len(step.drafted.tree), case.draft.shape, len(step.context)
+    arch = case.model.architecture if isinstance(case.model, Seeded) else None
+    chunks = [chunk for _, chunk in arch.reaches if chunk] if arch is not None else []
+    if len(shape) == count or not chunks:
+        return list(range(count))
+    end = root - root % min(chunks) + min(chunks)
+    kept = [node for node in range(len(shape)) if root + shape.depth[node] < end]
+    return kept if len(kept) == count else list(range(count))
 
 
 def coins_once(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:

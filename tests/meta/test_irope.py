@@ -14,6 +14,8 @@ from backends.engine.draft.truncation import inside_chunk
 from backends.engine.irope import Temperature
 from backends.engine.models import config_of
 from backends.engine.reach import Reach, reaches_of
+from properties.invariants import ALL
+from properties.judge import judge
 from properties.strategies.models import GALLERY
 from reference import drafting
 from reference.architecture import Architecture, Seeded
@@ -28,6 +30,7 @@ from reference.record import case_from_json, case_to_json
 from reference.sampling import Sampling, Stops
 from reference.trace import Drafted
 from reference.tree import RankTree, Tree
+from specverify.opening import subject_of
 
 CHUNKED = [arch for arch in GALLERY if arch.chunks]
 ARCH = Architecture(
@@ -163,3 +166,25 @@ def test_the_engine_equals_the_oracle_around_a_chunks_end(draft: Draft, layout: 
             np.testing.assert_allclose(mine.scored.logits, its.scored.logits, rtol=0, atol=1e-9)
             assert mine.accepted == its.accepted
     assert cut or not layout.stay_in_chunk
+
+
+@pytest.mark.parametrize("draws", ["without-replacement", "with-replacement"])
+def test_coins_of_a_cut_tree_keep_the_places_of_the_whole(draws: str) -> None:
+    """A cut renumbers nodes; the coins that drew them were those of the draft's own shape."""
+    model = Seeded(next(arch for arch in CHUNKED if arch.chunks == (8, 8)), 0)
+    shape = RankTree((0, 0, 1, 2, 2, 0), (0, 2, 0, 0, 1, 1))
+    case = Case(
+        model,
+        (1, 6, 4, 4, 3, 6),
+        LanguageModel(model, shape),
+        KvLayout(stay_in_chunk=True),
+        Sampling(8.0, draws=draws),
+        Stops(1),
+    )
+    subject = subject_of(open_cpu())
+    drafted = subject(case).steps[0].drafted
+    assert drafted is not None
+    assert len(drafted.tree) == 4
+    held = [one for one in ALL if one.name in ("acceptance.proposal-consistent", "acceptance.sampled-walk")]
+    verdict = judge(case, held, Oracle(), subject)
+    assert (verdict.findings, set(verdict.outcomes.values())) == ((), {"checked"})
