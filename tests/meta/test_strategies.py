@@ -310,12 +310,20 @@ def out_of_order(case: Case) -> bool:
     return "accepted path is no prefix of the row order" in walk_words(_ORACLE(case))
 
 
+SLOW = pytest.mark.slow
+
+
 def window_shorter_than_prompt(case: Case) -> bool:
     return any(0 < window < len(case.prompt) for window in _architecture(case).windows)
 
 
 @pytest.mark.parametrize(
-    ("predicate", "nodes", "prompt"), [(branches, 5, 1), (out_of_order, 5, 2), (window_shorter_than_prompt, 1, 8)]
+    ("predicate", "nodes", "prompt"),
+    [
+        (branches, 5, 1),
+        pytest.param(out_of_order, 5, 2, marks=SLOW),
+        pytest.param(window_shorter_than_prompt, 1, 8, marks=SLOW),
+    ],
 )
 def test_shrinks_to_something_small(predicate: Callable[[Case], bool], nodes: int, prompt: int) -> None:
     quiet = settings(max_examples=1000, database=None, deadline=None, suppress_health_check=list(HealthCheck))
