@@ -1,7 +1,8 @@
 """Trace: what a run reveals, stage by stage; the first stage that differs is the fault's address."""
 
 import enum
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -209,6 +210,7 @@ class Trace:
         accounting: The backend's counters, if it keeps any.
         forward_s: Seconds inside the backend's own forwards; never compared.
         shared: What all requests did, where the case has a session; the rest is the trace of request 0.
+        fallbacks: Why attention took a slower path than the backend is there for, and in how many layers of forwards.
     """
 
     steps: tuple[Step, ...]
@@ -217,6 +219,7 @@ class Trace:
     accounting: Accounting | None = None
     forward_s: float = 0.0
     shared: "Shared | None" = None
+    fallbacks: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

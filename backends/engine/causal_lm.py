@@ -1,13 +1,15 @@
 """One transformers causal model as the engine uses it: a forward over rows with their own mask and positions."""
 
 import time
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from backends.engine.attention import INTERFACE, Attend
+from backends.engine.attention.columns import Attend
+from backends.engine.attention.interface import INTERFACE
 from backends.engine.kv.base import KvCache, Room
 from backends.engine.kv.lanes import Lanes
 from backends.engine.reach import Reach, reaches_of
@@ -37,6 +39,7 @@ class CausalLm:
         reaches: How far back each layer sees.
         forward_s: Seconds spent in forwards since the model was loaded, device synchronised.
         calls: Forwards since the model was loaded.
+        fallbacks: Why attention took a slower path, and in how many layers of forwards since the model was loaded.
     """
 
     def __init__(self, model: Any, device: str) -> None:
@@ -49,6 +52,7 @@ class CausalLm:
         self.reaches = reaches_of(config)
         self.forward_s = 0.0
         self.calls = 0
+        self.fallbacks: Counter[str] = Counter()
 
     def room(self, capacity: int, rows: int) -> Room:
         """What a KV cache of this model must know, for `capacity` columns and blocks of at most `rows` rows."""
@@ -96,12 +100,14 @@ class CausalLm:
             past_key_values=cache,
             use_cache=True,
             attend=attend,
+            lanes=cache,
             **({"logits_to_keep": score} if score > 0 else {}),
         )
         if self.device.type != "cpu":
             torch.accelerator.synchronize()
         self.forward_s += time.perf_counter() - began
         self.calls += 1
+        self.fallbacks.update(cache.fallbacks)
         if not score:
             return [torch.empty(0)] * len(batch)
         return [output.logits[lane, :rows] for lane, rows in enumerate(widths)]

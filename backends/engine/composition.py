@@ -1,6 +1,7 @@
 """The engine as it is meant to be: the function behind every seam."""
 
-from backends.engine import accept, attention, stops
+from backends.engine import accept, stops
+from backends.engine.attention.eager import eager
 from backends.engine.draft import language_model
 from backends.engine.draft.truncation import inside_chunk
 from backends.engine.kv.arena import Arena
@@ -20,10 +21,10 @@ def commit(cache: KvCache, path: list[int]) -> str | None:
 SEAMS = Seams(
     name_children=language_model.name_children,
     branch_rows=language_model.branch_rows,
-    draft_attend=attention.eager,
+    draft_attend=eager,
     inside_chunk=inside_chunk,
     tensorise=tensorise,
-    attend=attention.eager,
+    attend=eager,
     score=accept.gather_rows,
     walk=accept.greedy_walk,
     clip=stops.clip,

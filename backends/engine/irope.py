@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from transformers.models.llama4.modeling_llama4 import Llama4TextAttention
 
-from backends.engine.attention import through_interface
+from backends.engine.attention.interface import through_interface
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from backends.engine.kv.seams import KvSeams
 from backends.engine.sampling.seams import SamplingSeams
 
 if TYPE_CHECKING:
-    from backends.engine.attention import Attend
+    from backends.engine.attention.columns import Attend
     from backends.engine.reach import Reach
     from backends.engine.request import Request
     from backends.engine.stops import Limits, Written

@@ -1,5 +1,6 @@
 """The server: requests that share models, caches and forwards; a case is played on it, action by action."""
 
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -7,7 +8,7 @@ from dataclasses import replace
 from torch import Tensor
 
 from backends.base import StageFailure, Unsupported
-from backends.engine.attention import Attend
+from backends.engine.attention.columns import Attend, Columns
 from backends.engine.causal_lm import CausalLm
 from backends.engine.draft.base import Draft
 from backends.engine.draft.language_model import ModelDraft
@@ -44,7 +45,7 @@ class Server:
         self.session = case.session or Session()
         self._shelf = shelf
         self._seams = seams
-        self._models: dict[CausalLm, float] = {}
+        self._models: dict[CausalLm, tuple[float, Counter[str]]] = {}
         self._evicted: set[int] = set()
         self._over: set[int] = set()
         self._target = self._open(case, seams.attend, seams.kv.lanes)
@@ -167,8 +168,8 @@ class Server:
                 request.propose()
         heads: list[Tensor] = []
 
-        def watched(query: Tensor, key: Tensor, value: Tensor, visible: Tensor, scaling: float) -> Tensor:
-            heads.append(self._seams.attend(query, key, value, visible, scaling))
+        def watched(query: Tensor, columns: Columns, scaling: float) -> Tensor:
+            heads.append(self._seams.attend(query, columns, scaling))
             return heads[-1]
 
         rows = [request.rows for request in batch]
@@ -213,7 +214,7 @@ class Server:
         model = self._shelf.open(case.model, case.dtype)
         if case.layout.kind == "overwrite":
             require_update_first(model, attend, lanes)
-        self._models.setdefault(model, model.forward_s)
+        self._models.setdefault(model, (model.forward_s, model.fallbacks.copy()))
         return model
 
     def _draft_model(self, case: Case) -> CausalLm | None:
@@ -239,20 +240,29 @@ class Server:
     @property
     def forward_s(self) -> float:
         """Seconds in forwards of the models used here, since this server opened them."""
-        return sum(model.forward_s - before for model, before in self._models.items())
+        return sum(model.forward_s - before for model, (before, _) in self._models.items())
+
+    @property
+    def fallbacks(self) -> dict[str, int]:
+        """Why attention took a slower path, and in how many layers of forwards, since this server opened its models."""
+        since: Counter[str] = Counter()
+        for model, (_, before) in self._models.items():
+            since.update(model.fallbacks - before)
+        return dict(since)
 
     @property
     def trace(self) -> Trace:
         """What happened so far: the trace of request 0, and with a session those of all."""
         own = self.requests[0].trace if 0 in self.requests else Trace((), (), None)
         if self.case.session is None:
-            return replace(own, forward_s=self.forward_s)
+            return replace(own, forward_s=self.forward_s, fallbacks=self.fallbacks)
         every = tuple(
             self.requests[number].trace if number in self.requests else None
             for number in range(1 + len(self.session.mates))
         )
         prompts = tuple(self.requests[number].case.prompt if one else () for number, one in enumerate(every))
-        return replace(own, forward_s=self.forward_s, shared=Shared(every, prompts, tuple(self.accounts)))
+        shared = Shared(every, prompts, tuple(self.accounts))
+        return replace(own, forward_s=self.forward_s, shared=shared, fallbacks=self.fallbacks)
 
     def _account(self) -> Account:
         leases = {number: self.requests[number].lease for number in sorted(self.living)}

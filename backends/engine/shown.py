@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from backends.base import Unsupported
-from backends.engine.attention import Attend
+from backends.engine.attention.columns import Attend
 from backends.engine.causal_lm import CausalLm, Rows, causal
 from backends.engine.kv.lanes import Lanes
 from backends.engine.kv.overwrite import Overwrite, updated_before_read

@@ -5,6 +5,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from backends.engine.attention.columns import Columns
 from backends.engine.seams import Seams
 from backends.faults.fault import Fault
 from reference.trace import Stage
@@ -13,11 +14,11 @@ from reference.trace import Stage
 def tiles_below_diagonal(seams: Seams) -> Seams:
     """Keys that precede the query in the block are taken as visible without a look at the mask."""
 
-    def attend(query: Tensor, key: Tensor, value: Tensor, visible: Tensor, scaling: float) -> Tensor:
-        rows, columns = visible.shape[-2:]
-        below = torch.zeros(rows, columns, dtype=torch.bool, device=visible.device)
-        below[:, columns - rows :] = torch.tril(torch.ones(rows, rows, dtype=torch.bool), -1)
-        return seams.attend(query, key, value, visible | below, scaling)
+    def attend(query: Tensor, columns: Columns, scaling: float) -> Tensor:
+        rows, width = columns.visible.shape[-2:]
+        below = torch.zeros(rows, width, dtype=torch.bool, device=query.device)
+        below[:, width - rows :] = torch.tril(torch.ones(rows, rows, dtype=torch.bool), -1)
+        return seams.attend(query, replace(columns, visible=columns.visible | below), scaling)
 
     return replace(seams, attend=attend)
 
@@ -25,13 +26,13 @@ def tiles_below_diagonal(seams: Seams) -> Seams:
 def block_sees_itself_only(seams: Seams) -> Seams:
     """A verify block longer than one row attends to its own rows and not to the cached context."""
 
-    def attend(query: Tensor, key: Tensor, value: Tensor, visible: Tensor, scaling: float) -> Tensor:
-        rows, columns = visible.shape[-2:]
+    def attend(query: Tensor, columns: Columns, scaling: float) -> Tensor:
+        rows, width = columns.visible.shape[-2:]
         if rows == 1:
-            return seams.attend(query, key, value, visible, scaling)
-        own = visible.clone()
-        own[..., : columns - rows] = False
-        return seams.attend(query, key, value, own, scaling)
+            return seams.attend(query, columns, scaling)
+        own = columns.visible.clone()
+        own[..., : width - rows] = False
+        return seams.attend(query, replace(columns, visible=own), scaling)
 
     return replace(seams, attend=attend)
 
@@ -39,15 +40,21 @@ def block_sees_itself_only(seams: Seams) -> Seams:
 def denominator_counts_padding(seams: Seams) -> Seams:
     """Lanes of the last tile beyond the row's own columns stay in the softmax denominator, with score 0."""
 
-    def attend(query: Tensor, key: Tensor, value: Tensor, visible: Tensor, scaling: float) -> Tensor:
+    def attend(query: Tensor, columns: Columns, scaling: float) -> Tensor:
+        key, visible = columns.key, columns.visible
         tile = 4
         spare = -key.shape[2] % tile
         if not spare:
-            return seams.attend(query, key, value, visible, scaling)
-        lanes = (*key.shape[:2], spare, key.shape[3])
-        key, value = torch.cat([key, key.new_zeros(lanes)], 2), torch.cat([value, value.new_zeros(lanes)], 2)
+            return seams.attend(query, columns, scaling)
+        lanes = key.new_zeros(*key.shape[:2], spare, key.shape[3])
         open_lanes = torch.ones(*visible.shape[:-1], spare, dtype=torch.bool, device=visible.device)
-        return seams.attend(query, key, value, torch.cat([visible, open_lanes], -1), scaling)
+        longer = replace(
+            columns,
+            key=torch.cat([key, lanes], 2),
+            value=torch.cat([columns.value, lanes], 2),
+            visible=torch.cat([visible, open_lanes], -1),
+        )
+        return seams.attend(query, longer, scaling)
 
     return replace(seams, attend=attend)
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from backends import eager
+from backends import engine_backend
 from backends.base import Declaration
 from backends.engine.causal_lm import CausalLm
 from backends.registry import ROWS, layouts_of, open_backend
@@ -96,7 +96,7 @@ def test_every_layout_is_listed_with_who_declares_it(capfd: pytest.CaptureFixtur
 def test_what_the_registry_says_is_what_a_backend_declares() -> None:
     declared: Declaration = open_backend("cpu-eager").declaration
     assert layouts_of("cpu-eager") == declared.layouts
-    assert eager.EagerBackend("cuda-eager", "cuda").declaration.layouts == layouts_of("cuda-eager")
+    assert engine_backend.EngineBackend("cuda-eager", "cuda").declaration.layouts == layouts_of("cuda-eager")
     assert layouts_of("plain_engine:plain") == ("branch", "static")
     assert {row.name for row in ROWS} >= {"cpu-eager", "cuda-eager"}
 

@@ -14,7 +14,9 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from backends.base import StageFailure, Unsupported
 from backends.eager import open_cpu
-from backends.engine import attention, stops
+from backends.engine import stops
+from backends.engine.attention.columns import Columns
+from backends.engine.attention.eager import eager
 from backends.engine.causal_lm import Rows
 from backends.engine.exact import inverse_frequencies
 from backends.engine.kv.base import KvCache, Room
@@ -312,7 +314,8 @@ def test_a_row_that_sees_nothing_is_loud() -> None:
     draw = torch.Generator().manual_seed(0)
     query, key, value = (torch.randn(1, 2, 3, 4, generator=draw) for _ in range(3))
     visible = torch.tensor([[[[True, False, False], [False, False, False], [True, False, True]]]])
-    output = attention.eager(query, key, value, visible, 0.5)
+    columns = Columns(key, value, visible, torch.zeros(1, dtype=torch.int32), None, pytest.fail)
+    output = eager(query, columns, 0.5)
     assert output[:, :, 1].isnan().all()
     assert not output[:, :, [0, 2]].isnan().any()
     torch.testing.assert_close(output[:, :, 0], value[:, :, 0])
@@ -322,7 +325,7 @@ def test_a_row_that_sees_nothing_is_loud() -> None:
     masks = [torch.tensor([[True, False], [False, False]])] * len(target.reaches)
     tokens, positions = torch.tensor([1, 2]), torch.tensor([0, 1])
     cache = Branch(target.room(2, 2), "path")
-    (logits,) = target.forward([Rows(tokens, positions, masks, cache)], attention.eager)
+    (logits,) = target.forward([Rows(tokens, positions, masks, cache)], eager)
     assert logits[0].isfinite().all()
     assert logits[1].isnan().all()
 

@@ -12,9 +12,10 @@ import pytest
 from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 
-from backends.eager import EagerBackend, open_cpu
+from backends.eager import open_cpu
 from backends.engine.kv.scratch import Scratch
 from backends.engine.kv.seams import KvSeams
+from backends.engine_backend import EngineBackend
 from properties.closeness import beyond, noise
 from properties.strategies.cases import single_cases
 from properties.strategies.models import GALLERY
@@ -176,7 +177,7 @@ class Far(Nudged):
     factor = 1 + 2.0**-10
 
 
-def _with(scratch: type[Scratch]) -> EagerBackend:
+def _with(scratch: type[Scratch]) -> EngineBackend:
     backend = open_cpu()
     backend.seams = replace(backend.seams, kv=KvSeams(scratch=scratch))
     return backend

@@ -8,10 +8,13 @@ import torch
 from torch import Tensor
 
 from backends.base import Unsupported
-from backends.eager import EagerBackend, open_cpu
-from backends.engine import attention, shown
+from backends.eager import open_cpu
+from backends.engine import shown
+from backends.engine.attention.columns import Columns
+from backends.engine.attention.eager import eager
 from backends.engine.kv.lanes import Lanes
 from backends.engine.kv.seams import KvSeams
+from backends.engine_backend import EngineBackend
 from properties.strategies.models import GALLERY
 from reference.architecture import Seeded
 from reference.case import Case
@@ -33,7 +36,7 @@ class ReadsFirst(Lanes):
         return torch.stack([keys for keys, _ in stale]), torch.stack([values for _, values in stale])
 
 
-def with_lanes(lanes: type[Lanes]) -> EagerBackend:
+def with_lanes(lanes: type[Lanes]) -> EngineBackend:
     backend = open_cpu()
     backend.seams = replace(backend.seams, kv=KvSeams(lanes=lanes))
     return backend
@@ -60,9 +63,9 @@ def test_other_layouts_are_not_asked(kind: str) -> None:
 def test_a_draft_is_asked_too() -> None:
     backend = open_cpu()
 
-    def stale(query: Tensor, key: Tensor, value: Tensor, visible: Tensor, scaling: float) -> Tensor:
-        memory.append(value)
-        return attention.eager(query, key, value * len(memory), visible, scaling)
+    def stale(query: Tensor, columns: Columns, scaling: float) -> Tensor:
+        memory.append(columns.value)
+        return eager(query, replace(columns, value=columns.value * len(memory)), scaling)
 
     memory: list[Tensor] = []
     backend.seams = replace(backend.seams, draft_attend=stale)
@@ -81,7 +84,7 @@ def test_a_model_is_asked_once_for_each_attention(monkeypatch: pytest.MonkeyPatc
     assert len(asked) == 2, "one model in two dtypes"
 
     def other(*given: Any) -> Tensor:
-        return attention.eager(*given)
+        return eager(*given)
 
     backend.seams = replace(backend.seams, attend=other)
     backend.run(CASE)

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from backends import faults
-from backends.eager import EagerBackend, open_cpu
+from backends.eager import open_cpu
+from backends.engine_backend import EngineBackend
 from backends.faults.processed import FAULTS as PROCESSED
 from backends.faults.sampled import FAULTS as SAMPLED
 from properties import coinbox
@@ -68,7 +69,7 @@ def worlds(draws: str) -> tuple[World, ...]:
     return tuple(made)
 
 
-def enumerated(backend: EagerBackend, world: World) -> coinbox.Law:
+def enumerated(backend: EngineBackend, world: World) -> coinbox.Law:
     order = coinbox.decisions(world.shape)
     return coinbox.law(lambda tape: backend.rounds(world, tape), stride(len(world.shape)), order=order)
 
@@ -83,7 +84,7 @@ def distance(world: World, found: coinbox.Law) -> tuple[float, bool]:
     return float(law.total_variation(dict(found.outcomes), rows, world.shape.height + 1)), impossible
 
 
-def planted(name: str) -> EagerBackend:
+def planted(name: str) -> EngineBackend:
     backend = open_cpu()
     faults.plant(backend, faults.named(name))
     return backend

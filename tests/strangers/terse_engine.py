@@ -3,7 +3,8 @@
 from dataclasses import replace
 
 from backends.base import Declaration
-from backends.eager import EagerBackend, open_cpu
+from backends.eager import open_cpu
+from backends.engine_backend import EngineBackend
 from reference.case import Case
 from reference.trace import Stage, Step, Trace
 
@@ -11,7 +12,7 @@ from reference.trace import Stage, Step, Trace
 class TerseEngine:
     """Emits tokens; says nothing else."""
 
-    def __init__(self, inner: EagerBackend) -> None:
+    def __init__(self, inner: EngineBackend) -> None:
         self.declaration = Declaration(
             name="terse",
             device="cpu",

@@ -3,7 +3,8 @@
 from dataclasses import replace
 
 from backends.base import Declaration
-from backends.eager import EagerBackend, open_cpu
+from backends.eager import open_cpu
+from backends.engine_backend import EngineBackend
 from reference.case import Case
 from reference.rules import RULES
 from reference.trace import Stage, Step, Trace
@@ -12,7 +13,7 @@ from reference.trace import Stage, Step, Trace
 class TerseSampler:
     """Emits tokens at any temperature, `hotter` times the one that was asked for; says nothing else."""
 
-    def __init__(self, inner: EagerBackend, hotter: float = 1.0) -> None:
+    def __init__(self, inner: EngineBackend, hotter: float = 1.0) -> None:
         self.declaration = Declaration(
             name="terse-sampler",
             device="cpu",

@@ -84,6 +84,10 @@ class KvCache(Protocol):
         """Keys and values [kv_heads, C, head_dim] as attention reads them."""
         ...
 
+    def first(self, layer: int) -> int:
+        """The first committed column that `read` returns: no row to come can see one before it."""
+        ...
+
     def shown(self, layer: int, visible: Tensor) -> Tensor:
         """`visible`, bool [R, length + rows] over logical columns, as bool [R, C] over those that `read` returns."""
         ...

@@ -49,6 +49,10 @@ class Branch:
         """The branch; while there is none, what it would replicate."""
         return (self.branch or self.kept)[layer]
 
+    def first(self, layer: int) -> int:
+        """Every column is there."""
+        return 0
+
     def shown(self, layer: int, visible: Tensor) -> Tensor:
         """As it is."""
         return visible

@@ -6,7 +6,9 @@ import torch
 from torch import Tensor
 from transformers import Cache
 
+from backends.engine.attention.columns import Columns, Paging
 from backends.engine.kv.base import KvCache
+from backends.engine.kv.paged import Paged
 
 
 class Lanes(Cache):  # type: ignore[misc]  # transformers is untyped here
@@ -15,6 +17,9 @@ class Lanes(Cache):  # type: ignore[misc]  # transformers is untyped here
     Lane b of the batch has `rows[b]` rows of its own and `width - rows[b]` padding rows, which are never written to
     any cache and are seen by nobody but themselves. Its columns are what its cache returns, then its padding rows,
     then cells filled with `filler`, which the mask hides.
+
+    Attributes:
+        fallbacks: Why attention took a slower path, once for each layer that did.
     """
 
     def __init__(self, caches: list[KvCache], rows: list[int], filler: float = 0.0) -> None:
@@ -23,6 +28,7 @@ class Lanes(Cache):  # type: ignore[misc]  # transformers is untyped here
         self._rows = rows
         self._width = max(rows)
         self._filler = filler
+        self.fallbacks: list[str] = []
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any) -> tuple[Any, Any]:
         """Write this forward's rows [B, kv_heads, width, head_dim]; return what attention reads [B, kv_heads, C, D]."""
@@ -45,6 +51,18 @@ class Lanes(Cache):  # type: ignore[misc]  # transformers is untyped here
             stacked[lane, :, : one.shape[1]] = one
         return stacked
 
+    def columns(self, layer: int, key: Tensor, value: Tensor, visible: Tensor) -> Columns:
+        """What attention reads in `layer`: `key` and `value` as `update` returned them, `visible` as `masks` did."""
+        prefix = torch.tensor([cache.length - cache.first(layer) for cache in self._caches], dtype=torch.int32)
+        return Columns(key, value, visible, prefix, self._paging(layer), self.fallbacks.append)
+
+    def _paging(self, layer: int) -> Paging | None:
+        caches = [cache for cache in self._caches if isinstance(cache, Paged)]
+        if len(caches) < len(self._caches) or any(cache.pool is not caches[0].pool for cache in caches):
+            return None
+        keys, values = caches[0].pool.layers[layer]
+        return Paging(keys, values, *tables(caches, keys.device))
+
     def masks(self, layer: int, visible: list[Tensor]) -> Tensor:
         """Bool [B, 1, width, C] of what each lane's rows see, from `visible[b]`, bool [rows[b], length + open rows]."""
         lanes = []
@@ -60,3 +78,10 @@ class Lanes(Cache):  # type: ignore[misc]  # transformers is untyped here
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Columns before this forward's rows; positions are always given, so nothing is derived from it."""
         return self._caches[0].length
+
+
+def tables(caches: list[Paged], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Block tables int32 [B, most pages], padded with page 0, and lengths int32 [B], open rows included."""
+    held = [torch.tensor(cache.blocks.table, dtype=torch.int32) for cache in caches]
+    lengths = torch.tensor([cache.length + cache.rows for cache in caches], dtype=torch.int32)
+    return torch.nn.utils.rnn.pad_sequence(held, batch_first=True).to(device), lengths.to(device)

@@ -82,6 +82,10 @@ class Paged:
         """Committed columns and open rows, gathered."""
         return self._taken(layer, 0, self.length + self.rows)
 
+    def first(self, layer: int) -> int:
+        """Every column is there."""
+        return 0
+
     def shown(self, layer: int, visible: Tensor) -> Tensor:
         """As it is."""
         return visible

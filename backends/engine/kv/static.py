@@ -35,6 +35,10 @@ class Static:
         """Every cell, stale ones included: the mask hides them."""
         return self.buffers[layer]
 
+    def first(self, layer: int) -> int:
+        """Every column is there."""
+        return 0
+
     def shown(self, layer: int, visible: Tensor) -> Tensor:
         """Cells after the open rows are hidden."""
         spare = self.buffers[layer][0].shape[-2] - visible.shape[-1]
