@@ -114,7 +114,7 @@ def test_a_named_layout_is_every_cases(kind: str) -> None:
 
 def test_a_worker_draws_the_layout_of_its_plan() -> None:
     judged: list[Verdict] = []
-    backend = subject_of(eager.open_cpu())
+    backend = subject_of(open_cpu())
     Search(Plan(layout="paged", cases=6), ALL[:1], Oracle(), backend, judged.append, lambda: False).run()
     assert [verdict.case.layout.kind for verdict in judged] == ["paged"] * 6
 
