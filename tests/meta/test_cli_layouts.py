@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 
 from backends import engine_backend
 from backends.base import Declaration
+from backends.eager import open_cpu
 from backends.engine.causal_lm import CausalLm
 from backends.registry import ROWS, layouts_of, open_backend
 from properties.finding import Verdict
