@@ -19,9 +19,8 @@ class Fault:
         source: The public report.
         trigger: What a case needs for it to show.
         plant: The seams with the defect in one of them.
+        harmless: Kinds of draft (`reference.rules.DRAWS`) under which the law stays what it is, each with the proof.
         on: The backend in which to plant it when none is named.
-        on: str = "cpu-eager"
-    harmless: Kinds of draft (`reference.rules.DRAWS`) under which the law stays what it is, each with the proof.
     """
 
     name: str
@@ -32,3 +31,4 @@ class Fault:
     trigger: str
     plant: Callable[[Seams], Seams]
     harmless: Mapping[str, str] = field(default_factory=dict)
+    on: str = "cpu-eager"
