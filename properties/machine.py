@@ -5,11 +5,12 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 
-from hypothesis import HealthCheck, Phase, reject, seed, settings
+from hypothesis import reject, seed
 from hypothesis import strategies as st
 from hypothesis.errors import Flaky
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
+from properties.exploring import SEARCHING, exploring
 from properties.finding import Verdict
 from properties.invariant import Oracle
 from properties.invariants import ALL
@@ -322,16 +323,7 @@ def play(
         name: What `--backend` is given, for the command that replays a failure.
         fault: What is planted in it, for that command too.
     """
-    settled = settings(
-        max_examples=sessions,
-        stateful_step_count=actions,
-        database=None,
-        deadline=None,
-        phases=(Phase.generate, Phase.shrink),
-        suppress_health_check=list(HealthCheck),
-        report_multiple_bugs=False,
-        print_blob=False,
-    )
+    settled = exploring(sessions, SEARCHING, stateful_step_count=actions)
     met: list[Verdict] = []
     drawn = machine(subject, oracle, openings(kind, dtype, subject.declines), played, judged, met=met)
     try:

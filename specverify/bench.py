@@ -3,8 +3,9 @@
 import time
 from typing import Any
 
-from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis import given, seed
 
+from properties.exploring import exploring
 from properties.finding import Verdict
 from properties.invariant import taking_turns
 from properties.invariants import ALL
@@ -39,15 +40,8 @@ def throughput(backend: str, count: int, number: int, dtypes: tuple[str, ...] = 
         tally.add(verdict)
 
     drawn = given(cases(dtypes))(one)
-    limited = settings(
-        max_examples=count,
-        database=None,
-        deadline=None,
-        phases=(Phase.generate,),
-        suppress_health_check=list(HealthCheck),
-    )
     began = time.perf_counter()
-    seed(number)(limited(drawn))()
+    seed(number)(exploring(count)(drawn))()
     seconds = time.perf_counter() - began
     return {
         "backend": backend,

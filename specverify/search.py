@@ -5,9 +5,10 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
-from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis import given, seed
 from hypothesis.errors import Flaky
 
+from properties.exploring import SEARCHING, exploring
 from properties.finding import Finding, Verdict
 from properties.invariant import Invariant, Oracle, taking_turns
 from properties.judge import judge
@@ -67,15 +68,9 @@ class Search:
         while before < len(self._seen) < self.plan.cases and self._first is None and not self.stopped():
             before = len(self._seen)
             drawn = seed(self.plan.seed + 1_000_003 * rounds)(
-                settings(
-                    max_examples=ROUND,
-                    database=None,
-                    deadline=None,
-                    phases=(Phase.generate, Phase.shrink),
-                    suppress_health_check=list(HealthCheck),
-                    report_multiple_bugs=False,
-                    print_blob=False,
-                )(given(cases(self.plan.dtypes, self.plan.processors, self.plan.layout))(self._try))
+                exploring(ROUND, SEARCHING)(
+                    given(cases(self.plan.dtypes, self.plan.processors, self.plan.layout))(self._try)
+                )
             )
             with suppress(Enough, Differs, Flaky):  # what was found is in _first and _best
                 drawn()

@@ -3,12 +3,9 @@
 import json
 import multiprocessing
 import os
-import queue
 import re
-import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -27,6 +24,7 @@ from reference.sampling import Stops
 from reference.tree import RankTree
 from reference.weights import shapes
 from specverify.cli import main
+from tests.inprocess import Here
 
 ROOT = Path(__file__).resolve().parents[2]
 ARCH = Architecture("llama", 11, 8, 12, 2, 1, 4, (0,), max_positions=64)
@@ -58,29 +56,6 @@ def checkpoint(root: Path) -> Path:
     tokenizer.save(str(root / "tokenizer.json"))
     (root / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}))
     return root
-
-
-class Here:
-    """A stand-in for the spawn context: a worker is a call in this process, so that no bad input costs five seconds."""
-
-    Event = staticmethod(threading.Event)
-    Queue: Any = staticmethod(queue.Queue)
-
-    class Process:
-        def __init__(self, target: Callable[..., None], args: tuple[Any, ...], daemon: bool) -> None:
-            self.target, self.args, self.exitcode = target, args, 0
-
-        def start(self) -> None:
-            before = signal.getsignal(signal.SIGINT)
-            try:
-                self.target(*self.args)
-            finally:
-                signal.signal(signal.SIGINT, before)
-
-        def join(self, timeout: float) -> None: ...
-
-        def is_alive(self) -> bool:
-            return False
 
 
 @pytest.fixture(autouse=True)

@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis import given, seed
 from safetensors.torch import save_file
 
+from properties.exploring import exploring
 from properties.finding import Finding, Verdict
 from properties.strategies import cases
 from properties.tally import Failure
@@ -76,13 +77,7 @@ def drawn() -> list[Case]:
     """A few small cases of each kind of draft, as `diff` draws them: draws of one seed resemble each other."""
     found: list[Case] = []
 
-    @settings(
-        max_examples=25,
-        database=None,
-        deadline=None,
-        phases=(Phase.generate,),
-        suppress_health_check=list(HealthCheck),
-    )
+    @exploring(25)
     @given(cases())
     def draw(case: Case) -> None:
         nodes = sum(map(len, case.draft.trees)) if isinstance(case.draft, Scripted) else len(case.draft.shape)

@@ -6,8 +6,9 @@ from functools import cache
 from random import Random
 
 import pytest
-from hypothesis import HealthCheck, Phase, find, given, seed, settings
+from hypothesis import HealthCheck, find, given, seed, settings
 
+from properties.exploring import exploring
 from properties.strategies import cases
 from properties.strategies.models import GALLERY, SEEDS
 from reference.architecture import FAMILIES, ROPE_KINDS, Architecture, Seeded
@@ -39,13 +40,7 @@ def drawn(searches: range = range(SEARCHES)) -> tuple[Case, ...]:
     for number in searches:
 
         @seed(number)
-        @settings(
-            max_examples=DRAWN,
-            phases=[Phase.generate],
-            database=None,
-            deadline=None,
-            suppress_health_check=list(HealthCheck),
-        )
+        @exploring(DRAWN)
         @given(cases())
         def collect(case: Case) -> None:
             met[case] = None

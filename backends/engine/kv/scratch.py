@@ -3,25 +3,17 @@
 import torch
 from torch import Tensor
 
-from backends.engine.kv.base import KvCache, Pair, Poison, Room, picked
+from backends.engine.kv.base import Pair, Poison, Room, picked
+from backends.engine.kv.buffered import Buffered
 
 
-class Scratch:
+class Scratch(Buffered):
     """A committed buffer that no forward writes, and a scratch buffer of the rows of one block."""
 
     def __init__(self, room: Room) -> None:
-        self.buffers = [room.empty(room.capacity) for _ in range(room.layers)]
+        super().__init__(room)
         self.scratch = [room.empty(room.rows) for _ in range(room.layers)]
-        self.layers = room.layers
-        self.length = 0
-        self.rows = 0
         self.most_rows = room.rows
-        self._last = 0
-
-    def open(self, rows: int) -> None:
-        """Rows follow those already in the scratch buffer."""
-        self.rows += rows
-        self._last = rows
 
     def write(self, layer: int, keys: Tensor, values: Tensor) -> None:
         """Write into the scratch buffer."""
@@ -36,10 +28,6 @@ class Scratch:
             for one, more in zip(committed, rows, strict=True)
         )
         return keys, values
-
-    def first(self, layer: int) -> int:
-        """Every column is there."""
-        return 0
 
     def shown(self, layer: int, visible: Tensor) -> Tensor:
         """As it is."""
@@ -64,22 +52,6 @@ class Scratch:
         self.length, self.rows = end, 0
         return None
 
-    def crop(self, length: int) -> None:
-        """See `KvCache.crop`."""
-        self.length, self.rows = length, 0
-
-    def begin_as(self, other: KvCache) -> None:
-        """See `KvCache.begin_as`."""
-        for layer, pair in enumerate(self.buffers):
-            for buffer, old in zip(pair, other.held(layer)[1:], strict=True):
-                buffer[..., : other.length, :] = old
-        self.length = other.length
-
-    def held(self, layer: int) -> tuple[int, Tensor, Tensor]:
-        """Everything committed."""
-        keys, values = self.buffers[layer]
-        return 0, keys[..., : self.length, :].clone(), values[..., : self.length, :].clone()
-
     def poison(self, number: Poison) -> None:
         """Fill what is free in both buffers."""
         for committed, rows in zip(self.buffers, self.scratch, strict=True):
@@ -87,7 +59,3 @@ class Scratch:
                 buffer[..., self.length :, :] = number
             for buffer in rows:
                 buffer[..., self.rows :, :] = number
-
-    def release(self) -> None:
-        """See `KvCache.release`."""
-        self.crop(0)

@@ -3,27 +3,12 @@
 import torch
 from torch import Tensor
 
-from backends.engine.kv.base import KvCache, Pair, Poison, Room, picked
+from backends.engine.kv.base import Pair, Poison, picked
+from backends.engine.kv.buffered import Buffered
 
 
-class Static:
-    """Buffers of `capacity` columns; column c of a committed token is cell c, open rows follow.
-
-    Tensors never change their address, as captured graphs ask for (vLLM and ExecuTorch keep such caches).
-    """
-
-    def __init__(self, room: Room) -> None:
-        self.buffers = [room.empty(room.capacity) for _ in range(room.layers)]
-        self.layers = room.layers
-        self.length = 0
-        self.rows = 0
-        self.most_rows = 0
-        self._last = 0
-
-    def open(self, rows: int) -> None:
-        """Rows follow the committed columns."""
-        self.rows += rows
-        self._last = rows
+class Static(Buffered):
+    """Open rows follow the committed columns in the same buffers."""
 
     def write(self, layer: int, keys: Tensor, values: Tensor) -> None:
         """Write in place, after the rows that were open before."""
@@ -34,10 +19,6 @@ class Static:
     def read(self, layer: int) -> Pair:
         """Every cell, stale ones included: the mask hides them."""
         return self.buffers[layer]
-
-    def first(self, layer: int) -> int:
-        """Every column is there."""
-        return 0
 
     def shown(self, layer: int, visible: Tensor) -> Tensor:
         """Cells after the open rows are hidden."""
@@ -68,28 +49,8 @@ class Static:
         self.length += kept
         self.rows = 0
 
-    def crop(self, length: int) -> None:
-        """See `KvCache.crop`."""
-        self.length, self.rows = length, 0
-
-    def begin_as(self, other: KvCache) -> None:
-        """See `KvCache.begin_as`."""
-        for layer, pair in enumerate(self.buffers):
-            for buffer, old in zip(pair, other.held(layer)[1:], strict=True):
-                buffer[..., : other.length, :] = old
-        self.length = other.length
-
-    def held(self, layer: int) -> tuple[int, Tensor, Tensor]:
-        """Everything committed."""
-        keys, values = self.buffers[layer]
-        return 0, keys[..., : self.length, :].clone(), values[..., : self.length, :].clone()
-
     def poison(self, number: Poison) -> None:
         """Fill the cells after the open rows."""
         for pair in self.buffers:
             for buffer in pair:
                 buffer[..., self.length + self.rows :, :] = number
-
-    def release(self) -> None:
-        """See `KvCache.release`."""
-        self.crop(0)

@@ -1,0 +1,49 @@
+"""Buffered: what layouts share that keep the committed columns in one pre-allocated buffer per layer, in order."""
+
+from torch import Tensor
+
+from backends.engine.kv.base import KvCache, Room
+
+
+class Buffered:
+    """Buffers of `capacity` columns, of which the first `length` are committed: column c is cell c.
+
+    Tensors never change their address, as captured graphs ask for (vLLM and ExecuTorch keep such caches).
+    """
+
+    def __init__(self, room: Room) -> None:
+        self.buffers = [room.empty(room.capacity) for _ in range(room.layers)]
+        self.layers = room.layers
+        self.length = 0
+        self.rows = 0
+        self.most_rows = 0
+        self._last = 0
+
+    def open(self, rows: int) -> None:
+        """Rows follow those that are open already."""
+        self.rows += rows
+        self._last = rows
+
+    def first(self, layer: int) -> int:
+        """Every column is there."""
+        return 0
+
+    def crop(self, length: int) -> None:
+        """See `KvCache.crop`."""
+        self.length, self.rows = length, 0
+
+    def begin_as(self, other: KvCache) -> None:
+        """See `KvCache.begin_as`."""
+        for layer, pair in enumerate(self.buffers):
+            for buffer, old in zip(pair, other.held(layer)[1:], strict=True):
+                buffer[..., : other.length, :] = old
+        self.length = other.length
+
+    def held(self, layer: int) -> tuple[int, Tensor, Tensor]:
+        """Everything committed."""
+        keys, values = self.buffers[layer]
+        return 0, keys[..., : self.length, :].clone(), values[..., : self.length, :].clone()
+
+    def release(self) -> None:
+        """See `KvCache.release`."""
+        self.crop(0)
