@@ -188,7 +188,7 @@ def _point(case: Case, row: Array, seen: Array | None, output: tuple[int, ...], 
     if seen is not None and seen.shape == row.shape and np.isfinite(seen).all():
         own = processing.scores(seen, sampling, stops, case.prompt, output)
         if np.array_equal(np.isfinite(own), named):
-            noise = min(noise, float(np.ptp((own - true)[named])) / 2 / sampling.temperature)
+            noise = min(noise, float(np.ptp(own[named] - true[named])) / 2 / sampling.temperature)
     if not np.isfinite(noise):
         raise NotApplicable("how far the engine's scores may lie off has no bound")
     tempered = (true - true.max()) / sampling.temperature

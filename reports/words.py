@@ -128,6 +128,10 @@ SIDES: dict[tuple[str, str], str] = {
     ("cache.commit-equivalence", "length"): (
         "After the commit the {cache} holds {observed} tokens; those committed so far are {expected}."
     ),
+    ("cache.commit-equivalence", "between"): (
+        "When the next step began, the {kind} at {slot} of the {cache} was no longer what the commit had left there, "
+        "nor that of decoding the accepted tokens alone: {observed} instead of {expected}{by}."
+    ),
     ("cache.untouched-slots", "length"): (
         "The step did not leave the committed length as it must: expected {expected}, got {observed}."
     ),

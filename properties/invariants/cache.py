@@ -92,10 +92,18 @@ def untouched_slots(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fa
 
 
 def commit_equivalence(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
-    """After each step, K and V of target and draft are those of running the emitted tokens in sequence."""
+    """After each step, K and V of target and draft are those of running the emitted tokens in sequence.
+
+    They are so still when the next step begins: other requests of a session act in between.
+    """
     error = noise(case, oracle, subject)
     looked = False
+    left: tuple[tuple[int, ...], Kv | None] = ((), None)
     for number, tokens, record in _commits(case, subject):
+        if left[1] is not None and record.before is not None and not _same_bits(record.before, left[1]):
+            asked = kv_case(case, left[0])
+            yield from _against("target", number - 1, record.before, left[0], asked, oracle, error, side="between")
+        left = (tokens, record.after)
         if record.after is not None and isinstance(case.model, Seeded):
             yield from _let_go(number, record.after, case.model.architecture)
         if record.length != len(tokens):
@@ -111,6 +119,12 @@ def commit_equivalence(case: Case, oracle: Oracle, subject: Subject) -> Iterator
             yield from _draft(case, number, record.draft, tokens, least, oracle, error)
     if not looked:
         raise Unobserved("the backend does not reveal its committed cache")
+
+
+def _same_bits(one: Kv, other: Kv) -> bool:
+    """Whether both hold the same columns, bit for bit; what is gone is NaN in both."""
+    pairs = ((one.keys, other.keys), (one.values, other.values))
+    return all(np.array_equal(*pair, equal_nan=True) for pair in pairs)
 
 
 def _let_go(number: int, held: Kv, arch: Architecture) -> Iterator[Finding]:
@@ -137,14 +151,21 @@ def _draft(
 
 
 def _against(
-    cache: str, number: int, held: Kv, tokens: tuple[int, ...], asked: Case, oracle: Oracle, error: Noise
+    cache: str,
+    number: int,
+    held: Kv,
+    tokens: tuple[int, ...],
+    asked: Case,
+    oracle: Oracle,
+    error: Noise,
+    **side: str,
 ) -> Iterator[Finding]:
     """Findings where `held` is not the oracle's KV of `tokens`, which `asked` makes it reveal."""
     record = oracle(asked).steps[0].committed
     if not tokens or record is None or record.before is None:
         return
     own = error if cache == "target" else _for_draft(error, record.before)
-    yield from kv_differs("cache.commit-equivalence", number, record.before, held, own, {"cache": cache})
+    yield from kv_differs("cache.commit-equivalence", number, record.before, held, own, {"cache": cache, **side})
 
 
 def _for_draft(error: Noise, true: Kv) -> Noise:

@@ -207,6 +207,10 @@ EVERYTHING: list[tuple[str, str | Corruption]] = [
     ("cache.commit-equivalence", "draft-kv-never-written"),
     ("cache.commit-equivalence", in_stage("committed", lambda one: replace(one, length=one.length + 1))),
     (
+        "cache.commit-equivalence",
+        in_stage("committed", lambda one: replace(one, before=nudged(one.before, 1, 0.5)), step=1),
+    ),
+    (
         "cache.fast-equals-full",
         where(
             lambda case: case.layout.commit == "fast",
