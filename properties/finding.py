@@ -1,5 +1,6 @@
 """Finding, Tie and Verdict: facts about one case on one backend, without prose."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -115,6 +116,8 @@ class Verdict:
         trace: The backend's trace of the case, or None when the run failed.
         unsupported: Why the backend declined the case, or None.
         forward_s: Seconds the backend spent in its forwards for this case and its variants.
+        attention_calls: Layers of the forwards for this case and its variants; 0 where they are not counted.
+        fallbacks: Why attention took a slower path than the backend is there for, and in how many of those.
         accept_lengths: Accepted drafted tokens of each step.
     """
 
@@ -128,6 +131,8 @@ class Verdict:
     trace: Trace | None = None
     unsupported: str | None = None
     forward_s: float = 0.0
+    attention_calls: int = 0
+    fallbacks: Mapping[str, int] = field(default_factory=dict)
     accept_lengths: tuple[int, ...] = ()
 
     @property

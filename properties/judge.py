@@ -1,5 +1,6 @@
 """The judge: every applicable invariant on one case, one verdict; the command line and pytest share it."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -57,6 +58,8 @@ def _joined(whole: Verdict, part: Verdict, request: int) -> Verdict:
         positions=whole.positions + part.positions,
         evidence=(*whole.evidence, *part.evidence),
         forward_s=whole.forward_s + part.forward_s,
+        attention_calls=whole.attention_calls + part.attention_calls,
+        fallbacks=Counter(whole.fallbacks) + Counter(part.fallbacks),
         accept_lengths=(*whole.accept_lengths, *(part.accept_lengths if request else ())),
     )
 
@@ -65,7 +68,7 @@ def _judged(
     case: Case, invariants: Sequence[Invariant], oracle: Oracle, subject: Subject, beside: str = "session"
 ) -> Verdict:
     """The verdict on one run; invariants that speak of `beside` have nothing to say about it."""
-    spent = subject.forward_s
+    spent, called, fell_back = subject.forward_s, subject.attention_calls, subject.fallbacks.copy()
     outcomes: dict[str, Outcome] = {}
     findings: list[Finding] = []
     ties: list[Tie] = []
@@ -127,6 +130,8 @@ def _judged(
         trace=trace,
         unsupported=declined,
         forward_s=subject.forward_s - spent,
+        attention_calls=subject.attention_calls - called,
+        fallbacks=dict(subject.fallbacks - fell_back),
         accept_lengths=tuple(len(step.accepted.path) - 1 for step in trace.steps if step.accepted) if trace else (),
     )
 

@@ -1,6 +1,6 @@
 """Subject: a backend as invariants see it, a memoised Case -> Trace that never raises what it cannot explain."""
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
@@ -84,6 +84,8 @@ class Subject:
         serve: Its sessions, action by action, or None if it has no such door.
         declines: Why its declaration does not admit a case, or None.
         forward_s: Seconds inside its forwards so far, over every run.
+        attention_calls: Layers of its forwards so far.
+        fallbacks: Why its attention took a slower path, and in how many of those.
         runs: Runs so far.
         notes: What invariants computed once for a case and share, by key.
     """
@@ -105,6 +107,8 @@ class Subject:
         self.serve = serve
         self.declines: Callable[[Case], str | None] = lambda case: None
         self.forward_s = 0.0
+        self.attention_calls = 0
+        self.fallbacks: Counter[str] = Counter()
         self.runs = 0
         self.notes: OrderedDict[object, object] = OrderedDict()
         self._run = run
@@ -130,6 +134,8 @@ class Subject:
             self.runs += 1
             if isinstance(outcome, Trace):
                 self.forward_s += outcome.forward_s
+                self.attention_calls += outcome.attention_calls
+                self.fallbacks.update(outcome.fallbacks)
             self._memo[key] = outcome
             while len(self._memo) > self._keep:
                 self._memo.popitem(last=False)

@@ -1,5 +1,6 @@
 """Tally: what a whole run of many cases came to, ready to be reported."""
 
+from collections import Counter
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -62,6 +63,8 @@ class Tally:
         unsupported: Reasons for which the backend declined cases, with how often.
         accept_lengths: Accepted drafted tokens per step: length to how many steps.
         accepted_by_draft: Kind of draft to (steps, accepted drafted tokens).
+        attention_calls: Layers of the backend's forwards; 0 where it does not count them.
+        fallbacks: Why attention took a slower path than the backend is there for, and in how many of those.
         evidence: Tests of laws by sampling.
         excess_evidence: Why that evidence condemns the run, or None.
         excess_ties: Why the ties of the whole run cannot be chance (rule T's count test), or None.
@@ -83,6 +86,8 @@ class Tally:
     unsupported: dict[str, int] = field(default_factory=dict)
     accept_lengths: dict[int, int] = field(default_factory=dict)
     accepted_by_draft: dict[str, tuple[int, int]] = field(default_factory=dict)
+    attention_calls: int = 0
+    fallbacks: Counter[str] = field(default_factory=Counter)
     evidence: list[Evidence] = field(default_factory=list)
     excess_evidence: str | None = None
     excess_ties: str | None = None
@@ -94,6 +99,8 @@ class Tally:
         """Count one judged case."""
         self.cases += 1
         self.backend_seconds += verdict.forward_s
+        self.attention_calls += verdict.attention_calls
+        self.fallbacks.update(verdict.fallbacks)
         self.ties.extend(verdict.ties)
         self.evidence.extend(verdict.evidence)
         self.positions = self.positions + verdict.positions
@@ -124,6 +131,16 @@ class Tally:
     def exit_code(self) -> int:
         """0 agree, 1 differ, 3 could not judge."""
         return {"agree": 0, "differ": 1, "unjudged": 3}[self.outcome]
+
+
+def nothing_fused(tally: Tally) -> str | None:
+    """Why a backend with an attention of its own was not judged: every call of it fell back to another; or None."""
+    calls = tally.attention_calls
+    if calls and tally.fallbacks.total() >= calls:
+        return (
+            f"nothing ran fused: all {calls} attention calls fell back, so what this backend is there for did not run"
+        )
+    return None
 
 
 def condemned(tally: Tally) -> str | None:

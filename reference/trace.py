@@ -211,6 +211,7 @@ class Trace:
         forward_s: Seconds inside the backend's own forwards; never compared.
         shared: What all requests did, where the case has a session; the rest is the trace of request 0.
         fallbacks: Why attention took a slower path than the backend is there for, and in how many layers of forwards.
+        attention_calls: Layers of forwards; 0 where the backend does not count them.
     """
 
     steps: tuple[Step, ...]
@@ -220,6 +221,7 @@ class Trace:
     forward_s: float = 0.0
     shared: "Shared | None" = None
     fallbacks: Mapping[str, int] = field(default_factory=dict)
+    attention_calls: int = 0
 
 
 @dataclass(frozen=True)

@@ -50,6 +50,8 @@ def verdict_line(verdict: Verdict) -> dict[str, Any]:
     line["findings"] = [finding_fact(finding) for finding in verdict.findings]
     line["ties"] = verdict.ties
     line["seconds"] = verdict.forward_s
+    if verdict.fallbacks:
+        line["fallbacks"] = verdict.fallbacks
     if verdict.unsupported is not None:
         line["unsupported"] = verdict.unsupported
     content: dict[str, Any] = jsonable(line)
@@ -91,10 +93,14 @@ class Lines:
             self._handle = None
 
     def add(self, verdict: Verdict) -> None:
+        """Append the line of a verdict; it is in the file when this returns."""
+        self.append(verdict_line(verdict))
+
+    def append(self, fact: dict[str, Any]) -> None:
         """Append one line; it is in the file when this returns."""
         if self._handle is None:
             raise ValueError("Lines is used inside its with block")
-        line = b"\n" * self._cut_off + as_json(verdict_line(verdict)).encode()
+        line = b"\n" * self._cut_off + as_json(fact).encode()
         self._cut_off = False
         try:
             while line:
@@ -148,6 +154,8 @@ def summary(tally: Tally) -> dict[str, Any]:
             "ties": tally.ties,
             "positions": tally.positions,
             "unsupported": tally.unsupported,
+            "attention_calls": tally.attention_calls,
+            "fallbacks": tally.fallbacks,
             "accept_lengths": dict(sorted(tally.accept_lengths.items())),
             "mean_accepted": mean_accepted(tally),
             "accepted_by_draft": {

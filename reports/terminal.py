@@ -1,6 +1,7 @@
 """The pages a person reads: one for each failure, and one for the whole run."""
 
 import shlex
+from collections.abc import Mapping
 
 from rich.cells import cell_len
 from rich.table import Table
@@ -72,12 +73,21 @@ def _facts(failure: Failure, revealed: frozenset[Stage]) -> list[tuple[str, str]
     others = dict.fromkeys(other.invariant for other in verdict.findings if other.invariant != finding.invariant)
     if others:
         facts.append(("also failed", _one_line([clean(name) for name in others], WIDTH - INDENT)))
+    if verdict.trace is not None:
+        facts += [
+            ("fell back", f"{number(count)} times: {clean(why)}") for why, count in fallen(verdict.trace.fallbacks)
+        ]
     if failure.nearest is not None:
         changes = "; ".join(differences(failure.nearest, verdict.case)) or "no difference that the case file shows"
         facts.append(("nearest", f"case that agrees: {cut(changes)}"))
     if failure.fault is not None:
         facts.append(("planted", f"fault {clean(failure.fault)}: this failure is wanted"))
     return facts
+
+
+def fallen(fallbacks: Mapping[str, int]) -> list[tuple[str, int]]:
+    """Reasons for which attention took a slower path, the most frequent first."""
+    return sorted(fallbacks.items(), key=lambda item: (-item[1], item[0]))
 
 
 def _stages(stages: list[Stage]) -> str:
@@ -212,6 +222,10 @@ def _run_facts(tally: Tally) -> list[tuple[str, str]]:
         facts.append(("accepted", f"{mean:.2f} drafted tokens per step on average, over {steps}{by_draft}"))
     facts += _ties(tally)
     facts += _evidence(tally)
+    facts += [
+        ("fell back", f"{count} of {tally.attention_calls} attention calls: {clean(why)}")
+        for why, count in fallen(tally.fallbacks)
+    ]
     facts += [("declined", f"{plural(count, 'case')}: {clean(why)}") for why, count in tally.unsupported.items()]
     facts += [("error", cut(error, 400)) for error in tally.errors]
     if tally.stopped is not None:

@@ -13,7 +13,7 @@ from typing import Any
 
 from properties.finding import FINISHED, Verdict
 from properties.strategies.smaller import size
-from properties.tally import Counts, Failure, Tally, condemned
+from properties.tally import Counts, Failure, Tally, condemned, nothing_fused
 from properties.ties import too_many, vacuous
 from specverify.environment import environment
 from specverify.news import Broken, Done, Opened
@@ -125,9 +125,7 @@ def _conclude(tally: Tally) -> None:
     if excess is not None:
         tally.excess_ties = excess
     tally.excess_evidence = condemned(tally)
-    why = vacuous(tally)
-    if why is not None:
-        tally.errors.append(why)
+    tally.errors += [why for why in (vacuous(tally), nothing_fused(tally)) if why is not None]
 
 
 def _distinct(failures: list[Failure]) -> list[Failure]:

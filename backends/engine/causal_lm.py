@@ -39,6 +39,7 @@ class CausalLm:
         reaches: How far back each layer sees.
         forward_s: Seconds spent in forwards since the model was loaded, device synchronised.
         calls: Forwards since the model was loaded.
+        attention_calls: Layers of forwards since the model was loaded.
         fallbacks: Why attention took a slower path, and in how many layers of forwards since the model was loaded.
     """
 
@@ -52,6 +53,7 @@ class CausalLm:
         self.reaches = reaches_of(config)
         self.forward_s = 0.0
         self.calls = 0
+        self.attention_calls = 0
         self.fallbacks: Counter[str] = Counter()
 
     def room(self, capacity: int, rows: int) -> Room:
@@ -107,6 +109,7 @@ class CausalLm:
             torch.accelerator.synchronize()
         self.forward_s += time.perf_counter() - began
         self.calls += 1
+        self.attention_calls += len(self.reaches)
         self.fallbacks.update(cache.fallbacks)
         if not score:
             return [torch.empty(0)] * len(batch)

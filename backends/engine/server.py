@@ -214,7 +214,7 @@ class Server:
         model = self._shelf.open(case.model, case.dtype)
         if case.layout.kind == "overwrite":
             require_update_first(model, attend, lanes)
-        self._models.setdefault(model, (model.forward_s, model.fallbacks.copy()))
+        self._models.setdefault(model, (model.forward_s, model.fallbacks.copy(), model.attention_calls))
         return model
 
     def _draft_model(self, case: Case) -> CausalLm | None:
@@ -240,13 +240,18 @@ class Server:
     @property
     def forward_s(self) -> float:
         """Seconds in forwards of the models used here, since this server opened them."""
-        return sum(model.forward_s - before for model, (before, _) in self._models.items())
+        return sum(model.forward_s - before for model, (before, *_) in self._models.items())
+
+    @property
+    def attention_calls(self) -> int:
+        """Layers of forwards since this server opened its models."""
+        return sum(model.attention_calls - before for model, (*_, before) in self._models.items())
 
     @property
     def fallbacks(self) -> dict[str, int]:
         """Why attention took a slower path, and in how many layers of forwards, since this server opened its models."""
         since: Counter[str] = Counter()
-        for model, (_, before) in self._models.items():
+        for model, (_, before, _) in self._models.items():
             since.update(model.fallbacks - before)
         return dict(since)
 
@@ -254,15 +259,17 @@ class Server:
     def trace(self) -> Trace:
         """What happened so far: the trace of request 0, and with a session those of all."""
         own = self.requests[0].trace if 0 in self.requests else Trace((), (), None)
+        own = replace(
+            own, forward_s=self.forward_s, fallbacks=self.fallbacks, attention_calls=self.attention_calls
+        )
         if self.case.session is None:
-            return replace(own, forward_s=self.forward_s, fallbacks=self.fallbacks)
+            return own
         every = tuple(
             self.requests[number].trace if number in self.requests else None
             for number in range(1 + len(self.session.mates))
         )
         prompts = tuple(self.requests[number].case.prompt if one else () for number, one in enumerate(every))
-        shared = Shared(every, prompts, tuple(self.accounts))
-        return replace(own, forward_s=self.forward_s, shared=shared, fallbacks=self.fallbacks)
+        return replace(own, shared=Shared(every, prompts, tuple(self.accounts)))
 
     def _account(self) -> Account:
         leases = {number: self.requests[number].lease for number in sorted(self.living)}
