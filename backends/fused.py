@@ -1,0 +1,58 @@
+"""Backends of the engine with torch's fused attention: SDPA and FlexAttention, on the CPU and on NVIDIA devices."""
+
+from dataclasses import replace
+
+import torch
+
+from backends.base import Unavailable
+from backends.engine.attention.columns import Attend
+from backends.engine.attention.flex import Flex
+from backends.engine.attention.sdpa import Sdpa
+from backends.engine.composition import SEAMS
+from backends.engine_backend import EngineBackend
+
+
+def cpu_sdpa() -> EngineBackend:
+    """Open `cpu-fused`."""
+    return _with(Sdpa(), "cpu-fused", "cpu")
+
+
+def cpu_flex() -> EngineBackend:
+    """Open `cpu-fused-flex`."""
+    return _with(Flex(), "cpu-fused-flex", "cpu")
+
+
+def cpu_flex_compiled() -> EngineBackend:
+    """Open `cpu-fused-flex-compiled`."""
+    return _with(Flex(compiled=True), "cpu-fused-flex-compiled", "cpu")
+
+
+def cuda_sdpa() -> EngineBackend:
+    """Open `cuda-fused-sdpa`.
+
+    Raises:
+        Unavailable: where torch sees no CUDA device.
+    """
+    _need_cuda("cuda-fused-sdpa", "cpu-fused")
+    return _with(Sdpa(), "cuda-fused-sdpa", "cuda")
+
+
+def cuda_flex() -> EngineBackend:
+    """Open `cuda-fused-flex`, compiled.
+
+    Raises:
+        Unavailable: where torch sees no CUDA device.
+    """
+    _need_cuda("cuda-fused-flex", "cpu-fused-flex")
+    return _with(Flex(compiled=True), "cuda-fused-flex", "cuda")
+
+
+def _with(attend: Attend, name: str, device: str) -> EngineBackend:
+    return EngineBackend(name, device, replace(SEAMS, attend=attend, draft_attend=attend))
+
+
+def _need_cuda(name: str, twin: str) -> None:
+    if torch.cuda.is_available():
+        return
+    built = "no CUDA device is visible" if torch.version.cuda else f"torch {torch.__version__} is built without CUDA"
+    raise Unavailable(f"{name} needs an NVIDIA device: {built}; on the CPU, {twin} runs the same attention")
