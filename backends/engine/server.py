@@ -45,7 +45,7 @@ class Server:
         self.session = case.session or Session()
         self._shelf = shelf
         self._seams = seams
-        self._models: dict[CausalLm, tuple[float, Counter[str]]] = {}
+        self._models: dict[CausalLm, tuple[float, Counter[str], int]] = {}
         self._evicted: set[int] = set()
         self._over: set[int] = set()
         self._target = self._open(case, seams.attend, seams.kv.lanes)
