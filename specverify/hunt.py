@@ -1,0 +1,136 @@
+"""A hunt: ordinary cases are drawn against a backend, with one fault planted in it or none, until one differs."""
+
+import time
+from dataclasses import dataclass
+from functools import cache
+
+from backends import faults
+from backends.base import Unavailable
+from properties.finding import Verdict
+from properties.invariants import ALL
+from reference.decoder import Oracle
+from reference.draft import largest
+from specverify.opening import open_planted, subject_of
+from specverify.plan import Plan
+from specverify.search import Search
+
+
+@dataclass(frozen=True)
+class Ground:
+    """Where one hunt goes.
+
+    Attributes:
+        fault: What is planted, or None for a clean run.
+        backend: Name or `pkg.module:factory`.
+        seed: Of the draws.
+        cases: To draw at most.
+        dtypes: Working dtypes to draw from.
+        shrink_s: Seconds for making what is found smaller.
+        until: Wall clock (`time.time`) after which no further case begins.
+    """
+
+    fault: str | None
+    backend: str
+    seed: int
+    cases: int
+    dtypes: tuple[str, ...]
+    shrink_s: float
+    until: float
+
+
+@dataclass(frozen=True)
+class Bag:
+    """What one hunt came to.
+
+    Attributes:
+        fault: As in its ground.
+        backend: As in its ground.
+        cases: Judged, the one that differed included.
+        seconds: Until the first difference, or until the end; shrinking is not counted.
+        caught: Whether a case differed.
+        by: The invariant that located the first difference, or None.
+        stage: The stage that it named, or None.
+        nodes: Nodes of the largest tree of the smallest case found, its root not counted.
+        actions: Actions of that case's session; 0 without one.
+        case: Its id, or None.
+        failed: Every invariant that differed on the case as drawn or at its smallest.
+        missing: Why the backend cannot be opened here, or None.
+    """
+
+    fault: str | None
+    backend: str
+    cases: int = 0
+    seconds: float = 0.0
+    caught: bool = False
+    by: str | None = None
+    stage: str | None = None
+    nodes: int = 0
+    actions: int = 0
+    case: str | None = None
+    failed: tuple[str, ...] = ()
+    missing: str | None = None
+
+
+@cache
+def _oracle() -> Oracle:
+    """One oracle for all hunts of a process: equal seeds draw equal cases, whatever is planted."""
+    return Oracle()
+
+
+def hunt(ground: Ground) -> Bag:
+    """Go there. Faults never meet: each is planted in a backend opened for it.
+
+    Raises:
+        Unknown: for a backend without seams.
+        UnknownBackend: for one that means nothing.
+    """
+    try:
+        backend = open_planted(ground.backend, ground.fault)
+    except Unavailable as why:
+        return Bag(ground.fault, ground.backend, missing=str(why))
+    judged: list[Verdict] = []
+    began = time.perf_counter()
+    met_at = 0.0
+
+    def arrived(verdict: Verdict) -> None:
+        nonlocal met_at
+        judged.append(verdict)
+        met_at = time.perf_counter()
+
+    plan = Plan(
+        backend=ground.backend,
+        cases=ground.cases,
+        dtypes=tuple(one for one in ground.dtypes if one in backend.declaration.dtypes)
+        or backend.declaration.dtypes[:1],
+        seed=ground.seed,
+        fault=ground.fault,
+        shrink_s=ground.shrink_s,
+    )
+    search = Search(plan, ALL, _oracle(), subject_of(backend), arrived, lambda: time.time() > ground.until)
+    search.run()
+    seconds = (met_at or time.perf_counter()) - began
+    search.stopped = lambda: False  # the shrinking has a bound of its own
+    failure = search.failure()
+    if failure is None:
+        return Bag(ground.fault, ground.backend, len(judged), seconds)
+    smallest = failure.verdict
+    failed = {name for one in (judged[-1], smallest) for name, outcome in one.outcomes.items() if outcome == "failed"}
+    session = smallest.case.session
+    return Bag(
+        ground.fault,
+        ground.backend,
+        len(judged),
+        seconds,
+        caught=True,
+        by=failure.finding.invariant,
+        stage=failure.finding.stage.word,
+        nodes=largest(smallest.case.draft),
+        actions=len(session.actions) if session is not None else 0,
+        case=smallest.case.id,
+        failed=tuple(sorted(failed)),
+    )
+
+
+def grounds_of(names: list[str], backend: str | None) -> dict[str, str]:
+    """The backend of each fault: the one given, or the one that the fault names."""
+    return {name: backend or faults.named(name).on for name in names}

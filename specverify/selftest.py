@@ -1,0 +1,144 @@
+"""The command `selftest`: plants each fault, searches as `diff` does, and says which invariant caught it, or none."""
+
+import multiprocessing as mp
+import os
+import signal
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+import click
+
+from backends import faults
+from backends.faults.fault import Fault
+from properties.invariants import ALL
+from reports import writing
+from reports.progress import Progress
+from reports.record import Lines
+from reports.selftestpage import Caught, Clean, SelfTest, facts, page
+from specverify.hunt import Bag, Ground, grounds_of, hunt
+from specverify.plan import DEFAULT_DTYPES
+from specverify.selection import Unknown
+from specverify.threads import ForWorkers
+
+BUDGET_S = 540.0
+"""Wall seconds of a self-test."""
+
+ROUNDS = (40, 120, 400, 2000)
+"""Cases drawn against each fault that is still at large: short rounds first, so that no hard one starves the others."""
+
+CLEAN_EVERY = 8
+"""One hunt in this many has nothing planted."""
+
+SHRINK_S = 6.0
+"""Seconds for making one find smaller."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What was typed."""
+
+    globs: tuple[str, ...] = ()
+    backend: str | None = None
+    budget_s: float = BUDGET_S
+    seed: int = 0
+    jobs: int | None = None
+    json_file: str | None = None
+
+
+def chosen(globs: tuple[str, ...]) -> list[Fault]:
+    """The faults that any of `globs` matches, by name or catalogue id; all without globs.
+
+    Raises:
+        Unknown: for a glob that matches none.
+    """
+    for glob in globs:
+        if not any(fnmatchcase(name, glob) for one in faults.ALL for name in (one.name, one.id)):
+            raise Unknown(f"--fault {glob}: no fault matches; `specverify list faults` names them")
+    wanted = globs or ("*",)
+    return [one for one in faults.ALL if any(fnmatchcase(name, glob) for glob in wanted for name in (one.name, one.id))]
+
+
+def selftest(options: Options, folder: Path) -> int:
+    """Run it; exit code 1 where a fault escapes or a clean run differs, 3 where nothing could be judged.
+
+    Each hunt is appended to `selftest.jsonl` in `folder` as it ends, so that an interrupted test loses nothing.
+    """
+    if options.json_file is not None:
+        writing.check(options.json_file)
+    wanted = chosen(options.globs)
+    names = [one.name for one in wanted]
+    began = time.time()
+    report = SelfTest(
+        [Caught(one.name, one.id, one.stage.word, dict(one.harmless)) for one in wanted],
+        invariants=[one.name for one in ALL],
+    )
+    folder.mkdir(parents=True, exist_ok=True)
+    with Lines(folder / "selftest.jsonl") as lines, Progress(None) as progress:
+        for bag in _bags(names, options, began + options.budget_s, report):
+            _note(report, bag)
+            lines.append(vars(bag))
+            progress.advance(bag.cases, failures=int(bag.caught))
+    report.seconds = time.time() - began
+    click.echo(page(report), err=options.json_file == "-")
+    if options.json_file is not None:
+        writing.write_json(options.json_file, facts(report))
+    return report.exit_code
+
+
+def _bags(names: list[str], options: Options, until: float, report: SelfTest) -> Iterator[Bag]:
+    """Each hunt as it ends: rounds of growing length over the faults still at large, clean ones in between."""
+    backends = grounds_of(names, options.backend)
+    jobs = options.jobs or min(os.cpu_count() or 1, 4)
+    context = mp.get_context("spawn")
+    with ForWorkers(1), ProcessPoolExecutor(jobs, context, initializer=_leave_ctrl_c) as pool:
+        pending: list[Future[Bag]] = []
+        try:
+            for number, cases in enumerate(ROUNDS):
+                large = [one.name for one in report.faults if not one.caught and one.missing is None]
+                if time.time() > until or not large:
+                    return
+                pending = [
+                    pool.submit(hunt, ground) for ground in _grounds(large, backends, options, number, cases, until)
+                ]
+                for done in as_completed(pending):
+                    yield done.result()
+        except BrokenProcessPool:
+            report.errors.append("a worker died: its hunts were not judged; try --jobs 1, and --fault to find which")
+        except KeyboardInterrupt:
+            report.errors.append("interrupted: what did not run is not a pass")
+            for one in pending:
+                one.cancel()
+
+
+def _grounds(
+    large: list[str], backends: dict[str, str], options: Options, number: int, cases: int, until: float
+) -> Iterator[Ground]:
+    seed = options.seed + 7_919 * number
+    for at, name in enumerate(large):
+        if at % CLEAN_EVERY == 0:
+            clean = seed + 1 + at
+            yield Ground(None, backends[name], clean, cases, DEFAULT_DTYPES, SHRINK_S, until)
+        yield Ground(name, backends[name], seed, cases, DEFAULT_DTYPES, SHRINK_S, until)
+
+
+def _leave_ctrl_c() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _note(report: SelfTest, bag: Bag) -> None:
+    """Count one hunt."""
+    if bag.fault is None:
+        report.clean.append(Clean(bag.backend, bag.cases, bag.by, bag.case, bag.missing))
+        return
+    row = next(one for one in report.faults if one.name == bag.fault)
+    row.backend, row.missing = bag.backend, bag.missing
+    row.cases += bag.cases
+    row.seconds += bag.seconds
+    if bag.caught:
+        row.caught, row.by, row.stage_named, row.case = True, bag.by, bag.stage, bag.case
+        row.nodes, row.actions, row.failed = bag.nodes, bag.actions, bag.failed
