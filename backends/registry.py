@@ -1,7 +1,7 @@
 """Name to backend, or the reason there is none; a stranger's engine comes in as `pkg.module:factory`."""
 
 import importlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from backends.base import Backend, Declaration, Unavailable
 from reference.layout import KINDS
@@ -16,6 +16,7 @@ class Row:
         factory: `module:function` that opens it, imported on use.
         device: What it needs: cpu, cuda, npu.
         sentence: What it is.
+        slow: Whether its conformance tests run only with -m slow, or where it is named.
         layouts: KvLayout.kind values that it declares, known here so that nobody must open it to ask.
     """
 
@@ -23,11 +24,45 @@ class Row:
     factory: str
     device: str
     sentence: str
+    slow: bool = field(default=False, kw_only=True)
     layouts: tuple[str, ...] = tuple(KINDS)
 
 
 ROWS: tuple[Row, ...] = (
     Row("cpu-eager", "backends.eager:open_cpu", "cpu", "the engine with written-out attention, on the CPU"),
+    Row(
+        "cpu-fused",
+        "backends.fused:cpu_sdpa",
+        "cpu",
+        "the engine with torch's SDPA under the tree's mask, on the CPU",
+        slow=True,
+    ),
+    Row(
+        "cpu-fused-flex",
+        "backends.fused:cpu_flex",
+        "cpu",
+        "the engine with FlexAttention, uncompiled, on the CPU",
+        slow=True,
+    ),
+    Row(
+        "cpu-fused-flex-compiled",
+        "backends.fused:cpu_flex_compiled",
+        "cpu",
+        "the engine with FlexAttention, compiled where it compiles (seconds for each shape), on the CPU",
+        slow=True,
+    ),
+    Row(
+        "cuda-fused-sdpa",
+        "backends.fused:cuda_sdpa",
+        "cuda",
+        "the engine with torch's SDPA under the tree's mask, on an NVIDIA device",
+    ),
+    Row(
+        "cuda-fused-flex",
+        "backends.fused:cuda_flex",
+        "cuda",
+        "the engine with FlexAttention, compiled, on an NVIDIA device",
+    ),
     Row("cuda-eager", "backends.eager:open_cuda", "cuda", "the engine with written-out attention, on an NVIDIA device"),
 )
 

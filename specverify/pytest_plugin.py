@@ -94,6 +94,11 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     devices = {row.name: row.device for row in ROWS}
     chosen = named or list(devices)
     params = [pytest.param(name, marks=getattr(pytest.mark, devices.get(name, "cpu"))) for name in chosen]
+    slow = {row.name for row in ROWS if row.slow} - set(named)
+    params = [
+        pytest.param(*one.values, marks=(*one.marks, *([pytest.mark.slow] if one.values[0] in slow else [])))
+        for one in params
+    ]
     metafunc.parametrize("backend", params, indirect=True, scope="session")
 
 
