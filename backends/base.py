@@ -123,6 +123,10 @@ class Unsupported(Exception):
     """The backend cannot take this case; the message says what is missing and what to use instead."""
 
 
+class WrongFlag(ValueError):
+    """An environment flag has a value that means nothing."""
+
+
 class Unavailable(Exception):
     """The backend cannot be opened on this machine; the message names the missing device or package."""
 

@@ -4,10 +4,12 @@ import torch
 
 from backends.base import Declaration, Live, Unsupported
 from backends.engine.composition import SEAMS
+from backends.engine.mode import in_mode
 from backends.engine.models import DTYPES, Shelf
 from backends.engine.sampling.rounds import Tables
 from backends.engine.seams import Seams
 from backends.engine.server import play, serve
+from backends.flags import mode_of
 from reference.case import Case
 from reference.layout import COMMITS, KINDS
 from reference.rules import RULES
@@ -16,7 +18,12 @@ from reference.world import Blocks, Given, World
 
 
 class EngineBackend:
-    """The engine on `device`, a torch device, composed as `seams` say: as meant, unless a fault has been planted."""
+    """The engine on `device`, a torch device, composed as `seams` say: as meant, unless a fault has been planted.
+
+    Attributes:
+        seams: What it is composed of.
+        mode: Which forwards run fused attention; as the environment's flags say, until somebody says otherwise.
+    """
 
     def __init__(
         self,
@@ -44,18 +51,19 @@ class EngineBackend:
             emulated=emulated,
         )
         self.seams = seams
+        self.mode = mode_of()
         self._shelf = Shelf(device)
         self._tables = Tables(device, lambda: self.seams.sampling)
 
     def run(self, case: Case) -> Trace:
         """Generate as the case says; see `backends.base.Backend.run`."""
         self._refuse_dtype(case)
-        return play(case, self._shelf, self.seams)
+        return play(case, self._shelf, in_mode(self.seams, self.mode))
 
     def serve(self, case: Case) -> Live:
         """Play the case's session and wait for more; see `backends.base.Serving`."""
         self._refuse_dtype(case)
-        return serve(case, self._shelf, self.seams)
+        return serve(case, self._shelf, in_mode(self.seams, self.mode))
 
     def verify(self, given: Given, tape: Array) -> Blocks:
         """See `backends.base.Tabled`."""

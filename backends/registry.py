@@ -3,7 +3,7 @@
 import importlib
 from dataclasses import dataclass, field
 
-from backends.base import Backend, Declaration, Unavailable
+from backends.base import Backend, Declaration, Unavailable, WrongFlag
 from reference.layout import KINDS
 
 
@@ -18,6 +18,8 @@ class Row:
         sentence: What it is.
         slow: Whether its conformance tests run only with -m slow, or where it is named.
         layouts: KvLayout.kind values that it declares, known here so that nobody must open it to ask.
+        dtypes: Working dtypes that it declares, likewise.
+        emulated: Whether it stands in for a device that is not there; it never counts as that device.
     """
 
     name: str
@@ -26,7 +28,11 @@ class Row:
     sentence: str
     slow: bool = field(default=False, kw_only=True)
     layouts: tuple[str, ...] = tuple(KINDS)
+    dtypes: tuple[str, ...] = ("float32", "float64", "bfloat16", "float16")
+    emulated: bool = False
 
+
+THREE, HALVES = ("float32", "bfloat16", "float16"), ("bfloat16", "float16")
 
 ROWS: tuple[Row, ...] = (
     Row("cpu-eager", "backends.eager:open_cpu", "cpu", "the engine with written-out attention, on the CPU"),
@@ -64,6 +70,51 @@ ROWS: tuple[Row, ...] = (
         "the engine with FlexAttention, compiled, on an NVIDIA device",
     ),
     Row("cuda-eager", "backends.eager:open_cuda", "cuda", "the engine with written-out attention, on an NVIDIA device"),
+    Row(
+        "ascend-eager",
+        "backends.ascend_backends:open_eager",
+        "npu",
+        "the engine with written-out attention, on an Ascend device",
+        dtypes=THREE,
+    ),
+    Row(
+        "ascend-eager-emulated",
+        "backends.ascend_backends:emulate_eager",
+        "cpu",
+        "EMULATED: the engine with written-out attention, on an Ascend device, by its contract on the CPU",
+        dtypes=THREE,
+        emulated=True,
+    ),
+    Row(
+        "ascend-fused",
+        "backends.ascend_backends:open_fused",
+        "npu",
+        "the engine with Ascend's fused-infer attention",
+        dtypes=THREE,
+    ),
+    Row(
+        "ascend-fused-emulated",
+        "backends.ascend_backends:emulate_fused",
+        "cpu",
+        "EMULATED: the engine with Ascend's fused-infer attention, by its contract on the CPU",
+        dtypes=THREE,
+        emulated=True,
+    ),
+    Row(
+        "ascend-fused-atb",
+        "backends.ascend_backends:open_atb",
+        "npu",
+        "the engine with ATB's paged splitfuse attention",
+        dtypes=HALVES,
+    ),
+    Row(
+        "ascend-fused-atb-emulated",
+        "backends.ascend_backends:emulate_atb",
+        "cpu",
+        "EMULATED: the engine with ATB's paged splitfuse attention, by its contract on the CPU",
+        dtypes=HALVES,
+        emulated=True,
+    ),
 )
 
 
@@ -77,6 +128,7 @@ def open_backend(name: str) -> Backend:
     Raises:
         UnknownBackend: for a name that means nothing, a module or factory that cannot be imported or called.
         Unavailable: where its device or package is missing.
+        WrongFlag: where the environment asks for a mode that there is not.
     """
     known = {row.name: row.factory for row in ROWS}
     target = known.get(name, name)
@@ -96,7 +148,7 @@ def open_backend(name: str) -> Backend:
         raise UnknownBackend(f"backend {name!r}: {module_name!r} has no factory called {attribute!r}")
     try:
         backend = factory()
-    except Unavailable:
+    except (Unavailable, WrongFlag):
         raise
     except (Exception, SystemExit) as why:
         raise UnknownBackend(f"backend {name!r}: {attribute!r} raised {_brief(why)}") from why

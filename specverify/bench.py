@@ -15,10 +15,10 @@ from properties.tally import Tally
 from reference.case import Case
 from reference.decoder import Oracle
 from specverify.opening import open_planted, subject_of
-from specverify.plan import DEFAULT_DTYPES
+from specverify.plan import default_dtypes
 
 
-def throughput(backend: str, count: int, number: int, dtypes: tuple[str, ...] = DEFAULT_DTYPES) -> dict[str, Any]:
+def throughput(backend: str, count: int, number: int, dtypes: tuple[str, ...] = ()) -> dict[str, Any]:
     """Draw and judge `count` cases in this process, as one worker of `diff` does.
 
     Returns:
@@ -39,7 +39,7 @@ def throughput(backend: str, count: int, number: int, dtypes: tuple[str, ...] = 
         judging += time.perf_counter() - began
         tally.add(verdict)
 
-    drawn = given(cases(dtypes))(one)
+    drawn = given(cases(dtypes or default_dtypes(backend)))(one)
     began = time.perf_counter()
     seed(number)(exploring(count)(drawn))()
     seconds = time.perf_counter() - began

@@ -11,10 +11,11 @@ threads.single()
 import click  # noqa: E402
 
 import specverify  # noqa: E402
+from backends.flags import MODES  # noqa: E402
 from reference.case import DTYPES  # noqa: E402
 from reference.rules import DRAWS, RULES  # noqa: E402
 from specverify import sampling_options  # noqa: E402
-from specverify.plan import DEFAULT_CASES, DEFAULT_DTYPES, Plan, default_jobs  # noqa: E402
+from specverify.plan import DEFAULT_CASES, Plan, default_dtypes, default_jobs  # noqa: E402
 
 DEVICES = {"cpu": "cpu-eager", "cuda": "cuda-eager", "npu": "ascend-eager"}
 """The backend that `--device` means when `--backend` is not given."""
@@ -52,6 +53,7 @@ def cli() -> None:
 @click.option("--json", "json_file", metavar="FILE|-", help="Write the result as one JSON object.")
 @click.option("--layout", metavar="NAME", help="Only this KV layout: `list layouts` (default: all, mixed).")
 @click.option("--fault", metavar="NAME", help="Plant this catalogue fault in the engine first.")
+@click.option("--mode", type=click.Choice(MODES), help="reference: eager attention only (default: as flags say).")
 @click.option(
     "--processor",
     "processors",
@@ -77,6 +79,7 @@ def diff(
     json_file: str | None,
     layout: str | None,
     fault: str | None,
+    mode: str | None,
     processors: tuple[str, ...],
     **settings: Any,
 ) -> int:
@@ -110,12 +113,13 @@ def diff(
         new_tokens=new_tokens,
         sampling=sampling,
         time_budget_s=time_budget or 0.0,
-        dtypes=dtypes or (DEFAULT_DTYPES if model is None else DEFAULT_DTYPES[:1]),
+        dtypes=dtypes or (default_dtypes(name) if model is None else default_dtypes(name)[:1]),
         seed=seed,
         jobs=1 if model is not None else jobs or default_jobs(device or "cpu"),
         fault=fault,
         processors=processors,
         layout=layout,
+        mode=mode,
     )
     return command.diff(plan, report, junit, json_file)
 
@@ -159,6 +163,7 @@ def _check_names(
     metavar="pkg.module:function",
     help="Admit a logits processor that the case names; repeatable.",
 )
+@click.option("--mode", type=click.Choice(MODES), help="reference: eager attention only (default: as flags say).")
 @click.option("--json", "json_file", metavar="FILE|-", help="Write the result as one JSON object.")
 def replay(
     file: str,
@@ -166,6 +171,7 @@ def replay(
     fault: str | None,
     model: str | None,
     processors: tuple[str, ...],
+    mode: str | None,
     json_file: str | None,
 ) -> int:
     """Run one saved case again: FAILED (same finding), CHANGED (another), FIXED (none)."""
@@ -174,14 +180,16 @@ def replay(
 
     if json_file is not None:
         writing.check(json_file)
-    result = run(file, backend, fault, model, processors)
+    result = run(file, backend, fault, model, processors, mode)
     to_stderr = json_file == "-"
     if result.failure is not None:
         click.echo(terminal.failure_page(result.failure), err=to_stderr)
     click.echo(f"{result.word}  {result.why}", err=to_stderr)
     if json_file is not None:
         found = None if result.failure is None else record.failure_fact(result.failure)
-        writing.write_json(json_file, {"result": result.word, "why": result.why, "finding": found})
+        writing.write_json(
+            json_file, {"result": result.word, "why": result.why, "finding": found, "emulated": result.emulated}
+        )
     return result.exit_code
 
 
@@ -313,7 +321,7 @@ def bench(
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line; every known complaint is one line on standard error and an exit code."""
-    from backends.base import Unavailable
+    from backends.base import Unavailable, WrongFlag
     from backends.registry import UnknownBackend
     from reports.bundle import Unreadable
     from reports.writing import Unwritable
@@ -329,7 +337,7 @@ def main(arguments: list[str] | None = None) -> None:
         code = 2
     except click.ClickException as why:
         code = _complain(why.format_message(), 2)
-    except (Unknown, UnknownBackend, UnusableInput, Unreadable, Unwritable) as why:
+    except (Unknown, UnknownBackend, UnusableInput, Unreadable, Unwritable, WrongFlag) as why:
         code = _complain(str(why), 2)
     except (Unavailable, MissingInput) as why:
         code = _complain(str(why), 3)

@@ -6,6 +6,7 @@ import sys
 from importlib.metadata import PackageNotFoundError, version
 
 import specverify
+from backends.flags import flags_set
 
 PACKAGES = ("torch", "transformers", "numpy", "scipy", "hypothesis", "pytest", "safetensors")
 
@@ -19,7 +20,7 @@ def package_version(name: str) -> str | None:
 
 
 def environment() -> dict[str, str]:
-    """Versions and the machine, in words that two runs can be compared by."""
+    """Versions, the machine and the flags that are set, in words that two runs can be compared by."""
     found = {name: package_version(name) for name in PACKAGES}
     return {
         "specverify": specverify.__version__,
@@ -28,4 +29,5 @@ def environment() -> dict[str, str]:
         "platform": f"{platform.system()} {platform.machine()}",
         "cores": str(os.cpu_count()),
         "executable": os.path.basename(sys.executable),
+        **flags_set(),
     }

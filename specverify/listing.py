@@ -22,7 +22,13 @@ def listing(subject: str) -> list[dict[str, Any]]:
 def backends() -> list[dict[str, Any]]:
     """Every backend we ship, and why it cannot be opened here (`unavailable`), if so."""
     return [
-        {"name": row.name, "device": row.device, "sentence": row.sentence, "unavailable": why_unavailable(row.name)}
+        {
+            "name": row.name,
+            "device": row.device,
+            "emulated": row.emulated,
+            "sentence": row.sentence,
+            "unavailable": why_unavailable(row.name),
+        }
         for row in ROWS
     ]
 

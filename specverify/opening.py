@@ -6,6 +6,7 @@ from dataclasses import replace
 from backends import faults
 from backends.base import Backend, Serving, StageFailure, Tabled, Unsupported
 from backends.faults.fault import Fault
+from backends.flags import Mode, mode_of
 from backends.registry import open_backend
 from properties.subject import Crashed, Declined, Live, NoTrace, Subject
 from reference.case import Case
@@ -27,12 +28,12 @@ def fault_named(name: str) -> Fault:
         raise Unknown(str(why.args[0])) from None
 
 
-def open_planted(name: str, fault: str | None) -> Backend:
-    """Open a backend, with a fault in it if one is named.
+def open_planted(name: str, fault: str | None, mode: str | None = None) -> Backend:
+    """Open a backend, with a fault in it if one is named, in the mode that is named or that the environment asks for.
 
     Raises:
-        Unknown: for an unknown fault, or a backend that exposes no seams to plant it in.
-        UnknownBackend, Unavailable: as `backends.registry.open_backend`.
+        Unknown: for an unknown fault, a backend that exposes no seams to plant it in, or a mode that it does not have.
+        UnknownBackend, Unavailable, WrongFlag: as `backends.registry.open_backend`.
     """
     backend = open_backend(name)
     if fault is not None:
@@ -40,7 +41,17 @@ def open_planted(name: str, fault: str | None) -> Backend:
             faults.plant(backend, fault_named(fault))
         except Unsupported as why:
             raise Unknown(str(why)) from None
+    if mode is not None:
+        if mode_in(backend) is None:
+            raise Unknown(f"--mode {mode}: backend {backend.declaration.name} has no modes of ours")
+        backend.mode = mode_of(mode)  # type: ignore[attr-defined]
     return backend
+
+
+def mode_in(backend: Backend) -> Mode | None:
+    """The mode in which a backend of ours runs; None for one that has none."""
+    mode = getattr(backend, "mode", None)
+    return mode if isinstance(mode, Mode) else None
 
 
 def subject_of(backend: Backend, keep: int = 48) -> Subject:

@@ -3,6 +3,7 @@
 import os
 from dataclasses import dataclass, replace
 
+from backends.registry import ROWS
 from reference.sampling import Sampling
 
 DEFAULT_CASES = 520
@@ -31,6 +32,8 @@ class Plan:
         jobs: Worker processes.
         fault: Catalogue fault to plant, or None.
         processors: Custom processors that the drawn cases name, `pkg.module:function`.
+        mode: `reference` runs eager attention in place of a backend's fused one, `performance` the fused one; None
+            follows the environment's flags.
         layout: KV layout of every drawn case, one of `reference.layout.KINDS`; None mixes them.
         shrink_s: Seconds for shrinking a failing case.
     """
@@ -50,12 +53,19 @@ class Plan:
     fault: str | None = None
     processors: tuple[str, ...] = ()
     layout: str | None = None
+    mode: str | None = None
     shrink_s: float = SHRINK_S
 
     def slice(self, worker: int) -> "Plan":
         """The part of worker `worker`: its share of the cases, with a seed of its own."""
         share = self.cases // self.jobs + (worker < self.cases % self.jobs)
         return replace(self, cases=share, seed=self.seed * 1000 + worker, jobs=1)
+
+
+def default_dtypes(backend: str) -> tuple[str, ...]:
+    """DEFAULT_DTYPES, or all that `backend` declares where it lacks one of them; a stranger's are not asked for."""
+    declared = {row.name: row.dtypes for row in ROWS}.get(backend, DEFAULT_DTYPES)
+    return DEFAULT_DTYPES if set(DEFAULT_DTYPES) <= set(declared) else declared
 
 
 def default_jobs(device: str) -> int:

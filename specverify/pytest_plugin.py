@@ -12,7 +12,7 @@ MARKERS = {
     "cpu": "runs on any machine",
     "cuda": "needs an NVIDIA device",
     "npu": "needs an Ascend device; nothing emulated counts",
-    "emulated": "runs on the documented contract of a device that is not there",
+    "emulated": "on the documented contract of a device that is not there; runs only where -m or --backend names it",
     "slow": "takes minutes; runs only where -m names it",
     "statistical": "spends a stated false-alarm probability",
 }
@@ -65,6 +65,11 @@ def demanded(expression: str) -> list[str]:
     return [device for device in ACCELERATORS if _selects(expression, {device})]
 
 
+def _asked(expression: str, mark: str) -> bool:
+    """Whether a marker expression says that items of `mark` shall run."""
+    return bool(expression.strip()) and _selects(expression, {mark}) and not _selects(expression, set())
+
+
 def _selects(expression: str, marks: set[str]) -> bool:
     """Whether `-m expression` selects an item with exactly `marks`."""
 
@@ -85,15 +90,15 @@ def _selects(expression: str, marks: set[str]) -> bool:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Run tests that ask for `backend` on every backend, each marked with its device."""
+    """Run tests that ask for `backend` on every backend, each marked with its device, or as emulated."""
     if "backend" not in metafunc.fixturenames:
         return
     from backends.registry import ROWS
 
     named = metafunc.config.getoption("--backend")
-    devices = {row.name: row.device for row in ROWS}
-    chosen = named or list(devices)
-    params = [pytest.param(name, marks=getattr(pytest.mark, devices.get(name, "cpu"))) for name in chosen]
+    marks = {row.name: "emulated" if row.emulated else row.device for row in ROWS}
+    chosen = named or list(marks)
+    params = [pytest.param(name, marks=getattr(pytest.mark, marks.get(name, "cpu"))) for name in chosen]
     slow = {row.name for row in ROWS if row.slow} - set(named)
     params = [
         pytest.param(*one.values, marks=(*one.marks, *([pytest.mark.slow] if one.values[0] in slow else [])))
@@ -105,6 +110,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Skip, with the reason, what this machine or this selection does not run."""
     expression = str(config.getoption("markexpr", "") or "")
+    named = config.getoption("--backend")
     lacking = {device: missing(device) for device in ACCELERATORS}
     for item in items:
         for device, why in lacking.items():
@@ -112,6 +118,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 item.add_marker(pytest.mark.skip(reason=f"{device}: {why}"))
         if item.get_closest_marker("slow") and "slow" not in expression:
             item.add_marker(pytest.mark.skip(reason="slow: run with -m slow"))
+        if item.get_closest_marker("emulated") and not (named or _asked(expression, "emulated")):
+            item.add_marker(pytest.mark.skip(reason="emulated: run with -m emulated, or name it with --backend"))
         if item.get_closest_marker("npu") and item.get_closest_marker("emulated"):
             raise pytest.UsageError(f"{item.nodeid}: emulated is never hardware; it cannot be marked npu")
 
@@ -139,13 +147,16 @@ class BackendUnderTest:
     Attributes:
         name: The backend's name.
         subject: The backend as invariants see it.
+        dtypes: Working dtypes that `diff` draws for it by default.
     """
 
     def __init__(self, name: str) -> None:
         from reference.decoder import Oracle
         from specverify.opening import open_planted, subject_of
+        from specverify.plan import default_dtypes
 
         opened = open_planted(name, None)
+        self.dtypes = default_dtypes(name)
         self.name = name
         self.declaration = opened.declaration
         self.subject = subject_of(opened)

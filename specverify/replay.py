@@ -28,11 +28,13 @@ class Replayed:
             which holds no finding, DIFFER or AGREE.
         failure: What was found, or None.
         why: One sentence beside the word.
+        emulated: Whether the backend stands in for a device that is not there.
     """
 
     word: str
     failure: Failure | None
     why: str
+    emulated: bool = False
 
     @property
     def exit_code(self) -> int:
@@ -41,14 +43,19 @@ class Replayed:
 
 
 def replay(
-    file: str, backend: str | None, fault: str | None, model: str | None, named: tuple[str, ...] = ()
+    file: str,
+    backend: str | None,
+    fault: str | None,
+    model: str | None,
+    named: tuple[str, ...] = (),
+    mode: str | None = None,
 ) -> Replayed:
     """Run the case in `file`; options that are None come from the bundle, but no code of the user's own does.
 
     A fault, a backend `pkg.module:factory` and the case's custom processors are only used when named here.
 
     Raises:
-        Unreadable, UnusableInput, MissingInput, Unknown, UnknownBackend, Unavailable: each with one line.
+        Unreadable, UnusableInput, MissingInput, Unknown, UnknownBackend, Unavailable, WrongFlag: each with one line.
     """
     saved = bundle.load(file)
     if backend is None and saved.backend is not None and ":" in saved.backend:
@@ -57,7 +64,7 @@ def replay(
     processors.admit(named, saved.case.model.vocab_size)
     processors.check_admitted(saved.case, file)
     case = _placed(saved.case, model or saved.model)
-    opened = open_planted(name, fault)
+    opened = open_planted(name, fault, mode)
     try:
         verdict = judge(case, invariants_matching(()), Oracle(), subject_of(opened))
     except Inadmissible as why:
@@ -68,7 +75,10 @@ def replay(
         failure = Failure(
             verdict, found, saved.case.id, file=file, fault=fault, backend=name, model=model or saved.model
         )
-    return _told(verdict, saved, found, failure)
+    told = _told(verdict, saved, found, failure)
+    if opened.declaration.emulated:
+        return replace(told, why=f"{told.why}; EMULATED, no hardware was judged", emulated=True)
+    return told
 
 
 def _told(verdict: Verdict, saved: bundle.Bundle, found: Finding | None, failure: Failure | None) -> Replayed:

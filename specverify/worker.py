@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from multiprocessing.synchronize import Event
 
-from backends.base import Backend, Unavailable
+from backends.base import Backend, Unavailable, WrongFlag
 from backends.registry import UnknownBackend
 from properties.finding import Verdict
 from properties.invariant import Oracle
@@ -14,7 +14,7 @@ from reference.decoder import Oracle as NumpyOracle
 from reference.trace import Trace
 from specverify import processors, prompted
 from specverify.news import Done, Opened
-from specverify.opening import open_planted, subject_of
+from specverify.opening import mode_in, open_planted, subject_of
 from specverify.plan import Plan
 from specverify.search import Search, stripped
 from specverify.selection import Unknown, invariants_matching
@@ -37,13 +37,13 @@ def work(plan: Plan, tell: Callable[[object], None], stopped: Callable[[], bool]
     """
     try:
         invariants = invariants_matching(plan.invariants)
-        backend = open_planted(plan.backend, plan.fault)
+        backend = open_planted(plan.backend, plan.fault, plan.mode)
         if plan.model is None:
             processors.admit(plan.processors)
         oracle = oracle_of(plan)
         subject = subject_of(backend, keep=48 if plan.model is None else 8)
         given = prompted.prepare(plan, subject, invariants) if plan.model is not None else None
-    except (Unknown, UnknownBackend, UnusableInput) as why:
+    except (Unknown, UnknownBackend, UnusableInput, WrongFlag) as why:
         raise Refused(str(why), 2) from why
     except (Unavailable, MissingInput) as why:
         raise Refused(str(why), 3) from why
@@ -51,7 +51,7 @@ def work(plan: Plan, tell: Callable[[object], None], stopped: Callable[[], bool]
     declared = backend.declaration
     wanted = plan.cases if given is None else given.total
     names = tuple(one.name for one in invariants)
-    tell(Opened(declared.name, declared.device, declared.emulated, _device_words(backend), names, wanted))
+    tell(Opened(declared.name, declared.device, declared.emulated, manifest(backend), names, wanted))
 
     def emit(verdict: Verdict) -> None:
         tell(stripped(verdict))
@@ -93,10 +93,14 @@ def _settle_threads(backend: Backend, plan: Plan) -> None:
         torch.set_num_threads(1)
 
 
-def _device_words(backend: Backend) -> dict[str, str]:
-    device = backend.declaration.device
+def manifest(backend: Backend) -> dict[str, str]:
+    """What of a run depends on the backend: device, mode, and whether it was emulated."""
+    device, mode = backend.declaration.device, mode_in(backend)
+    words = {"device": device}
     if device == "cuda":
         import torch
 
-        return {"device": torch.cuda.get_device_name()}
-    return {"device": device}
+        words["device"] = torch.cuda.get_device_name()
+    if mode is not None:
+        words["mode"] = mode.word
+    return words | ({"emulated": "true"} if backend.declaration.emulated else {})

@@ -23,7 +23,7 @@ def test_invariant_holds(backend: BackendUnderTest, name: str) -> None:
     # Invariants that speak of few cases get more draws to find them.
     rare = name in ("draft.rollback", "draft.vocabulary-map", "lossless.interruption-isolated")
     spoken = next(one.speaks_of for one in ALL if one.name == name)
-    drawn = (session_cases if spoken == "session" else cases)(layout=LAYOUTS.get(name))
+    drawn = (session_cases if spoken == "session" else cases)(backend.dtypes, layout=LAYOUTS.get(name))
 
     @settings(max_examples=(8 if rare else 1) * settings().max_examples)
     @given(drawn)

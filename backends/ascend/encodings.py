@@ -1,0 +1,69 @@
+"""What rows see, as Ascend's operators want it said: three encodings of one mask, and the checks before any launch."""
+
+import torch
+from torch import Tensor
+
+from backends.ascend.masked import COMPRESSED
+
+
+def boolean(visible: Tensor) -> Tensor:
+    """For fused-infer and fusion attention: bool, contiguous, True where a key is masked out."""
+    return (~visible).contiguous()
+
+
+def additive(visible: Tensor, dtype: torch.dtype) -> Tensor:
+    """For ATB splitfuse: 0 where a key is visible, minus infinity where not, in the dtype of the query."""
+    zeros = torch.zeros(visible.shape, dtype=dtype, device=visible.device)
+    return zeros.masked_fill(~visible, float("-inf"))
+
+
+def compressed(device: torch.device) -> Tensor:
+    """For sparse modes 2, 3 and 4: the one causal matrix, bool [2048, 2048]; it can say no tree."""
+    return torch.triu(torch.ones(COMPRESSED, COMPRESSED, dtype=torch.bool, device=device), 1)
+
+
+def last_seen(visible: Tensor) -> list[int]:
+    """Of each lane, columns up to the last that a row of it sees; `visible` is bool [B, 1, T, C]."""
+    columns = torch.arange(1, visible.shape[-1] + 1, device=visible.device, dtype=torch.int32)
+    return [int(one) for one in (visible.any(2)[:, 0] * columns).amax(-1).tolist()]
+
+
+def require_sight(visible: Tensor) -> None:
+    """Refuse rows that see nothing: one operator makes a mean of them, one zeros, an eager path NaN.
+
+    Raises:
+        ValueError: naming the first such row.
+    """
+    blind = ~visible.any(-1)
+    if bool(blind.any()):
+        lane, _, row = blind.nonzero()[0].tolist()
+        raise ValueError(f"row {row} of lane {lane} sees no column: its attention is undefined on Ascend")
+
+
+def require_pages(table: Tensor, lengths: list[int], pages: int, size: int) -> None:
+    """Refuse a block table that the device, which checks nothing, would read out of bounds.
+
+    Raises:
+        ValueError: for a table of another dtype than int32, an id that is no page, or too few pages.
+    """
+    if table.dtype != torch.int32:
+        raise ValueError(f"the block table is {table.dtype}, and Ascend takes int32 alone")
+    if bool(((table < 0) | (table >= pages)).any()):
+        raise ValueError(f"the block table names a page outside 0 to {pages - 1}")
+    if max(lengths) > table.shape[1] * size:
+        raise ValueError(f"{max(lengths)} columns in {table.shape[1]} pages of {size}")
+
+
+def require_slots(slots: Tensor, room: int) -> None:
+    """Refuse slots that the device would write outside the cache, or twice.
+
+    Raises:
+        ValueError: for a negative slot, one past the cache, or one that is there twice.
+    """
+    if not len(slots):
+        return
+    least, most = int(slots.min()), int(slots.max())
+    if least < 0 or most >= room:
+        raise ValueError(f"a slot outside 0 to {room - 1}: {least if least < 0 else most}")
+    if len(torch.unique(slots)) < len(slots):
+        raise ValueError("a slot is written twice")

@@ -1,0 +1,171 @@
+"""ascend-fused: tree attention by fused-infer attention in BNSD with a full boolean mask, paged where it can be."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from backends.ascend.eager import ascend_eager
+from backends.ascend.encodings import boolean
+from backends.ascend.masked import WIDE_OPEN
+from backends.ascend.operands import BLOCK, LARGEST_BLOCK, Operands, gathered, in_pages
+from backends.engine.attention.columns import Attend, Columns
+
+ALIGNED = 16
+"""Fused-infer attention takes head dimensions that are multiples of it."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The arguments of one call, whichever of the two operators takes it.
+
+    Attributes:
+        query: [B, N, T, D], contiguous.
+        operands: Columns; `visible` of them is said by `mask`.
+        mask: bool, True = masked, [B, 1, T, C]; None where every row sees all of its lane.
+        heads: N.
+        kv_heads: Heads of keys; 0 would mean N to the operator.
+        scale: Multiplies scores; the operator's own default is 1.
+        layout: Order of axes.
+        sparse_mode: 0: the mask says it all.
+        next_tokens: Columns right of the diagonal that the band of mode 0 keeps: all.
+    """
+
+    query: Tensor
+    operands: Operands
+    mask: Tensor | None
+    heads: int
+    kv_heads: int
+    scale: float
+    layout: str = "BNSD"
+    sparse_mode: int = 0
+    next_tokens: int = WIDE_OPEN
+
+
+def ask(query: Tensor, operands: Operands, mask: Tensor | None, scaling: float) -> Asked:
+    """The call that means attention of `query` over `operands` under `mask`."""
+    kv_heads = operands.key.shape[1 if operands.table is None else 2]
+    return Asked(query.contiguous(), operands, mask, query.shape[1], kv_heads, scaling)
+
+
+def infer(asked: Asked) -> Tensor:
+    """Through npu_fused_infer_attention_score, which takes float16 and bfloat16."""
+    held, dim = asked.operands, asked.query.shape[-1]
+    query, key, value = (_aligned(one) for one in (asked.query, held.key, held.value))
+    if held.table is not None:
+        key, value = key.flatten(2), value.flatten(2)
+    several = query.shape[2] > 1
+    out: Tensor = torch.ops.npu.npu_fused_infer_attention_score(
+        query,
+        key,
+        value,
+        atten_mask=asked.mask,
+        actual_seq_lengths_kv=held.lengths,
+        block_table=held.table,
+        block_size=held.size,
+        num_heads=asked.heads,
+        num_key_value_heads=asked.kv_heads,
+        scale=asked.scale,
+        input_layout=asked.layout,
+        sparse_mode=asked.sparse_mode,
+        next_tokens=asked.next_tokens,
+        inner_precise=2 if several else 0,
+    )[0]
+    return out[..., :dim]
+
+
+def fusion(asked: Asked) -> Tensor:
+    """Through npu_fusion_attention, which takes float32 too, its mask of exactly the size of the scores."""
+    held = asked.operands
+    out: Tensor = torch.ops.npu.npu_fusion_attention(
+        asked.query,
+        held.key,
+        held.value,
+        asked.heads,
+        asked.layout,
+        atten_mask=asked.mask,
+        scale=asked.scale,
+        next_tockens=asked.next_tokens,
+        sparse_mode=asked.sparse_mode,
+    )[0]
+    return out
+
+
+def _aligned(tensor: Tensor) -> Tensor:
+    """The last axis filled with zeros to a multiple of 16: products with zeros change no score and no output."""
+    spare = -tensor.shape[-1] % ALIGNED
+    return torch.nn.functional.pad(tensor, (0, spare)) if spare else tensor
+
+
+def whole(visible: Tensor, lengths: list[int]) -> bool:
+    """Whether every row sees its lane from the first column to the last that is seen."""
+    seen = visible.sum(-1).flatten(1)
+    return bool((seen == torch.tensor(lengths, device=seen.device)[:, None]).all())
+
+
+@dataclass(frozen=True)
+class AscendFused:
+    """Attention by the fused operators, identical on a device and emulated.
+
+    A query of one row goes to another kernel, whose mask is ignored past 512 columns (vllm-ascend issue 15503): where
+    the row sees its whole lane there is no mask, and elsewhere the row stands twice.
+
+    Attributes:
+        pages: Columns in their pages, to operands.
+        columns: Columns to operands that are gathered.
+        encode: What rows see, to the mask of the operators.
+        ask: Query, operands, mask and scale, to a call.
+        unmasked: Whether a query of one row needs no mask.
+        eager: What takes over where the operators cannot, and in mode `reference`.
+    """
+
+    pages: Callable[[Columns], Operands] = in_pages
+    columns: Callable[[Columns], Operands] = gathered
+    encode: Callable[[Tensor], Tensor] = boolean
+    ask: Callable[[Tensor, Operands, Tensor | None, float], Asked] = ask
+    unmasked: Callable[[Tensor, list[int]], bool] = whole
+    eager: Attend = ascend_eager
+
+    def __call__(self, query: Tensor, columns: Columns, scaling: float) -> Tensor:
+        """See `columns.Attend`."""
+        why = _unfit(query, columns)
+        if why is not None:
+            columns.announce(f"eager: {why}")
+            return self.eager(query, columns, scaling)
+        if query.dtype == torch.float32:
+            columns.announce("npu_fusion_attention: fused-infer attention takes no float32")
+            held = self.columns(columns)
+            return fusion(self.ask(query, held, self.encode(held.visible), scaling))
+        if query.shape[-1] % ALIGNED:
+            columns.announce(f"copied: head dimension {query.shape[-1]} filled to a multiple of {ALIGNED}")
+        held = self._placed(columns)
+        rows = query.shape[2]
+        if rows > 1:
+            return infer(self.ask(query, held, self.encode(held.visible), scaling))
+        if self.unmasked(held.visible, held.lengths):
+            return infer(self.ask(query, held, None, scaling))
+        held = replace(held, visible=held.visible.repeat(1, 1, 2, 1))
+        twice = query.repeat(1, 1, 2, 1)
+        return infer(self.ask(twice, held, self.encode(held.visible), scaling))[:, :, :1]
+
+    def _placed(self, columns: Columns) -> Operands:
+        paging = columns.paging
+        if paging is None:
+            return self.columns(columns)
+        if paging.size % BLOCK or paging.size > LARGEST_BLOCK:
+            columns.announce(f"gathered: pages of {paging.size} columns, the operator takes multiples of {BLOCK}")
+            return self.columns(columns)
+        return self.pages(columns)
+
+
+def _unfit(query: Tensor, columns: Columns) -> str | None:
+    """Why no fused operator takes this, or None."""
+    groups = query.shape[1] // columns.key.shape[1]
+    if query.dtype not in (torch.float32, torch.float16, torch.bfloat16):
+        return f"no fused operator takes {query.dtype}"
+    if query.shape[-1] > 512:
+        return f"head dimension {query.shape[-1]}, at most 512"
+    if groups > 64:
+        return f"{groups} query heads on one KV head, at most 64"
+    return None

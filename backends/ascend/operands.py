@@ -1,0 +1,109 @@
+"""What one call of a fused operator is given: columns where they lie, the rows' sight of them, and lengths."""
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from backends.ascend.encodings import last_seen, require_pages, require_sight
+from backends.engine.attention.columns import Columns, Paging
+
+BLOCK = 128
+"""Block sizes of which fused-infer attention takes multiples; 128 suits every path of it."""
+
+LARGEST_BLOCK = 512
+
+
+@dataclass(frozen=True)
+class Operands:
+    """Columns for one call.
+
+    Attributes:
+        key: Gathered, [B, Hkv, C, D], or with `table` the cells of a pool, [pages, size, Hkv, D].
+        value: As `key`.
+        visible: bool [B, 1, T, C]; with `table`, C is the table's width times the page size.
+        prefix: int32 [B], on the CPU; see `Columns`.
+        lengths: Of each lane, columns up to the last that is seen.
+        table: int32 [B, most pages of a lane], or None.
+    """
+
+    key: Tensor
+    value: Tensor
+    visible: Tensor
+    prefix: Tensor
+    lengths: list[int]
+    table: Tensor | None
+
+    @property
+    def size(self) -> int:
+        """Columns of a page; 0 without pages."""
+        return 0 if self.table is None else int(self.key.shape[1])
+
+
+def gathered(columns: Columns) -> Operands:
+    """The columns side by side, without the tail that nobody sees.
+
+    Where they lie in pages, they are taken through the block table, so that the table is what decides what is read.
+    """
+    if columns.paging is not None:
+        return beside(in_pages(columns))
+    require_sight(columns.visible)
+    lengths = last_seen(columns.visible)
+    end = max(lengths)
+    return Operands(
+        columns.key[:, :, :end].contiguous(),
+        columns.value[:, :, :end].contiguous(),
+        columns.visible[..., :end],
+        columns.prefix,
+        lengths,
+        None,
+    )
+
+
+def in_pages(columns: Columns) -> Operands:
+    """The columns in their pages, as they lie.
+
+    A padding row's own key lies in no page, and nobody reads its output: it sees the first column of its lane.
+    """
+    paging = columns.paging
+    assert paging is not None
+    visible = over_pages(columns.visible, paging)
+    require_sight(visible)
+    lengths = last_seen(visible)
+    require_pages(paging.table, lengths, len(paging.key_cells), paging.size)
+    return Operands(paging.key_cells, paging.value_cells, visible, columns.prefix, lengths, paging.table)
+
+
+def over_pages(visible: Tensor, paging: Paging) -> Tensor:
+    """`visible` over the cells of each lane's table: what lies past the lane's own columns is hidden."""
+    width = paging.table.shape[1] * paging.size
+    own = torch.nn.functional.pad(visible[..., :width], (0, max(0, width - visible.shape[-1])))
+    inside = torch.arange(width, device=visible.device)[None] < paging.lengths[:, None]
+    own = own & inside[:, None, None]
+    padding = ~own.any(-1, keepdim=True) & visible.any(-1, keepdim=True)
+    return torch.cat([own[..., :1] | padding, own[..., 1:]], -1)
+
+
+def beside(operands: Operands) -> Operands:
+    """Columns that lie in pages, gathered through the block table."""
+    assert operands.table is not None
+    end = max(operands.lengths)
+    taken = []
+    for cells in (operands.key, operands.value):
+        pages = cells[operands.table.long()]  # [B, pages, size, Hkv, D]
+        taken.append(pages.flatten(1, 2)[:, :end].transpose(1, 2).contiguous())
+    return replace(operands, key=taken[0], value=taken[1], visible=operands.visible[..., :end], table=None)
+
+
+def packed(operands: Operands, size: int) -> Operands:
+    """Gathered columns copied into pages of `size` columns, lane after lane, under a block table of their own."""
+    batch, heads, columns, dim = operands.key.shape
+    each = -(-columns // size)
+    spare = each * size - columns
+    cells = [
+        torch.nn.functional.pad(one, (0, 0, 0, spare)).transpose(1, 2).reshape(batch * each, size, heads, dim)
+        for one in (operands.key, operands.value)
+    ]
+    table = torch.arange(batch * each, dtype=torch.int32, device=cells[0].device).view(batch, each)
+    wide = torch.nn.functional.pad(operands.visible, (0, spare))
+    return replace(operands, key=cells[0], value=cells[1], visible=wide, table=table)
