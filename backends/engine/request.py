@@ -67,7 +67,8 @@ class Request:
         """Commit every token but the pending root; what the cache holds already is not run again."""
         cache = self.lease.target
         missing = tuple(self.tokens[cache.length : -1])
-        self._target.prefill(missing, cache, self._seams.attend, self.case.layout.prefill_chunk)
+        attend, lanes = self._seams.prefill_attend or self._seams.attend, self._seams.kv.single
+        self._target.prefill(missing, cache, attend, self.case.layout.prefill_chunk, lanes)
 
     def propose(self) -> None:
         """Draft a tree."""

@@ -31,6 +31,7 @@ class Seams:
         inside_chunk: Rows of a drafted tree that lie in the chunk of its root.
         tensorise: A tree to its index tensors.
         attend: Attention of the target.
+        prefill_attend: Attention of its prefills, where it is another; None for the same.
         score: Flat logits of the verify forward to one row per node.
         walk: Logits to accepted rows and bonus.
         clip: An accepted block to what is emitted of it after what is written, and why the output ends.
@@ -61,3 +62,4 @@ class Seams:
     arena: type[Arena]
     request: "type[Request]"
     sampling: SamplingSeams
+    prefill_attend: "Attend | None" = None

@@ -8,7 +8,7 @@ from dataclasses import replace
 from torch import Tensor
 
 from backends.base import StageFailure, Unsupported
-from backends.engine.attention.columns import Attend, Columns
+from backends.engine.attention.columns import Attend
 from backends.engine.causal_lm import CausalLm
 from backends.engine.draft.base import Draft
 from backends.engine.draft.language_model import ModelDraft
@@ -167,14 +167,11 @@ class Server:
             with _naming(request):
                 request.propose()
         heads: list[Tensor] = []
-
-        def watched(query: Tensor, columns: Columns, scaling: float) -> Tensor:
-            heads.append(self._seams.attend(query, columns, scaling))
-            return heads[-1]
-
         rows = [request.rows for request in batch]
         with _naming(batch[0]):
-            flat = self._target.forward(rows, watched, filler=self._arena.filler, lanes=self._seams.kv.lanes)
+            flat = self._target.forward(
+                rows, self._seams.attend, filler=self._arena.filler, lanes=self._seams.kv.lanes, watch=heads
+            )
         for lane, request in enumerate(batch):
             with _naming(request):
                 request.settle(flat[lane], [one[lane, :, : len(rows[lane].tokens)] for one in heads])
@@ -220,7 +217,7 @@ class Server:
     def _draft_model(self, case: Case) -> CausalLm | None:
         if not isinstance(case.draft, LanguageModel):
             return None
-        return self._open(replace(case, model=case.draft.model), self._seams.draft_attend, Lanes)
+        return self._open(replace(case, model=case.draft.model), self._seams.draft_attend, self._seams.kv.single)
 
     def _lease(self, case: Case, tokens: tuple[int, ...]) -> Lease:
         return self._arena.lease(self._target, self._draft_model(case), self._capacity, self._rows, tokens)
@@ -259,9 +256,7 @@ class Server:
     def trace(self) -> Trace:
         """What happened so far: the trace of request 0, and with a session those of all."""
         own = self.requests[0].trace if 0 in self.requests else Trace((), (), None)
-        own = replace(
-            own, forward_s=self.forward_s, fallbacks=self.fallbacks, attention_calls=self.attention_calls
-        )
+        own = replace(own, forward_s=self.forward_s, fallbacks=self.fallbacks, attention_calls=self.attention_calls)
         if self.case.session is None:
             return own
         every = tuple(

@@ -103,9 +103,9 @@ class ModelDraft:
         last = max(start, len(tokens) - (self.cache.most_rows or len(tokens)))
         if last > start:
             self.calls += 1
-            self._lm.prefill(tuple(tokens[start:last]), self.cache, self._seams.draft_attend, 0)
+            self._lm.prefill(tuple(tokens[start:last]), self.cache, self._seams.draft_attend, 0, self._seams.kv.single)
         self.calls += 1
-        scores = self._lm.append(tuple(tokens[last:]), self.cache, self._seams.draft_attend, 1)
+        scores = self._lm.append(tuple(tokens[last:]), self.cache, self._seams.draft_attend, 1, self._seams.kv.single)
         self._root_scores = scores[:, self._vocabulary.to(scores.device)]
         return self._root_scores
 
@@ -130,7 +130,7 @@ class ModelDraft:
         inputs = torch.tensor([token[node] for node in level])
         self.calls += 1
         rows = Rows(inputs, torch.tensor(positions), masks, self.cache)
-        (logits,) = self._lm.forward([rows], self._seams.draft_attend)
+        (logits,) = self._lm.forward([rows], self._seams.draft_attend, lanes=self._seams.kv.single)
         return logits[:, self._vocabulary.to(logits.device)]
 
 

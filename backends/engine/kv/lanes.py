@@ -35,12 +35,16 @@ class Lanes(Cache):  # type: ignore[misc]  # transformers is untyped here
         lanes = []
         for lane, (cache, rows) in enumerate(zip(self._caches, self._rows, strict=True)):
             keys, values = key_states[lane], value_states[lane]
-            cache.write(layer_idx, keys[:, :rows], values[:, :rows])
+            self._write(lane, layer_idx, keys[:, :rows], values[:, :rows])
             held = cache.read(layer_idx)
             if rows < self._width:
                 held = torch.cat([held[0], keys[:, rows:]], 1), torch.cat([held[1], values[:, rows:]], 1)
             lanes.append(held)
         return self._stacked([keys for keys, _ in lanes]), self._stacked([values for _, values in lanes])
+
+    def _write(self, lane: int, layer: int, keys: Tensor, values: Tensor) -> None:
+        """Write the rows of one lane, [kv_heads, rows, head_dim]."""
+        self._caches[lane].write(layer, keys, values)
 
     def _stacked(self, lanes: list[Tensor]) -> Tensor:
         """[B, kv_heads, widest, head_dim], laid out in memory alike for every cache: bits depend on strides."""
@@ -78,6 +82,35 @@ class Lanes(Cache):  # type: ignore[misc]  # transformers is untyped here
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Columns before this forward's rows; positions are always given, so nothing is derived from it."""
         return self._caches[0].length
+
+
+class PagedLanes(Lanes):
+    """Lanes of which nothing is gathered where every cache is paged in one pool: attention reads the pages.
+
+    `update` then returns this forward's rows alone, and the block tables are made once for all layers. Other caches are
+    handed over as `Lanes` does.
+    """
+
+    def __init__(self, caches: list[KvCache], rows: list[int], filler: float = 0.0) -> None:
+        super().__init__(caches, rows, filler)
+        paged = [cache for cache in caches if isinstance(cache, Paged)]
+        self._in_pages = len(paged) == len(caches) and all(cache.pool is paged[0].pool for cache in paged)
+        self._tables = tables(paged, paged[0].pool.layers[0][0].device) if self._in_pages else None
+
+    def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any) -> tuple[Any, Any]:
+        """Write this forward's rows; return them, or what `Lanes` gathers where there are no pages."""
+        if not self._in_pages:
+            return super().update(key_states, value_states, layer_idx)
+        for lane, (cache, rows) in enumerate(zip(self._caches, self._rows, strict=True)):
+            cache.write(layer_idx, key_states[lane, :, :rows], value_states[lane, :, :rows])
+        return key_states, value_states
+
+    def _paging(self, layer: int) -> Paging | None:
+        if self._tables is None:
+            return None
+        first = self._caches[0]
+        assert isinstance(first, Paged)
+        return Paging(*first.pool.layers[layer], *self._tables)
 
 
 def tables(caches: list[Paged], device: torch.device) -> tuple[Tensor, Tensor]:

@@ -24,6 +24,7 @@ class KvSeams:
         blocks: A request's block table.
         prefix: The prefix cache.
         lanes: The caches of a batch as one.
+        single: The cache of a forward of one request: of a prefill, and of a draft.
     """
 
     branch: type[Branch] = Branch
@@ -37,3 +38,4 @@ class KvSeams:
     blocks: type[Blocks] = Blocks
     prefix: type[PrefixCache] = PrefixCache
     lanes: type[Lanes] = Lanes
+    single: type[Lanes] = Lanes

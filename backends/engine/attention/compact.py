@@ -1,0 +1,179 @@
+"""Compact: what the rows of a forward see, as row starts in the prefix and packed ancestor bits in the block."""
+
+from collections.abc import MutableMapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.utils.weak import WeakIdKeyDictionary
+
+from backends.engine.attention.columns import Columns, Paging
+
+WORD = 32
+"""Bits of a word; the last one is the sign of an int32."""
+
+MOST_WIDTH = 16384
+"""Columns of the widest block that is packed; a prefill is a block too."""
+
+
+@dataclass(frozen=True)
+class Compact:
+    """The visibility of B lanes of T rows; a kernel reads nothing else of it.
+
+    Row t of lane b sees the prefix columns `first[b, t]` to `prefix[b]`, and column `prefix[b] + j` of the block where
+    bit `j % 32` of word `j // 32` of `bits[b, t]` is set. All tensors are int32 and contiguous, on one device, and no
+    number in them is negative, but for words whose bit 31 is set.
+
+    Attributes:
+        first: [B, T]; the lane's prefix length for a row that sees none of it.
+        prefix: [B].
+        widths: [B]; columns of each block, up to the last one that any row sees.
+        bits: [B, T, W]; words beyond a lane's width are 0.
+        lanes: (prefix length, width of the block, whether some row sees the prefix in part) of each lane, on the host.
+    """
+
+    first: Tensor
+    prefix: Tensor
+    widths: Tensor
+    bits: Tensor
+    lanes: tuple[tuple[int, int, bool], ...]
+
+    @property
+    def longest(self) -> int:
+        """Columns of the longest prefix."""
+        return max(prefix for prefix, _, _ in self.lanes)
+
+    @property
+    def partly(self) -> bool:
+        """Whether some row does not see all of its prefix."""
+        return any(partly for _, _, partly in self.lanes)
+
+    @property
+    def widest(self) -> int:
+        """Columns of the widest block."""
+        return max(width for _, width, _ in self.lanes)
+
+    def block(self, lane: int) -> Tensor:
+        """Bool [T, width]: the block columns that the rows of `lane` see."""
+        at = torch.arange(self.lanes[lane][1], device=self.bits.device)
+        return (self.bits[lane].index_select(1, at // WORD) >> (at % WORD) & 1).bool()
+
+    def prefix_rows(self, lane: int) -> Tensor:
+        """Bool [T, prefix length]: the prefix columns that the rows of `lane` see."""
+        at = torch.arange(self.lanes[lane][0], device=self.first.device)
+        return at >= self.first[lane, :, None]
+
+
+_packed: MutableMapping[Tensor, tuple[list[int], Tensor | None, Compact]] = WeakIdKeyDictionary()
+_sound: MutableMapping[Tensor, bool] = WeakIdKeyDictionary()
+
+
+def compact(query: Tensor, columns: Columns) -> Compact:
+    """Pack the mask of `columns`, once for all layers that share it, after every structural check.
+
+    Raises:
+        ValueError: for what a kernel would read out of bounds or silently take for something else, in one line.
+    """
+    check(query, columns)
+    ends = None if columns.paging is None else columns.paging.lengths
+    prefix = columns.prefix.tolist()
+    known = _packed.get(columns.visible)
+    if known is None or known[0] != prefix or known[1] is not ends:
+        known = prefix, ends, pack(columns.visible, columns.prefix, ends)
+        _packed[columns.visible] = known
+    return known[2]
+
+
+def pack(visible: Tensor, prefix: Tensor, ends: Tensor | None = None) -> Compact:
+    """The compact form of bool [B, 1, T, C] and of prefix lengths int32 [B].
+
+    Where columns lie in pages, `ends` int32 [B] says how many of a lane's do; the padding rows of a batch, whose own
+    columns lie in none, then see nothing.
+
+    Raises:
+        ValueError: where the prefix of a row is not one unbroken run up to its end, or a block is too wide.
+    """
+    seen, lengths = visible[:, 0], prefix.to(visible.device)
+    column = torch.arange(seen.shape[-1], device=seen.device)
+    if ends is not None:
+        if bool((ends < lengths).any()):
+            raise ValueError(f"prefixes of {prefix.tolist()} columns in pages that hold {ends.tolist()}")
+        seen = seen & (column < ends[:, None])[:, None]
+    before = column < lengths[:, None]
+    run = seen & before[:, None]
+    first = lengths[:, None] - run.sum(-1)
+    broken = (run != (before[:, None] & (column >= first[..., None]))).any(-1)
+    last = torch.where(seen.any(1) & ~before, column + 1, 0).amax(-1)
+    widths = (last - lengths).clamp(min=0)
+    part = (first > 0).any(-1)
+    facts = torch.stack([lengths.long(), widths.long(), part.long(), broken.any(-1).long()], 1).tolist()
+    for lane, (_, width, _, wrong) in enumerate(facts):
+        if wrong:
+            row = int(broken[lane].nonzero()[0])
+            raise ValueError(f"lane {lane}, row {row}: the prefix is not seen in one unbroken run up to its end")
+        if width > MOST_WIDTH:
+            raise ValueError(f"lane {lane}: a block of {width} columns, and at most {MOST_WIDTH} are packed")
+    words = max(1, -(-max(width for _, width, _, _ in facts) // WORD))
+    place = torch.arange(words * WORD, device=seen.device)
+    source = lengths[:, None] + place
+    there = place < widths[:, None]
+    gathered = seen.gather(2, (source * there).long()[:, None].expand(-1, seen.shape[1], -1)) & there[:, None]
+    powers = 2 ** torch.arange(WORD, device=seen.device)
+    numbers = (gathered.reshape(*gathered.shape[:2], words, WORD) * powers).sum(-1)
+    return Compact(
+        first.int().contiguous(),
+        lengths.int().contiguous(),
+        widths.int().contiguous(),
+        torch.where(numbers >= 2 ** (WORD - 1), numbers - 2**WORD, numbers).int().contiguous(),
+        tuple((length, width, bool(partly)) for length, width, partly, _ in facts),
+    )
+
+
+def check(query: Tensor, columns: Columns) -> None:
+    """Refuse shapes and dtypes that no path reads right.
+
+    Raises:
+        ValueError: naming the first thing that is wrong.
+    """
+    lanes, heads, rows, dim = query.shape
+    visible, prefix = columns.visible, columns.prefix
+    key, value = columns.key, columns.value
+    if columns.paging is not None:
+        key, value = columns.paging.key_cells, columns.paging.value_cells
+    kv_heads = key.shape[2 if columns.paging is not None else 1]
+    if key.shape != value.shape:
+        raise ValueError(f"keys are {list(key.shape)}, values {list(value.shape)}")
+    if key.shape[-1] != dim:
+        raise ValueError(f"queries have {dim} numbers a head, keys {key.shape[-1]}")
+    if heads % kv_heads:
+        raise ValueError(f"{heads} query heads cannot share {kv_heads} KV heads evenly")
+    if not query.dtype == key.dtype == value.dtype:
+        raise ValueError(f"queries are {query.dtype}, keys {key.dtype}, values {value.dtype}")
+    if visible.dtype != torch.bool or visible.shape[:3] != (lanes, 1, rows):
+        raise ValueError(f"the mask is {visible.dtype} {list(visible.shape)}, not bool [{lanes}, 1, {rows}, columns]")
+    if prefix.dtype != torch.int32 or prefix.shape != (lanes,):
+        raise ValueError(f"prefix lengths are {prefix.dtype} {list(prefix.shape)}, not int32 [{lanes}]")
+    if not all(0 <= one <= visible.shape[-1] for one in prefix.tolist()):
+        raise ValueError(f"prefix lengths {prefix.tolist()} outside the mask's {visible.shape[-1]} columns")
+    if columns.paging is None:
+        if key.shape[0] != lanes or key.shape[2] != visible.shape[-1]:
+            raise ValueError(f"keys are {list(key.shape)}, the mask has {lanes} lanes of {visible.shape[-1]} columns")
+    elif columns.paging.table not in _sound:
+        _check_table(columns.paging, lanes)
+        _sound[columns.paging.table] = True
+
+
+def _check_table(paging: Paging, lanes: int) -> None:
+    table, lengths, pages = paging.table, paging.lengths, paging.key_cells.shape[0]
+    for name, one, dims in (("block table", table, 2), ("lengths", lengths, 1)):
+        if one.dtype != torch.int32 or one.dim() != dims or one.shape[0] != lanes:
+            raise ValueError(f"the {name} is {one.dtype} {list(one.shape)}, not int32 with {lanes} lanes")
+        if not one.is_contiguous():
+            raise ValueError(f"the {name} is not contiguous")
+    wrong = ((table < 0) | (table >= pages)).nonzero().tolist()
+    if wrong:
+        lane, place = wrong[0]
+        raise ValueError(f"lane {lane}, block {place}: page {int(table[lane, place])} is outside the pool of {pages}")
+    room = table.shape[1] * paging.size
+    if bool(((lengths < 0) | (lengths > room)).any()):
+        raise ValueError(f"lengths {lengths.tolist()} outside a block table with room for {room} columns")

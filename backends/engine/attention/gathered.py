@@ -1,0 +1,34 @@
+"""Gathered: written-out attention over columns that may lie in pages, for fused paths that are told to stand aside."""
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from backends.engine.attention.columns import Columns, Paging
+from backends.engine.attention.eager import eager
+
+
+def eager_gathered(query: Tensor, columns: Columns, scaling: float) -> Tensor:
+    """`eager`, over copies of the columns where they were left in their pages; see `columns.Attend`."""
+    return eager(query, gathered(columns), scaling)
+
+
+def gathered(columns: Columns) -> Columns:
+    """The same columns with keys and values [B, Hkv, C, D]; zeros where a column lies in no page of its lane."""
+    if columns.paging is None or columns.key.shape[2] == columns.visible.shape[-1]:
+        return columns
+    return replace(
+        columns,
+        key=_taken(columns.paging, columns.paging.key_cells, columns.visible.shape[-1]),
+        value=_taken(columns.paging, columns.paging.value_cells, columns.visible.shape[-1]),
+    )
+
+
+def _taken(paging: Paging, cells: Tensor, width: int) -> Tensor:
+    column = torch.arange(width, device=cells.device)
+    held = column < paging.lengths[:, None]
+    block = (column // paging.size).clamp(max=paging.table.shape[1] - 1)
+    slots = paging.table[:, block].long() * paging.size + column % paging.size
+    taken = cells.flatten(0, 1)[slots]
+    return taken.masked_fill(~held[..., None, None], 0.0).transpose(1, 2)

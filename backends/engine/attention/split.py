@@ -1,0 +1,121 @@
+"""Split: attention to the prefix and to the block computed apart, and merged by their log-sum-exps, in plain torch."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from backends.engine.attention.columns import Attend, Columns
+from backends.engine.attention.compact import Compact, compact
+from backends.engine.attention.gathered import eager_gathered
+
+Partial = tuple[Tensor, Tensor]
+"""Softmax over some columns [..., D], and the log-sum-exp of their scores [...]: zeros and minus infinity for none."""
+
+Keys = tuple[Tensor, Tensor]
+"""Keys and values [kv_heads, columns, head_dim] of some columns of one lane."""
+
+
+def prefix_keys(columns: Columns, lane: int, packed: Compact) -> Keys:
+    """The prefix of a lane: from its pages, no cell beyond the prefix being read, or gathered already."""
+    return _columns(columns, lane, 0, packed.lanes[lane][0])
+
+
+def block_keys(columns: Columns, lane: int, packed: Compact) -> Keys:
+    """The block of a lane, which follows its prefix."""
+    prefix, width, _ = packed.lanes[lane]
+    return _columns(columns, lane, prefix, prefix + width)
+
+
+def _columns(columns: Columns, lane: int, begin: int, end: int) -> Keys:
+    paging = columns.paging
+    if paging is None:
+        return columns.key[lane, :, begin:end], columns.value[lane, :, begin:end]
+    place = torch.arange(begin, end, device=paging.table.device)
+    slot = paging.table[lane].index_select(0, place // paging.size) * paging.size + place % paging.size
+    keys, values = (
+        cells.flatten(0, 1).index_select(0, slot).transpose(0, 1) for cells in (paging.key_cells, paging.value_cells)
+    )
+    return keys, values
+
+
+def partial(query: Tensor, keys: Keys, hidden: Tensor | None, scaling: float) -> Partial:
+    """Softmax of `query` [kv_heads, R, D] over `keys`, in the dtype of `query`, which is float32 or float64.
+
+    Weights are exponentials of what lies below the row's highest visible score, so neither side of a merge overflows;
+    hidden columns, bool [R, columns], have weight 0 exactly.
+    """
+    key, value = (one.to(query.dtype) for one in keys)
+    scores = query @ key.transpose(-1, -2) * scaling
+    if hidden is not None:
+        scores = scores.masked_fill_(hidden, float("-inf"))
+    if not scores.shape[-1]:
+        return torch.zeros_like(query), query.new_full(query.shape[:-1], float("-inf"))
+    top = scores.amax(-1, keepdim=True)
+    base = top.masked_fill(top == float("-inf"), 0.0)
+    weights = scores.sub_(base).exp_()
+    total = weights.sum(-1, keepdim=True)
+    return (weights @ value) / total.masked_fill(total == 0, 1.0), (base + total.log())[..., 0]
+
+
+def merge(parts: list[Partial]) -> Tensor:
+    """The softmax over all columns of `parts`, each over its own: weighted by log-sum-exp; zeros where all are empty.
+
+    Where one side is empty its weight is 0 and the other's 1 exactly; where one dominates, nothing overflows, since
+    both are taken relative to the larger.
+    """
+    sums = torch.stack([one for _, one in parts])
+    top = sums.amax(0)
+    weights = (sums - top.masked_fill(top == float("-inf"), 0.0)).exp_()
+    total = weights.sum(0)
+    mixed = sum((out * weight[..., None] for (out, _), weight in zip(parts, weights, strict=True)), start=0.0)
+    assert isinstance(mixed, Tensor)
+    return mixed / total.masked_fill(total == 0, 1.0)[..., None]
+
+
+@dataclass(frozen=True)
+class Split:
+    """An attention, see `columns.Attend`; its parts can be exchanged.
+
+    It computes in float32, in float64 for float64, and rounds once, at the end. Query heads that share a KV head are
+    rows of one product, so no key is repeated. Lanes are computed one by one, each over its own columns.
+
+    Attributes:
+        compact: Query and columns to what each row sees.
+        prefix_keys: Keys and values of a lane's prefix.
+        block_keys: Keys and values of a lane's block.
+        partial: Softmax over some columns, and its log-sum-exp.
+        merge: Both to one.
+        eager: What runs in its place where no fused attention shall.
+    """
+
+    compact: Callable[[Tensor, Columns], Compact] = compact
+    prefix_keys: Callable[[Columns, int, Compact], Keys] = prefix_keys
+    block_keys: Callable[[Columns, int, Compact], Keys] = block_keys
+    partial: Callable[[Tensor, Keys, Tensor | None, float], Partial] = partial
+    merge: Callable[[list[Partial]], Tensor] = merge
+    eager: Attend = eager_gathered
+
+    def __call__(self, query: Tensor, columns: Columns, scaling: float) -> Tensor:
+        """Attention of `query` [B, H, T, D] over `columns`, in the dtype of the query.
+
+        Raises:
+            ValueError: see `compact.compact`.
+        """
+        packed = self.compact(query, columns)
+        out = torch.empty_like(query, memory_format=torch.contiguous_format)
+        for lane in range(len(query)):
+            out[lane] = self._lane(query[lane], columns, lane, packed, scaling)
+        return out
+
+    def _lane(self, query: Tensor, columns: Columns, lane: int, packed: Compact, scaling: float) -> Tensor:
+        prefix, block = self.prefix_keys(columns, lane, packed), self.block_keys(columns, lane, packed)
+        kv_heads = prefix[0].shape[0]
+        groups = query.shape[0] // kv_heads
+        wide = query.to(torch.promote_types(query.dtype, torch.float32))
+        rows = wide.reshape(kv_heads, groups * query.shape[1], query.shape[2])
+        part = ~packed.prefix_rows(lane).repeat(groups, 1) if packed.lanes[lane][2] else None
+        over_prefix = self.partial(rows, prefix, part, scaling)
+        over_block = self.partial(rows, block, ~packed.block(lane).repeat(groups, 1), scaling)
+        return self.merge([over_prefix, over_block]).reshape(query.shape)

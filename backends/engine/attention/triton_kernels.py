@@ -1,0 +1,174 @@
+"""The Triton kernels of tree attention, as plain functions that `triton_launch` compiles for a GPU or interprets.
+
+`tl.reduce` is called with Triton's own combining functions, because `tl.max` and `tl.sum` are compiled functions that
+the interpreter cannot call unless TRITON_INTERPRET was set before Triton was imported.
+"""
+
+import triton.language as tl  # type: ignore[import-untyped, unused-ignore]
+
+FLOOR = tl.constexpr(-3.0e38)
+"""Below every score: the maximum of nothing, finite, so that minus infinity less it is no NaN."""
+
+
+def tree(  # type: ignore[no-untyped-def]
+    query,
+    key,
+    value,
+    table,
+    first,
+    prefixes,
+    widths,
+    bits,
+    out,
+    lse,
+    query_lane,
+    query_head,
+    query_row,
+    page_step,
+    cell_step,
+    head_step,
+    pages,
+    size,
+    rows,
+    words,
+    kv_heads,
+    scaling,
+    GROUP: tl.constexpr,
+    DIM: tl.constexpr,
+    WIDE: tl.constexpr,
+    ROWS: tl.constexpr,
+    TILE: tl.constexpr,
+    SPLITS: tl.constexpr,
+    PARTLY: tl.constexpr,
+    WIDEN: tl.constexpr,
+):
+    """One tile of the rows of one KV head: all of its columns, one split of its prefix, or its block.
+
+    The GROUP query heads that share a KV head are rows of one tile: row r is query head r // rows, tree row r % rows.
+    With SPLITS 0 a program takes prefix and block and writes the attention itself; else program s takes the s-th part
+    of the prefix, program SPLITS the block, and each writes its softmax and log-sum-exp, in float32, for `merge`.
+    """
+    lane = (tl.program_id(0) // kv_heads).to(tl.int64)
+    head = (tl.program_id(0) % kv_heads).to(tl.int64)
+    part = tl.program_id(2)
+    flat = tl.program_id(1).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    real = flat < rows.to(tl.int64) * GROUP
+    row = flat % rows
+    query_at = head * GROUP + flat // rows
+    own_row = lane * rows + row
+    dim = tl.arange(0, WIDE)
+    inside = (dim < DIM)[None, :]
+    block = tl.arange(0, TILE)
+    q = tl.load(
+        query + (lane * query_lane + query_at * query_head + row * query_row)[:, None] + dim[None, :],
+        mask=real[:, None] & inside,
+        other=0.0,
+    )
+    if WIDEN:
+        q = q.to(tl.float32)
+    across = (head * head_step + dim)[None, :]
+    block_table = table + lane * pages
+    prefix = tl.load(prefixes + lane)
+    top = tl.full([ROWS], FLOOR, tl.float32)
+    total = tl.full([ROWS], 0.0, tl.float32)
+    mixed = tl.full([ROWS, WIDE], 0.0, tl.float32)
+
+    low = 0
+    high = prefix
+    if SPLITS > 0:
+        each = (prefix + SPLITS * TILE - 1) // (SPLITS * TILE) * TILE
+        low = part * each  # the block's program begins at the end of the prefix or after it
+        high = tl.minimum(low + each, prefix)
+    if PARTLY:
+        start = tl.load(first + own_row)
+        low = tl.maximum(low, tl.reduce(start, 0, tl.standard._elementwise_min) // TILE * TILE)
+    for at in range(low, high, TILE):
+        column = tl.add(at, block, sanitize_overflow=False)
+        own = column < high
+        page = tl.load(block_table + column // size, mask=own, other=0).to(tl.int64)
+        cells = (page * page_step + (column % size).to(tl.int64) * cell_step)[:, None] + across
+        read = own[:, None] & inside
+        k = tl.load(key + cells, mask=read, other=0.0)
+        v = tl.load(value + cells, mask=read, other=0.0)
+        if WIDEN:
+            k = k.to(tl.float32)
+        scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scaling
+        seen = own[None, :]
+        if PARTLY:
+            seen = seen & (column[None, :] >= start[:, None])
+        scores = tl.where(seen, scores, float("-inf"))
+        higher = tl.maximum(top, tl.reduce(scores, 1, tl.standard._elementwise_max))
+        weights = tl.exp(scores - higher[:, None])
+        keep = tl.exp(top - higher)
+        total = total * keep + tl.reduce(weights, 1, tl.standard._sum_combine)
+        weights = weights.to(v.dtype)
+        if WIDEN:
+            weights, v = weights.to(tl.float32), v.to(tl.float32)
+        mixed = mixed * keep[:, None] + tl.dot(weights, v, input_precision="ieee")
+        top = higher
+
+    width = tl.load(widths + lane)
+    if SPLITS > 0:
+        width = tl.where(part == SPLITS, width, 0)
+    ancestors = (bits + own_row * words)[:, None]
+    for at in range(0, width, TILE):
+        place = tl.add(at, block, sanitize_overflow=False)
+        own = place < width
+        column = tl.add(prefix, place, sanitize_overflow=False)
+        page = tl.load(block_table + column // size, mask=own, other=0).to(tl.int64)
+        cells = (page * page_step + (column % size).to(tl.int64) * cell_step)[:, None] + across
+        read = own[:, None] & inside
+        k = tl.load(key + cells, mask=read, other=0.0)
+        v = tl.load(value + cells, mask=read, other=0.0)
+        if WIDEN:
+            k = k.to(tl.float32)
+        word = tl.load(ancestors + (place // 32)[None, :], mask=own[None, :], other=0)
+        seen = ((word >> (place % 32)[None, :]) & 1) == 1
+        scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scaling
+        scores = tl.where(seen, scores, float("-inf"))
+        higher = tl.maximum(top, tl.reduce(scores, 1, tl.standard._elementwise_max))
+        weights = tl.exp(scores - higher[:, None])
+        keep = tl.exp(top - higher)
+        total = total * keep + tl.reduce(weights, 1, tl.standard._sum_combine)
+        weights = weights.to(v.dtype)
+        if WIDEN:
+            weights, v = weights.to(tl.float32), v.to(tl.float32)
+        mixed = mixed * keep[:, None] + tl.dot(weights, v, input_precision="ieee")
+        top = higher
+
+    nothing = total == 0.0
+    mixed = mixed / tl.where(nothing, 1.0, total)[:, None]
+    lanes = tl.num_programs(0) // kv_heads
+    place_out = ((lane + part * lanes) * kv_heads * GROUP + query_at) * rows + row
+    tl.store(
+        out + place_out[:, None] * DIM + dim[None, :],
+        mixed.to(out.dtype.element_ty),
+        mask=real[:, None] & inside,
+    )
+    if SPLITS > 0:
+        sum_of = tl.where(nothing, float("-inf"), top + tl.log(tl.where(nothing, 1.0, total)))
+        tl.store(lse + place_out, sum_of, mask=real)
+
+
+def merge(out, lse, merged, count, PARTS: tl.constexpr, DIM: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Merge PARTS softmaxes [PARTS, count, DIM] over disjoint columns by their log-sum-exps [PARTS, count]."""
+    row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
+    real = row < count
+    dim = tl.arange(0, WIDE)
+    whole = real[:, None] & (dim < DIM)[None, :]
+    top = tl.full([ROWS], FLOOR, tl.float32)
+    total = tl.full([ROWS], 0.0, tl.float32)
+    mixed = tl.full([ROWS, WIDE], 0.0, tl.float32)
+    for part in range(PARTS):
+        place = row + part * count
+        one = tl.load(lse + place, mask=real, other=float("-inf"))
+        higher = tl.maximum(top, one)
+        keep = tl.exp(top - higher)
+        weight = tl.exp(one - higher)
+        total = total * keep + weight
+        mixed = mixed * keep[:, None] + weight[:, None] * tl.load(
+            out + place[:, None] * DIM + dim[None, :], mask=whole, other=0.0
+        )
+        top = higher
+    mixed = mixed / tl.where(total == 0.0, 1.0, total)[:, None]
+    tl.store(merged + row[:, None] * DIM + dim[None, :], mixed.to(merged.dtype.element_ty), mask=whole)
