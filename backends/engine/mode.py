@@ -14,7 +14,12 @@ def in_mode(seams: Seams, mode: Mode) -> Seams:
     """The seams with every fused attention, target's and draft's, as `mode` says; eager ones stay what they are."""
     if mode == Mode():
         return seams
-    return replace(seams, attend=_in_mode(seams.attend, mode), draft_attend=_in_mode(seams.draft_attend, mode))
+    return replace(
+        seams,
+        attend=_in_mode(seams.attend, mode),
+        draft_attend=_in_mode(seams.draft_attend, mode),
+        prefill_attend=seams.prefill_attend and _in_mode(seams.prefill_attend, mode),
+    )
 
 
 def _in_mode(attend: Attend, mode: Mode) -> Attend:

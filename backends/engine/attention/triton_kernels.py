@@ -4,7 +4,7 @@
 the interpreter cannot call unless TRITON_INTERPRET was set before Triton was imported.
 """
 
-import triton.language as tl  # type: ignore[import-untyped, unused-ignore]
+import triton.language as tl
 
 FLOOR = tl.constexpr(-3.0e38)
 """Below every score: the maximum of nothing, finite, so that minus infinity less it is no NaN."""

@@ -159,7 +159,7 @@ def interpreted() -> TritonTree:
     Raises:
         ImportError: where Triton, or its interpreter, is not there.
     """
-    from triton.runtime.interpreter import InterpretedFunction  # type: ignore[import-untyped, unused-ignore]
+    from triton.runtime.interpreter import InterpretedFunction
 
     from backends.engine.attention import triton_kernels as kernels
 
@@ -172,7 +172,7 @@ def compiled() -> TritonTree:
     Raises:
         ImportError: where Triton is not there.
     """
-    import triton  # type: ignore[import-untyped, unused-ignore]
+    import triton
 
     from backends.engine.attention import triton_kernels as kernels
 
