@@ -134,7 +134,7 @@ class CausalLm:
             lanes=lanes,
             **({"logits_to_keep": score} if score > 0 else {}),
         )
-        logits: Tensor = output.logits if score else output.last_hidden_state
+        logits: Tensor = output.logits if score else output[0]  # of a body without its head: whatever it returns
         return logits
 
     def _mask(self, lanes: Lanes, batch: list[Rows], layer: int) -> Tensor:
