@@ -244,13 +244,26 @@ def list_(subject: str | None, as_json: bool) -> int:
 
 
 @cli.command()
+@click.option("--probe", type=click.Choice(["ascend"]), help="Run the operators' contract on the device instead.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def doctor(as_json: bool) -> int:
-    """Say what is installed, what is missing, what is shadowed. Exit 3 if something needed is not there."""
+def doctor(probe: str | None, as_json: bool) -> int:
+    """Say what is installed, what is missing, what is shadowed. Exit 3 if something needed is not there.
+
+    With --probe, say which documented rules of the device's operators hold on it: exit 1 if one does not.
+    """
     from reports.tables import rows_table
     from reports.writing import write_json
     from specverify.doctor import examine, healthy
 
+    if probe is not None:
+        from specverify.probing import probed
+
+        found = probed()
+        if as_json:
+            write_json("-", {"probe": probe, "rules": found})
+        else:
+            click.echo(rows_table(f"probe {probe}", found))
+        return 1 if any(row["state"] == "struck" for row in found) else 0
     rows = examine()
     if as_json:
         write_json("-", {"healthy": healthy(rows), "checks": rows})

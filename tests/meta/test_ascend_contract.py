@@ -18,7 +18,7 @@ from backends.ascend.rules import RULES, AscendContractError, AscendUndefinedBeh
 install()
 
 BOUND = {torch.float16: 1e-3, torch.bfloat16: 8e-3, torch.float32: 1e-5}
-"""How far the emulation may lie from softmax in float64 on normal inputs, in units of the larger of 1 and the number."""
+"""How far the emulation may lie from softmax in float64 on normal inputs, relative to numbers above 1."""
 
 INFER = "npu_fused_infer_attention_score"
 
