@@ -9,10 +9,11 @@ from reference.architecture import Model
 from reference.case import Case
 from reference.draft import LanguageModel
 from reference.evaluator import Evaluator
-from reference.model import Parameters, load
+from reference.model import Inputs, Parameters, load
 from reference.sampled import SampledStep, certain
 from reference.shared_prefix import SharedPrefix
 from reference.trace import Accounting, Attended, Committed, Emitted, Scored, Step, Trace, frozen
+from reference.tree import Tree
 
 KV_STEPS = 4
 """Steps of a run whose context KV the trace holds; a later state is asked for as a case of its own."""
@@ -48,6 +49,14 @@ class Oracle:
                 self._evaluators.popitem(last=False)
         self._evaluators.move_to_end(key)
         return self._evaluators[key]
+
+    def inputs(self, case: Case, context: tuple[int, ...], tree: Tree) -> Inputs:
+        """What goes into attention at every node of `tree` after `context`, on the target of `case`.
+
+        Raises:
+            Malformed: as the evaluator, where they do not fit the model.
+        """
+        return self.model(case.model, case.dtype).inputs(context, tree)
 
     def _run(self, case: Case) -> Trace:
         target = self.model(case.model, case.dtype)

@@ -2,7 +2,7 @@
 
 from typing import Protocol
 
-from reference.model import Nodes, Parameters
+from reference.model import Inputs, Nodes, Parameters
 from reference.trace import Kv
 from reference.tree import Tree
 
@@ -14,6 +14,10 @@ class Evaluator(Protocol):
 
     def nodes(self, context: tuple[int, ...], tree: Tree) -> Nodes:
         """Logits and attention outputs of each node: those of running `context` and the node's path in sequence."""
+        ...
+
+    def inputs(self, context: tuple[int, ...], tree: Tree) -> Inputs:
+        """What goes into attention at each node of that run."""
         ...
 
     def kv(self, tokens: tuple[int, ...]) -> Kv:

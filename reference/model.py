@@ -44,6 +44,21 @@ class Nodes:
     attended: Array
 
 
+@dataclass(frozen=True)
+class Inputs:
+    """What goes into attention at each node, after norms, rotary embedding and temperature.
+
+    Attributes:
+        queries: float64 [layers, heads, nodes, head_dim].
+        keys: float64 [layers, kv_heads, context + nodes, head_dim]; the context's columns come first.
+        values: As `keys`.
+    """
+
+    queries: Array
+    keys: Array
+    values: Array
+
+
 def load(model: Model, dtype: str) -> Parameters:
     """The parameters a case of working dtype `dtype` runs: rounded to it as an engine would, then held in float64.
 
@@ -172,6 +187,7 @@ class _Sequence:
 
     keys: Array  # [layers, kv_heads, T, head_dim], rotated
     values: Array  # [layers, kv_heads, T, head_dim]
+    queries: Array  # [layers, heads, head_dim]
     attended: Array  # [layers, heads, head_dim]
     logits: Array  # [vocabulary]
 
@@ -194,6 +210,16 @@ class PathByPath:
         return Nodes(
             np.stack([run.logits for run in runs]),
             np.stack([run.attended for run in runs], axis=2),
+        )
+
+    def inputs(self, context: tuple[int, ...], tree: Tree) -> Inputs:
+        """What goes into attention at every node of `tree`: its own row of its own sequence."""
+        runs = [self._run((*context, *tree.tokens_to(node))) for node in range(len(tree))]
+        above = len(context)
+        return Inputs(
+            np.stack([run.queries for run in runs], axis=2),
+            np.concatenate([runs[0].keys[:, :, :above], *(run.keys[:, :, -1:] for run in runs)], axis=2),
+            np.concatenate([runs[0].values[:, :, :above], *(run.values[:, :, -1:] for run in runs)], axis=2),
         )
 
     def kv(self, tokens: tuple[int, ...]) -> Kv:
@@ -224,7 +250,7 @@ class PathByPath:
             return y * temperature(arch, layer, positions)[:, None, None] if name == "q" else y
 
         x = state["model.embed_tokens.weight"][list(tokens)]
-        kept_keys, kept_values, attended = [], [], []
+        kept_keys, kept_values, asked, attended = [], [], [], []
         for layer, reach in enumerate(arch.reaches):
             at = f"model.layers.{layer}"
             normed = rms_norm(x, state[f"{at}.input_layernorm.weight"], arch.norm_eps)
@@ -237,6 +263,9 @@ class PathByPath:
             x = x + swiglu(rms_norm(x, state[f"{at}.post_attention_layernorm.weight"], arch.norm_eps), state, at)
             kept_keys.append(keys.swapaxes(0, 1))
             kept_values.append(values.swapaxes(0, 1))
+            asked.append(queries[-1])
             attended.append(mixed[-1])
         last = rms_norm(x[-1], state["model.norm.weight"], arch.norm_eps)
-        return _Sequence(np.stack(kept_keys), np.stack(kept_values), np.stack(attended), self.parameters.head @ last)
+        return _Sequence(
+            np.stack(kept_keys), np.stack(kept_values), np.stack(asked), np.stack(attended), self.parameters.head @ last
+        )

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from reference import rotary
-from reference.model import Nodes, Parameters, first_seen, linear, rms_norm, swiglu, temperature, turned
+from reference.model import Inputs, Nodes, Parameters, first_seen, linear, rms_norm, swiglu, temperature, turned
 from reference.trace import Array, Kv
 from reference.tree import Tree
 
@@ -85,6 +85,21 @@ class SharedPrefix:
         Raises:
             Malformed: the model's rotary frequencies change between the context and the deepest node.
         """
+        return self._run(context, tree)[0]
+
+    def inputs(self, context: tuple[int, ...], tree: Tree) -> Inputs:
+        """What goes into attention at every node of `tree`."""
+        _, row, held, through = self._run(context, tree)
+        queries, keys, values = (np.stack(kept)[:, :, row] for kept in zip(*through, strict=True))
+        above = slice(len(context))
+        return Inputs(
+            queries,
+            np.concatenate([held.keys[:, :, above], keys], axis=2),
+            np.concatenate([held.values[:, :, above], values], axis=2),
+        )
+
+    def _run(self, context: tuple[int, ...], tree: Tree) -> tuple[Nodes, Array, _Context, list[tuple[Array, ...]]]:
+        """The nodes' results, the row of each node, the context's KV, and queries, keys and values of rows by layer."""
         order, levels = _levels(tree)
         arch = self.parameters.architecture
         start = len(context)
@@ -96,8 +111,10 @@ class SharedPrefix:
         cos, sin, positions = cos[depth], sin[depth], start + depth
         x = self.parameters.state["model.embed_tokens.weight"][np.array(tree.token)[order]]
         attended = np.empty((arch.layers, arch.heads, len(order), arch.head_dim))
+        through: list[tuple[Array, ...]] = []
         for layer, reach in enumerate(arch.reaches):
             queries, keys, values = self._project(layer, x, cos, sin, positions)
+            through.append((queries, keys, values))
             above = held.keys[layer, :, :start], held.values[layer, :, :start]
             mixed = _tree_attention(queries, *above, keys, values, levels, reach)
             attended[layer] = mixed
@@ -105,7 +122,7 @@ class SharedPrefix:
         row = np.empty(len(order), dtype=np.int64)
         row[order] = np.arange(len(order))
         last = rms_norm(x[row], self.parameters.state["model.norm.weight"], arch.norm_eps)
-        return Nodes(last @ self.parameters.head.T, attended[:, :, row])
+        return Nodes(last @ self.parameters.head.T, attended[:, :, row]), row, held, through
 
     def kv(self, tokens: tuple[int, ...]) -> Kv:
         """Rotated keys and values of the sequence `tokens`, as read-only views."""

@@ -20,12 +20,14 @@ class Scene:
         path: The nodes that the backend accepted.
         node: The node that the finding names, by node, by row, or as the writer of the slot it names.
         writer: The node whose forward wrote the slot that the finding names.
+        context: Columns of the committed context, which stand before those of the tree.
     """
 
     tree: Tree | None = None
     path: tuple[int, ...] | None = None
     node: int | None = None
     writer: int | None = None
+    context: int | None = None
 
     @property
     def writer_rejected(self) -> bool:
@@ -47,7 +49,7 @@ def scene_of(verdict: Verdict, finding: Finding) -> Scene:
     node = _named(finding.where, "node", len(tree))
     if node is None:
         node = _named(finding.where, "row", len(tree))
-    return Scene(tree, path, writer if node is None else node, writer)
+    return Scene(tree, path, writer if node is None else node, writer, len(step.context) if step else None)
 
 
 def revealed_by(verdict: Verdict) -> frozenset[Stage]:

@@ -20,6 +20,7 @@ PLACES = {
     "node": "node {}",
     "row": "row {}",
     "column": "column {}",
+    "cause": "{}",
     "slot": "slot {}",
     "position": "position {}",
     "depth": "depth {}",

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from properties.column import EXTRA, MISSING
 from properties.finding import FINISHED, STAGE_UNKNOWN, Finding
 from reference.trace import Stage
 from reports.scene import Scene
@@ -31,6 +32,8 @@ class Told(dict[str, str]):
             return show(getattr(self.finding, key))
         if key == "by":
             return f" ({excess(self.finding)})" if self.finding.measure is not None else ""
+        if key == "which":
+            return self._whose()
         if key == "row":
             key = "node" if "node" in where and "row" not in where else "row"
         elif key == "node":
@@ -41,6 +44,14 @@ class Told(dict[str, str]):
             self.used.add(key)
             return coordinate(key, where[key])
         return {"kind": "key or value", "cache": "target cache", "variant": "the variant"}.get(key, f"a {key}")
+
+    def _whose(self) -> str:
+        """What the finding's column is, in brackets: a position of the context, or a node of the tree."""
+        column, tree = self.finding.where.get("column"), self.scene.tree
+        if not isinstance(column, int) or self.scene.context is None or tree is None:
+            return ""
+        node = column - self.scene.context
+        return f" (position {column} of the context)" if node < 0 else f" (node {node})" if node < len(tree) else ""
 
     def truth(self) -> tuple[bool, bool] | None:
         """Expected and observed, where both say whether a cell is seen."""
@@ -68,6 +79,12 @@ def _attended(told: Told) -> str:
 
 
 def _context(told: Told) -> str:
+    cause = told.finding.where.get("cause")
+    if told.finding.stage is Stage.ATTENDED and cause in (EXTRA, MISSING):
+        told.used.add("cause")
+        if cause == EXTRA:
+            return "{Node} attended to {column}{which}, which it may not see: that alone explains its output{by}."
+        return "{Node} did not attend to {column}{which}, which it must see: that alone explains its output{by}."
     what = "What attention returned for" if told.finding.stage is Stage.ATTENDED else "What the forward computed for"
     return f"{what} {{node}} is not what its own path gives from scratch{{by}}: it saw something else, or went wrong."
 

@@ -3,14 +3,15 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-from properties.closeness import noise, truth
+from properties.closeness import Noise, noise, truth
+from properties.column import column
 from properties.finding import Finding
 from properties.invariant import TURNS, Fact, Invariant, NotApplicable, Oracle, needing
 from properties.invariants.rows import attended_beyond, compared, kv_differs, logits_beyond
 from properties.subject import Subject
 from properties.variants import dice, first, focus, pruned, shuffled, tree_of
 from reference.case import Case
-from reference.trace import Stage
+from reference.trace import Array, Stage, Step
 
 NEEDS = needing(Stage.DRAFTED, Stage.SCORED)
 
@@ -27,7 +28,7 @@ def context_exact(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact
         if step.attended is not None and true.attended is not None:
             for finding in attended_beyond(name, number, step.attended.output, true.attended.output, error):
                 met = True
-                yield finding
+                yield _with_column(case, oracle, true, step.attended.output, finding, error)
         assert true.scored is not None
         for finding in logits_beyond(name, number, step.scored.logits, true.scored.logits, error.of_logits()):
             met = True
@@ -35,6 +36,16 @@ def context_exact(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact
     if not met and not error.measured <= error.ceiling:
         # Last, and only alone: a wrong tree step says better where a fault lies than plain decoding gone wrong.
         yield Finding(name, Stage.SCORED, 0, {"side": "control"}, error.ceiling, error.measured)
+
+
+def _with_column(case: Case, oracle: Oracle, true: Step, seen: Array, finding: Finding, error: Noise) -> Finding:
+    """The finding, with the column of KV that explains it where one does."""
+    if finding.where.get("side") == "shape":
+        return finding
+    layer, head, node = (int(finding.where[name]) for name in ("layer", "head", "node"))
+    limit = error.of_inner("attended", layer)
+    cause = column(case, oracle, true, seen[layer, head, node], (layer, head, node), limit)
+    return replace(finding, where={**finding.where, **cause})
 
 
 def order_equivariant(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:

@@ -64,6 +64,10 @@ def assert_equal(naive: PathByPath, shared: SharedPrefix, context: tuple[int, ..
     assert got.attended.shape == expected.attended.shape
     np.testing.assert_allclose(got.logits, expected.logits, rtol=0, atol=1e-11)
     np.testing.assert_allclose(got.attended, expected.attended, rtol=0, atol=1e-11)
+    asked, seen = naive.inputs(context, tree), shared.inputs(context, tree)
+    for name in ("queries", "keys", "values"):
+        assert getattr(seen, name).shape == getattr(asked, name).shape
+        np.testing.assert_allclose(getattr(seen, name), getattr(asked, name), rtol=0, atol=1e-11)
 
 
 @settings(max_examples=60, deadline=None)

@@ -1,0 +1,90 @@
+"""The column behind a wrong attention output: the one cell of the mask that, turned over, explains it."""
+
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+
+from properties.closeness import rms
+from properties.invariant import Oracle
+from reference.case import Case
+from reference.malformed import Malformed
+from reference.model import Inputs, attention
+from reference.trace import Array, Step
+from reference.tree import Tree
+
+EXPLAINED = 0.9
+"""Share of the squared difference that a column must account for."""
+
+
+@runtime_checkable
+class Explains(Protocol):
+    """An oracle that also shows what goes into attention; another backend in its place does not."""
+
+    def inputs(self, case: Case, context: tuple[int, ...], tree: Tree) -> Inputs:
+        """Queries, keys and values at each node of `tree` after `context`."""
+        ...
+
+
+def column(
+    case: Case, oracle: Oracle, true: Step, seen: Array, at: tuple[int, int, int], limit: float
+) -> dict[str, int | str]:
+    """Which column, shown to the row or hidden from it against the mask, gives what the backend's attention returned.
+
+    Every column of context and tree is turned over in turn, and attention computed with the oracle's own queries, keys
+    and values. A column is named only if what is left lies within the row's noise, is at most a tenth of the squared
+    difference, and no other column does as well.
+
+    Args:
+        case: The case.
+        oracle: The oracle; if it does not show what goes into attention, nothing is said.
+        true: The oracle's step, rebased on the backend's own context and tree.
+        seen: The backend's attention output of that row and head, [head_dim].
+        at: Layer, head and node.
+        limit: The rms distance that noise may have.
+
+    Returns:
+        Coordinates for `Finding.where`: `column` and `cause`, or `cause` alone where no single column explains it.
+    """
+    if not isinstance(oracle, Explains) or true.drafted is None or true.lowered is None:
+        return {}
+    layer, head, node = at
+    try:
+        inputs = oracle.inputs(case, true.context, true.drafted.tree)
+    except Malformed:
+        return {}
+    group = inputs.queries.shape[1] // inputs.keys.shape[1]
+    query = inputs.queries[layer, head : head + 1, node]
+    keys, values = (one[layer, head // group] for one in (inputs.keys, inputs.values))
+    visible = true.lowered.visible[layer][node]
+    if not np.isfinite(seen).all() or len(visible) != len(keys):
+        return {"cause": NO_COLUMN}
+    left = np.array([_left(query, keys, values, _turned(visible, one), seen) for one in range(len(visible))])
+    wrong = float(rms(seen - attention(query, keys[visible][:, None], values[visible][:, None])[0]))
+    enough = min(limit, float(np.sqrt(1 - EXPLAINED)) * wrong)
+    explaining = np.flatnonzero(left <= enough)
+    if len(explaining) != 1:
+        return {"cause": NO_COLUMN if not len(explaining) else "one of columns " + _listed(explaining)}
+    found = int(explaining[0])
+    return {"column": found, "cause": MISSING if visible[found] else EXTRA}
+
+
+EXTRA, MISSING, NO_COLUMN = "extra column", "missing column", "no single column"
+"""What `cause` may say: a column the row may not see was attended to, one it must see was not, or neither alone."""
+
+
+def _turned(visible: Array, column: int) -> Array:
+    other: Array = visible.copy()
+    other[column] = ~other[column]
+    return other
+
+
+def _left(query: Array, keys: Array, values: Array, visible: Array, seen: Array) -> float:
+    """Rms distance of `seen` to attention over the columns `visible`; infinite for none."""
+    if not visible.any():
+        return float("inf")
+    return float(rms(seen - attention(query, keys[visible][:, None], values[visible][:, None])[0]))
+
+
+def _listed(columns: Array) -> str:
+    named = [str(int(one)) for one in columns[:4]]
+    return ", ".join(named) + (f" and {len(columns) - 4} more" if len(columns) > 4 else "")
