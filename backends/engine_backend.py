@@ -4,6 +4,7 @@ import torch
 
 from backends.base import Declaration, Live, Unsupported
 from backends.engine.composition import SEAMS
+from backends.engine.graphs import Recorder
 from backends.engine.mode import in_mode
 from backends.engine.models import DTYPES, Shelf
 from backends.engine.sampling.rounds import Tables
@@ -20,6 +21,8 @@ from reference.world import Blocks, Given, World
 class EngineBackend:
     """The engine on `device`, a torch device, composed as `seams` say: as meant, unless a fault has been planted.
 
+    With a `recorder`, verify forwards are recorded once and replayed where they can be.
+
     Attributes:
         seams: What it is composed of.
         mode: Which forwards run fused attention; as the environment's flags say, until somebody says otherwise.
@@ -33,6 +36,7 @@ class EngineBackend:
         dtypes: tuple[str, ...] = ("float32", "float64", "bfloat16", "float16"),
         layouts: tuple[str, ...] = tuple(KINDS),
         emulated: bool = False,
+        recorder: Recorder | None = None,
     ) -> None:
         self.declaration = Declaration(
             name=name,
@@ -52,7 +56,7 @@ class EngineBackend:
         )
         self.seams = seams
         self.mode = mode_of()
-        self._shelf = Shelf(device)
+        self._shelf = Shelf(device, recorder=recorder)
         self._tables = Tables(device, lambda: self.seams.sampling)
 
     def run(self, case: Case) -> Trace:

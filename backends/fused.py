@@ -9,6 +9,7 @@ from backends.engine.attention.columns import Attend
 from backends.engine.attention.flex import Flex
 from backends.engine.attention.sdpa import Sdpa
 from backends.engine.composition import SEAMS
+from backends.engine.graphs import CudaRecorder, Recorder
 from backends.engine_backend import EngineBackend
 
 
@@ -47,8 +48,18 @@ def cuda_flex() -> EngineBackend:
     return _with(Flex(compiled=True), "cuda-fused-flex", "cuda")
 
 
-def _with(attend: Attend, name: str, device: str) -> EngineBackend:
-    return EngineBackend(name, device, replace(SEAMS, attend=attend, draft_attend=attend))
+def cuda_graphs() -> EngineBackend:
+    """Open `cuda-fused-graphs`.
+
+    Raises:
+        Unavailable: where torch sees no CUDA device.
+    """
+    _need_cuda("cuda-fused-graphs", "cpu-fused")
+    return _with(Sdpa(), "cuda-fused-graphs", "cuda", CudaRecorder())
+
+
+def _with(attend: Attend, name: str, device: str, recorder: Recorder | None = None) -> EngineBackend:
+    return EngineBackend(name, device, replace(SEAMS, attend=attend, draft_attend=attend), recorder=recorder)
 
 
 def _need_cuda(name: str, twin: str) -> None:

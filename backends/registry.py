@@ -64,6 +64,12 @@ ROWS: tuple[Row, ...] = (
         "the engine with torch's SDPA under the tree's mask, on an NVIDIA device",
     ),
     Row(
+        "cuda-fused-graphs",
+        "backends.fused:cuda_graphs",
+        "cuda",
+        "cuda-fused-sdpa with whole verify forwards as CUDA graphs, where the KV layout is static",
+    ),
+    Row(
         "cuda-fused-flex",
         "backends.fused:cuda_flex",
         "cuda",

@@ -25,6 +25,7 @@ from transformers.utils import logging
 from backends.base import Unsupported
 from backends.engine.causal_lm import CausalLm
 from backends.engine.exact import make_exact
+from backends.engine.graphs import Graphs, Recorder
 from backends.engine.irope import temper_logically
 from reference.architecture import Architecture, Checkpoint, Model, Rope, Seeded
 from reference.weights import seeded
@@ -55,8 +56,9 @@ PANGU_TYPES = ("PanguEmbedded", "pangu_embedded")
 class Shelf:
     """Models kept open between runs: weights only, so a run leaves nothing behind that the next could notice."""
 
-    def __init__(self, device: str, keep: int = 256) -> None:
+    def __init__(self, device: str, keep: int = 256, recorder: Recorder | None = None) -> None:
         self._device = device
+        self._recorder = recorder
         self._keep = keep
         self._open: OrderedDict[tuple[Model, str], CausalLm] = OrderedDict()
 
@@ -74,6 +76,8 @@ class Shelf:
             if dtype == "float64":
                 _exact(network)
             self._open[key] = CausalLm(network.to(self._device).eval(), self._device)
+            if self._recorder is not None:
+                self._open[key].graphs = Graphs(self._recorder)
             while len(self._open) > (self._keep if isinstance(model, Seeded) else 2):
                 self._open.popitem(last=False)
         self._open.move_to_end(key)
