@@ -13,7 +13,7 @@ from reference.case import Case
 from reference.decoder import KV_STEPS, Oracle
 from reference.draft import Draft, LanguageModel, Ngram, Scripted
 from reference.evaluator import Evaluator
-from reference.model import Nodes, Parameters, PathByPath, load
+from reference.model import Inputs, Nodes, Parameters, PathByPath, load
 from reference.sampling import Stops
 from reference.shared_prefix import SharedPrefix
 from reference.stopping import clipped
@@ -63,6 +63,10 @@ class Table:
                 tail.insert(0, tree.token[at])
             rows.append(self.row((*context, *tail)))
         return Nodes(np.stack(rows), np.zeros((1, 1, len(tree), 2)))
+
+    def inputs(self, context: tuple[int, ...], tree: Tree) -> Inputs:
+        empty = np.zeros((1, 1, len(context) + len(tree), 2))
+        return Inputs(empty[:, :, len(context) :], empty, empty)
 
     def kv(self, tokens: tuple[int, ...]) -> Kv:
         empty = np.zeros((1, 1, len(tokens), 2))
