@@ -196,6 +196,17 @@ def layouts_of(name: str) -> tuple[str, ...]:
     return known[name] if name in known else open_backend(name).declaration.layouts
 
 
+def eager_beside(name: str) -> str | None:
+    """The backend with eager attention on the device of a backend of ours; None for that one, and for a stranger's."""
+    of = {row.name: row for row in ROWS}
+    if name not in of:
+        return None
+    suffix = "-emulated" if of[name].emulated else ""
+    twins = (f"{name.split('-')[0]}-eager{suffix}", f"{of[name].device}-eager")
+    found = next((one for one in twins if one in of), None)
+    return None if found == name else found
+
+
 def _brief(why: BaseException) -> str:
     return f"{type(why).__name__}: {' '.join(str(why).split())[:200]}"
 

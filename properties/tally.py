@@ -22,6 +22,21 @@ class Counts:
 
 
 @dataclass(frozen=True)
+class Beside:
+    """The failing case on another backend: the one with eager attention on the same device.
+
+    Attributes:
+        backend: Its name.
+        outcome: agrees, differs, or why it was not judged there.
+        finding: What differs there, if anything does.
+    """
+
+    backend: str
+    outcome: str
+    finding: Finding | None = None
+
+
+@dataclass(frozen=True)
 class Failure:
     """One located difference, with the smallest case that shows it.
 
@@ -31,6 +46,7 @@ class Failure:
         drawn: Id of the case as first drawn, before shrinking.
         tried: Cases run while shrinking.
         nearest: The nearest case that agrees, or None when none was looked for or found.
+        beside: The same case on the eager backend of the device; None where there is no other.
         file: Path of the saved bundle, once it is written.
         fault: Name of the planted fault, or None.
         backend: What `--backend` was given, so that the replay command opens the same.
@@ -46,6 +62,7 @@ class Failure:
     fault: str | None = None
     backend: str = "cpu-eager"
     model: str | None = None
+    beside: Beside | None = None
 
 
 @dataclass

@@ -9,7 +9,7 @@ from typing import Any
 
 from properties.chance.gate import ALPHA_RUN
 from properties.finding import Finding, Verdict
-from properties.tally import Failure, Tally
+from properties.tally import Beside, Failure, Tally
 from reference.record import case_to_json
 from reports.bundle import replay_command
 from reports.writing import Unwritable, as_json, jsonable
@@ -111,11 +111,18 @@ class Lines:
 
 def failure_fact(failure: Failure) -> dict[str, Any]:
     """A located difference as JSON holds it, with the case that shows it and the command that replays it."""
+    twin = failure.beside
     return {
         **finding_fact(failure.finding),
         "case": case_to_json(failure.verdict.case),
+        "beside": None if twin is None else _beside_fact(twin),
         "replay": replay_command(failure),
     }
+
+
+def _beside_fact(twin: Beside) -> dict[str, Any]:
+    found = None if twin.finding is None else finding_fact(twin.finding)
+    return {"backend": twin.backend, "outcome": twin.outcome, "finding": found}
 
 
 def mean_accepted(tally: Tally) -> float | None:

@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from properties.finding import STAGE_UNKNOWN
-from properties.tally import Counts, Failure, Tally
+from properties.tally import Beside, Counts, Failure, Tally
 from reference.trace import Stage
 from reports.bundle import replay_command
 from reports.contrast import described, differences
@@ -80,9 +80,19 @@ def _facts(failure: Failure, revealed: frozenset[Stage]) -> list[tuple[str, str]
     if failure.nearest is not None:
         changes = "; ".join(differences(failure.nearest, verdict.case)) or "no difference that the case file shows"
         facts.append(("nearest", f"case that agrees: {cut(changes)}"))
+    if failure.beside is not None:
+        facts.append(("beside", _beside(failure.beside)))
     if failure.fault is not None:
         facts.append(("planted", f"fault {clean(failure.fault)}: this failure is wanted"))
     return facts
+
+
+def _beside(twin: Beside) -> str:
+    """What the eager backend of the device makes of the same case."""
+    if twin.finding is None:
+        return f"the same case on {clean(twin.backend)}: {cut(twin.outcome)}"
+    where = f"{clean(twin.finding.invariant)} at {address(twin.finding)}"
+    return f"the same case on {clean(twin.backend)}: differs too, {where}"
 
 
 def fallen(fallbacks: Mapping[str, int]) -> list[tuple[str, int]]:

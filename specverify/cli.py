@@ -31,7 +31,7 @@ def cli() -> None:
 
 
 @cli.command()
-@click.option("--backend", help="Backend name or pkg.module:factory (default cpu-eager).")
+@click.option("--backend", help="Backend name or pkg.module:factory (default cpu-eager, or the fault's own).")
 @click.option("--against", help="Another backend as the reference, in place of the NumPy oracle.")
 @click.option("--model", help="Checkpoint directory, hub id, or builtin:NAME (default: seeded built-in models).")
 @click.option("--prompts", help="Prompt file, or builtin:humaneval; needs --model.")
@@ -89,7 +89,7 @@ def diff(
     if prompts is not None and model is None:
         raise click.UsageError("--prompts needs --model: the built-in models have no tokenizer")
     sampling = sampling_options.sampling_of(model, settings)
-    name = backend or DEVICES[device or "cpu"]
+    name = backend or (DEVICES[device] if device else _backend_of(fault))
     _check_names(name, device, against, invariants, fault)
     if layout is not None:
         from specverify.selection import check_layout
@@ -122,6 +122,15 @@ def diff(
         mode=mode,
     )
     return command.diff(plan, report, junit, json_file)
+
+
+def _backend_of(fault: str | None) -> str:
+    """The backend to run when none is named: where the fault is to be planted, or the first there is."""
+    if fault is None:
+        return DEVICES["cpu"]
+    from specverify.opening import fault_named  # brings torch, which this process needs for nothing else
+
+    return fault_named(fault).on
 
 
 def _check_names(

@@ -56,6 +56,7 @@ def catalogue() -> list[dict[str, Any]]:
             "name": fault.name,
             "id": fault.id,
             "stage": fault.stage.word,
+            "on": fault.on,
             "sentence": fault.sentence,
             "source": fault.source,
             "trigger": fault.trigger,

@@ -13,6 +13,7 @@ from reference.draft import LanguageModel
 from reference.malformed import Malformed
 from reports import bundle
 from specverify import processors
+from specverify.beside import with_eager
 from specverify.checkpoints import open_checkpoint
 from specverify.opening import open_planted, subject_of
 from specverify.selection import invariants_matching
@@ -65,8 +66,9 @@ def replay(
     processors.check_admitted(saved.case, file)
     case = _placed(saved.case, model or saved.model)
     opened = open_planted(name, fault, mode)
+    oracle = Oracle()
     try:
-        verdict = judge(case, invariants_matching(()), Oracle(), subject_of(opened))
+        verdict = judge(case, invariants_matching(()), oracle, subject_of(opened))
     except Inadmissible as why:
         raise UnusableInput(f"--processor {why.why}") from None
     found = _same(verdict, saved) or verdict.first
@@ -75,6 +77,7 @@ def replay(
         failure = Failure(
             verdict, found, saved.case.id, file=file, fault=fault, backend=name, model=model or saved.model
         )
+        failure = with_eager(failure, oracle)
     told = _told(verdict, saved, found, failure)
     if opened.declaration.emulated:
         return replace(told, why=f"{told.why}; EMULATED, no hardware was judged", emulated=True)

@@ -13,6 +13,7 @@ from reference.custom import Inadmissible
 from reference.decoder import Oracle as NumpyOracle
 from reference.trace import Trace
 from specverify import processors, prompted
+from specverify.beside import with_eager
 from specverify.news import Done, Opened
 from specverify.opening import mode_in, open_planted, subject_of
 from specverify.plan import Plan
@@ -66,7 +67,8 @@ def work(plan: Plan, tell: Callable[[object], None], stopped: Callable[[], bool]
             found.set()
             # Another worker's find ends the drawing, not the shrinking of this one; Ctrl-C ends both.
             search.stopped = stop.is_set
-        tell(Done(search.failure(), search.shrink_s))
+        failure = search.failure()
+        tell(Done(None if failure is None else with_eager(failure, oracle), search.shrink_s))
     except Inadmissible as why:
         raise Refused(f"--processor {why.why}", 2) from why
 

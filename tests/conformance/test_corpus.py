@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from backends import faults
+from backends.base import Unavailable
 from properties.invariants import ALL
 from properties.judge import judge
 from reference.decoder import Oracle
@@ -23,11 +24,20 @@ def test_clean_backend_passes(backend: BackendUnderTest, file: Path) -> None:
 @pytest.mark.parametrize("file", CORPUS, ids=lambda file: file.stem)
 def test_faulty_engine_fails_where_it_was_planted(file: Path) -> None:
     saved = bundle.load(file)
-    subject = subject_of(open_planted("cpu-eager", saved.fault))
+    assert saved.fault is not None
+    assert saved.backend is not None
+    try:
+        subject = subject_of(open_planted(saved.backend, saved.fault))
+    except Unavailable as why:
+        pytest.skip(str(why))
     verdict = judge(saved.case, ALL, Oracle(), subject)
     assert verdict.first is not None
-    assert saved.fault is not None
     assert verdict.first.stage is saved.stage is faults.named(saved.fault).stage
+
+
+def test_a_case_is_kept_with_the_backend_in_which_its_fault_is_planted() -> None:
+    kept = {file.stem: bundle.load(file).backend for file in CORPUS}
+    assert kept == {name: faults.named(name).on for name in kept}
 
 
 def test_every_fault_has_its_smallest_case() -> None:

@@ -1,0 +1,33 @@
+"""Beside: the failing case on the eager backend of the same device, which says whether fused attention is to blame."""
+
+from dataclasses import replace
+
+from backends.base import Unavailable
+from backends.registry import eager_beside, open_backend
+from properties.invariant import Oracle
+from properties.invariants import ALL
+from properties.judge import judge
+from properties.tally import Beside, Failure
+from specverify.opening import subject_of
+
+
+def with_eager(failure: Failure, oracle: Oracle) -> Failure:
+    """The failure, with what the device's eager backend, free of faults, makes of its case under what failed."""
+    name = eager_beside(failure.backend)
+    if name is None:
+        return failure
+    return replace(failure, beside=_asked(name, failure, oracle))
+
+
+def _asked(name: str, failure: Failure, oracle: Oracle) -> Beside:
+    try:
+        subject = subject_of(open_backend(name))
+    except Unavailable as why:
+        return Beside(name, f"not run: {why}")
+    failed = {one.invariant for one in failure.verdict.findings}
+    verdict = judge(failure.verdict.case, tuple(one for one in ALL if one.name in failed), oracle, subject)
+    if verdict.first is not None:
+        return Beside(name, "differs", verdict.first)
+    if verdict.unsupported is not None:
+        return Beside(name, f"not judged: {verdict.unsupported}")
+    return Beside(name, "agrees" if "checked" in verdict.outcomes.values() else "not judged")
