@@ -26,9 +26,9 @@ torch.set_num_threads(1)
 ENGINE = open_cpu()
 LIMIT = {"float64": 1e-10, "float32": 1e-6}
 WORLDS = 150
-"""Random worlds for each rule and kind of draft; both kinds make 300, a third of them without `-m slow`."""
+"""Random worlds for each rule and kind of draft; both kinds make 300, a sixth of them without `-m slow`."""
 
-PARTS = (0, pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow))
+PARTS = (0, *(pytest.param(part, marks=pytest.mark.slow) for part in range(1, 6)))
 
 LOSSLESS = [name for name, promise in RULES.items() if promise.lossless]
 
@@ -75,7 +75,7 @@ def lossless(world: World) -> bool:
 def test_a_lossless_rule_is_lossless(name: str, drawn: bool, part: int) -> None:
     rng = np.random.default_rng([sum(name.encode()), drawn, part])
     rule, judged = Rule(name), 0
-    for number in range(WORLDS // 3):
+    for number in range(WORLDS // len(PARTS)):
         draws = DRAWS[1 + number % 2] if drawn else DRAWS[0]
         if not rule.lossless(draws, draws != "with-replacement"):
             draws = next(one for one in DRAWS[1:] if rule.lossless(one, one != "with-replacement"))

@@ -66,7 +66,7 @@ def columns_of(prefix: int) -> list[int]:
     return [*some, *range(prefix, prefix + len(SHAPE))]
 
 
-@pytest.mark.parametrize("prefix", [6, 40])
+@pytest.mark.parametrize("prefix", [6, pytest.param(40, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("at", range(len(GALLERY)))
 def test_every_wrong_cell_stands_out(at: int, prefix: int) -> None:
     """Ancestors, selves and prefix columns hidden, others shown: each moves some node 20 times the limit at least."""
