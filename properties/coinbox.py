@@ -11,7 +11,7 @@ from reference.tape import place
 from reference.trace import Array
 from reference.tree import Shape
 
-__all__ = ["Law", "MassLost", "Stray", "TooManyCells", "decisions", "law", "used"]
+__all__ = ["MOST_CELLS", "Law", "MassLost", "Stray", "TooManyCells", "decisions", "law", "used"]
 
 MOST_CELLS = 1_000_000
 """Cells after which an enumeration gives up."""
