@@ -5,7 +5,7 @@ from typing import Any
 from rich.table import Table
 
 from reports.paper import printed
-from reports.values import clean, number
+from reports.values import clean, number, plural
 
 
 def rows_table(title: str, rows: list[dict[str, Any]]) -> str:
@@ -55,6 +55,31 @@ def kv_table(figures: dict[str, Any]) -> str:
             cells += [f"{row[f'{kind}_ratio']:.1f}" for row in line[1:]]
         table.add_row(layout, str(page or ""), str(accepted), *cells)
     return printed(table)
+
+
+def attention_table(figures: dict[str, Any]) -> str:
+    """What `bench attention` found: SDPA's time, each path as a multiple of it, and of one reading of the KV."""
+    title = f"bench attention on {clean(figures['device'])}: {figures['dtype']}, {figures['heads']} heads on "
+    title += f"{figures['kv_heads']} KV of {figures['dim']}, {plural(figures['threads'], 'thread')}"
+    names = [name for name in dict.fromkeys(row["path"] for row in figures["rows"]) if name != "read"]
+    pages = [title]
+    for words, field, shown in (
+        ("times of SDPA under the dense mask", "ratio", [name for name in names if name != "sdpa"]),
+        ("times of reading keys and values once", "over_read", names),
+    ):
+        base = "sdpa" if field == "ratio" else "read"
+        table = Table(title=words, title_justify="left", box=None, padding=(0, 2, 0, 0))
+        for name in ("batch", "prefix", "nodes", f"{base} µs", *shown):
+            table.add_column(name, justify="right", no_wrap=True)
+        lines: dict[tuple[int, int, int], dict[str, dict[str, Any]]] = {}
+        for row in figures["rows"]:
+            lines.setdefault((row["batch"], row["prefix"], row["nodes"]), {})[row["path"]] = row
+        for place, line in lines.items():
+            cells = [f"{line[name][field]:.2f}" for name in shown]
+            table.add_row(*map(str, place), f"{line[base]['us']:.0f}", *cells)
+        pages.append(printed(table).rstrip("\n"))
+    pages += [f"{name}: not measured\n  {clean(why)}" for name, why in figures["absent"].items()]
+    return "\n".join([*pages, ""])
 
 
 def calibration_table(figures: dict[str, Any]) -> str:

@@ -87,10 +87,11 @@ def doctor(probe: str | None, as_json: bool) -> int:
 
 
 @click.command()
-@click.argument("what", default="throughput", type=click.Choice(["throughput", "calibration", "kv"]))
+@click.argument("what", default="throughput", type=click.Choice(["throughput", "calibration", "kv", "attention"]))
 @click.option("--backend", help="throughput: backend name or pkg.module:factory (default cpu-eager).")
 @click.option("--cases", type=click.IntRange(min=1), help="throughput: cases to judge (default 200).")
 @click.option("--tests", type=click.IntRange(min=1), help="calibration: black-box tests to run (default 10000).")
+@click.option("--device", type=click.Choice(["cpu", "cuda"]), help="attention: where (default cpu).")
 @click.option("--layout", metavar="NAME", help="kv: only this KV layout (default: each).")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
 @click.option("--json", "json_file", metavar="FILE|-", help="Write the figures as one JSON object.")
@@ -99,6 +100,7 @@ def bench(
     backend: str | None,
     cases: int | None,
     tests: int | None,
+    device: str | None,
     layout: str | None,
     seed: int,
     json_file: str | None,
@@ -107,15 +109,17 @@ def bench(
 
     throughput: cases per second, and wall time over time in the backend's forwards. calibration: black-box sampling
     tests of correct samplers, which must not raise an alarm; exit 1 if one does. kv: verify (one block written and
-    read, no model) and commit of each KV layout, against prefix length, page size and rows kept.
+    read, no model) and commit of each KV layout, against prefix length, page size and rows kept. attention: our split
+    of prefix and tree (and our kernel, on a GPU) beside SDPA under a dense mask, FlexAttention, and one reading of KV.
     """
-    from reports.tables import calibration_table, figures_table, kv_table
+    from reports.tables import attention_table, calibration_table, figures_table, kv_table
     from reports.writing import check, write_json
 
     for name, value, of in (
         ("backend", backend, "throughput"),
         ("cases", cases, "throughput"),
         ("tests", tests, "calibration"),
+        ("device", device, "attention"),
         ("layout", layout, "kv"),
     ):
         if value is not None and of != what:
@@ -135,6 +139,11 @@ def bench(
             check_layout(layout, ())
         figures = measure(layout, REPETITIONS)
         page = kv_table(figures)
+    elif what == "attention":
+        from specverify import attentionbench
+
+        figures = attentionbench.measure(device or "cpu")
+        page = attention_table(figures)
     else:
         from specverify.bench import throughput
 
