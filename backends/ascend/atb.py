@@ -21,6 +21,9 @@ LARGEST_HEAD = 256
 class AscendAtb:
     """Attention by `_npu_paged_attention_splitfuse`, identical on a device with NNAL and emulated.
 
+    Columns that lie in no pages, or in pages that it does not read, are copied into such; what goes to `eager` is
+    announced.
+
     Attributes:
         pages: Columns in their pages, to operands.
         columns: Columns to operands that are gathered, to be packed into pages.
@@ -62,5 +65,4 @@ class AscendAtb:
         paging = columns.paging
         if paging is not None and paging.size % 16 == 0 and paging.size * dim <= ROOM:
             return self.pages(columns)
-        columns.announce("copied: splitfuse reads pages of 16 columns or a multiple, and these lie otherwise")
         return packed(self.columns(columns), BLOCK if dim * BLOCK <= ROOM else BLOCK // 2)

@@ -109,7 +109,9 @@ class AscendFused:
     """Attention by the fused operators, identical on a device and emulated.
 
     A query of one row goes to another kernel, whose mask is ignored past 512 columns (vllm-ascend issue 15503): where
-    the row sees its whole lane there is no mask, and elsewhere the row stands twice.
+    the row sees its whole lane there is no mask, and elsewhere the row stands twice. Fused-infer attention takes no
+    float32, which goes to fusion attention; other head dimensions are filled with zeros, and other pages gathered
+    first. None of these is a fallback: a fused operator computes them. What goes to `eager` is announced.
 
     Attributes:
         pages: Columns in their pages, to operands.
@@ -134,11 +136,8 @@ class AscendFused:
             columns.announce(f"eager: {why}")
             return self.eager(query, columns, scaling)
         if query.dtype == torch.float32:
-            columns.announce("npu_fusion_attention: fused-infer attention takes no float32")
             held = self.columns(columns)
             return fusion(self.ask(query, held, self.encode(held.visible), scaling))
-        if query.shape[-1] % ALIGNED:
-            columns.announce(f"copied: head dimension {query.shape[-1]} filled to a multiple of {ALIGNED}")
         held = self._placed(columns)
         rows = query.shape[2]
         if rows > 1:
@@ -154,7 +153,6 @@ class AscendFused:
         if paging is None:
             return self.columns(columns)
         if paging.size % BLOCK or paging.size > LARGEST_BLOCK:
-            columns.announce(f"gathered: pages of {paging.size} columns, the operator takes multiples of {BLOCK}")
             return self.columns(columns)
         return self.pages(columns)
 

@@ -85,13 +85,20 @@ def over_pages(visible: Tensor, paging: Paging) -> Tensor:
 
 
 def beside(operands: Operands) -> Operands:
-    """Columns that lie in pages, gathered through the block table."""
+    """Columns that lie in pages, gathered through the block table.
+
+    Behind a shorter lane's own columns lie cells of nobody, or of others: whatever they hold, not even a weight of 0
+    may meet it.
+    """
     assert operands.table is not None
     end = max(operands.lengths)
+    lengths = torch.tensor(operands.lengths, dtype=torch.int32, device=operands.key.device)
+    behind = torch.arange(end, device=operands.key.device)[None] >= lengths[:, None]
     taken = []
     for cells in (operands.key, operands.value):
         pages = cells[operands.table.long()]  # [B, pages, size, Hkv, D]
-        taken.append(pages.flatten(1, 2)[:, :end].transpose(1, 2).contiguous())
+        held = pages.flatten(1, 2)[:, :end].masked_fill(behind[..., None, None], 0.0)
+        taken.append(held.transpose(1, 2).contiguous())
     return replace(operands, key=taken[0], value=taken[1], visible=operands.visible[..., :end], table=None)
 
 

@@ -51,6 +51,15 @@ CLASSES: dict[str, tuple[Any, Any]] = {
 """openPangu-Embedded is Llama with bias on q, k, v and o, which transformers' Llama offers as `attention_bias`."""
 
 PANGU_TYPES = ("PanguEmbedded", "pangu_embedded")
+PANGU_DEFAULTS = {
+    "max_position_embeddings": 32768,
+    "num_key_value_heads": 8,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 16e6,
+    "tie_word_embeddings": False,
+    "bias": True,
+}
+"""What a config.json of openPangu-Embedded means by fields it leaves out (its `configuration_openpangu_dense.py`)."""
 
 
 class Shelf:
@@ -225,8 +234,10 @@ def _config(model: Checkpoint) -> Any:
     content = json.loads((path / "config.json").read_text())
     if content.get("model_type") not in PANGU_TYPES:
         return AutoConfig.from_pretrained(path, trust_remote_code=False, local_files_only=True)
-    kept = {key: value for key, value in content.items() if key not in ("model_type", "auto_map", "architectures")}
-    return LlamaConfig(**kept, attention_bias=bool(kept.pop("bias", True)))
+    left_out = ("model_type", "auto_map", "architectures", "bias", "attention_bias")
+    said = {**PANGU_DEFAULTS, **content}
+    kept = {key: value for key, value in said.items() if key not in left_out}
+    return LlamaConfig(**kept, attention_bias=bool(said["bias"] or said.get("attention_bias")))
 
 
 def _checkpoint(model: Checkpoint, dtype: str) -> Any:

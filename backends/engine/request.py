@@ -65,6 +65,7 @@ class Request:
 
     def prefill(self) -> None:
         """Commit every token but the pending root; what the cache holds already is not run again."""
+        self.at = Stage.ATTENDED
         cache = self.lease.target
         missing = tuple(self.tokens[cache.length : -1])
         attend, lanes = self._seams.prefill_attend or self._seams.attend, self._seams.kv.single
