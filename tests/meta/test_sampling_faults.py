@@ -147,7 +147,14 @@ UNSEEN = {"coin-at-threshold-accepts"}
 """A coin meets its threshold once in 2^24 rounds: only enumeration sees it."""
 
 
-@pytest.mark.parametrize(("name", "draws"), [one for one in KINDS if one[0] not in UNSEEN | ALONE])
+BY_SAMPLING = [
+    pytest.param(*one, marks=[pytest.mark.slow] if one[1] == "with-replacement" else [])
+    for one in KINDS
+    if one[0] not in UNSEEN | ALONE
+]
+
+
+@pytest.mark.parametrize(("name", "draws"), BY_SAMPLING)
 def test_sampling_without_a_tape_catches_it_too(name: str, draws: str) -> None:
     backend = planted(name)
     if draws in faults.named(name).harmless:
