@@ -1,5 +1,6 @@
 """Lanes: the KV caches of the requests of one forward, as the one cache that transformers' models ask for."""
 
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -8,7 +9,7 @@ from transformers import Cache
 
 from backends.engine.attention.columns import Columns, Paging
 from backends.engine.kv.base import KvCache
-from backends.engine.kv.paged import Paged
+from backends.engine.kv.paged import Paged, Pool
 
 
 class Lanes(Cache):  # type: ignore[misc]  # transformers is untyped here
@@ -60,12 +61,19 @@ class Lanes(Cache):  # type: ignore[misc]  # transformers is untyped here
         prefix = torch.tensor([cache.length - cache.first(layer) for cache in self._caches], dtype=torch.int32)
         return Columns(key, value, visible, prefix, self._paging(layer), self.fallbacks.append)
 
-    def _paging(self, layer: int) -> Paging | None:
+    @cached_property
+    def _pages(self) -> tuple[Pool, Tensor, Tensor] | None:
+        """The pool that all caches share, their block tables and lengths, made once for all layers; None without."""
         caches = [cache for cache in self._caches if isinstance(cache, Paged)]
         if len(caches) < len(self._caches) or any(cache.pool is not caches[0].pool for cache in caches):
             return None
-        keys, values = caches[0].pool.layers[layer]
-        return Paging(keys, values, *tables(caches, keys.device))
+        return caches[0].pool, *tables(caches, caches[0].pool.layers[0][0].device)
+
+    def _paging(self, layer: int) -> Paging | None:
+        if self._pages is None:
+            return None
+        pool, table, lengths = self._pages
+        return Paging(*pool.layers[layer], table, lengths)
 
     def masks(self, layer: int, visible: list[Tensor]) -> Tensor:
         """Bool [B, 1, width, C] of what each lane's rows see, from `visible[b]`, bool [rows[b], length + open rows]."""
@@ -87,30 +95,16 @@ class Lanes(Cache):  # type: ignore[misc]  # transformers is untyped here
 class PagedLanes(Lanes):
     """Lanes of which nothing is gathered where every cache is paged in one pool: attention reads the pages.
 
-    `update` then returns this forward's rows alone, and the block tables are made once for all layers. Other caches are
-    handed over as `Lanes` does.
+    `update` then returns this forward's rows alone. Other caches are handed over as `Lanes` does.
     """
-
-    def __init__(self, caches: list[KvCache], rows: list[int], filler: float = 0.0) -> None:
-        super().__init__(caches, rows, filler)
-        paged = [cache for cache in caches if isinstance(cache, Paged)]
-        self._in_pages = len(paged) == len(caches) and all(cache.pool is paged[0].pool for cache in paged)
-        self._tables = tables(paged, paged[0].pool.layers[0][0].device) if self._in_pages else None
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any) -> tuple[Any, Any]:
         """Write this forward's rows; return them, or what `Lanes` gathers where there are no pages."""
-        if not self._in_pages:
+        if self._pages is None:
             return super().update(key_states, value_states, layer_idx)
-        for lane, (cache, rows) in enumerate(zip(self._caches, self._rows, strict=True)):
-            cache.write(layer_idx, key_states[lane, :, :rows], value_states[lane, :, :rows])
+        for lane, rows in enumerate(self._rows):
+            self._write(lane, layer_idx, key_states[lane, :, :rows], value_states[lane, :, :rows])
         return key_states, value_states
-
-    def _paging(self, layer: int) -> Paging | None:
-        if self._tables is None:
-            return None
-        first = self._caches[0]
-        assert isinstance(first, Paged)
-        return Paging(*first.pool.layers[layer], *self._tables)
 
 
 def tables(caches: list[Paged], device: torch.device) -> tuple[Tensor, Tensor]:
