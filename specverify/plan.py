@@ -63,9 +63,9 @@ class Plan:
 
 
 def default_dtypes(backend: str) -> tuple[str, ...]:
-    """DEFAULT_DTYPES, or all that `backend` declares where it lacks one of them; a stranger's are not asked for."""
+    """Those of DEFAULT_DTYPES that `backend` declares, or all that it does if it has neither; a stranger is not asked."""
     declared = {row.name: row.dtypes for row in ROWS}.get(backend, DEFAULT_DTYPES)
-    return DEFAULT_DTYPES if set(DEFAULT_DTYPES) <= set(declared) else declared
+    return tuple(one for one in DEFAULT_DTYPES if one in declared) or declared
 
 
 def default_jobs(device: str) -> int:
