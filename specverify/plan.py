@@ -63,7 +63,7 @@ class Plan:
 
 
 def default_dtypes(backend: str) -> tuple[str, ...]:
-    """Those of DEFAULT_DTYPES that `backend` declares, or all that it does if it has neither; a stranger is not asked."""
+    """Those of DEFAULT_DTYPES that `backend` declares, or all of its own if none is; a stranger is not asked."""
     declared = {row.name: row.dtypes for row in ROWS}.get(backend, DEFAULT_DTYPES)
     return tuple(one for one in DEFAULT_DTYPES if one in declared) or declared
 
