@@ -22,6 +22,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
+from backends.engine.sampling import processing as engine
 from reference import custom
 from reference.malformed import Malformed
 from reference.processing import law, logprob, margin, scores, softmax
@@ -305,3 +306,21 @@ def test_a_processor_is_tried_on_a_vocabulary_of_the_callers(module: Callable[[s
     custom.admit(name, vocab=501)
     with pytest.raises(Malformed, match=r"raised IndexError: .*, on 3 logits$"):
         custom.applied(name, (0,), np.zeros(3))
+
+
+def test_half_precision_logits_are_widened_before_penalties() -> None:
+    """In bfloat16 a penalty would round two different logits to one, and greedy decoding would take the other token."""
+    logits = torch.tensor([[[0.5, 0.50390625, -1.0]]], dtype=torch.bfloat16)
+    past = engine.History(
+        seen=torch.tensor([[[True, True, False]]]),
+        counts=torch.tensor([[[1, 1, 0]]]),
+        tail=torch.full((1, 1, 1), -1),
+        emitted=torch.zeros(1, 1, dtype=torch.long),
+        sequence=lambda request, node: (0, 1),
+    )
+    sampling = Sampling(presence_penalty=-2.0)
+    wide = engine.scores(logits, sampling, NEVER, past)
+    assert wide.dtype == torch.float32
+    np.testing.assert_array_equal(wide[0, 0].numpy(), [2.5, 2.50390625, -1.0])
+    assert (wide.argmax(), wide.bfloat16().argmax()) == (1, 0)
+    assert engine.scores(logits.double(), sampling, NEVER, past).dtype == torch.float64

@@ -61,8 +61,17 @@ def history(trees: Forest, prompt: tuple[int, ...], output: tuple[int, ...], sam
     return History(seen, counts, tail, len(output) + trees.depth, sequence)
 
 
+def widened(logits: Tensor) -> Tensor:
+    """The logits in float32, or in float64 if they are."""
+    return logits if logits.dtype == torch.float64 else logits.float()
+
+
 def scores(logits: Tensor, sampling: Sampling, stops: Stops, past: History) -> Tensor:
-    """Logits [B, N, V] after penalties, bad words, min_tokens and custom processors."""
+    """Logits [B, N, V] after penalties, bad words, min_tokens and custom processors; float32 for those of 16 bits.
+
+    A penalty that is rounded to 16 bits again makes ties, and other arg-maxes, of logits that differ.
+    """
+    logits = widened(logits)
     if sampling.repetition_penalty != 1.0:
         penalty = sampling.repetition_penalty
         logits = torch.where(past.seen, torch.where(logits < 0, logits * penalty, logits / penalty), logits)
@@ -105,7 +114,7 @@ def law(logits: Tensor, sampling: Sampling, stops: Stops, past: History | None) 
     Order: scores, temperature, top-k (equals of the k-th stay), top-p (the mass before a token must be below it; equal
     ones by id), min-p. Half-precision logits are widened first: a nucleus cut in bfloat16 is another nucleus.
     """
-    logits = logits if logits.dtype == torch.float64 else logits.float()
+    logits = widened(logits)
     if past is not None:
         logits = scores(logits, sampling, stops, past)
     return truncated(logits / sampling.temperature, sampling)
