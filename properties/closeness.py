@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from properties.bounds import INNER, LOGITS, PAIR
 from properties.invariant import Oracle, Unobserved
 from properties.subject import NoTrace, Subject
 from reference.case import Case
@@ -18,15 +19,6 @@ UNIT = {"float64": 2.0**-53, "float32": 2.0**-24, "bfloat16": 2.0**-8, "float16"
 
 EXACT = 1e-9
 """What float64 runs must keep to, relative to the larger of 1 and the rms of the quantity."""
-
-LOGITS_K = {"float32": 6.0, "bfloat16": 4.5, "float16": 4.5}
-"""Rule N: sigmas a node's logits may lie from the oracle's (statistics-and-numerics, C.3)."""
-
-PAIR_K = {"float32": 6.0, "bfloat16": 6.0, "float16": 6.0}
-"""Sigmas that two runs of one backend may lie apart in a metamorphic comparison (part D)."""
-
-INNER_K = {"float32": 30.0, "bfloat16": 12.0, "float16": 12.0}
-"""Sigmas for attention outputs and KV rows: short vectors, so their rms scatters more than that of a vocabulary row."""
 
 PRIOR = {"float64": (5.0, 9.0), "float32": (5.0, 9.0), "bfloat16": (1.65, 1.65), "float16": (1.65, 1.65)}
 """A-priori control error in units of sqrt(layers) * unit roundoff * rms (C.2): lower and upper end."""
@@ -70,13 +62,13 @@ class Noise:
         """The rms distance that a row of logits may have; `pair` for two runs of the backend."""
         if self.dtype == "float64":
             return EXACT * max(1.0, self.scale)
-        return (PAIR_K if pair else LOGITS_K)[self.dtype] * self.logits
+        return (PAIR if pair else LOGITS)[self.dtype].sigmas * self.logits
 
     def of_inner(self, kind: str, layer: int) -> float:
         """The rms distance that a row of `attended`, `keys` or `values` of `layer` may have."""
         if self.dtype == "float64":
             return EXACT * max(1.0, self.inner_scale[("attended", "keys", "values").index(kind)])
-        return float(INNER_K[self.dtype] * getattr(self, kind)[layer])
+        return float(INNER[self.dtype].sigmas * getattr(self, kind)[layer])
 
 
 def rms(array: Array) -> Array:

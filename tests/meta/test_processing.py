@@ -322,5 +322,5 @@ def test_half_precision_logits_are_widened_before_penalties() -> None:
     wide = engine.scores(logits, sampling, NEVER, past)
     assert wide.dtype == torch.float32
     np.testing.assert_array_equal(wide[0, 0].numpy(), [2.5, 2.50390625, -1.0])
-    assert (wide.argmax(), wide.bfloat16().argmax()) == (1, 0)
+    assert (int(wide.argmax()), int(wide.bfloat16().argmax())) == (1, 0)
     assert engine.scores(logits.double(), sampling, NEVER, past).dtype == torch.float64
