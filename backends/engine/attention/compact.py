@@ -65,7 +65,7 @@ class Compact:
 
 
 _packed: MutableMapping[Tensor, tuple[list[int], Tensor | None, Compact]] = WeakIdKeyDictionary()
-_sound: MutableMapping[Tensor, bool] = WeakIdKeyDictionary()
+_sound: MutableMapping[Tensor, tuple[Tensor, int, int, int]] = WeakIdKeyDictionary()
 
 
 def compact(query: Tensor, columns: Columns) -> Compact:
@@ -158,9 +158,13 @@ def check(query: Tensor, columns: Columns) -> None:
     if columns.paging is None:
         if key.shape[0] != lanes or key.shape[2] != visible.shape[-1]:
             raise ValueError(f"keys are {list(key.shape)}, the mask has {lanes} lanes of {visible.shape[-1]} columns")
-    elif columns.paging.table not in _sound:
-        _check_table(columns.paging, lanes)
-        _sound[columns.paging.table] = True
+    else:
+        paging = columns.paging
+        facts = paging.lengths, key.shape[0], paging.size, lanes
+        known = _sound.get(paging.table)
+        if known is None or known[0] is not facts[0] or known[1:] != facts[1:]:
+            _check_table(paging, lanes)
+            _sound[paging.table] = facts
 
 
 def _check_table(paging: Paging, lanes: int) -> None:

@@ -34,8 +34,9 @@ def _columns(columns: Columns, lane: int, begin: int, end: int) -> Keys:
         return columns.key[lane, :, begin:end], columns.value[lane, :, begin:end]
     place = torch.arange(begin, end, device=paging.table.device)
     slot = paging.table[lane].index_select(0, place // paging.size) * paging.size + place % paging.size
+    # Dense by head, as gathered columns are: the bits of a product depend on strides.
     keys, values = (
-        cells.flatten(0, 1).index_select(0, slot).transpose(0, 1) for cells in (paging.key_cells, paging.value_cells)
+        cells.flatten(0, 1).transpose(0, 1).index_select(1, slot) for cells in (paging.key_cells, paging.value_cells)
     )
     return keys, values
 
