@@ -49,6 +49,18 @@ def bonus_one_row_late(seams: Seams) -> Seams:
     return replace(seams, walk=walk)
 
 
+def bonus_discarded(seams: Seams) -> Seams:
+    """Where the walk ends at a leaf, nothing is drawn after it: the last accepted token ends the block."""
+
+    def walk(tensors: TreeTensors, logits: Tensor) -> tuple[list[int], int]:
+        path, bonus = seams.walk(tensors, logits)
+        if len(path) > 1 and not int(tensors.next_token[path[-1]]):
+            return path[:-1], int(tensors.token[path[-1]])
+        return path, bonus
+
+    return replace(seams, walk=walk)
+
+
 FAULTS = (
     Fault(
         "first-draft-token-unverified",
@@ -76,5 +88,14 @@ FAULTS = (
         "catalogue BZ-129: rejection handled one iteration late",
         "a rejected child",
         bonus_one_row_late,
+    ),
+    Fault(
+        "bonus-discarded-after-full-acceptance",
+        "BZ-140",
+        Stage.ACCEPTED,
+        "After full acceptance there is no bonus token.",
+        "catalogue BZ-140: bonus token discarded after full acceptance",
+        "a path accepted to its leaf",
+        bonus_discarded,
     ),
 )

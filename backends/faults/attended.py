@@ -59,6 +59,25 @@ def denominator_counts_padding(seams: Seams) -> Seams:
     return replace(seams, attend=attend)
 
 
+def mask_kept(seams: Seams) -> Seams:
+    """The mask of a tree stays in the wrapper, and the next block of as many rows over a longer prefix gets it."""
+    held: list[Tensor] = []
+
+    def attend(query: Tensor, columns: Columns, scaling: float) -> Tensor:
+        rows = columns.visible.shape[2]
+        block = columns.visible[..., -rows:]
+        causal = torch.ones(rows, rows, dtype=torch.bool, device=query.device).tril()
+        if rows > 1 and len(columns.visible) == 1:
+            if not bool((block == causal).all()):
+                held[:] = [block]
+            elif held and held[0].shape == block.shape:
+                kept = torch.cat([columns.visible[..., :-rows], held[0]], -1)
+                return seams.attend(query, replace(columns, visible=kept), scaling)
+        return seams.attend(query, columns, scaling)
+
+    return replace(seams, attend=attend)
+
+
 FAULTS = (
     Fault(
         "tiles-below-diagonal-unmasked",
@@ -86,5 +105,14 @@ FAULTS = (
         "catalogue BZ-097: non-causal decode keeps padding lanes",
         "a key length that does not fill its tile",
         denominator_counts_padding,
+    ),
+    Fault(
+        "mask-of-last-tree-kept",
+        "BZ-090",
+        Stage.ATTENDED,
+        "The mask of the last tree stays, and a later causal block of as many rows is attended to under it.",
+        "catalogue BZ-090: custom mask kept after the wrapper is re-planned as causal",
+        "a branching tree, then a chain of as many rows",
+        mask_kept,
     ),
 )

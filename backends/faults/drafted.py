@@ -5,6 +5,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from backends.engine.attention.columns import Columns
 from backends.engine.seams import Seams
 from backends.faults.fault import Fault
 from reference.trace import Stage
@@ -47,6 +48,21 @@ def map_skipped(seams: Seams) -> Seams:
     return replace(seams, name_children=name_children)
 
 
+def lengths_of_last_level(seams: Seams) -> Seams:
+    """A draft forward attends as far as the lengths of the level before it reach: not to the level it hangs from."""
+
+    def draft_attend(query: Tensor, columns: Columns, scaling: float) -> Tensor:
+        rows, width = columns.visible.shape[-2:]
+        begin = int(columns.prefix[0])
+        if begin + rows == width:
+            return seams.draft_attend(query, columns, scaling)
+        visible = columns.visible.clone()
+        visible[..., begin : width - rows] = False
+        return seams.draft_attend(query, replace(columns, visible=visible), scaling)
+
+    return replace(seams, draft_attend=draft_attend)
+
+
 FAULTS = (
     Fault(
         "draft-positions-early",
@@ -74,5 +90,14 @@ FAULTS = (
         "catalogue BZ-051: draft head with a reduced vocabulary treated as full",
         "a draft with a reduced vocabulary",
         map_skipped,
+    ),
+    Fault(
+        "draft-lengths-of-last-level",
+        "BZ-033",
+        Stage.DRAFTED,
+        "Levels of the draft after the first attend with the lengths of the level before, and miss their parents.",
+        "catalogue BZ-033: draft multi-step uses wrong paged_kv_indices",
+        "a draft model with a tree of height three",
+        lengths_of_last_level,
     ),
 )

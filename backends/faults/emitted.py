@@ -2,6 +2,9 @@
 
 from dataclasses import replace
 
+import torch
+from torch import Tensor
+
 from backends.engine.seams import Seams
 from backends.engine.stops import Limits, Written
 from backends.faults.fault import Fault
@@ -42,6 +45,26 @@ def placeholder_zeros(seams: Seams) -> Seams:
     return replace(seams, clip=clip)
 
 
+def certain_everywhere(seams: Seams) -> Seams:
+    """Whoever speculates reports log-probability 0 for every token: the path taken does not fill them."""
+
+    def logprobs(logits: Tensor) -> Tensor:
+        told = seams.logprobs(logits)
+        return torch.zeros_like(told) if len(logits) > 1 else told
+
+    return replace(seams, logprobs=logprobs)
+
+
+def one_buffer(seams: Seams) -> Seams:
+    """The log-probabilities of a block are views of one buffer, which its last row overwrites."""
+
+    def logprobs(logits: Tensor) -> Tensor:
+        told = seams.logprobs(logits)
+        return told[-1:].expand_as(told)
+
+    return replace(seams, logprobs=logprobs)
+
+
 FAULTS = (
     Fault(
         "stop-inside-block-ignored",
@@ -69,5 +92,23 @@ FAULTS = (
         "catalogue BZ-027: rejected placeholder slots emitted as token 0",
         "a step that accepts nothing",
         placeholder_zeros,
+    ),
+    Fault(
+        "speculated-tokens-reported-certain",
+        "BZ-124",
+        Stage.EMITTED,
+        "Every token that was speculated is reported with log-probability 0.",
+        "catalogue BZ-124: every token reports logprob 0 when speculating",
+        "a tree",
+        certain_everywhere,
+    ),
+    Fault(
+        "log-probabilities-in-one-buffer",
+        "BZ-168",
+        Stage.EMITTED,
+        "Log-probabilities of one block are views of one buffer: all come out as those of its last row.",
+        "catalogue BZ-168: returned probs of one speculative batch overwrite one another",
+        "a block of two tokens, or a node after the one that emits",
+        one_buffer,
     ),
 )
