@@ -258,6 +258,19 @@ def test_what_is_refused_names_the_stage() -> None:
     assert caught.value.stage.name == "ATTENDED"
 
 
+@pytest.mark.parametrize("page", [0, 3])
+def test_what_is_written_in_place_is_packed_anew(page: int) -> None:
+    """Recorded forwards refill the same tensors: what was packed for the step before must not be found again."""
+    one, other = scene(((7, 5),), page=page, seed=1), scene(((7, 5),), page=page, seed=2)
+    assert one.error(SPLIT(one.query, one.columns, one.scaling)) <= 1
+    one.columns.visible.copy_(other.columns.visible)
+    assert one.error(SPLIT(one.query, one.columns, one.scaling)) <= 1
+    if one.columns.paging is not None:
+        one.columns.paging.table.fill_(10_000)
+        with pytest.raises(ValueError, match="page 10000 is outside the pool"):
+            SPLIT(one.query, one.columns, one.scaling)
+
+
 def test_standing_aside_reads_pages_too() -> None:
     made = scene(((7, 5), (0, 9)), page=3)
     assert made.error(dense(made)) <= 1

@@ -64,8 +64,11 @@ class Compact:
         return at >= self.first[lane, :, None]
 
 
-_packed: MutableMapping[Tensor, tuple[list[int], Tensor | None, Compact]] = WeakIdKeyDictionary()
-_sound: MutableMapping[Tensor, tuple[Tensor, int, int, int]] = WeakIdKeyDictionary()
+_packed: MutableMapping[Tensor, tuple[tuple[int, int], list[int], Tensor | None, Compact]] = WeakIdKeyDictionary()
+"""What was packed, by mask: the versions of mask and lengths, which every write in place changes, and both."""
+
+_sound: MutableMapping[Tensor, tuple[Tensor, tuple[int, int], tuple[int, ...]]] = WeakIdKeyDictionary()
+"""Block tables that were looked through: lengths, versions of both, and the shape of the pool."""
 
 
 def compact(query: Tensor, columns: Columns) -> Compact:
@@ -78,10 +81,11 @@ def compact(query: Tensor, columns: Columns) -> Compact:
     ends = None if columns.paging is None else columns.paging.lengths
     prefix = columns.prefix.tolist()
     known = _packed.get(columns.visible)
-    if known is None or known[0] != prefix or known[1] is not ends:
-        known = prefix, ends, pack(columns.visible, columns.prefix, ends)
+    version = columns.visible._version, 0 if ends is None else ends._version
+    if known is None or known[:2] != (version, prefix) or known[2] is not ends:
+        known = version, prefix, ends, pack(columns.visible, columns.prefix, ends)
         _packed[columns.visible] = known
-    return known[2]
+    return known[3]
 
 
 def pack(visible: Tensor, prefix: Tensor, ends: Tensor | None = None) -> Compact:
@@ -160,7 +164,8 @@ def check(query: Tensor, columns: Columns) -> None:
             raise ValueError(f"keys are {list(key.shape)}, the mask has {lanes} lanes of {visible.shape[-1]} columns")
     else:
         paging = columns.paging
-        facts = paging.lengths, key.shape[0], paging.size, lanes
+        written = paging.table._version, paging.lengths._version
+        facts = paging.lengths, written, (*paging.key_cells.shape[:2], lanes)
         known = _sound.get(paging.table)
         if known is None or known[0] is not facts[0] or known[1:] != facts[1:]:
             _check_table(paging, lanes)
