@@ -100,6 +100,15 @@ def _same(name: str, case: Case, number: int, seen: Drafted, true: Drafted) -> I
         return
     by_depth = sorted(range(len(true.tree)), key=lambda node: true.tree.depth[node])
     for node in by_depth:
+        # The token first: a node that carries another one, by a tie, scores its children otherwise.
+        if seen.tree.token[node] != true.tree.token[node]:
+            gap = _gap(case, true, seen, node)
+            if gap is None or gap > TIE_SIGMA:
+                wanted, got = true.tree.token[node], seen.tree.token[node]
+                yield Finding(name, Stage.DRAFTED, number, {"node": node, "side": "token"}, wanted, got, gap)
+            else:
+                yield Tie(name, node, gap)
+            return
         if seen.logits is not None and true.logits is not None and not np.isnan(true.logits[node]).all():
             sigma = draft_sigma(case, true.logits)
             # Not a number where the oracle has one is as far off as can be.
@@ -109,14 +118,6 @@ def _same(name: str, case: Case, number: int, seen: Drafted, true: Drafted) -> I
                     name, Stage.DRAFTED, number, {"node": node, "side": "logits"}, "the draft's own", "other", away
                 )
                 return
-        if seen.tree.token[node] != true.tree.token[node]:
-            gap = _gap(case, true, seen, node)
-            if gap is None or gap > TIE_SIGMA:
-                wanted, got = true.tree.token[node], seen.tree.token[node]
-                yield Finding(name, Stage.DRAFTED, number, {"node": node, "side": "token"}, wanted, got, gap)
-            else:
-                yield Tie(name, node, gap)
-            return
 
 
 def draft_sigma(case: Case, logits: Array) -> float:
