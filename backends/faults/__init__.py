@@ -4,6 +4,9 @@ from backends.base import Backend, Unsupported
 from backends.engine.seams import Seams
 from backends.faults import (
     accepted,
+    ascend,
+    ascend_atb,
+    ascend_masks,
     attended,
     batched,
     chunked,
@@ -33,6 +36,9 @@ ALL: tuple[Fault, ...] = (
     *chunked.FAULTS,
     *lowered.FAULTS,
     *attended.FAULTS,
+    *ascend.FAULTS,
+    *ascend_masks.FAULTS,
+    *ascend_atb.FAULTS,
     *packed.FAULTS,
     *parted.FAULTS,
     *merged.FAULTS,
