@@ -1,12 +1,14 @@
 """Ascend's backends: what they hand to the operators is the attention that was meant, in every layout and mode."""
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor
 
+from backends import faults
 from backends.ascend.atb import AscendAtb
 from backends.ascend.device import missing
 from backends.ascend.eager import ascend_eager
@@ -14,7 +16,7 @@ from backends.ascend.emulation import install
 from backends.ascend.encodings import require_pages, require_sight, require_slots
 from backends.ascend.fused import AscendFused
 from backends.ascend_backends import emulate_fused
-from backends.base import Declaration, Unavailable, WrongFlag
+from backends.base import Declaration, Unavailable, Unsupported, WrongFlag
 from backends.engine.attention.columns import Attend, Columns, Paging
 from backends.engine.attention.eager import eager
 from backends.engine.composition import SEAMS
@@ -33,10 +35,21 @@ BOUND = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 """Against attention in float64 on normal inputs; outputs up to 4 are rounded to 8 or 11 bits."""
 
 
-def columns(kind: str, dtype: torch.dtype, rows: int, dim: int, told: list[str]) -> tuple[Tensor, Columns, Tensor]:
-    """Query, columns and what is meant, in float64, for two lanes of unequal prefix, the second with a padding row."""
+def columns(
+    kind: str,
+    dtype: torch.dtype,
+    rows: int,
+    dim: int,
+    told: list[str],
+    prefixes: tuple[int, int] = (150, 37),
+    garbage: Callable[[Tensor], Tensor] | None = None,
+) -> tuple[Tensor, Columns, Tensor]:
+    """Query, columns and what is meant, in float64, for two lanes of unequal prefix, the second with a padding row.
+
+    `garbage` says of bool [2, 1, T, C], what is visible, which columns [2, C] are overwritten with 300.
+    """
     torch.manual_seed(rows * dim)
-    prefixes, heads, kv_heads = (150, 37), 4, 2
+    heads, kv_heads = 4, 2
     own = (rows, max(1, rows - 1))
     width = max(prefix + rows for prefix in prefixes)
     query = torch.randn(2, heads, rows, dim).to(dtype)
@@ -49,6 +62,9 @@ def columns(kind: str, dtype: torch.dtype, rows: int, dim: int, told: list[str])
             visible[lane, 0, row, prefix + row] = True
             if 0 < row < own[lane]:
                 visible[lane, 0, row, prefix + (row - 1) // 2] = True
+    if garbage is not None:
+        for one in (key, value):
+            one.masked_fill_(garbage(visible)[:, None, :, None], 300.0)
     wide = key.double().repeat_interleave(2, 1)
     scores = (query.double() @ wide.transpose(-1, -2) * 0.3).masked_fill(~visible, float("-inf"))
     wanted = torch.softmax(scores, -1) @ value.double().repeat_interleave(2, 1)
@@ -85,6 +101,53 @@ def test_what_is_asked_for_is_what_was_meant(attend: Attend, dtype: torch.dtype)
                 assert float((out - wanted).abs().max()) < BOUND[dtype], (kind, rows, dim)
                 falls = dtype == torch.float32 and isinstance(attend, AscendAtb)
                 assert bool(told) == falls, told
+
+
+LEAKS = (
+    ("ascend-sparse-mode-3", "gathered", 7),
+    ("ascend-mask-row-offset", "paged128", 7),
+    ("ascend-mask-without-prefix", "gathered", 7),
+    ("ascend-one-row-mask-ignored", "gathered window", 1),
+    ("ascend-mask-with-head-axis", "gathered", 7),
+    ("ascend-table-of-next-request", "paged128", 7),
+)
+"""Faults of calls by which a row sees what is hidden from it, the layout that each needs, and rows."""
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_leaks_are_seen_at_prefix_2048_bit_by_bit(dtype: torch.dtype) -> None:
+    """Overwriting what is hidden from a row of a lane moves no bit of that row; with a fault it does."""
+    right = emulate_fused().seams
+
+    def changed(attend: Attend, kind: str, rows: int, lane: int) -> bool:
+        row = min(5, rows - 1)
+
+        def hidden(visible: Tensor) -> Tensor:
+            spoilt = torch.zeros_like(visible[:, 0, 0])
+            spoilt[lane] = ~visible[lane, 0, row]
+            if "paged" in kind:
+                spoilt[1 - lane] = True
+            return spoilt
+
+        outputs = []
+        for garbage in (None, hidden):
+            query, held, _ = columns(kind, dtype, rows, 16, [], (2048, 2040), garbage)
+            outputs.append(attend(query, held, 0.3)[lane, :, row])
+        return not torch.equal(*outputs)
+
+    for name, kind, rows in LEAKS:
+        faulty = faults.named(name).plant(right).attend
+        assert not any(changed(right.attend, kind, rows, lane) for lane in (0, 1)), name
+        assert any(changed(faulty, kind, rows, lane) for lane in (0, 1)), name
+
+
+def test_a_fault_of_a_call_is_planted_where_the_call_is() -> None:
+    ours = [fault for fault in faults.ALL if fault.name.startswith("ascend-")]
+    assert len(ours) == 20
+    for fault in ours:
+        assert fault.plant(open_backend(fault.on).seams) is not None  # type: ignore[attr-defined]
+        with pytest.raises(Unsupported, match=r"a fault of calls to .*: plant it in ascend-fused"):
+            fault.plant(SEAMS)
 
 
 def test_heads_that_no_operator_takes_go_to_eager_and_say_so() -> None:
