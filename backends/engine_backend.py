@@ -37,6 +37,7 @@ class EngineBackend:
         layouts: tuple[str, ...] = tuple(KINDS),
         emulated: bool = False,
         recorder: Recorder | None = None,
+        rarely: int = 1,
     ) -> None:
         self.declaration = Declaration(
             name=name,
@@ -53,6 +54,7 @@ class EngineBackend:
             processes=True,
             stops=("max_new_tokens", "eos", "stop_tokens", "stop_strings", "max_length"),
             emulated=emulated,
+            rarely=rarely,
         )
         self.seams = seams
         self.mode = mode_of()

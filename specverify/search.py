@@ -111,7 +111,7 @@ class Search:
             if case.id in self._seen:
                 return
             self._seen.add(case.id)
-            verdict = judge(case, taking_turns(case, self.invariants), self.oracle, self.subject)
+            verdict = judge(case, taking_turns(case, self.invariants, self.subject.rarely), self.oracle, self.subject)
             self.emit(verdict)
             if not verdict.findings:
                 if len(self._seen) == self.plan.cases:

@@ -9,6 +9,8 @@ import pytest
 from hypothesis import HealthCheck, find, given, seed, settings
 
 from properties.exploring import exploring
+from properties.invariant import taking_turns
+from properties.invariants import ALL
 from properties.strategies import cases
 from properties.strategies.models import GALLERY, SEEDS
 from reference.architecture import FAMILIES, ROPE_KINDS, Architecture, Seeded
@@ -327,3 +329,13 @@ def test_shrinks_to_something_small(predicate: Callable[[Case], bool], nodes: in
     assert len(least.prompt) <= prompt
     assert least.layout == KvLayout()
     assert least.stops == Stops(1)
+
+
+def test_a_slow_backend_is_asked_for_variants_more_rarely_and_for_the_rest_always() -> None:
+    cases_met = drawn()[:200]
+    often, seldom = ([taking_turns(case, ALL, rarely) for case in cases_met] for rarely in (1, 4))
+    always = {one.name for one in ALL if one.every == 1}
+    for one, other in zip(often, seldom, strict=True):
+        assert always <= {invariant.name for invariant in other} <= {invariant.name for invariant in one}
+    turns = [sum(invariant.every > 1 for one in asked for invariant in one) for asked in (often, seldom)]
+    assert 0 < 3 * turns[1] < turns[0] < 6 * turns[1]
