@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from backends.registry import ROWS
 from reference.sampling import Sampling
 
-DEFAULT_CASES = 520
+DEFAULT_CASES = 500
 DEFAULT_DTYPES = ("float32", "float64")
 
 SHRINK_S = 20.0
