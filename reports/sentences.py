@@ -21,6 +21,7 @@ PLAIN: dict[str, str] = {
         "Changing only what {node} may not see changed its result: something leaks into it from outside its path."
     ),
     "attention.order-equivariant": "The same tree with its rows in another order gave {node} another result{by}.",
+    "attention.tree-equals-chain": "Decoding {node} alone, after the tokens of its path, gave another result{by}.",
     "attention.subtree-removal": "Taking away nodes that {node} cannot see changed its result{by}.",
     "attention.padding-inert": (
         "Padding the tree with empty rows changed {node}{by}: padding must read and write nothing."

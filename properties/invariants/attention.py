@@ -12,8 +12,12 @@ from properties.subject import Subject
 from properties.variants import dice, first, focus, pruned, shuffled, tree_of
 from reference.case import Case
 from reference.trace import Array, Stage, Step
+from reference.tree import Tree
 
 NEEDS = needing(Stage.DRAFTED, Stage.SCORED)
+
+CHAIN_NODES = 3
+"""Last nodes of a path that are decoded alone."""
 
 
 def context_exact(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
@@ -100,6 +104,26 @@ def prefix_split(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]
     yield from _same_step("attention.prefix-split", case, oracle, subject, whole, parts, f"prefill by {width}")
 
 
+def tree_equals_chain(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
+    """Rule D: decode nodes of one path alone, each after the tokens before it: they keep their numbers.
+
+    Tree and chain differ by at most a pair's noise (statistics-and-numerics, C.3); what lies between half of that and
+    all of it in 16 bits is suspect there, and left to rule N and to what is compared bit by bit.
+    """
+    one = focus(case, subject)
+    tree = tree_of(one)
+    if len(tree) < 2:
+        raise NotApplicable("the bare root is decoded alone already")
+    error = noise(case, oracle, subject)
+    step = first(one, subject)
+    for node in tree.path(int(dice(one, "chain").integers(1, len(tree))))[-CHAIN_NODES:]:
+        before = tuple(tree.token[up] for up in tree.path(node)[:-1])
+        alone = one.rebased((*one.prefix, *before), Tree((0,), (tree.token[node],)))
+        yield from compared(
+            "attention.tree-equals-chain", step, first(alone, subject), [node], [0], error, "decoded alone"
+        )
+
+
 def _same_step(
     name: str, case: Case, oracle: Oracle, subject: Subject, one: Case, other: Case, variant: str
 ) -> Iterator[Finding]:
@@ -147,6 +171,13 @@ INVARIANTS = (
         "How the prefix is cut for prefill changes neither numbers nor committed KV.",
         NEEDS,
         prefix_split,
+        every=TURNS,
+    ),
+    Invariant(
+        "attention.tree-equals-chain",
+        "Decoding a node alone, after the tokens of its path, gives the same numbers.",
+        NEEDS,
+        tree_equals_chain,
         every=TURNS,
     ),
 )

@@ -166,6 +166,8 @@ EVERYTHING: list[tuple[str, str | Corruption]] = [
     ("attention.no-leakage", "tree-masked-as-chain"),
     ("attention.order-equivariant", "tiles-below-diagonal-unmasked"),
     ("attention.order-equivariant", "logit-rows-shifted"),
+    ("attention.tree-equals-chain", "tiles-below-diagonal-unmasked"),
+    ("attention.tree-equals-chain", "logit-rows-shifted"),
     ("attention.subtree-removal", "tiles-below-diagonal-unmasked"),
     ("attention.subtree-removal", "logit-rows-shifted"),
     ("attention.padding-inert", "padding-lanes-in-denominator"),
