@@ -39,7 +39,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.parametrize("device", ["cuda", "npu"])
+@pytest.mark.parametrize("device", [pytest.param("cuda", marks=pytest.mark.slow), "npu"])
 def test_absent_device_is_not_green(device: str) -> None:
     why = missing(device)
     if why is None:

@@ -143,7 +143,7 @@ LISTS: dict[str, set[str]] = {
     "backends": {"name", "device", "emulated", "sentence", "unavailable"},
     "invariants": {"name", "sentence", "needs"},
     "layouts": {"name", "sentence", "backends"},
-    "faults": {"name", "id", "stage", "sentence", "source", "trigger"},
+    "faults": {"name", "id", "stage", "sentence", "source", "trigger", "on"},
     "models": {"name", "sentence"},
 }
 
