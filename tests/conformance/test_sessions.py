@@ -40,9 +40,10 @@ def driven(backend: BackendUnderTest) -> BackendUnderTest:
 def test_no_request_notices_its_company(driven: BackendUnderTest, kind: str, tmp_path: Path) -> None:
     if kind not in driven.declaration.layouts:
         pytest.skip(f"{driven.name} declares no KV layout {kind}")
-    played = Played()
+    played, dtype = Played(), driven.declaration.dtypes[0]
     for number in range(2):
-        refuse(play(driven.subject, Oracle(), played, kind, sessions=3, actions=12, number=number), tmp_path)
+        found = play(driven.subject, Oracle(), played, kind, dtype, sessions=3, actions=12, number=number)
+        refuse(found, tmp_path)
     assert played.judged == played.sessions > 0
     assert played.compared > 0
     assert played.interruptions.total() > 0
@@ -59,7 +60,8 @@ def test_twenty_thousand_steps_and_a_thousand_interruptions(
     while played.steps < STEPS or played.undisturbed < INTERRUPTIONS:
         kind = (*kinds, *PAGED)[number % (len(kinds) + len(PAGED))]
         kind = kind if kind in kinds else kinds[0]
-        refuse(play(driven.subject, oracle, played, kind, sessions=ROUND, number=number, judged=8), tmp_path)
+        dtype = driven.declaration.dtypes[0]
+        refuse(play(driven.subject, oracle, played, kind, dtype, ROUND, number=number, judged=8), tmp_path)
         number += 1
         while len(memory) < played.steps // 1000:
             memory.append(resident())
