@@ -34,7 +34,7 @@ def test_invariant_holds(backend: BackendUnderTest, name: str) -> None:
     assert "checked" in outcomes, f"{name} was never judged: {sorted(outcomes)}"
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float16", marks=pytest.mark.slow)])
 def test_16_bit_runs_show_no_gross_error_and_no_leak(backend: BackendUnderTest, dtype: str) -> None:
     if dtype not in backend.declaration.dtypes:
         pytest.skip(f"{backend.name} declares no {dtype}")
