@@ -215,6 +215,7 @@ def test_a_fault_is_found_and_its_replay_names_the_processor(run: Run) -> None:
     assert re.search(f"{name}: not admitted", complaint(run(*words[1:-2])))
 
 
+@pytest.mark.slow
 def test_real_workers_admit_it_too(run: Run) -> None:
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{Path.cwd()}"}
     words = ["diff", "--cases", "12", "--jobs", "2", "--invariant", PER_NODE, "--processor", "processors_own:shy"]
