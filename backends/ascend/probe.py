@@ -16,6 +16,9 @@ from backends.ascend.rules import RULES, as_the_kernel_does
 ON_THE_HOST = ("context_lens", "seq_len")
 """Tensors that ATB reads on the host."""
 
+COMPLAINTS = (RuntimeError, ValueError, TypeError)
+"""How torch and torch_npu refuse a call: the host's checks, and arguments that the schema does not know."""
+
 
 @dataclass(frozen=True)
 class Probed:
@@ -66,17 +69,30 @@ def probe(ground: Ground) -> list[Probed]:
                 if example.foreign and not ground.emulated:
                     found.append(Probed(rule.id, name, rule.verdict, "not run", "touches memory of others"))
                     continue
+                absent = _absent(ground, name)
+                if absent is not None:
+                    found.append(Probed(rule.id, name, rule.verdict, "not run", absent))
+                    continue
                 kept, broken = (_said(ground, name, make()) for make in (example.right, example.wrong))
                 found.append(Probed(rule.id, name, rule.verdict, *_judged(rule.verdict, kept, broken)))
         found += [_numbers(ground, name) for name in ("npu_fused_infer_attention_score", "npu_fusion_attention")]
     return found
 
 
+def _absent(ground: Ground, name: str) -> str | None:
+    """Why this machine has no such operator, in one line: an absent one holds no rule and breaks none."""
+    try:
+        operator_of(ground.namespaces, name)
+    except (AttributeError, OSError) as why:  # not in this torch_npu; or its library, such as NNAL's, is not installed
+        return f"no such operator here: {' '.join(str(why).split())[:120]}"
+    return None
+
+
 def _said(ground: Ground, name: str, given: Arguments) -> str | None:
-    """What the operator complains of, in one line; None where it runs."""
+    """What the operator complains of, in one line; None where it runs. Any other exception is a defect of ours."""
     try:
         _run(ground, name, given)
-    except (RuntimeError, ValueError, TypeError, NotImplementedError, AttributeError, OSError) as why:
+    except COMPLAINTS as why:
         return " ".join(str(why).split())[:160] or type(why).__name__
     return None
 
@@ -113,9 +129,12 @@ def _numbers(ground: Ground, name: str) -> Probed:
     heads = {"head_num": 2} if name == "npu_fusion_attention" else {"num_heads": 2}
     given = {"query": query, "key": key, "value": value, "scale": dim**-0.5, "input_layout": "BNSD", **heads}
     mask = boolean(visible[None, None])
+    absent = _absent(ground, name)
+    if absent is not None:
+        return Probed("numbers", name, "right", "not run", absent)
     try:
         out = _run(ground, name, {**given, "atten_mask": mask})[0]
-    except (RuntimeError, ValueError, TypeError, NotImplementedError, AttributeError, OSError) as why:
+    except COMPLAINTS as why:
         return Probed("numbers", name, "right", "struck", " ".join(str(why).split())[:160])
     scores = (query.double() @ key.double().transpose(-1, -2) * dim**-0.5).masked_fill(~visible, float("-inf"))
     error = float((out.cpu().double() - torch.softmax(scores, -1) @ value.double()).abs().max())

@@ -10,7 +10,7 @@ import torch
 from backends.ascend import device
 from backends.ascend.emulation import install
 from backends.ascend.examples import EXAMPLES
-from backends.ascend.probe import Ground
+from backends.ascend.probe import Ground, probe
 from backends.ascend.rules import RULES
 from specverify import probing
 from specverify.cli import main
@@ -58,6 +58,14 @@ def test_a_device_that_does_otherwise_is_told() -> None:
     assert states["numbers"] == "struck"
     assert "_npu_reshape_and_cache" in asked
     assert not any("EMULATED" in row["detail"] for row in rows)
+
+
+def test_an_operator_that_is_not_there_holds_no_rule_and_breaks_none() -> None:
+    found = probe(Ground(SimpleNamespace(npu=torch.ops.npu, atb=SimpleNamespace()), "cpu", True, settled))
+    absent = [one for one in found if one.operator.startswith("_npu")]
+    assert {one.state for one in absent} == {"not run"}
+    assert all(one.detail.startswith("no such operator here: ") for one in absent)
+    assert {one.state for one in found if one not in absent} == {"holds"}
 
 
 def test_a_kernel_that_fails_late_is_a_refusal_all_the_same() -> None:
