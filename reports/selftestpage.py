@@ -88,8 +88,13 @@ class SelfTest:
 
     @property
     def escaped(self) -> list[Caught]:
-        """Those that no case showed."""
-        return [one for one in self.tried if not one.caught]
+        """Those that no case showed, of those that were hunted at all."""
+        return [one for one in self.tried if not one.caught and one.cases]
+
+    @property
+    def unhunted(self) -> list[Caught]:
+        """Those for which there was no time: neither caught nor escaped, and no pass."""
+        return [one for one in self.tried if not one.caught and not one.cases]
 
     @property
     def alarms(self) -> list[Clean]:
@@ -107,7 +112,7 @@ class SelfTest:
         """0 all caught and all clean; 1 one escaped, or a clean run differed; 3 where the test was cut short."""
         if self.alarms or (self.escaped and not self.errors):
             return 1
-        return 3 if self.errors or not self.tried else 0
+        return 3 if self.errors or self.unhunted or not self.tried else 0
 
 
 def facts(report: SelfTest) -> dict[str, Any]:
@@ -137,7 +142,7 @@ def page(report: SelfTest) -> str:
         stage = one.stage_planted
         if one.caught and one.stage_named != stage:
             stage = f"{stage} ≠ {one.stage_named}"
-        by = one.by or ("NOT RUN" if one.missing else "(equivalent)" if one.harmless else "ESCAPED")
+        by = one.by or ("(equivalent)" if one.harmless else "NOT RUN" if one.missing or not one.cases else "ESCAPED")
         sizes = (str(one.cases), number(one.seconds), f"{one.nodes}" + (f"/{one.actions}" if one.actions else ""))
         table.add_row(clean(one.name), stage, by, *(sizes if one.missing is None else ("", "", "")))
     return printed(table) + "\n" + "\n".join(_sums(report)) + "\n"
@@ -157,6 +162,8 @@ def _sums(report: SelfTest) -> list[str]:
     lines += [f"  FALSE ALARM  {one.backend}  {one.by}  case {one.case}" for one in report.alarms]
     missing = {one.missing: one.backend for one in report.faults if one.missing}
     lines += [f"not run on {backend}: {why}" for why, backend in missing.items()]
+    if report.unhunted:
+        lines.append(f"not hunted for want of time: {plural(len(report.unhunted), 'fault')}; give more --budget")
     if report.escaped:
         lines.append(f"ESCAPED: {', '.join(one.name for one in report.escaped)}")
     if report.idle and caught:

@@ -1,8 +1,10 @@
 """A hunt: ordinary cases are drawn against a backend, with one fault planted in it or none, until one differs."""
 
+import signal
 import time
 from dataclasses import dataclass
 from functools import cache
+from multiprocessing.synchronize import Event
 
 from backends import faults
 from backends.base import Unavailable
@@ -71,6 +73,15 @@ class Bag:
     missing: str | None = None
 
 
+_stops: list[Event] = []
+
+
+def enter(stop: Event) -> None:
+    """Begin a worker: it leaves Ctrl-C to its parent, and its hunts end after the case at hand once `stop` is set."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _stops.append(stop)
+
+
 @cache
 def _oracle() -> Oracle:
     """One oracle for all hunts of a process: equal seeds draw equal cases, whatever is planted."""
@@ -106,10 +117,14 @@ def hunt(ground: Ground) -> Bag:
         fault=ground.fault,
         shrink_s=ground.shrink_s,
     )
-    search = Search(plan, ALL, _oracle(), subject_of(backend), arrived, lambda: time.time() > ground.until)
+
+    def stopped() -> bool:
+        return time.time() > ground.until or any(one.is_set() for one in _stops)
+
+    search = Search(plan, ALL, _oracle(), subject_of(backend), arrived, stopped)
     search.run()
     seconds = (met_at or time.perf_counter()) - began
-    search.stopped = lambda: False  # the shrinking has a bound of its own
+    search.stopped = lambda: any(one.is_set() for one in _stops)  # the shrinking has a bound of its own
     failure = search.failure()
     if failure is None:
         return Bag(ground.fault, ground.backend, len(judged), seconds)

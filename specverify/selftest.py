@@ -2,7 +2,6 @@
 
 import multiprocessing as mp
 import os
-import signal
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
@@ -20,7 +19,7 @@ from reports import writing
 from reports.progress import Progress
 from reports.record import Lines
 from reports.selftestpage import Caught, Clean, SelfTest, facts, page
-from specverify.hunt import Bag, Ground, grounds_of, hunt
+from specverify.hunt import Bag, Ground, enter, grounds_of, hunt
 from specverify.plan import DEFAULT_DTYPES
 from specverify.selection import Unknown
 from specverify.threads import ForWorkers
@@ -95,7 +94,8 @@ def _bags(names: list[str], options: Options, until: float, report: SelfTest) ->
     backends = grounds_of(names, options.backend)
     jobs = options.jobs or min(os.cpu_count() or 1, 4)
     context = mp.get_context("spawn")
-    with ForWorkers(1), ProcessPoolExecutor(jobs, context, initializer=_leave_ctrl_c) as pool:
+    stop = context.Event()
+    with ForWorkers(1), ProcessPoolExecutor(jobs, context, initializer=enter, initargs=(stop,)) as pool:
         pending: list[Future[Bag]] = []
         try:
             for number, cases in enumerate(ROUNDS):
@@ -111,6 +111,7 @@ def _bags(names: list[str], options: Options, until: float, report: SelfTest) ->
             report.errors.append("a worker died: its hunts were not judged; try --jobs 1, and --fault to find which")
         except KeyboardInterrupt:
             report.errors.append("interrupted: what did not run is not a pass")
+            stop.set()
             for one in pending:
                 one.cancel()
 
@@ -124,10 +125,6 @@ def _grounds(
             clean = seed + 1 + at
             yield Ground(None, backends[name], clean, cases, DEFAULT_DTYPES, SHRINK_S, until)
         yield Ground(name, backends[name], seed, cases, DEFAULT_DTYPES, SHRINK_S, until)
-
-
-def _leave_ctrl_c() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _note(report: SelfTest, bag: Bag) -> None:

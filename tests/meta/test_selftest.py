@@ -73,6 +73,11 @@ def test_what_did_not_run_is_no_pass() -> None:
     report = made(one=True)
     report.errors.append("interrupted")
     assert report.exit_code == 3
+    hurried = made(one=True, two=False)
+    hurried.faults[1].cases = 0
+    assert hurried.exit_code == 3
+    assert "not hunted for want of time: 1 fault" in page(hurried)
+    assert "ESCAPED" not in page(hurried)
     absent = made(one=False)
     absent.faults[0].missing = "no such device"
     assert absent.exit_code == 3
