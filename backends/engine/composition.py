@@ -7,7 +7,7 @@ from backends.engine.draft.truncation import inside_chunk
 from backends.engine.kv.arena import Arena
 from backends.engine.kv.base import KvCache
 from backends.engine.kv.seams import KvSeams
-from backends.engine.request import Request
+from backends.engine.request import Request, gather
 from backends.engine.sampling.seams import SamplingSeams
 from backends.engine.seams import Seams
 from backends.engine.tensorise import tensorise
@@ -24,6 +24,7 @@ SEAMS = Seams(
     draft_attend=eager,
     inside_chunk=inside_chunk,
     tensorise=tensorise,
+    gather=gather,
     attend=eager,
     score=accept.gather_rows,
     walk=accept.greedy_walk,

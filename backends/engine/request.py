@@ -152,11 +152,20 @@ class Request:
 
     def _chance(self) -> StepSampling | None:
         """What decides by chance or by history in this step; None for plain greedy decoding."""
-        sampling, number = self.case.sampling, len(self._counters.lengths)
+        sampling = self.case.sampling
         if sampling.greedy and not sampling.processes:
             return None
-        output = tuple(self.tokens[len(self.case.prompt) :])
-        return StepSampling(self.case, output, number, self._target.device, self._seams.sampling)
+        return StepSampling(self.case, self._told, self._coined, self._target.device, self._seams.sampling)
+
+    @property
+    def _told(self) -> tuple[int, ...]:
+        """The output so far, as whatever looks back is told of it."""
+        return tuple(self.tokens[len(self.case.prompt) :])
+
+    @property
+    def _coined(self) -> int:
+        """Steps whose coins are behind it: each has its own, drawn or not, whatever it drafted."""
+        return len(self._counters.lengths)
 
     def _committed(self, before: Kv | None, verified: Kv | None, fallback: str | None) -> Committed:
         reveal, cache = self._reveal, self.lease.target
@@ -175,3 +184,8 @@ class Request:
             accept_lengths=tuple(counters.lengths),
         )
         return Trace(tuple(self._steps), tuple(self.tokens[len(self.case.prompt) :]), self.finish, accounting)
+
+
+def gather(batch: list[Request]) -> list[Rows]:
+    """What each request of `batch`, all of which have a tree, brings to one verify forward, in the batch's order."""
+    return [request.rows for request in batch]

@@ -13,6 +13,7 @@ from backends.engine.sampling.seams import SamplingSeams
 
 if TYPE_CHECKING:
     from backends.engine.attention.columns import Attend
+    from backends.engine.causal_lm import Rows
     from backends.engine.reach import Reach
     from backends.engine.request import Request
     from backends.engine.stops import Limits, Written
@@ -30,6 +31,7 @@ class Seams:
         draft_attend: Attention of the draft model.
         inside_chunk: Rows of a drafted tree that lie in the chunk of its root.
         tensorise: A tree to its index tensors.
+        gather: Requests of a batch, each with its tree, to what they bring to the verify forward.
         attend: Attention of the target.
         prefill_attend: Attention of its prefills, where it is another; None for the same.
         score: Flat logits of the verify forward to one row per node.
@@ -50,6 +52,7 @@ class Seams:
     draft_attend: "Attend"
     inside_chunk: "Callable[[Tree, int, list[Reach]], list[int]]"
     tensorise: "Callable[[Tree, int, int, list[Reach], int], TreeTensors]"
+    gather: "Callable[[list[Request]], list[Rows]]"
     attend: "Attend"
     score: Callable[[Tensor, Tensor], Tensor]
     walk: "Callable[[TreeTensors, Tensor], tuple[list[int], int]]"

@@ -167,7 +167,7 @@ class Server:
             with _naming(request):
                 request.propose()
         heads: list[Tensor] = []
-        rows = [request.rows for request in batch]
+        rows = self._seams.gather(batch)
         with _naming(batch[0]):
             flat = self._target.forward(
                 rows, self._seams.attend, filler=self._arena.filler, lanes=self._seams.kv.lanes, watch=heads

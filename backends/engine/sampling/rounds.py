@@ -120,7 +120,7 @@ def one_round(world: World, tables: tuple[Tensor, Tensor], dice: Coins, seams: S
                     proposal[:, child] = law
             for child in below:
                 rows[:, child] = (rows[:, node] * vocab + trees.token[:, child] + 1) % wide
-    past = _past(world, trees)
+    past = _past(world, trees, seams)
     logits = target_table[rows]
     law = seams.target_law(logits, sampling, world.stops, past)
     bonus = law if seams.bonus_law is seams.target_law else seams.bonus_law(logits, sampling, world.stops, past)
@@ -138,7 +138,7 @@ def _children(
     below = world.shape.children[node]
     if world.tokens is not None:
         return trees, [seams.certain(trees.token[:, child], logits[0].softmax(-1)) for child in below]
-    past = _past(world, trees)
+    past = _past(world, trees, seams)
     spread = [one[:, None].expand(-1, len(world.shape), -1) for one in logits]
     laws = [seams.draft_law(one, world.sampling, world.stops, past)[:, node] for one in spread]
     handed = [seams.handed_over(law, raw, world.sampling) for law, raw in zip(laws, logits, strict=True)]
@@ -160,7 +160,7 @@ def _children(
     return named_trees.without(gone), offered
 
 
-def _past(world: World, trees: Forest) -> processing.History | None:
+def _past(world: World, trees: Forest, seams: SamplingSeams) -> processing.History | None:
     if not world.sampling.processes:
         return None
-    return processing.history(trees, world.prompt, (), world.sampling, world.vocab)
+    return seams.history(trees, world.prompt, (), world.sampling, world.vocab)

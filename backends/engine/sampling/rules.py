@@ -111,7 +111,7 @@ def multi_round(
             child = below[:, rank]
             here = walk.alive & (level.taken == 0) & (child > 0)
             token = trees.token[who, child]
-            offered = seams.sibling_law(proposal[who, child], tried, removed)
+            offered = seams.sibling_law(seams.of_node(proposal, child), tried, removed)
             missed = level.ask(dice, trees, seams, child, _ratio(level.law, offered, token), offered, here)
             tried = tried | (missed[:, None] & _mark(token, tried))
         walk.descend(level.taken, below[:, 0] > 0, level.law, level.rejected)
@@ -134,7 +134,7 @@ def specinfer(
             only = waiting.long().argmax(-1)
             pick = torch.where(drawn, pick, only)
             child = below.gather(1, pick[:, None])[:, 0]
-            offered = proposal[who, child]
+            offered = seams.of_node(proposal, child)
             ratio = _ratio(level.law, offered, trees.token[who, child])
             missed = level.ask(dice, trees, seams, child, ratio, offered, here)
             waiting = waiting & ~(missed[:, None] & _mark(pick, waiting))
@@ -242,17 +242,16 @@ def block(
     for level in range(trees.height + 1):
         child = trees.children[who, at, 0]
         more = there & (child > 0)
-        row = target[who, at]
-        over = (pi[:, None] * row - proposal[who, child]).clamp(min=0)
+        row, offered = target[who, at], seams.of_node(proposal, child)
+        over = seams.block_residual(row, offered, pi)
         mass = over.sum(-1)
-        ratio = torch.where(more, mass / (mass + 1 - pi), pi)
-        ratio = torch.where(more & (mass + 1 - pi <= 0), torch.ones_like(ratio), ratio)
+        ratio = torch.where(more, seams.block_ratio(row, offered, pi), pi)
         hit = (seams.accepts(dice, trees, at, ratio, there) & there) if level else there
         tau, depth = torch.where(hit, at, tau), torch.where(hit, level, depth)
         rest = torch.where(mass[:, None] > 0, over / mass[:, None], row)
         left, ended = torch.where(hit[:, None], rest, left), torch.where(hit, more, ended)
         token = trees.token[who, child]
-        pi = torch.where(more, (pi * _ratio(row, proposal[who, child], token)).clamp(max=1.0), pi)
+        pi = torch.where(more, (pi * _ratio(row, offered, token)).clamp(max=1.0), pi)
         at, there = torch.where(more, child, at), more
         chain.append(torch.where(more, child, -1))
     steps = torch.arange(trees.height + 1, device=at.device)[None]

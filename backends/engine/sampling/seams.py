@@ -42,6 +42,28 @@ def handed_over(drawn_from: Tensor, logits: Tensor, sampling: Sampling) -> Tenso
     return drawn_from
 
 
+def of_node(proposal: Tensor, node: Tensor) -> Tensor:
+    """The proposals [B, V], of those of all nodes [B, N, V], from which the tokens of the nodes `node` [B] came."""
+    return proposal[torch.arange(len(node), device=node.device), node]
+
+
+def block_residual(row: Tensor, offered: Tensor, pi: Tensor) -> Tensor:
+    """relu(pi * row - offered), [B, V], not normalised: what a block's weight leaves of a row (Sun et al. 2024).
+
+    Args:
+        row: [B, V]; the target's law after a node.
+        offered: [B, V]; the law from which the token below that node was drawn.
+        pi: [B]; the weight of the block up to that node.
+    """
+    return (pi[:, None] * row - offered).clamp(min=0)
+
+
+def block_ratio(row: Tensor, offered: Tensor, pi: Tensor) -> Tensor:
+    """The probability [B] that a block may end at a node with a child: m / (m + 1 - pi), m what its residual holds."""
+    mass = block_residual(row, offered, pi).sum(-1)
+    return torch.where(mass + 1 - pi > 0, mass / (mass + 1 - pi), torch.ones_like(mass))
+
+
 def certain(token: Tensor, drawn_from: Tensor) -> Tensor:
     """The proposal of a deterministic draft: one-hot at its token [B, V], whatever scores ranked it."""
     return torch.nn.functional.one_hot(token, drawn_from.shape[-1]).to(drawn_from.dtype)
@@ -87,6 +109,10 @@ class SamplingSeams:
         draft_law: Draft logits to the laws that tokens are drawn from.
         handed_over: Those laws to the proposals that the verifier sees.
         certain: The proposal for a token that was not drawn.
+        history: Trees, prompt and output to what lies before each node, for whatever looks back.
+        of_node: Proposals to those of one node for each request.
+        block_ratio: How likely a block ends at a node.
+        block_residual: What a block that ends there leaves of the law.
         sibling_law: A proposal to the law of the next sibling.
         residual: A law after a rejection.
         accepts: One acceptance test.
@@ -103,6 +129,10 @@ class SamplingSeams:
     draft_law: Law = processing.law
     handed_over: Callable[[Tensor, Tensor, Sampling], Tensor] = handed_over
     certain: Callable[[Tensor, Tensor], Tensor] = certain
+    history: Callable[[Forest, tuple[int, ...], tuple[int, ...], Sampling, int], History] = processing.history
+    of_node: Callable[[Tensor, Tensor], Tensor] = of_node
+    block_ratio: Callable[[Tensor, Tensor, Tensor], Tensor] = block_ratio
+    block_residual: Callable[[Tensor, Tensor, Tensor], Tensor] = block_residual
     sibling_law: Callable[[Tensor, Tensor, bool], Tensor] = sibling_law
     residual: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor] = residual
     accepts: Callable[[Coins, Forest, Tensor, Tensor, Tensor], Tensor] = accepts

@@ -120,4 +120,4 @@ class StepSampling:
         if not sampling.processes:
             return None
         trees = forest(shape, torch.tensor([token], device=logits.device))
-        return processing.history(trees, self._case.prompt, self._output, sampling, logits.shape[-1])
+        return self._seams.history(trees, self._case.prompt, self._output, sampling, logits.shape[-1])
