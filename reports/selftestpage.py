@@ -24,8 +24,9 @@ class Caught:
         caught: Whether a case differed.
         by: The invariant that located it.
         stage_named: The stage it named.
-        cases: Judged until then.
+        cases: Drawn until then.
         seconds: Spent until then; shrinking is not counted.
+        cpu: Seconds of processor time, shrinking included.
         nodes: Of the largest tree of the smallest case.
         actions: Of that case's session.
         case: Its id.
@@ -43,6 +44,7 @@ class Caught:
     stage_named: str | None = None
     cases: int = 0
     seconds: float = 0.0
+    cpu: float = 0.0
     nodes: int = 0
     actions: int = 0
     case: str | None = None
@@ -56,8 +58,8 @@ class Caught:
 
     @property
     def small(self) -> bool:
-        """Whether its smallest case has at most six nodes, or six actions."""
-        return self.nodes <= 6 or 0 < self.actions <= 6
+        """Whether no tree of its smallest case has more than six nodes."""
+        return self.nodes <= 6
 
 
 @dataclass(frozen=True)
@@ -156,7 +158,7 @@ def _sums(report: SelfTest) -> list[str]:
         small = sum(one.small for one in caught)
         median = statistics.median(one.cases for one in caught)
         lines.append(f"stage named as planted in {right} of {len(caught)}; median cases to catch {number(median)}")
-        lines.append(f"smallest case of at most 6 nodes, or 6 actions, in {small} of {len(caught)}")
+        lines.append(f"smallest case of at most 6 nodes in {small} of {len(caught)}")
     judged = sum(one.cases for one in report.clean)
     lines.append(f"clean runs between: {plural(judged, 'case')}, {plural(len(report.alarms), 'finding')}")
     lines += [f"  FALSE ALARM  {one.backend}  {one.by}  case {one.case}" for one in report.alarms]

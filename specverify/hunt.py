@@ -2,19 +2,27 @@
 
 import signal
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
+from itertools import islice
 from multiprocessing.synchronize import Event
 
 from backends import faults
 from backends.base import Unavailable
 from properties.finding import Verdict
+from properties.invariant import Invariant, taking_turns
 from properties.invariants import ALL
+from properties.strategies.fewer import burden
+from properties.subject import Subject
+from reference.case import Case
 from reference.decoder import Oracle
 from reference.draft import largest
 from specverify.opening import open_planted, subject_of
 from specverify.plan import Plan
 from specverify.search import Search
+from specverify.sieve import sieve
+from specverify.stream import stream
 
 
 @dataclass(frozen=True)
@@ -28,6 +36,7 @@ class Ground:
         cases: To draw at most.
         dtypes: Working dtypes to draw from.
         shrink_s: Seconds for making what is found smaller.
+        sieved: Whether a case on which the backend does bit for bit what it does clean is judged on tables alone.
         until: Wall clock (`time.time`) after which no further case begins.
     """
 
@@ -38,6 +47,7 @@ class Ground:
     dtypes: tuple[str, ...]
     shrink_s: float
     until: float
+    sieved: bool = False
 
 
 @dataclass(frozen=True)
@@ -47,12 +57,13 @@ class Bag:
     Attributes:
         fault: As in its ground.
         backend: As in its ground.
-        cases: Judged, the one that differed included.
+        cases: Drawn, the one that differed included.
         seconds: Until the first difference, or until the end; shrinking is not counted.
+        cpu: Seconds of processor time, shrinking included.
         caught: Whether a case differed.
         by: The invariant that located the first difference, or None.
         stage: The stage that it named, or None.
-        nodes: Nodes of the largest tree of the smallest case found, its root not counted.
+        nodes: Of the largest tree that any request of the smallest case has, its root counted.
         actions: Actions of that case's session; 0 without one.
         case: Its id, or None.
         failed: Every invariant that differed on the case as drawn or at its smallest.
@@ -63,6 +74,7 @@ class Bag:
     backend: str
     cases: int = 0
     seconds: float = 0.0
+    cpu: float = 0.0
     caught: bool = False
     by: str | None = None
     stage: str | None = None
@@ -100,7 +112,7 @@ def hunt(ground: Ground) -> Bag:
     except Unavailable as why:
         return Bag(ground.fault, ground.backend, missing=str(why))
     judged: list[Verdict] = []
-    began = time.perf_counter()
+    began, busy = time.perf_counter(), time.process_time()
     met_at = 0.0
 
     def arrived(verdict: Verdict) -> None:
@@ -108,11 +120,12 @@ def hunt(ground: Ground) -> Bag:
         judged.append(verdict)
         met_at = time.perf_counter()
 
+    declared = backend.declaration.dtypes
+    dtypes = tuple(one for one in ground.dtypes if one in declared) or declared[:1]
     plan = Plan(
         backend=ground.backend,
         cases=ground.cases,
-        dtypes=tuple(one for one in ground.dtypes if one in backend.declaration.dtypes)
-        or backend.declaration.dtypes[:1],
+        dtypes=dtypes,
         seed=ground.seed,
         fault=ground.fault,
         shrink_s=ground.shrink_s,
@@ -121,13 +134,14 @@ def hunt(ground: Ground) -> Bag:
     def stopped() -> bool:
         return time.time() > ground.until or any(one.is_set() for one in _stops)
 
-    search = Search(plan, ALL, _oracle(), subject_of(backend), arrived, stopped)
-    search.run()
+    subject = subject_of(backend)
+    search = Search(plan, ALL, _oracle(), subject, arrived, stopped)
+    search.run_given(_posed(ground, dtypes, subject))
     seconds = (met_at or time.perf_counter()) - began
     search.stopped = lambda: any(one.is_set() for one in _stops)  # the shrinking has a bound of its own
-    failure = search.failure()
+    failure = search.failure(search_nearest=False)
     if failure is None:
-        return Bag(ground.fault, ground.backend, len(judged), seconds)
+        return Bag(ground.fault, ground.backend, len(judged), seconds, time.process_time() - busy)
     smallest = failure.verdict
     failed = {name for one in (judged[-1], smallest) for name, outcome in one.outcomes.items() if outcome == "failed"}
     session = smallest.case.session
@@ -136,14 +150,22 @@ def hunt(ground: Ground) -> Bag:
         ground.backend,
         len(judged),
         seconds,
+        time.process_time() - busy,
         caught=True,
         by=failure.finding.invariant,
         stage=failure.finding.stage.word,
-        nodes=largest(smallest.case.draft),
+        nodes=max(largest(smallest.case.draft), burden(smallest.case)[0]),
         actions=len(session.actions) if session is not None else 0,
         case=smallest.case.id,
         failed=tuple(sorted(failed)),
     )
+
+
+def _posed(ground: Ground, dtypes: tuple[str, ...], subject: Subject) -> Iterator[tuple[Case, tuple[Invariant, ...]]]:
+    """The cases that a search of the ground's seed draws, each with the invariants to judge."""
+    for case in islice(stream(ground.seed, dtypes), ground.cases):
+        asked = taking_turns(case, ALL, subject.rarely)
+        yield case, sieve(ground.backend).left(case, subject, asked) if ground.sieved else asked
 
 
 def grounds_of(names: list[str], backend: str | None) -> dict[str, str]:

@@ -13,7 +13,7 @@ from properties.finding import Finding, Verdict
 from properties.invariant import Invariant, Oracle, taking_turns
 from properties.judge import judge
 from properties.strategies import cases
-from properties.strategies.smaller import nearer, size
+from properties.strategies.smaller import STEPS, Steps, apart, attempts, nearer, size
 from properties.subject import Subject
 from properties.tally import Failure
 from reference.case import Case
@@ -23,6 +23,11 @@ Emit = Callable[[Verdict], None]
 
 ROUND = 100
 """Cases that Hypothesis draws from one seed; many short rounds reach more than a long one."""
+
+
+def round_seed(number: int, rounds: int) -> int:
+    """The seed of a search's round after `rounds` others."""
+    return number + 1_000_003 * rounds
 
 
 class Enough(BaseException):
@@ -58,6 +63,7 @@ class Search:
     _tried: int = 0
     _found_at: float = 0.0
     _until: float = field(default=float("inf"))
+    _agreed: Case | None = None
     _error: Exception | None = None
     _seen: set[str] = field(default_factory=set)
 
@@ -67,7 +73,7 @@ class Search:
         # Within a round Hypothesis draws like what it drew before, a fifth of it twice; a case counts once.
         while before < len(self._seen) < self.plan.cases and self._first is None and not self.stopped():
             before = len(self._seen)
-            drawn = seed(self.plan.seed + 1_000_003 * rounds)(
+            drawn = seed(round_seed(self.plan.seed, rounds))(
                 exploring(ROUND, SEARCHING)(
                     given(cases(self.plan.dtypes, self.plan.processors, self.plan.layout))(self._try)
                 )
@@ -140,28 +146,43 @@ class Search:
         verdict = judge(case, self._concerned(located), self.oracle, self.subject)
         found = verdict.first
         if found is None or (found.invariant, found.stage) != (located.invariant, located.stage):
+            self._passed(verdict)
             return None
         if size(case) < size(self._best.case):
-            self._best = verdict
+            self._best, self._agreed = verdict, None
         return verdict
+
+    def _passed(self, verdict: Verdict) -> None:
+        """Remember a case that agrees if it is nearer to the smallest that differs than the one remembered."""
+        assert self._best is not None
+        if not (verdict.agreed and "checked" in verdict.outcomes.values()):
+            return
+        best = self._best.case
+        if self._agreed is None or apart(verdict.case, best) < apart(self._agreed, best):
+            self._agreed = verdict.case
 
     def _concerned(self, located: Finding) -> tuple[Invariant, ...]:
         """The invariants that shrinking asks: the one that located the difference."""
         return tuple(one for one in self.invariants if one.name == located.invariant)
 
-    def failure(self) -> Failure | None:
-        """The difference found: its smallest case judged by every invariant, and the nearest case that agrees."""
+    def failure(self, search_nearest: bool = True) -> Failure | None:
+        """The difference found: its smallest case judged by every invariant, and the nearest case that agrees.
+
+        Where shrinking met no case that agrees, one is looked for apart, unless `search_nearest` says not to.
+        """
         if self._first is None or self._best is None:
             return None
         located = self._first.first
         assert located is not None
-        self._until = time.monotonic() + 0.4 * self.plan.shrink_s
+        self._until = self._found_at + self.plan.shrink_s
         self._reduce()
         whole = judge(self._best.case, self.invariants, self.oracle, self.subject)
         if whole.first is None:
             # Only the narrowed judgement fails: report what was seen, on the case as it was drawn.
             whole = self._first
-        nearest = self._agreeing(whole.case, located)
+        nearest = self._agreed if whole.case == self._best.case else None
+        if nearest is None and search_nearest:
+            nearest = self._agreeing(whole.case, located)
         finding = whole.first
         assert finding is not None
         self.shrink_s = time.monotonic() - self._found_at
@@ -177,17 +198,29 @@ class Search:
         )
 
     def _reduce(self) -> None:
-        """Greedy steps to smaller cases, on the case itself, until none of them still differs."""
-        assert self._best is not None
-        progress = True
-        while progress and time.monotonic() < self._until and not self.stopped():
+        """Greedy steps to smaller cases, on the case itself, until none of them still differs.
+
+        A kind of step is taken as long as it leads on, and the next kind begins where it ended: prompts and budgets
+        that are short make every later try cheap.
+        """
+        progress: bool = True
+        while progress:
             progress = False
-            for smaller in nearer(self._best.case):
-                if time.monotonic() > self._until or self.stopped():
-                    return
-                if size(smaller) < size(self._best.case) and self._fails_alike(smaller) is not None:
+            for steps in STEPS:
+                while led := self._step(steps):
                     progress = True
-                    break
+                if led is None:
+                    return
+
+    def _step(self, steps: Steps) -> bool | None:
+        """Whether one of `steps` leads from the smallest case so far to a smaller one; None when time is over."""
+        assert self._best is not None
+        for smaller in attempts(steps, self._best.case):
+            if time.monotonic() > self._until or self.stopped():
+                return None
+            if size(smaller) < size(self._best.case) and self._fails_alike(smaller) is not None:
+                return True
+        return False
 
     def _agreeing(self, case: Case, located: Finding) -> Case | None:
         """The nearest smaller or plainer case on which the invariant holds."""

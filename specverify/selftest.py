@@ -4,7 +4,7 @@ import multiprocessing as mp
 import os
 import time
 from collections.abc import Iterator
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -27,13 +27,17 @@ from specverify.threads import ForWorkers
 BUDGET_S = 540.0
 """Wall seconds of a self-test."""
 
-ROUNDS = (40, 120, 400, 2000)
-"""Cases drawn against each fault that is still at large: short rounds first, so that no hard one starves the others."""
+ROUNDS = ((60, True), (150, True), (100, False), (400, True), (2000, True))
+"""Cases drawn against a fault that is still at large, round by round, and whether through the sieve: short rounds
+first, so that no hard fault starves the others; the one without it sees what only variants of a case show."""
 
 CLEAN_EVERY = 8
-"""One hunt in this many has nothing planted."""
+"""For so many hunts there is one with nothing planted."""
 
-SHRINK_S = 6.0
+CLEAN_CASES = 12
+"""Cases of a hunt with nothing planted; all invariants whose turn it is are asked."""
+
+SHRINK_S = 3.0
 """Seconds for making one find smaller."""
 
 
@@ -96,17 +100,14 @@ def _bags(names: list[str], options: Options, until: float, report: SelfTest) ->
     context = mp.get_context("spawn")
     stop = context.Event()
     with ForWorkers(1), ProcessPoolExecutor(jobs, context, initializer=enter, initargs=(stop,)) as pool:
-        pending: list[Future[Bag]] = []
+        course = Course(names, backends, options.seed, until)
+        pending = {pool.submit(hunt, ground) for ground in course.first()}
         try:
-            for number, cases in enumerate(ROUNDS):
-                large = [one.name for one in report.faults if not one.caught and one.missing is None]
-                if time.time() > until or not large:
-                    return
-                pending = [
-                    pool.submit(hunt, ground) for ground in _grounds(large, backends, options, number, cases, until)
-                ]
-                for done in as_completed(pending):
-                    yield done.result()
+            while pending:
+                done, pending = wait(pending, return_when=FIRST_COMPLETED)
+                for one in done:
+                    yield (bag := one.result())
+                    pending |= {pool.submit(hunt, ground) for ground in course.after(bag)}
         except BrokenProcessPool:
             report.errors.append("a worker died: its hunts were not judged; try --jobs 1, and --fault to find which")
         except KeyboardInterrupt:
@@ -116,15 +117,36 @@ def _bags(names: list[str], options: Options, until: float, report: SelfTest) ->
                 one.cancel()
 
 
-def _grounds(
-    large: list[str], backends: dict[str, str], options: Options, number: int, cases: int, until: float
-) -> Iterator[Ground]:
-    seed = options.seed + 7_919 * number
-    for at, name in enumerate(large):
-        if at % CLEAN_EVERY == 0:
-            clean = seed + 1 + at
-            yield Ground(None, backends[name], clean, cases, DEFAULT_DTYPES, SHRINK_S, until)
-        yield Ground(name, backends[name], seed, cases, DEFAULT_DTYPES, SHRINK_S, until)
+class Course:
+    """Which hunt comes when: the next round of a fault queues behind whatever waits, so that no worker is idle."""
+
+    def __init__(self, names: list[str], backends: dict[str, str], seed: int, until: float) -> None:
+        self._names, self._backends, self._seed, self._until = names, backends, seed, until
+        self._round = dict.fromkeys(names, 0)
+        self._made = 0
+
+    def first(self) -> list[Ground]:
+        """The first round, faults of one backend together."""
+        ordered = sorted(self._names, key=lambda name: self._backends[name])
+        return [ground for name in ordered for ground in self._hunts(name)]
+
+    def after(self, bag: Bag) -> list[Ground]:
+        """What follows a hunt: the fault's next round if it is at large, and there is time."""
+        if bag.fault is None or bag.caught or bag.missing is not None or time.time() > self._until:
+            return []
+        self._round[bag.fault] += 1
+        return self._hunts(bag.fault) if self._round[bag.fault] < len(ROUNDS) else []
+
+    def _hunts(self, name: str) -> list[Ground]:
+        number, backend = self._round[name], self._backends[name]
+        cases, sieved = ROUNDS[number]
+        seed = self._seed + 7_919 * number
+        made = [Ground(name, backend, seed, cases, DEFAULT_DTYPES, SHRINK_S, self._until, sieved)]
+        self._made += 1
+        if self._made % CLEAN_EVERY == 0:
+            clean = self._seed + 1 + self._made
+            made.append(Ground(None, backend, clean, CLEAN_CASES, DEFAULT_DTYPES, SHRINK_S, self._until))
+        return made
 
 
 def _note(report: SelfTest, bag: Bag) -> None:
@@ -136,6 +158,7 @@ def _note(report: SelfTest, bag: Bag) -> None:
     row.backend, row.missing = bag.backend, bag.missing
     row.cases += bag.cases
     row.seconds += bag.seconds
+    row.cpu += bag.cpu
     if bag.caught:
         row.caught, row.by, row.stage_named, row.case = True, bag.by, bag.stage, bag.case
         row.nodes, row.actions, row.failed = bag.nodes, bag.actions, bag.failed

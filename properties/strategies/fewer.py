@@ -10,7 +10,7 @@ from reference.draft import Draft, LanguageModel, Ngram, Scripted, largest
 from reference.layout import PAGED, KvLayout
 from reference.sampling import Sampling, Stops
 from reference.session import Action, Mate, Session
-from reference.tree import RankTree, Tree
+from reference.tree import RankTree, Shape, Tree
 
 Attempt = Callable[[], Case]
 """Makes a smaller case, or raises Malformed where there is no such case."""
@@ -43,18 +43,27 @@ def fuss(layout: KvLayout) -> int:
     return held + other + layout.page_size + len(layout.pages)
 
 
-def sessions(case: Case) -> Iterator[Attempt]:
-    """No session at all, one request alone, fewer actions, fewer mates, plainer mates."""
+def alone(case: Case) -> Iterator[Attempt]:
+    """No session at all: one request as the case that it would be."""
+    for number in range(len(case.session.mates) + 1 if case.session is not None else 0):
+        yield partial(_alone, case, number)
+
+
+def fewer_actions(case: Case) -> Iterator[Attempt]:
+    """Half of the actions gone, a quarter, one; last first."""
+    actions = case.session.actions if case.session is not None else ()
+    count = len(actions)
+    for width in dict.fromkeys((count // 2, count // 4, 1)):
+        for begin in range(count - width, -1, -max(width, 1)):
+            if width:
+                yield partial(_with, case, actions=actions[:begin] + actions[begin + width :])
+
+
+def fewer_mates(case: Case) -> Iterator[Attempt]:
+    """One mate gone, or one request left out of an action."""
     session = case.session
     if session is None:
         return
-    for number in range(len(session.mates) + 1):
-        yield partial(_alone, case, number)
-    count = len(session.actions)
-    for width in (count // 2, count // 4, 1):
-        for begin in range(count - width, -1, -max(width, 1)):
-            if width:
-                yield partial(_with, case, actions=session.actions[:begin] + session.actions[begin + width :])
     for number in range(1, len(session.mates) + 1):
         yield partial(_without_mate, case, number)
     for at, action in enumerate(session.actions):
@@ -62,10 +71,21 @@ def sessions(case: Case) -> Iterator[Attempt]:
             for gone in action.requests:
                 left = tuple(one for one in action.requests if one != gone)
                 yield partial(_changed, case, at, replace(action, requests=left))
+
+
+def plainer_mates(case: Case) -> Iterator[Attempt]:
+    """Each mate with less of everything."""
+    session = case.session
+    if session is None:
+        return
     for number, mate in enumerate(session.mates):
         for plainer in _plainer_mates(mate):
             mates = (*session.mates[:number], plainer, *session.mates[number + 1 :])
             yield partial(_with, case, mates=mates)
+
+
+SESSIONS = (alone, fewer_actions, fewer_mates, plainer_mates)
+"""Every kind of step to a smaller session."""
 
 
 def _alone(case: Case, number: int) -> Case:
@@ -121,24 +141,35 @@ def _pruned(draft: Draft) -> Iterator[Draft]:
         if len(draft.trees) > 1:
             yield Scripted(draft.trees[:-1])
         for at, tree in enumerate(draft.trees):
-            for node in range(1, len(tree)):
-                yield Scripted((*draft.trees[:at], without(tree, node), *draft.trees[at + 1 :]))
+            for gone in prunings(tree):
+                yield Scripted((*draft.trees[:at], without(tree, *gone), *draft.trees[at + 1 :]))
         return
     assert isinstance(draft, (Ngram, LanguageModel))
-    for node in range(1, len(draft.shape)):
-        yield replace(draft, shape=reshaped(draft.shape, node))
+    for gone in prunings(draft.shape):
+        yield replace(draft, shape=reshaped(draft.shape, *gone))
 
 
-def without(tree: Tree, gone: int) -> Tree:
-    """`tree` without the subtree at `gone`."""
-    kept = [node for node in range(len(tree)) if gone not in tree.path(node)]
+def prunings(shape: Shape) -> Iterator[tuple[int, ...]]:
+    """Nodes whose subtrees may go: many at once where there are many, then one by one, large subtrees first."""
+    paths = [frozenset(shape.path(node)) for node in range(len(shape))]
+    weight = [sum(node in path for path in paths) for node in range(len(shape))]
+    order = sorted(range(1, len(shape)), key=lambda node: (-shape.depth[node], node))
+    for width in dict.fromkeys((len(order) // 2, len(order) // 4, len(order) // 8)):
+        for begin in range(0, len(order), width) if width > 1 else ():
+            yield tuple(order[begin : begin + width])
+    yield from ((node,) for node in sorted(order, key=lambda node: -weight[node]))
+
+
+def without(tree: Tree, *gone: int) -> Tree:
+    """`tree` without the subtrees at `gone`."""
+    kept = [node for node in range(len(tree)) if not set(gone) & set(tree.path(node))]
     row = {node: at for at, node in enumerate(kept)}
     return Tree(tuple(row[tree.parent[node]] for node in kept), tuple(tree.token[node] for node in kept))
 
 
-def reshaped(shape: RankTree, gone: int) -> RankTree:
-    """`shape` without the subtree at `gone`."""
-    smaller = without(Tree(shape.parent, shape.rank), gone)
+def reshaped(shape: RankTree, *gone: int) -> RankTree:
+    """`shape` without the subtrees at `gone`."""
+    smaller = without(Tree(shape.parent, shape.rank), *gone)
     return RankTree(smaller.parent, smaller.token)
 
 

@@ -1,18 +1,19 @@
 """Smaller cases next to a given one: what a person would try to take away, simplest first."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from properties.strategies.acceptance import ORACLE, continuation, retold
-from properties.strategies.fewer import Attempt, burden, fuss, layouts, reshaped, sessions, without
+from properties.strategies.fewer import SESSIONS, Attempt, burden, fuss, layouts, prunings, reshaped, without
 from properties.strategies.models import GALLERY
 from reference.architecture import Seeded
 from reference.case import Case
 from reference.draft import LanguageModel, Ngram, Scripted
 from reference.malformed import Malformed
+from reference.plain import plain
 from reference.sampling import Sampling, Stops
 from reference.tree import Tree
 
@@ -49,16 +50,40 @@ def size(case: Case) -> tuple[float, ...]:
 
 def _fuss(case: Case) -> int:
     """Sampling settings that are not at rest."""
-    sampling, plain = case.sampling, Sampling()
-    return sum(getattr(sampling, name) != getattr(plain, name) for name in Sampling.__dataclass_fields__)
+    sampling, rest = case.sampling, Sampling()
+    return sum(getattr(sampling, name) != getattr(rest, name) for name in Sampling.__dataclass_fields__)
+
+
+Steps = Callable[[Case], Iterator[Attempt]]
+"""One kind of step to simpler cases, biggest steps first."""
+
+
+def attempts(steps: Steps, case: Case) -> Iterator[Case]:
+    """The valid cases to which `steps` leads."""
+    for attempt in steps(case):
+        with suppress(Malformed):  # that step leads out of what a case may be
+            yield attempt()
 
 
 def nearer(case: Case) -> Iterator[Case]:
     """Cases one step simpler than `case`, biggest steps first; each is a valid case."""
-    for change in (sessions, _scripts, _prompts, _models, _trees, _shapes, layouts, _sampling, _stops):
-        for attempt in change(case):
-            with suppress(Malformed):  # that step leads out of what a case may be
-                yield attempt()
+    for steps in STEPS:
+        yield from attempts(steps, case)
+
+
+def apart(one: Case, other: Case) -> int:
+    """How many things differ between two cases: settings, and places of a list that hold something else."""
+    left, right = _leaves(plain(one)), _leaves(plain(other))
+    return sum(left.get(key) != right.get(key) for key in left.keys() | right.keys())
+
+
+def _leaves(content: Any, path: str = "") -> dict[str, Any]:
+    """Everything that `content` holds, by where it lies."""
+    if isinstance(content, dict):
+        return {key: value for name in content for key, value in _leaves(content[name], f"{path}.{name}").items()}
+    if isinstance(content, (list, tuple)):
+        return {key: value for at, one in enumerate(content) for key, value in _leaves(one, f"{path}[{at}]").items()}
+    return {path: content}
 
 
 def _scripts(case: Case) -> Iterator[Attempt]:
@@ -134,34 +159,34 @@ def _trees(case: Case) -> Iterator[Attempt]:
     for at in reversed(range(len(trees))):
         if at == len(trees) - 1 and at > 0:
             yield partial(replace, case, draft=Scripted(trees[:-1]))
-        for node in range(1, len(trees[at])):
-            yield partial(_pruned, case, trees, at, node)
+        for gone in prunings(trees[at]):
+            yield partial(_pruned, case, trees, at, gone)
 
 
-def _pruned(case: Case, trees: tuple[Tree, ...], at: int, node: int) -> Case:
-    return replace(case, draft=Scripted((*trees[:at], without(trees[at], node), *trees[at + 1 :])))
+def _pruned(case: Case, trees: tuple[Tree, ...], at: int, gone: tuple[int, ...]) -> Case:
+    return replace(case, draft=Scripted((*trees[:at], without(trees[at], *gone), *trees[at + 1 :])))
 
 
 def _shapes(case: Case) -> Iterator[Attempt]:
     if not isinstance(case.draft, (Ngram, LanguageModel)):
         return
     draft = case.draft
-    for node in range(1, len(draft.shape)):
-        yield partial(_reshaped, case, draft, node)
+    for gone in prunings(draft.shape):
+        yield partial(_reshaped, case, draft, gone)
     if isinstance(draft, LanguageModel) and draft.vocabulary:
         yield partial(replace, case, draft=replace(draft, vocabulary=()))
 
 
-def _reshaped(case: Case, draft: Ngram | LanguageModel, node: int) -> Case:
-    return replace(case, draft=replace(draft, shape=reshaped(draft.shape, node)))
+def _reshaped(case: Case, draft: Ngram | LanguageModel, gone: tuple[int, ...]) -> Case:
+    return replace(case, draft=replace(draft, shape=reshaped(draft.shape, *gone)))
 
 
 def _sampling(case: Case) -> Iterator[Attempt]:
     """Settings at rest, one by one; the temperature last, since greedy decoding is another matter."""
-    plain = Sampling()
+    rest = Sampling()
     for name in (*(name for name in Sampling.__dataclass_fields__ if name != "temperature"), "temperature"):
-        if getattr(case.sampling, name) != getattr(plain, name):
-            yield partial(_calmer, case, name, getattr(plain, name))
+        if getattr(case.sampling, name) != getattr(rest, name):
+            yield partial(_calmer, case, name, getattr(rest, name))
     if case.sampling.temperature not in (0.0, 1.0):
         yield partial(_calmer, case, "temperature", 1.0)
 
@@ -170,14 +195,18 @@ def _calmer(case: Case, name: str, value: Any) -> Case:
     return replace(case, sampling=replace(case.sampling, **{name: value}))
 
 
-def _stops(case: Case) -> Iterator[Attempt]:
+def _budgets(case: Case) -> Iterator[Attempt]:
     stops = case.stops
-    for tokens in sorted({1, 2, stops.max_new_tokens - 1}):
+    for tokens in sorted({1, 2, stops.max_new_tokens // 2, stops.max_new_tokens - 1}):
         if 0 < tokens < stops.max_new_tokens:
             yield partial(replace, case, stops=replace(stops, max_new_tokens=tokens))
-    plain = Stops(stops.max_new_tokens)
-    if stops != plain:
-        yield partial(replace, case, stops=plain)
+
+
+def _stops(case: Case) -> Iterator[Attempt]:
+    stops = case.stops
+    rest = Stops(stops.max_new_tokens)
+    if stops != rest:
+        yield partial(replace, case, stops=rest)
     for held in ({"eos": ()}, {"stop_tokens": ()}, {"stop_strings": (), "pieces": ()}, {"max_length": 0}):
         if any(getattr(stops, name) != value for name, value in held.items()):
             yield partial(_eased, case, held)
@@ -208,3 +237,9 @@ def _texts(case: Case) -> Iterator[Attempt]:
             if piece:
                 changed = tuple(shorter if other == piece else other for other in pieces)
                 yield partial(_eased, case, {"pieces": changed})
+
+
+STEPS: tuple[Steps, ...] = (
+    *SESSIONS, _scripts, _prompts, _budgets, _models, _trees, _shapes, layouts, _sampling, _stops
+)  # fmt: skip
+"""Every kind of step, those first that make what follows cheap."""

@@ -1,0 +1,56 @@
+"""The sieve: what a clean backend does on a case; where a planted one does the same, nothing is judged twice."""
+
+import hashlib
+import pickle
+from collections import OrderedDict
+from dataclasses import replace
+from functools import cache
+
+from properties.invariant import Invariant
+from properties.invariants import laws
+from properties.subject import NoTrace, Subject
+from reference.case import Case
+from specverify.opening import open_planted, subject_of
+
+KEPT = 4096
+"""Digests held for each backend."""
+
+ON_TABLES = {one.name for one in laws.INVARIANTS}
+"""Invariants that ask the backend's sampling on tables of their own, of which a run of the case shows little."""
+
+
+class Sieve:
+    """Digests of what one clean backend does, bit by bit, by case."""
+
+    def __init__(self, backend: str) -> None:
+        self._clean = subject_of(open_planted(backend, None), keep=2)
+        self._held: OrderedDict[Case, str] = OrderedDict()
+
+    def left(self, case: Case, planted: Subject, invariants: tuple[Invariant, ...]) -> tuple[Invariant, ...]:
+        """Of `invariants`, those that have something to judge on `case`.
+
+        All where the run of `planted` differs in a bit from the clean one; else those on tables. What only a variant
+        of the case would show is passed over then.
+        """
+        if case not in self._held:
+            self._held[case] = digest(self._clean, case)
+            while len(self._held) > KEPT:
+                self._held.popitem(last=False)
+        if digest(planted, case) != self._held[case]:
+            return invariants
+        return tuple(one for one in invariants if one.name in ON_TABLES)
+
+
+@cache
+def sieve(backend: str) -> Sieve:
+    """The sieve of a backend, opened once for each process."""
+    return Sieve(backend)
+
+
+def digest(subject: Subject, case: Case) -> str:
+    """Of everything that `subject` reveals of `case`, seconds apart, or of how it ended otherwise."""
+    try:
+        outcome: object = replace(subject(case), forward_s=0.0)
+    except NoTrace as absent:
+        outcome = absent.outcome
+    return hashlib.blake2b(pickle.dumps(outcome), digest_size=16).hexdigest()

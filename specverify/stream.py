@@ -1,0 +1,48 @@
+"""Streams: the cases that a search of one seed draws, drawn once for all the hunts of a process."""
+
+from collections.abc import Iterator
+from functools import cache
+
+from hypothesis import given, seed
+
+from properties.exploring import exploring
+from properties.strategies import cases
+from reference.case import Case
+from specverify.search import ROUND, round_seed
+
+
+class Stream:
+    """Cases of one seed, each once, in the order in which `Search.run` judges them while nothing differs."""
+
+    def __init__(self, number: int, dtypes: tuple[str, ...]) -> None:
+        self._number, self._dtypes = number, dtypes
+        self._drawn: dict[Case, None] = {}
+        self._cases: list[Case] = []
+        self._rounds = 0
+
+    def __iter__(self) -> Iterator[Case]:
+        """As many as are wanted; the end only where a round brings nothing new."""
+        at = 0
+        while True:
+            while at < len(self._cases):
+                yield self._cases[at]
+                at += 1
+            self._round()
+            if at == len(self._cases):
+                return
+
+    def _round(self) -> None:
+        def collect(case: Case) -> None:
+            if case not in self._drawn:
+                self._drawn[case] = None
+                self._cases.append(case)
+
+        drawn = given(cases(self._dtypes))(collect)
+        seed(round_seed(self._number, self._rounds))(exploring(ROUND)(drawn))()
+        self._rounds += 1
+
+
+@cache
+def stream(number: int, dtypes: tuple[str, ...]) -> Stream:
+    """The stream of seed `number`, kept for the life of the process."""
+    return Stream(number, dtypes)
