@@ -35,8 +35,8 @@ def walk(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
             continue
         tree, target, proposal = told
         chance = _coins(case, number)
-        if not np.isfinite(target).all() or not np.isfinite(proposal).all():
-            raise NotApplicable("a law is not finite; lossless.processors-per-node and proposal-consistent say so")
+        if not _laws(target) or not _laws(proposal[1:]):
+            raise NotApplicable("a row is no law; lossless.processors-per-node and proposal-consistent say so")
         sampling = case.sampling
         path, weights = acceptance.verify(
             chance, sampling.rule, sampling.draws, tree, target.tolist(), proposal.tolist(), drawn(case)
@@ -51,6 +51,11 @@ def walk(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
             where: dict[str, int | str] = {"side": side, "node": path[-1]}
             yield Finding("acceptance.sampled-walk", Stage.ACCEPTED, number, where, expected, observed)
             return
+
+
+def _laws(rows: Array) -> bool:
+    """Whether every row is finite, has no negative entry, and has mass to draw from."""
+    return bool(np.isfinite(rows).all() and (rows >= 0).all() and (rows.sum(-1) > 0).all())
 
 
 def told_by(step: Step) -> tuple[Tree, Array, Array] | None:
