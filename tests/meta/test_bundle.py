@@ -3,6 +3,7 @@
 import json
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from properties.tally import Failure
 from reference.architecture import Architecture, Checkpoint, Seeded
 from reference.case import Case
 from reference.draft import LanguageModel, Ngram, Scripted
-from reference.layout import KvLayout
+from reference.layout import COMMITS, KINDS, POISONS, SYNCS, KvLayout
 from reference.record import case_from_json, case_to_json
 from reference.sampling import Sampling, Stops
 from reference.trace import Stage
@@ -35,6 +36,14 @@ FINDING = Finding("cache.isolation", Stage.COMMITTED, 1, {"layer": 0, "slot": 3}
 def failure(case: Case) -> Failure:
     verdict = Verdict(case, "cpu-eager", {FINDING.invariant: "failed"}, (FINDING,))
     return Failure(verdict, FINDING, case.id, fault="stale-row", backend="pkg.engine:make", model="/models/x")
+
+
+def test_every_word_that_a_layout_knows_is_read_back() -> None:
+    base = CASES["scripted"]
+    for name, words in {"kind": KINDS, "commit": COMMITS, "poison": POISONS, "draft_sync": SYNCS}.items():
+        for word in words:
+            case = replace(base, layout=replace(KvLayout(), **{name: word}))
+            assert case_from_json(case_to_json(case)) == case
 
 
 @pytest.mark.parametrize("kind", CASES)
