@@ -29,7 +29,7 @@ class Declaration:
         stops: Fields of `Stops` that it heeds.
         emulated: Whether it stands in for a device that is not there; such a run never counts as hardware.
         rarely: How many times as seldom invariants that run variants of a case take their turn: above 1 for a backend
-            whose forwards take long. A replay asks all of them.
+            whose forwards take long; its control run is as much shorter. A replay asks all of them.
     """
 
     name: str

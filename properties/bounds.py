@@ -1,9 +1,15 @@
 """Bounds of rule N: how many sigmas of the control a row may lie off, by quantity and working dtype, and what was met.
 
 A sigma is the backend's own error in plain decode of the same prompt (`closeness.Noise`), never below its a-priori
-size. Beside each bound stands the worst row of clean runs: 100 drawn cases per dtype and backend, `cpu-eager` and
-`cpu-fused` (SDPA), torch 2.13 on x86-64, built-in models of 1 to 3 layers; 626 layers of attention outputs, 348 blocks
-of logits, 1,762 pairs and 2,972 layers of KV per dtype. `tests/meta/test_numerics.py` measures them again.
+size. Beside each bound stands the worst row of clean runs (torch 2.13, x86-64). In float32, and for pairs: 100 drawn
+cases on `cpu-eager` and on `cpu-fused`, built-in models of 1 to 3 layers; `tests/meta/test_numerics.py` measures them
+again. In 16 bits: 1,000 draws (361 to 379 models and prompts) per dtype on `cpu-eager` and on `ascend-fused-emulated`,
+whose kernel rounds its weights. There the excess over the worst in twenty falls off by a factor e per .33 to .42 sigmas
+of logits and .38 to .90 of attention outputs; the bounds are where that tail meets 1e-9 per model and prompt.
+
+The 4.5 of statistics-and-numerics (C.3) holds for one model of 256 logits. Drawn models have as few as two, whose rms
+scatters more: 4.9 was met once in 346 clean cases. What lies between 4.5 and 9 sigmas in 16 bits is left to the rules
+that compare bit by bit, and to float32.
 """
 
 from dataclasses import dataclass
@@ -19,10 +25,10 @@ class Bound:
 
 LOGITS: dict[str, Bound] = {
     "float32": Bound(6.0, 1.82),
-    "bfloat16": Bound(4.5, 3.40),
-    "float16": Bound(4.5, 2.48),
+    "bfloat16": Bound(9.0, 3.40),
+    "float16": Bound(9.0, 4.90),
 }
-"""Stage scored, against the oracle; tails extrapolated to 1e-9 per tree (statistics-and-numerics, C.2 and C.3)."""
+"""Stage scored, against the oracle; float32: tail extrapolated to 1e-9 per tree (statistics-and-numerics, C.2)."""
 
 PAIR: dict[str, Bound] = {
     "float32": Bound(6.0, 1.50),
@@ -33,7 +39,7 @@ PAIR: dict[str, Bound] = {
 
 INNER: dict[str, Bound] = {
     "float32": Bound(30.0, 3.30),
-    "bfloat16": Bound(12.0, 3.30),
-    "float16": Bound(12.0, 4.80),
+    "bfloat16": Bound(18.0, 6.62),
+    "float16": Bound(18.0, 6.17),
 }
 """Stages attended and committed: short vectors, so their rms scatters more than that of a vocabulary row."""

@@ -27,7 +27,7 @@ SANITY = 3.0
 """The control may exceed its a-priori size by this factor before it is itself a finding."""
 
 CONTROL_TOKENS = 12
-"""Tokens of plain decode that the control looks at."""
+"""Tokens of plain decode that the control looks at; fewer on a slow backend, see `Subject.rarely`, but at least four."""
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,8 @@ def truth(case: Case, oracle: Oracle, step: Step, number: int) -> Step:
 def noise(case: Case, oracle: Oracle, subject: Subject) -> Noise:
     """Measure the control: plain decode against the oracle on the same tokens, once per prompt, model and dtype."""
     plain = replace(case.plain_decode(), sampling=Sampling())
-    shorter = replace(plain.stops, max_new_tokens=min(plain.stops.max_new_tokens, CONTROL_TOKENS))
+    tokens = max(4, CONTROL_TOKENS // subject.rarely)
+    shorter = replace(plain.stops, max_new_tokens=min(plain.stops.max_new_tokens, tokens))
     control = plain if plain.stops == shorter else replace(plain, stops=shorter)
     measured = subject.noted(("noise", control), lambda: _measure(control, oracle, subject))
     assert isinstance(measured, Noise)

@@ -83,7 +83,7 @@ class Subject:
         takes_tape: Whether its coins are those of the case's tape.
         serve: Its sessions, action by action, or None if it has no such door.
         declines: Why its declaration does not admit a case, or None.
-        rarely: How many times as seldom invariants that take turns are asked of it.
+        rarely: How many times as seldom invariants that take turns are asked of it; its control is as much shorter.
         forward_s: Seconds inside its forwards so far, over every run.
         attention_calls: Layers of its forwards so far.
         fallbacks: Why its attention took a slower path, and in how many of those.

@@ -114,8 +114,8 @@ def probes(case: Case, layer: int) -> list[tuple[Case, tuple[int, ...]]]:
     Context and tree keep their shape. A probed column holds the token of its code, every other row token 0, which
     embeds to nothing; the logits of a node then spell out which probed columns it sees in `layer`
     (statistics-and-numerics, C.6). Up to PROBE_CODES columns take one forward. Of longer contexts, PROBE_FORWARDS
-    forwards show the tree, the context's ends, the columns around the edges of every window and chunk, and others
-    drawn by the case.
+    forwards show the tree, the context's ends, the columns around the edges of every window and chunk and of the first
+    and the last page, and others drawn by the case.
     """
     assert isinstance(case.model, Seeded)
     tree, context = tree_of(case), len(case.prefix)
@@ -127,6 +127,8 @@ def probes(case: Case, layer: int) -> list[tuple[Case, tuple[int, ...]]]:
     positions = {context + depth for depth in tree.depth}
     edges = [at - window + off for at in positions for off in (0, 1, 2)] if window else []
     edges += [at - at % chunk + off for at in positions for off in (-1, 0)] if chunk else []
+    page = case.layout.page_size
+    edges += [at + off for at in (page, context - context % page) for off in (-1, 0)] if page else []
     ends = [column for column in (0, context - 1, *edges) if 0 <= column < context]
     others = dice(case, "probe").permutation(context).tolist()
     wanted = list(dict.fromkeys([*nodes, *ends, *others]))

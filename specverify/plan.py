@@ -63,12 +63,12 @@ class Plan:
 
 
 def default_dtypes(backend: str) -> tuple[str, ...]:
-    """Those of DEFAULT_DTYPES that `backend` declares, or all of its own if none is; a stranger is not asked.
+    """DEFAULT_DTYPES, or all that `backend` declares where it lacks one of them; a stranger is not asked.
 
-    16 bits are drawn on request: rule N's bounds for them are calibrated on kernels that keep their weights in float32.
+    Kernels without float64 are there for 16 bits, and some operators take nothing else.
     """
     declared = {row.name: row.dtypes for row in ROWS}.get(backend, DEFAULT_DTYPES)
-    return tuple(one for one in DEFAULT_DTYPES if one in declared) or declared
+    return DEFAULT_DTYPES if set(DEFAULT_DTYPES) <= set(declared) else declared
 
 
 def default_jobs(device: str) -> int:

@@ -158,7 +158,7 @@ def test_the_plan_for_the_interpreter_splits_long_prefixes() -> None:
 
     assert plan(10) == Plan(16, 16, 0)
     assert plan(95).splits == 0
-    assert plan(96) == Plan(16, 64, 2)
+    assert plan(128) == Plan(16, 64, 2)
 
 
 def test_the_interpreter_leaves_the_process_as_it_was() -> None:

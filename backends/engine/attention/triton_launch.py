@@ -42,11 +42,11 @@ def power_of_two(number: int) -> int:
 def plan_for_cpu(query: Tensor, kv_heads: int, packed: Compact) -> Plan:
     """Few and large tiles: to the interpreter every operation costs the same, whatever its size.
 
-    Prefixes of 96 columns and more are split in two, so that both ways of the kernel run.
+    Prefixes of 128 columns and more are split in two, so that both ways of the kernel run.
     """
     flat = query.shape[1] // kv_heads * query.shape[2]
     tile = min(power_of_two(max(packed.longest, packed.widest, 1)), 64)
-    return Plan(min(power_of_two(flat), 128), tile, 2 if packed.longest >= 96 else 0)
+    return Plan(min(power_of_two(flat), 128), tile, 2 if packed.longest >= 128 else 0)
 
 
 def plan_for_gpu(query: Tensor, kv_heads: int, packed: Compact) -> Plan:
