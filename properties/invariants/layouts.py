@@ -81,9 +81,10 @@ def page_permutation(case: Case, oracle: Oracle, subject: Subject) -> Iterator[F
 
 def page_boundary(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     """Cut the same columns into pages of another size: the same bits come out."""
+    if case.session is not None and case.layout.pages:
+        raise NotApplicable("requests share a pool of so many pages: where pages end decides which of them waits")
     size = int(dice(case, "size").integers(1, 9))
     size += size == case.layout.page_size
-    # As many columns as before, so that the same requests wait.
     columns = len(case.layout.pages) * case.layout.page_size
     if case.layout.pages and columns % size:
         raise NotApplicable(f"{columns} columns do not fill pages of {size}")
