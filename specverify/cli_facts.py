@@ -39,10 +39,14 @@ def law(**options: Any) -> int:
 
 
 @click.command("list")
-@click.argument("subject", required=False, type=click.Choice(["backends", "layouts", "invariants", "faults", "models"]))
+@click.argument(
+    "subject",
+    required=False,
+    type=click.Choice(["backends", "layouts", "invariants", "faults", "catalogue", "models"]),
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def list_(subject: str | None, as_json: bool) -> int:
-    """List backends (available, or why not), KV layouts, invariants, faults, models."""
+    """List backends (available, or why not), KV layouts, invariants, faults, the catalogue of reports, models."""
     from reports.tables import rows_table
     from reports.writing import write_json
     from specverify.listing import SUBJECTS, listing

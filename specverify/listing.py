@@ -1,8 +1,10 @@
-"""The command `list`: backends, layouts, invariants, faults and models, each with its sentence."""
+"""The command `list`: backends, layouts, invariants, faults, their catalogue and models, each with its sentence."""
 
+from collections.abc import Callable
 from typing import Any
 
 from backends import faults
+from backends.faults.unplanted import UNPLANTED, reports
 from backends.registry import ROWS, why_unavailable
 from properties.invariants import ALL
 from properties.strategies.models import GALLERY
@@ -10,12 +12,19 @@ from reference.architecture import Architecture
 from reference.layout import KINDS
 from specverify.checkpoints import BUILT_IN
 
-SUBJECTS = ("backends", "layouts", "invariants", "faults", "models")
+SUBJECTS = ("backends", "layouts", "invariants", "faults", "catalogue", "models")
 
 
 def listing(subject: str) -> list[dict[str, Any]]:
     """The rows of one subject, as `--json` prints them."""
-    made = {"backends": backends, "layouts": layouts, "invariants": invariants, "faults": catalogue, "models": models}
+    made: dict[str, Callable[[], list[dict[str, Any]]]] = {
+        "backends": backends,
+        "layouts": layouts,
+        "invariants": invariants,
+        "faults": plantable,
+        "catalogue": catalogue,
+        "models": models,
+    }
     return made[subject]()
 
 
@@ -49,7 +58,7 @@ def invariants() -> list[dict[str, Any]]:
     ]
 
 
-def catalogue() -> list[dict[str, Any]]:
+def plantable() -> list[dict[str, Any]]:
     """Every fault that can be planted."""
     return [
         {
@@ -63,6 +72,24 @@ def catalogue() -> list[dict[str, Any]]:
         }
         for fault in faults.ALL
     ]
+
+
+def catalogue() -> list[dict[str, Any]]:
+    """Every report of the catalogue: the faults planted for it, or why none can be."""
+    rows = []
+    for report in reports():
+        planted = [fault.name for fault in faults.ALL if fault.id == report.id]
+        rows.append(
+            {
+                "name": report.id,
+                "state": "planted" if planted else "not planted",
+                "title": report.title,
+                "source": report.source,
+                "faults": planted,
+                "sentence": ", ".join(planted) if planted else UNPLANTED[report.id],
+            }
+        )
+    return rows
 
 
 def models() -> list[dict[str, Any]]:

@@ -6,10 +6,19 @@ import torch
 from torch import Tensor
 
 from backends.engine.attention.columns import Columns
+from backends.engine.draft.base import Proposal
+from backends.engine.draft.language_model import ModelDraft
+from backends.engine.draft.ngram import Followers, NgramDraft
+from backends.engine.kv.arena import Arena
+from backends.engine.kv.seams import KvSeams
+from backends.engine.request import Request
+from backends.engine.sampling.step import StepSampling
 from backends.engine.seams import Seams
 from backends.faults.fault import Fault
+from backends.faults.synced import drafting
+from reference.layout import KvLayout
 from reference.trace import Stage
-from reference.tree import RankTree
+from reference.tree import RankTree, Tree
 
 Rows = tuple[list[int], list[list[int]]]
 
@@ -63,6 +72,47 @@ def lengths_of_last_level(seams: Seams) -> Seams:
     return replace(seams, draft_attend=draft_attend)
 
 
+def leaves_drawn(seams: Seams) -> Seams:
+    """Levels of a greedy draft take their best tokens; the last one, named after the loop, is drawn."""
+
+    class Drawing(ModelDraft):
+        def propose(self, tokens: list[int], chance: StepSampling | None = None) -> Proposal:
+            best = super().propose(tokens, chance)
+            if chance is not None:
+                return best
+            assert best.logits is not None
+            assert best.draft_ids is not None
+            shape, token, ids = self._shape, list(best.tree.token), list(best.draft_ids)
+            # By Gumbel's trick: the best of noisy logits are draws without replacement from their softmax.
+            noise = torch.rand(best.logits.shape, generator=torch.Generator().manual_seed(len(tokens)))
+            noisy = best.logits.cpu().double() - (-noise.double().log()).log()
+            for node in range(len(shape)):
+                last = [child for child in shape.children[node] if shape.depth[child] == shape.height]
+                for child, one in zip(last, noisy[node].topk(len(last)).indices.tolist(), strict=True):
+                    token[child], ids[child] = int(self._vocabulary[one]), one
+            return replace(best, tree=Tree(shape.parent, tuple(token)), draft_ids=tuple(ids))
+
+    return drafting(seams, Drawing)
+
+
+def pool_outlives_request(seams: Seams) -> Seams:
+    """The pool of n-grams belongs to the decoder, which is not reset between requests."""
+    pool: dict[tuple[int, ...], Followers] = {}
+
+    class Decoder(Arena):
+        def __init__(self, layout: KvLayout, pages: int = 0, seams: KvSeams | None = None) -> None:
+            super().__init__(layout, pages, seams)
+            pool.clear()
+
+    class Pooled(Request):
+        def propose(self) -> None:
+            if isinstance(self.draft, NgramDraft):
+                self.draft._trie = pool
+            super().propose()
+
+    return replace(seams, arena=Decoder, request=Pooled)
+
+
 FAULTS = (
     Fault(
         "draft-positions-early",
@@ -99,5 +149,23 @@ FAULTS = (
         "catalogue BZ-033: draft multi-step uses wrong paged_kv_indices",
         "a draft model with a tree of height three",
         lengths_of_last_level,
+    ),
+    Fault(
+        "leaves-drawn-when-greedy",
+        "BZ-007",
+        Stage.DRAFTED,
+        "The last level of a greedy draft is drawn at random, where the levels above it take the best tokens.",
+        "SafeAILab/EAGLE commit e0150ac; catalogue BZ-007: last draft level sampled at random in greedy mode",
+        "a draft model that names its best tokens, without chance",
+        leaves_drawn,
+    ),
+    Fault(
+        "ngram-pool-outlives-request",
+        "BZ-081",
+        Stage.DRAFTED,
+        "The pool of n-grams is not emptied between requests: the second is drafted from the first one's text.",
+        "NVIDIA/TensorRT-LLM issue #2263; catalogue BZ-081: lookahead decoding wrong after the first generate call",
+        "two requests with n-gram drafts, whose texts go on differently after the same tokens",
+        pool_outlives_request,
     ),
 )

@@ -18,7 +18,7 @@ from backends.faults.fault import Fault
 from reference.trace import Stage
 
 
-def _drafting(seams: Seams, kind: type[ModelDraft], where: Callable[[Lease], bool] = lambda lease: True) -> Seams:
+def drafting(seams: Seams, kind: type[ModelDraft], where: Callable[[Lease], bool] = lambda lease: True) -> Seams:
     """Requests whose model draft is of class `kind`, for leases that meet the condition."""
 
     class Drafting(Request):
@@ -49,7 +49,7 @@ def own_guess_fed(seams: Seams) -> Seams:
             guess = int(self._vocabulary[int(ahead[0].argmax())])
             return super()._catch_up([*tokens[:-1], guess])
 
-    return _drafting(seams, Guessing)
+    return drafting(seams, Guessing)
 
 
 def unverified_restored(seams: Seams) -> Seams:
@@ -76,7 +76,7 @@ def unverified_restored(seams: Seams) -> Seams:
                 self.cache.crop(len(tokens))
             return super()._catch_up(tokens)
 
-    return _drafting(seams, Saving)
+    return drafting(seams, Saving)
 
 
 def scores_survive(seams: Seams) -> Seams:
@@ -93,7 +93,7 @@ def scores_survive(seams: Seams) -> Seams:
             right, stale, self._stale = super()._catch_up(tokens), self._stale, None
             return right if stale is None else stale
 
-    return _drafting(seams, Remembering)
+    return drafting(seams, Remembering)
 
 
 def leaf_filled_with_bonus(seams: Seams) -> Seams:
@@ -106,7 +106,7 @@ def leaf_filled_with_bonus(seams: Seams) -> Seams:
                 tokens = [*tokens[:known], *tokens[-1:] * (len(tokens) - known)]
             return super()._catch_up(tokens)
 
-    return _drafting(seams, Short)
+    return drafting(seams, Short)
 
 
 def rejected_rewritten(seams: Seams) -> Seams:
@@ -139,7 +139,7 @@ def one_cache(seams: Seams) -> Seams:
         def settle(self, kept: list[int]) -> None:
             pass  # the target's commit was the cache's
 
-    return _drafting(replace(seams, arena=Shared), Lodging, lambda lease: lease.draft is lease.target)
+    return drafting(replace(seams, arena=Shared), Lodging, lambda lease: lease.draft is lease.target)
 
 
 def one_pool(seams: Seams) -> Seams:

@@ -144,6 +144,7 @@ LISTS: dict[str, set[str]] = {
     "invariants": {"name", "sentence", "needs"},
     "layouts": {"name", "sentence", "backends"},
     "faults": {"name", "id", "stage", "sentence", "source", "trigger", "on"},
+    "catalogue": {"name", "state", "title", "source", "faults", "sentence"},
     "models": {"name", "sentence"},
 }
 

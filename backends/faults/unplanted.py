@@ -1,0 +1,49 @@
+"""The catalogue of public reports: its entries, and why some of them cannot be planted in this engine."""
+
+import json
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+UNPLANTED: dict[str, str] = {
+    "BZ-008": "It is a mask of training: no draft is trained here.",
+    "BZ-009": "A draft is fed tokens: no hidden state of the target can overflow into it before there are EAGLE heads.",
+    "BZ-013": "One process draws the coins and keeps the cache: there are no ranks of tensor parallelism to disagree.",
+    "BZ-018": "No grammar constrains a request: that comes with guided decoding.",
+    "BZ-022": "No layer has a recurrent state that a cache of prefixes could keep: every model is a transformer.",
+    "BZ-031": "No draft takes hidden states of the target's layers: that comes with EAGLE-3 heads.",
+    "BZ-045": "Each forward of a draft reads its own request's block table when it runs: no merged graph of several "
+    "positions reads it later, and no context parallelism re-indexes it.",
+    "BZ-052": "No model is quantised in a rotated basis, and no draft takes hidden states.",
+    "BZ-056": "A token is drawn by one coin and the inverse of the cumulative law, on one stream: there is no noise "
+    "over the vocabulary that an allocator could recycle.",
+    "BZ-065": "A tree is lowered by itself, from parents that are in it: no array of the batch holds a neighbour's "
+    "entries behind its own, and no parent is absent.",
+    "BZ-076": "No model of the gallery has attention sinks, or another term for each head.",
+    "BZ-080": "No grammar constrains a request: that comes with guided decoding.",
+    "BZ-099": "It moves the ends of decisions by one rounding: only a coin in that gap, one draw in about 2^24, would "
+    "tell, and there right samplers differ as well.",
+    "BZ-111": "No layer has a recurrent state that a crop could forget: every model is a transformer.",
+    "BZ-122": "No layer has a recurrent state that a branch could take from another: every model is a transformer.",
+    "BZ-125": "Its cause is not known; sums in another order for wider blocks differ by roundings, which are ties here "
+    "and no fault.",
+    "BZ-152": "The head is whole: there is no tensor parallelism whose shards a global token id could miss.",
+    "BZ-171": "No layer has a recurrent state that is rounded between tokens: every model is a transformer.",
+}
+"""Catalogue id to the reason."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """One entry of the catalogue."""
+
+    id: str
+    title: str
+    source: str
+
+
+@cache
+def reports() -> tuple[Report, ...]:
+    """Every entry, as `catalogue.json` beside this file has them."""
+    content = json.loads((Path(__file__).parent / "catalogue.json").read_text(encoding="utf-8"))
+    return tuple(Report(one, **words) for one, words in content.items())
