@@ -9,6 +9,7 @@ from properties.chance.gate import ALPHA_RUN, culprits, red
 from properties.finding import Evidence, Finding, Positions, Tie, Verdict
 from reference.case import Case
 from reference.plain import TAGS
+from reference.trace import Stage
 
 
 @dataclass
@@ -37,6 +38,15 @@ class Beside:
 
 
 @dataclass(frozen=True)
+class Also:
+    """Where another worker met the same defect: the invariant that located it, its stage, and the smallest case."""
+
+    invariant: str
+    stage: Stage
+    case: str
+
+
+@dataclass(frozen=True)
 class Failure:
     """One located difference, with the smallest case that shows it.
 
@@ -47,6 +57,7 @@ class Failure:
         tried: Cases run while shrinking.
         nearest: The nearest case that agrees, or None when none was looked for or found.
         beside: The same case on the eager backend of the device; None where there is no other.
+        also: The same defect as others met it, on cases of their own.
         file: Path of the saved bundle, once it is written.
         fault: Name of the planted fault, or None.
         backend: What `--backend` was given, so that the replay command opens the same.
@@ -63,6 +74,7 @@ class Failure:
     backend: str = "cpu-eager"
     model: str | None = None
     beside: Beside | None = None
+    also: tuple[Also, ...] = ()
 
 
 @dataclass

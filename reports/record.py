@@ -10,8 +10,10 @@ from typing import Any
 from properties.chance.gate import ALPHA_RUN
 from properties.finding import Finding, Verdict
 from properties.tally import Beside, Failure, Tally
+from reference.case import Case
 from reference.record import case_to_json
 from reports.bundle import replay_command
+from reports.contrast import differences
 from reports.writing import Unwritable, as_json, jsonable
 
 
@@ -116,8 +118,15 @@ def failure_fact(failure: Failure) -> dict[str, Any]:
         **finding_fact(failure.finding),
         "case": case_to_json(failure.verdict.case),
         "beside": None if twin is None else _beside_fact(twin),
+        "nearest": None if failure.nearest is None else _nearest_fact(failure.nearest, failure.verdict.case),
+        "also_seen": [{"invariant": one.invariant, "stage": one.stage.word, "case": one.case} for one in failure.also],
         "replay": replay_command(failure),
     }
+
+
+def _nearest_fact(near: Case, case: Case) -> dict[str, Any]:
+    """The nearest case that agrees, and how it differs."""
+    return {"case": case_to_json(near), "differences": differences(near, case)}
 
 
 def _beside_fact(twin: Beside) -> dict[str, Any]:

@@ -73,6 +73,10 @@ def _facts(failure: Failure, revealed: frozenset[Stage]) -> list[tuple[str, str]
     others = dict.fromkeys(other.invariant for other in verdict.findings if other.invariant != finding.invariant)
     if others:
         facts.append(("also failed", _one_line([clean(name) for name in others], WIDTH - INDENT)))
+    facts += [
+        ("also seen", f"by {clean(one.invariant)} at stage {one.stage.word}, case {one.case}: one cause")
+        for one in failure.also
+    ]
     if verdict.trace is not None:
         facts += [
             ("fell back", f"{number(count)} times: {clean(why)}") for why, count in fallen(verdict.trace.fallbacks)

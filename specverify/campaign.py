@@ -11,9 +11,9 @@ from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import Any
 
-from properties.finding import FINISHED, Verdict
-from properties.strategies.smaller import size
-from properties.tally import Counts, Failure, Tally, condemned, nothing_fused
+from properties.causes import by_cause
+from properties.finding import Verdict
+from properties.tally import Counts, Tally, condemned, nothing_fused
 from properties.ties import too_many, vacuous
 from specverify.environment import environment
 from specverify.news import Broken, Done, Opened
@@ -94,7 +94,7 @@ def run(plan: Plan, arrived: Arrived, opened: Callable[[Opened], None]) -> tuple
         tally.errors.append(f"interrupted after {tally.cases} cases: what did not run is not a pass")
     if tally.stopped is None and time.monotonic() > deadline:
         tally.stopped = f"time budget of {plan.time_budget_s:g} s used up"
-    tally.failures = _distinct(tally.failures)
+    tally.failures = by_cause(tally.failures)
     tally.seconds = time.monotonic() - began
     return tally, code
 
@@ -126,21 +126,6 @@ def _conclude(tally: Tally) -> None:
         tally.excess_ties = excess
     tally.excess_evidence = condemned(tally)
     tally.errors += [why for why in (vacuous(tally), nothing_fused(tally)) if why is not None]
-
-
-def _distinct(failures: list[Failure]) -> list[Failure]:
-    """One failure for each located difference, at its smallest, of those that several workers met.
-
-    A variant that broke off says least of where; it is left out where another failure says more.
-    """
-    best: dict[tuple[str, int], Failure] = {}
-    for failure in failures:
-        key = (failure.finding.invariant, failure.finding.stage)
-        held = best.get(key)
-        if held is None or size(failure.verdict.case) < size(held.verdict.case):
-            best[key] = failure
-    located = [failure for failure in best.values() if failure.finding.expected != FINISHED]
-    return located or list(best.values())
 
 
 def _bury(workers: list[Any], open_workers: set[int], tally: Tally) -> int | None:

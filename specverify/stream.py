@@ -8,7 +8,7 @@ from hypothesis import given, seed
 from properties.exploring import exploring
 from properties.strategies import cases
 from reference.case import Case
-from specverify.search import ROUND, round_seed
+from specverify.search import BARREN, ROUND, round_seed
 
 
 class Stream:
@@ -21,14 +21,17 @@ class Stream:
         self._rounds = 0
 
     def __iter__(self) -> Iterator[Case]:
-        """As many as are wanted; the end only where a round brings nothing new."""
+        """As many as are wanted; the end only where rounds bring nothing new."""
         at = 0
         while True:
             while at < len(self._cases):
                 yield self._cases[at]
                 at += 1
-            self._round()
-            if at == len(self._cases):
+            for _ in range(BARREN):
+                self._round()
+                if at < len(self._cases):
+                    break
+            else:
                 return
 
     def _round(self) -> None:

@@ -253,7 +253,7 @@ INVARIANTS = (
         NEEDS,
         law_joint,
         sampled,
-        every=TURNS,
+        every=2,
     ),
     Invariant(
         "acceptance.support-at-edges",

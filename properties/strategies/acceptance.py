@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from hypothesis import strategies as st
 
 from properties.strategies.prompts import tokens
-from properties.strategies.trees import Parents, deep_parents, parents
+from properties.strategies.trees import Parents
 from reference.architecture import Seeded
 from reference.case import Case
 from reference.decoder import Oracle
@@ -45,16 +45,20 @@ class Steered:
 
 @st.composite
 def steered(
-    draw: st.DrawFn, root: int, ahead: tuple[int, ...], vocab: int, max_nodes: int, through: bool = False
+    draw: st.DrawFn,
+    root: int,
+    ahead: tuple[int, ...],
+    vocab: int,
+    shapes: st.SearchStrategy[Parents],
+    through: bool = False,
 ) -> Steered:
-    """A tree under `root` whose tokens follow `ahead`, the target's own next tokens, down to one drawn node.
+    """A tree of one of `shapes` under `root` whose tokens follow `ahead`, the target's own next tokens.
 
-    The last node of that path may be any, so accepted paths need not be a prefix of the row order. Other nodes hold
-    random tokens, twins of a sibling, or the right token in the wrong place; the path ends because its children
-    differ from the target's choice, unless the pattern lets them be. With `through` the tree is small and deep, and
-    the path goes all the way down.
+    They do so down to one drawn node, which may be any, so accepted paths need not be a prefix of the row order; with
+    `through`, all the way down. Other nodes hold random tokens, twins of a sibling, or the right token in the wrong
+    place; the path ends because its children differ from the target's choice, unless the pattern lets them be.
     """
-    parent: Parents = draw(deep_parents() if through else parents(max_nodes))
+    parent: Parents = draw(shapes)
     shape = Tree(parent, (root,) + (0,) * (len(parent) - 1))
     aim = shape.depth.index(shape.height) if through else draw(st.integers(0, len(parent) - 1))
     path = shape.path(aim)

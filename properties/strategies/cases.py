@@ -11,12 +11,12 @@ from properties.strategies.prompts import prompts
 from properties.strategies.sampling import TEMPERATURES, as_chain, samplings, with_min_tokens
 from properties.strategies.sessions import with_session
 from properties.strategies.stops import places, stops_for
-from properties.strategies.trees import MAX_NODES, parents
+from properties.strategies.trees import MAX_NODES, as_many, deep_parents, parents
 from reference.architecture import Seeded
 from reference.case import Case
 from reference.draft import Draft, LanguageModel, Ngram, Scripted
 from reference.layout import KvLayout
-from reference.tree import RankTree, Shape
+from reference.tree import RankTree, Shape, Tree
 
 STATIC_NODES = 12
 """Nodes of a static tree at most: the draft model runs each inner level of it."""
@@ -25,12 +25,14 @@ STATIC_NODES = 12
 @st.composite
 def scripts(draw: st.DrawFn, model: Seeded, prompt: tuple[int, ...], ahead: tuple[int, ...]) -> Scripted:
     """One to three trees, each under the root that the steps before it lead to, if the target goes on with `ahead`."""
-    trees = []
+    trees: list[Tree] = []
     root = prompt[-1]
     for step in range(draw(st.integers(1, 3))):
-        most = MAX_NODES if step == 0 else 8
         through = step == 0 and draw(st.integers(0, 3)) == 3
-        one = draw(steered(root, ahead, model.vocab_size, most, through))
+        shapes = deep_parents() if through else parents(MAX_NODES if step == 0 else 8)
+        if step > 0 and len(trees[-1]) <= 8 and draw(st.booleans()):
+            shapes = as_many(len(trees[-1]))  # what is kept by the number of rows must not be met again
+        one = draw(steered(root, ahead, model.vocab_size, shapes, through))
         trees.append(one.tree)
         if one.accepted + 1 > len(ahead):
             break
@@ -41,7 +43,8 @@ def scripts(draw: st.DrawFn, model: Seeded, prompt: tuple[int, ...], ahead: tupl
 @st.composite
 def rank_trees(draw: st.DrawFn, named: int) -> RankTree:
     """Static trees whose nodes have at most `named` children, ranks in an order of their own."""
-    parent = list(draw(parents(STATIC_NODES, shuffle=False)))
+    some = st.integers(3, 6).flatmap(as_many)
+    parent = list(draw(st.one_of(parents(STATIC_NODES, shuffle=False), some)))
     for node in range(1, len(parent)):
         while parent[:node].count(parent[node]) - (parent[node] == 0) >= min(named, 4):
             parent[node] += 1
@@ -65,10 +68,13 @@ def vocabularies(draw: st.DrawFn, vocab: int) -> tuple[int, ...]:
 
 @st.composite
 def any_draft(
-    draw: st.DrawFn, model: Seeded, prompt: tuple[int, ...], ahead: tuple[int, ...], sampled: bool = False
+    draw: st.DrawFn, model: Seeded, prompt: tuple[int, ...], ahead: tuple[int, ...], learning: bool = False
 ) -> Draft:
-    """Scripted trees most often, a model where tokens may be drawn; else a trie, or a model with its own vocabulary."""
-    kind = draw(st.sampled_from((5, 0, 5, 1, 5, 4))) if sampled else draw(st.integers(0, 5))
+    """Scripted trees most often, a model half of the time if `learning`; else a trie; some with their own vocabulary.
+
+    `learning` holds where tokens may be drawn, and in sessions, where a draft's cache has most to lose.
+    """
+    kind = draw(st.sampled_from((0, 5, 1, 5, 4, 5) if learning else (0, 1, 2, 5, 3, 4)))
     if kind == 4:
         return Ngram(draw(rank_trees(model.vocab_size)), draw(st.integers(2, 4)))
     if kind == 5:
@@ -85,14 +91,15 @@ def single_cases(
     processors: tuple[str, ...] = (),
     layout: str | None = None,
     model: Seeded | None = None,
+    company: bool = False,
 ) -> Case:
-    """Cases of one request, on `model` if it is given."""
+    """Cases of one request, on `model` if it is given; as others in their `company` want it."""
     dtype = draw(st.sampled_from(dtypes))
     model = model or draw(targets())
     prompt = draw(prompts(model))
     temperature = draw(st.sampled_from((*(0.0,) * 8, *TEMPERATURES)))
     ahead = continuation(model, prompt)
-    draft = draw(any_draft(model, prompt, ahead, sampled=temperature > 0))
+    draft = draw(any_draft(model, prompt, ahead, learning=company or temperature > 0))
     stops, least = draw(stops_for(model, prompt, places(draft, prompt[-1], ahead)))
     if least and isinstance(draft, Scripted):
         banned = postponed(model, prompt, stops, least)
@@ -102,7 +109,8 @@ def single_cases(
     nodes = max((len(tree) for tree in draft.trees), default=1) if isinstance(draft, Scripted) else len(draft.shape)
     sampling = with_min_tokens(draw(samplings(model, draft, stops, temperature, processors)), least, model, stops)
     whole = Case(model, prompt, draft, KvLayout(), sampling, stops, dtype)
-    held = draw(layouts(whole.longest, nodes, len(prompt), layout))
+    bounded = any((*model.architecture.windows, *model.architecture.chunks))
+    held = draw(layouts(whole.longest, nodes, len(prompt), layout, bounded=bounded))
     stay = any(model.architecture.chunks) and draw(st.booleans())
     return replace(whole, layout=replace(held, stay_in_chunk=stay))
 
@@ -114,12 +122,13 @@ def cases(
     processors: tuple[str, ...] = (),
     layout: str | None = None,
 ) -> Case:
-    """Cases on built-in models in one of `dtypes`, one in twelve with a session.
+    """Cases on built-in models in one of `dtypes`, one in four with a session.
 
     Half of the sampled ones name `processors`; all have KV layout `layout`, if it is named.
     """
-    case = draw(single_cases(dtypes, processors, layout))
-    return case if draw(st.integers(0, 11)) != 11 else draw(accompanied(case, layout))
+    if draw(st.sampled_from((False, False, False, True))):
+        return draw(session_cases(dtypes, processors, layout))
+    return draw(single_cases(dtypes, processors, layout))
 
 
 @st.composite
@@ -130,11 +139,11 @@ def session_cases(
     layout: str | None = None,
 ) -> Case:
     """Cases with a session."""
-    return draw(accompanied(draw(single_cases(dtypes, processors, layout)), layout))
+    return draw(accompanied(draw(single_cases(dtypes, processors, layout, company=True)), layout))
 
 
 @st.composite
 def accompanied(draw: st.DrawFn, case: Case, layout: str | None = None) -> Case:
     """`case` with mates, some of which draft like another case on the same model."""
     assert isinstance(case.model, Seeded)
-    return draw(with_session(case, draw(single_cases((case.dtype,), (), layout, case.model)), layout))
+    return draw(with_session(case, draw(single_cases((case.dtype,), (), layout, case.model, True)), layout))

@@ -13,13 +13,21 @@ MOST_LISTED = 200
 
 @st.composite
 def layouts(
-    draw: st.DrawFn, longest: int, nodes: int, prompt: int, kind: str | None = None, requests: int = 1
+    draw: st.DrawFn,
+    longest: int,
+    nodes: int,
+    prompt: int,
+    kind: str | None = None,
+    requests: int = 1,
+    bounded: bool = False,
 ) -> KvLayout:
     """Layouts for `requests` requests of at most `longest` columns and `nodes` nodes, of one kind if it is named.
 
-    Free lists have room for all requests at once, or now and then for fewer, so that requests wait and prefixes go.
+    Rings come more often where layers are `bounded` by windows or chunks: elsewhere they are plain buffers. Free lists
+    have room for all requests at once, or now and then for fewer, so that requests wait and prefixes go.
     """
-    chosen = kind or draw(st.sampled_from((("branch",) * 6 if requests == 1 else PAGED * 2) + tuple(KINDS)))
+    often = (("branch",) * 3 if requests == 1 else PAGED * 2) + ("sliding",) * (2 * bounded)
+    chosen = kind or draw(st.sampled_from((*often, *KINDS)))
     padded = draw(st.sampled_from((0, 0, nodes, nodes + 3)))
     fields: dict[str, object] = {
         "commit": draw(st.sampled_from(COMMITS)) if chosen == "branch" else "path",

@@ -20,7 +20,8 @@ EXTREMES = (0.0, 1.0 - 2.0**-24, 0.5, 2.0**-24)
 @st.composite
 def rules(draw: st.DrawFn, chains: bool) -> Rule:
     """A rule for chains, or for any tree, with thresholds of its own now and then."""
-    name = draw(st.sampled_from([name for name, promise in RULES.items() if chains or not promise.chains_only]))
+    names = [name for name, promise in RULES.items() if chains or not promise.chains_only]
+    name = draw(st.sampled_from(("multi-round", *names)))  # the one of the field's engines
     if name == "target-only" and draw(st.integers(0, 2)) == 0:
         return Rule(name, draw(st.sampled_from((1.0, 0.5, 0.2))), draw(st.sampled_from((1.0, 0.9, 0.5))))
     if name == "typical":
@@ -62,7 +63,8 @@ def samplings(
     Half of those that sample name `processors`, if there are any, and then ban nothing else: together with what a
     stranger's processor bans, no token might be left.
     """
-    settings = draw(processing(model, stops)) if draw(st.integers(0, 2)) == 0 else Sampling()
+    rarely = 2 if temperature == 0.0 else 1
+    settings = draw(processing(model, stops)) if draw(st.integers(0, rarely)) == 0 else Sampling()
     if temperature == 0.0:
         return settings
     held = {name: getattr(settings, name) for name in type(settings).__dataclass_fields__}
@@ -71,7 +73,7 @@ def samplings(
         "temperature": temperature,
         "tape": tape,
         "rule": draw(rules(all(map(_is_chain, _shapes(draft))))),
-        "draws": draw(st.sampled_from(DRAWS)),
+        "draws": draw(st.sampled_from((*DRAWS, "without-replacement"))),
         "seed": draw(st.integers(0, 2**20)),
     }
     if len(processors) > 0 and draw(st.booleans()):

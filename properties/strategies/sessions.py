@@ -16,7 +16,7 @@ from reference.tree import RankTree
 MOST_MATES = 3
 MOST_ACTIONS = 12
 
-HAPPENINGS = ("step", "step", "step", "step", "preempt", "evict", "restore", "cancel", "fork", "switch", "add")
+HAPPENINGS = ("step", "step", "step", "step", "preempt", "evict", "restore", "cancel", "fork", "fork", "switch", "add")
 """Kinds of action, steps most often."""
 
 BRANCHES = Ngram(RankTree((0, 0, 0, 1), (0, 1, 0, 0)), 3)
@@ -29,7 +29,8 @@ def mates(draw: st.DrawFn, case: Case, stranger: Case) -> Mate:
     keep = draw(st.sampled_from((0, len(case.prompt), len(case.prompt) // 2, len(case.prompt))))
     begin = case.prompt[:keep]
     own = draw(st.lists(st.integers(0, case.model.vocab_size - 1), min_size=1, max_size=6))
-    prompt = (*begin, *own)
+    # The same stretch in another place must not be taken for the same prefix.
+    prompt = (*begin, *own) if draw(st.integers(0, 5)) else (*own, *begin)
     draft: Draft = draw(st.sampled_from((stranger.draft, case.draft, BRANCHES, Scripted())))
     if isinstance(draft, Scripted):
         draft = Scripted(tuple(tree.rooted(prompt[-1]) if not at else tree for at, tree in enumerate(draft.trees)))
@@ -45,11 +46,21 @@ def mates(draw: st.DrawFn, case: Case, stranger: Case) -> Mate:
 
 @st.composite
 def actions(draw: st.DrawFn, count: int) -> tuple[Action, ...]:
-    """What happens to `count` requests: the first enters, then anything, possible or not."""
+    """What happens to `count` requests: the first enters, then anything, possible or not.
+
+    Who does not enter at the start comes later, on its own or as a fork.
+    """
     happened = [Action("add", (0,))]
-    happened += [Action("add", (number,)) for number in range(1, count) if draw(st.integers(0, 3))]
+    waiting = []
+    for number in range(1, count):
+        if draw(st.integers(0, 2)):
+            happened.append(Action("add", (number,)))
+        else:
+            waiting.append(number)
     everyone = st.permutations(range(count))
     other: st.SearchStrategy[Draft] = st.sampled_from((BRANCHES, Scripted()))
+    if draw(st.booleans()):
+        happened.append(Action("step", tuple(draw(everyone))))
     for _ in range(draw(st.integers(1, MOST_ACTIONS))):
         kind = draw(st.sampled_from(HAPPENINGS))
         order = draw(everyone)
@@ -57,16 +68,20 @@ def actions(draw: st.DrawFn, count: int) -> tuple[Action, ...]:
             # Another one enters where the pages of the first were kept.
             happened += [Action("cancel", (order[0],)), *(Action("add", (one,)) for one in order[1:2])]
         elif kind == "evict":
-            happened += [Action("evict", (order[0],)), Action("restore", (order[0],))][: draw(st.integers(1, 2))]
+            back = (Action("restore", (order[0],)), Action("step", tuple(order)))
+            happened += [Action("evict", (order[0],)), *back[: draw(st.integers(0, 2))]]
         elif kind in ("step", "preempt"):
             happened.append(Action(kind, tuple(order[: draw(st.integers(1, count))])))
         elif kind == "fork":
             if count > 1:
-                happened.append(Action("fork", tuple(order[:2])))
+                twin = waiting.pop(0) if waiting else order[1]
+                source = next(one for one in order if one != twin)
+                both = (Action("step", (source, twin)),) if draw(st.booleans()) else ()
+                happened += [Action("fork", (source, twin)), *both]
         elif kind == "switch":
             happened.append(Action("switch", (order[0],), draw(other)))
         else:
-            happened.append(Action(kind, (order[0],)))
+            happened.append(Action(kind, (waiting.pop(0) if kind == "add" and waiting else order[0],)))
     return (*happened, Action("step", tuple(draw(everyone))))
 
 

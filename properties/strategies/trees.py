@@ -46,6 +46,14 @@ def renumbered(parent: Parents, order: tuple[int, ...]) -> Parents:
     return tuple(row[parent[node]] for node in order)
 
 
+def as_many(nodes: int) -> st.SearchStrategy[Parents]:
+    """Parents of trees of exactly `nodes` nodes: a chain, a star, or any."""
+    rest = max(nodes - 1, 0)
+    return st.one_of(
+        st.just(_chain(nodes)), st.just(_star(nodes)), st.binary(min_size=rest, max_size=rest).map(_random)
+    )
+
+
 def deep_parents() -> st.SearchStrategy[Parents]:
     """Parents of trees of 5 to 8 nodes, at least 4 deep, the root first."""
     return st.binary(max_size=3).map(_spined)

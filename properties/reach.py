@@ -1,0 +1,303 @@
+"""Reach: the conditions under which reported faults show, each a named predicate on a case."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+
+from properties.strategies.acceptance import ORACLE
+from reference.architecture import Seeded
+from reference.case import Case
+from reference.draft import LanguageModel, Ngram, Scripted, largest
+from reference.layout import PAGED
+from reference.session import Action
+from reference.trace import Step
+from reference.tree import Shape, Tree
+
+
+class Seen:
+    """A case, and what the oracle does on it, computed where a predicate asks."""
+
+    def __init__(self, case: Case) -> None:
+        self.case = case
+
+    @cached_property
+    def steps(self) -> tuple[Step, ...]:
+        """Steps of request 0, alone."""
+        return ORACLE(self.case.alone()).steps
+
+    @cached_property
+    def walks(self) -> tuple[tuple[Tree, tuple[int, ...]], ...]:
+        """Tree and accepted path of each step."""
+        return tuple((step.drafted.tree, step.accepted.path) for step in self.steps if step.drafted and step.accepted)
+
+    @cached_property
+    def actions(self) -> tuple[Action, ...]:
+        """Of the session; none without one."""
+        return self.case.session.actions if self.case.session is not None else ()
+
+    @cached_property
+    def requests(self) -> tuple[Case, ...]:
+        """Each request as the case that it would be alone."""
+        count = len(self.case.session.mates) if self.case.session is not None else 0
+        return tuple(self.case.alone(number) for number in range(count + 1))
+
+    @cached_property
+    def batches(self) -> tuple[tuple[int, ...], ...]:
+        """Requests of each step that names at least two which have entered by then."""
+        inside: set[int] = set()
+        met = []
+        for action in self.actions:
+            if action.kind in ("add", "restore"):
+                inside |= set(action.requests)
+            elif action.kind == "fork" and action.requests[0] in inside:
+                inside.add(action.requests[1])
+            elif action.kind in ("cancel", "evict"):
+                inside -= set(action.requests)
+            elif action.kind == "step":
+                together = tuple(one for one in action.requests if one in inside)
+                met += [together] if len(together) > 1 else []
+        return tuple(met)
+
+    def drafts(self, number: int) -> LanguageModel | None:
+        """The model that drafts for a request."""
+        draft = self.requests[number].draft
+        return draft if isinstance(draft, LanguageModel) else None
+
+    @property
+    def chunk(self) -> int:
+        """The target's shortest chunk of attention; 0 without."""
+        arch = self.case.model.architecture if isinstance(self.case.model, Seeded) else None
+        return min((chunk for chunk in arch.chunks if chunk), default=0) if arch is not None else 0
+
+    @property
+    def windows(self) -> tuple[int, ...]:
+        """The target's sliding windows."""
+        arch = self.case.model.architecture if isinstance(self.case.model, Seeded) else None
+        return tuple(window for window in arch.windows if window) if arch is not None else ()
+
+
+@lru_cache(maxsize=8)
+def seen(case: Case) -> Seen:
+    """What there is to know of a case, shared by the predicates."""
+    return Seen(case)
+
+
+@dataclass(frozen=True)
+class Condition:
+    """Something that a case may be an example of.
+
+    Attributes:
+        name: A few words.
+        sentence: What holds then.
+        met: Whether it holds.
+    """
+
+    name: str
+    sentence: str
+    met: Callable[[Seen], bool]
+
+    def holds(self, case: Case) -> bool:
+        """Whether `case` is an example."""
+        return self.met(seen(case))
+
+
+def _paged(of: Seen) -> int:
+    """Columns of a page; 0 where there are none."""
+    return of.case.layout.page_size if of.case.layout.kind in PAGED else 0
+
+
+def _shape(of: Seen) -> Shape | None:
+    draft = of.case.draft
+    return draft.shape if isinstance(draft, LanguageModel) else None
+
+
+def _branches_below(shape: Shape, levels: int) -> bool:
+    """Whether one depth, not below `levels`, has two nodes with children."""
+    inner = [shape.depth[node] for node in range(len(shape)) if shape.children[node]]
+    return any(inner.count(depth) > 1 for depth in range(levels, shape.height + 1))
+
+
+def _siblings(of: Seen) -> bool:
+    shape = _shape(of)
+    return shape is not None and any(len(below) > 1 for below in shape.children)
+
+
+def _drawn(of: Seen, draws: str) -> bool:
+    return not of.case.sampling.greedy and of.case.sampling.draws == draws and _shape(of) is not None
+
+
+def _ended_inside(of: Seen) -> bool:
+    return any(
+        step.emitted is not None and step.accepted is not None and step.emitted.finish in ("eos", "stop")
+        and len(step.emitted.tokens) < len(step.accepted.path)
+        for step in of.steps
+    )  # fmt: skip
+
+
+def _crossing(of: Seen) -> bool:
+    chunk = of.chunk
+    return bool(chunk) and any(
+        step.drafted is not None
+        and 0 < chunk - len(step.context) % chunk <= step.drafted.tree.height
+        for step in of.steps
+    )  # fmt: skip
+
+
+def _cut(of: Seen) -> bool:
+    """A step whose tree has fewer nodes than were proposed."""
+    draft = of.case.draft
+    if isinstance(draft, Ngram):
+        return False
+    trees = draft.trees if isinstance(draft, Scripted) else (draft.shape,) * len(of.walks)
+    return any(len(tree) < len(told) for (tree, _), told in zip(of.walks, trees, strict=False))
+
+
+def _unlike(of: Seen) -> bool:
+    """Two steps with trees of one size and another shape."""
+    shapes = [tree.parent for tree, _ in of.walks if len(tree) > 1]
+    return any(len(one) == len(other) and one != other for one in shapes for other in shapes)
+
+
+def _hit(of: Seen) -> bool:
+    """A request enters whose prompt begins with a whole page of one that entered before it."""
+    size = of.case.layout.page_size
+    entered: list[tuple[int, ...]] = []
+    if of.case.layout.kind != "prefix":
+        return False
+    for action in of.actions:
+        if action.kind == "add":
+            prompt = of.requests[action.requests[0]].prefix
+            if any(len(prompt) >= size and prompt[:size] == other[:size] for other in entered):
+                return True
+            entered.append(prompt)
+    return False
+
+
+def _after(of: Seen, *kinds: str) -> Iterator[tuple[int, ...]]:
+    """Requests to which the kinds of action happen one after the other, a step last."""
+    for number in range(len(of.requests)):
+        happened = [one.kind for one in of.actions if number in one.requests]
+        wanted = iter(happened)
+        if all(any(kind == one for one in wanted) for kind in kinds):
+            yield (number,)
+
+
+def _unequal(of: Seen, measure: Callable[[Case], int]) -> bool:
+    return any(len({measure(of.requests[one]) for one in batch}) > 1 for batch in of.batches)
+
+
+def _forked(of: Seen) -> tuple[int, ...]:
+    """Requests that are forked at some time, after they entered."""
+    entered: set[int] = set()
+    met = []
+    for action in of.actions:
+        if action.kind == "add":
+            entered |= set(action.requests)
+        elif action.kind == "fork" and action.requests[0] in entered and action.requests[1] not in entered:
+            met.append(action.requests[0])
+    return tuple(met)
+
+
+def _rejects_then_steps(of: Seen) -> bool:
+    return any(len(path) < len(tree) for tree, path in of.walks[:-1])
+
+
+CONDITIONS = (
+    Condition("more than a page", "The prompt is longer than a page.", lambda of: 0 < _paged(of) < len(of.case.prefix)),
+    Condition("page in part", "The prompt ends inside a page.",
+              lambda of: bool(_paged(of)) and len(of.case.prefix) % _paged(of) > 0),
+    Condition("page full", "The prompt ends where a page ends.",
+              lambda of: bool(_paged(of)) and len(of.case.prefix) > 0 and len(of.case.prefix) % _paged(of) == 0),
+    Condition("pages out of order", "The free list is no ascending one, and a page holds several columns.",
+              lambda of: _paged(of) > 1 and list(of.case.layout.pages) != sorted(of.case.layout.pages)),
+    Condition("session", "There are other requests.", lambda of: of.case.session is not None),
+    Condition("batch", "One step of two requests.", lambda of: bool(of.batches)),
+    Condition("ragged trees", "One step of two requests with trees of unequal size.",
+              lambda of: _unequal(of, lambda one: largest(one.draft))),
+    Condition("ragged prefixes", "One step of two requests with prompts of unequal length.",
+              lambda of: _unequal(of, lambda one: len(one.prompt))),
+    Condition("ragged batch on pages", "One step of unequal trees over pages.",
+              lambda of: bool(_paged(of)) and _unequal(of, lambda one: largest(one.draft))),
+    Condition("batch that samples", "One step of two requests that sample.",
+              lambda of: any(sum(not of.requests[one].sampling.greedy for one in batch) > 1 for batch in of.batches)),
+    Condition("prefix hit", "A request enters whose first page another brought before it.", _hit),
+    Condition("interruption", "A request that entered is thrown back, evicted or cancelled.",
+              lambda of: any(any(_after(of, "add", kind)) for kind in ("preempt", "evict", "cancel"))),
+    Condition("thrown back, then steps", "A draft is thrown back before verification, and the request goes on.",
+              lambda of: any(_after(of, "add", "preempt", "step"))),
+    Condition("evicted, then steps", "A request with a model draft steps, is evicted, restored, and steps again.",
+              lambda of: any(of.drafts(one[0]) for one in _after(of, "step", "evict", "restore", "step"))),
+    Condition("leaves, then another joins", "A request leaves after a step, and another enters and steps.",
+              lambda of: any(
+                  action.kind == "cancel" and any(later.kind == "add" for later in of.actions[at:])
+                  for at, action in enumerate(of.actions)
+              )),
+    Condition("fork", "A request that entered is forked.", lambda of: bool(_forked(of))),
+    Condition("fork on pages with a model draft", "A forked request on pages is drafted for by a model.",
+              lambda of: bool(_paged(of)) and any(of.drafts(one) for one in _forked(of))),
+    Condition("target drafts on pages", "The target drafts for itself, and lies on pages.",
+              lambda of: bool(_paged(of)) and any(
+                  (draft := of.drafts(one)) is not None and draft.model == of.case.model
+                  for one in range(len(of.requests))
+              )),
+    Condition("more than 16 rows", "A tree of more than 16 nodes.",
+              lambda of: any(len(tree) > 16 for tree, _ in of.walks)),
+    Condition("more than 32 rows", "A tree of more than 32 nodes.",
+              lambda of: any(len(tree) > 32 for tree, _ in of.walks)),
+    Condition("branches", "Two children of one node.",
+              lambda of: any(len(below) > 1 for tree, _ in of.walks for below in tree.children)),
+    Condition("accepts nothing", "A tree of which nothing is accepted.",
+              lambda of: any(len(tree) > 1 and len(path) == 1 for tree, path in of.walks)),
+    Condition("accepts all", "A path accepted down to a deepest leaf.",
+              lambda of: any(tree.height > 0 and len(path) == tree.height + 1 for tree, path in of.walks)),
+    Condition("accepts three", "At least three drafted tokens accepted in one step.",
+              lambda of: any(len(path) > 3 for _, path in of.walks)),
+    Condition("path out of row order", "The accepted path is not the first rows.",
+              lambda of: any(path != tuple(range(len(path))) for _, path in of.walks)),
+    Condition("accepts token 0", "A token with id 0 is accepted.",
+              lambda of: any(tree.token[node] == 0 for tree, path in of.walks for node in path[1:])),
+    Condition("step after a rejection", "A step follows one with a rejected row.", _rejects_then_steps),
+    Condition("unlike trees of one size", "Two steps have trees of one size and unlike shapes.", _unlike),
+    Condition("window shorter than prompt", "A layer's window does not reach the prompt's beginning.",
+              lambda of: any(window < len(of.case.prompt) for window in of.windows)),
+    Condition("chunk ends inside a tree", "The end of a chunk of attention lies between a root and its leaves.",
+              _crossing),
+    Condition("chunk ends inside a tree, cut", "The same, and the tree is cut there.",
+              lambda of: of.case.layout.stay_in_chunk and of.chunk > 0 and _cut(of)),
+    Condition("ring full, then a rejection", "Layout sliding, a full window, a rejected row, and another step.",
+              lambda of: of.case.layout.kind == "sliding" and any(window < len(of.case.prompt) for window in of.windows)
+              and _rejects_then_steps(of)),
+    Condition("static after a rejection", "Layout static, and a step after a rejected row.",
+              lambda of: of.case.layout.kind == "static" and _rejects_then_steps(of)),
+    Condition("scratch after a rejection", "Layout scratch, and a step after a rejected row.",
+              lambda of: of.case.layout.kind == "scratch" and _rejects_then_steps(of)),
+    Condition("stop inside a block", "An end token or string before the last token of an accepted block.",
+              _ended_inside),
+    Condition("stop string", "A stop string ends the output.",
+              lambda of: bool(of.case.stops.stop_strings) and bool(of.steps) and of.steps[-1].emitted is not None
+              and of.steps[-1].emitted.finish == "stop"),
+    Condition("stop string among min_tokens", "A stop string, and min_tokens that it may fall among.",
+              lambda of: bool(of.case.stops.stop_strings) and of.case.sampling.min_tokens > 0),
+    Condition("min_tokens and an end", "min_tokens, and an end token that they ban.",
+              lambda of: of.case.sampling.min_tokens > 0 and bool(of.case.stops.eos or of.case.stops.stop_tokens)),
+    Condition("model draft", "A model drafts.", lambda of: _shape(of) is not None),
+    Condition("model draft, two parents", "A model drafts a tree with two inner nodes at one depth below the root.",
+              lambda of: (shape := _shape(of)) is not None and _branches_below(shape, 1)),
+    Condition("reduced vocabulary", "A model drafts with a vocabulary of its own.",
+              lambda of: (draft := of.drafts(0)) is not None and bool(draft.vocabulary)),
+    Condition("samples", "The request samples.", lambda of: not of.case.sampling.greedy),
+    Condition("samples, without replacement, siblings", "Siblings are drawn without replacement.",
+              lambda of: _drawn(of, "without-replacement") and _siblings(of)),
+    Condition("samples, with replacement", "A drawn draft, with replacement.",
+              lambda of: _drawn(of, "with-replacement")),
+    Condition("samples under top-p", "A sampling request with top-p.",
+              lambda of: not of.case.sampling.greedy and of.case.sampling.top_p < 1.0),
+    Condition("samples under min-p", "A sampling request with min-p.",
+              lambda of: not of.case.sampling.greedy and of.case.sampling.min_p > 0.0),
+    Condition("samples under penalties", "A sampling request with a penalty.",
+              lambda of: not of.case.sampling.greedy and of.case.sampling.repetition_penalty != 1.0),
+    Condition("drawn draft under top-k, top-p or min-p", "A drawn draft, its law truncated.",
+              lambda of: (_drawn(of, "with-replacement") or _drawn(of, "without-replacement"))
+              and (of.case.sampling.top_k > 0 or of.case.sampling.top_p < 1.0 or of.case.sampling.min_p > 0.0)),
+)  # fmt: skip
+"""What faults need in order to show; `bench search` says how many cases each takes to appear."""
