@@ -82,6 +82,20 @@ def attention_table(figures: dict[str, Any]) -> str:
     return "\n".join([*pages, ""])
 
 
+def search_table(figures: dict[str, Any]) -> str:
+    """What `bench search` found: where each condition first appears, the median over searches, and its share."""
+    title = f"bench search: {plural(figures['searches'], 'search')} of {plural(figures['cases'], 'case')}, "
+    title += f"seed {figures['seed']}, in {number(figures['seconds'])} s"
+    table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0))
+    table.add_column("condition", overflow="fold")
+    table.add_column("first case", justify="right", no_wrap=True)
+    table.add_column("share", justify="right", no_wrap=True)
+    for row in figures["rows"]:
+        first = "not met" if row["first"] is None else str(row["first"])
+        table.add_row(clean(row["name"]), first, f"{100 * row['share']:.1f} %")
+    return printed(table)
+
+
 def calibration_table(figures: dict[str, Any]) -> str:
     """What `bench calibration` found: each figure, what it ought to be, and whether the gate stayed quiet."""
     tests, screen = figures["tests"], figures["screen_ks"]

@@ -91,9 +91,15 @@ def doctor(probe: str | None, as_json: bool) -> int:
 
 
 @click.command()
-@click.argument("what", default="throughput", type=click.Choice(["throughput", "calibration", "kv", "attention"]))
+@click.argument(
+    "what", default="throughput", type=click.Choice(["throughput", "calibration", "kv", "attention", "search"])
+)
 @click.option("--backend", help="throughput: backend name or pkg.module:factory (default cpu-eager).")
-@click.option("--cases", type=click.IntRange(min=1), help="throughput: cases to judge (default 200).")
+@click.option(
+    "--cases",
+    type=click.IntRange(min=1),
+    help="throughput: cases to judge (default 200); search: cases of each search (default 200).",
+)
 @click.option("--tests", type=click.IntRange(min=1), help="calibration: black-box tests to run (default 10000).")
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), help="attention: where (default cpu).")
 @click.option("--layout", metavar="NAME", help="kv: only this KV layout (default: each).")
@@ -115,13 +121,14 @@ def bench(
     tests of correct samplers, which must not raise an alarm; exit 1 if one does. kv: verify (one block written and
     read, no model) and commit of each KV layout, against prefix length, page size and rows kept. attention: our split
     of prefix and tree (and our kernel, on a GPU) beside SDPA under a dense mask, FlexAttention, and one reading of KV.
+    search: how many drawn cases it takes until each condition appears under which faults show; nothing is judged.
     """
-    from reports.tables import attention_table, calibration_table, figures_table, kv_table
+    from reports.tables import attention_table, calibration_table, figures_table, kv_table, search_table
     from reports.writing import check, write_json
 
     for name, value, of in (
         ("backend", backend, "throughput"),
-        ("cases", cases, "throughput"),
+        ("cases", cases, "search" if what == "search" else "throughput"),
         ("tests", tests, "calibration"),
         ("device", device, "attention"),
         ("layout", layout, "kv"),
@@ -143,6 +150,11 @@ def bench(
             check_layout(layout, ())
         figures = measure(layout, REPETITIONS)
         page = kv_table(figures)
+    elif what == "search":
+        from specverify import searchbench
+
+        figures = searchbench.measure(cases or 200, seed)
+        page = search_table(figures)
     elif what == "attention":
         from specverify import attentionbench
 
