@@ -8,7 +8,6 @@ from pathlib import Path
 UNPLANTED: dict[str, str] = {
     "BZ-008": "It is a mask of training: no draft is trained here.",
     "BZ-009": "A draft is fed tokens: no hidden state of the target can overflow into it before there are EAGLE heads.",
-    "BZ-013": "One process draws the coins and keeps the cache: there are no ranks of tensor parallelism to disagree.",
     "BZ-018": "No grammar constrains a request: that comes with guided decoding.",
     "BZ-022": "No layer has a recurrent state that a cache of prefixes could keep: every model is a transformer.",
     "BZ-031": "No draft takes hidden states of the target's layers: that comes with EAGLE-3 heads.",
@@ -27,7 +26,6 @@ UNPLANTED: dict[str, str] = {
     "BZ-122": "No layer has a recurrent state that a branch could take from another: every model is a transformer.",
     "BZ-125": "Its cause is not known; sums in another order for wider blocks differ by roundings, which are ties here "
     "and no fault.",
-    "BZ-152": "The head is whole: there is no tensor parallelism whose shards a global token id could miss.",
     "BZ-171": "No layer has a recurrent state that is rounded between tokens: every model is a transformer.",
 }
 """Catalogue id to the reason."""
