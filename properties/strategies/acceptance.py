@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+import numpy as np
 from hypothesis import strategies as st
 
 from properties.strategies.prompts import tokens
@@ -23,6 +24,16 @@ def continuation(model: Seeded, prompt: tuple[int, ...]) -> tuple[int, ...]:
     """The next LOOKAHEAD tokens of greedy decoding, from the oracle."""
     case = Case(model, prompt, stops=Stops(max_new_tokens=LOOKAHEAD), dtype="float64")
     return ORACLE(case).output
+
+
+def first_law(model: Seeded, prompt: tuple[int, ...], temperature: float) -> tuple[float, ...]:
+    """The probabilities of the first token at `temperature`, largest first; nothing for greedy decoding."""
+    if temperature == 0.0:
+        return ()
+    scored = ORACLE(Case(model, prompt, stops=Stops(max_new_tokens=LOOKAHEAD), dtype="float64")).steps[0].scored
+    assert scored is not None
+    weight = np.sort(np.exp((scored.logits[0] - scored.logits[0].max()) / temperature))[::-1]
+    return tuple((weight / weight.sum()).tolist())
 
 
 def postponed(model: Seeded, prompt: tuple[int, ...], stops: Stops, least: int) -> tuple[int, ...]:

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from hypothesis import strategies as st
 
-from properties.strategies.acceptance import continuation, postponed, retold, steered
+from properties.strategies.acceptance import continuation, first_law, postponed, retold, steered
 from properties.strategies.layouts import layouts
 from properties.strategies.models import drafts, targets
 from properties.strategies.prompts import prompts
@@ -107,7 +107,9 @@ def single_cases(
     if temperature > 0 and draw(st.integers(0, 4)) == 0:
         draft = as_chain(draft)
     nodes = max((len(tree) for tree in draft.trees), default=1) if isinstance(draft, Scripted) else len(draft.shape)
-    sampling = with_min_tokens(draw(samplings(model, draft, stops, temperature, processors)), least, model, stops)
+    ranked = first_law(model, prompt, temperature)
+    settings = draw(samplings(model, draft, stops, temperature, processors, ranked))
+    sampling = with_min_tokens(settings, least, model, stops)
     whole = Case(model, prompt, draft, KvLayout(), sampling, stops, dtype)
     bounded = any((*model.architecture.windows, *model.architecture.chunks))
     held = draw(layouts(whole.longest, nodes, len(prompt), layout, bounded=bounded))

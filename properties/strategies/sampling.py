@@ -29,9 +29,34 @@ def rules(draw: st.DrawFn, chains: bool) -> Rule:
     return Rule(name)
 
 
+BESIDE = (2.0**-8, -(2.0**-8), 2.0**-11, -(2.0**-11))
+"""How far, relatively, a setting is drawn from where it would keep another token: rounding in 16 bits shows there."""
+
+
 @st.composite
-def processing(draw: st.DrawFn, model: Seeded, stops: Stops) -> Sampling:
-    """Everything but temperature, rule and coins; each setting is at rest half of the time."""
+def top_ps(draw: st.DrawFn, ranked: tuple[float, ...]) -> float:
+    """Any mass, or one just beside that of the first tokens of `ranked`, a law in descending order."""
+    if not ranked or draw(st.booleans()):
+        return draw(st.floats(0.3, 0.99))
+    mass = sum(ranked[: draw(st.integers(1, len(ranked)))])
+    return min(max(mass * (1 + draw(st.sampled_from(BESIDE))), 0.01), 0.999)
+
+
+@st.composite
+def min_ps(draw: st.DrawFn, ranked: tuple[float, ...]) -> float:
+    """Any share of the largest probability, or one just beside that of a token of `ranked`."""
+    if len(ranked) < 2 or draw(st.booleans()):
+        return draw(st.floats(0.01, 0.3))
+    share = ranked[draw(st.integers(1, len(ranked) - 1))] / ranked[0]
+    return min(max(share * (1 + draw(st.sampled_from(BESIDE))), 0.001), 0.95)
+
+
+@st.composite
+def processing(draw: st.DrawFn, model: Seeded, stops: Stops, ranked: tuple[float, ...]) -> Sampling:
+    """Everything but temperature, rule and coins; each setting is at rest half of the time.
+
+    Some lie beside an edge of the request's first law, which is `ranked` in descending order.
+    """
     vocab = model.vocab_size
 
     def maybe(strategy: st.SearchStrategy[float], rest: float) -> float:
@@ -49,22 +74,28 @@ def processing(draw: st.DrawFn, model: Seeded, stops: Stops) -> Sampling:
         bad_words=words,
         min_tokens=draw(st.integers(0, 4)) if spare > 0 else 0,
         top_k=draw(st.integers(1, max(1, vocab - 1))) if draw(st.booleans()) else 0,
-        top_p=maybe(st.floats(0.3, 0.99), 1.0),
-        min_p=maybe(st.floats(0.01, 0.3), 0.0),
+        top_p=maybe(top_ps(ranked), 1.0),
+        min_p=maybe(min_ps(ranked), 0.0),
     )
 
 
 @st.composite
 def samplings(
-    draw: st.DrawFn, model: Seeded, draft: Draft, stops: Stops, temperature: float, processors: tuple[str, ...] = ()
+    draw: st.DrawFn,
+    model: Seeded,
+    draft: Draft,
+    stops: Stops,
+    temperature: float,
+    processors: tuple[str, ...] = (),
+    ranked: tuple[float, ...] = (),
 ) -> Sampling:
-    """Settings for this model, draft and stops at this temperature.
+    """Settings for this model, draft and stops at this temperature, at which the first law is `ranked`.
 
     Half of those that sample name `processors`, if there are any, and then ban nothing else: together with what a
     stranger's processor bans, no token might be left.
     """
     rarely = 2 if temperature == 0.0 else 1
-    settings = draw(processing(model, stops)) if draw(st.integers(0, rarely)) == 0 else Sampling()
+    settings = draw(processing(model, stops, ranked)) if draw(st.integers(0, rarely)) == 0 else Sampling()
     if temperature == 0.0:
         return settings
     held = {name: getattr(settings, name) for name in type(settings).__dataclass_fields__}

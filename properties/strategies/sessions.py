@@ -4,14 +4,17 @@ from dataclasses import replace
 
 from hypothesis import strategies as st
 
+from properties.strategies.acceptance import continuation, retold
 from properties.strategies.layouts import layouts
+from properties.strategies.trees import as_many
+from reference.architecture import Seeded
 from reference.case import Case
 from reference.draft import Draft, Ngram, Scripted, largest
 from reference.layout import KvLayout
 from reference.malformed import Malformed
 from reference.sampling import Sampling, Stops
 from reference.session import Action, Mate, Session
-from reference.tree import RankTree
+from reference.tree import RankTree, Tree
 
 MOST_MATES = 3
 MOST_ACTIONS = 12
@@ -24,16 +27,35 @@ BRANCHES = Ngram(RankTree((0, 0, 0, 1), (0, 1, 0, 0)), 3)
 
 
 @st.composite
+def alike(draw: st.DrawFn, case: Case) -> Draft:
+    """A tree of as many nodes as the first of `case`, of any shape: what is kept by size must not be met again."""
+    nodes = min(largest(case.draft), 12)
+    token = draw(st.lists(st.integers(0, case.model.vocab_size - 1), min_size=nodes, max_size=nodes))
+    return Scripted((Tree(draw(as_many(nodes)), tuple(token)),))
+
+
+@st.composite
 def mates(draw: st.DrawFn, case: Case, stranger: Case) -> Mate:
-    """Another request on the model of `case`: with the draft of `stranger`, a prompt that often begins alike."""
+    """Another request on the model of `case`: with the draft of `stranger`, a prompt that often begins alike.
+
+    Scripted trees are mostly told anew for its own prompt, so that it accepts what the other would have.
+    """
     keep = draw(st.sampled_from((0, len(case.prompt), len(case.prompt) // 2, len(case.prompt))))
     begin = case.prompt[:keep]
-    own = draw(st.lists(st.integers(0, case.model.vocab_size - 1), min_size=1, max_size=6))
+    own = draw(st.lists(st.integers(0, case.model.vocab_size - 1), min_size=0 if begin else 1, max_size=6))
     # The same stretch in another place must not be taken for the same prefix.
     prompt = (*begin, *own) if draw(st.integers(0, 5)) else (*own, *begin)
-    draft: Draft = draw(st.sampled_from((stranger.draft, case.draft, BRANCHES, Scripted())))
+    from_whom = draw(st.sampled_from((stranger, case)))
+    draft: Draft = draw(
+        st.one_of(st.sampled_from((from_whom.draft, from_whom.draft, BRANCHES, Scripted())), alike(case))
+    )
     if isinstance(draft, Scripted):
-        draft = Scripted(tuple(tree.rooted(prompt[-1]) if not at else tree for at, tree in enumerate(draft.trees)))
+        trees = draft.trees
+        if draft is from_whom.draft and trees and draw(st.integers(0, 3)):
+            assert isinstance(case.model, Seeded)
+            old, new = ((*one[-1:], *continuation(case.model, one)) for one in (from_whom.prompt, prompt))
+            trees = retold(trees, old, new, case.model.vocab_size)
+        draft = Scripted(tuple(tree.rooted(prompt[-1]) if not at else tree for at, tree in enumerate(trees)))
     sampling = draw(st.sampled_from((Sampling(), case.sampling, stranger.sampling)))
     sampling = replace(sampling, tape=(), seed=draw(st.integers(0, 99)) if not sampling.greedy else 0)
     stops = Stops(draw(st.integers(1, 8)), case.stops.eos, case.stops.stop_tokens)

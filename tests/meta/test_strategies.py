@@ -3,12 +3,12 @@
 from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import cache
+from itertools import islice
 from random import Random
 
 import pytest
-from hypothesis import HealthCheck, find, given, seed, settings
+from hypothesis import HealthCheck, find, settings
 
-from properties.exploring import exploring
 from properties.invariant import taking_turns
 from properties.invariants import ALL
 from properties.strategies import cases
@@ -22,9 +22,11 @@ from reference.sampling import Stops
 from reference.stopping import ending
 from reference.trace import Trace
 from reference.tree import Shape, Tree
+from specverify.plan import DEFAULT_DTYPES
+from specverify.stream import Stream
 
 SEARCHES, DRAWN = 30, 20
-"""Searches of seeds of their own, and cases drawn in each: within one, Hypothesis draws like what it drew before."""
+"""Searches of seeds of their own, and cases drawn in each."""
 
 RARE = 0.01
 
@@ -37,18 +39,9 @@ MORE = range(SEARCHES, 2 * SEARCHES)
 
 @cache
 def drawn(searches: range = range(SEARCHES)) -> tuple[Case, ...]:
-    """The cases of fixed seeds, each once; generated only, never shrunk or mutated towards anything."""
-    met: dict[Case, None] = {}
-    for number in searches:
-
-        @seed(number)
-        @exploring(DRAWN)
-        @given(cases())
-        def collect(case: Case) -> None:
-            met[case] = None
-
-        collect()
-    return tuple(met)
+    """The cases of fixed seeds, each once, as a search draws them."""
+    drawn_by = (islice(Stream(number, DEFAULT_DTYPES), DRAWN) for number in searches)
+    return tuple(dict.fromkeys(case for cases_of in drawn_by for case in cases_of))
 
 
 def trees(case: Case) -> tuple[Tree, ...]:
