@@ -1,5 +1,6 @@
 """Commands that say how things are: law, list, doctor, bench."""
 
+from pathlib import Path
 from typing import Any
 
 import click
@@ -92,7 +93,9 @@ def doctor(probe: str | None, as_json: bool) -> int:
 
 @click.command()
 @click.argument(
-    "what", default="throughput", type=click.Choice(["throughput", "calibration", "kv", "attention", "search"])
+    "what",
+    default="throughput",
+    type=click.Choice(["throughput", "calibration", "kv", "attention", "search", "mutants"]),
 )
 @click.option("--backend", help="throughput: backend name or pkg.module:factory (default cpu-eager).")
 @click.option(
@@ -103,6 +106,13 @@ def doctor(probe: str | None, as_json: bool) -> int:
 @click.option("--tests", type=click.IntRange(min=1), help="calibration: black-box tests to run (default 10000).")
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), help="attention: where (default cpu).")
 @click.option("--layout", metavar="NAME", help="kv: only this KV layout (default: each).")
+@click.option("--of", type=click.Choice(["engine", "reference"]), help="mutants: whose (default engine).")
+@click.option("--sample", type=click.IntRange(min=0), help="mutants: how many, 0 for all (default 400).")
+@click.option("--jobs", type=click.IntRange(min=1), help="mutants: processes (default 1).")
+@click.option("--budget", type=click.FloatRange(min=1), metavar="S", help="mutants: begin none after S s.")
+@click.option(
+    "--report", type=click.Path(path_type=Path), help="mutants: folder of results, taken up again (.specverify)."
+)
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
 @click.option("--json", "json_file", metavar="FILE|-", help="Write the figures as one JSON object.")
 def bench(
@@ -112,6 +122,11 @@ def bench(
     tests: int | None,
     device: str | None,
     layout: str | None,
+    of: str | None,
+    sample: int | None,
+    jobs: int | None,
+    budget: float | None,
+    report: Path | None,
     seed: int,
     json_file: str | None,
 ) -> int:
@@ -122,19 +137,27 @@ def bench(
     read, no model) and commit of each KV layout, against prefix length, page size and rows kept. attention: our split
     of prefix and tree (and our kernel, on a GPU) beside SDPA under a dense mask, FlexAttention, and one reading of KV.
     search: how many drawn cases it takes until each condition appears under which faults show; nothing is judged.
+    mutants: what share of one-line errors in the engine the invariants catch (in the oracle: its tests), and which
+    survive; exit 1 below the goal, 3 where not all of them were judged.
     """
+    from reports.mutantspage import mutants_page
     from reports.tables import attention_table, calibration_table, figures_table, kv_table, search_table
     from reports.writing import check, write_json
 
-    for name, value, of in (
+    for name, value, wants in (
         ("backend", backend, "throughput"),
         ("cases", cases, "search" if what == "search" else "throughput"),
         ("tests", tests, "calibration"),
         ("device", device, "attention"),
         ("layout", layout, "kv"),
+        ("of", of, "mutants"),
+        ("sample", sample, "mutants"),
+        ("jobs", jobs, "mutants"),
+        ("budget", budget, "mutants"),
+        ("report", report, "mutants"),
     ):
-        if value is not None and of != what:
-            raise click.UsageError(f"--{name} is for bench {of}")
+        if value is not None and what != wants:
+            raise click.UsageError(f"--{name} is for bench {wants}")
     if json_file is not None:
         check(json_file)
     if what == "calibration":
@@ -160,6 +183,15 @@ def bench(
 
         figures = attentionbench.measure(device or "cpu")
         page = attention_table(figures)
+    elif what == "mutants":
+        from specverify import mutants
+
+        folder = report or Path(".specverify")
+        asked = mutants.Options(
+            of or "engine", mutants.SAMPLE if sample is None else sample, seed, jobs or 1, budget, folder
+        )
+        figures = mutants.bench(asked, mutants.scope_of(asked))
+        page = mutants_page(figures)
     else:
         from specverify.bench import throughput
 
@@ -168,7 +200,7 @@ def bench(
     click.echo(page, err=json_file == "-")
     if json_file is not None:
         write_json(json_file, figures)
-    return 1 if figures.get("red") else 0
+    return 1 if figures.get("red") else 3 if figures.get("unfinished") else 0
 
 
 COMMANDS = (law, list_, doctor, bench)
