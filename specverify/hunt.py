@@ -21,6 +21,7 @@ from reference.draft import largest
 from specverify.opening import open_planted, subject_of
 from specverify.plan import Plan
 from specverify.search import Search
+from specverify.selection import Unknown
 from specverify.sieve import sieve
 from specverify.stream import stream
 
@@ -103,13 +104,14 @@ def _oracle() -> Oracle:
 def hunt(ground: Ground) -> Bag:
     """Go there. Faults never meet: each is planted in a backend opened for it.
 
+    A backend that is not here, or that the fault cannot be planted in, is told in the bag's `missing`.
+
     Raises:
-        Unknown: for a backend without seams.
-        UnknownBackend: for one that means nothing.
+        UnknownBackend: for a backend that means nothing.
     """
     try:
         backend = open_planted(ground.backend, ground.fault)
-    except Unavailable as why:
+    except (Unavailable, Unknown) as why:
         return Bag(ground.fault, ground.backend, missing=str(why))
     judged: list[Verdict] = []
     began, busy = time.perf_counter(), time.process_time()

@@ -28,6 +28,20 @@ def fault_named(name: str) -> Fault:
         raise Unknown(str(why.args[0])) from None
 
 
+def check_seams(name: str) -> None:
+    """Open a backend only to see whether faults can be planted in it.
+
+    Raises:
+        Unknown: for a backend that exposes no seams.
+        UnknownBackend, Unavailable, WrongFlag: as `backends.registry.open_backend`.
+    """
+    nothing = Fault("nothing", "", Stage.DRAFTED, "Nothing goes wrong.", "", "", lambda seams: seams)
+    try:
+        faults.plant(open_backend(name), nothing)
+    except Unsupported as why:
+        raise Unknown(str(why)) from None
+
+
 def open_planted(name: str, fault: str | None, mode: str | None = None) -> Backend:
     """Open a backend, with a fault in it if one is named, in the mode that is named or that the environment asks for.
 

@@ -20,7 +20,8 @@ from reports.progress import Progress
 from reports.record import Lines
 from reports.selftestpage import Caught, Clean, SelfTest, facts, page
 from specverify.hunt import Bag, Ground, enter, grounds_of, hunt
-from specverify.plan import DEFAULT_DTYPES
+from specverify.opening import check_seams
+from specverify.plan import default_dtypes
 from specverify.selection import Unknown
 from specverify.threads import ForWorkers
 
@@ -70,7 +71,13 @@ def selftest(options: Options, folder: Path) -> int:
     """Run it; exit code 1 where a fault escapes or a clean run differs, 3 where nothing could be judged.
 
     Each hunt is appended to `selftest.jsonl` in `folder` as it ends, so that an interrupted test loses nothing.
+
+    Raises:
+        Unknown: for a fault glob that matches nothing, or a backend that exposes no seams.
+        UnknownBackend, Unavailable: for a backend that means nothing, or is not here.
     """
+    if options.backend is not None:
+        check_seams(options.backend)
     if options.json_file is not None:
         writing.check(options.json_file)
     wanted = chosen(options.globs)
@@ -141,11 +148,12 @@ class Course:
         number, backend = self._round[name], self._backends[name]
         cases, sieved = ROUNDS[number]
         seed = self._seed + 7_919 * number
-        made = [Ground(name, backend, seed, cases, DEFAULT_DTYPES, SHRINK_S, self._until, sieved)]
+        dtypes = default_dtypes(backend)
+        made = [Ground(name, backend, seed, cases, dtypes, SHRINK_S, self._until, sieved)]
         self._made += 1
         if self._made % CLEAN_EVERY == 0:
             clean = self._seed + 1 + self._made
-            made.append(Ground(None, backend, clean, CLEAN_CASES, DEFAULT_DTYPES, SHRINK_S, self._until))
+            made.append(Ground(None, backend, clean, CLEAN_CASES, dtypes, SHRINK_S, self._until))
         return made
 
 

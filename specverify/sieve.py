@@ -1,6 +1,7 @@
 """The sieve: what a clean backend does on a case; where a planted one does the same, nothing is judged twice."""
 
 import hashlib
+import io
 import pickle
 from collections import OrderedDict
 from dataclasses import replace
@@ -53,4 +54,8 @@ def digest(subject: Subject, case: Case) -> str:
         outcome: object = replace(subject(case), forward_s=0.0)
     except NoTrace as absent:
         outcome = absent.outcome
-    return hashlib.blake2b(pickle.dumps(outcome), digest_size=16).hexdigest()
+    held = io.BytesIO()
+    pickler = pickle.Pickler(held)
+    pickler.fast = True  # equal things are told alike, whether they are one object or two
+    pickler.dump(outcome)
+    return hashlib.blake2b(held.getbuffer(), digest_size=16).hexdigest()

@@ -1,0 +1,117 @@
+"""How a self-test hunts: cases as a search draws them, none judged twice for nothing, no worker idle, strangers too."""
+
+import sys
+import time
+from itertools import islice
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "strangers"))
+
+from properties.finding import Verdict
+from properties.invariants import ALL
+from properties.strategies.fewer import prunings, without
+from properties.strategies.models import GALLERY
+from properties.strategies.smaller import STEPS, attempts
+from reference.architecture import Seeded
+from reference.case import Case
+from reference.draft import Scripted
+from reference.sampling import Sampling, Stops
+from reference.tree import Tree
+from specverify import search as searching
+from specverify.cli import main
+from specverify.hunt import Bag, Ground, hunt
+from specverify.opening import open_planted, subject_of
+from specverify.plan import Plan
+from specverify.search import Search
+from specverify.selftest import CLEAN_EVERY, ROUNDS, Course
+from specverify.sieve import ON_TABLES, Sieve
+from specverify.stream import Stream
+
+CHAIN = Case(Seeded(GALLERY[1], 0), (3, 1, 4), Scripted((Tree((0, 0, 1), (4, 2, 5)),)), stops=Stops(2))
+BRANCHED = Case(Seeded(GALLERY[1], 0), (3, 1, 4), Scripted((Tree((0, 0, 0), (4, 2, 5)),)), stops=Stops(2))
+SAMPLED = Case(CHAIN.model, CHAIN.prompt, CHAIN.draft, sampling=Sampling(1.0), stops=Stops(2))
+
+
+def test_a_stream_is_what_a_search_judges(monkeypatch: pytest.MonkeyPatch) -> None:
+    judged: list[Case] = []
+
+    def noted(case: Case, *_: object) -> Verdict:
+        judged.append(case)
+        return Verdict(case, "x", {})
+
+    monkeypatch.setattr(searching, "judge", noted)
+    subject = subject_of(open_planted("cpu-eager", None))
+    Search(Plan(cases=15, seed=3), ALL, None, subject, lambda verdict: None, lambda: False).run()  # type: ignore[arg-type]
+    assert len(judged) == 15
+    assert judged == list(islice(Stream(3, ("float32", "float64")), 15))
+
+
+def test_a_case_on_which_nothing_is_done_otherwise_is_left_to_the_tables() -> None:
+    sieve = Sieve("cpu-eager")
+    planted = subject_of(open_planted("cpu-eager", "tree-masked-as-chain"))
+    assert sieve.left(BRANCHED, planted, ALL) == ALL
+    left = sieve.left(CHAIN, planted, ALL)
+    assert {one.name for one in left} == ON_TABLES
+    assert {one.name for one in ALL} > ON_TABLES
+    clean = subject_of(open_planted("cpu-eager", None))
+    for case in (CHAIN, BRANCHED, SAMPLED):
+        assert {one.name for one in sieve.left(case, clean, ALL)} == ON_TABLES
+
+
+def test_a_crash_is_no_clean_run() -> None:
+    sieve = Sieve("cpu-eager")
+    broken = subject_of(open_planted("terse_engine:crashing", None))
+    assert sieve.left(CHAIN, broken, ALL) == ALL
+
+
+def test_a_fault_at_large_is_hunted_again_for_longer_and_clean_hunts_come_between() -> None:
+    names = [f"f{at}" for at in range(CLEAN_EVERY + 1)]
+    course = Course(names, dict.fromkeys(names, "cpu-eager"), 5, time.time() + 60)
+    first = course.first()
+    assert [ground.fault for ground in first if ground.fault] == names
+    assert sum(ground.fault is None for ground in first) == 1
+    rounds = [first[0]]
+    while after := course.after(Bag("f0", "cpu-eager", cases=rounds[-1].cases)):
+        rounds += [ground for ground in after if ground.fault]
+    assert [(ground.cases, ground.sieved) for ground in rounds] == list(ROUNDS)
+    assert len({ground.seed for ground in rounds}) == len(ROUNDS)
+    assert course.after(Bag("f1", "cpu-eager", caught=True)) == []
+    assert course.after(Bag("f2", "cpu-eager", missing="no such device")) == []
+    late = Course(names, dict.fromkeys(names, "cpu-eager"), 5, time.time() - 1)
+    assert late.after(Bag("f0", "cpu-eager", cases=60)) == []
+
+
+def test_large_trees_lose_many_nodes_at_once_and_every_step_is_smaller() -> None:
+    tree = Tree((0, *(at // 3 for at in range(39))), (0,) * 40)
+    sizes = [len(without(tree, *gone)) for gone in prunings(tree)]
+    assert sizes[0] <= 21
+    assert max(sizes) == 39
+    assert min(sizes) >= 1
+    wide = Case(CHAIN.model, CHAIN.prompt, Scripted((Tree(tree.parent, (4, *(2,) * 39)),)), stops=Stops(2))
+    assert all(case != wide for steps in STEPS for case in attempts(steps, wide))
+
+
+def test_a_strangers_backend_with_seams_is_hunted() -> None:
+    ground = Ground(
+        "tree-masked-as-chain", "seamed_engine:seamed", 0, 12, ("float32", "float64"), 1.0, time.time() + 60
+    )
+    bag = hunt(ground)
+    assert bag.caught
+    assert bag.stage == "lowered"
+
+
+def test_a_fault_that_does_not_fit_a_backend_is_not_run_there() -> None:
+    bag = hunt(Ground("ascend-mask-inverted", "seamed_engine:seamed", 0, 4, ("float32",), 1.0, time.time() + 60))
+    assert bag.missing is not None
+    assert "plant it in" in bag.missing
+    assert bag.cases == 0
+
+
+def test_a_backend_without_seams_is_refused_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["selftest", "--backend", "terse_engine:terse", "--report", str(tmp_path)])
+    assert ended.value.code == 2
+    out, err = capsys.readouterr()
+    assert (out, err) == ("", "specverify: backend terse exposes no engine seams: no fault can be planted in it\n")
