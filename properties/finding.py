@@ -14,6 +14,10 @@ STAGE_UNKNOWN = "stage unknown"
 """Its `side` where the backend could not tell in which stage."""
 
 
+CONTROL = "control"
+"""Its `side` where the backend's own plain decode, the unit of rule N, is what differs."""
+
+
 @dataclass(frozen=True)
 class Finding:
     """One difference.
@@ -142,5 +146,12 @@ class Verdict:
 
     @property
     def first(self) -> Finding | None:
-        """The finding nearest to the fault: of the earliest step, then the earliest stage."""
-        return min(self.findings, key=lambda finding: (finding.step, finding.stage), default=None)
+        """The finding nearest to the fault: of the earliest step, then the earliest stage.
+
+        One about a control comes last: it is another run than the case's, and its stage says nothing about this one.
+        """
+        return min(
+            self.findings,
+            key=lambda finding: (finding.where.get("side") == CONTROL, finding.step, finding.stage),
+            default=None,
+        )

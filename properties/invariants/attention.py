@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from properties.closeness import Noise, noise, truth
 from properties.column import column
-from properties.finding import Finding
+from properties.finding import CONTROL, Finding
 from properties.invariant import TURNS, Fact, Invariant, NotApplicable, Oracle, needing
 from properties.invariants.rows import attended_beyond, compared, kv_differs, logits_beyond
 from properties.subject import Subject
@@ -39,7 +39,7 @@ def context_exact(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact
             yield finding
     if not met and not error.measured <= error.ceiling:
         # Last, and only alone: a wrong tree step says better where a fault lies than plain decoding gone wrong.
-        yield Finding(name, Stage.SCORED, 0, {"side": "control"}, error.ceiling, error.measured)
+        yield Finding(name, Stage.SCORED, 0, {"side": CONTROL}, error.ceiling, error.measured)
 
 
 def _with_column(case: Case, oracle: Oracle, true: Step, seen: Array, finding: Finding, error: Noise) -> Finding:
