@@ -12,42 +12,60 @@ from backends.engine.sampling.forest import Forest
 from backends.engine.sampling.processing import History
 from backends.engine.seams import Seams
 from backends.faults.fault import Fault
-from reference.sampling import Sampling
+from reference.sampling import Sampling, Stops
 from reference.trace import Stage
 
 PLACEHOLDER = -1
 """What stands in the output for a token that has not returned."""
 
 
+@dataclass(frozen=True)
+class Hollow(History):
+    """A history, and beside it the one of an output whose placeholders were not all replaced."""
+
+    patched: History
+
+
 def last_slot_patched(seams: Seams) -> Seams:
-    """Of the output slots that a block takes, only the last gets its token: whatever looks back skips the others."""
+    """Of the output slots that a block takes, only the last gets its token: the target's penalties skip the others."""
+    right = seams.sampling
 
     class Patched(Request):
         @property
         def _told(self) -> tuple[int, ...]:
-            right = super()._told
+            output = super()._told
             if self.case.sampling.greedy:
-                return right
-            told, end = [PLACEHOLDER] * len(right), 0
+                return output
+            # A token below 0 is one that the scheduler does not have: -1 - token.
+            told, end = [-1 - token for token in output], 0
             for step in self._steps:
                 assert step.emitted is not None
                 end += len(step.emitted.tokens)
-                told[end - 1] = right[end - 1]
+                told[end - 1] = output[end - 1]
             return tuple(told)
 
     def history(
         trees: Forest, prompt: tuple[int, ...], output: tuple[int, ...], sampling: Sampling, vocab: int
     ) -> History:
+        whole = tuple(token if token >= 0 else -1 - token for token in output)
+        past = right.history(trees, prompt, whole, sampling, vocab)
+        if whole == output:
+            return past
         # vLLM pads token lists with the vocabulary's size and counts one id more than there are.
-        padded = tuple(vocab if token == PLACEHOLDER else token for token in output)
-        past = seams.sampling.history(trees, prompt, padded, sampling, vocab + 1)
+        padded = tuple(max(token, -1) % (vocab + 1) for token in output)
+        told = right.history(trees, prompt, padded, sampling, vocab + 1)
 
         def sequence(request: int, node: int) -> tuple[int, ...]:
-            return tuple(PLACEHOLDER if token == vocab else token for token in past.sequence(request, node))
+            return tuple(PLACEHOLDER if token == vocab else token for token in told.sequence(request, node))
 
-        return replace(past, seen=past.seen[..., :vocab], counts=past.counts[..., :vocab], sequence=sequence)
+        patched = replace(told, seen=told.seen[..., :vocab], counts=told.counts[..., :vocab], sequence=sequence)
+        return Hollow(**vars(past), patched=patched)
 
-    return replace(seams, request=Patched, sampling=replace(seams.sampling, history=history))
+    def law(logits: Tensor, sampling: Sampling, stops: Stops, past: History | None) -> Tensor:
+        return right.target_law(logits, sampling, stops, past.patched if isinstance(past, Hollow) else past)
+
+    sampling = replace(right, history=history, target_law=law, bonus_law=law)
+    return replace(seams, request=Patched, sampling=sampling)
 
 
 @dataclass
@@ -59,14 +77,15 @@ class Pipeline:
 
 
 def root_in_flight(seams: Seams) -> Seams:
-    """A request that was in the forward before is planned without the token that it returned: 0 is embedded."""
+    """A drafted request that was in the forward before is planned without what it returned: 0 is embedded."""
     pipeline = Pipeline()
 
     def gather(batch: list[Request]) -> list[Rows]:
         pipeline.forwards += 1
         for request in batch:
             assert request._block is not None
-            if pipeline.last.get(request) == pipeline.forwards - 1:
+            drafted = len(request._block.proposal.tree) > 1
+            if drafted and pipeline.last.get(request) == pipeline.forwards - 1:
                 request._block.tensors.token[0] = 0
             pipeline.last[request] = pipeline.forwards
         return seams.gather(batch)
@@ -113,9 +132,9 @@ FAULTS = (
         "root-still-in-flight",
         "BZ-028",
         Stage.LOWERED,
-        "A step is planned before the token of the last one has returned, and token 0 is embedded as its root.",
+        "A drafted step is planned before the token of the last one has returned: token 0 is embedded as its root.",
         "vllm-project/vllm issue #52071, PR #52179; catalogue BZ-028: a step runs before its anchor token has returned",
-        "a request in two forwards in a row",
+        "a request in two forwards in a row, with a draft in the second",
         root_in_flight,
     ),
     Fault(
