@@ -1,4 +1,4 @@
-"""The engine's mutants, in stages: cheap rounds of drawn cases, dearer ones for those at large, the corpus last."""
+"""The engine's mutants, in stages: cheap rounds of drawn cases, the corpus, and dearer rounds for those at large."""
 
 import hashlib
 import json
@@ -63,9 +63,9 @@ class Stage:
 STAGES = (
     Stage("draws", "sieved", (0,)),
     Stage("more draws", "sieved", (1,)),
+    Stage("corpus", "kept"),
     Stage("draws and variants", "turns", (0, 1)),
     Stage("most draws", "sieved", (2,)),
-    Stage("corpus", "whole"),
 )
 
 ROUNDS = {"cpu-eager": (40, 160, 400), "triton-interpreted": (16, 48, 0), "cpu-fused-flex": (24, 60, 0)}
@@ -117,7 +117,7 @@ class Engine:
 
     def _of(self, backend: str, stage: Stage) -> list[Survey]:
         if not stage.rounds:
-            return [self._survey(backend, "corpus", "whole", partial(_kept, backend))]
+            return [self._survey(backend, "corpus", "tables", partial(_kept, backend))]
         return [
             self._survey(
                 backend, f"round-{number}", "tables" if number == 2 else "turns", partial(self._drawn, backend, number)

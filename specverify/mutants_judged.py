@@ -7,16 +7,18 @@ from pathlib import Path
 from typing import Any
 
 from properties.invariant import Invariant, taking_turns
-from properties.invariants import ALL, laws
+from properties.invariants import ALL, distribution, laws
 from properties.judge import judge
 from properties.subject import Subject
+from properties.tally import Tally, condemned
+from properties.ties import too_many
 from reference.case import Case
 from reference.decoder import Oracle
 from reference.record import case_from_json, case_to_json
 from specverify.mutants_loaded import forget, install_mutant, install_notes
 from specverify.mutants_made import Mutant
 
-ON_TABLES = {one.name for one in laws.INVARIANTS}
+ON_TABLES = {one.name for one in (*laws.INVARIANTS, *distribution.INVARIANTS)}
 """Invariants that ask the backend's sampling on tables of their own, of which a run of the case shows little."""
 
 SAMPLING = "backends.engine.sampling"
@@ -113,7 +115,7 @@ def judged(mutant: Mutant, backend: str, posed: tuple[Posed, ...], how: str, tel
         backend: The backend to open.
         posed: Cases, with what the clean engine does on them.
         how: `sieved` judges a case only where its own run differs in a bit from the clean engine's, but mutants of
-            sampling on tables everywhere; `turns` as `diff` does; `whole` asks every invariant.
+            sampling on tables everywhere; `kept` does so too, and asks every invariant; `turns` as `diff` does.
         tell: Called with each case's id before it is judged.
     """
     forget("backends")
@@ -125,9 +127,10 @@ def judged(mutant: Mutant, backend: str, posed: tuple[Posed, ...], how: str, tel
     from specverify.sieve import digest
 
     oracle, differing = Oracle(), 0
+    tally = Tally(backend)
     for count, one in enumerate(posed, 1):
         tell(one.case.id)
-        differs = how != "sieved" or digest(subject, one.case) != one.digest
+        differs = how == "turns" or digest(subject, one.case) != one.digest
         differing += differs
         if not differs and not mutant.module.startswith(SAMPLING):
             continue
@@ -138,6 +141,11 @@ def judged(mutant: Mutant, backend: str, posed: tuple[Posed, ...], how: str, tel
             return _caught("crash" if broke else "finding", verdict.first.invariant, count) | {"case": one.case.id}
         if verdict.unsupported is not None and one.declined is None:
             return _caught("refusal", verdict.unsupported, count) | {"case": one.case.id}
+        tally.add(verdict)
+    # What only a whole run can say, as in `diff`: samples or ties that cannot be chance.
+    excess = condemned(tally) or too_many(tally)
+    if excess is not None:
+        return _caught("evidence", excess, len(posed))
     return {"outcome": "survived", "judged": len(posed), "differing": differing}
 
 
@@ -152,7 +160,7 @@ def _subject(backend: str) -> Subject:
 
 
 def _asked(case: Case, subject: Subject, how: str) -> tuple[Invariant, ...]:
-    if how == "whole":
+    if how == "kept":
         return ALL if subject.rarely == 1 else tuple(one for one in ALL if one.every == 1)
     asked = taking_turns(case, ALL, subject.rarely)
     return asked if how != "tables" else tuple(one for one in asked if one.name in ON_TABLES)

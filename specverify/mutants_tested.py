@@ -46,6 +46,9 @@ FILES = (
 LONGEST_S = 20.0
 """Seconds of a test beyond which it judges no mutants."""
 
+ENOUGH_S = 60.0
+"""Seconds that the tests of one mutant may take together on the oracle as it is; the quickest are taken."""
+
 SILENCE_S = 60.0
 """Seconds of processor time that one test may take."""
 
@@ -95,7 +98,15 @@ class Reference:
         always, tests = self._surveyed()
         statement = f"{mutant.module}:{mutant.statement}"
         chosen = [one for one in tests if statement in always or statement in one.reached]
-        return partial(tested, mutant, [one.name for one in sorted(chosen, key=lambda one: one.seconds)])
+        names: list[str] = []
+        spent = 0.0
+        # Those that run it themselves come before those that may use what ran when they were collected.
+        for one in sorted(chosen, key=lambda one: (statement not in one.reached, one.seconds)):
+            spent += one.seconds
+            if spent > ENOUGH_S and names:
+                break
+            names.append(one.name)
+        return partial(tested, mutant, names)
 
     def _surveyed(self) -> tuple[frozenset[str], tuple[Tested, ...]]:
         if self._survey is None:
@@ -143,6 +154,17 @@ class Watcher:
             self.failed.append(report.nodeid)
 
 
+class Chosen:
+    """A pytest plugin that keeps some of the collected tests, in an order; pytest takes seconds for a long list."""
+
+    def __init__(self, names: list[str]) -> None:
+        self._place = {name: at for at, name in enumerate(names)}
+
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        """When all are collected."""
+        items[:] = sorted((one for one in items if one.nodeid in self._place), key=lambda one: self._place[one.nodeid])
+
+
 def surveyed(modules: list[str], files: list[str], tell: Callable[[str], None]) -> dict[str, Any]:
     """Run the tests on the oracle as it is, in this process; what ran outside of tests is `always`."""
     _forget()
@@ -168,7 +190,8 @@ def tested(mutant: Mutant, names: list[str], tell: Callable[[str], None]) -> dic
     _forget()
     install_mutant(mutant)
     watcher = Watcher(tell, set())
-    code = _pytest(names, [watcher], first=True)
+    files = list(dict.fromkeys(name.partition("::")[0] for name in names))
+    code = _pytest(files, [watcher, Chosen(names)], first=True)
     if watcher.failed:
         return {"outcome": "caught", "how": "test", "by": watcher.failed[0].rpartition("/")[2], "judged": watcher.ran}
     if code != pytest.ExitCode.OK:
