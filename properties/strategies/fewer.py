@@ -84,10 +84,6 @@ def plainer_mates(case: Case) -> Iterator[Attempt]:
             yield partial(_with, case, mates=mates)
 
 
-SESSIONS = (alone, fewer_actions, fewer_mates, plainer_mates)
-"""Every kind of step to a smaller session."""
-
-
 def _alone(case: Case, number: int) -> Case:
     return replace(case.alone(number), layout=replace(case.layout, pages=()))
 

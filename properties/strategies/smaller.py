@@ -7,7 +7,19 @@ from functools import partial
 from typing import Any
 
 from properties.strategies.acceptance import ORACLE, continuation, retold
-from properties.strategies.fewer import SESSIONS, Attempt, burden, fuss, layouts, prunings, reshaped, without
+from properties.strategies.fewer import (
+    Attempt,
+    alone,
+    burden,
+    fewer_actions,
+    fewer_mates,
+    fuss,
+    layouts,
+    plainer_mates,
+    prunings,
+    reshaped,
+    without,
+)
 from properties.strategies.models import GALLERY
 from reference.architecture import Seeded
 from reference.case import Case
@@ -240,6 +252,7 @@ def _texts(case: Case) -> Iterator[Attempt]:
 
 
 STEPS: tuple[Steps, ...] = (
-    *SESSIONS, _scripts, _prompts, _budgets, _models, _trees, _shapes, layouts, _sampling, _stops
+    alone, fewer_actions, fewer_mates, _budgets, _trees, _shapes, plainer_mates,
+    _scripts, _prompts, _models, _trees, layouts, _sampling, _stops,
 )  # fmt: skip
-"""Every kind of step, those first that make what follows cheap."""
+"""Every kind of step, those first that take most away."""
