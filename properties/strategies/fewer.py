@@ -145,6 +145,34 @@ def _pruned(draft: Draft) -> Iterator[Draft]:
         yield replace(draft, shape=reshaped(draft.shape, *gone))
 
 
+CUTS = ((2, 1), (1, 2), (2, 2), (3, 2), (2, 3), (3, 3), (4, 2), (2, 4), (5, 3), (3, 5), (5, 5))
+"""Nodes that the trees of the case's own request, and those of its mates, are cut to at once."""
+
+
+def cuts(case: Case) -> Iterator[Attempt]:
+    """The trees of all requests cut to their first few nodes together: one lane may matter only beside another."""
+    for own, theirs in CUTS if case.session is not None else ((own, 0) for own in (2, 3, 5)):
+        yield partial(_cut_all, case, own, theirs)
+
+
+def _cut_all(case: Case, own: int, theirs: int) -> Case:
+    session = case.session
+    if session is not None:
+        session = replace(session, mates=tuple(replace(mate, draft=cut(mate.draft, theirs)) for mate in session.mates))
+    return replace(case, draft=cut(case.draft, own), session=session)
+
+
+def cut(draft: Draft, nodes: int) -> Draft:
+    """The draft with the first `nodes` nodes of each tree, level by level."""
+    if isinstance(draft, Scripted):
+        return Scripted(tuple(without(tree, *_beyond(tree, nodes)) for tree in draft.trees))
+    return replace(draft, shape=reshaped(draft.shape, *_beyond(draft.shape, nodes)))
+
+
+def _beyond(shape: Shape, nodes: int) -> list[int]:
+    return sorted(range(len(shape)), key=lambda node: (shape.depth[node], node))[nodes:]
+
+
 def prunings(shape: Shape) -> Iterator[tuple[int, ...]]:
     """Nodes whose subtrees may go: many at once where there are many, then one by one, large subtrees first."""
     paths = [frozenset(shape.path(node)) for node in range(len(shape))]

@@ -11,6 +11,7 @@ from properties.strategies.fewer import (
     Attempt,
     alone,
     burden,
+    cuts,
     fewer_actions,
     fewer_mates,
     fuss,
@@ -252,7 +253,7 @@ def _texts(case: Case) -> Iterator[Attempt]:
 
 
 STEPS: tuple[Steps, ...] = (
-    alone, fewer_actions, fewer_mates, _budgets, _trees, _shapes, plainer_mates,
+    alone, fewer_actions, fewer_mates, _budgets, cuts, _trees, _shapes, plainer_mates,
     _scripts, _prompts, _models, _trees, layouts, _sampling, _stops,
 )  # fmt: skip
 """Every kind of step, those first that take most away."""
