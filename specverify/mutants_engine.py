@@ -68,8 +68,8 @@ STAGES = (
     Stage("most draws", "sieved", (2,)),
 )
 
-ROUNDS = {"cpu-eager": (40, 160, 400), "triton-interpreted": (16, 48, 0), "cpu-fused-flex": (24, 60, 0)}
-OTHERS = (40, 120, 0)
+ROUNDS = {"cpu-eager": (40, 160, 400), "triton-interpreted": (16, 32, 0), "cpu-fused-flex": (24, 24, 0)}
+OTHERS = (40, 60, 0)
 """Cases of each round, by backend; a backend that only a few modules need is asked less."""
 
 SILENCE_S = 40.0
@@ -134,9 +134,10 @@ class Engine:
     def _survey(self, backend: str, name: str, how: str, cases: Callable[[], list[tuple[str, Case]]]) -> Survey:
         key = (backend, name)
         if key not in self._surveys:
-            file = self._folder / f"survey-{backend}-{name}-{self._seed}-{self.digest}.json"
+            posed = cases()
+            file = self._folder / f"survey-{backend}-{name}-{len(posed)}-{self._seed}-{self.digest}.json"
             if not file.exists():
-                work = partial(surveyed, backend, [one for one in modules() if one not in UNNOTED], cases(), how)
+                work = partial(surveyed, backend, [one for one in modules() if one not in UNNOTED], posed, how)
                 ((_, outcome),) = run([(None, work)], 1, SILENCE_S * 3, lambda: False)
                 if "returned" not in outcome:
                     raise RuntimeError(f"{backend} could not be surveyed on {name}: {outcome}")
@@ -150,7 +151,7 @@ class Engine:
 def _kept(backend: str) -> list[tuple[str, Case]]:
     """The corpus; to an interpreted kernel only the cases found on it."""
     kept = corpus(ROOT / "tests" / "corpus")
-    few = ROUNDS.get(backend, OTHERS)[1] < 100
+    few = ROUNDS.get(backend, OTHERS)[1] < 40
     return [(name, case) for name, case, on in kept if not few or on == backend]
 
 
