@@ -90,7 +90,7 @@ def test_an_eager_backend_that_differs_too_or_cannot_judge_is_told_so(monkeypatc
 def test_diff_plants_a_fault_where_it_belongs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fault = replace(faults.named(FAULT), on="cpu-fused")
     monkeypatch.setattr(faults, "ALL", tuple(fault if one.name == FAULT else one for one in faults.ALL))
-    assert next(row["on"] for row in listing.catalogue() if row["name"] == FAULT) == "cpu-fused"
+    assert next(row["on"] for row in listing.plantable() if row["name"] == FAULT) == "cpu-fused"
     plans: list[Plan] = []
 
     def noted(plan: Plan, *_: object) -> int:
