@@ -151,7 +151,7 @@ class Course:
         dtypes = default_dtypes(backend)
         made = [Ground(name, backend, seed, cases, dtypes, SHRINK_S, self._until, sieved)]
         self._made += 1
-        if self._made % CLEAN_EVERY == 0:
+        if self._made % CLEAN_EVERY == 1:
             clean = self._seed + 1 + self._made
             made.append(Ground(None, backend, clean, CLEAN_CASES, dtypes, SHRINK_S, self._until))
         return made
