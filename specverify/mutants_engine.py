@@ -9,12 +9,11 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from backends.registry import ROWS
 from reference.case import Case
 from specverify.mutants_judged import Posed, Survey, corpus, judged, reaching, survey_of, surveyed
 from specverify.mutants_made import Mutant
 from specverify.mutants_pool import Work, run
-from specverify.plan import DEFAULT_DTYPES
+from specverify.plan import default_dtypes
 from specverify.stream import stream
 
 ROOT = Path(__file__).parent.parent
@@ -31,7 +30,6 @@ BESIDE: dict[str, tuple[str, ...]] = {
     "backends.engine.attention.split": ("cpu-split",),
     "backends.engine.attention.triton_kernels": ("triton-interpreted",),
     "backends.engine.attention.triton_launch": ("triton-interpreted",),
-    "backends.engine.kv.lanes": ("cpu-eager", "cpu-split"),
     "backends.ascend.atb": ("ascend-fused-atb-emulated",),
     "backends.ascend.eager": ("ascend-eager-emulated",),
     "backends.ascend.encodings": ("ascend-fused-emulated", "ascend-fused-atb-emulated"),
@@ -88,7 +86,10 @@ def modules() -> list[str]:
 
 def backends_of(module: str) -> tuple[str, ...]:
     """The backends that run a module."""
-    return BESIDE.get(module, ("cpu-eager",))
+    split = (
+        ("cpu-split",) if module.startswith("backends.engine.kv.") else ()
+    )  # it reads pages, and where prefixes begin
+    return BESIDE.get(module, ("cpu-eager", *split))
 
 
 class Engine:
@@ -127,9 +128,8 @@ class Engine:
 
     def _drawn(self, backend: str, number: int) -> list[tuple[str, Case]]:
         count = ROUNDS.get(backend, OTHERS)[number]
-        declared = next(row.dtypes for row in ROWS if row.name == backend)
-        dtypes = tuple(one for one in DEFAULT_DTYPES if one in declared) or declared[:1]
-        return [("", case) for case in islice(stream(self._seed + 7_919 * number, dtypes), count)]
+        cases = stream(self._seed + 7_919 * number, default_dtypes(backend))
+        return [("", case) for case in islice(cases, count)]
 
     def _survey(self, backend: str, name: str, how: str, cases: Callable[[], list[tuple[str, Case]]]) -> Survey:
         key = (backend, name)

@@ -41,15 +41,18 @@ class Equivalent:
 
 @dataclass(frozen=True)
 class NotRun:
-    """Source that runs on no machine like this one: modules and names within, both as globs, and why."""
+    """Source that no drawn case on a CPU runs: modules and names within, both as globs, one line or all, and why."""
 
     module: str
     within: str
     why: str
+    before: str = "*"
+    after: str = "*"
 
     def fits(self, mutant: Mutant) -> bool:
         """Whether it speaks of `mutant`."""
-        return fnmatchcase(mutant.module, self.module) and fnmatchcase(mutant.within, self.within)
+        where = fnmatchcase(mutant.module, self.module) and fnmatchcase(mutant.within, self.within)
+        return where and self.before in ("*", mutant.before) and self.after in ("*", mutant.after)
 
 
 @dataclass(frozen=True)
@@ -72,13 +75,15 @@ class Known:
 
     def why_not_run(self, mutant: Mutant) -> str | None:
         """Why the mutant cannot run here, or None."""
+        if mutant.before.count("device=") > mutant.after.count("device="):
+            return "leaves out a device, and all that runs here is on the CPU"
         return next((one.why for one in self.not_run if one.fits(mutant)), None)
 
     def idle(self, mutants: list[Mutant]) -> list[str]:
         """Entries that fit none of `mutants`: their line has changed, and somebody must think again."""
         records: list[Equivalent | NotRun] = [*self.equivalent, *self.not_run]
         unfit = [one for one in records if not any(one.fits(mutant) for mutant in mutants)]
-        return [f"{one.module} {one.within}: {one.before if isinstance(one, Equivalent) else '*'}" for one in unfit]
+        return [f"{one.module} {one.within}: {one.before}" for one in unfit]
 
 
 def known(file: Path = FILE) -> Known:

@@ -43,6 +43,9 @@ FILES = (
 )
 """Test files of `tests/meta` that say what the oracle must be; those about commands, reports and backends are left."""
 
+OF_INPUT = ("case_rules", "lowering", "cli_bad_input", "replay_fuzz")
+"""Those that say what it must refuse, and younger ones."""
+
 LONGEST_S = 20.0
 """Seconds of a test beyond which it judges no mutants."""
 
@@ -70,22 +73,23 @@ class Tested:
 
 @dataclass(frozen=True)
 class Stage:
-    """The one pass."""
+    """One pass over the mutants at large, by some test files."""
 
-    name: str = "tests"
+    name: str
+    files: tuple[str, ...]
 
 
 class Reference:
     """What is mutated is `reference`; what judges is `tests/meta`."""
 
-    stages = (Stage(),)
+    stages = (Stage("tests", FILES), Stage("tests of input", OF_INPUT))
     silence_s = SILENCE_S
 
-    def __init__(self, folder: Path, files: tuple[str, ...] = FILES) -> None:
-        self._folder, self._files = folder, files
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
         self.digest = _digest()
         self.differing: list[str] = []
-        self._survey: tuple[frozenset[str], tuple[Tested, ...]] | None = None
+        self._surveys: dict[str, tuple[frozenset[str], tuple[Tested, ...]]] = {}
 
     def modules(self) -> list[str]:
         """Every module of the oracle."""
@@ -95,7 +99,7 @@ class Reference:
 
     def work(self, mutant: Mutant, stage: Stage) -> Work:
         """What a child does with the mutant: the tests that reach it, until one fails."""
-        always, tests = self._surveyed()
+        always, tests = self._surveyed(stage)
         statement = f"{mutant.module}:{mutant.statement}"
         chosen = [one for one in tests if statement in always or statement in one.reached]
         names: list[str] = []
@@ -108,11 +112,11 @@ class Reference:
             names.append(one.name)
         return partial(tested, mutant, names)
 
-    def _surveyed(self) -> tuple[frozenset[str], tuple[Tested, ...]]:
-        if self._survey is None:
-            file = self._folder / f"survey-tests-{self.digest}.json"
+    def _surveyed(self, stage: Stage) -> tuple[frozenset[str], tuple[Tested, ...]]:
+        if stage.name not in self._surveys:
+            file = self._folder / f"survey-{stage.name.replace(' ', '-')}-{self.digest}.json"
             if not file.exists():
-                files = [f"tests/meta/test_{name}.py" for name in self._files]
+                files = [f"tests/meta/test_{name}.py" for name in stage.files]
                 ((_, outcome),) = run(
                     [(None, partial(surveyed, self.modules(), files))], 1, 5 * SILENCE_S, lambda: False
                 )
@@ -122,8 +126,8 @@ class Reference:
             content = json.loads(file.read_text(encoding="utf-8"))
             self.differing += content["failed"]
             tests = tuple(Tested(name, seconds, frozenset(reached)) for name, seconds, reached in content["tests"])
-            self._survey = frozenset(content["always"]), tests
-        return self._survey
+            self._surveys[stage.name] = frozenset(content["always"]), tests
+        return self._surveys[stage.name]
 
 
 class Watcher:

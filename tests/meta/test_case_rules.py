@@ -1,4 +1,4 @@
-"""Rules of cases, sessions and worlds: each is broken once, one step past what it allows, and kept on the other side."""
+"""Rules of cases, sessions and worlds: each is broken once, one step past what it allows, and kept beside it."""
 
 import json
 from collections.abc import Callable
