@@ -27,7 +27,7 @@ SANITY = 3.0
 """The control may exceed its a-priori size by this factor before it is itself a finding."""
 
 CONTROL_TOKENS = 12
-"""Tokens of plain decode that the control looks at; fewer on a slow backend, see `Subject.rarely`, but at least four."""
+"""Tokens of plain decode that the control looks at; fewer on a slow backend (`Subject.rarely`), but at least four."""
 
 
 @dataclass(frozen=True)
