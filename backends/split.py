@@ -41,7 +41,7 @@ def open_interpreted() -> EngineBackend:
         kernel = interpreted()
     except ImportError as why:
         raise Unavailable(f"triton-interpreted needs Triton (pip install 'triton>=3.0', on Linux): {why}") from why
-    return EngineBackend("triton-interpreted", "cpu", composed(kernel, Split()), KERNEL_DTYPES, emulated=True, rarely=6)
+    return EngineBackend("triton-interpreted", "cpu", composed(kernel, Split()), KERNEL_DTYPES, emulated=True, rarely=4)
 
 
 def open_cuda() -> EngineBackend:

@@ -8,7 +8,7 @@ import click
 from backends.flags import MODES
 from reference.case import DTYPES
 from specverify import sampling_options
-from specverify.plan import DEFAULT_CASES, Plan, default_dtypes, default_jobs
+from specverify.plan import DEFAULT_CASES, Plan, default_cases, default_dtypes, default_jobs
 
 DEVICES = {"cpu": "cpu-eager", "cuda": "cuda-eager", "npu": "ascend-eager"}
 """The backend that `--device` means when `--backend` is not given."""
@@ -21,7 +21,9 @@ DEVICES = {"cpu": "cpu-eager", "cuda": "cuda-eager", "npu": "ascend-eager"}
 @click.option("--prompts", help="Prompt file, or builtin:humaneval; needs --model.")
 @click.option("--invariant", "invariants", multiple=True, metavar="GLOB", help="Only these invariants; repeatable.")
 @click.option(
-    "--cases", type=click.IntRange(min=1), help=f"Cases, or prompts with --model (default {DEFAULT_CASES}, 20)."
+    "--cases",
+    type=click.IntRange(min=1),
+    help=f"Cases, or prompts with --model (default {DEFAULT_CASES}, fewer on a slow backend, and 20).",
 )
 @click.option("--new-tokens", type=click.IntRange(min=1), default=64, show_default=True, help="Tokens per prompt.")
 @sampling_options.options
@@ -93,7 +95,7 @@ def diff(
         model=model,
         prompts=prompts,
         invariants=invariants,
-        cases=cases or (DEFAULT_CASES if model is None else 20),
+        cases=cases or (default_cases(name) if model is None else 20),
         new_tokens=new_tokens,
         sampling=sampling,
         time_budget_s=time_budget or 0.0,

@@ -71,6 +71,11 @@ def default_dtypes(backend: str) -> tuple[str, ...]:
     return DEFAULT_DTYPES if set(DEFAULT_DTYPES) <= set(declared) else declared
 
 
+def default_cases(backend: str) -> int:
+    """What the registry says of `backend`; DEFAULT_CASES for a stranger."""
+    return {row.name: row.cases for row in ROWS}.get(backend, DEFAULT_CASES)
+
+
 def default_jobs(device: str) -> int:
     """Workers for a device: one on an accelerator, else one per core up to four."""
     return 1 if device != "cpu" else min(os.cpu_count() or 1, 4)

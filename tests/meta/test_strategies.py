@@ -25,7 +25,7 @@ from reference.tree import Shape, Tree
 from specverify.plan import DEFAULT_DTYPES
 from specverify.stream import Stream
 
-SEARCHES, DRAWN = 30, 20
+SEARCHES, DRAWN = 18, 20
 """Searches of seeds of their own, and cases drawn in each."""
 
 RARE = 0.01
@@ -310,7 +310,7 @@ def window_shorter_than_prompt(case: Case) -> bool:
 @pytest.mark.parametrize(
     ("predicate", "nodes", "prompt"),
     [
-        (branches, 5, 1),
+        pytest.param(branches, 5, 1, marks=SLOW),
         pytest.param(out_of_order, 5, 2, marks=SLOW),
         pytest.param(window_shorter_than_prompt, 1, 8, marks=SLOW),
     ],
