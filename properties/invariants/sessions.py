@@ -112,6 +112,54 @@ def _broken(account: Account) -> Iterator[tuple[str, object, object]]:
                 yield "a page that is still to be written is shared", "one holder", page
 
 
+def takes_part(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
+    """Play the actions on numbers alone: how many steps each request is due, and whether it took them.
+
+    A pool of so many pages may make any request wait, so sessions on one are left out.
+    """
+    name = "lossless.takes-part"
+    trace = subject(case)
+    if case.session is None:
+        if not trace.steps and not trace.output:
+            yield Finding(name, Stage.DRAFTED, 0, {}, "a step", "none")
+        return
+    if trace.shared is None or case.layout.pages:
+        raise NotApplicable("who waits for pages is the backend's affair")
+    steps, living, evicted = Counter[int](), set[int](), set[int]()
+    for action in case.session.actions:
+        named = set(action.requests)
+        if action.kind == "add":
+            living |= named - set(steps)
+            steps.update(dict.fromkeys(named - set(steps), 0))
+        elif action.kind == "fork":
+            source, twin = action.requests
+            own = case.session.mates[twin - 1].prompt
+            # It entered then only if its prompt is more than its own: else the source had ended, or it did not fit.
+            if source in living and twin not in steps and trace.shared.prompts[twin] not in ((), own):
+                living.add(twin)
+                steps[twin] = 0
+        elif action.kind == "step":
+            steps.update(named & living)
+        elif action.kind == "restore":
+            living |= named & evicted
+            evicted -= named
+        elif action.kind in ("evict", "cancel"):
+            evicted = evicted | (named & living) if action.kind == "evict" else evicted - named
+            living -= named
+    for number, due in sorted(steps.items()):
+        one = _request(trace, number)
+        taken = 0 if one is None else len(one.steps)
+        if one is None or taken > due or (taken < due and one.finish is None):
+            yield Finding(
+                name, Stage.DRAFTED, taken, {"request": number}, due, "it is not there" if one is None else taken
+            )
+
+
+def _request(trace: Trace, number: int) -> Trace | None:
+    assert trace.shared is not None
+    return trace.shared.requests[number] if number < len(trace.shared.requests) else None
+
+
 def prefix_reuse(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     """Without the prefix cache: each request's numbers and tokens stay, warm or cold."""
     cold = subject(replace(case, layout=replace(case.layout, kind="paged")))
@@ -180,6 +228,13 @@ INVARIANTS = (
         _session,
         every=TURNS,
         speaks_of="session",
+    ),
+    Invariant(
+        "lossless.takes-part",
+        "A request takes every step that names it until it ends.",
+        needing(),
+        takes_part,
+        speaks_of="both",
     ),
     Invariant(
         "cache.allocator-conserves",

@@ -125,6 +125,23 @@ def longer(account: Account) -> Account:
     return replace(account, committed={one: room + 1 for one, room in account.allocated.items()})
 
 
+def without(case: Case, trace: Trace, change: Callable[[Trace], Trace | None]) -> Trace:
+    """Request 1 changed."""
+    assert trace.shared is not None
+    requests = tuple(change(one) if number == 1 and one else one for number, one in enumerate(trace.shared.requests))
+    return replace(trace, shared=replace(trace.shared, requests=requests))
+
+
+def idle(case: Case, trace: Trace, time: int) -> Trace:
+    """Request 1 has left out its last step."""
+    return without(case, trace, lambda one: replace(one, steps=one.steps[:-1], finish=None))
+
+
+def absent(case: Case, trace: Trace, time: int) -> Trace:
+    """Request 1 was never let in."""
+    return without(case, trace, lambda one: None)
+
+
 def turned(case: Case) -> bool:
     """Whether the case is one whose batches are in another order."""
     return case.session is not None and act("step", 0, 1) in case.session.actions[:3]
@@ -148,6 +165,9 @@ EVERYTHING: list[tuple[str, str | Corruption, tuple[str, ...]]] = [
     ("cache.allocator-conserves", accounted(lambda one: replace(one, total=one.total + 1)), ("forked",)),
     ("cache.allocator-conserves", accounted(lambda one: replace(one, free=(*one.free, one.total))), ("forked",)),
     ("cache.allocator-conserves", accounted(longer), ("forked",)),
+    ("lossless.takes-part", lambda case, trace, time: Trace((), (), None), ("paged",)),
+    ("lossless.takes-part", idle, ("company", "forked", "again", "drafted")),
+    ("lossless.takes-part", absent, ("company", "forked", "again")),
     ("cache.prefix-reuse", "pages-published-unwritten", ("again",)),
     ("cache.prefix-reuse", "reused-prefix-one-too-long", ("again in threes",)),
     ("cache.prefix-reuse", "page-known-by-own-tokens", ("again",)),
