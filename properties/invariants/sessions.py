@@ -113,9 +113,9 @@ def _broken(account: Account) -> Iterator[tuple[str, object, object]]:
 
 
 def takes_part(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
-    """Play the actions on numbers alone: how many steps each request is due, and whether it took them.
+    """Play the actions on numbers alone: who is gone, how many steps each request is due, and whether it took them.
 
-    A pool of so many pages may make any request wait, so sessions on one are left out.
+    A pool of so many pages may make any request wait, so steps on one are not counted.
     """
     name = "lossless.takes-part"
     trace = subject(case)
@@ -123,8 +123,15 @@ def takes_part(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
         if not trace.steps and not trace.output:
             yield Finding(name, Stage.DRAFTED, 0, {}, "a step", "none")
         return
-    if trace.shared is None or case.layout.pages:
-        raise NotApplicable("who waits for pages is the backend's affair")
+    if trace.shared is None:
+        raise NotApplicable("the trace does not say what the requests of the session did")
+    for at, (action, account) in enumerate(zip(case.session.actions, trace.shared.accounts, strict=False)):
+        left = set(action.requests) & set(account.committed) if action.kind in ("cancel", "evict") else set()
+        for number in sorted(left):
+            where: dict[str, int | str] = {"request": number, "action": at}
+            yield Finding(name, Stage.COMMITTED, 0, where, f"nothing of it after {action.kind}", "it is still served")
+    if case.layout.pages:
+        return
     steps, living, evicted = Counter[int](), set[int](), set[int]()
     for action in case.session.actions:
         named = set(action.requests)

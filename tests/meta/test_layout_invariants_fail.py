@@ -142,6 +142,14 @@ def absent(case: Case, trace: Trace, time: int) -> Trace:
     return without(case, trace, lambda one: None)
 
 
+def served(case: Case, trace: Trace, time: int) -> Trace:
+    """No request ever leaves."""
+    assert trace.shared is not None
+    everyone = {number: 1 for number in range(len(trace.shared.requests))}
+    accounts = tuple(replace(one, committed=everyone | one.committed) for one in trace.shared.accounts)
+    return replace(trace, shared=replace(trace.shared, accounts=accounts))
+
+
 def turned(case: Case) -> bool:
     """Whether the case is one whose batches are in another order."""
     return case.session is not None and act("step", 0, 1) in case.session.actions[:3]
@@ -168,6 +176,7 @@ EVERYTHING: list[tuple[str, str | Corruption, tuple[str, ...]]] = [
     ("lossless.takes-part", lambda case, trace, time: Trace((), (), None), ("paged",)),
     ("lossless.takes-part", idle, ("company", "forked", "again", "drafted")),
     ("lossless.takes-part", absent, ("company", "forked", "again")),
+    ("lossless.takes-part", served, ("forked", "again", "scarce")),
     ("cache.prefix-reuse", "pages-published-unwritten", ("again",)),
     ("cache.prefix-reuse", "reused-prefix-one-too-long", ("again in threes",)),
     ("cache.prefix-reuse", "page-known-by-own-tokens", ("again",)),
