@@ -41,7 +41,7 @@ def run(
     """Each task with what came of it, as they end: `returned`, or `ended`, and `seconds`.
 
     `ended` says why there is nothing: `silent` after `silence_s` seconds of processor time without a word (six times
-    that by the clock), or `died`, with the last word in `said`. No further task begins once `stopped` says so.
+    that by the clock), `broke: ...` with what was raised, or `died`, with the last word in `said`. No further task begins once `stopped` says so.
     """
     waiting = iter(tasks)
     running: list[Child] = []
@@ -116,6 +116,8 @@ def _child(work: Work, pipe: Connection, silence_s: float) -> None:
         message = ("returned", work(tell))
     except Overrun:
         message = ("ended", "silent")
+    except Exception as why:  # whatever it was, the parent says it
+        message = ("ended", f"broke: {type(why).__name__}: {why}")
     signal.setitimer(signal.ITIMER_PROF, 0)
     pipe.send(message)
     pipe.close()
