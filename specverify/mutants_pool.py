@@ -41,7 +41,8 @@ def run(
     """Each task with what came of it, as they end: `returned`, or `ended`, and `seconds`.
 
     `ended` says why there is nothing: `silent` after `silence_s` seconds of processor time without a word (six times
-    that by the clock), `broke: ...` with what was raised, or `died`, with the last word in `said`. No further task begins once `stopped` says so.
+    that by the clock), `broke: ...` with what was raised, or `died`, with the last word in `said`. No further task
+    begins once `stopped` says so.
     """
     waiting = iter(tasks)
     running: list[Child] = []
