@@ -67,6 +67,9 @@ KEPT: dict[str, Callable[[], object]] = {
 }
 
 BROKEN: dict[str, tuple[Callable[[], object], str]] = {
+    "an empty prompt": (lambda: replace(BASE, prompt=()), "prompt: "),
+    "an odd head": (lambda: replace(MODEL.architecture, head_dim=3), "head_dim: "),
+    "an epsilon above 1": (lambda: replace(MODEL.architecture, norm_eps=1.5), "norm_eps: "),
     "a token past the vocabulary": (lambda: replace(BASE, stops=Stops(3, (4,))), "stops.eos[0]: 4 is not"),
     "a negative token": (lambda: replace(BASE, prompt=(-1, 1)), "prompt[0]: -1 is not"),
     "every token banned": (
