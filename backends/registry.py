@@ -99,7 +99,7 @@ ROWS: tuple[Row, ...] = (
         slow=True,
         dtypes=THREE,
         emulated=True,
-        cases=300,
+        cases=200,
     ),
     Row(
         "cuda-fused",
