@@ -243,6 +243,7 @@ EVERYTHING: list[tuple[str, str | Corruption]] = [
     ("lossless.stops", output_of(lambda old: old[:-1])),
     ("lossless.state-isolated", second_time(logits_off(1e-6))),
     ("lossless.state-isolated", second_time(output_of(lambda old: old[::-1]))),
+    ("lossless.takes-part", lambda case, trace, time: Trace((), (), None)),
     ("lossless.accounting", accounts(accepted=1)),
     ("lossless.accounting", accounts(proposed=-1)),
     ("lossless.accounting", accounts(verify_calls=1)),

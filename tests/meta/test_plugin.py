@@ -65,8 +65,7 @@ def test_a_failing_backend_fails_the_test_with_the_page() -> None:
         "no:cacheprovider",
         "--backend",
         "terse_engine:wrong",
-        "-k",
-        "greedy-match",
+        "-x",
         TARGET,
     ]
     failed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, env=environment)
