@@ -20,7 +20,7 @@ class Row:
         layouts: KvLayout.kind values that it declares, known here so that nobody must open it to ask.
         dtypes: Working dtypes that it declares, likewise.
         emulated: Whether it stands in for a device that is not there; it never counts as that device.
-        cases: How many cases a search draws unless told otherwise: fewer where a forward takes long.
+        cases: How many cases a search draws unless told otherwise, where a forward takes long; None for the usual.
     """
 
     name: str
@@ -31,7 +31,7 @@ class Row:
     layouts: tuple[str, ...] = tuple(KINDS)
     dtypes: tuple[str, ...] = ("float32", "float64", "bfloat16", "float16")
     emulated: bool = False
-    cases: int = 500
+    cases: int | None = None
 
 
 THREE, HALVES = ("float32", "bfloat16", "float16"), ("bfloat16", "float16")

@@ -72,8 +72,8 @@ def default_dtypes(backend: str) -> tuple[str, ...]:
 
 
 def default_cases(backend: str) -> int:
-    """What the registry says of `backend`; DEFAULT_CASES for a stranger."""
-    return {row.name: row.cases for row in ROWS}.get(backend, DEFAULT_CASES)
+    """What the registry says of `backend`, else DEFAULT_CASES, as for a stranger."""
+    return {row.name: row.cases for row in ROWS}.get(backend) or DEFAULT_CASES
 
 
 def default_jobs(device: str) -> int:

@@ -12,6 +12,7 @@ import pytest
 from backends import faults
 from properties.finding import Finding
 from properties.strategies.models import GALLERY
+from properties.variants import probes
 from reference.architecture import Seeded
 from reference.case import Case
 from reference.draft import Scripted
@@ -66,27 +67,26 @@ def first_found(name: str, invariant: str) -> Finding | None:
     """What `invariant` finds first where the fault is planted; with a window if the fault speaks of one."""
     fault = faults.named(name)
     ascend = fault.on.startswith("ascend")
-    windowed, paged = "window" in name, not ascend
-    case = behind(PREFIX, 19 if windowed else 11 if paged else 9, PAGED if paged else KvLayout())
+    case = behind(PREFIX, 19 if "window" in name else 9 if ascend else 11, KvLayout() if ascend else PAGED)
     facts = BY_NAME[invariant].check(case, ORACLE, subject_of(open_planted(fault.on, name)))
     return next((fact for fact in facts if isinstance(fact, Finding)), None)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", TOO_MUCH)
-def test_what_sees_too_much_leaks(name: str) -> None:
-    found = first_found(name, "attention.no-leakage")
-    assert found is not None
-    assert found.stage is Stage.ATTENDED
+SEEN_BY = [
+    *((name, "attention.no-leakage", ("bit-identical",)) for name in TOO_MUCH),
+    *((name, "attention.visibility-exact", ("visible", "hidden")) for name in TOO_LITTLE),
+]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", TOO_LITTLE)
-def test_what_sees_too_little_is_read_off_transparent_weights(name: str) -> None:
-    found = first_found(name, "attention.visibility-exact")
+@pytest.mark.parametrize(("name", "invariant", "told"), SEEN_BY, ids=[name for name, _, _ in SEEN_BY])
+def test_what_sees_too_much_leaks_and_what_sees_too_little_is_hidden(
+    name: str, invariant: str, told: tuple[str, ...]
+) -> None:
+    found = first_found(name, invariant)
     assert found is not None
     assert found.stage is Stage.ATTENDED
-    assert (found.expected, found.observed) == ("visible", "hidden")
+    assert (found.expected, found.observed)[: len(told)] == told
 
 
 @pytest.mark.slow
@@ -96,3 +96,9 @@ def test_without_a_fault_nothing_is_found(on: str) -> None:
     case = behind(PREFIX, 11, PAGED)
     for name in ("attention.no-leakage", "attention.visibility-exact", "attention.context-exact"):
         assert not [fact for fact in BY_NAME[name].check(case, ORACLE, subject) if isinstance(fact, Finding)]
+
+
+def test_probes_reach_both_sides_of_the_first_and_the_last_edge_of_a_page() -> None:
+    case = behind(PREFIX + 2, 11, PAGED)
+    probed = {column for _, columns in probes(case, 0) for column in columns}
+    assert {15, 16, PREFIX - 1, PREFIX} <= probed < set(range(PREFIX + 2 + NODES))
