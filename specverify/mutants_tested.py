@@ -43,7 +43,7 @@ FILES = (
 )
 """Test files of `tests/meta` that say what the oracle must be; those about commands, reports and backends are left."""
 
-OF_INPUT = ("case_rules", "lowering", "cli_bad_input", "replay_fuzz")
+OF_INPUT = ("case_rules", "case_ids", "lowering", "sampled_step", "cli_bad_input", "replay_fuzz")
 """Those that say what it must refuse, and younger ones."""
 
 LONGEST_S = 20.0

@@ -53,6 +53,9 @@ KEPT: dict[str, Callable[[], object]] = {
     "as many pages as it takes": lambda: replace(
         BASE, layout=KvLayout(kind="paged", page_size=1, pages=tuple(range(7)))
     ),
+    "as many pages as there may be": lambda: replace(
+        BASE, layout=KvLayout(kind="paged", page_size=1, pages=tuple(range(65536)))
+    ),
     "a greedy request switches": lambda: session(Action("switch", (0,), Scripted())),
     "a sampled mate beside a greedy switch": lambda: session(
         Action("switch", (0,), Scripted()), mate=replace(MATE, sampling=Sampling(1.0))
@@ -103,10 +106,25 @@ BROKEN: dict[str, tuple[Callable[[], object], str]] = {
         lambda: replace(BASE, stops=Stops(3, stop_strings=("a",), pieces=("a",))),
         "stops.pieces: 1 texts",
     ),
+    "a parent past the last node": (lambda: Shape((0, 2)), "parent[1]: 2 is not a node of this 2-node tree"),
+    "a negative parent": (lambda: Shape((0, -1)), "parent[1]: -1 is not a node"),
+    "a root below another": (lambda: Shape((1, 1)), "parent[0]: the root is its own parent"),
+    "parents in a circle": (lambda: Shape((0, 2, 1)), "parent[1]: the parents form a circle"),
+    "a tree of nothing": (lambda: Shape(()), "parent: a tree has at least its root"),
+    "a negative token in a tree": (lambda: Tree((0, 0), (0, -1)), "token[1]: -1 is not a token id"),
+    "a token too many": (lambda: Tree((0,), (0, 0)), "token: 2 tokens for 1 nodes"),
+    "a rank too many": (lambda: RankTree((0,), (0, 0)), "rank: 2 ranks for 1 nodes"),
+    "a root with a rank": (lambda: RankTree((0, 0), (1, 0)), "rank[0]: 1 is not a rank"),
+    "a negative rank": (lambda: RankTree((0, 0), (0, -1)), "rank[1]: -1 is not a rank"),
+    "a rank of two siblings": (lambda: RankTree((0, 0, 1, 1), (0, 0, 1, 1)), "rank: two children of node 1"),
     "a tree under another root": (lambda: replace(BASE, prompt=(3, 2)), "draft.trees[0].token[0]: 1 is not"),
     "a page too few": (
         lambda: replace(BASE, layout=KvLayout(kind="paged", page_size=1, pages=tuple(range(6)))),
         "layout.pages: out of pages",
+    ),
+    "a page too many": (
+        lambda: KvLayout(kind="paged", page_size=1, pages=tuple(range(65537))),
+        "pages: 65537 pages; at most 65536",
     ),
     "a rule that takes no tree": (
         lambda: replace(
@@ -162,6 +180,15 @@ def test_what_breaks_a_rule_is_refused_where_it_stands(name: str) -> None:
     with pytest.raises(Malformed) as told:
         make()
     assert str(told.value).startswith(line)
+
+
+def test_a_request_alone_keeps_what_is_its_own() -> None:
+    mate = Mate((2, 0, 1), Ngram(RankTree((0, 0), (0, 0)), 2), Sampling(0.5), Stops(2, (3,)))
+    case = replace(session(Action("fork", (1, 0)), mate=mate), steps=3, dtype="float64")
+    first, second = case.alone(), case.alone(1, (2, 2))
+    assert first == replace(case, session=None)
+    assert case.alone(0, (2, 2)) == replace(first, prompt=(2, 2, 3, 1)), "a fork of a mate's tokens begins with them"
+    assert second == Case(MODEL, (2, 2, 2, 0, 1), mate.draft, BASE.layout, mate.sampling, mate.stops, "float64")
 
 
 def test_a_drawn_case_is_read_back_as_it_was() -> None:

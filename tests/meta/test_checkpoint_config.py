@@ -79,6 +79,11 @@ CONFIGS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
         {**QWEN2, "sliding_window": 5, "use_sliding_window": True},
         {"family": "qwen2", "qkv_bias": True},
     ),
+    (
+        "qwen2 window default",
+        {**QWEN2, "use_sliding_window": True, "max_window_layers": 1},
+        {"family": "qwen2", "qkv_bias": True, "windows": (0, 4096)},
+    ),
     ("qwen3", QWEN3, {"family": "qwen3", "qk_norm": True}),
     ("qwen3 head_dim default", without(QWEN3, "head_dim"), {"family": "qwen3", "qk_norm": True, "head_dim": 128}),
     (

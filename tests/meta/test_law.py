@@ -372,6 +372,9 @@ def test_where_a_bias_comes_from() -> None:
     assert (first.context, first.reach, first.law, first.total_variation) == ((1,), F(4, 10), [1, 0], F(7, 10))
     assert first.weight == F(28, 100)
     assert (second.context, second.reach, second.weight) == ((), 1, 0)
+    # Where no block goes on, nothing follows that could be biased.
+    (only,) = where_from({(0,): F(3, 10), (1,): F(7, 10), (0, 1): F(0)}, lambda path: p, 2)
+    assert (only.context, only.law, only.weight) == ((), p, 0)
 
 
 # ------------------------------------------------------------------------------------------------ worlds

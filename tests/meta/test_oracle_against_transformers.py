@@ -16,7 +16,7 @@ from reference.rotary import frequencies, table, turn
 from reference.shared_prefix import SharedPrefix
 from reference.trace import Array
 from reference.tree import Tree
-from reference.weights import seeded
+from reference.weights import representable, seeded
 
 # Pangu is Llama with biases; transformers has no model of that name.
 MODULE_OF = {
@@ -215,6 +215,7 @@ ROPES = {
     "yarn-factor-one": Rope(kind="yarn", factor=1.0, original=64),
     "yarn-tiny-original": Rope(theta=10.0, kind="yarn", factor=4.0, original=2),
     "yarn-ramp-beyond-the-pairs": Rope(theta=30.0, kind="yarn", factor=4.0, original=400),
+    "yarn-ramp-to-the-last-dimension": Rope(theta=2.0, kind="yarn", factor=4.0, original=2000, beta_fast=300.0),
     "yarn-no-ramp": Rope(theta=100.0, kind="yarn", factor=4.0, original=16, beta_fast=1.0, truncate=False),
     "llama3": Rope(theta=100.0, kind="llama3", factor=8.0, original=32),
     "llama3-band": Rope(theta=40.0, kind="llama3", factor=2.0, original=20, low_freq_factor=0.5, high_freq_factor=2.0),
@@ -268,6 +269,28 @@ def hugging_face_config(rope: Rope, head_dim: int) -> Any:
         max_position_embeddings=64,
         rope_parameters=rope_parameters(rope),
     )
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_as_many_weights_as_transformers_has(name: str) -> None:
+    matrices = [one for one in hugging_face(MODELS[name], 1).parameters() if one.ndim == 2]
+    assert MODELS[name].weights == sum(one.numel() for one in matrices)
+
+
+def test_weights_are_the_same_numbers_in_every_dtype() -> None:
+    """Rounded to 8 bits; the smallest that stays is 2^-16, and what is smaller becomes 0."""
+    least = 2.0**-16
+    values = np.array([0.0, least, -least, 0.99 * least, -0.99 * least, least / 2, 1.00390625, 1.005859375, -0.3, 7.77])
+    wanted = [0.0, least, -least, 0.0, 0.0, 0.0, 1.0, 1.0078125, -0.30078125, 7.78125]
+    assert representable(values).tolist() == wanted
+    drawn = np.random.default_rng(5).normal(size=2000) * 2.0 ** np.random.default_rng(6).integers(-18, 4, 2000)
+    rounded = representable(drawn)
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        np.testing.assert_array_equal(torch.tensor(rounded).to(dtype).double().numpy(), rounded)
+    kept = rounded != 0
+    np.testing.assert_allclose(rounded[kept], drawn[kept], rtol=2.0**-8)
+    assert (np.abs(drawn[~kept]) < least).all()
+    assert 100 < (~kept).sum() < 500
 
 
 def test_rotation_is_by_relative_position() -> None:

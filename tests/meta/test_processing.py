@@ -185,6 +185,13 @@ def test_margins() -> None:
     assert margin_of(p, min_p=0.51) == pytest.approx(1 - 0.5 / 0.51)
     assert margin_of(p, min_p=1.0) == pytest.approx(0.25)
     assert margin_of(p, top_k=2, min_p=0.26) == pytest.approx(math.log(1.5))
+    # All are kept: no pair stands at the edge.
+    assert margin_of(p, top_p=0.95) == pytest.approx(0.05 / 0.95)
+    # Presence is the output's alone, repetition prompt's and output's.
+    penal = Sampling(1.0, repetition_penalty=2.0, presence_penalty=1.0, top_k=1)
+    assert margin(np.array([8.0, 8.0, 1.0]), penal, NEVER, (0,), (1,)) == 1.0
+    assert margin(np.array([8.0, 8.0, 1.0]), penal, NEVER, (0,), (1, 0)) == 0.0
+    assert margin(np.array([8.0, 8.5, 1.0]), penal, NEVER, (0,), (1,)) == 0.75
 
 
 def test_a_margin_is_how_far_the_kept_tokens_stand() -> None:
