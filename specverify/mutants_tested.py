@@ -19,6 +19,10 @@ ROOT = Path(__file__).parent.parent
 OURS = ("reference", "properties", "backends", "reports", "specverify", "tests")
 
 FILES = (
+    "case_rules",
+    "case_ids",
+    "lowering",
+    "sampled_step",
     "processing",
     "stopping",
     "acceptance_rules",
@@ -43,8 +47,8 @@ FILES = (
 )
 """Test files of `tests/meta` that say what the oracle must be; those about commands, reports and backends are left."""
 
-OF_INPUT = ("case_rules", "case_ids", "lowering", "sampled_step", "cli_bad_input", "replay_fuzz")
-"""Those that say what it must refuse, and younger ones."""
+OF_INPUT = ("cli_bad_input", "replay_fuzz")
+"""Those that say what it must refuse, through commands."""
 
 LONGEST_S = 20.0
 """Seconds of a test beyond which it judges no mutants."""
