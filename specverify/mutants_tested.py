@@ -21,6 +21,8 @@ OURS = ("reference", "properties", "backends", "reports", "specverify", "tests")
 FILES = (
     "case_rules",
     "case_ids",
+    "model_rules",
+    "setting_rules",
     "lowering",
     "sampled_step",
     "processing",
