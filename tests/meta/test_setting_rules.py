@@ -86,7 +86,7 @@ BROKEN: dict[str, tuple[Callable[[], object], str]] = {
     "a seed of 64 bits": (sampling(seed=2**63), "seed: 9223372036854775808"),
     "a rule that there is not": (lambda: Rule("lenient"), "name: 'lenient' is no acceptance rule"),
     **{
-        f"{name} of {value}": (partial(Rule, **{name: value}), f"{name}: {value} is not")
+        f"{name} of {value}": (partial(Rule, "typical", **{name: value}), f"{name}: {value} is not")
         for name in THRESHOLDS
         for value in (0.0, inf, -1.0)
     },
