@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
 
 from reference.architecture import Architecture, Rope
 from reference.configuration import UnreadableCheckpoint, configured
@@ -176,6 +177,30 @@ def test_config_means_what_its_family_means(tmp_path: Path, config: dict[str, An
 def test_kv_heads_left_out_are_the_familys_default(tmp_path: Path, model_type: str, default: int) -> None:
     config = {**LLAMA, "model_type": model_type, "num_attention_heads": 64, "head_dim": 2}
     assert described(tmp_path, without(config, "num_key_value_heads")).kv_heads == default
+
+
+SIZES = without(LLAMA, "num_key_value_heads", "max_position_embeddings", "rms_norm_eps")
+
+
+@pytest.mark.parametrize("slides", [False, True])
+@pytest.mark.parametrize("family", [LlamaConfig, Qwen2Config, Qwen3Config, MistralConfig])
+def test_all_that_is_left_out_is_what_transformers_takes(tmp_path: Path, family: Any, slides: bool) -> None:
+    """The last two of 30 layers slide by Qwen's default, where anything slides."""
+    content = {**SIZES, "model_type": family.model_type, "num_hidden_layers": 30}
+    content |= {"hidden_size": 128, "num_attention_heads": 64}
+    content |= {"use_sliding_window": slides} if "qwen" in family.model_type else {}
+    theirs, ours = family(**without(content, "model_type")), described(tmp_path, content)
+    assert (ours.kv_heads, ours.max_positions) == (theirs.num_key_value_heads, theirs.max_position_embeddings)
+    assert (ours.norm_eps, ours.tied) == (theirs.rms_norm_eps, theirs.tie_word_embeddings)
+    assert ours.head_dim == (getattr(theirs, "head_dim", None) or theirs.hidden_size // 64)
+    assert {"rope_type": ours.rope.kind, "rope_theta": ours.rope.theta} == theirs.rope_parameters
+    window = getattr(theirs, "sliding_window", None) or 0
+    if "qwen" in family.model_type:
+        sliding = [kind == "sliding_attention" for kind in theirs.layer_types]
+        assert sum(sliding) == 2 * slides
+        assert ours.windows == tuple(window * one for one in sliding)
+    else:
+        assert ours.windows == (window,) * 30
 
 
 def changed(**fields: Any) -> dict[str, Any]:
