@@ -403,6 +403,9 @@ def test_a_world_is_lossless_in_its_processed_law(draws: str, settings: dict[str
         floats = world_law(one)
         assert total_variation(floats, target_rows(one), 3) < 1e-14
         assert distance(floats, exact) < 1e-14
+        assert {type(mass) for mass in exact.values()} == {F}
+        assert sum(exact.values()) == 1
+        assert {type(mass) for mass in floats.values()} == {float}, "fractions only where they are asked for"
         bare = replace(one, sampling=Sampling(0.7, draws=draws))
         if settings:
             assert total_variation(floats, target_rows(bare), 3) > 0.05
