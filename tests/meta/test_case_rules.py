@@ -47,6 +47,9 @@ KEPT: dict[str, Callable[[], object]] = {
     "all tokens banned, but ends only while min_tokens": lambda: replace(
         BASE, stops=Stops(3, (3,)), sampling=Sampling(bad_words=((0,), (1,), (2,)))
     ),
+    "words that begin with every token and end with one": lambda: replace(
+        BASE, sampling=Sampling(bad_words=((0, 3), (1, 3), (2, 3), (3, 3)))
+    ),
     "as long as the model admits": lambda: replace(BASE, stops=Stops(9)),
     "one token after the prompt": lambda: replace(BASE, stops=Stops(3, max_length=3)),
     "max_length of the model's context": lambda: replace(BASE, stops=Stops(3, max_length=12)),
@@ -77,6 +80,10 @@ BROKEN: dict[str, tuple[Callable[[], object], str]] = {
     "a negative token": (lambda: replace(BASE, prompt=(-1, 1)), "prompt[0]: -1 is not"),
     "every token banned": (
         lambda: replace(BASE, sampling=Sampling(bad_words=((0,), (1,), (2,), (3,)))),
+        "sampling: bad_words",
+    ),
+    "words that end with every token": (
+        lambda: replace(BASE, sampling=Sampling(bad_words=((3, 0), (3, 1), (3, 2), (3, 3)))),
         "sampling: bad_words",
     ),
     "the only end banned by min_tokens": (
