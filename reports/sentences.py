@@ -99,6 +99,9 @@ PLAIN: dict[str, str] = {
         "The draft, run step by step on its own cache, scores {node} otherwise than from scratch{by}: its state has "
         "drifted."
     ),
+    "draft.switched": (
+        "The request switched drafts; the draft that it has then scores {node} otherwise from scratch than it did{by}."
+    ),
     "draft.rollback": (
         "After its rejected nodes were rolled back, the draft is not as one that never saw them: expected {expected}, "
         "got {observed}{by}."

@@ -158,6 +158,15 @@ SIDES: dict[tuple[str, str], str] = {
         "draft.fidelity",
         "token",
     ): "{Node} carries token {observed}; from scratch the draft proposes {expected}{by}.",
+    ("draft.switched", "root"): "The root of the tree carries token {observed}; the pending token is {expected}.",
+    (
+        "draft.switched",
+        "tree",
+    ): "The request drafted {observed}; the draft switched to proposes {expected}.",
+    (
+        "draft.switched",
+        "token",
+    ): "{Node} carries token {observed}; the draft switched to proposes {expected} from scratch{by}.",
     ("lossless.draft-independent", "finish"): (
         "With another draft the output ends for another reason: {observed} instead of {expected}."
     ),

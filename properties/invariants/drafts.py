@@ -14,7 +14,7 @@ from properties.variants import pending_root
 from reference.case import Case
 from reference.draft import LanguageModel, Scripted
 from reference.sampling import Sampling, Stops
-from reference.trace import Array, Drafted, Stage
+from reference.trace import Array, Drafted, Stage, Step
 from reference.tree import Tree
 
 NEEDS = needing(Stage.DRAFTED)
@@ -29,30 +29,71 @@ DRAFT_K = 6.0
 def fidelity(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     """The incremental draft proposes, at every step, what it would propose from scratch."""
     for number, step in enumerate(subject(case).steps):
-        if step.drafted is None:
+        if step.drafted is not None:
+            pending = pending_root(case, subject, number)
+            yield from _proposed("draft.fidelity", case, oracle, number, step, number, pending)
+
+
+def _proposed(
+    name: str, case: Case, oracle: Oracle, number: int, step: Step, place: int, pending: int
+) -> Iterator[Fact]:
+    """What is wrong with the tree of `step`, by the draft of `case`, of whose script it is number `place`."""
+    assert step.drafted is not None
+    root = step.drafted.tree.token[0]
+    if root != pending:
+        yield Finding(name, Stage.DRAFTED, number, {"node": 0, "side": "root"}, pending, root)
+        return
+    if isinstance(case.draft, Scripted):
+        script = case.draft.trees
+        wanted = script[place].rooted(pending) if place < len(script) else None
+        if wanted is not None and case.layout.stay_in_chunk:
+            alone = replace(case, draft=Scripted((wanted,)), sampling=Sampling())
+            cut = oracle(restarted(alone, (*step.context, pending))).steps[0].drafted
+            assert cut is not None
+            wanted = cut.tree
+        if wanted is not None and wanted != step.drafted.tree:
+            yield from _tree_differs(name, number, _line(wanted), _line(step.drafted.tree))
+        return
+    if drawn(case):
+        yield from _rows(case, oracle, number, step.context, step.drafted)
+        return
+    true = oracle(restarted(case, (*step.context, pending))).steps[0].drafted
+    assert true is not None
+    yield from _same(name, case, number, step.drafted, true)
+
+
+def switched(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
+    """Each step of a request that switches drafts proposes what the draft of that time does from scratch.
+
+    A switch that came when no more was committed than the step's context came before the step. Company is judged as a
+    script of its own trees (`properties/company.py`), which says nothing of them.
+    """
+    assert case.session is not None
+    shared = subject(case).shared
+    if shared is None:
+        raise NotApplicable("the trace does not say what the requests of the session did")
+    happened = list(zip(case.session.actions, shared.accounts, strict=False))
+    for request, trace in enumerate(shared.requests):
+        changes = [
+            (account.committed[request], action.draft)
+            for action, account in happened
+            if action.draft is not None and request in action.requests and request in account.committed
+        ]
+        if trace is None or not changes:
             continue
-        root = step.drafted.tree.token[0]
-        pending = pending_root(case, subject, number)
-        if root != pending:
-            yield Finding("draft.fidelity", Stage.DRAFTED, number, {"node": 0, "side": "root"}, pending, root)
-            continue
-        if isinstance(case.draft, Scripted):
-            script = case.draft.trees
-            wanted = script[number].rooted(pending) if number < len(script) else None
-            if wanted is not None and case.layout.stay_in_chunk:
-                alone = replace(case, draft=Scripted((wanted,)), sampling=Sampling())
-                cut = oracle(restarted(alone, (*step.context, pending))).steps[0].drafted
-                assert cut is not None
-                wanted = cut.tree
-            if wanted is not None and wanted != step.drafted.tree:
-                yield from _tree_differs("draft.fidelity", number, _line(wanted), _line(step.drafted.tree))
-            continue
-        if drawn(case):
-            yield from _rows(case, oracle, number, step.context, step.drafted)
-            continue
-        true = oracle(restarted(case, (*step.context, pending))).steps[0].drafted
-        assert true is not None
-        yield from _same("draft.fidelity", case, number, step.drafted, true)
+        begins = replace(case.alone(request), prompt=shared.prompts[request], draft=Scripted())
+        changes.insert(0, (0, case.alone(request).draft))
+        place, last = 0, 0
+        for number, step in enumerate(trace.steps):
+            known = max(at for at, (length, _) in enumerate(changes) if length <= len(step.context))
+            place, last = (place, last) if known == last else (0, known)
+            before = trace.steps[number - 1].emitted if number else None
+            pending = before.tokens[-1] if before is not None and before.tokens else begins.prompt[-1]
+            if step.drafted is not None:
+                as_drafted = replace(begins, draft=changes[known][1])
+                for fact in _proposed("draft.switched", as_drafted, oracle, number, step, place, pending):
+                    yield replace(fact, where={**fact.where, "request": request}) if isinstance(fact, Finding) else fact
+            place += 1
 
 
 def drawn(case: Case) -> bool:
@@ -178,6 +219,10 @@ def _maps(case: Case) -> bool:
     return isinstance(case.draft, LanguageModel) and bool(case.draft.vocabulary)
 
 
+def _switches(case: Case) -> bool:
+    return case.session is not None and any(action.kind == "switch" for action in case.session.actions)
+
+
 INVARIANTS = (
     Invariant(
         "draft.fidelity",
@@ -198,5 +243,13 @@ INVARIANTS = (
         NEEDS,
         vocabulary_map,
         _maps,
+    ),
+    Invariant(
+        "draft.switched",
+        "A request that switched drafts proposes what its new draft gives from scratch for the tokens so far.",
+        NEEDS,
+        switched,
+        _switches,
+        speaks_of="session",
     ),
 )

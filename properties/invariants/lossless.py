@@ -14,7 +14,7 @@ from properties.subject import Crashed, NoTrace, Subject
 from properties.ties import TIE_SIGMA, gaps, judge_tokens
 from properties.variants import dice
 from reference.case import Case
-from reference.draft import Scripted
+from reference.draft import LanguageModel, Scripted
 from reference.processing import scores
 from reference.stopping import clipped, ending
 from reference.trace import Array, Stage, Step, Trace
@@ -198,8 +198,16 @@ def _identical(one: object, other: object) -> bool:
 
 
 def accounting(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
-    """The counters are those of the steps: calls, proposed, accepted, rejected, accept lengths, tokens."""
+    """The counters are those of the steps: calls, proposed, accepted, rejected, accept lengths, tokens.
+
+    Of attention that took a slower path no more layers are counted than ran; of a draft's model, no fewer forwards
+    than its trees have levels that it ranked, since each level is fed only when the one above has its tokens.
+    """
     trace = subject(case)
+    for why, count in sorted(trace.fallbacks.items()):
+        if trace.attention_calls and not 0 < count <= trace.attention_calls:
+            expected = f"1 to {trace.attention_calls} layers"
+            yield Finding("lossless.accounting", Stage.COMMITTED, 0, {"side": f"fallback: {why}"}, expected, count)
     if trace.accounting is None:
         raise NotApplicable("the backend keeps no counters")
     counted = trace.accounting
@@ -218,6 +226,10 @@ def accounting(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     for name, value in wanted.items():
         if getattr(counted, name) != value:
             yield Finding("lossless.accounting", Stage.COMMITTED, 0, {"side": name}, value, getattr(counted, name))
+    ranked = sum(step.drafted.tree.height for step in shown if step.drafted)
+    if isinstance(case.draft, LanguageModel) and counted.draft_calls < ranked:
+        expected = f"at least {ranked}"
+        yield Finding("lossless.accounting", Stage.COMMITTED, 0, {"side": "draft_calls"}, expected, counted.draft_calls)
     for number, step in enumerate(shown):
         assert step.accepted is not None
         if step.emitted is not None and len(step.emitted.tokens) > len(step.accepted.path):

@@ -9,6 +9,7 @@ from properties.company import Member, members
 from properties.finding import Finding
 from properties.invariant import TURNS, Fact, Invariant, NotApplicable, Oracle, needing
 from properties.invariants.rows import compared
+from properties.invariants.serving import takes_part
 from properties.subject import Subject
 from properties.ties import TIE_SIGMA
 from properties.variants import dice
@@ -110,61 +111,6 @@ def _broken(account: Account) -> Iterator[tuple[str, object, object]]:
             shared = holders[page] > 1 or page in account.kept
             if written and shared and place * size >= account.committed[request]:
                 yield "a page that is still to be written is shared", "one holder", page
-
-
-def takes_part(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
-    """Play the actions on numbers alone: who is gone, how many steps each request is due, and whether it took them.
-
-    A pool of so many pages may make any request wait, so steps on one are not counted.
-    """
-    name = "lossless.takes-part"
-    trace = subject(case)
-    if case.session is None:
-        if not trace.steps and not trace.output:
-            yield Finding(name, Stage.DRAFTED, 0, {}, "a step", "none")
-        return
-    if trace.shared is None:
-        raise NotApplicable("the trace does not say what the requests of the session did")
-    for at, (action, account) in enumerate(zip(case.session.actions, trace.shared.accounts, strict=False)):
-        left = set(action.requests) & set(account.committed) if action.kind in ("cancel", "evict") else set()
-        for number in sorted(left):
-            where: dict[str, int | str] = {"request": number, "action": at}
-            yield Finding(name, Stage.COMMITTED, 0, where, f"nothing of it after {action.kind}", "it is still served")
-    if case.layout.pages:
-        return
-    steps, living, evicted = Counter[int](), set[int](), set[int]()
-    for action in case.session.actions:
-        named = set(action.requests)
-        if action.kind == "add":
-            living |= named - set(steps)
-            steps.update(dict.fromkeys(named - set(steps), 0))
-        elif action.kind == "fork":
-            source, twin = action.requests
-            own = case.session.mates[twin - 1].prompt
-            # It entered then only if its prompt is more than its own: else the source had ended, or it did not fit.
-            if source in living and twin not in steps and trace.shared.prompts[twin] not in ((), own):
-                living.add(twin)
-                steps[twin] = 0
-        elif action.kind == "step":
-            steps.update(named & living)
-        elif action.kind == "restore":
-            living |= named & evicted
-            evicted -= named
-        elif action.kind in ("evict", "cancel"):
-            evicted = evicted | (named & living) if action.kind == "evict" else evicted - named
-            living -= named
-    for number, due in sorted(steps.items()):
-        one = _request(trace, number)
-        taken = 0 if one is None else len(one.steps)
-        if one is None or taken > due or (taken < due and one.finish is None):
-            yield Finding(
-                name, Stage.DRAFTED, taken, {"request": number}, due, "it is not there" if one is None else taken
-            )
-
-
-def _request(trace: Trace, number: int) -> Trace | None:
-    assert trace.shared is not None
-    return trace.shared.requests[number] if number < len(trace.shared.requests) else None
 
 
 def prefix_reuse(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:

@@ -1,0 +1,107 @@
+"""Serving: who is gone, who is due a step, and that nobody waits for pages which no other request holds."""
+
+from collections import Counter
+from collections.abc import Iterator
+
+from properties.finding import Finding
+from properties.invariant import Fact, NotApplicable, Oracle
+from properties.subject import Subject
+from reference.case import Case
+from reference.draft import largest
+from reference.session import Account
+from reference.trace import Shared, Stage, Trace
+
+
+def takes_part(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
+    """Play the actions on numbers alone: who is gone, how many steps each request is due, and whether it took them.
+
+    A pool of so many pages may make any request wait, so steps on one are not counted; but nobody waits for pages that
+    no other request holds.
+    """
+    name = "lossless.takes-part"
+    trace = subject(case)
+    if case.session is None:
+        if not trace.steps and not trace.output:
+            yield Finding(name, Stage.DRAFTED, 0, {}, "a step", "none")
+        return
+    if trace.shared is None:
+        raise NotApplicable("the trace does not say what the requests of the session did")
+    for at, (action, account) in enumerate(zip(case.session.actions, trace.shared.accounts, strict=False)):
+        left = set(action.requests) & set(account.committed) if action.kind in ("cancel", "evict") else set()
+        for number in sorted(left):
+            where: dict[str, int | str] = {"request": number, "action": at}
+            yield Finding(name, Stage.COMMITTED, 0, where, f"nothing of it after {action.kind}", "it is still served")
+    if case.layout.pages:
+        yield from _waits(case, trace.shared)
+        return
+    steps, living, evicted = Counter[int](), set[int](), set[int]()
+    for action in case.session.actions:
+        named = set(action.requests)
+        if action.kind == "add":
+            living |= named - set(steps)
+            steps.update(dict.fromkeys(named - set(steps), 0))
+        elif action.kind == "fork":
+            source, twin = action.requests
+            own = case.session.mates[twin - 1].prompt
+            # It entered then only if its prompt is more than its own: else the source had ended, or it did not fit.
+            if source in living and twin not in steps and trace.shared.prompts[twin] not in ((), own):
+                living.add(twin)
+                steps[twin] = 0
+        elif action.kind == "step":
+            steps.update(named & living)
+        elif action.kind == "restore":
+            living |= named & evicted
+            evicted -= named
+        elif action.kind in ("evict", "cancel"):
+            evicted = evicted | (named & living) if action.kind == "evict" else evicted - named
+            living -= named
+    for number, due in sorted(steps.items()):
+        one = _request(trace, number)
+        taken = 0 if one is None else len(one.steps)
+        if one is None or taken > due or (taken < due and one.finish is None):
+            yield Finding(
+                name, Stage.DRAFTED, taken, {"request": number}, due, "it is not there" if one is None else taken
+            )
+
+
+def _waits(case: Case, shared: Shared) -> Iterator[Finding]:
+    """Findings where a request that is alone in a pool with room for it waits: to enter, to be restored, or to step.
+
+    Room is for its tokens, the largest block of the session and the overhang, each page written to being its own:
+    pages of its table that a prefix cache holds too may have to be copied. A prefix cache gives way.
+    """
+    assert case.session is not None
+    plans = [case.alone(number) for number in range(1 + len(case.session.mates))]
+    drafts = [one.draft for one in plans] + [one.draft for one in case.session.actions if one.draft is not None]
+    block = max(case.layout.padded_nodes, *map(largest, drafts)) + 1
+    before, known, out = Account((), 0, {}, (), {}, {}), set[int](), dict[int, int]()
+    for at, (action, after) in enumerate(zip(case.session.actions, shared.accounts, strict=False)):
+        held, number = before.committed, action.requests[0]
+        tokens = None  # of a request that must be served now
+        if action.kind == "step" and len(held) == 1 and set(held) <= set(action.requests):
+            (number,) = held
+            tokens = held[number] + 1
+        elif action.kind == "add" and not held and number not in known:
+            tokens = len(plans[number].prompt)
+        elif action.kind == "restore" and not held and number in out:
+            tokens = out[number] + 1
+        copied = len(set(before.tables.get(number, ())) & set(before.kept))
+        if tokens is not None and case.layout.pages_for(tokens + block) + copied <= after.total:
+            waits = after.committed.get(number) == held.get(number)  # one that steps moves on or ends
+            if waits:
+                step = sum(one.kind == "step" for one in case.session.actions[:at])
+                where: dict[str, int | str] = {"request": number, "action": at}
+                expected = f"{action.kind}: no other request holds a page, and the pool has room for it"
+                yield Finding("lossless.takes-part", Stage.COMMITTED, step, where, expected, "it waits")
+                return
+        if action.kind == "evict" and number in held:
+            out[number] = held[number]
+        elif action.kind == "cancel" or number in after.committed:
+            out.pop(number, None)
+        known |= set(after.committed)
+        before = after
+
+
+def _request(trace: Trace, number: int) -> Trace | None:
+    assert trace.shared is not None
+    return trace.shared.requests[number] if number < len(trace.shared.requests) else None
