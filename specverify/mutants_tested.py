@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -23,6 +24,7 @@ FILES = (
     "case_ids",
     "model_rules",
     "setting_rules",
+    "seeded_weights",
     "lowering",
     "sampled_step",
     "processing",
@@ -56,7 +58,7 @@ LONGEST_S = 20.0
 """Seconds of a test beyond which it judges no mutants."""
 
 ENOUGH_S = 60.0
-"""Seconds that the tests of one mutant may take together on the oracle as it is; the quickest are taken."""
+"""Seconds that the tests of one mutant may take together on the oracle as it is."""
 
 SILENCE_S = 60.0
 """Seconds of processor time that one test may take."""
@@ -108,14 +110,14 @@ class Reference:
         always, tests = self._surveyed(stage)
         statement = f"{mutant.module}:{mutant.statement}"
         chosen = [one for one in tests if statement in always or statement in one.reached]
+        # Those that run it themselves come before those that may use what ran when they were collected.
+        chosen = [one for apart in (False, True) for one in in_turn(chosen, statement, apart)]
         names: list[str] = []
         spent = 0.0
-        # Those that run it themselves come before those that may use what ran when they were collected.
-        for one in sorted(chosen, key=lambda one: (statement not in one.reached, one.seconds)):
-            spent += one.seconds
-            if spent > ENOUGH_S and names:
-                break
-            names.append(one.name)
+        for one in chosen:
+            if not names or spent + one.seconds <= ENOUGH_S:
+                spent += one.seconds
+                names.append(one.name)
         return partial(tested, mutant, names)
 
     def _surveyed(self, stage: Stage) -> tuple[frozenset[str], tuple[Tested, ...]]:
@@ -134,6 +136,21 @@ class Reference:
             tests = tuple(Tested(name, seconds, frozenset(reached)) for name, seconds, reached in content["tests"])
             self._surveys[stage.name] = frozenset(content["always"]), tests
         return self._surveys[stage.name]
+
+
+def in_turn(tests: list[Tested], statement: str, apart: bool) -> list[Tested]:
+    """Tests that reach the statement, or with `apart` the others: files in turn, each with its next quickest.
+
+    By seconds alone a file of many quick tests would use up the time before another's one slow test came on.
+    """
+    taken: Counter[str] = Counter()
+    ranked: list[tuple[int, Tested]] = []
+    for one in sorted(tests, key=lambda one: one.seconds):
+        if (statement not in one.reached) == apart:
+            file = one.name.partition("::")[0]
+            ranked.append((taken[file], one))
+            taken[file] += 1
+    return [one for _, one in sorted(ranked, key=lambda pair: (pair[0], pair[1].seconds))]
 
 
 class Watcher:

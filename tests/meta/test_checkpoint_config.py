@@ -11,7 +11,7 @@ import pytest
 from transformers import LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
 
 from reference.architecture import Architecture, Rope
-from reference.configuration import UnreadableCheckpoint, configured
+from reference.configuration import UnreadableCheckpoint, configured, sizes
 
 ARCH = Architecture("llama", 11, 8, 12, 2, 1, 4, (0, 0), max_positions=64)
 LLAMA: dict[str, Any] = {
@@ -179,14 +179,14 @@ def test_kv_heads_left_out_are_the_familys_default(tmp_path: Path, model_type: s
     assert described(tmp_path, without(config, "num_key_value_heads")).kv_heads == default
 
 
-SIZES = without(LLAMA, "num_key_value_heads", "max_position_embeddings", "rms_norm_eps")
+REQUIRED = without(LLAMA, "num_key_value_heads", "max_position_embeddings", "rms_norm_eps")
 
 
 @pytest.mark.parametrize("slides", [False, True])
 @pytest.mark.parametrize("family", [LlamaConfig, Qwen2Config, Qwen3Config, MistralConfig])
 def test_all_that_is_left_out_is_what_transformers_takes(tmp_path: Path, family: Any, slides: bool) -> None:
     """The last two of 30 layers slide by Qwen's default, where anything slides."""
-    content = {**SIZES, "model_type": family.model_type, "num_hidden_layers": 30}
+    content = {**REQUIRED, "model_type": family.model_type, "num_hidden_layers": 30}
     content |= {"hidden_size": 128, "num_attention_heads": 64}
     content |= {"use_sliding_window": slides} if "qwen" in family.model_type else {}
     theirs, ours = family(**without(content, "model_type")), described(tmp_path, content)
@@ -262,6 +262,22 @@ def test_what_cannot_be_computed_is_refused_in_one_line(tmp_path: Path, config: 
     with pytest.raises(UnreadableCheckpoint, match=line) as caught:
         described(tmp_path, config)
     assert_one_line(caught.value, tmp_path / "config.json")
+
+
+def test_sizes_are_read_off_any_config(tmp_path: Path) -> None:
+    """Of a model that the oracle does not compute, for a run against another backend."""
+    where = tmp_path / "config.json"
+    content = {"model_type": "mamba", "vocab_size": 11, "max_position_embeddings": 64}
+    where.write_text(json.dumps(content))
+    assert sizes(where) == (11, 64)
+    where.write_text(json.dumps({**content, "vocab_size": 1, "max_position_embeddings": 1}))
+    assert sizes(where) == (1, 1)
+    for name in ("vocab_size", "max_position_embeddings"):
+        for value in (0, -1, None, True, 2.0, "11"):
+            where.write_text(json.dumps({**content, name: value}))
+            with pytest.raises(UnreadableCheckpoint, match=f"field {name} is {value!r}, not a size") as caught:
+                sizes(where)
+            assert_one_line(caught.value, where)
 
 
 def missing(where: Path) -> None:

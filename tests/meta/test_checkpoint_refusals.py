@@ -114,6 +114,8 @@ WRONG: list[tuple[str, Callable[[Path], Any], str]] = [
     ],
     ("no weights", lambda root: (root / "model.safetensors").unlink(), r"model.safetensors is missing; download"),
     ("empty file", overwrite("model.safetensors", b""), r"or corrupt \(it ends within its header\); download"),
+    ("a header of nothing", overwrite("model.safetensors", bytes(8)), r"its header is not JSON"),
+    ("less than a length", overwrite("model.safetensors", bytes(7)), r"it ends within its header"),
     ("not safetensors", overwrite("model.safetensors", b"PK\x03\x04" * 9), r"corrupt \(it ends within its header\)"),
     ("header not JSON", overwrite("model.safetensors", struct.pack("<Q", 2) + b"{]"), r"its header is not JSON"),
     ("header not UTF-8", overwrite("model.safetensors", struct.pack("<Q", 2) + b"\xff\xff"), r"its header is not JSON"),

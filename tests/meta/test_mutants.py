@@ -213,3 +213,19 @@ def test_options_of_mutants_are_for_mutants(capsys: pytest.CaptureFixture[str]) 
     with pytest.raises(SystemExit, match="2"):
         main(["bench", "kv", "--sample", "3"])
     assert "--sample is for bench mutants" in capsys.readouterr().err
+
+
+def test_files_take_turns_to_judge_and_those_that_reach_the_line_come_first() -> None:
+    line = "reference.tree:9"
+    tests = [
+        mutants_tested.Tested(f"{file}.py::test_{at}", seconds, frozenset([line] if reaches else []))
+        for file, at, seconds, reaches in (
+            *(("many", at, 0.1 + at / 100, True) for at in range(3)),
+            *(("few", 0, 9.0, True), ("few", 1, 8.0, True), ("other", 0, 0.01, False)),
+        )
+    ]
+    names = [one.name for one in mutants_tested.in_turn(tests, line, apart=False)]
+    assert names == [
+        *("many.py::test_0", "few.py::test_1", "many.py::test_1", "few.py::test_0", "many.py::test_2"),
+    ]
+    assert [one.name for one in mutants_tested.in_turn(tests, line, apart=True)] == ["other.py::test_0"]
