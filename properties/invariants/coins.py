@@ -59,11 +59,13 @@ def _laws(rows: Array) -> bool:
 
 
 def told_by(step: Step) -> tuple[Tree, Array, Array] | None:
-    """Tree, target laws and proposals of a step that reveals them."""
+    """Tree, target laws and proposals of a step that reveals them, a law for each node."""
     if step.drafted is None or step.scored is None or step.accepted is None:
         return None
     if step.scored.law is None or step.drafted.proposal is None:
         return None
+    if step.drafted.proposal.shape != step.scored.law.shape:
+        return None  # proposal-consistent says so
     return step.drafted.tree, step.scored.law.astype(np.float64), step.drafted.proposal.astype(np.float64)
 
 
@@ -83,6 +85,10 @@ def proposal_consistent(case: Case, oracle: Oracle, subject: Subject) -> Iterato
             continue
         seen = True
         tree, told = step.drafted.tree, step.drafted.proposal
+        size = len(tree), case.model.vocab_size
+        if told.shape != size:
+            yield Finding(name, Stage.DRAFTED, number, {"side": "shape"}, str(size), str(told.shape))
+            return
         wanted, edges = one_hot(tree.token, told.shape[1]), [False] * len(tree)
         if drawn(case):
             if step.drafted.logits is None:

@@ -54,6 +54,12 @@ def _proposed(
         if wanted is not None and wanted != step.drafted.tree:
             yield from _tree_differs(name, number, _line(wanted), _line(step.drafted.tree))
         return
+    logits = step.drafted.logits
+    if isinstance(case.draft, LanguageModel) and logits is not None:
+        size = len(step.drafted.tree), len(case.draft.vocabulary) or case.model.vocab_size
+        if logits.shape != size:
+            yield Finding(name, Stage.DRAFTED, number, {"side": "shape"}, str(size), str(logits.shape))
+            return
     if drawn(case):
         yield from _rows(case, oracle, number, step.context, step.drafted)
         return

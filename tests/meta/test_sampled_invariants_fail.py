@@ -110,6 +110,16 @@ def proposal_off(amount: float) -> Corruption:
     return in_stage("drafted", changed)
 
 
+def one_row_less(field: str) -> Corruption:
+    """What the draft says of its last node, left out."""
+
+    def changed(one: Drafted) -> Drafted:
+        rows = getattr(one, field)
+        return one if rows is None else replace(one, **{field: rows[:-1]})
+
+    return in_stage("drafted", changed)
+
+
 def another_token(one: Drafted) -> Drafted:
     """Node 1 with a token that its proposal admits and its coin did not draw."""
     assert one.proposal is not None
@@ -160,6 +170,8 @@ EVERYTHING: list[tuple[str, str | Corruption]] = [
     ("acceptance.proposal-consistent", proposal_off(1e-4)),
     ("acceptance.proposal-consistent", proposal_off(float("nan"))),
     ("acceptance.proposal-consistent", in_stage("drafted", another_token)),
+    ("acceptance.proposal-consistent", one_row_less("proposal")),
+    ("draft.fidelity", one_row_less("logits")),
     ("acceptance.law-exact", "stale-residual-for-bonus"),
     ("acceptance.law-exact", "residual-zeroes-token-only"),
     ("acceptance.law-exact", "shared-node-tested-per-leaf"),
@@ -279,6 +291,8 @@ def test_a_law_that_is_no_number_is_one_finding() -> None:
     [
         ("acceptance.sampled-walk", accepted(lambda one: replace(one, path=one.path[:1])), {"side": "path", "node": 1}),
         ("acceptance.proposal-consistent", in_stage("drafted", another_token), {"side": "token", "node": 1}),
+        ("acceptance.proposal-consistent", one_row_less("proposal"), {"side": "shape"}),
+        ("draft.fidelity", one_row_less("logits"), {"side": "shape"}),
         ("acceptance.coins-once", used(0, 0), {"coin": 0}),
         ("acceptance.coins-once", with_tape(output_of(lambda old: ())), {"coin": "unused", "side": "output"}),
     ],
