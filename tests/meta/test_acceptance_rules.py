@@ -15,6 +15,7 @@ from reference.acceptance import Row, verify
 from reference.chance import Chance, Number, Taped, enumerated
 from reference.rules import Rule
 from reference.tape import place, stride
+from reference.trace import Accepted
 from reference.tree import Tree
 
 P = [F(5, 10), F(3, 10), F(2, 10), F(0)]
@@ -46,6 +47,18 @@ def decided(
 
 def accepts(*nodes: int) -> list[tuple[str, int]]:
     return [("accept", node) for node in nodes]
+
+
+@pytest.mark.parametrize("vocab", [4, 4096, 4097])
+def test_greedy_takes_the_lowest_of_equals_and_the_first_of_twins(vocab: int) -> None:
+    rows = np.full((5, vocab), -1.0)
+    for node, best in enumerate([(1, 3), (2,), (0, 1, 2), (3,), (0, 3)]):
+        rows[node, list(best)] = 2.0
+    # Both children of the root carry 1; the second child of node 1 is the 2 that it wants.
+    tree = Tree((0, 0, 0, 1, 1), (9, 1, 1, 0, 2))
+    assert acceptance.greedy_walk(tree, rows) == Accepted((0, 1, 4), 0)
+    assert acceptance.greedy_walk(Tree((0, 0), (1, 3)), rows) == Accepted((0,), 1)
+    assert [acceptance.choice(row) for row in rows] == [1, 2, 0, 3, 0]
 
 
 def test_every_rule_has_a_program() -> None:

@@ -185,6 +185,10 @@ def test_margins() -> None:
     assert margin_of(p, min_p=0.51) == pytest.approx(1 - 0.5 / 0.51)
     assert margin_of(p, min_p=1.0) == pytest.approx(0.25)
     assert margin_of(p, top_k=2, min_p=0.26) == pytest.approx(math.log(1.5))
+    # What is impossible is near no threshold.
+    assert margin_of([1.0, 0.0], min_p=0.5) == math.inf
+    assert margin_of([0.5, 0.5, 0.0], top_p=0.25) == pytest.approx(0.0)
+    assert margin_of([0.8, 0.2, 0.0], top_p=0.5) == pytest.approx(0.6)
     # All are kept: no pair stands at the edge.
     assert margin_of(p, top_p=0.95) == pytest.approx(0.05 / 0.95)
     # Presence is the output's alone, repetition prompt's and output's.
