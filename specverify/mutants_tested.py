@@ -110,15 +110,15 @@ class Reference:
         always, tests = self._surveyed(stage)
         statement = f"{mutant.module}:{mutant.statement}"
         chosen = [one for one in tests if statement in always or statement in one.reached]
-        # Those that run it themselves come before those that may use what ran when they were collected.
-        chosen = [one for apart in (False, True) for one in in_turn(chosen, statement, apart)]
-        names: list[str] = []
+        kept: list[Tested] = []
         spent = 0.0
-        for one in chosen:
-            if not names or spent + one.seconds <= ENOUGH_S:
+        # Those that run it themselves come before those that may use what ran when they were collected.
+        for one in [one for apart in (False, True) for one in in_turn(chosen, statement, apart)]:
+            if not kept or spent + one.seconds <= ENOUGH_S:
                 spent += one.seconds
-                names.append(one.name)
-        return partial(tested, mutant, names)
+                kept.append(one)
+        kept.sort(key=lambda one: (statement not in one.reached, one.seconds))
+        return partial(tested, mutant, [one.name for one in kept])
 
     def _surveyed(self, stage: Stage) -> tuple[frozenset[str], tuple[Tested, ...]]:
         if stage.name not in self._surveys:
