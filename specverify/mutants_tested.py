@@ -110,15 +110,7 @@ class Reference:
         always, tests = self._surveyed(stage)
         statement = f"{mutant.module}:{mutant.statement}"
         chosen = [one for one in tests if statement in always or statement in one.reached]
-        kept: list[Tested] = []
-        spent = 0.0
-        # Those that run it themselves come before those that may use what ran when they were collected.
-        for one in [one for apart in (False, True) for one in in_turn(chosen, statement, apart)]:
-            if not kept or spent + one.seconds <= ENOUGH_S:
-                spent += one.seconds
-                kept.append(one)
-        kept.sort(key=lambda one: (statement not in one.reached, one.seconds))
-        return partial(tested, mutant, [one.name for one in kept])
+        return partial(tested, mutant, [one.name for one in choice(chosen, statement)])
 
     def _surveyed(self, stage: Stage) -> tuple[frozenset[str], tuple[Tested, ...]]:
         if stage.name not in self._surveys:
@@ -138,19 +130,32 @@ class Reference:
         return self._surveys[stage.name]
 
 
-def in_turn(tests: list[Tested], statement: str, apart: bool) -> list[Tested]:
-    """Tests that reach the statement, or with `apart` the others: files in turn, each with its next quickest.
+def choice(tests: list[Tested], statement: str) -> list[Tested]:
+    """What of `tests` is run, in order: those that reach the statement before others, and the quickest first.
 
-    By seconds alone a file of many quick tests would use up the time before another's one slow test came on.
+    One half of the time is for the quickest. In the other, files take turns, each with its next quickest: by seconds
+    alone a file of many quick tests would use up the time before another's one slow test came on.
     """
-    taken: Counter[str] = Counter()
-    ranked: list[tuple[int, Tested]] = []
-    for one in sorted(tests, key=lambda one: one.seconds):
-        if (statement not in one.reached) == apart:
-            file = one.name.partition("::")[0]
-            ranked.append((taken[file], one))
-            taken[file] += 1
-    return [one for _, one in sorted(ranked, key=lambda pair: (pair[0], pair[1].seconds))]
+    first = sorted(tests, key=lambda one: (statement not in one.reached, one.seconds))
+    kept: list[Tested] = []
+    spent = 0.0
+    for queue, limit in ((first, ENOUGH_S / 2), (in_turn(first), ENOUGH_S)):
+        for one in queue:
+            if one not in kept and (not kept or spent + one.seconds <= limit):
+                spent += one.seconds
+                kept.append(one)
+    return [one for one in first if one in kept]
+
+
+def in_turn(tests: list[Tested]) -> list[Tested]:
+    """The first test of each file, then the second of each, and so on."""
+    met: Counter[str] = Counter()
+    ranks: list[int] = []
+    for one in tests:
+        file = one.name.partition("::")[0]
+        ranks.append(met[file])
+        met[file] += 1
+    return [tests[at] for at in sorted(range(len(tests)), key=lambda at: (ranks[at], at))]
 
 
 class Watcher:

@@ -215,17 +215,24 @@ def test_options_of_mutants_are_for_mutants(capsys: pytest.CaptureFixture[str]) 
     assert "--sample is for bench mutants" in capsys.readouterr().err
 
 
-def test_files_take_turns_to_judge_and_those_that_reach_the_line_come_first() -> None:
+def test_half_the_time_is_for_the_quickest_tests_and_half_for_files_in_turn() -> None:
     line = "reference.tree:9"
-    tests = [
-        mutants_tested.Tested(f"{file}.py::test_{at}", seconds, frozenset([line] if reaches else []))
-        for file, at, seconds, reaches in (
-            *(("many", at, 0.1 + at / 100, True) for at in range(3)),
-            *(("few", 0, 9.0, True), ("few", 1, 8.0, True), ("other", 0, 0.01, False)),
-        )
-    ]
-    names = [one.name for one in mutants_tested.in_turn(tests, line, apart=False)]
-    assert names == [
-        *("many.py::test_0", "few.py::test_1", "many.py::test_1", "few.py::test_0", "many.py::test_2"),
-    ]
-    assert [one.name for one in mutants_tested.in_turn(tests, line, apart=True)] == ["other.py::test_0"]
+
+    def test(file: str, at: int, seconds: float, reaches: bool = True) -> mutants_tested.Tested:
+        return mutants_tested.Tested(f"{file}.py::test_{at}", seconds, frozenset([line] if reaches else []))
+
+    # Ten quick tests fill one half, the slow file's two the other; its third, and other quick ones, find no room.
+    half = mutants_tested.ENOUGH_S / 2
+    many = [test("many", at, half / 10 + at / 1000) for at in range(20)]
+    slow = [test("slow", at, half * 0.4 + at / 1000) for at in range(3)]
+    away = test("away", 0, half / 100, reaches=False)
+    chosen = mutants_tested.choice([*slow, away, *many], line)
+    assert slow[0] in chosen
+    assert slow[2] not in chosen
+    assert many[8] in chosen
+    assert many[19] not in chosen
+    assert chosen == sorted(chosen, key=lambda one: (one is away, one.seconds))
+    assert sum(one.seconds for one in chosen) <= mutants_tested.ENOUGH_S
+    assert mutants_tested.choice([*slow[:1], test("slow", 9, 999.0)], line) == slow[:1]
+    assert mutants_tested.choice([test("slow", 9, 999.0)], line), "one at least"
+    assert mutants_tested.in_turn([*many[:2], *slow[:2]]) == [many[0], slow[0], many[1], slow[1]]
