@@ -41,7 +41,11 @@ def _bits(name: str, step: int, seen: Kv, true: Kv, words: str, stage: Stage = S
     begins = [kv.first or (0,) * len(true.keys) for kv in (seen, true)]
     first = [max(pair) for pair in zip(*begins, strict=True)]
     for kind in ("keys", "values"):
-        place = _unequal_bits(getattr(seen, kind)[:, :, : true.length], getattr(true, kind), first)
+        held, own = getattr(seen, kind)[:, :, : true.length], getattr(true, kind)
+        if held.shape != own.shape:
+            yield Finding(name, stage, step, {"side": "shape", "kind": kind[:-1]}, str(own.shape), str(held.shape))
+            return
+        place = _unequal_bits(held, own, first)
         if place is not None:
             layer, head, slot = place
             where: dict[str, int | str] = {"layer": layer, "head": head, "slot": slot, "kind": kind[:-1]}

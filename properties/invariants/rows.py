@@ -77,11 +77,10 @@ def kv_differs(
     """The first layer and kind whose committed rows are not `true` within noise, by its worst slot."""
     if true is None or seen is None:
         return
-    if true.keys.shape != seen.keys.shape:
-        yield Finding(
-            name, Stage.COMMITTED, step, {"side": "shape", **where}, str(true.keys.shape), str(seen.keys.shape)
-        )
-        return
+    for wanted, held in ((true.keys, seen.keys), (true.values, seen.values)):
+        if wanted.shape != held.shape:
+            yield Finding(name, Stage.COMMITTED, step, {"side": "shape", **where}, str(wanted.shape), str(held.shape))
+            return
     for layer in range(len(true.keys)):
         for kind in ("keys", "values"):
             limit = slack * error.of_inner(kind, layer)

@@ -86,6 +86,11 @@ def nudged(kv: Kv | None, slot: int, amount: float = 1e-3, kind: str = "keys") -
     return replace(kv, **changed)
 
 
+def value_lost(kv: Kv | None) -> Kv | None:
+    """As many keys as before, and one value less."""
+    return kv if kv is None else replace(kv, values=kv.values[:, :, 1:])
+
+
 def mask_cell(column: int) -> Corruption:
     def changed(one: Any) -> Any:
         first = one.visible[0]
@@ -201,6 +206,8 @@ EVERYTHING: list[tuple[str, str | Corruption]] = [
     ("acceptance.vocabulary-permutation", "token-zero-taken-for-padding"),
     ("acceptance.vocabulary-permutation", "rejected-slots-emitted-as-zero"),
     ("cache.isolation", in_stage("committed", lambda one: replace(one, verified=nudged(one.verified, 0, 1e-6)))),
+    ("cache.isolation", in_stage("committed", lambda one: replace(one, verified=value_lost(one.verified)))),
+    ("cache.commit-equivalence", in_stage("committed", lambda one: replace(one, after=value_lost(one.after)))),
     ("cache.untouched-slots", in_stage("committed", lambda one: replace(one, after=nudged(one.after, 1, 1e-6)))),
     ("cache.commit-equivalence", "kv-truncated-not-gathered"),
     ("cache.commit-equivalence", "overlapping-compaction"),
