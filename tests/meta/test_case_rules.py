@@ -18,7 +18,7 @@ from reference.rules import Rule
 from reference.sampling import Sampling, Stops
 from reference.session import Action, Mate, Session
 from reference.tree import RankTree, Shape, Tree
-from reference.world import World
+from reference.world import Given, World
 from specverify.stream import stream
 
 MODEL = Seeded(Architecture("llama", 4, 8, 8, 1, 1, 4, (0,), max_positions=12), 1)
@@ -39,6 +39,14 @@ def world(**changes: object) -> World:
         "sampling": Sampling(1.0),
     }
     return World(**{**facts, **changes})  # type: ignore[arg-type]
+
+
+def given(which: str = "target", row: int = 0, law: tuple[float, ...] = (0.5, 0.25, 0.25), **changes: object) -> Given:
+    """A verification of three nodes whose laws are one-hot, but for one row of one table."""
+    tables = {"target": np.eye(3), "proposal": np.eye(3)}
+    tables[which][row] = law
+    facts = {"tree": Tree((0, 0, 0), (0, 1, 2)), **tables, "sampling": Sampling(1.0)}
+    return Given(**{**facts, **changes})  # type: ignore[arg-type]
 
 
 KEPT: dict[str, Callable[[], object]] = {
@@ -69,6 +77,9 @@ KEPT: dict[str, Callable[[], object]] = {
     "the last mate": lambda: session(Action("step", (1,))),
     "a sampled world": world,
     "a world that knows its tokens": lambda: world(tokens=(0, 2)),
+    "laws that are given": given,
+    "a law that rounds": lambda: given(law=(0.5, 0.25, 0.25 + 0.9e-6)),
+    "any proposal for the root, which has none": lambda: given("proposal", 0, (0.0, 0.0, 5.0)),
     "a world in which a token is impossible": lambda: world(target=np.array([[0.0, -np.inf, 0.0]] * 2)),
 }
 
@@ -169,6 +180,15 @@ BROKEN: dict[str, tuple[Callable[[], object], str]] = {
         lambda: world(target=np.array([[0.0] * 3, [-np.inf] * 3])),
         "target: a row gives no token",
     ),
+    "a negative probability": (lambda: given(law=(0.5, 0.75, -0.25)), "target: holds a negative number"),
+    "a probability that is no number": (lambda: given("proposal", 2, (1.0, np.nan, 0.0)), "proposal: holds a negative"),
+    "a negative proposal": (lambda: given("proposal", 2, (1.5, -0.5, 0.0)), "proposal: holds a negative number"),
+    "a law of too little": (lambda: given(row=1, law=(0.5, 0.25, 0.2)), "target[1]: sums to 0.95, not to 1"),
+    "a law of a little too much": (lambda: given(law=(0.5, 0.25, 0.25 + 1.1e-6)), "target[0]: sums to 1.0000011"),
+    "a proposal of too much": (lambda: given("proposal", 2, (1.0, 0.5, 0.0)), "proposal[2]: sums to 1.5, not to 1"),
+    "laws for too few nodes": (lambda: given(target=np.eye(3)[:2]), "target: has shape (2, 3) where (3, 3)"),
+    "proposals of another vocabulary": (lambda: given(proposal=np.eye(3)[:, :2]), "proposal: has shape (3, 2) where"),
+    "laws whose rule takes no tree": (lambda: given(sampling=Sampling(1.0, rule=Rule("block"))), "sampling.rule: rule"),
     "a world whose rule takes no tree": (
         lambda: world(shape=Shape((0, 0, 0)), sampling=Sampling(1.0, rule=Rule("chain"))),
         "sampling.rule",
