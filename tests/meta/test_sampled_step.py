@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from reference import tape
 from reference.architecture import Architecture, Seeded
 from reference.case import Case
 from reference.decoder import Oracle
@@ -121,3 +122,19 @@ def test_a_draft_looks_back_over_its_own_path() -> None:
         assert deeper[1] == free[1]
         left = law_of(free[1:2], [token for token in range(6) if token != free[2]])
         assert deeper[2] == chosen(left, coin) != free[2]
+
+
+def test_seeded_coins_are_one_long_row_that_steps_share_out() -> None:
+    """Step s of trees of n nodes owns 3n + 1 coins, in multiples of 2^-24; what the tape holds comes first."""
+    row = np.floor(np.random.Generator(np.random.Philox(key=9)).random(200) * 2**24) / 2**24
+    for nodes in range(1, 8):
+        wide = 3 * nodes + 1
+        assert tape.stride(nodes) == wide
+        for step in range(6):
+            own = row[step * wide : (step + 1) * wide]
+            np.testing.assert_array_equal(tape.coins(Sampling(1.0, seed=9), step, nodes), own)
+            held = tuple(at / 256 for at in range(9))
+            wanted = [*held, *row[9:]][step * wide : (step + 1) * wide]
+            np.testing.assert_array_equal(tape.coins(Sampling(1.0, held, seed=9), step, nodes), wanted)
+        places = [tape.place(kind, node, nodes) for kind in ("draft", "order", "accept") for node in range(nodes)]
+        assert [*places, tape.place("bonus", 5, nodes)] == list(range(wide))

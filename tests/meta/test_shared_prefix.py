@@ -104,6 +104,17 @@ def test_remembers_few_contexts_and_not_the_empty_one() -> None:
     assert [int(held.tokens[0]) for held in shared._recent] == [1, 2, 3, 4]
 
 
+def test_a_context_of_several_blocks_equals_the_naive_oracle(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared_prefix, "BLOCK", 4)
+    parameters = load(Seeded(plain((0, 3)), 0), "float64")
+    naive, shared = PathByPath(parameters), SharedPrefix(parameters)
+    for length in (4, 5, 8, 9, 13):  # at a seam and behind one, grown from what was there
+        context = tuple(token * token % VOCABULARY for token in range(length))
+        assert_equal(naive, shared, context, Tree((0, 0, 1), (1, 2, 0)))
+        assert_equal(naive, SharedPrefix(parameters), context, Tree((0,), (3,)))
+        assert shared.kv(context).keys.shape[2] == length
+
+
 def test_runs_only_what_is_new(monkeypatch: pytest.MonkeyPatch) -> None:
     shared = SharedPrefix(load(Seeded(plain(), 0), "float64"))
     ran: list[int] = []
