@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from reference.case import Case
-from specverify.mutants_judged import Posed, Survey, corpus, judged, reaching, survey_of, surveyed
+from specverify.mutants_judged import IN_MODE, Posed, Survey, corpus, judged, reaching, survey_of, surveyed
 from specverify.mutants_made import Mutant
 from specverify.mutants_pool import Work, run
 from specverify.plan import default_dtypes
@@ -25,11 +25,12 @@ BESIDE: dict[str, tuple[str, ...]] = {
     "backends.engine.attention.columns": ("cpu-eager", "cpu-split"),
     "backends.engine.attention.compact": ("cpu-split", "triton-interpreted"),
     "backends.engine.attention.flex": ("cpu-fused-flex",),
-    "backends.engine.attention.gathered": ("cpu-split", "triton-interpreted"),
+    "backends.engine.attention.gathered": (f"cpu-split{IN_MODE}reference",),
     "backends.engine.attention.sdpa": ("cpu-fused",),
     "backends.engine.attention.split": ("cpu-split",),
     "backends.engine.attention.triton_kernels": ("triton-interpreted",),
     "backends.engine.attention.triton_launch": ("triton-interpreted",),
+    "backends.engine.server": ("cpu-eager", "ascend-fused-emulated"),
     "backends.ascend.atb": ("ascend-fused-atb-emulated",),
     "backends.ascend.eager": ("ascend-eager-emulated",),
     "backends.ascend.encodings": ("ascend-fused-emulated", "ascend-fused-atb-emulated"),
@@ -128,14 +129,15 @@ class Engine:
 
     def _drawn(self, backend: str, number: int) -> list[tuple[str, Case]]:
         count = ROUNDS.get(backend, OTHERS)[number]
-        cases = stream(self._seed + 7_919 * number, default_dtypes(backend))
+        cases = stream(self._seed + 7_919 * number, default_dtypes(backend.partition(IN_MODE)[0]))
         return [("", case) for case in islice(cases, count)]
 
     def _survey(self, backend: str, name: str, how: str, cases: Callable[[], list[tuple[str, Case]]]) -> Survey:
         key = (backend, name)
         if key not in self._surveys:
             posed = cases()
-            file = self._folder / f"survey-{backend}-{name}-{len(posed)}-{self._seed}-{self.digest}.json"
+            named = backend.replace(IN_MODE, "-")
+            file = self._folder / f"survey-{named}-{name}-{len(posed)}-{self._seed}-{self.digest}.json"
             if not file.exists():
                 work = partial(surveyed, backend, [one for one in modules() if one not in UNNOTED], posed, how)
                 ((_, outcome),) = run([(None, work)], 1, SILENCE_S * 3, lambda: False)

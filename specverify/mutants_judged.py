@@ -112,7 +112,7 @@ def judged(mutant: Mutant, backend: str, posed: tuple[Posed, ...], how: str, tel
 
     Args:
         mutant: What to plant.
-        backend: The backend to open.
+        backend: The backend to open, or one and ` in mode ` one of its modes.
         posed: Cases, with what the clean engine does on them.
         how: `sieved` judges a case only where its own run differs in a bit from the clean engine's, but mutants of
             sampling on tables everywhere; `kept` does so too, and asks every invariant; `turns` as `diff` does.
@@ -153,10 +153,15 @@ def _caught(how: str, by: str, count: int) -> dict[str, Any]:
     return {"outcome": "caught", "how": how, "by": " ".join(by.split())[:200], "judged": count}
 
 
+IN_MODE = " in mode "
+"""Stands between a backend and the mode in which it is to be opened."""
+
+
 def _subject(backend: str) -> Subject:
     from specverify.opening import open_planted, subject_of
 
-    return subject_of(open_planted(backend, None))
+    name, _, mode = backend.partition(IN_MODE)
+    return subject_of(open_planted(name, None, mode or None))
 
 
 def _asked(case: Case, subject: Subject, how: str) -> tuple[Invariant, ...]:
@@ -171,9 +176,9 @@ def _words(reached: set[tuple[str, int]]) -> frozenset[str]:
 
 
 def corpus(folder: Path) -> list[tuple[str, Case, str | None]]:
-    """The kept cases: name of the file, case, and the backend that it was found on."""
+    """The kept cases, of faults and of mutants: name of the file, case, and the backend that it was found on."""
     kept = []
-    for file in sorted(folder.glob("*.json")):
+    for file in sorted((*folder.glob("*.json"), *folder.glob("cases/*.json"))):
         content = json.loads(file.read_text(encoding="utf-8"))
         kept.append((file.stem, case_from_json(content["case"]), content.get("backend")))
     return kept

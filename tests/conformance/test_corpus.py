@@ -1,4 +1,4 @@
-"""The corpus: the smallest case of each planted fault, for ever; the clean engine passes, the faulty one fails."""
+"""The corpus: the smallest case of each planted fault, and cases for lines of the engine that few drawn cases reach."""
 
 from pathlib import Path
 
@@ -15,8 +15,11 @@ from specverify.pytest_plugin import BackendUnderTest
 
 CORPUS = sorted((Path(__file__).parent.parent / "corpus").glob("*.json"))
 
+CASES = sorted((Path(__file__).parent.parent / "corpus" / "cases").glob("*.json"))
+"""Named by what they exercise; `tests/meta/test_corpus_cases.py` says which errors each one shows."""
 
-@pytest.mark.parametrize("file", CORPUS, ids=lambda file: file.stem)
+
+@pytest.mark.parametrize("file", [*CORPUS, *CASES], ids=lambda file: file.stem)
 def test_clean_backend_passes(backend: BackendUnderTest, file: Path) -> None:
     backend.check(bundle.load(file).case)
 

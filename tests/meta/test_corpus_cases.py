@@ -1,0 +1,97 @@
+"""Cases of the corpus without a fault: each shows an error of one line of the engine that few drawn cases reach."""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from reports import bundle
+from specverify.mutants_judged import IN_MODE, Posed, judged
+from specverify.mutants_loaded import source_of
+from specverify.mutants_made import Mutant, mutants_of
+from specverify.mutants_pool import run
+
+CASES = Path(__file__).parent.parent / "corpus" / "cases"
+
+LONE_ROW = "return infer(self.ask(twice, held, self.encode(held.visible), scaling))[:, :, :2]"
+
+SHOWS = {
+    "block-on-a-chain": ("engine.sampling.rules", "over = (seams.block_residual(offered, row, pi))"),
+    "draft-forwards-counted": ("engine.draft.language_model", "self.calls -= 1"),
+    "fork-to-another-draft-model": ("engine.kv.arena", "source.draft is not None and (source.owner is not draft)"),
+    "gathered-beside-the-kernel": ("engine.attention.gathered", "clamp(max=paging.table.shape[0] - 1)"),
+    "longrope-with-attention-factor": ("engine.exact", "return (base * torch.tensor(rope['short_factor']"),
+    "more-heads-again-in-a-static-buffer": ("engine.server", "since.update((model.fallbacks + before))"),
+    "more-heads-than-the-operator-shares": ("ascend.fused", "groups = query.shape[1] // columns.key.shape[2]"),
+    "prefix-cache-gives-way": ("engine.kv.prefix", "if ((owner, tokens) not in self._kept)"),
+    "repetition-penalty-of-two": ("engine.sampling.processing", "if sampling.repetition_penalty != 2.0:"),
+    "restore-in-vain-gives-back": ("engine.server", "pass"),
+    "ring-of-a-draft-longer-than-a-block": ("engine.kv.sliding", "(self.rows + rows >= self.most_rows):"),
+    "scores-beyond-the-range-of-exponentials": ("engine.attention.split", "weights = ((sums + top.masked_fill"),
+    "switch-of-drafts": ("engine.server", "self._switch(request, (replace(request.case)))"),
+    "target-only-on-ragged-levels": ("engine.sampling.rules", "there = (below >= 0)"),
+    "trie-counts-each-token-once": ("engine.draft.ngram", "for at in range((max(self._seen, 1) - 1), len(tokens)):"),
+    "typical-two-levels": ("engine.sampling.rules", "fine & fine.gather(0, trees.parent), fine)"),
+    "whole-blocks-in-16-bits": ("ascend.fused", "kv_heads = operands.key.shape[1 if True else 2]"),
+    "window-seen-by-a-single-row": ("ascend.fused", LONE_ROW),
+    "yarn-ramp-without-width": ("engine.exact", "last = (last - 0.001) if first == last else last"),
+    "yarn-without-beta-slow": ("engine.exact", 'turning(rope.get("beta_slow") or 2)'),
+}
+"""For each case one mutant that it shows: its module under `backends`, and what stands in its line."""
+
+PLACES = {
+    "draft-forwards-counted": ("ModelDraft._feed", "self.calls += 1"),
+    "restore-in-vain-gives-back": ("Server._restore", "self._arena.give_back(lease)"),
+}
+"""Where the line says too little: what it is in, and what stood there."""
+
+BEFORE = {"more-heads-again-in-a-static-buffer": "more-heads-than-the-operator-shares"}
+"""What must run before in the same process: counts of one model add up."""
+
+MODES = {"gathered-beside-the-kernel": f"{IN_MODE}reference"}
+
+
+def mutant_of(name: str) -> Mutant:
+    """The one mutant that SHOWS names."""
+    tail, after = SHOWS[name]
+    module = f"backends.{tail}"
+    within, before = PLACES.get(name, ("", ""))
+    made, _ = mutants_of(module, source_of(module)[1])
+    (found,) = [
+        one
+        for one in made
+        if after in one.after and after not in one.before and before in one.before and within in one.within
+    ]
+    return found
+
+
+def outcome(name: str) -> dict[str, Any]:
+    """What a child comes to that judges the mutant on the case."""
+    names = [*filter(None, (BEFORE.get(name),)), name]
+    kept = [bundle.load(CASES / f"{one}.json") for one in names]
+    posed = tuple(Posed(one.case, "", frozenset(), "", None) for one in kept)
+    mutant, backend = mutant_of(name), f"{kept[-1].backend}{MODES.get(name, '')}"
+
+    def plainly(tell: Callable[[str], None]) -> Any:
+        # Pytest would rewrite every module of ours first.
+        sys.meta_path[:] = [one for one in sys.meta_path if type(one).__name__ != "AssertionRewritingHook"]
+        return judged(mutant, backend, posed, "kept", tell)
+
+    ((_, came),) = run([(None, plainly)], 1, 60.0, lambda: False)
+    returned: dict[str, Any] = came["returned"]
+    return returned
+
+
+def test_every_case_says_what_it_shows() -> None:
+    assert sorted(SHOWS) == sorted(file.stem for file in CASES.glob("*.json"))
+    assert all(mutant_of(name).before for name in SHOWS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(SHOWS))
+def test_a_case_shows_its_error(name: str) -> None:
+    came = outcome(name)
+    assert came["outcome"] == "caught", came
+    assert came["case"] == bundle.load(CASES / f"{name}.json").case.id
