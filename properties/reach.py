@@ -182,6 +182,64 @@ def _after(of: Seen, *kinds: str) -> Iterator[tuple[int, ...]]:
             yield (number,)
 
 
+def _kept(of: Seen) -> Iterator[tuple[int, int]]:
+    """Requests that enter over a prefix cache after another was given back, and that other."""
+    entered, left = set(), []
+    for action in of.actions if of.case.layout.kind == "prefix" else ():
+        who = action.requests[0]
+        if action.kind in ("cancel", "evict") and who in entered:
+            left.append(who)
+        if action.kind == "restore" or (action.kind == "add" and who not in entered):
+            yield from ((who, other) for other in left)
+            entered.add(who)
+
+
+def _shared(of: Seen, one: int, other: int) -> int:
+    """Columns with which the prompts of two requests begin alike, the pending root apart."""
+    mine, theirs = of.requests[one].prefix, of.requests[other].prefix
+    return next(
+        (at for at, (a, b) in enumerate(zip(mine, theirs, strict=False)) if a != b), min(len(mine), len(theirs))
+    )
+
+
+def _reuses(of: Seen) -> Iterator[tuple[int, int]]:
+    """Those of `_kept` who begin alike for a page at least."""
+    return (pair for pair in _kept(of) if _shared(of, *pair) >= of.case.layout.page_size)
+
+
+def _parted_behind_page(of: Seen) -> bool:
+    """Two requests of one draft model over a prefix cache whose prompts part where a page begins."""
+    size = of.case.layout.page_size
+    return any(
+        of.drafts(one) is not None and of.drafts(one) == of.drafts(other)
+        and 0 < _shared(of, one, other) < len(of.requests[one].prefix) and _shared(of, one, other) % size == 0
+        for one, other in _kept(of)
+    )  # fmt: skip
+
+
+def _tight(of: Seen) -> bool:
+    """Fewer columns of pages than what all requests come to at their longest."""
+    return bool(of.case.layout.pages) and len(of.case.layout.pages) * _paged(of) < sum(
+        one.longest for one in of.requests
+    )
+
+
+def _inner_rejected(of: Seen) -> bool:
+    """A node with children is rejected, in a row before an accepted one."""
+    return _shape(of) is not None and any(
+        any(tree.children[node] and node not in path for node in range(max(path))) for tree, path in of.walks
+    )
+
+
+def _crosses(of: Seen) -> bool:
+    """A tree is accepted to its end, and its path crosses into another page."""
+    size = _paged(of)
+    return bool(size) and any(
+        len(tree) == len(path) > 1 and len(step.context) // size < (len(step.context) + len(path)) // size
+        for step, (tree, path) in zip(of.steps, of.walks, strict=False)
+    )
+
+
 def _unequal(of: Seen, measure: Callable[[Case], int]) -> bool:
     return any(len({measure(of.requests[one]) for one in batch}) > 1 for batch in of.batches)
 
@@ -221,6 +279,16 @@ CONDITIONS = (
     Condition("batch that samples", "One step of two requests that sample.",
               lambda of: any(sum(not of.requests[one].sampling.greedy for one in batch) > 1 for batch in of.batches)),
     Condition("prefix hit", "A request enters whose first page another brought before it.", _hit),
+    Condition("kept pages met again", "Over a prefix cache, a request enters that begins like one that left.",
+              lambda of: any(_reuses(of))),
+    Condition("kept pages met again, model drafts", "The same, and both are drafted for by one model.",
+              lambda of: any(of.drafts(one) and of.drafts(one) == of.drafts(other) and one != other
+                             for one, other in _reuses(of))),
+    Condition("parted behind a page", "Their prompts part where a page begins, and one model drafts for both.",
+              _parted_behind_page),
+    Condition("pool that runs out", "Not all requests have room at once.", _tight),
+    Condition("accepts all into the next page", "All rows are accepted, and the path crosses into another page.",
+              _crosses),
     Condition("interruption", "A request that entered is thrown back, evicted or cancelled.",
               lambda of: any(any(_after(of, "add", kind)) for kind in ("preempt", "evict", "cancel"))),
     Condition("thrown back, then steps", "A draft is thrown back before verification, and the request goes on.",
@@ -283,6 +351,14 @@ CONDITIONS = (
     Condition("model draft", "A model drafts.", lambda of: _shape(of) is not None),
     Condition("model draft, two parents", "A model drafts a tree with two inner nodes at one depth below the root.",
               lambda of: (shape := _shape(of)) is not None and _branches_below(shape, 1)),
+    Condition("inner node rejected before an accepted row", "A model drafts, and a row with children is not accepted "
+              "although one behind it is.", _inner_rejected),
+    Condition("rule block, two levels", "Block verification of at least two levels.",
+              lambda of: not of.case.sampling.greedy and of.case.sampling.rule.name == "block"
+              and any(tree.height > 1 for tree, _ in of.walks)),
+    Condition("rule block, drawn tokens", "Block verification of two levels, their tokens drawn.",
+              lambda of: of.case.sampling.rule.name == "block" and (_drawn(of, "with-replacement")
+              or _drawn(of, "without-replacement")) and any(tree.height > 1 for tree, _ in of.walks)),
     Condition("reduced vocabulary", "A model drafts with a vocabulary of its own.",
               lambda of: (draft := of.drafts(0)) is not None and bool(draft.vocabulary)),
     Condition("samples", "The request samples.", lambda of: not of.case.sampling.greedy),

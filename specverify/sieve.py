@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from properties.invariant import Invariant
-from properties.invariants import laws
+from properties.invariants import distribution, laws
 from properties.subject import NoTrace, Subject
 from reference.case import Case
 from specverify.opening import open_planted, subject_of
@@ -18,8 +18,8 @@ from specverify.opening import open_planted, subject_of
 KEPT = 4096
 """Digests held for each backend."""
 
-ON_TABLES = {one.name for one in laws.INVARIANTS}
-"""Invariants that ask the backend's sampling on tables of their own, of which a run of the case shows little."""
+ON_TABLES = {one.name for one in (*laws.INVARIANTS, *distribution.INVARIANTS)}
+"""Invariants that ask the backend's sampling on tables or coins of their own, of which a case's run shows little."""
 
 
 class Sieve:

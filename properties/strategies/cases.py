@@ -11,7 +11,7 @@ from properties.strategies.prompts import prompts
 from properties.strategies.sampling import TEMPERATURES, as_chain, samplings, with_min_tokens
 from properties.strategies.sessions import with_session
 from properties.strategies.stops import places, stops_for
-from properties.strategies.trees import MAX_NODES, as_many, deep_parents, parents
+from properties.strategies.trees import MAX_NODES, as_many, deep_parents, parents, side_by_side
 from reference.architecture import Seeded
 from reference.case import Case
 from reference.draft import Draft, LanguageModel, Ngram, Scripted
@@ -28,7 +28,7 @@ def scripts(draw: st.DrawFn, model: Seeded, prompt: tuple[int, ...], ahead: tupl
     trees: list[Tree] = []
     root = prompt[-1]
     for step in range(draw(st.integers(1, 3))):
-        through = step == 0 and draw(st.integers(0, 3)) == 3
+        through = step == 0 and draw(st.integers(0, 4)) > 2
         shapes = deep_parents() if through else parents(MAX_NODES if step == 0 else 8)
         if step > 0 and len(trees[-1]) <= 8 and draw(st.booleans()):
             shapes = as_many(len(trees[-1]))  # what is kept by the number of rows must not be met again
@@ -44,7 +44,8 @@ def scripts(draw: st.DrawFn, model: Seeded, prompt: tuple[int, ...], ahead: tupl
 def rank_trees(draw: st.DrawFn, named: int) -> RankTree:
     """Static trees whose nodes have at most `named` children, ranks in an order of their own."""
     some = st.integers(3, 6).flatmap(as_many)
-    parent = list(draw(st.one_of(parents(STATIC_NODES, shuffle=False), some)))
+    chains = st.builds(side_by_side, st.integers(2, 3), st.integers(2, 3))
+    parent = list(draw(st.one_of(parents(STATIC_NODES, shuffle=False), some, chains)))
     for node in range(1, len(parent)):
         while parent[:node].count(parent[node]) - (parent[node] == 0) >= min(named, 4):
             parent[node] += 1
@@ -97,14 +98,14 @@ def single_cases(
     dtype = draw(st.sampled_from(dtypes))
     model = model or draw(targets())
     prompt = draw(prompts(model))
-    temperature = draw(st.sampled_from((*(0.0,) * 8, *TEMPERATURES)))
+    temperature = draw(st.sampled_from((*(0.0,) * 7, *TEMPERATURES)))
     ahead = continuation(model, prompt)
     draft = draw(any_draft(model, prompt, ahead, learning=company or temperature > 0))
     stops, least = draw(stops_for(model, prompt, places(draft, prompt[-1], ahead)))
     if least and isinstance(draft, Scripted):
         banned = postponed(model, prompt, stops, least)
         draft = Scripted(retold(draft.trees, (prompt[-1], *ahead), (prompt[-1], *banned), model.vocab_size))
-    if temperature > 0 and draw(st.integers(0, 4)) == 0:
+    if temperature > 0 and draw(st.integers(0, 3)) == 0:
         draft = as_chain(draft)
     nodes = max((len(tree) for tree in draft.trees), default=1) if isinstance(draft, Scripted) else len(draft.shape)
     ranked = first_law(model, prompt, temperature)
@@ -124,11 +125,11 @@ def cases(
     processors: tuple[str, ...] = (),
     layout: str | None = None,
 ) -> Case:
-    """Cases on built-in models in one of `dtypes`, one in four with a session.
+    """Cases on built-in models in one of `dtypes`, three in ten with a session.
 
     Half of the sampled ones name `processors`; all have KV layout `layout`, if it is named.
     """
-    if draw(st.sampled_from((False, False, False, True))):
+    if draw(st.integers(0, 9)) >= 7:
         return draw(session_cases(dtypes, processors, layout))
     return draw(single_cases(dtypes, processors, layout))
 

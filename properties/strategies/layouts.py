@@ -20,13 +20,17 @@ def layouts(
     kind: str | None = None,
     requests: int = 1,
     bounded: bool = False,
+    alone: int = 0,
 ) -> KvLayout:
     """Layouts for `requests` requests of at most `longest` columns and `nodes` nodes, of one kind if it is named.
 
     Rings come more often where layers are `bounded` by windows or chunks: elsewhere they are plain buffers. Free lists
-    have room for all requests at once, or now and then for fewer, so that requests wait and prefixes go.
+    have room for all requests at once and more, or for all, or for little more than the `alone` columns of the longest
+    one of them, so that requests wait and prefixes go; without `alone`, for `longest`.
     """
-    often = (("branch",) * 3 if requests == 1 else PAGED * 2) + ("sliding",) * (2 * bounded)
+    often = (("branch", "branch", "paged") if requests == 1 else ("paged", *("prefix",) * 6)) + ("sliding",) * (
+        2 * bounded
+    )
     chosen = kind or draw(st.sampled_from((*often, *KINDS)))
     padded = draw(st.sampled_from((0, 0, nodes, nodes + 3)))
     fields: dict[str, object] = {
@@ -39,12 +43,14 @@ def layouts(
     }
     if chosen in PAGED:
         # Whole pages are reused or shared only where prompts are longer than a page.
-        small = st.sampled_from((1, 2, 3, 4))
-        size = draw(small if requests > 1 else st.one_of(st.sampled_from(SIZES), st.integers(1, LARGEST_PAGE)))
+        small = st.sampled_from((1, 2, 3, 4, 2, 3))
+        any_size = st.one_of(small, st.sampled_from(SIZES), st.integers(1, LARGEST_PAGE))
+        size = draw(small if requests > 1 else any_size)
         overhang = draw(st.sampled_from((0, 0, 1, size, 2 * size + 1)))
         # One column more than the engine's largest block, whichever is larger.
-        each = -(-(longest + max(nodes, padded) + 2 + overhang) // size)
-        count = max(each * draw(st.sampled_from((requests, requests, 1))) + draw(st.integers(0, 3)), each)
+        beyond = max(nodes, padded) + 2 + overhang
+        least, each = (-(-(columns + beyond) // size) for columns in (alone or longest, longest))
+        count = draw(st.sampled_from((each * requests, each, least, least))) + draw(st.integers(0, 3))
         fields |= {"page_size": size, "overhang": overhang}
         if count <= MOST_LISTED:
             fields["pages"] = tuple(draw(st.permutations(range(count))))

@@ -20,8 +20,10 @@ EXTREMES = (0.0, 1.0 - 2.0**-24, 0.5, 2.0**-24)
 @st.composite
 def rules(draw: st.DrawFn, chains: bool) -> Rule:
     """A rule for chains, or for any tree, with thresholds of its own now and then."""
-    names = [name for name, promise in RULES.items() if chains or not promise.chains_only]
-    name = draw(st.sampled_from(("multi-round", *names)))  # the one of the field's engines
+    # Most engines of the field have multi-round; rules for chains alone have few cases to show themselves on.
+    special = [name for name, promise in RULES.items() if promise.chains_only]
+    names = [*RULES, *special * 3] if chains else [name for name in RULES if name not in special]
+    name = draw(st.sampled_from(("multi-round", "multi-round", *names)))
     if name == "target-only" and draw(st.integers(0, 2)) == 0:
         return Rule(name, draw(st.sampled_from((1.0, 0.5, 0.2))), draw(st.sampled_from((1.0, 0.9, 0.5))))
     if name == "typical":
@@ -46,7 +48,7 @@ def top_ps(draw: st.DrawFn, ranked: tuple[float, ...]) -> float:
 def min_ps(draw: st.DrawFn, ranked: tuple[float, ...]) -> float:
     """Any share of the largest probability, or one just beside that of a token of `ranked`."""
     if len(ranked) < 2 or draw(st.booleans()):
-        return draw(st.floats(0.01, 0.3))
+        return draw(st.one_of(st.floats(0.01, 0.3), st.floats(0.3, 0.95)))
     share = ranked[draw(st.integers(1, len(ranked) - 1))] / ranked[0]
     return min(max(share * (1 + draw(st.sampled_from(BESIDE))), 0.001), 0.95)
 
@@ -68,9 +70,9 @@ def processing(draw: st.DrawFn, model: Seeded, stops: Stops, ranked: tuple[float
         words = (tuple(draw(st.lists(token, min_size=1, max_size=3))),)
     spare = vocab - len({*stops.eos, *stops.stop_tokens, *(word[-1] for word in words)})
     return Sampling(
-        repetition_penalty=maybe(st.sampled_from((1.3, 0.8)), 1.0),
-        presence_penalty=maybe(st.sampled_from((0.6, -0.4)), 0.0),
-        frequency_penalty=maybe(st.sampled_from((0.3, -0.2)), 0.0),
+        repetition_penalty=maybe(st.sampled_from((1.3, 0.8, 2.0)), 1.0),
+        presence_penalty=maybe(st.sampled_from((0.6, -0.4, 2.0, -2.0)), 0.0),
+        frequency_penalty=maybe(st.sampled_from((0.3, -0.2, 2.0, -2.0)), 0.0),
         bad_words=words,
         min_tokens=draw(st.integers(0, 4)) if spare > 0 else 0,
         top_k=draw(st.integers(1, max(1, vocab - 1))) if draw(st.booleans()) else 0,
@@ -129,10 +131,13 @@ def _is_chain(shape: Shape) -> bool:
 
 
 def as_chain(draft: Draft) -> Draft:
-    """The draft with the path to its first deepest node left of each tree, as rules for chains want it."""
+    """The draft with the path to its first deepest node left of each tree, as rules for chains want it.
+
+    A draft that makes its own tokens gets two levels at least: on one, all those rules are the same.
+    """
     if isinstance(draft, Scripted):
         return Scripted(tuple(_line(tree) for tree in draft.trees))
-    height = draft.shape.height
+    height = max(draft.shape.height, 2)
     line = RankTree((0, *range(height)), (0,) * (height + 1))
     return type(draft)(**{**{name: getattr(draft, name) for name in type(draft).__dataclass_fields__}, "shape": line})
 

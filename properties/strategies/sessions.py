@@ -16,10 +16,15 @@ from reference.sampling import Sampling, Stops
 from reference.session import Action, Mate, Session
 from reference.tree import RankTree, Tree
 
-MOST_MATES = 3
+MATES = (1, 2, 3, 3)
+"""How many there are: three most often."""
+
 MOST_ACTIONS = 12
 
-HAPPENINGS = ("step", "step", "step", "step", "preempt", "evict", "restore", "cancel", "fork", "fork", "switch", "add")
+HAPPENINGS = (
+    "step", "step", "step", "step", "add", "add", "fork", "fork", "fork", "evict", "evict", "cancel", "cancel",
+    "cancel", "preempt", "restore", "switch",
+)  # fmt: skip
 """Kinds of action, steps most often."""
 
 BRANCHES = Ngram(RankTree((0, 0, 0, 1), (0, 1, 0, 0)), 3)
@@ -35,20 +40,46 @@ def alike(draw: st.DrawFn, case: Case) -> Draft:
 
 
 @st.composite
-def mates(draw: st.DrawFn, case: Case, stranger: Case) -> Mate:
-    """Another request on the model of `case`: with the draft of `stranger`, a prompt that often begins alike.
+def related(draw: st.DrawFn, case: Case) -> tuple[int, ...]:
+    """A prompt that has to do with that of `case`, as prompts in one cache do.
 
-    Scripted trees are mostly told anew for its own prompt, so that it accepts what the other would have.
+    It begins alike; is the next turn of a talk, the answer in it; parts in the middle, or at one token; or holds the
+    same stretch in another place, which must not be taken for the same prefix.
     """
-    keep = draw(st.sampled_from((0, len(case.prompt), len(case.prompt) // 2, len(case.prompt))))
-    begin = case.prompt[:keep]
-    own = draw(st.lists(st.integers(0, case.model.vocab_size - 1), min_size=0 if begin else 1, max_size=6))
-    # The same stretch in another place must not be taken for the same prefix.
-    prompt = (*begin, *own) if draw(st.integers(0, 5)) else (*own, *begin)
-    from_whom = draw(st.sampled_from((stranger, case)))
-    draft: Draft = draw(
-        st.one_of(st.sampled_from((from_whom.draft, from_whom.draft, BRANCHES, Scripted())), alike(case))
-    )
+    assert isinstance(case.model, Seeded)
+    prompt, vocab = case.prompt, case.model.vocab_size
+    own = tuple(draw(st.lists(st.integers(0, vocab - 1), max_size=6)))
+    kind = draw(st.sampled_from(("alike", "talk", "parted", "tail", "half", "moved", "own", "talk", "parted", "tail")))
+    if kind == "alike":
+        return (*prompt, *own)
+    if kind == "talk":
+        answer = continuation(case.model, prompt)
+        return (*prompt, *answer[: draw(st.integers(1, len(answer)))], *own)
+    at = draw(st.integers(0, len(prompt) - 1))
+    at -= at % 4 if draw(st.booleans()) else 0  # where pages of one, two and four columns begin
+    if kind == "parted":
+        return (*prompt[:at], (prompt[at] + 1) % vocab, *prompt[at + 1 :], *own)
+    if kind == "moved":
+        return (*own, *prompt)
+    begin = prompt[at:] if kind == "tail" else prompt[: len(prompt) // 2] if kind == "half" else ()
+    return (*begin, *own) or (draw(st.integers(0, vocab - 1)),)
+
+
+@st.composite
+def mates(draw: st.DrawFn, case: Case, stranger: Case | None) -> Mate:
+    """Another request on the model of `case`: with the draft of `stranger` or its own, and a related prompt.
+
+    Without a stranger all have one draft, as in most servers. Scripted trees are mostly told anew for its own prompt,
+    so that it accepts what the other would have.
+    """
+    prompt = draw(related(case))
+    kind = "same" if stranger is None else draw(st.sampled_from(("same", "same", "other", "alike")))
+    stranger = stranger or case
+    from_whom = draw(st.sampled_from((case, stranger)))
+    draft: Draft = from_whom.draft
+    if kind != "same":
+        others: st.SearchStrategy[Draft] = st.sampled_from((BRANCHES, Scripted()))
+        draft = draw(alike(case) if kind == "alike" else others)
     if isinstance(draft, Scripted):
         trees = draft.trees
         if draft is from_whom.draft and trees and draw(st.integers(0, 3)):
@@ -68,49 +99,59 @@ def mates(draw: st.DrawFn, case: Case, stranger: Case) -> Mate:
 
 @st.composite
 def actions(draw: st.DrawFn, count: int) -> tuple[Action, ...]:
-    """What happens to `count` requests: the first enters, then anything, possible or not.
+    """What happens to `count` requests: the first enters, then anything, most often what is possible.
 
-    Who does not enter at the start comes later, on its own or as a fork.
+    Who does not enter at the start comes later, on its own, as a fork, or where another left; in the end mostly all do.
     """
-    happened = [Action("add", (0,))]
-    waiting = []
+    happened, inside = [Action("add", (0,))], [0]
+    waiting: list[int] = []
+    late = draw(st.sampled_from((1, 4, 3)))  # of four
     for number in range(1, count):
-        if draw(st.integers(0, 2)):
-            happened.append(Action("add", (number,)))
-        else:
-            waiting.append(number)
-    everyone = st.permutations(range(count))
+        (waiting if draw(st.integers(0, 3)) < late else inside).append(number)
+    happened += [Action("add", (one,)) for one in inside[1:]]
     other: st.SearchStrategy[Draft] = st.sampled_from((BRANCHES, Scripted()))
+
+    def enter() -> list[Action]:
+        inside.extend(waiting[:1])
+        return [Action("add", (waiting.pop(0),))] if waiting else []
+
     if draw(st.booleans()):
-        happened.append(Action("step", tuple(draw(everyone))))
+        happened.append(Action("step", tuple(draw(st.permutations(inside)))))
     for _ in range(draw(st.integers(1, MOST_ACTIONS))):
         kind = draw(st.sampled_from(HAPPENINGS))
-        order = draw(everyone)
-        if kind == "cancel":
-            # Another one enters where the pages of the first were kept.
-            happened += [Action("cancel", (order[0],)), *(Action("add", (one,)) for one in order[1:2])]
+        order = draw(st.permutations(inside if draw(st.integers(0, 5)) else range(count)))
+        if kind == "add":
+            happened += enter() or [Action("add", (order[0],))]
+        elif kind == "cancel":
+            happened += [Action("cancel", (order[0],)), *enter()]  # where the pages of the first were kept
         elif kind == "evict":
             back = (Action("restore", (order[0],)), Action("step", tuple(order)))
-            happened += [Action("evict", (order[0],)), *back[: draw(st.integers(0, 2))]]
+            happened += [Action("evict", (order[0],)), *back[: draw(st.sampled_from((2, 1, 0, 2)))]]
         elif kind in ("step", "preempt"):
-            happened.append(Action(kind, tuple(order[: draw(st.integers(1, count))])))
+            happened.append(Action(kind, tuple(order[: draw(st.integers(1, len(order)))])))
         elif kind == "fork":
-            if count > 1:
-                twin = waiting.pop(0) if waiting else order[1]
-                source = next(one for one in order if one != twin)
-                both = (Action("step", (source, twin)),) if draw(st.booleans()) else ()
-                happened += [Action("fork", (source, twin)), *both]
+            twin = waiting.pop(0) if waiting else (order[0] + 1) % count
+            source = next(one for one in order if one != twin) if order[0] != twin or len(order) > 1 else 0
+            if source != twin:
+                inside.extend({twin} - {*inside})
+                before = (Action("step", (source,)),) if draw(st.booleans()) else ()
+                both = (Action("step", (source, twin)),) if draw(st.integers(0, 2)) else ()
+                happened += [*before, Action("fork", (source, twin)), *both]
         elif kind == "switch":
             happened.append(Action("switch", (order[0],), draw(other)))
         else:
-            happened.append(Action(kind, (waiting.pop(0) if kind == "add" and waiting else order[0],)))
-    return (*happened, Action("step", tuple(draw(everyone))))
+            happened.append(Action(kind, (order[0],)))
+    if draw(st.integers(0, 3)):
+        happened += [Action("add", (one,)) for one in waiting]
+        inside += waiting
+    return (*happened, Action("step", tuple(draw(st.permutations(inside)))))
 
 
 @st.composite
 def with_session(draw: st.DrawFn, case: Case, stranger: Case, kind: str | None = None) -> Case:
     """`case` with mates beside it, in a layout with room for all; drafts that sample are never switched."""
-    company = tuple(draw(mates(case, stranger)) for _ in range(draw(st.integers(1, MOST_MATES))))
+    other = stranger if draw(st.booleans()) else None
+    company = tuple(draw(mates(case, other)) for _ in range(draw(st.sampled_from(MATES))))
     greedy = case.sampling.greedy and all(mate.sampling.greedy for mate in company)
     happened = draw(actions(1 + len(company)))
     if not greedy:
@@ -122,5 +163,6 @@ def with_session(draw: st.DrawFn, case: Case, stranger: Case, kind: str | None =
     most = max(map(largest, drafts))
     # A fork begins with what another request has by then.
     longest = sum(one.longest for one in alone)
-    layout = draw(layouts(longest, most, len(case.prompt), kind, len(alone)))
+    least = max(one.longest for one in alone)
+    layout = draw(layouts(longest, most, len(case.prompt), kind, len(alone), alone=least))
     return replace(whole, layout=layout)

@@ -45,7 +45,8 @@ def stops_for(draw: st.DrawFn, model: Seeded, prompt: tuple[int, ...], where: tu
     ahead, other = continuation(model, prompt), tokens(model.vocab_size)
     if kind in ("eos", "stop", "all"):  # the steered token ends the text where it first comes
         where = tuple(dict.fromkeys(ahead.index(ahead[at]) for at in where))
-    at = draw(st.sampled_from(where if len(where) < 4 else (*where[2:], *where[:2])))
+    late = tuple(one for one in where if one - where[0] > 1)  # deep in a block, which few are
+    at = draw(st.sampled_from((*where, *late, *late)))
     if kind == "none":
         return Stops(draw(st.one_of(st.integers(1, 6), st.integers(1, LOOKAHEAD), st.just(at + 1)))), 0
     if kind == "max_length":

@@ -46,6 +46,11 @@ def renumbered(parent: Parents, order: tuple[int, ...]) -> Parents:
     return tuple(row[parent[node]] for node in order)
 
 
+def side_by_side(width: int, height: int) -> Parents:
+    """Chains of one height under one root, level by level: which of them goes on is seen at the end alone."""
+    return (0,) * (width + 1) + tuple(range(1, width * (height - 1) + 1))
+
+
 def as_many(nodes: int) -> st.SearchStrategy[Parents]:
     """Parents of trees of exactly `nodes` nodes: a chain, a star, or any."""
     rest = max(nodes - 1, 0)

@@ -7,11 +7,13 @@ from itertools import islice
 from random import Random
 
 import pytest
-from hypothesis import HealthCheck, find, settings
+from hypothesis import HealthCheck, find, given, seed, settings
 
+from properties.exploring import exploring
 from properties.invariant import taking_turns
 from properties.invariants import ALL
 from properties.strategies import cases
+from properties.strategies.cases import single_cases
 from properties.strategies.models import GALLERY, SEEDS
 from reference.architecture import FAMILIES, ROPE_KINDS, Architecture, Seeded
 from reference.case import Case
@@ -23,6 +25,7 @@ from reference.stopping import ending
 from reference.trace import Trace
 from reference.tree import Shape, Tree
 from specverify.plan import DEFAULT_DTYPES
+from specverify.search import ROUND
 from specverify.stream import Stream
 
 SEARCHES, DRAWN = 30, 20
@@ -33,15 +36,24 @@ RARE = 0.005
 _ORACLE = Oracle(keep=2048)
 
 
-MORE = range(SEARCHES, 2 * SEARCHES)
-"""Searches for ends on each position of a block, which are many things to see."""
+ROUNDS = 120
+"""Rounds of single requests, for ends on each position of a block, which are many things to see."""
 
 
 @cache
-def drawn(searches: range = range(SEARCHES)) -> tuple[Case, ...]:
+def drawn() -> tuple[Case, ...]:
     """The cases of fixed seeds, each once, as a search draws them."""
-    drawn_by = (islice(Stream(number, DEFAULT_DTYPES), DRAWN) for number in searches)
+    drawn_by = (islice(Stream(number, DEFAULT_DTYPES), DRAWN) for number in range(SEARCHES))
     return tuple(dict.fromkeys(case for cases_of in drawn_by for case in cases_of))
+
+
+@cache
+def singles() -> tuple[Case, ...]:
+    """Cases without a session, of fixed seeds, each once."""
+    met: dict[Case, None] = {}
+    for number in range(ROUNDS):
+        seed(number)(exploring(ROUND)(given(single_cases(DEFAULT_DTYPES))(lambda case: met.update({case: None}))))()
+    return tuple(met)
 
 
 def trees(case: Case) -> tuple[Tree, ...]:
@@ -278,7 +290,7 @@ def place(at: int, tokens: int) -> str:
 
 @cache
 def stops_counted() -> Counter[str]:
-    return Counter(word for case in (*drawn(), *drawn(MORE)) for word in set(stop_words(case)))
+    return Counter(word for case in (*drawn(), *singles()) for word in set(stop_words(case)))
 
 
 STOPS = ("eos", "stop token", "string", "max_new_tokens", "max_length", "min_tokens")
