@@ -92,3 +92,12 @@ def test_words_become_what_json_holds() -> None:
     value = {1: (2, np.int64(3)), "a": [{2.5: None}], "b": np.float32(0.5)}
     assert plain(value) == {"1": [2, 3], "a": [{"2.5": None}], "b": 0.5}
     assert json.loads(json.dumps(plain(value))) == plain(value)
+
+
+def test_a_complaint_about_a_file_is_one_line_of_160_characters_at_most() -> None:
+    content = SAVED["scripted"]
+    for size in (1, 90, *range(105, 125), 300):
+        with pytest.raises(Malformed) as told:
+            case_from_json({**content, "dtype": "x" * size})
+        line, whole = told.value.why, f"'{'x' * size}' is not one of ['float64', 'float32', 'bfloat16', 'float16']"
+        assert line == (whole if len(whole) <= 160 else f"{whole[:157]}...")
