@@ -96,7 +96,7 @@ def test_words_become_what_json_holds() -> None:
 
 def test_a_complaint_about_a_file_is_one_line_of_160_characters_at_most() -> None:
     content = SAVED["scripted"]
-    for size in (1, 90, *range(105, 125), 300):
+    for size in (1, *range(90, 105), 300):
         with pytest.raises(Malformed) as told:
             case_from_json({**content, "dtype": "x" * size})
         line, whole = told.value.why, f"'{'x' * size}' is not one of ['float64', 'float32', 'bfloat16', 'float16']"
