@@ -16,7 +16,11 @@ from reference.architecture import Seeded
 from reference.case import Case
 from reference.draft import Draft, LanguageModel, Ngram, Scripted
 from reference.layout import KvLayout
+from reference.sampling import Stops
 from reference.tree import RankTree, Shape, Tree
+
+LASTING = Stops(12)
+"""For requests that are still there when something happens to them."""
 
 STATIC_NODES = 12
 """Nodes of a static tree at most: the draft model runs each inner level of it."""
@@ -102,6 +106,8 @@ def single_cases(
     ahead = continuation(model, prompt)
     draft = draw(any_draft(model, prompt, ahead, learning=company or temperature > 0))
     stops, least = draw(stops_for(model, prompt, places(draft, prompt[-1], ahead)))
+    if company and draw(st.booleans()):
+        stops, least = LASTING, 0
     if least and isinstance(draft, Scripted):
         banned = postponed(model, prompt, stops, least)
         draft = Scripted(retold(draft.trees, (prompt[-1], *ahead), (prompt[-1], *banned), model.vocab_size))

@@ -89,7 +89,9 @@ def mates(draw: st.DrawFn, case: Case, stranger: Case | None) -> Mate:
         draft = Scripted(tuple(tree.rooted(prompt[-1]) if not at else tree for at, tree in enumerate(trees)))
     sampling = draw(st.sampled_from((Sampling(), case.sampling, stranger.sampling)))
     sampling = replace(sampling, tape=(), seed=draw(st.integers(0, 99)) if not sampling.greedy else 0)
-    stops = Stops(draw(st.integers(1, 8)), case.stops.eos, case.stops.stop_tokens)
+    stops = Stops(draw(st.sampled_from((1, 2, 4, 8, 12, 12))))
+    if draw(st.booleans()):
+        stops = replace(stops, eos=case.stops.eos, stop_tokens=case.stops.stop_tokens)
     try:
         replace(case, prompt=prompt, draft=draft, sampling=sampling, stops=stops, layout=KvLayout(), steps=0)
     except Malformed:  # its rule does not verify such trees, or it may ban every token
