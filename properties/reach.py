@@ -207,12 +207,12 @@ def _reuses(of: Seen) -> Iterator[tuple[int, int]]:
     return (pair for pair in _kept(of) if _shared(of, *pair) >= of.case.layout.page_size)
 
 
-def _parted_behind_page(of: Seen) -> bool:
-    """Two requests of one draft model over a prefix cache whose prompts part where a page begins."""
+def _parted_at_edge(of: Seen) -> bool:
+    """Two requests of one draft model over a prefix cache whose prompts part at a page's first or last token."""
     size = of.case.layout.page_size
     return any(
         of.drafts(one) is not None and of.drafts(one) == of.drafts(other)
-        and 0 < _shared(of, one, other) < len(of.requests[one].prefix) and _shared(of, one, other) % size == 0
+        and 0 < (shared := _shared(of, one, other)) < len(of.requests[one].prefix) and shared % size in (0, size - 1)
         for one, other in _kept(of)
     )  # fmt: skip
 
@@ -284,8 +284,8 @@ CONDITIONS = (
     Condition("kept pages met again, model drafts", "The same, and both are drafted for by one model.",
               lambda of: any(of.drafts(one) and of.drafts(one) == of.drafts(other) and one != other
                              for one, other in _reuses(of))),
-    Condition("parted behind a page", "Their prompts part where a page begins, and one model drafts for both.",
-              _parted_behind_page),
+    Condition("parted at a page's edge", "Their prompts part at a page's first or last token, and one model drafts.",
+              _parted_at_edge),
     Condition("pool that runs out", "Not all requests have room at once.", _tight),
     Condition("accepts all into the next page", "All rows are accepted, and the path crosses into another page.",
               _crosses),

@@ -131,11 +131,11 @@ def cases(
     processors: tuple[str, ...] = (),
     layout: str | None = None,
 ) -> Case:
-    """Cases on built-in models in one of `dtypes`, three in ten with a session.
+    """Cases on built-in models in one of `dtypes`, two in five with a session.
 
     Half of the sampled ones name `processors`; all have KV layout `layout`, if it is named.
     """
-    if draw(st.integers(0, 9)) >= 7:
+    if draw(st.integers(0, 4)) >= 3:
         return draw(session_cases(dtypes, processors, layout))
     return draw(single_cases(dtypes, processors, layout))
 

@@ -48,7 +48,7 @@ def related(draw: st.DrawFn, case: Case) -> tuple[int, ...]:
     """
     assert isinstance(case.model, Seeded)
     prompt, vocab = case.prompt, case.model.vocab_size
-    own = tuple(draw(st.lists(st.integers(0, vocab - 1), max_size=6)))
+    own = tuple(draw(st.lists(st.integers(0, vocab - 1), max_size=6))) if draw(st.booleans()) else ()
     kind = draw(st.sampled_from(("alike", "talk", "parted", "tail", "half", "moved", "own", "talk", "parted", "tail")))
     if kind == "alike":
         return (*prompt, *own)
@@ -56,7 +56,8 @@ def related(draw: st.DrawFn, case: Case) -> tuple[int, ...]:
         answer = continuation(case.model, prompt)
         return (*prompt, *answer[: draw(st.integers(1, len(answer)))], *own)
     at = draw(st.integers(0, len(prompt) - 1))
-    at -= at % 4 if draw(st.booleans()) else 0  # where pages of one, two and four columns begin
+    edge = draw(st.sampled_from((0, 0, at % 4, (at + 1) % 4)))  # pages of one, two and four columns begin, or end
+    at = max(at - edge, 0)
     if kind == "parted":
         return (*prompt[:at], (prompt[at] + 1) % vocab, *prompt[at + 1 :], *own)
     if kind == "moved":
@@ -73,7 +74,7 @@ def mates(draw: st.DrawFn, case: Case, stranger: Case | None) -> Mate:
     so that it accepts what the other would have.
     """
     prompt = draw(related(case))
-    kind = "same" if stranger is None else draw(st.sampled_from(("same", "same", "other", "alike")))
+    kind = "same" if stranger is None else draw(st.sampled_from(("same", "alike", "other", "same", "alike")))
     stranger = stranger or case
     from_whom = draw(st.sampled_from((case, stranger)))
     draft: Draft = from_whom.draft
@@ -107,7 +108,7 @@ def actions(draw: st.DrawFn, count: int) -> tuple[Action, ...]:
     """
     happened, inside = [Action("add", (0,))], [0]
     waiting: list[int] = []
-    late = draw(st.sampled_from((1, 4, 3)))  # of four
+    late = draw(st.sampled_from((2, 4, 3)))  # of four
     for number in range(1, count):
         (waiting if draw(st.integers(0, 3)) < late else inside).append(number)
     happened += [Action("add", (one,)) for one in inside[1:]]
@@ -120,8 +121,10 @@ def actions(draw: st.DrawFn, count: int) -> tuple[Action, ...]:
     if draw(st.booleans()):
         happened.append(Action("step", tuple(draw(st.permutations(inside)))))
     for _ in range(draw(st.integers(1, MOST_ACTIONS))):
-        kind = draw(st.sampled_from(HAPPENINGS))
-        order = draw(st.permutations(inside if draw(st.integers(0, 5)) else range(count)))
+        kind, possible = draw(st.sampled_from(HAPPENINGS)), draw(st.integers(0, 5)) > 0
+        order = draw(st.permutations(inside if possible else range(count)))
+        if kind in ("add", "fork") and possible and not waiting:
+            kind = "step"
         if kind == "add":
             happened += enter() or [Action("add", (order[0],))]
         elif kind == "cancel":
