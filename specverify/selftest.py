@@ -115,6 +115,9 @@ def _bags(names: list[str], options: Options, until: float, report: SelfTest) ->
                 for one in done:
                     yield (bag := one.result())
                     pending |= {pool.submit(hunt, ground) for ground in course.after(bag)}
+                pending |= {pool.submit(hunt, ground) for ground in course.spare(jobs - len(pending))}
+                if not course.at_large:
+                    stop.set()  # what is under way beside the round that caught the last fault
         except BrokenProcessPool:
             report.errors.append("a worker died: its hunts were not judged; try --jobs 1, and --fault to find which")
         except KeyboardInterrupt:
@@ -130,6 +133,7 @@ class Course:
     def __init__(self, names: list[str], backends: dict[str, str], seed: int, until: float) -> None:
         self._names, self._backends, self._seed, self._until = names, backends, seed, until
         self._round = dict.fromkeys(names, 0)
+        self.at_large = set(names)
         self._made = 0
 
     def first(self) -> list[Ground]:
@@ -139,10 +143,21 @@ class Course:
 
     def after(self, bag: Bag) -> list[Ground]:
         """What follows a hunt: the fault's next round if it is at large, and there is time."""
-        if bag.fault is None or bag.caught or bag.missing is not None or time.time() > self._until:
+        if bag.caught or bag.missing is not None:
+            self.at_large.discard(bag.fault or "")
+        if bag.fault not in self.at_large or time.time() > self._until:
             return []
-        self._round[bag.fault] += 1
-        return self._hunts(bag.fault) if self._round[bag.fault] < len(ROUNDS) else []
+        return self._next(bag.fault)
+
+    def spare(self, workers: int) -> list[Ground]:
+        """For workers that would be idle: later rounds of faults at large, beside those that are under way."""
+        if workers <= 0 or time.time() > self._until:
+            return []
+        return [ground for name in sorted(self.at_large)[:workers] for ground in self._next(name)]
+
+    def _next(self, name: str) -> list[Ground]:
+        self._round[name] += 1
+        return self._hunts(name) if self._round[name] < len(ROUNDS) else []
 
     def _hunts(self, name: str) -> list[Ground]:
         number, backend = self._round[name], self._backends[name]
@@ -163,6 +178,8 @@ def _note(report: SelfTest, bag: Bag) -> None:
         report.clean.append(Clean(bag.backend, bag.cases, bag.by, bag.case, bag.missing))
         return
     row = next(one for one in report.faults if one.name == bag.fault)
+    if row.caught:
+        return  # by another round, which ran beside this one
     row.backend, row.missing = bag.backend, bag.missing
     row.cases += bag.cases
     row.seconds += bag.seconds

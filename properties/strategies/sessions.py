@@ -55,7 +55,7 @@ def related(draw: st.DrawFn, case: Case) -> tuple[int, ...]:
     if kind == "talk":
         answer = continuation(case.model, prompt)
         return (*prompt, *answer[: draw(st.integers(1, len(answer)))], *own)
-    at = draw(st.integers(0, len(prompt) - 1))
+    at = draw(st.integers(0, len(prompt) - 1)) // (2 if kind == "tail" else 1)
     edge = draw(st.sampled_from((0, 0, at % 4, (at + 1) % 4)))  # pages of one, two and four columns begin, or end
     at = max(at - edge, 0)
     if kind == "parted":
