@@ -101,8 +101,23 @@ def mates(draw: st.DrawFn, case: Case, stranger: Case | None) -> Mate:
 
 
 @st.composite
+def evictions(draw: st.DrawFn, order: list[int]) -> tuple[Action, ...]:
+    """The first of `order` is evicted, mostly to come back, and then mostly all step."""
+    back = (Action("evict", (order[0],)), Action("restore", (order[0],)), Action("step", tuple(order)))
+    return back[: draw(st.sampled_from((3, 2, 1, 3)))]
+
+
+@st.composite
+def forks(draw: st.DrawFn, source: int, twin: int) -> tuple[Action, ...]:
+    """`twin` begins with what `source` has by then; mostly both step at once, on pages that they share."""
+    before = (Action("step", (source,)),) if draw(st.booleans()) else ()
+    both = (Action("step", (source, twin)),) if draw(st.integers(0, 2)) else ()
+    return (*before, Action("fork", (source, twin)), *both)
+
+
+@st.composite
 def actions(draw: st.DrawFn, count: int) -> tuple[Action, ...]:
-    """What happens to `count` requests: the first enters, then anything, most often what is possible.
+    """What happens to `count` requests, at least two: the first enters, then anything, most often what is possible.
 
     Who does not enter at the start comes later, on its own, as a fork, or where another left; in the end mostly all do.
     """
@@ -130,18 +145,13 @@ def actions(draw: st.DrawFn, count: int) -> tuple[Action, ...]:
         elif kind == "cancel":
             happened += [Action("cancel", (order[0],)), *enter()]  # where the pages of the first were kept
         elif kind == "evict":
-            back = (Action("restore", (order[0],)), Action("step", tuple(order)))
-            happened += [Action("evict", (order[0],)), *back[: draw(st.sampled_from((2, 1, 0, 2)))]]
+            happened += draw(evictions(order))
         elif kind in ("step", "preempt"):
             happened.append(Action(kind, tuple(order[: draw(st.integers(1, len(order)))])))
         elif kind == "fork":
             twin = waiting.pop(0) if waiting else (order[0] + 1) % count
-            source = next(one for one in order if one != twin) if order[0] != twin or len(order) > 1 else 0
-            if source != twin:
-                inside.extend({twin} - {*inside})
-                before = (Action("step", (source,)),) if draw(st.booleans()) else ()
-                both = (Action("step", (source, twin)),) if draw(st.integers(0, 2)) else ()
-                happened += [*before, Action("fork", (source, twin)), *both]
+            inside.extend({twin} - {*inside})
+            happened += draw(forks(next(one for one in order if one != twin), twin))
         elif kind == "switch":
             happened.append(Action("switch", (order[0],), draw(other)))
         else:
