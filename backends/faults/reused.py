@@ -159,7 +159,7 @@ FAULTS = (
     Fault(
         "shared-page-written",
         "",
-        Stage.ATTENDED,  # a forward writes its rows before it attends to them
+        Stage.COMMITTED,
         "A partly filled page that two requests share is written by both: copy on write is missed.",
         "family of catalogue BZ-068: pages shared by prefix corrupt unrelated requests",
         "a fork whose prefix ends inside a page, both stepped in one batch",

@@ -33,6 +33,7 @@ SHOWS = {
     "switch-of-drafts": ("engine.server", "self._switch(request, (replace(request.case)))"),
     "target-only-on-ragged-levels": ("engine.sampling.rules", "there = (below >= 0)"),
     "trie-counts-each-token-once": ("engine.draft.ngram", "for at in range((max(self._seen, 1) - 1), len(tokens)):"),
+    "twins-of-a-model-draft": ("engine.draft.language_model", "self._shape.path(kept[-0])"),
     "typical-two-levels": ("engine.sampling.rules", "fine & fine.gather(0, trees.parent), fine)"),
     "whole-blocks-in-16-bits": ("ascend.fused", "kv_heads = operands.key.shape[1 if True else 2]"),
     "window-seen-by-a-single-row": ("ascend.fused", LONE_ROW),

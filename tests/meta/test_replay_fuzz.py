@@ -34,7 +34,7 @@ from specverify.cli import main
 from specverify.unusable import MissingInput
 
 KINDS = ("scripted", "ngram", "model", "checkpoint")
-EACH = 70
+EACH = 40
 """Mutated files of each kind."""
 
 SLOWEST_S = 20.0

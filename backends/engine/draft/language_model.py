@@ -79,8 +79,13 @@ class ModelDraft:
         return wide
 
     def settle(self, kept: list[int]) -> None:
-        """Keep the KV of the kept rows that were fed; the rest of the branch is gone."""
-        fed = [self._slots[node] - self.cache.length for node in kept if node in self._slots]
+        """Keep the KV of the kept rows that were fed; the rest of the branch is gone.
+
+        Where a rule takes twins for one candidate, a kept node need not be the parent of the next, and may be a leaf
+        beside a twin that was fed: the ancestors of the last kept node have the same tokens, and were fed.
+        """
+        path = self._shape.path(kept[-1])
+        fed = [self._slots[node] - self.cache.length for node in path if node in self._slots]
         self._seams.roll_back(self.cache, [] if self._refeed else fed)
 
     def resume(self, cache: KvCache | None) -> None:
