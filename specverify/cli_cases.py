@@ -8,7 +8,7 @@ import click
 from backends.flags import MODES
 from reference.case import DTYPES
 from specverify import sampling_options
-from specverify.plan import DEFAULT_CASES, Plan, default_cases, default_dtypes, default_jobs
+from specverify.plan import DEFAULT_CASES, SELFTEST_S, Plan, default_cases, default_dtypes, default_jobs
 
 DEVICES = {"cpu": "cpu-eager", "cuda": "cuda-eager", "npu": "ascend-eager"}
 """The backend that `--device` means when `--backend` is not given."""
@@ -191,7 +191,9 @@ def replay(
 @click.command()
 @click.option("--fault", "globs", multiple=True, metavar="GLOB", help="Only these faults, by name or id; repeatable.")
 @click.option("--backend", help="Plant them in this backend or pkg.module:factory (default: each fault's own).")
-@click.option("--budget", type=click.FloatRange(min=1), default=540.0, show_default=True, metavar="S", help="Seconds.")
+@click.option(
+    "--budget", type=click.FloatRange(min=1), default=SELFTEST_S, show_default=True, metavar="S", help="Seconds."
+)
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the draws.")
 @click.option("--jobs", type=click.IntRange(min=1), help="Worker processes (default: one per core, up to 4).")
 @click.option(

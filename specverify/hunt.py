@@ -25,6 +25,9 @@ from specverify.selection import Unknown
 from specverify.sieve import sieve
 from specverify.stream import stream
 
+SMALL = 4
+"""Nodes, and actions of a session, at which a hunt stops to make its find smaller; `diff` goes on."""
+
 
 @dataclass(frozen=True)
 class Ground:
@@ -140,7 +143,8 @@ def hunt(ground: Ground) -> Bag:
     search = Search(plan, ALL, _oracle(), subject, arrived, stopped)
     search.run_given(_posed(ground, dtypes, subject))
     seconds = (met_at or time.perf_counter()) - began
-    search.stopped = lambda: any(one.is_set() for one in _stops)  # the shrinking has a bound of its own
+    # The shrinking has a bound of its own.
+    search.stopped = lambda: any(one.is_set() for one in _stops) or _small(search.smallest)
     failure = search.failure(search_nearest=False)
     if failure is None:
         return Bag(ground.fault, ground.backend, len(judged), seconds, time.process_time() - busy)
@@ -156,11 +160,23 @@ def hunt(ground: Ground) -> Bag:
         caught=True,
         by=failure.finding.invariant,
         stage=failure.finding.stage.word,
-        nodes=max(largest(smallest.case.draft), burden(smallest.case)[0]),
+        nodes=nodes_of(smallest.case),
         actions=len(session.actions) if session is not None else 0,
         case=smallest.case.id,
         failed=tuple(sorted(failed)),
     )
+
+
+def nodes_of(case: Case) -> int:
+    """Of the largest tree that any request has, its root counted."""
+    return max(largest(case.draft), burden(case)[0])
+
+
+def _small(case: Case | None) -> bool:
+    """Whether a hunt has no need of a smaller case: SMALL nodes, and no session or few actions."""
+    if case is None or nodes_of(case) > SMALL:
+        return False
+    return case.session is None or len(case.session.actions) <= SMALL
 
 
 def _posed(ground: Ground, dtypes: tuple[str, ...], subject: Subject) -> Iterator[tuple[Case, tuple[Invariant, ...]]]:

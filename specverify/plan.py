@@ -9,6 +9,9 @@ from reference.sampling import Sampling
 DEFAULT_CASES = 500
 DEFAULT_DTYPES = ("float32", "float64")
 
+SELFTEST_S = 570.0
+"""Wall seconds of a self-test."""
+
 SHRINK_S = 20.0
 """Seconds a worker may spend on making one failing case smaller."""
 

@@ -100,6 +100,11 @@ class Search:
                 break
 
     @property
+    def smallest(self) -> Case | None:
+        """The smallest case so far that differs."""
+        return None if self._best is None else self._best.case
+
+    @property
     def differs(self) -> bool:
         """Whether a difference was met."""
         return self._first is not None

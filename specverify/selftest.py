@@ -21,12 +21,9 @@ from reports.record import Lines
 from reports.selftestpage import Caught, Clean, SelfTest, facts, page
 from specverify.hunt import Bag, Ground, enter, grounds_of, hunt
 from specverify.opening import check_seams
-from specverify.plan import default_dtypes
+from specverify.plan import SELFTEST_S, default_dtypes
 from specverify.selection import Unknown
 from specverify.threads import ForWorkers
-
-BUDGET_S = 570.0
-"""Wall seconds of a self-test."""
 
 ROUNDS = ((60, True), (150, True), (60, False), (400, True), (150, False), (2000, True))
 """Cases drawn against a fault that is still at large, round by round, and whether through the sieve: short rounds
@@ -48,7 +45,7 @@ class Options:
 
     globs: tuple[str, ...] = ()
     backend: str | None = None
-    budget_s: float = BUDGET_S
+    budget_s: float = SELFTEST_S
     seed: int = 0
     jobs: int | None = None
     json_file: str | None = None
