@@ -113,7 +113,7 @@ def _bags(names: list[str], options: Options, until: float, report: SelfTest) ->
                     yield (bag := one.result())
                     pending |= {pool.submit(hunt, ground) for ground in course.after(bag)}
                 pending |= {pool.submit(hunt, ground) for ground in course.spare(jobs - len(pending))}
-                if not course.at_large:
+                if not course.at_large and not course.clean_due:
                     stop.set()  # what is under way beside the round that caught the last fault
         except BrokenProcessPool:
             report.errors.append("a worker died: its hunts were not judged; try --jobs 1, and --fault to find which")
@@ -131,6 +131,7 @@ class Course:
         self._names, self._backends, self._seed, self._until = names, backends, seed, until
         self._round = dict.fromkeys(names, 0)
         self.at_large = set(names)
+        self.clean_due = 0
         self._made = 0
 
     def first(self) -> list[Ground]:
@@ -140,6 +141,7 @@ class Course:
 
     def after(self, bag: Bag) -> list[Ground]:
         """What follows a hunt: the fault's next round if it is at large, and there is time."""
+        self.clean_due -= bag.fault is None
         if bag.caught or bag.missing is not None:
             self.at_large.discard(bag.fault or "")
         if bag.fault not in self.at_large or time.time() > self._until:
@@ -165,6 +167,7 @@ class Course:
         self._made += 1
         if self._made % CLEAN_EVERY == 1:
             clean = self._seed + 1 + self._made
+            self.clean_due += 1
             made.append(Ground(None, backend, clean, CLEAN_CASES, dtypes, SHRINK_S, self._until))
         return made
 

@@ -164,7 +164,7 @@ def actions(draw: st.DrawFn, count: int) -> tuple[Action, ...]:
 
 @st.composite
 def with_session(draw: st.DrawFn, case: Case, stranger: Case, kind: str | None = None) -> Case:
-    """`case` with mates beside it, in a layout with room for all; drafts that sample are never switched."""
+    """`case` with mates beside it, in a layout with room for all or one; drafts that sample are never switched."""
     other = stranger if draw(st.booleans()) else None
     company = tuple(draw(mates(case, other)) for _ in range(draw(st.sampled_from(MATES))))
     greedy = case.sampling.greedy and all(mate.sampling.greedy for mate in company)

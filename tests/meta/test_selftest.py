@@ -12,6 +12,7 @@ from reports.selftestpage import Caught, Clean, SelfTest, facts, page
 from specverify import selftest
 from specverify.cli import main
 from specverify.hunt import Bag, Ground, hunt
+from specverify.selftest import ROUNDS, Course
 
 EASY = "tree-masked-as-chain"
 
@@ -124,3 +125,14 @@ def test_a_glob_that_matches_nothing_is_one_line(capsys: pytest.CaptureFixture[s
     assert capsys.readouterr().err == (
         "specverify: --fault nosuch*: no fault matches; `specverify list faults` names them\n"
     )
+
+
+def test_idle_workers_take_later_rounds_and_no_clean_hunt_is_cut() -> None:
+    course = Course([EASY], {EASY: "cpu-eager"}, 0, time.time() + 60)
+    assert [one.fault for one in course.first()] == [EASY, None]
+    (later,) = course.spare(1)
+    assert (later.fault, later.cases) == (EASY, ROUNDS[1][0])
+    assert course.after(Bag(EASY, "cpu-eager", 3, caught=True)) == course.spare(1) == []
+    assert (course.at_large, course.clean_due) == (set(), 1)
+    course.after(Bag(None, "cpu-eager", 12))
+    assert not course.clean_due
