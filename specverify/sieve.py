@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from backends.base import Backend
+from backends.engine.seams import Seams
 from properties.invariant import Invariant
 from properties.invariants import distribution, laws
 from properties.subject import NoTrace, Subject
@@ -26,8 +28,17 @@ class Sieve:
     """Digests of what one clean backend does, bit by bit, by case."""
 
     def __init__(self, backend: str) -> None:
-        self._clean = subject_of(open_planted(backend, None), keep=2)
+        self._backend = open_planted(backend, None)
+        self._clean = subject_of(self._backend, keep=2)
         self._held: OrderedDict[Case, str] = OrderedDict()
+
+    def samples_like(self, planted: Backend) -> bool:
+        """Whether `planted` samples by the very functions of the clean backend: no table tells the two apart.
+
+        Whose sampling is no seam of ours is taken to differ.
+        """
+        one, other = (getattr(backend, "seams", None) for backend in (self._backend, planted))
+        return isinstance(one, Seams) and isinstance(other, Seams) and one.sampling == other.sampling
 
     def left(self, case: Case, planted: Subject, invariants: tuple[Invariant, ...]) -> tuple[Invariant, ...]:
         """Of `invariants`, those that have something to judge on `case`.

@@ -60,6 +60,14 @@ def test_a_case_on_which_nothing_is_done_otherwise_is_left_to_the_tables() -> No
         assert {one.name for one in sieve.left(case, clean, ALL)} == ON_TABLES
 
 
+def test_tables_are_asked_of_those_alone_whose_sampling_was_touched() -> None:
+    sieve = Sieve("cpu-eager")
+    moved, law = (open_planted("cpu-eager", name) for name in ("page-known-by-own-tokens", "coin-at-threshold-accepts"))
+    assert sieve.samples_like(moved)
+    assert not sieve.samples_like(law)
+    assert not sieve.samples_like(open_planted("terse_engine:terse", None))
+
+
 def test_a_crash_is_no_clean_run() -> None:
     sieve = Sieve("cpu-eager")
     broken = subject_of(open_planted("terse_engine:crashing", None))
