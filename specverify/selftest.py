@@ -25,7 +25,7 @@ from specverify.plan import SELFTEST_S, default_dtypes
 from specverify.selection import Unknown
 from specverify.threads import ForWorkers
 
-ROUNDS = ((60, True), (150, True), (60, False), (400, True), (150, False), (2000, True))
+ROUNDS = ((60, True), (150, True), (60, False), (400, True), (600, True), (150, False), (2000, True))
 """Cases drawn against a fault that is still at large, round by round, and whether through the sieve: short rounds
 first, so that no hard fault starves the others; those without it see what only variants of a case show."""
 
@@ -152,7 +152,8 @@ class Course:
         """For workers that would be idle: later rounds of faults at large, beside those that are under way."""
         if workers <= 0 or time.time() > self._until:
             return []
-        return [ground for name in sorted(self.at_large)[:workers] for ground in self._next(name)]
+        least_hunted = sorted(self.at_large, key=lambda name: (self._round[name], name))[:workers]
+        return [ground for name in least_hunted for ground in self._next(name)]
 
     def _next(self, name: str) -> list[Ground]:
         self._round[name] += 1

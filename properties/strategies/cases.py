@@ -106,7 +106,7 @@ def single_cases(
     ahead = continuation(model, prompt)
     draft = draw(any_draft(model, prompt, ahead, learning=company or temperature > 0))
     stops, least = draw(stops_for(model, prompt, places(draft, prompt[-1], ahead)))
-    if company and draw(st.booleans()):
+    if company and draw(st.integers(0, 2)):
         stops, least = LASTING, 0
     if least and isinstance(draft, Scripted):
         banned = postponed(model, prompt, stops, least)

@@ -49,7 +49,8 @@ def related(draw: st.DrawFn, case: Case) -> tuple[int, ...]:
     assert isinstance(case.model, Seeded)
     prompt, vocab = case.prompt, case.model.vocab_size
     own = tuple(draw(st.lists(st.integers(0, vocab - 1), max_size=6))) if draw(st.booleans()) else ()
-    kind = draw(st.sampled_from(("alike", "talk", "parted", "tail", "half", "moved", "own", "talk", "parted", "tail")))
+    kinds = ("alike", "half", "moved", "own", *("talk", "parted") * 2, *("tail",) * 4)
+    kind = draw(st.sampled_from(kinds))
     if kind == "alike":
         return (*prompt, *own)
     if kind == "talk":
@@ -109,8 +110,8 @@ def evictions(draw: st.DrawFn, order: list[int]) -> tuple[Action, ...]:
 
 @st.composite
 def forks(draw: st.DrawFn, source: int, twin: int) -> tuple[Action, ...]:
-    """`twin` begins with what `source` has by then; mostly both step at once, on pages that they share."""
-    before = (Action("step", (source,)),) if draw(st.booleans()) else ()
+    """`twin` begins with what `source` has by then, mostly after a step; mostly both step at once, on shared pages."""
+    before = (Action("step", (source,)),) if draw(st.integers(0, 3)) else ()
     both = (Action("step", (source, twin)),) if draw(st.integers(0, 2)) else ()
     return (*before, Action("fork", (source, twin)), *both)
 
@@ -143,6 +144,8 @@ def actions(draw: st.DrawFn, count: int) -> tuple[Action, ...]:
         if kind == "add":
             happened += enter() or [Action("add", (order[0],))]
         elif kind == "cancel":
+            if possible and len(inside) + len(waiting) > 1:
+                inside.remove(order[0])
             happened += [Action("cancel", (order[0],)), *enter()]  # where the pages of the first were kept
         elif kind == "evict":
             happened += draw(evictions(order))
@@ -165,7 +168,7 @@ def actions(draw: st.DrawFn, count: int) -> tuple[Action, ...]:
 @st.composite
 def with_session(draw: st.DrawFn, case: Case, stranger: Case, kind: str | None = None) -> Case:
     """`case` with mates beside it, in a layout with room for all or one; drafts that sample are never switched."""
-    other = stranger if draw(st.booleans()) else None
+    other = None if draw(st.integers(0, 2)) else stranger
     company = tuple(draw(mates(case, other)) for _ in range(draw(st.sampled_from(MATES))))
     greedy = case.sampling.greedy and all(mate.sampling.greedy for mate in company)
     happened = draw(actions(1 + len(company)))
