@@ -1,7 +1,8 @@
 """Subject: a backend as invariants see it, a memoised Case -> Trace that never raises what it cannot explain."""
 
 from collections import Counter, OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -116,6 +117,7 @@ class Subject:
         self._run = run
         self._keep = keep
         self._memo: OrderedDict[tuple[Case, int], Trace | Declined | Crashed] = OrderedDict()
+        self._asked: dict[Case, None] | None = None
 
     def __call__(self, case: Case) -> Trace:
         """The backend's trace of `case`, run once and remembered.
@@ -131,6 +133,8 @@ class Subject:
 
     def _answer(self, case: Case, time: int) -> Trace:
         key = (case, time)
+        if self._asked is not None:
+            self._asked[case] = None
         if key not in self._memo:
             outcome = self._run(case)
             self.runs += 1
@@ -145,6 +149,16 @@ class Subject:
         if not isinstance(outcome, Trace):
             raise NoTrace(outcome)
         return outcome
+
+    @contextmanager
+    def asked(self) -> Iterator[dict[Case, None]]:
+        """The cases that it is asked for inside the `with`, in order, remembered ones included."""
+        asked: dict[Case, None] = {}
+        self._asked = asked
+        try:
+            yield asked
+        finally:
+            self._asked = None
 
     def noted(self, key: object, make: Callable[[], object]) -> object:
         """`make()`, computed once per key."""

@@ -189,11 +189,12 @@ class Search:
         if whole.first is None:
             # Only the narrowed judgement fails: report what was seen, on the case as it was drawn.
             whole = self._first
-        nearest = self._agreed if whole.case == self._best.case else None
-        if nearest is None and search_nearest:
-            nearest = self._agreeing(whole.case, located)
+        whole = self._shown_by_itself(whole)
         finding = whole.first
         assert finding is not None
+        nearest = self._agreed if whole.case == self._best.case else None
+        if nearest is None and search_nearest:
+            nearest = self._agreeing(whole.case, finding)
         self.shrink_s = time.monotonic() - self._found_at
         return Failure(
             verdict=whole,
@@ -205,6 +206,27 @@ class Search:
             backend=self.plan.backend,
             model=self.plan.model,
         )
+
+    def _shown_by_itself(self, whole: Verdict) -> Verdict:
+        """The verdict on a variant of the case that differs by itself, at no later stage and with no more nodes.
+
+        An invariant that compares the runs of variants can only say where two of them part. Judged as a case of its
+        own, the one that is wrong is located as any other, and needs nothing beside it to be replayed.
+        """
+        located = whole.first
+        assert located is not None
+        looking = tuple(one for one in self.invariants if one.looks_at_run)
+        if any(one.name == located.invariant for one in looking):
+            return whole
+        with self.subject.asked() as asked:
+            judge(whole.case, self._concerned(located), self.oracle, self.subject)
+        for variant in asked:
+            if variant == whole.case or size(variant)[0] > size(whole.case)[0]:
+                continue
+            found = judge(variant, looking, self.oracle, self.subject).first
+            if found is not None and found.stage <= located.stage:
+                return judge(variant, self.invariants, self.oracle, self.subject)
+        return whole
 
     def _reduce(self) -> None:
         """Greedy steps to smaller cases, on the case itself, until none of them still differs.

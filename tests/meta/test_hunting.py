@@ -11,17 +11,20 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "strangers"))
 
 from properties.finding import Verdict
 from properties.invariants import ALL
+from properties.judge import judge
 from properties.strategies.fewer import prunings, without
 from properties.strategies.models import GALLERY
 from properties.strategies.smaller import STEPS, attempts
 from reference.architecture import Seeded
 from reference.case import Case
+from reference.decoder import Oracle
 from reference.draft import Scripted
 from reference.sampling import Sampling, Stops
+from reference.trace import Stage
 from reference.tree import Tree
 from specverify import search as searching
 from specverify.cli import main
-from specverify.hunt import Bag, Ground, hunt
+from specverify.hunt import Bag, Ground, hunt, nodes_of
 from specverify.opening import open_planted, subject_of
 from specverify.plan import Plan
 from specverify.search import Search
@@ -66,6 +69,21 @@ def test_tables_are_asked_of_those_alone_whose_sampling_was_touched() -> None:
     assert sieve.samples_like(moved)
     assert not sieve.samples_like(law)
     assert not sieve.samples_like(open_planted("terse_engine:terse", None))
+
+
+def test_a_variant_that_differs_by_itself_is_located_as_a_case_of_its_own() -> None:
+    subject = subject_of(open_planted("cpu-eager", "tree-masked-as-chain"))
+    oracle = Oracle()
+    looking = tuple(one for one in ALL if one.looks_at_run)
+    assert judge(CHAIN, looking, oracle, subject).agreed  # in the order of a chain, a mask of chains is right
+    search = Search(Plan(shrink_s=0.0), ALL, oracle, subject, lambda verdict: None, lambda: False)
+    search.run_given([(CHAIN, tuple(one for one in ALL if one.name == "attention.order-equivariant"))])
+    failure = search.failure(search_nearest=False)
+    assert failure is not None
+    assert failure.finding.stage is Stage.LOWERED
+    assert failure.verdict.case != CHAIN
+    assert nodes_of(failure.verdict.case) == 3
+    assert not judge(failure.verdict.case, looking, oracle, subject).agreed
 
 
 def test_a_crash_is_no_clean_run() -> None:
