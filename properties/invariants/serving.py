@@ -43,8 +43,9 @@ def takes_part(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
         elif action.kind == "fork":
             source, twin = action.requests
             own = case.session.mates[twin - 1].prompt
-            # It entered then only if its prompt is more than its own: else the source had ended, or it did not fit.
-            if source in living and twin not in steps and trace.shared.prompts[twin] not in ((), own):
+            # It enters then, unless the source has ended, or the two do not fit: then its prompt is not more than own.
+            from_it = source in living and not _ended(trace, source, steps[source])
+            if from_it and twin not in steps and trace.shared.prompts[twin] not in ((), own):
                 living.add(twin)
                 steps[twin] = 0
         elif action.kind == "step":
@@ -100,6 +101,12 @@ def _waits(case: Case, shared: Shared) -> Iterator[Finding]:
             out.pop(number, None)
         known |= set(after.committed)
         before = after
+
+
+def _ended(trace: Trace, number: int, due: int) -> bool:
+    """Whether the request was through after `due` actions that let it step."""
+    one = _request(trace, number)
+    return one is not None and one.finish is not None and len(one.steps) <= due
 
 
 def _request(trace: Trace, number: int) -> Trace | None:

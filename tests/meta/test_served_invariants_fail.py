@@ -155,6 +155,28 @@ def test_a_pool_that_is_too_small_for_two_makes_one_wait_and_nobody_is_blamed() 
     assert not findings("lossless.takes-part", clean(), case)
 
 
+def idle(case: Case, trace: Trace, time: int) -> Trace:
+    """Request 1 took no step."""
+    assert trace.shared is not None
+    first, second, *others = trace.shared.requests
+    assert second is not None
+    stood = replace(second, steps=(), output=(), finish=None)
+    return replace(trace, shared=replace(trace.shared, requests=(first, stood, *others)))
+
+
+def test_nobody_forks_from_a_request_that_has_ended() -> None:
+    case = session(
+        (mate(4), mate(7, 8)), "add 0, add 2, step 0, step 0, step 0, fork 0 1, step 1, fork 2 1, step 1", KvLayout()
+    )
+    trace = clean()(case)
+    assert trace.shared is not None
+    assert trace.finish == "length"
+    assert trace.shared.prompts[1] == (7, 8, 4)
+    assert not findings("lossless.takes-part", clean(), case)
+    (one,) = findings("lossless.takes-part", corrupted(idle), case)
+    assert (one.where, one.expected, one.observed) == ({"request": 1}, 1, 0)
+
+
 def counted(case: Case, trace: Trace, time: int) -> Trace:
     assert trace.accounting is not None
     return replace(trace, accounting=replace(trace.accounting, draft_calls=len(trace.steps)))
