@@ -20,6 +20,7 @@ LONE_ROW = "return infer(self.ask(twice, held, self.encode(held.visible), scalin
 SHOWS = {
     "block-on-a-chain": ("engine.sampling.rules", "over = (seams.block_residual(offered, row, pi))"),
     "draft-forwards-counted": ("engine.draft.language_model", "self.calls -= 1"),
+    "fork-of-a-draft-that-proposed": ("engine.kv.arena", "lease.draft.length = max(source.draft.length, columns)"),
     "fork-to-another-draft-model": ("engine.kv.arena", "source.draft is not None and (source.owner is not draft)"),
     "gathered-beside-the-kernel": ("engine.attention.gathered", "clamp(max=paging.table.shape[0] - 1)"),
     "longrope-with-attention-factor": ("engine.exact", "return (base * torch.tensor(rope['short_factor']"),

@@ -101,7 +101,8 @@ class Arena:
     def fork(self, source: Lease, target: Model, draft: Model | None, capacity: int, rows: int) -> Lease:
         """Caches that begin with all that `source` has committed: shared pages, or copies.
 
-        The draft's come along where it is the same model.
+        The draft's come along where it is the same model, in pages as far as the target's: a draft that has proposed
+        is one column ahead of the target, and with a full page before it that column lies in a page that is not shared.
         """
         columns = source.target.length
         same = draft is not None and source.draft is not None and source.owner is draft
@@ -111,7 +112,7 @@ class Arena:
             lease.blocks.adopt(source.blocks.table[: -(-columns // source.blocks.size)])
             lease.target.length = columns
             if same and lease.draft is not None and source.draft is not None:
-                lease.draft.length = source.draft.length
+                lease.draft.length = min(source.draft.length, columns)
         else:
             lease = self.lease(target, draft, capacity, rows)
             lease.target.begin_as(source.target)
