@@ -19,6 +19,8 @@ LAYOUTS = {
 
 RARE = {
     "draft.rollback": 8, "draft.vocabulary-map": 8, "lossless.interruption-isolated": 8, "acceptance.renamed-law": 4,
+    "acceptance.sampled-walk": 4, "acceptance.proposal-consistent": 4, "acceptance.support-at-edges": 4,
+    "lossless.processors-per-node": 4, "lossless.seeded": 4,
 }  # fmt: skip
 """How often as many cases are drawn for invariants that speak of few."""
 
