@@ -140,9 +140,9 @@ def hunt(ground: Ground) -> Bag:
         return time.time() > ground.until or any(one.is_set() for one in _stops)
 
     subject = subject_of(backend)
-    concerned = _concerned(ground, backend)
-    search = Search(plan, concerned, _oracle(), subject, arrived, stopped)
-    search.run_given(_posed(ground, dtypes, subject, concerned))
+    invariants = concerned(ground, backend)
+    search = Search(plan, invariants, _oracle(), subject, arrived, stopped)
+    search.run_given(_posed(ground, dtypes, subject, invariants))
     seconds = (met_at or time.perf_counter()) - began
     # The shrinking has a bound of its own.
     search.stopped = lambda: any(one.is_set() for one in _stops) or _small(search.smallest)
@@ -180,18 +180,18 @@ def _small(case: Case | None) -> bool:
     return case.session is None or len(case.session.actions) <= SMALL
 
 
-def _concerned(ground: Ground, backend: Backend) -> tuple[Invariant, ...]:
-    """Without those on tables where the fault planted in `backend` is known to leave these alone."""
+def concerned(ground: Ground, backend: Backend) -> tuple[Invariant, ...]:
+    """All invariants, but for those on tables where the fault planted in `backend` is known to leave these alone."""
     tables = ground.fault is None or not sieve(ground.backend).samples_like(backend)
     return tuple(one for one in ALL if tables or one.name not in ON_TABLES)
 
 
 def _posed(
-    ground: Ground, dtypes: tuple[str, ...], subject: Subject, concerned: tuple[Invariant, ...]
+    ground: Ground, dtypes: tuple[str, ...], subject: Subject, invariants: tuple[Invariant, ...]
 ) -> Iterator[tuple[Case, tuple[Invariant, ...]]]:
     """The cases that a search of the ground's seed draws, each with the invariants to judge."""
     for case in islice(stream(ground.seed, dtypes), ground.cases):
-        asked = tuple(one for one in taking_turns(case, ALL, subject.rarely) if one in concerned)
+        asked = tuple(one for one in taking_turns(case, ALL, subject.rarely) if one in invariants)
         yield case, sieve(ground.backend).left(case, subject, asked) if ground.sieved else asked
 
 

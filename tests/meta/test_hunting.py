@@ -2,6 +2,7 @@
 
 import sys
 import time
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
@@ -24,7 +25,7 @@ from reference.trace import Stage
 from reference.tree import Tree
 from specverify import search as searching
 from specverify.cli import main
-from specverify.hunt import Bag, Ground, hunt, nodes_of
+from specverify.hunt import Bag, Ground, concerned, hunt, nodes_of
 from specverify.opening import open_planted, subject_of
 from specverify.plan import Plan
 from specverify.search import Search
@@ -69,6 +70,11 @@ def test_tables_are_asked_of_those_alone_whose_sampling_was_touched() -> None:
     assert sieve.samples_like(moved)
     assert not sieve.samples_like(law)
     assert not sieve.samples_like(open_planted("terse_engine:terse", None))
+    sampled = Ground("coin-at-threshold-accepts", "cpu-eager", 0, 1, ("float32",), 1.0, 0.0, True)
+    assert concerned(sampled, law) == ALL
+    assert concerned(replace(sampled, fault=None), open_planted("cpu-eager", None)) == ALL, "a clean hunt asks all"
+    left = concerned(replace(sampled, fault="page-known-by-own-tokens"), moved)
+    assert {one.name for one in ALL} - {one.name for one in left} == ON_TABLES
 
 
 def test_a_variant_that_differs_by_itself_is_located_as_a_case_of_its_own() -> None:

@@ -136,3 +136,9 @@ def test_idle_workers_take_later_rounds_and_no_clean_hunt_is_cut() -> None:
     assert (course.at_large, course.clean_due) == (set(), 1)
     course.after(Bag(None, "cpu-eager", 12))
     assert not course.clean_due
+
+
+def test_idle_workers_hunt_what_was_hunted_least() -> None:
+    course = Course(["one", "other"], {"one": "cpu-eager", "other": "cpu-eager"}, 0, time.time() + 60)
+    later = [ground.fault for _ in range(4) for ground in course.spare(1) if ground.fault]
+    assert later == ["one", "other", "one", "other"]
