@@ -21,8 +21,11 @@ def takes_part(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     name = "lossless.takes-part"
     trace = subject(case)
     if case.session is None:
+        taken = len(trace.steps)
         if not trace.steps and not trace.output:
             yield Finding(name, Stage.DRAFTED, 0, {}, "a step", "none")
+        elif case.steps and taken > case.steps:
+            yield Finding(name, Stage.DRAFTED, case.steps, {}, f"at most {case.steps} steps", taken)
         return
     if trace.shared is None:
         raise NotApplicable("the trace does not say what the requests of the session did")

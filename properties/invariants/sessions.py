@@ -75,7 +75,7 @@ def allocator_conserves(case: Case, oracle: Oracle, subject: Subject) -> Iterato
     """After every action: free and held pages are all pages, none is both, and nobody writes to a shared one."""
     assert case.session is not None
     for number, account in enumerate(_accounts(subject(case))):
-        for what, expected, observed in _broken(account):
+        for what, expected, observed in _broken(account, case.layout.kind == "prefix"):
             # In steps, as findings of requests are: that many batches ran before.
             step = sum(action.kind == "step" for action in case.session.actions[:number])
             where: dict[str, int | str] = {"action": number, "side": what}
@@ -87,12 +87,14 @@ def _accounts(trace: Trace) -> tuple[Account, ...]:
     return trace.shared.accounts if trace.shared is not None else ()
 
 
-def _broken(account: Account) -> Iterator[tuple[str, object, object]]:
-    """What is wrong with an account: words, expected, observed."""
+def _broken(account: Account, keeps: bool) -> Iterator[tuple[str, object, object]]:
+    """What is wrong with an account of a layout that `keeps` pages of requests that left: words, expected, observed."""
     holders = Counter(page for table in account.tables.values() for page in table)
     held = set(holders) | set(account.kept)
     if len(set(account.free)) < len(account.free):
         yield "a page is free twice", "every page once", sorted(account.free)
+    if account.kept and not keeps:
+        yield "a page is kept, and the layout has no prefix cache", "none", sorted(account.kept)
     both = held & set(account.free)
     if both:
         yield "a page is free and held", "none", sorted(both)

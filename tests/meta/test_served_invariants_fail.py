@@ -177,6 +177,21 @@ def test_nobody_forks_from_a_request_that_has_ended() -> None:
     assert (one.where, one.expected, one.observed) == ({"request": 1}, 1, 0)
 
 
+def test_nobody_steps_more_often_than_was_asked() -> None:
+    case = Case(MODEL, PROMPT, stops=Stops(12), steps=2)
+    assert not findings("lossless.takes-part", clean(), case)
+    (one,) = findings("lossless.takes-part", otherwise(lambda asked: replace(asked, steps=3)), case)
+    assert (one.step, one.expected, one.observed) == (2, "at most 2 steps", 3)
+
+
+def test_pages_without_a_prefix_cache_are_kept_by_nobody() -> None:
+    case = session((mate(*PROMPT),), "add 0, step 0, cancel 0, add 1, step 1", KvLayout(kind="paged", page_size=2))
+    keeping = otherwise(lambda asked: replace(asked, layout=replace(asked.layout, kind="prefix")))
+    assert not findings("cache.allocator-conserves", clean(), case)
+    (one,) = findings("cache.allocator-conserves", keeping, case)
+    assert one.where["side"] == "a page is kept, and the layout has no prefix cache"
+
+
 def counted(case: Case, trace: Trace, time: int) -> Trace:
     assert trace.accounting is not None
     return replace(trace, accounting=replace(trace.accounting, draft_calls=len(trace.steps)))
