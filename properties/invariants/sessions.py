@@ -72,7 +72,10 @@ def schedule_independent(case: Case, oracle: Oracle, subject: Subject) -> Iterat
 
 
 def allocator_conserves(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
-    """After every action: free and held pages are all pages, none is both, and nobody writes to a shared one."""
+    """After every action: free and held pages are all pages, none is both, and nobody writes to a shared one.
+
+    Only a prefix cache keeps pages of requests that left.
+    """
     assert case.session is not None
     for number, account in enumerate(_accounts(subject(case))):
         for what, expected, observed in _broken(account, case.layout.kind == "prefix"):
@@ -186,14 +189,14 @@ INVARIANTS = (
     ),
     Invariant(
         "lossless.takes-part",
-        "A request takes every step that names it until it ends.",
+        "A request takes every step that names it until it ends, and no other.",
         needing(),
         takes_part,
         speaks_of="both",
     ),
     Invariant(
         "cache.allocator-conserves",
-        "After every action free and held pages are all pages, and a page to be written has one holder.",
+        "Free and held pages are all pages, one to be written has one holder, and only a prefix cache keeps any.",
         needing(),
         allocator_conserves,
         _paged,
