@@ -16,7 +16,7 @@ def takes_part(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     """Play the actions on numbers alone: who is gone, how many steps each request is due, and whether it took them.
 
     A pool of so many pages may make any request wait, so steps on one are not counted; but nobody waits for pages that
-    no other request holds. A request without a session takes as many steps as its case allows.
+    no other request holds. Without a session a request takes no more steps than its case allows.
     """
     name = "lossless.takes-part"
     trace = subject(case)
