@@ -193,6 +193,7 @@ def figures_of(
     large = [one for one in fates if one.outcome == "survived"]
     judged = len(caught) + len(large)
     score = len(caught) / judged if judged else 0.0
+    decided = sum(1 for one in large if one.stage == last)
     not_run = Counter(filter(None, (records.why_not_run(one) for one in drawn)))
     equivalent = [one for one in drawn if records.why_equivalent(one) and not records.why_not_run(one)]
     return {
@@ -200,7 +201,8 @@ def figures_of(
         "sample": len(drawn),
         "score": score,
         "goal": GOALS[of],
-        "red": score < GOALS[of],
+        # What was not judged to the end has not survived: the goal is missed where it is out of reach.
+        "red": (len(fates) - decided) / len(fates) < GOALS[of] if fates else True,
         "caught": len(caught),
         "caught_at": dict(Counter(str(one.stage) for one in caught)),
         "caught_how": dict(Counter(str(one.facts.get("how")) for one in caught)),

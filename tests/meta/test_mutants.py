@@ -179,6 +179,7 @@ def test_what_was_judged_is_not_judged_again(tmp_path: Path) -> None:
 def test_a_run_that_is_out_of_time_is_no_pass(tmp_path: Path) -> None:
     figures = bench(Options("reference", 8, 1, 1, 1e-9, tmp_path), Counting("a"))
     assert figures["unfinished"]
+    assert not figures["red"], "what was not judged has not survived"
     assert figures["not_judged"] + figures["equivalent"] == 8
     assert "NOT FINISHED" in mutants_page(figures)
 
