@@ -123,6 +123,7 @@ class Verdict:
         attention_calls: Layers of the forwards for this case and its variants; 0 where they are not counted.
         fallbacks: Why attention took a slower path than the backend is there for, and in how many of those.
         accept_lengths: Accepted drafted tokens of each step.
+        revealed: Stages that the trace of the case holds, or None where there is no trace.
     """
 
     case: Case
@@ -138,6 +139,12 @@ class Verdict:
     attention_calls: int = 0
     fallbacks: Mapping[str, int] = field(default_factory=dict)
     accept_lengths: tuple[int, ...] = ()
+    revealed: frozenset[Stage] | None = None
+
+    @property
+    def judged(self) -> bool:
+        """Whether at least one invariant was checked."""
+        return any(outcome in ("checked", "failed") for outcome in self.outcomes.values())
 
     @property
     def agreed(self) -> bool:

@@ -133,6 +133,7 @@ def _judged(
         attention_calls=subject.attention_calls - called,
         fallbacks=dict(subject.fallbacks - fell_back),
         accept_lengths=tuple(len(step.accepted.path) - 1 for step in trace.steps if step.accepted) if trace else (),
+        revealed=None if trace is None else revealed_by(trace),
     )
 
 
@@ -187,11 +188,16 @@ def _until_it_broke(case: Case, subject: Subject) -> Case | None:
     return survived
 
 
+def revealed_by(trace: Trace) -> frozenset[Stage]:
+    """The stages that any step of any request of a trace holds."""
+    runs = [trace] if trace.shared is None else [one for one in trace.shared.requests if one is not None]
+    steps = [step for run in runs for step in run.steps]
+    return frozenset(stage for stage in Stage if any(getattr(step, stage.word) is not None for step in steps))
+
+
 def _observed(invariant: Invariant, subject: Subject, trace: Trace | None) -> bool:
     if not invariant.needs <= subject.reveals:
         return False
     if trace is None:
         return not invariant.needs
-    runs = [trace] if trace.shared is None else [one for one in trace.shared.requests if one is not None]
-    steps = [step for run in runs for step in run.steps]
-    return all(any(getattr(step, stage.word) is not None for step in steps) for stage in invariant.needs)
+    return invariant.needs <= revealed_by(trace)

@@ -21,10 +21,14 @@ class Declined:
 
 @dataclass(frozen=True)
 class Crashed:
-    """The run broke: at `stage` if the engine could tell, with `why` in one line."""
+    """The run broke: at `stage` if the engine could tell, with `why` in one line.
+
+    `said` holds the last frames of the traceback, or the last lines that a dead process printed.
+    """
 
     stage: Stage | None
     why: str
+    said: tuple[str, ...] = ()
 
 
 Run = Callable[[Case], "Trace | Declined | Crashed"]
@@ -130,6 +134,10 @@ class Subject:
     def again(self, case: Case, time: int = 1) -> Trace:
         """A second run of `case` (or a third, for `time` 2), remembered apart from the first."""
         return self._answer(case, time)
+
+    def fresh(self, case: Case) -> "Trace | Declined | Crashed":
+        """What becomes of one run of `case`, neither remembered nor counted."""
+        return self._run(case)
 
     def _answer(self, case: Case, time: int) -> Trace:
         key = (case, time)

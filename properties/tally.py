@@ -84,6 +84,15 @@ class Tally:
     Attributes:
         backend: Its name.
         emulated: Whether the backend stands in for a device that is not there.
+        cases: Cases drawn and told of so far: judged, declined, or neither.
+        wanted: Cases that the run was asked for.
+        judged: Cases on which at least one invariant was checked.
+        differed: Cases on which something differed.
+        opened: Whether the backend was opened.
+        declared: Stages that the backend declares to reveal.
+        revealed: Stages that its traces held.
+        traces: Runs of cases that gave a trace.
+        replaced: Worker processes that died and were replaced; their cases were judged by others.
         seconds: Wall time.
         backend_seconds: Time inside the backend's forwards, summed over workers.
         shrink_seconds: Wall time spent shrinking, which `seconds` includes.
@@ -105,6 +114,14 @@ class Tally:
     backend: str
     emulated: bool = False
     cases: int = 0
+    wanted: int = 0
+    judged: int = 0
+    differed: int = 0
+    opened: bool = False
+    declared: frozenset[Stage] = frozenset()
+    revealed: frozenset[Stage] = frozenset()
+    traces: int = 0
+    replaced: int = 0
     seconds: float = 0.0
     backend_seconds: float = 0.0
     shrink_seconds: float = 0.0
@@ -127,6 +144,11 @@ class Tally:
     def add(self, verdict: Verdict) -> None:
         """Count one judged case."""
         self.cases += 1
+        self.judged += verdict.judged
+        self.differed += bool(verdict.findings)
+        if verdict.revealed is not None:
+            self.traces += 1
+            self.revealed |= verdict.revealed
         self.backend_seconds += verdict.forward_s
         self.attention_calls += verdict.attention_calls
         self.fallbacks.update(verdict.fallbacks)
@@ -151,7 +173,7 @@ class Tally:
     @property
     def outcome(self) -> str:
         """`differ`, `unjudged` if nothing was judged, the run broke or ties hid too much (see `errors`), or `agree`."""
-        if self.failures or self.excess_ties or self.excess_evidence:
+        if self.failures or self.differed or self.excess_ties or self.excess_evidence:
             return "differ"
         judged = sum(counts.checked for counts in self.invariants.values())
         return "unjudged" if not judged or self.errors else "agree"

@@ -3,12 +3,13 @@
 from dataclasses import replace
 
 from backends.base import Unavailable
-from backends.registry import eager_beside, open_backend
+from backends.registry import eager_beside
 from properties.invariant import Oracle
 from properties.invariants import ALL
 from properties.judge import judge
 from properties.tally import Beside, Failure
-from specverify.opening import subject_of
+from specverify.isolation import door
+from specverify.isolation.wanted import Wanted
 
 
 def with_eager(failure: Failure, oracle: Oracle) -> Failure:
@@ -20,12 +21,15 @@ def with_eager(failure: Failure, oracle: Oracle) -> Failure:
 
 
 def _asked(name: str, failure: Failure, oracle: Oracle) -> Beside:
+    failed = {one.invariant for one in failure.verdict.findings}
+    concerned = tuple(one for one in ALL if one.name in failed)
+    case = failure.verdict.case
     try:
-        subject = subject_of(open_backend(name))
+        with door.opened(Wanted(name, threads=1 if failure.model is None else 0)) as backend:
+            backend.admit(case.sampling.processors, (case.model.vocab_size,))
+            verdict = judge(case, concerned, oracle, backend.subject())
     except Unavailable as why:
         return Beside(name, f"not run: {why}")
-    failed = {one.invariant for one in failure.verdict.findings}
-    verdict = judge(failure.verdict.case, tuple(one for one in ALL if one.name in failed), oracle, subject)
     if verdict.first is not None:
         return Beside(name, "differs", verdict.first)
     if verdict.unsupported is not None:

@@ -13,6 +13,40 @@ from specverify.plan import DEFAULT_CASES, SELFTEST_S, Plan, default_cases, defa
 DEVICES = {"cpu": "cpu-eager", "cuda": "cuda-eager", "npu": "ascend-eager"}
 """The backend that `--device` means when `--backend` is not given."""
 
+EVERY = 10**9
+"""More distinct causes than there are: `--keep-going`."""
+
+
+class Size(click.ParamType):  # type: ignore[type-arg]
+    """Bytes, written as `8G` or `512MiB`."""
+
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """The number of bytes; a usage error where `value` is no size."""
+        from specverify.isolation.limits import size_of
+
+        try:
+            return size_of(str(value))
+        except ValueError as why:
+            self.fail(str(why), param, ctx)
+
+
+def guard_options(command: Any) -> Any:
+    """The options that bound one answer of a backend's process."""
+    command = click.option(
+        "--memory-limit",
+        type=Size(),
+        metavar="SIZE",
+        help="End a backend that holds more, such as 8G.",
+    )(command)
+    return click.option(
+        "--case-timeout",
+        type=click.FloatRange(min=0, min_open=True),
+        metavar="S",
+        help="End a backend that gives no answer within S s (default: measured, at least 120).",
+    )(command)
+
 
 @click.command()
 @click.option("--backend", help="Backend name or pkg.module:factory (default cpu-eager, or the fault's own).")
@@ -47,6 +81,9 @@ DEVICES = {"cpu": "cpu-eager", "cuda": "cuda-eager", "npu": "ascend-eager"}
     metavar="pkg.module:function",
     help="A logits processor of your own, for sampled cases; repeatable.",
 )
+@guard_options
+@click.option("--keep-going", is_flag=True, help="Judge every case, and tell each distinct cause once.")
+@click.option("--max-failures", type=click.IntRange(min=1), metavar="N", help="Stop at the N-th distinct cause.")
 def diff(
     backend: str | None,
     against: str | None,
@@ -67,6 +104,10 @@ def diff(
     fault: str | None,
     mode: str | None,
     processors: tuple[str, ...],
+    case_timeout: float | None,
+    memory_limit: int | None,
+    keep_going: bool,
+    max_failures: int | None,
     **settings: Any,
 ) -> int:
     """Draw cases, run oracle and backend, judge, shrink, report."""
@@ -83,6 +124,8 @@ def diff(
         if model is not None:
             raise click.UsageError("--layout is for drawn cases, not for --model")
         check_layout(layout, (name, against) if against is not None else (name,))
+    if keep_going and max_failures is not None:
+        raise click.UsageError("--keep-going and --max-failures contradict each other: give one of them")
     if model is None:  # a checkpoint has a vocabulary of its own to try them on
         from specverify.processors import admit
 
@@ -106,6 +149,9 @@ def diff(
         processors=processors,
         layout=layout,
         mode=mode,
+        case_timeout_s=case_timeout,
+        memory=memory_limit,
+        max_failures=EVERY if keep_going else max_failures or 1,
     )
     return command.diff(plan, report, junit, json_file)
 
@@ -159,6 +205,7 @@ def _check_names(
     help="Admit a logits processor that the case names; repeatable.",
 )
 @click.option("--mode", type=click.Choice(MODES), help="reference: eager attention only (default: as flags say).")
+@guard_options
 @click.option("--json", "json_file", metavar="FILE|-", help="Write the result as one JSON object.")
 def replay(
     file: str,
@@ -167,6 +214,8 @@ def replay(
     model: str | None,
     processors: tuple[str, ...],
     mode: str | None,
+    case_timeout: float | None,
+    memory_limit: int | None,
     json_file: str | None,
 ) -> int:
     """Run one saved case again: FAILED (same finding), CHANGED (another), FIXED (none)."""
@@ -175,7 +224,7 @@ def replay(
 
     if json_file is not None:
         writing.check(json_file)
-    result = run(file, backend, fault, model, processors, mode)
+    result = run(file, backend, fault, model, processors, mode, case_timeout, memory_limit)
     to_stderr = json_file == "-"
     if result.failure is not None:
         click.echo(terminal.failure_page(result.failure), err=to_stderr)

@@ -1,7 +1,6 @@
 """Opens what a plan names: backends as Subjects, faults by name."""
 
 from collections.abc import Callable
-from dataclasses import replace
 
 from backends import faults
 from backends.base import Backend, Serving, StageFailure, Tabled, Unsupported
@@ -13,6 +12,7 @@ from reference.case import Case
 from reference.session import Action
 from reference.trace import Array, Stage, Trace
 from reference.world import Blocks, Given, World
+from specverify.admits import outside
 from specverify.selection import Unknown
 
 
@@ -73,17 +73,17 @@ def subject_of(backend: Backend, keep: int = 48) -> Subject:
     declared = backend.declaration
 
     def run(case: Case) -> Trace | Declined | Crashed:
-        reason = _outside(backend, case)
+        reason = outside(declared, case)
         if reason is not None:
             return Declined(reason)
         try:
             return backend.run(case)
-        except Exception as why:
-            return _ended(why)
+        except (Exception, SystemExit, GeneratorExit) as why:
+            return ended(why)
 
     def serve(case: Case) -> Live:
         assert isinstance(backend, Serving)
-        reason = _outside(backend, case)
+        reason = outside(declared, case)
         if reason is not None:
             raise NoTrace(Declined(reason))
         return GuardedLive(backend, case)
@@ -91,12 +91,12 @@ def subject_of(backend: Backend, keep: int = 48) -> Subject:
     tables = Guarded(backend) if isinstance(backend, Tabled) else None
     door = serve if declared.sessions and isinstance(backend, Serving) else None
     subject = Subject(declared.name, run, declared.reveals, keep, tables, declared.takes_tape, door)
-    subject.declines = lambda case: _outside(backend, case)
+    subject.declines = lambda case: outside(declared, case)
     subject.rarely = declared.rarely
     return subject
 
 
-def _ended(why: Exception) -> Declined | Crashed:
+def ended(why: BaseException) -> Declined | Crashed:
     """What an exception of a backend means: an engine under test may raise anything, and that is a finding."""
     if isinstance(why, Unsupported):
         return Declined(str(why))
@@ -112,14 +112,14 @@ class GuardedLive:
         try:
             self._live = backend.serve(case)
         except Exception as why:
-            raise NoTrace(_ended(why)) from why
+            raise NoTrace(ended(why)) from why
 
     def do(self, action: Action) -> None:
         """As `Live.do`; raises NoTrace."""
         try:
             self._live.do(action)
-        except Exception as why:
-            raise NoTrace(_ended(why)) from why
+        except (Exception, SystemExit, GeneratorExit) as why:
+            raise NoTrace(ended(why)) from why
 
     @property
     def trace(self) -> Trace:
@@ -127,7 +127,7 @@ class GuardedLive:
         try:
             return self._live.trace
         except Exception as why:
-            raise NoTrace(_ended(why)) from why
+            raise NoTrace(ended(why)) from why
 
 
 class Guarded:
@@ -158,33 +158,14 @@ class Guarded:
             raise NoTrace(Crashed(Stage.ACCEPTED, line)) from why
 
 
-def _outside(backend: Backend, case: Case) -> str | None:
-    """Why the declaration does not admit the case, or None; in a session every request is asked about."""
-    declared = backend.declaration
-    if case.session is not None:
-        if not declared.sessions:
-            return f"{declared.name} declares no sessions"
-        requests = [case.alone(number) for number in range(1 + len(case.session.mates))]
-        switched = [
-            replace(requests[one.requests[0]], draft=one.draft) for one in case.session.actions if one.draft is not None
-        ]
-        return next((why for why in (_outside(backend, one) for one in (*requests, *switched)) if why), None)
-    kind = {"Scripted": "scripted", "Ngram": "ngram", "LanguageModel": "model"}[type(case.draft).__name__]
-    if case.dtype not in declared.dtypes:
-        return f"{declared.name} declares no dtype {case.dtype}"
-    if kind not in declared.drafts:
-        return f"{declared.name} declares no {kind} draft"
-    if case.layout.kind not in declared.layouts:
-        return f"{declared.name} declares no KV layout {case.layout.kind}"
-    if case.layout.commit not in declared.commits:
-        return f"{declared.name} declares no commit by {case.layout.commit}"
-    if case.sampling.temperature > declared.max_temperature:
-        return f"{declared.name} declares no sampling at temperature {case.sampling.temperature:g}"
-    if not case.sampling.greedy and case.sampling.rule.name not in declared.rules:
-        return f"{declared.name} declares no acceptance rule {case.sampling.rule.name}"
-    if case.sampling.processes and not declared.processes:
-        return f"{declared.name} declares no processing of logits"
-    for name in ("stop_strings", "max_length"):
-        if getattr(case.stops, name) and name not in declared.stops:
-            return f"{declared.name} declares no {name}"
-    return None
+def manifest(backend: Backend) -> dict[str, str]:
+    """What of a run depends on the backend: device, mode, and whether it was emulated."""
+    device, mode = backend.declaration.device, mode_in(backend)
+    words = {"device": device}
+    if device == "cuda":
+        import torch
+
+        words["device"] = torch.cuda.get_device_name()
+    if mode is not None:
+        words["mode"] = mode.word
+    return words | ({"emulated": "true"} if backend.declaration.emulated else {})

@@ -5,6 +5,8 @@ from dataclasses import dataclass, replace
 
 from backends.registry import ROWS
 from reference.sampling import Sampling
+from specverify.isolation.limits import BUILT_IN_S, CHECKPOINT_S, Patience
+from specverify.isolation.wanted import Wanted
 
 DEFAULT_CASES = 500
 DEFAULT_DTYPES = ("float32", "float64")
@@ -39,6 +41,9 @@ class Plan:
             follows the environment's flags.
         layout: KV layout of every drawn case, one of `reference.layout.KINDS`; None mixes them.
         shrink_s: Seconds for shrinking a failing case.
+        case_timeout_s: Seconds that one answer of the backend may take, or None to measure what is generous.
+        memory: Bytes that the backend's process may hold, or None for most of the machine's.
+        max_failures: Distinct causes after which no further case begins.
     """
 
     backend: str = "cpu-eager"
@@ -58,6 +63,19 @@ class Plan:
     layout: str | None = None
     mode: str | None = None
     shrink_s: float = SHRINK_S
+    case_timeout_s: float | None = None
+    memory: int | None = None
+    max_failures: int = 1
+
+    @property
+    def wanted(self) -> Wanted:
+        """The backend to open: with one torch thread for small models, which is bit-stable and fastest."""
+        return Wanted(self.backend, self.fault, self.mode, threads=1 if self.model is None else 0)
+
+    @property
+    def patience(self) -> Patience:
+        """How long to wait for an answer."""
+        return Patience(self.case_timeout_s, BUILT_IN_S if self.model is None else CHECKPOINT_S)
 
     def slice(self, worker: int) -> "Plan":
         """The part of worker `worker`: its share of the cases, with a seed of its own."""

@@ -1,6 +1,8 @@
 """Custom processors of a run: admitted in every process that runs cases, on the vocabularies that it will meet."""
 
+import contextlib
 import itertools
+import sys
 from collections.abc import Iterable
 
 from properties.strategies.models import GALLERY
@@ -17,8 +19,10 @@ def admit(names: Iterable[str], *vocabularies: int) -> None:
     """
     sizes = [arch.vocab_size for arch in GALLERY]
     try:
-        for name, vocab in itertools.product(names, vocabularies or (64, min(sizes), max(sizes))):
-            custom.admit(name, vocab)
+        # Whatever the user's module prints while it is imported is no part of our output.
+        with contextlib.redirect_stdout(sys.stderr):
+            for name, vocab in itertools.product(names, vocabularies or (64, min(sizes), max(sizes))):
+                custom.admit(name, vocab)
     except custom.Inadmissible as why:
         raise UnusableInput(f"--processor {why.why}") from None
 

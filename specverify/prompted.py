@@ -80,9 +80,10 @@ Given = tuple[Case, tuple[Invariant, ...]]
 
 @dataclass(frozen=True)
 class Prepared:
-    """The cases of a prompted run: how many, and how to make them one after the other."""
+    """The cases of a prompted run: how many, over which vocabulary, and how to make them one after the other."""
 
     total: int
+    vocab_size: int
     cases: Callable[[Oracle], Iterator[Given]]
 
 
@@ -124,7 +125,8 @@ def prepare(plan: Plan, subject: Subject, invariants: tuple[Invariant, ...]) -> 
                 padded = replace(base.layout, commit="fast", padded_nodes=12)
                 yield replace(scripted, steps=CLOSE_STEPS, layout=padded), close
 
-    return Prepared(len(bases) * ((2 + sampled) * bool(tokens) + bool(close)), cases)
+    total = len(bases) * ((2 + sampled) * bool(tokens) + bool(close))
+    return Prepared(total, checkpoint.vocab_size, cases)
 
 
 def _with(base: Case, draft: Draft, plan: Plan, turn: int) -> Case:

@@ -15,7 +15,9 @@ from reports import bundle
 from specverify import processors
 from specverify.beside import with_eager
 from specverify.checkpoints import open_checkpoint
-from specverify.opening import open_planted, subject_of
+from specverify.isolation import door
+from specverify.isolation.limits import BUILT_IN_S, CHECKPOINT_S, Patience
+from specverify.isolation.wanted import Wanted
 from specverify.selection import invariants_matching
 from specverify.unusable import UnusableInput
 
@@ -50,6 +52,8 @@ def replay(
     model: str | None,
     named: tuple[str, ...] = (),
     mode: str | None = None,
+    case_timeout_s: float | None = None,
+    memory: int | None = None,
 ) -> Replayed:
     """Run the case in `file`; options that are None come from the bundle, but no code of the user's own does.
 
@@ -65,12 +69,16 @@ def replay(
     processors.admit(named, saved.case.model.vocab_size)
     processors.check_admitted(saved.case, file)
     case = _placed(saved.case, model or saved.model)
-    opened = open_planted(name, fault, mode)
     oracle = Oracle()
-    try:
-        verdict = judge(case, invariants_matching(()), oracle, subject_of(opened))
-    except Inadmissible as why:
-        raise UnusableInput(f"--processor {why.why}") from None
+    small = not isinstance(case.model, Checkpoint)
+    wanted = Wanted(name, fault, mode, threads=1 if small else 0)
+    patience = Patience(case_timeout_s, BUILT_IN_S if small else CHECKPOINT_S)
+    with door.opened(wanted, patience, memory) as opened:
+        opened.admit(named, (case.model.vocab_size,))
+        try:
+            verdict = judge(case, invariants_matching(()), oracle, opened.subject())
+        except Inadmissible as why:
+            raise UnusableInput(f"--processor {why.why}") from None
     found = _same(verdict, saved) or verdict.first
     failure = None
     if found is not None:

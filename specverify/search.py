@@ -17,6 +17,7 @@ from properties.strategies.smaller import STEPS, Steps, apart, attempts, nearer,
 from properties.subject import Subject
 from properties.tally import Failure
 from reference.case import Case
+from reference.trace import Stage
 from specverify.plan import Plan
 
 Emit = Callable[[Verdict], None]
@@ -53,6 +54,8 @@ class Search:
         subject: The backend.
         emit: Called with each judged verdict, as it arrives.
         stopped: Whether someone asked to stop.
+        began: Called with each case before it is judged.
+        exhausted: Whether the search ended because there were no more new cases.
     """
 
     plan: Plan
@@ -61,7 +64,9 @@ class Search:
     subject: Subject
     emit: Emit
     stopped: Callable[[], bool]
+    began: Callable[[Case], None] = lambda case: None
     shrink_s: float = 0.0
+    exhausted: bool = False
     _first: Verdict | None = None
     _best: Verdict | None = None
     _tried: int = 0
@@ -70,14 +75,30 @@ class Search:
     _agreed: Case | None = None
     _error: Exception | None = None
     _seen: set[str] = field(default_factory=set)
+    _judged: set[str] = field(default_factory=set)
+    _known: set[tuple[str, Stage]] = field(default_factory=set)
+    _rounds: int = 0
+
+    def passed(self, judged: Iterable[str]) -> None:
+        """Leave out the cases of these ids: another process judged them in this one's place."""
+        self._judged |= set(judged)
+
+    def go_on(self) -> None:
+        """Search on after a failure was told; what fails like it counts as judged and is not told again."""
+        located = self._first.first if self._first is not None else None
+        assert located is not None
+        self._known.add((located.invariant, located.stage))
+        self._first = self._best = self._agreed = None
+        self._tried = 0
+        self._until = float("inf")
 
     def run(self) -> None:
         """Draw the plan's cases; keep the first difference and let Hypothesis shrink it."""
-        rounds = barren = 0
+        barren = 0
         # Every round begins with the plainest case; a case counts once.
         while len(self._seen) < self.plan.cases and barren < BARREN and self._first is None and not self.stopped():
             before = len(self._seen)
-            drawn = seed(round_seed(self.plan.seed, rounds))(
+            drawn = seed(round_seed(self.plan.seed, self._rounds))(
                 exploring(ROUND, SEARCHING)(
                     given(cases(self.plan.dtypes, self.plan.processors, self.plan.layout))(self._try)
                 )
@@ -86,16 +107,20 @@ class Search:
                 drawn()
             if self._error is not None:
                 raise self._error
-            rounds, barren = rounds + 1, 0 if len(self._seen) > before else barren + 1
+            self._rounds, barren = self._rounds + 1, 0 if len(self._seen) > before else barren + 1
+        self.exhausted = barren >= BARREN
 
     def run_given(self, given_cases: Iterable[tuple[Case, tuple[Invariant, ...]]]) -> None:
         """Judge cases that were made, not drawn, each by its own invariants; stop at the first difference."""
         for case, invariants in given_cases:
+            if case.id in self._judged:
+                continue
             if self.stopped():
                 break
+            self.began(case)
             verdict = judge(case, invariants, self.oracle, self.subject)
             self.emit(verdict)
-            if verdict.findings:
+            if self._is_new(verdict):
                 self._found(verdict)
                 break
 
@@ -126,9 +151,12 @@ class Search:
             if case.id in self._seen:
                 return
             self._seen.add(case.id)
-            verdict = judge(case, taking_turns(case, self.invariants, self.subject.rarely), self.oracle, self.subject)
-            self.emit(verdict)
-            if not verdict.findings:
+            if case.id not in self._judged:
+                self.began(case)
+                turns = taking_turns(case, self.invariants, self.subject.rarely)
+                verdict = judge(case, turns, self.oracle, self.subject)
+                self.emit(verdict)
+            if case.id in self._judged or not self._is_new(verdict):
                 if len(self._seen) == self.plan.cases:
                     raise Enough
                 return
@@ -138,6 +166,11 @@ class Search:
             raise Enough
         if self._fails_alike(case) is not None:
             raise Differs
+
+    def _is_new(self, verdict: Verdict) -> bool:
+        """Whether a verdict differs in a way that was not told before."""
+        located = verdict.first
+        return located is not None and (located.invariant, located.stage) not in self._known
 
     def _found(self, verdict: Verdict) -> None:
         """Remember the first difference; Hypothesis gets three fifths of the time for shrinking it."""
@@ -174,6 +207,26 @@ class Search:
         """The invariants that shrinking asks: the one that located the difference."""
         return tuple(one for one in self.invariants if one.name == located.invariant)
 
+    def as_drawn(self) -> Failure:
+        """The difference found, on the case as it was drawn: what is told at once."""
+        assert self._first is not None
+        located = self._first.first
+        assert located is not None
+        return self._failure(self._first, located)
+
+    def _failure(self, verdict: Verdict, finding: Finding, nearest: Case | None = None) -> Failure:
+        assert self._first is not None
+        return Failure(
+            verdict=verdict,
+            finding=finding,
+            drawn=self._first.case.id,
+            tried=self._tried,
+            nearest=nearest,
+            fault=self.plan.fault,
+            backend=self.plan.backend,
+            model=self.plan.model,
+        )
+
     def failure(self, search_nearest: bool = True) -> Failure | None:
         """The difference found: its smallest case judged by every invariant, and the nearest case that agrees.
 
@@ -196,16 +249,7 @@ class Search:
         if nearest is None and search_nearest:
             nearest = self._agreeing(whole.case, finding)
         self.shrink_s = time.monotonic() - self._found_at
-        return Failure(
-            verdict=whole,
-            finding=finding,
-            drawn=self._first.case.id,
-            tried=self._tried,
-            nearest=nearest,
-            fault=self.plan.fault,
-            backend=self.plan.backend,
-            model=self.plan.model,
-        )
+        return self._failure(whole, finding, nearest)
 
     def _shown_by_itself(self, whole: Verdict) -> Verdict:
         """The verdict on a variant of the case that differs by itself, at no later stage and with no more nodes.

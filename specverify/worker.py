@@ -1,10 +1,16 @@
 """What one worker does with its slice: open backend and oracle, then search drawn or given cases."""
 
+import os
+import signal
+import time
+import traceback
 from collections.abc import Callable
-from dataclasses import replace
-from multiprocessing.synchronize import Event
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection
+from pathlib import Path
 
-from backends.base import Backend, Unavailable, WrongFlag
+from backends.base import Unavailable, WrongFlag
 from backends.registry import UnknownBackend
 from properties.finding import Verdict
 from properties.invariant import Oracle
@@ -14,12 +20,15 @@ from reference.decoder import Oracle as NumpyOracle
 from reference.trace import Trace
 from specverify import processors, prompted
 from specverify.beside import with_eager
-from specverify.news import Done, Opened
-from specverify.opening import mode_in, open_planted, subject_of
+from specverify.isolation import door
+from specverify.isolation.lifeline import die_with
+from specverify.news import STOP, Began, Broken, Done, Found, Located, Opened, Trouble
 from specverify.plan import Plan
 from specverify.search import Search, stripped
-from specverify.selection import Unknown, invariants_matching
+from specverify.selection import Unknown, check_declared, invariants_matching
 from specverify.unusable import MissingInput, UnusableInput
+
+Tell = Callable[[object], None]
 
 
 class Refused(Exception):
@@ -30,79 +39,131 @@ class Refused(Exception):
         self.code = code
 
 
-def work(plan: Plan, tell: Callable[[object], None], stopped: Callable[[], bool], stop: Event, found: Event) -> None:
-    """Search the slice `plan`, telling verdicts as they come and `Done` at the end.
+@dataclass
+class Orders:
+    """What the campaign has told this worker so far.
+
+    Attributes:
+        connection: Where it tells.
+        deadline: The monotonic clock after which no case begins.
+    """
+
+    connection: Connection
+    deadline: float = float("inf")
+    _stop: bool = False
+    _enough: bool = False
+
+    def stop(self) -> bool:
+        """Whether everything shall end, what was found included."""
+        with suppress(EOFError, OSError):
+            while self.connection.poll(0):
+                word = self.connection.recv()
+                self._stop |= word == STOP
+                self._enough = True
+        return self._stop
+
+    def no_more(self) -> bool:
+        """Whether no further case shall begin."""
+        return self.stop() or self._enough or time.monotonic() > self.deadline
+
+
+def enter(plan: Plan, connection: Connection, parent: int, deadline: float, judged: frozenset[str]) -> None:
+    """A worker process: open, search, say what was found. Interrupts are the parent's, whose end is the worker's."""
+    for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(one, signal.SIG_IGN)
+    die_with(parent)
+    os.dup2(2, 1)  # what a processor or a tokenizer prints is no part of our output
+    tell = connection.send
+    try:
+        work(plan, tell, Orders(connection, deadline), judged)
+    except Refused as why:
+        tell(Broken(str(why), why.code))
+    except OSError as why:
+        if not isinstance(why, BrokenPipeError):
+            tell(Broken(_line(plan, why), 3))
+    except Exception as why:
+        tell(Broken(_line(plan, why), 3))
+
+
+def _line(plan: Plan, why: Exception) -> str:
+    """A defect of ours in one line that says where."""
+    at = traceback.extract_tb(why.__traceback__)[-1]
+    where = f"{Path(at.filename).name}:{at.lineno}"
+    return f"internal error in worker {plan.seed % 1000}: {type(why).__name__}: {why} ({where})"
+
+
+def work(plan: Plan, tell: Tell, orders: Orders, judged: frozenset[str] = frozenset()) -> None:
+    """Search the slice `plan` but for the cases `judged`, telling verdicts as they come and `Done` at the end.
 
     Raises:
         Refused: when the plan's backend, model, prompts or names cannot be opened, or a processor fails.
     """
-    try:
-        invariants = invariants_matching(plan.invariants)
-        backend = open_planted(plan.backend, plan.fault, plan.mode)
-        if plan.model is None:
-            processors.admit(plan.processors)
-        oracle = oracle_of(plan)
-        subject = subject_of(backend, keep=48 if plan.model is None else 8)
-        given = prompted.prepare(plan, subject, invariants) if plan.model is not None else None
-    except (Unknown, UnknownBackend, UnusableInput, WrongFlag) as why:
-        raise Refused(str(why), 2) from why
-    except (Unavailable, MissingInput) as why:
-        raise Refused(str(why), 3) from why
-    _settle_threads(backend, plan)
-    declared = backend.declaration
-    wanted = plan.cases if given is None else given.total
-    names = tuple(one.name for one in invariants)
-    tell(Opened(declared.name, declared.device, declared.emulated, manifest(backend), names, wanted))
+    with ExitStack() as open_ones:
+        try:
+            invariants = invariants_matching(plan.invariants)
+            backend = open_ones.enter_context(door.opened(plan.wanted, plan.patience, plan.memory))
+            if plan.layout is not None:
+                check_declared(plan.layout, plan.backend, backend.declaration.layouts)
+            if plan.model is None:
+                processors.admit(plan.processors)
+                backend.admit(plan.processors)
+            oracle = oracle_of(plan, open_ones)
+            subject = backend.subject(48 if plan.model is None else 8)
+            given = prompted.prepare(plan, subject, invariants) if plan.model is not None else None
+            if given is not None:
+                backend.admit(plan.processors, (given.vocab_size,))
+        except (Unknown, UnknownBackend, UnusableInput, WrongFlag) as why:
+            raise Refused(str(why), 2) from why
+        except (Unavailable, MissingInput) as why:
+            raise Refused(str(why), 3) from why
+        declared = backend.declaration
+        names = tuple(one.name for one in invariants)
+        wanted = plan.cases if given is None else given.total
+        tell(
+            Opened(declared.name, declared.device, declared.emulated, backend.manifest, names, wanted, declared.reveals)
+        )
 
-    def emit(verdict: Verdict) -> None:
-        tell(stripped(verdict))
+        def emit(verdict: Verdict) -> None:
+            tell(stripped(verdict))
+            while backend.complaints:
+                tell(Trouble(backend.complaints.pop(0)))
 
-    search = Search(plan, invariants, oracle, subject, emit, stopped)
-    try:
-        if given is None:
-            search.run()
-        else:
-            search.run_given(given.cases(oracle))
-        if search.differs:
-            found.set()
-            # Another worker's find ends the drawing, not the shrinking of this one; Ctrl-C ends both.
-            search.stopped = stop.is_set
-        failure = search.failure()
-        tell(Done(None if failure is None else with_eager(failure, oracle), search.shrink_s))
-    except Inadmissible as why:
-        raise Refused(f"--processor {why.why}", 2) from why
+        search = Search(plan, invariants, oracle, subject, emit, orders.no_more)
+        search.began = lambda case: tell(Began(case))
+        search.passed(judged)
+        try:
+            given_cases = None if given is None else given.cases(oracle)
+            while True:
+                if given_cases is None:
+                    search.run()
+                else:
+                    search.run_given(given_cases)
+                if not search.differs:
+                    break
+                tell(Found(search.as_drawn()))
+                # Another worker's find ends the drawing, not the shrinking of this one; an interrupt ends both.
+                search.stopped = orders.stop
+                failure = search.failure()
+                assert failure is not None
+                tell(Located(with_eager(failure, oracle), search.shrink_s))
+                search.stopped = orders.no_more
+                if search.stopped() or plan.max_failures == 1:
+                    break
+                search.go_on()
+            tell(Done(search.exhausted))
+        except Inadmissible as why:
+            raise Refused(f"--processor {why.why}", 2) from why
 
 
-def oracle_of(plan: Plan) -> Oracle:
+def oracle_of(plan: Plan, open_ones: ExitStack) -> Oracle:
     """The NumPy oracle, or the backend that `--against` puts in its place, run in float64 where it can."""
     if plan.against is None:
         return NumpyOracle()
-    reference = open_planted(plan.against, None)
+    reference = open_ones.enter_context(door.opened(replace(plan.wanted, backend=plan.against, fault=None, mode=None)))
     exact = "float64" in reference.declaration.dtypes
-    other = subject_of(reference)
+    other = reference.subject()
 
     def ask(case: Case) -> Trace:
         return other(replace(case, dtype="float64") if exact and plan.model is None else case)
 
     return ask
-
-
-def _settle_threads(backend: Backend, plan: Plan) -> None:
-    """One torch thread per worker for small models: bit-stable, and fastest."""
-    if backend.declaration.device == "cpu" and plan.model is None:
-        import torch
-
-        torch.set_num_threads(1)
-
-
-def manifest(backend: Backend) -> dict[str, str]:
-    """What of a run depends on the backend: device, mode, and whether it was emulated."""
-    device, mode = backend.declaration.device, mode_in(backend)
-    words = {"device": device}
-    if device == "cuda":
-        import torch
-
-        words["device"] = torch.cuda.get_device_name()
-    if mode is not None:
-        words["mode"] = mode.word
-    return words | ({"emulated": "true"} if backend.declaration.emulated else {})

@@ -1,32 +1,80 @@
-"""Worker processes that are calls in this process, so that a command under test costs no five seconds more."""
+"""Workers and backends that are calls in this process, so that a command under test costs no five seconds more."""
 
-import queue
 import signal
-import threading
-from collections.abc import Callable
-from typing import Any
+from collections import deque
+from collections.abc import Iterator
+
+import pytest
+
+from backends.base import Declaration
+from properties.subject import Subject
+from specverify import campaign, processors, worker
+from specverify.isolation import door
+from specverify.isolation.limits import Patience
+from specverify.isolation.wanted import Wanted
+from specverify.news import Broken
+from specverify.opening import manifest, open_planted, subject_of
+from specverify.plan import Plan
 
 
 class Here:
-    """A stand-in for multiprocessing's spawn context."""
+    """A stand-in for `specverify.isolation.isolated.Isolated`: the backend is opened in this process."""
 
-    Event = staticmethod(threading.Event)
-    Queue: Any = staticmethod(queue.Queue)
+    def __init__(self, wanted: Wanted, patience: Patience | None = None, memory: int | None = None) -> None:
+        backend = open_planted(wanted.backend, wanted.fault, wanted.mode)
+        self._backend = backend
+        self.declaration: Declaration = backend.declaration
+        self.manifest = manifest(backend)
+        self.complaints: list[str] = []
 
-    class Process:
-        """A worker that has ended when `start` returns."""
+    def subject(self, keep: int = 48) -> Subject:
+        return subject_of(self._backend, keep)
 
-        def __init__(self, target: Callable[..., None], args: tuple[Any, ...], daemon: bool) -> None:
-            self.target, self.args, self.exitcode = target, args, 0
+    def admit(self, names: tuple[str, ...], vocabularies: tuple[int, ...] = ()) -> None:
+        processors.admit(names, *vocabularies)
 
-        def start(self) -> None:
-            before = signal.getsignal(signal.SIGINT)
-            try:
-                self.target(*self.args)
-            finally:
-                signal.signal(signal.SIGINT, before)
+    def __enter__(self) -> "Here":
+        return self
 
-        def join(self, timeout: float) -> None: ...
+    def __exit__(self, *_: object) -> None: ...
 
-        def is_alive(self) -> bool:
-            return False
+
+class Silent:
+    """Orders that never come."""
+
+    def stop(self) -> bool:
+        return False
+
+    def no_more(self) -> bool:
+        return False
+
+
+class CrewHere:
+    """A stand-in for `specverify.crew.Crew`: every worker has ended when it is made."""
+
+    def __init__(self, plan: Plan, deadline: float) -> None:
+        self._said: deque[tuple[int, object]] = deque()
+        before = signal.getsignal(signal.SIGINT)
+        for at in range(plan.jobs):
+            self._work(at, plan.slice(at))
+        signal.signal(signal.SIGINT, before)
+
+    def _work(self, at: int, plan: Plan) -> None:
+        try:
+            worker.work(plan, lambda message: self._said.append((at, message)), Silent())  # type: ignore[arg-type]
+        except worker.Refused as why:
+            self._said.append((at, Broken(str(why), why.code)))
+
+    def news(self, timeout: float) -> Iterator[tuple[int, object]]:
+        while self._said:
+            yield self._said.popleft()
+
+    def tell(self, word: str, but: int | None = None) -> None: ...
+
+    def end(self) -> None: ...
+
+
+def in_this_process(patch: pytest.MonkeyPatch) -> None:
+    """Run campaigns and backends of commands in this process."""
+    patch.setattr(door, "opened", Here)
+    patch.setattr(campaign, "Crew", CrewHere)

@@ -258,7 +258,7 @@ def test_modes_take_fused_attention_out_and_leave_eager_alone() -> None:
 def test_the_mode_is_an_option_a_flag_and_part_of_the_manifest(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    from specverify.worker import manifest
+    from specverify.opening import manifest
 
     assert manifest(emulate_fused()) == {"device": "cpu", "mode": "performance", "emulated": "true"}
     asked = open_planted("ascend-fused-emulated", None, "reference")

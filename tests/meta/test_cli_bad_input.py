@@ -1,7 +1,6 @@
 """Every bad input: one line that says what is wrong, where, and what to do; the right exit code; nothing touched."""
 
 import json
-import multiprocessing
 import os
 import re
 import subprocess
@@ -24,7 +23,7 @@ from reference.sampling import Stops
 from reference.tree import RankTree
 from reference.weights import shapes
 from specverify.cli import main
-from tests.inprocess import Here
+from tests.inprocess import in_this_process
 
 ROOT = Path(__file__).resolve().parents[2]
 ARCH = Architecture("llama", 11, 8, 12, 2, 1, 4, (0,), max_positions=64)
@@ -63,7 +62,7 @@ def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder of its own to work in, workers in this process, and an earlier result that must survive."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(multiprocessing, "get_context", lambda method: Here)
+    in_this_process(monkeypatch)
     (tmp_path / ".specverify").mkdir()
     earlier = tmp_path / ".specverify" / "results.jsonl"
     earlier.write_text(EARLIER)

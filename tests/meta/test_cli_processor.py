@@ -1,7 +1,6 @@
 """`--processor`: cases name it, engine and oracle apply it, faults with it replay, and bad ones cost one clear line."""
 
 import json
-import multiprocessing
 import os
 import re
 import shlex
@@ -20,7 +19,7 @@ from reference.record import case_from_json, case_to_json
 from reference.sampling import Sampling, Stops
 from reference.tree import Tree
 from specverify.cli import main
-from tests.inprocess import Here
+from tests.inprocess import in_this_process
 
 ROOT = Path(__file__).resolve().parents[2]
 LATE = "processors-see-path-one-late"
@@ -66,7 +65,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFi
     """Run a command in a folder with processors of a user's own, as a process that has admitted none would."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(multiprocessing, "get_context", lambda method: Here)
+    in_this_process(monkeypatch)
     (tmp_path / "processors_own.py").write_text(OWN)
     (tmp_path / "broken_own.py").write_text("def f(:\n")
     (tmp_path / "leaving_own.py").write_text("raise SystemExit(0)\n")

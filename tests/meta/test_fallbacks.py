@@ -1,7 +1,6 @@
 """Fallbacks of attention are counted from the engine to every report, and a run that was all fallback is no pass."""
 
 import json
-import multiprocessing
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -30,7 +29,7 @@ from reports.terminal import failure_page, summary_page
 from specverify.cli import main
 from specverify.opening import subject_of
 from tests.corruption import ORACLE
-from tests.inprocess import Here
+from tests.inprocess import in_this_process
 
 REASON = "the block is longer than one row"
 
@@ -138,7 +137,7 @@ def test_a_run_in_which_every_call_fell_back_ran_nothing_fused(fell: int, calls:
 def test_diff_does_not_pass_a_backend_that_ran_nothing_of_its_own(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(multiprocessing, "get_context", lambda method: Here)
+    in_this_process(monkeypatch)
     for name, code in (("reluctant", 3), ("picky", 0)):
         told = tmp_path / f"{name}.json"
         arguments = ["diff", "--backend", f"tests.meta.test_fallbacks:open_{name}", "--cases", "3", "--jobs", "1"]

@@ -1,0 +1,58 @@
+"""Shortfall: why a run in which nothing differed is no pass, since too little of what it was asked for was compared."""
+
+from collections.abc import Iterator
+
+from properties.tally import Tally
+from reference.trace import Stage
+
+DECLINED_FLOOR = 0.5
+"""Share of the cases that a backend may decline at most."""
+
+LEAST_JUDGED = 10
+"""Cases that a run must have judged, or all that it was asked for, when a time budget ends it."""
+
+
+def shortfalls(tally: Tally) -> list[str]:
+    """Every reason for which `tally` is no pass, one line each; empty for a run that compared what it was asked to."""
+    if not tally.opened:
+        return []
+    found = (*_missing(tally), *_declined(tally), *_cut_short(tally), *_never_revealed(tally))
+    return list(found)
+
+
+def _missing(tally: Tally) -> Iterator[str]:
+    if tally.stopped is None and tally.cases < tally.wanted:
+        yield f"{tally.wanted - tally.cases} of {tally.wanted} cases were not judged, and nothing says why"
+
+
+def _declined(tally: Tally) -> Iterator[str]:
+    declined = sum(tally.unsupported.values())
+    if declined > DECLINED_FLOOR * tally.cases:
+        most = max(tally.unsupported.items(), key=lambda item: item[1])[0]
+        yield f"the backend declined {declined} of {tally.cases} cases (most often: {most}): what is left is no run"
+    elif tally.cases - declined - tally.judged > DECLINED_FLOOR * tally.cases:
+        silent = tally.cases - declined - tally.judged
+        yield f"no invariant could be judged in {silent} of {tally.cases} cases: the traces reveal too little"
+
+
+def _cut_short(tally: Tally) -> Iterator[str]:
+    """A budget that ended the run before most of what was asked had its turn."""
+    if tally.stopped is None or not tally.stopped.startswith("time budget"):
+        return
+    if tally.judged < min(LEAST_JUDGED, tally.wanted):
+        yield f"{tally.stopped} after {tally.judged} of {tally.wanted} cases: give it more time"
+        return
+    unasked = [name for name, counts in tally.invariants.items() if not counts.checked and not counts.unobserved]
+    if 2 * len(unasked) > len(tally.invariants):
+        yield f"{tally.stopped} before {len(unasked)} of {len(tally.invariants)} invariants had their turn"
+
+
+def _never_revealed(tally: Tally) -> Iterator[str]:
+    """Stages that the backend declares and that no trace held."""
+    never = sorted(tally.declared - tally.revealed)
+    if tally.traces and never:
+        words = ", ".join(Stage(one).word for one in never)
+        yield (
+            f"{tally.backend} declares that it reveals {words}, and none of {tally.traces} traces holds "
+            f"{'it' if len(never) == 1 else 'them'}: declare what the traces hold"
+        )

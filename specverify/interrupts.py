@@ -1,0 +1,41 @@
+"""Interrupts: Ctrl-C, SIGTERM and SIGHUP as one request to end well, so that no report is cut short."""
+
+import signal
+import time
+from typing import Any
+
+SIGNALS = {
+    name: word
+    for name, word in (("SIGINT", "Ctrl-C"), ("SIGTERM", "SIGTERM"), ("SIGHUP", "SIGHUP"))
+    if hasattr(signal, name)
+}
+
+
+class Interrupts:
+    """Inside the `with`, the first of SIGNALS asks to end; a second Ctrl-C raises KeyboardInterrupt.
+
+    Attributes:
+        word: What asked, in words, or None.
+        at: The monotonic clock at that moment.
+    """
+
+    def __init__(self) -> None:
+        self.word: str | None = None
+        self.at = 0.0
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> "Interrupts":
+        for name in SIGNALS:
+            number = getattr(signal, name)
+            self._before[number] = signal.signal(number, self._arrived)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _arrived(self, number: int, _: object) -> None:
+        if self.word is not None and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        if self.word is None:
+            self.word, self.at = SIGNALS[signal.Signals(number).name], time.monotonic()

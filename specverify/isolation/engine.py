@@ -1,0 +1,207 @@
+"""The engine's process: opens one backend and answers what the worker asks of it, one request after the other.
+
+Requests are tuples that begin with a word. Each answer is a tuple too: `told` with a value, `absent` with the reason
+why there is none (declined, crashed), or `refused` with the name of a complaint and its line, while opening.
+"""
+
+import contextlib
+import faulthandler
+import fcntl
+import json
+import mmap
+import os
+import resource
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from properties.subject import Crashed, Declined, Live, NoTrace, Subject
+from specverify.isolation.lifeline import die_with
+from specverify.isolation.residue import changed, state
+from specverify.isolation.wire import Closed, Garbled, Wire
+from specverify.opening import ended, manifest, open_planted, subject_of
+
+COMPLAINTS = ("Unknown", "UnknownBackend", "UnusableInput", "WrongFlag", "Unavailable", "MissingInput")
+"""Exceptions of opening that the worker raises again by name; any other is a defect of ours."""
+
+DUMP = signal.SIGUSR1
+"""The signal at which the process writes every thread's stack to its standard error."""
+
+LOST_CONNECTION = 70
+"""Exit code of an engine whose connection was closed by the run."""
+
+LIVES = 8
+"""Live sessions that are kept; the oldest is forgotten, as nobody says when a session is asked nothing more."""
+
+OUT_OF_MEMORY_FIRST = "700"
+"""Linux's `oom_score_adj` of an engine: where memory runs out, the engine ends and not the worker that judges it."""
+
+
+def main(connection: str, keeper: str, printed: str, engine: str) -> None:
+    """The entry of a fresh interpreter; a fork enters at `serve`."""
+    serve(int(connection), int(printed), int(keeper), json.loads(engine))
+
+
+def serve(connection: int, printed: int, keeper: int, engine: dict[str, Any]) -> None:
+    """Open the backend that `engine` names (`specverify.isolation.wanted.Wanted`), then answer until nobody asks."""
+    _settle(printed, keeper)
+    wire = Wire(socket.socket(fileno=connection))
+    sys.path[:] = engine["path"]
+    os.environ.clear()
+    os.environ.update(engine["environment"])
+    with contextlib.suppress(Closed, Garbled):
+        wire.receive()
+        try:
+            served = Served(engine)
+        except Exception as why:
+            kind = type(why).__name__
+            known = kind if kind in COMPLAINTS else ""
+            wire.send(("refused", known, str(why) if known else f"{engine['backend']}: {kind}: {why}"))
+            return
+        wire.send(("told", served.facts(), False))
+        while True:
+            answer = served.answer(wire.receive())
+            if not _open(connection):
+                sys.stderr.write("the run closed a descriptor that is not its own: the connection to the judge\n")
+                os._exit(LOST_CONNECTION)
+            wire.send(answer)
+
+
+def _open(descriptor: int) -> bool:
+    try:
+        os.fstat(descriptor)
+    except OSError:
+        return False
+    return True
+
+
+def _settle(printed: int, keeper: int) -> None:
+    """What a process needs that may break in any way: its last words kept, no core file, no life without the keeper."""
+    with contextlib.suppress(OSError):
+        os.setsid()  # a terminal's signals are the parent's to handle
+    die_with(keeper)
+    fcntl.fcntl(printed, fcntl.F_SETFL, fcntl.fcntl(printed, fcntl.F_GETFL) | os.O_APPEND)
+    with open(os.devnull) as nothing:
+        os.dup2(nothing.fileno(), 0)
+    os.dup2(printed, 1)
+    os.dup2(printed, 2)
+    os.close(printed)
+    sys.stdin = open(0, closefd=False)  # noqa: SIM115 - standard streams stay open
+    sys.stdout = open(1, "w", buffering=1, closefd=False, errors="backslashreplace")  # noqa: SIM115
+    sys.stderr = open(2, "w", buffering=1, closefd=False, errors="backslashreplace")  # noqa: SIM115
+    faulthandler.enable(2, all_threads=True)
+    faulthandler.register(DUMP, 2, all_threads=True)
+    for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(one, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
+        file.write(OUT_OF_MEMORY_FIRST)
+
+
+class Served:
+    """One backend, opened as `engine` says, behind the words that a worker may say.
+
+    Raises:
+        Unknown, UnknownBackend, UnusableInput, WrongFlag, Unavailable, MissingInput: as opening it does.
+    """
+
+    def __init__(self, engine: dict[str, Any]) -> None:
+        self._process = os.getpid()
+        self._copies = Copies()
+        backend = open_planted(engine["backend"], engine["fault"], engine["mode"])
+        if engine["threads"] and backend.declaration.device == "cpu":
+            import torch
+
+            torch.set_num_threads(engine["threads"])
+        self._backend = backend
+        self._subject: Subject = subject_of(backend, keep=0)
+        self._lives: dict[int, Live] = {}
+        self._words: dict[str, Callable[..., Any]] = {
+            "run": self._subject.fresh,
+            "tables": self._ask_tables,
+            "serve": self._open_live,
+            "do": lambda number, action: self._lives[number].do(action),
+            "trace": lambda number: self._lives[number].trace,
+            "admit": self._admit,
+        }
+
+    def facts(self) -> dict[str, Any]:
+        """What the worker must know to be in the backend's place."""
+        return {
+            "declaration": self._backend.declaration,
+            "manifest": manifest(self._backend),
+            "tables": self._subject.tables is not None,
+            "serves": self._subject.serve is not None,
+        }
+
+    def answer(self, request: tuple[Any, ...]) -> tuple[Any, ...]:
+        """What became of one request. Nothing that the backend raises, SystemExit included, ends this loop."""
+        before = state()
+        try:
+            told = self._words[request[0]](*request[1:])
+            answer = ("absent", told) if isinstance(told, (Declined, Crashed)) else ("told", told)
+        except NoTrace as absent:
+            answer = ("absent", absent.outcome)
+        except BaseException as why:
+            answer = ("absent", ended(why))
+        if os.getpid() != self._process:
+            self._copies.came_back()
+            os._exit(0)
+        residue = [*changed(before), *self._copies.left()]
+        if residue and answer[0] == "told":
+            return ("absent", Crashed(None, f"the run left its process changed: {'; '.join(residue)}"), True)
+        return (*answer, bool(residue))
+
+    def _ask_tables(self, method: str, *arguments: Any) -> Any:
+        return getattr(self._subject.tables, method)(*arguments)
+
+    def _open_live(self, number: int, case: Any) -> None:
+        assert self._subject.serve is not None
+        self._lives[number] = self._subject.serve(case)
+        while len(self._lives) > LIVES:
+            del self._lives[min(self._lives)]
+
+    def _admit(self, names: tuple[str, ...], vocabularies: tuple[int, ...]) -> None:
+        from specverify import processors
+
+        processors.admit(names, *vocabularies)
+
+
+class Copies:
+    """Forks of the engine's process, noted in memory that they share: a run may fork, and may leave no copy behind."""
+
+    SLOTS = 64
+
+    def __init__(self) -> None:
+        self._shared = memoryview(mmap.mmap(-1, 4 * (1 + self.SLOTS))).cast("I")
+        os.register_at_fork(after_in_child=self._enter)
+
+    def _enter(self) -> None:
+        """In a fork: note its process id; Python calls this for `os.fork`, and not where a program is started."""
+        free = next((at for at in range(1, 1 + self.SLOTS) if not self._shared[at]), self.SLOTS)
+        self._shared[free] = os.getpid()
+
+    def came_back(self) -> None:
+        """In a fork that returned from a run as if it were the engine."""
+        self._shared[0] = 1
+
+    def left(self) -> list[str]:
+        """One phrase for a copy that came back or goes on; then all are forgotten."""
+        noted = [int(self._shared[at]) for at in range(1, 1 + self.SLOTS) if self._shared[at]]
+        back = self._shared[0]
+        for at in range(1 + self.SLOTS):
+            self._shared[at] = 0
+        if back:
+            return ["a forked copy of the process came back from the run, which so ended twice"]
+        return [f"a forked copy of the process goes on (process {pid})" for pid in noted if _same_program(pid)][:1]
+
+
+def _same_program(pid: int) -> bool:
+    """Whether process `pid` is a plain fork of this one: it was never given another program."""
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as its, open("/proc/self/cmdline", "rb") as mine:
+            return its.read() == mine.read()
+    except OSError:
+        return False

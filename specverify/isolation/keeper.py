@@ -1,0 +1,151 @@
+"""The keeper: a small process between a worker and its engines, which starts engines anew and buries them.
+
+The keeper imports what every engine needs once and then forks engines in milliseconds, so that a crash can be made
+smaller like any other failure. The keeper opens no backend itself. It adopts whatever an engine leaves behind, kills
+all of that when the engine ends, and does the same with every engine when the worker is gone. Where forking after an
+import is not known to be safe (macOS, and machines with an Ascend device, whose driver torch loads by itself), an
+engine is a fresh interpreter instead.
+
+Control messages are JSON objects, one a line. The worker orders `start` (with two descriptors: the engine's end of its
+connection, and the file that takes what the engine prints) and `kill`; the keeper answers `started` and `ended`.
+"""
+
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+from specverify.isolation.lifeline import adopt_orphans, die_with, end_children, outlive_parent
+
+CHUNK = 1 << 18
+"""Bytes read at once from the control connection."""
+
+ENGINE = "specverify.isolation.engine"
+"""The module of an engine's process; it imports what every engine needs, torch and our own engine among them."""
+
+
+def launch(program: str, connection: int, *words: str) -> list[str]:
+    """The command that runs `main` of module `program` in a fresh interpreter with this one's search path."""
+    body = f"import sys; sys.path[:] = {sys.path!r}; from {program} import main; main(*sys.argv[1:])"
+    return [sys.executable, "-c", body, str(connection), str(os.getpid()), *words]
+
+
+def forks() -> bool:
+    """Whether an engine may be a fork of the keeper."""
+    return sys.platform == "linux" and find_spec("torch_npu") is None
+
+
+def main(control: str, worker: str) -> None:
+    """Serve the process `worker` on descriptor `control` until it closes its end."""
+    for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(one, signal.SIG_IGN)
+    die_with(int(worker))  # while the imports run nobody listens to the connection, and there is no engine yet
+    adopt_orphans()
+    forking = forks()
+    if forking:
+        import_module(ENGINE)
+    outlive_parent()
+    Keeper(socket.socket(fileno=int(control)), forking).serve()
+
+
+class Keeper:
+    """The loop of the keeper: orders from the worker, deaths of engines."""
+
+    def __init__(self, control: socket.socket, forking: bool) -> None:
+        self._control = control
+        self._forking = forking
+        self._engines: set[int] = set()
+        self._held = b""
+        self._handed: list[int] = []
+        self._deaths, self._bell = os.pipe()
+        for end in (self._deaths, self._bell):
+            os.set_blocking(end, False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(self._bell, warn_on_full_buffer=False)
+
+    def serve(self) -> None:
+        """Obey until the worker is gone; then end every engine and all that engines left."""
+        while True:
+            either: list[Any] = [self._control, self._deaths]
+            ready, _, _ = select.select(either, [], [])
+            if self._deaths in ready:
+                with contextlib.suppress(BlockingIOError):
+                    os.read(self._deaths, 4096)
+                self._reap()
+            if self._control in ready and not self._obey():
+                end_children(())
+                return
+
+    def _obey(self) -> bool:
+        """Carry out the orders that have arrived; False when the worker closed the connection."""
+        try:
+            raw, handed, _, _ = socket.recv_fds(self._control, CHUNK, 2)
+        except OSError:
+            raw, handed = b"", []
+        if not raw:
+            return False
+        self._held += raw
+        self._handed += handed
+        *lines, self._held = self._held.split(b"\n")
+        for line in lines:
+            order = json.loads(line)
+            if order["do"] == "start":
+                connection, printed = self._handed[:2]
+                del self._handed[:2]
+                self._start(connection, printed, order["engine"])
+            elif order["pid"] in self._engines:
+                os.kill(order["pid"], signal.SIGKILL)  # not reaped yet, so the id is still the engine's
+        return True
+
+    def _start(self, connection: int, printed: int, engine: dict[str, Any]) -> None:
+        if self._forking:
+            pid = os.fork()
+            if pid == 0:
+                self._become_engine(connection, printed, engine)
+        else:
+            command = launch(ENGINE, connection, str(printed), json.dumps(engine))
+            # The keeper reaps by process id; Popen is only the way to start.
+            pid = subprocess.Popen(command, pass_fds=(connection, printed)).pid
+        self._engines.add(pid)
+        os.close(connection)
+        os.close(printed)
+        self._tell({"started": pid})
+
+    def _become_engine(self, connection: int, printed: int, engine: dict[str, Any]) -> None:
+        """In the fork: drop what is the keeper's, and run the engine; never return to the keeper's loop."""
+        keeper = os.getppid()
+        try:
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            for descriptor in (self._control.fileno(), self._deaths, self._bell):
+                os.close(descriptor)
+            from specverify.isolation.engine import serve
+
+            serve(connection, printed, keeper, engine)
+        finally:
+            os._exit(1)
+
+    def _reap(self) -> None:
+        """Bury whoever ended; at an engine's end also end what it left behind, and say how it ended."""
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            if pid in self._engines:
+                self._engines.discard(pid)
+                end_children(self._engines)
+                self._tell({"ended": pid, "code": os.waitstatus_to_exitcode(status)})
+
+    def _tell(self, fact: dict[str, Any]) -> None:
+        with contextlib.suppress(OSError):  # the worker is gone, as the next select will say
+            self._control.sendall(json.dumps(fact).encode() + b"\n")

@@ -1,0 +1,302 @@
+"""Engine processes as a worker holds them: one keeper for all, and for each engine a connection and its last words."""
+
+import atexit
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from specverify.isolation.keeper import launch
+from specverify.isolation.limits import held_by, told
+from specverify.isolation.wire import Closed, Garbled, Wire
+
+LAST_LINES = 12
+"""Lines that are kept of what a process printed last."""
+
+LARGEST_PRINT = 32 * 2**20
+"""Bytes of output kept at most: an engine that prints without end fills no disk."""
+
+TICK_S = 0.1
+"""Seconds between two looks at the memory of a process that is waited for."""
+
+DUMP_S = 0.5
+"""Seconds that a process gets to write its stacks before it is killed."""
+
+KEEPER_S, ENDED_S = 600.0, 10.0
+"""Seconds that a keeper may take for its imports, and to bury an engine that was killed."""
+
+CHUNK = 1 << 16
+
+STACKS = ("Fatal Python error", "Current thread", "Thread 0x")
+"""How faulthandler begins what it writes."""
+
+OWN = "/specverify/isolation/"
+"""Frames of the engine's own loop, which say nothing of the engine."""
+
+
+class Lost(Exception):
+    """A process gave no answer.
+
+    Attributes:
+        how: What happened to it, as the end of a sentence that begins with "the backend's process".
+        said: The last lines that it printed.
+        hung: Whether the time limit ended it.
+    """
+
+    def __init__(self, how: str, said: tuple[str, ...] = (), hung: bool = False) -> None:
+        super().__init__(how)
+        self.how = how
+        self.said = said
+        self.hung = hung
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one answer may cost: seconds, and bytes of memory held (None for any amount)."""
+
+    seconds: float
+    memory: int | None = None
+
+
+class Keeping:
+    """The keeper of this process, started on first use and ended with it."""
+
+    def __init__(self) -> None:
+        mine, its = socket.socketpair()
+        with its:
+            self._keeper = subprocess.Popen(
+                launch("specverify.isolation.keeper", its.fileno()),
+                pass_fds=(its.fileno(),),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+            )
+        self.control = mine
+        self.owner = os.getpid()
+        self._held = b""
+        self._ended: dict[int, int] = {}
+        self._started: list[int] = []
+
+    def start(self, engine: dict[str, Any], connection: int, printed: int) -> int:
+        """Start an engine on two descriptors; its process id.
+
+        Raises:
+            Lost: when the keeper does not answer.
+        """
+        order = json.dumps({"do": "start", "engine": engine}).encode() + b"\n"
+        try:
+            sent = socket.send_fds(self.control, [order], [connection, printed])
+            self.control.sendall(order[sent:])
+        except OSError as why:
+            raise Lost(f"could not be started: its keeper is gone ({why.strerror})") from None
+        until = time.monotonic() + KEEPER_S
+        while not self._started:
+            if time.monotonic() > until or not self.listen(TICK_S):
+                raise Lost("could not be started: its keeper ended or does not answer")
+        return self._started.pop()
+
+    def kill(self, pid: int) -> None:
+        """Order the end of an engine and of all that it started; return when it is buried."""
+        with contextlib.suppress(OSError):
+            self.control.sendall(json.dumps({"do": "kill", "pid": pid}).encode() + b"\n")
+        until = time.monotonic() + ENDED_S
+        while pid not in self._ended and time.monotonic() < until and self.listen(TICK_S):
+            pass
+
+    def ended(self, pid: int) -> int | None:
+        """The exit code of an engine that has ended, negative for a signal; None while it lives."""
+        return self._ended.get(pid)
+
+    def listen(self, seconds: float) -> bool:
+        """Wait for a word of the keeper; False when the keeper is gone."""
+        ready, _, _ = select.select([self.control], [], [], seconds)
+        if not ready:
+            return True
+        try:
+            raw = self.control.recv(CHUNK)
+        except OSError:
+            return False
+        self._held += raw
+        *lines, self._held = self._held.split(b"\n")
+        for fact in map(json.loads, lines):
+            if "started" in fact:
+                self._started.append(fact["started"])
+            else:
+                self._ended[fact["ended"]] = fact["code"]
+        return bool(raw)
+
+    @property
+    def usable(self) -> bool:
+        """Whether this process started the keeper and the keeper still lives."""
+        return self.owner == os.getpid() and self._keeper.poll() is None
+
+    def close(self) -> None:
+        """End the keeper, and with it every engine."""
+        self.control.close()
+        if self.owner == os.getpid():
+            self._keeper.wait()
+
+
+_keeping: list[Keeping] = []
+
+
+def keeping() -> Keeping:
+    """The keeper of this process, a new one where there is none."""
+    if _keeping and not _keeping[0].usable:
+        _keeping.pop().close()
+    if not _keeping:
+        _keeping.append(Keeping())
+        atexit.register(end_keeping)
+    return _keeping[0]
+
+
+def end_keeping() -> None:
+    """End the keeper of this process, if there is one."""
+    while _keeping:
+        _keeping.pop().close()
+
+
+class EngineProcess:
+    """One engine's process.
+
+    Args:
+        engine: What to open, as `specverify.isolation.engine.serve` reads it.
+    """
+
+    def __init__(self, engine: dict[str, Any]) -> None:
+        self._keeping = keeping()
+        self._printed = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process; it has no name
+        self._from = 0
+        mine, its = socket.socketpair()
+        everything = {**engine, "path": sys.path, "environment": dict(os.environ)}
+        with its:
+            self.pid = self._keeping.start(everything, its.fileno(), self._printed.fileno())
+        self._wire = Wire(mine)
+
+    @property
+    def gone(self) -> str | None:
+        """How the process ended, if it has."""
+        self._keeping.listen(0)
+        code = self._keeping.ended(self.pid)
+        return None if code is None else how_ended(code)
+
+    def ask(self, request: tuple[Any, ...], limits: Limits) -> Any:
+        """The answer to `request`.
+
+        Raises:
+            Lost: when the process ended, hung, held too much memory, or answered with what is no answer. Then the
+                process and all that it started are dead.
+        """
+        self._from = self._shortened()
+        until = time.monotonic() + limits.seconds
+        try:
+            self._wire.send(request)
+            while True:
+                either: list[Any] = [self._wire, self._keeping.control]
+                ready, _, _ = select.select(either, [], [], TICK_S)
+                if self._wire in ready:
+                    whole, answer = self._wire.arrived()
+                    if whole:
+                        self._check_memory(limits)
+                        return answer
+                elif (how := self.gone) is not None:
+                    raise Lost(how, self._last_words())
+                self._check_memory(limits)
+                if time.monotonic() > until:
+                    self._dump()
+                    how = f"gave no answer within {limits.seconds:.3g} s"
+                    raise Lost(how, self._last_words(), hung=True)
+        except Closed:
+            raise Lost(self._why_closed(), self._last_words()) from None
+        except Garbled:
+            raise Lost("wrote what is no answer into the judge's connection", self._last_words()) from None
+        except Lost:
+            self.end()
+            raise
+
+    def _check_memory(self, limits: Limits) -> None:
+        self._shortened()
+        if limits.memory is None:
+            return
+        held = held_by(self.pid)
+        if held is not None and held > limits.memory:
+            how = f"held {told(held)} of memory, more than the {told(limits.memory)} allowed (--memory-limit)"
+            raise Lost(how, self._last_words())
+
+    def _why_closed(self) -> str:
+        """The exit of the process, which the keeper tells a moment after the connection closed."""
+        until = time.monotonic() + 1.0
+        while time.monotonic() < until and self._keeping.listen(TICK_S):
+            if (how := self.gone) is not None:
+                return how
+        self.end()
+        return "closed the judge's connection and went on"
+
+    def _dump(self) -> None:
+        """Have the process write its stacks, if it still can."""
+        before = os.fstat(self._printed.fileno()).st_size
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGUSR1)
+        until = time.monotonic() + DUMP_S
+        while time.monotonic() < until and self.gone is None:
+            time.sleep(0.02)
+            if os.fstat(self._printed.fileno()).st_size > before:
+                time.sleep(0.1)  # the rest of it
+                return
+
+    def _shortened(self) -> int:
+        """Drop the output where it has grown too large; its size now."""
+        size = os.fstat(self._printed.fileno()).st_size
+        if size <= LARGEST_PRINT:
+            return size
+        os.ftruncate(self._printed.fileno(), 0)
+        self._from = 0
+        return 0
+
+    def _last_words(self) -> tuple[str, ...]:
+        """The last lines that were printed since the request began."""
+        handle = self._printed.fileno()
+        size = os.fstat(handle).st_size
+        begin = max(self._from, size - CHUNK)
+        text = os.pread(handle, size - begin, begin).decode(errors="backslashreplace") if size > begin else ""
+        return last_words(text)
+
+    def end(self) -> None:
+        """Kill the process and whatever it started; nothing happens to one that has ended."""
+        if self.gone is None:
+            self._keeping.kill(self.pid)
+        self._wire.close()
+        self._printed.close()
+
+
+def last_words(text: str) -> tuple[str, ...]:
+    """The lines of what a process printed that tell how it ended: the last ones, and before all a stack's first frames.
+
+    faulthandler writes the innermost frame first, so a stack is cut at its end, where the frames are our own.
+    """
+    lines = [line for line in text.splitlines() if line.strip() and not line.startswith("Extension modules:")]
+    lines = [line for line in lines if OWN not in line]
+    stack = next((at for at, line in enumerate(lines) if line.startswith(STACKS)), None)
+    if stack is None:
+        return tuple(lines[-LAST_LINES:])
+    first = max(0, stack - LAST_LINES // 3)
+    return tuple(lines[first : first + LAST_LINES])
+
+
+def how_ended(code: int) -> str:
+    """An exit code in words."""
+    if code >= 0:
+        return f"exited with code {code}"
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:
+        name = f"signal {-code}"
+    hint = " (the kernel does so where memory runs out)" if code == -signal.SIGKILL else ""
+    return f"was ended by {name}{hint}"

@@ -1,0 +1,51 @@
+"""Residue: global state of a process that one run left changed, so that the next run would not be the one it is alone.
+
+A backend may keep weights between runs and nothing else that a later run could notice (`backends.base.Backend`). The
+state below is torch's, NumPy's and the process's own; each entry is read in microseconds after every run.
+"""
+
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+
+def _folder() -> str:
+    try:
+        return os.getcwd()
+    except OSError:
+        return "a folder that is gone"
+
+
+def _numpy_errors() -> str:
+    import numpy as np
+
+    return ", ".join(f"{name} {how}" for name, how in sorted(np.geterr().items()))
+
+
+def _of_torch() -> dict[str, Callable[[], Any]]:
+    torch: Any = sys.modules.get("torch")
+    if torch is None:
+        return {}
+    return {
+        "torch's default dtype": torch.get_default_dtype,
+        "torch's default device": lambda: str(torch.get_default_device()),
+        "torch's gradient mode": torch.is_grad_enabled,
+        "torch's inference mode": torch.is_inference_mode_enabled,
+        "torch's thread count": torch.get_num_threads,
+        "torch's deterministic mode": torch.are_deterministic_algorithms_enabled,
+        "torch's float32 matmul precision": torch.get_float32_matmul_precision,
+        "torch's flush of denormal numbers": lambda: bool(torch.tensor([2e-310], dtype=torch.float64).mul(1.0) == 0),
+    }
+
+
+def state() -> dict[str, Any]:
+    """Name of each piece of global state to its value."""
+    readers = {"the current folder": _folder, "NumPy's error handling": _numpy_errors, **_of_torch()}
+    return {name: read() for name, read in readers.items()}
+
+
+def changed(before: dict[str, Any]) -> list[str]:
+    """What differs now from `before`: one phrase each, such as `torch's default dtype is torch.float64, was ...`."""
+    now = state()
+    return [f"{name} is {now[name]}, was {was}" for name, was in before.items() if now[name] != was]
