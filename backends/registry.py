@@ -196,16 +196,6 @@ def open_backend(name: str) -> Backend:
     return backend
 
 
-def layouts_of(name: str) -> tuple[str, ...]:
-    """The KV layouts that a backend declares; a stranger's is opened for it.
-
-    Raises:
-        UnknownBackend, Unavailable: as `open_backend`, for `pkg.module:factory`.
-    """
-    known = {row.name: row.layouts for row in ROWS}
-    return known[name] if name in known else open_backend(name).declaration.layouts
-
-
 def eager_beside(name: str) -> str | None:
     """The backend with eager attention on the device of a backend of ours; None for that one, and for a stranger's."""
     of = {row.name: row for row in ROWS}

@@ -30,13 +30,13 @@ def diff(plan: Plan, report: Path, junit_file: str | None, json_file: str | None
             where that can be known.
     """
     results = report / "results.jsonl"
-    check_apart({"--json": json_file, "--junit": junit_file, "the run's own results": str(results)})
     try:
         report.mkdir(parents=True, exist_ok=True)
     except OSError as why:
         raise writing.Unwritable.because(report, why) from None
     for file in filter(None, (junit_file, json_file)):
         writing.check(file)
+    check_apart({"the run's own results": str(results), "--json": json_file, "--junit": junit_file})
     with record.Lines(results) as lines, Progress(plan.cases) as progress:
         tally, refused = campaign.run(plan, Recorder(plan, report, lines, progress))
     if refused is not None and not (tally.failures if refused == 2 else tally.cases):

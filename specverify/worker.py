@@ -160,6 +160,8 @@ def oracle_of(plan: Plan, open_ones: ExitStack) -> Oracle:
     if plan.against is None:
         return NumpyOracle()
     reference = open_ones.enter_context(door.opened(replace(plan.wanted, backend=plan.against, fault=None, mode=None)))
+    if plan.layout is not None:
+        check_declared(plan.layout, plan.against, reference.declaration.layouts)
     exact = "float64" in reference.declaration.dtypes
     other = reference.subject()
 

@@ -14,6 +14,7 @@ import resource
 import signal
 import socket
 import sys
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -31,6 +32,9 @@ DUMP = signal.SIGUSR1
 
 LOST_CONNECTION = 70
 """Exit code of an engine whose connection was closed by the run."""
+
+NOTED_S = 1.0
+"""Seconds that a fork gets to note itself, on a machine that has more to do than to run it."""
 
 LIVES = 8
 """Live sessions that are kept; the oldest is forgotten, as nobody says when a session is asked nothing more."""
@@ -66,7 +70,11 @@ def serve(connection: int, printed: int, keeper: int, engine: dict[str, Any]) ->
             if not _open(connection):
                 sys.stderr.write("the run closed a descriptor that is not its own: the connection to the judge\n")
                 os._exit(LOST_CONNECTION)
-            wire.send(answer)
+            try:
+                wire.send(answer)
+            except (TypeError, AttributeError, ValueError) as why:  # a stranger's object that pickling cannot take
+                why_not = f"its answer cannot leave its process: {' '.join(str(why).split())[:200]}"
+                wire.send(("absent", Crashed(None, why_not), True))
 
 
 def _open(descriptor: int) -> bool:
@@ -170,32 +178,47 @@ class Served:
 
 
 class Copies:
-    """Forks of the engine's process, noted in memory that they share: a run may fork, and may leave no copy behind."""
+    """Forks of the engine's process, noted in memory that they share: a run may fork, and may leave no copy behind.
 
-    SLOTS = 64
+    Cell 0 says that a copy came back from a run, cell 1 counts forks as parents made them, the others hold the process
+    ids that the copies noted. Python's own hooks tell of `os.fork`, and not of programs that are started.
+    """
+
+    BACK, MADE, FIRST, CELLS = 0, 1, 2, 66
 
     def __init__(self) -> None:
-        self._shared = memoryview(mmap.mmap(-1, 4 * (1 + self.SLOTS))).cast("I")
-        os.register_at_fork(after_in_child=self._enter)
+        self._shared = memoryview(mmap.mmap(-1, 4 * self.CELLS)).cast("I")
+        os.register_at_fork(after_in_parent=self._made, after_in_child=self._enter)
+
+    def _made(self) -> None:
+        self._shared[self.MADE] += 1
 
     def _enter(self) -> None:
-        """In a fork: note its process id; Python calls this for `os.fork`, and not where a program is started."""
-        free = next((at for at in range(1, 1 + self.SLOTS) if not self._shared[at]), self.SLOTS)
+        """In a fork: note its process id."""
+        free = next((at for at in range(self.FIRST, self.CELLS) if not self._shared[at]), self.CELLS - 1)
         self._shared[free] = os.getpid()
 
     def came_back(self) -> None:
         """In a fork that returned from a run as if it were the engine."""
-        self._shared[0] = 1
+        self._shared[self.BACK] = 1
+
+    def _noted(self) -> list[int]:
+        return [int(pid) for pid in self._shared[self.FIRST :] if pid]
 
     def left(self) -> list[str]:
         """One phrase for a copy that came back or goes on; then all are forgotten."""
-        noted = [int(self._shared[at]) for at in range(1, 1 + self.SLOTS) if self._shared[at]]
-        back = self._shared[0]
-        for at in range(1 + self.SLOTS):
+        if not self._shared[self.MADE]:
+            return []
+        until = time.monotonic() + NOTED_S
+        while len(self._noted()) < self._shared[self.MADE] and time.monotonic() < until:
+            time.sleep(0.001)
+        going = [pid for pid in self._noted() if _same_program(pid)]
+        back = self._shared[self.BACK]
+        for at in range(self.CELLS):
             self._shared[at] = 0
         if back:
             return ["a forked copy of the process came back from the run, which so ended twice"]
-        return [f"a forked copy of the process goes on (process {pid})" for pid in noted if _same_program(pid)][:1]
+        return [f"a forked copy of the process goes on (process {going[0]})"] if going else []
 
 
 def _same_program(pid: int) -> bool:

@@ -83,11 +83,12 @@ class Isolated:
             reason = outside(declared, case)
             if reason is not None:
                 return Declined(reason)
-            self._last = case
             try:
                 trace: Trace = self.ask("run", case)
             except NoTrace as absent:
                 return absent.outcome
+            finally:
+                self._last = case
             return trace
 
         tables = RemoteTables(self) if self._has_tables else None

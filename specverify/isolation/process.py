@@ -194,32 +194,35 @@ class EngineProcess:
             Lost: when the process ended, hung, held too much memory, or answered with what is no answer. Then the
                 process and all that it started are dead.
         """
+        try:
+            return self._asked(request, limits)
+        except Closed:
+            lost = Lost(self._why_closed(), self._last_words())
+        except Garbled:
+            lost = Lost("wrote what is no answer into the judge's connection", self._last_words())
+        except Lost as why:
+            lost = why
+        self.end()
+        raise lost
+
+    def _asked(self, request: tuple[Any, ...], limits: Limits) -> Any:
         self._from = self._shortened()
         until = time.monotonic() + limits.seconds
-        try:
-            self._wire.send(request)
-            while True:
-                either: list[Any] = [self._wire, self._keeping.control]
-                ready, _, _ = select.select(either, [], [], TICK_S)
-                if self._wire in ready:
-                    whole, answer = self._wire.arrived()
-                    if whole:
-                        self._check_memory(limits)
-                        return answer
-                elif (how := self.gone) is not None:
-                    raise Lost(how, self._last_words())
-                self._check_memory(limits)
-                if time.monotonic() > until:
-                    self._dump()
-                    how = f"gave no answer within {limits.seconds:.3g} s"
-                    raise Lost(how, self._last_words(), hung=True)
-        except Closed:
-            raise Lost(self._why_closed(), self._last_words()) from None
-        except Garbled:
-            raise Lost("wrote what is no answer into the judge's connection", self._last_words()) from None
-        except Lost:
-            self.end()
-            raise
+        self._wire.send(request)
+        while True:
+            either: list[Any] = [self._wire, self._keeping.control]
+            ready, _, _ = select.select(either, [], [], TICK_S)
+            if self._wire in ready:
+                whole, answer = self._wire.arrived()
+                if whole:
+                    self._check_memory(limits)
+                    return answer
+            elif (how := self.gone) is not None:
+                raise Lost(how, self._last_words())
+            self._check_memory(limits)
+            if time.monotonic() > until:
+                self._dump()
+                raise Lost(f"gave no answer within {limits.seconds:.3g} s", self._last_words(), hung=True)
 
     def _check_memory(self, limits: Limits) -> None:
         self._shortened()
@@ -236,7 +239,6 @@ class EngineProcess:
         while time.monotonic() < until and self._keeping.listen(TICK_S):
             if (how := self.gone) is not None:
                 return how
-        self.end()
         return "closed the judge's connection and went on"
 
     def _dump(self) -> None:

@@ -1,0 +1,109 @@
+"""Processes of a run are killed at random moments: what was judged is kept, no line is broken, no process is left."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+KILLS = int(os.environ.get("SPECVERIFY_KILLS", "6"))
+"""Runs for each of the two kinds of victim; SPECVERIFY_KILLS=100 makes it the 200 kills of a night."""
+
+CASES = 150
+ORPHANS_S = 5.0
+
+
+def started(folder: Path) -> "subprocess.Popen[bytes]":
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "SPECVERIFY_MARK": str(folder)}
+    command = [sys.executable, "-m", "specverify", "diff", "--backend", "tests.strangers.hostile:clean"]
+    command += ["--cases", str(CASES), "--jobs", "2", "--dtype", "float64", "--layout", "branch"]
+    command += ["--invariant", "lossless.[cs]*", "--json", "result.json"]
+    with (folder / "log").open("wb") as log:
+        return subprocess.Popen(command, cwd=folder, env=environment, stdout=log, stderr=log)
+
+
+def processes(folder: Path) -> dict[int, int]:
+    """Process id to parent's id, of every process of the run in `folder`."""
+    mark = f"SPECVERIFY_MARK={folder}".encode()
+    found = {}
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            words = (entry / "environ").read_bytes().split(b"\0")
+            fields = (entry / "stat").read_text().rsplit(")", 1)[1].split()
+        except OSError:
+            continue
+        if mark in words and fields[0] != "Z":
+            found[int(entry.name)] = int(fields[1])
+    return found
+
+
+def rows(folder: Path) -> list[dict[str, object]]:
+    """The lines of the run's results, each of which must be whole."""
+    file = folder / ".specverify" / "results.jsonl"
+    text = file.read_text() if file.exists() else ""
+    assert text == "" or text.endswith("\n")
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def nobody_is_left(folder: Path) -> None:
+    until = time.monotonic() + ORPHANS_S
+    while (left := processes(folder)) and time.monotonic() < until:
+        time.sleep(0.1)
+    assert left == {}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="processes are told apart by /proc")
+@pytest.mark.parametrize("number", range(KILLS))
+def test_a_killed_run_keeps_what_it_judged_and_leaves_nobody(number: int, tmp_path: Path) -> None:
+    rng = random.Random(number)
+    run = started(tmp_path)
+    time.sleep(rng.uniform(0.5, 12.0))
+    ended = run.poll() is not None
+    run.send_signal(rng.choice([signal.SIGKILL, signal.SIGTERM]))
+    code = run.wait(60)
+    assert ended or code in (-signal.SIGKILL, 3)
+    nobody_is_left(tmp_path)
+    told = rows(tmp_path)
+    assert max(Counter(str(row["id"]) for row in told).values(), default=1) == 1
+    if code == 3 and (tmp_path / "result.json").exists():
+        result = json.loads((tmp_path / "result.json").read_text())
+        assert result["cases"] == len(told)
+        assert result["stopped"] == "interrupted (SIGTERM)"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="processes are told apart by /proc")
+@pytest.mark.parametrize("number", range(KILLS))
+def test_a_killed_worker_is_replaced_and_its_cases_are_judged_once(number: int, tmp_path: Path) -> None:
+    rng = random.Random(1000 + number)
+    run = started(tmp_path)
+    time.sleep(rng.uniform(1.0, 8.0))
+    family = processes(tmp_path)
+    # Workers, keepers, engines: whoever is not the run itself, which must outlive each of them.
+    victims = [pid for pid in family if pid != run.pid]
+    killed = rng.choice(victims) if victims else None
+    if killed is not None:
+        try:
+            os.kill(killed, rng.choice([signal.SIGKILL, signal.SIGTERM]))
+        except ProcessLookupError:
+            killed = None
+    code = run.wait(180)
+    nobody_is_left(tmp_path)
+    told = rows(tmp_path)
+    log = (tmp_path / "log").read_text()
+    assert max(Counter(str(row["id"]) for row in told).values(), default=1) == 1
+    assert len(told) == CASES or code in (1, 3), log
+    result = json.loads((tmp_path / "result.json").read_text())
+    # A killed engine is a finding of the case that it ran, or a complaint between two cases; a killed worker neither.
+    assert code == {"agree": 0, "differ": 1, "unjudged": 3}[result["outcome"]]
+    assert code != 0 or result["judged"] + sum(result["declined"].values()) == CASES
