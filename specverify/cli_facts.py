@@ -95,7 +95,7 @@ def doctor(probe: str | None, as_json: bool) -> int:
 @click.argument(
     "what",
     default="throughput",
-    type=click.Choice(["throughput", "calibration", "kv", "attention", "search", "mutants"]),
+    type=click.Choice(["throughput", "calibration", "kv", "attention", "search", "mutants", "isolation"]),
 )
 @click.option("--backend", help="throughput: backend name or pkg.module:factory (default cpu-eager).")
 @click.option(
@@ -138,15 +138,16 @@ def bench(
     of prefix and tree (and our kernel, on a GPU) beside SDPA under a dense mask, FlexAttention, and one reading of KV.
     search: how many drawn cases it takes until each condition appears under which faults show; nothing is judged.
     mutants: what share of one-line errors in the engine the invariants catch (in the oracle: its tests), and which
-    survive; exit 1 below the goal, 3 where not all of them were judged.
+    survive; exit 1 below the goal, 3 where not all of them were judged. isolation: what a process of its own costs a
+    backend, each drawn case judged in this process and in that one, in turn.
     """
     from reports.mutantspage import mutants_page
     from reports.tables import attention_table, calibration_table, figures_table, kv_table, search_table
     from reports.writing import check, write_json
 
     for name, value, wants in (
-        ("backend", backend, "throughput"),
-        ("cases", cases, "search" if what == "search" else "throughput"),
+        ("backend", backend, what if what == "isolation" else "throughput"),
+        ("cases", cases, what if what in ("search", "isolation") else "throughput"),
         ("tests", tests, "calibration"),
         ("device", device, "attention"),
         ("layout", layout, "kv"),
@@ -183,6 +184,11 @@ def bench(
 
         figures = attentionbench.measure(device or "cpu")
         page = attention_table(figures)
+    elif what == "isolation":
+        from specverify import isolationbench
+
+        figures = isolationbench.measure(backend or "cpu-eager", cases or 200, seed)
+        page = figures_table(figures)
     elif what == "mutants":
         from specverify import mutants
 

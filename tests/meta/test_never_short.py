@@ -91,7 +91,7 @@ def run(
         ("declining", "the backend declined"),
         (
             "wordless",
-            "wordless declares that it reveals drafted, lowered, attended, scored, accepted, emitted, committed",
+            "wordless declares that it reveals drafted, lowered, attended, scored,",
         ),
         ("hiding", "hiding declares that it reveals attended, and none of"),
     ],
