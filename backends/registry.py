@@ -3,6 +3,7 @@
 import importlib
 from dataclasses import dataclass, field
 
+from backends.admission import Misshapen, check_declaration
 from backends.base import Backend, Declaration, Unavailable, WrongFlag
 from reference.layout import KINDS
 
@@ -165,7 +166,8 @@ def open_backend(name: str) -> Backend:
     """Open a backend by name or by `pkg.module:factory`.
 
     Raises:
-        UnknownBackend: for a name that means nothing, a module or factory that cannot be imported or called.
+        UnknownBackend: for a name that means nothing, a module or factory that cannot be imported or called,
+            a declaration that names what there is not.
         Unavailable: where its device or package is missing.
         WrongFlag: where the environment asks for a mode that there is not.
     """
@@ -193,6 +195,10 @@ def open_backend(name: str) -> Backend:
         raise UnknownBackend(f"backend {name!r}: {attribute!r} raised {_brief(why)}") from why
     if not isinstance(backend, Backend) or not isinstance(backend.declaration, Declaration):
         raise UnknownBackend(f"backend {name!r}: what {attribute!r} returns has no run() and declaration")
+    try:
+        check_declaration(backend.declaration)
+    except Misshapen as why:
+        raise UnknownBackend(f"backend {name!r}: {why}") from None
     return backend
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from backends import faults
+from backends.admission import LiveDoor, Misshapen, admitted, admitted_blocks
 from backends.base import Backend, Serving, StageFailure, Tabled, Unsupported
 from backends.faults.fault import Fault
 from backends.flags import Mode, mode_of
@@ -10,6 +11,7 @@ from backends.registry import open_backend
 from properties.subject import Crashed, Declined, Live, NoTrace, Subject
 from reference.case import Case
 from reference.session import Action
+from reference.tape import stride
 from reference.trace import Array, Stage, Trace
 from reference.world import Blocks, Given, World
 from specverify.admits import outside
@@ -77,7 +79,7 @@ def subject_of(backend: Backend, keep: int = 48) -> Subject:
         if reason is not None:
             return Declined(reason)
         try:
-            return backend.run(case)
+            return admitted(backend.run(case), case, declared)
         except (Exception, SystemExit, GeneratorExit) as why:
             return ended(why)
 
@@ -86,7 +88,7 @@ def subject_of(backend: Backend, keep: int = 48) -> Subject:
         reason = outside(declared, case)
         if reason is not None:
             raise NoTrace(Declined(reason))
-        return GuardedLive(backend, case)
+        return GuardedLive(backend, case, LiveDoor(case, declared))
 
     tables = Guarded(backend) if isinstance(backend, Tabled) else None
     door = serve if declared.sessions and isinstance(backend, Serving) else None
@@ -100,7 +102,7 @@ def ended(why: BaseException) -> Declined | Crashed:
     """What an exception of a backend means: an engine under test may raise anything, and that is a finding."""
     if isinstance(why, Unsupported):
         return Declined(str(why))
-    if isinstance(why, StageFailure):
+    if isinstance(why, (StageFailure, Misshapen)):
         return Crashed(why.stage, why.why)
     return Crashed(None, f"{type(why).__name__}: {' '.join(str(why).split())[:200]}")
 
@@ -108,7 +110,8 @@ def ended(why: BaseException) -> Declined | Crashed:
 class GuardedLive:
     """A backend's live session, whose refusals and breaks become what invariants understand."""
 
-    def __init__(self, backend: Serving, case: Case) -> None:
+    def __init__(self, backend: Serving, case: Case, door: LiveDoor) -> None:
+        self._door = door
         try:
             self._live = backend.serve(case)
         except Exception as why:
@@ -118,6 +121,7 @@ class GuardedLive:
         """As `Live.do`; raises NoTrace."""
         try:
             self._live.do(action)
+            self._door.do(action)
         except (Exception, SystemExit, GeneratorExit) as why:
             raise NoTrace(ended(why)) from why
 
@@ -125,7 +129,7 @@ class GuardedLive:
     def trace(self) -> Trace:
         """As `Live.trace`; raises NoTrace."""
         try:
-            return self._live.trace
+            return self._door.admit(self._live.trace)
         except Exception as why:
             raise NoTrace(ended(why)) from why
 
@@ -138,21 +142,26 @@ class Guarded:
 
     def verify(self, given: Given, tape: Array) -> Blocks:
         """As `Tabled.verify`; raises NoTrace."""
-        return self._guarded(lambda: self._tables.verify(given, tape))
+        size = len(tape), given.tree, given.target.shape[1], tape.shape[1]
+        return self._guarded(lambda: admitted_blocks(self._tables.verify(given, tape), *size))
 
     def rounds(self, world: World, tape: Array) -> Blocks:
         """As `Tabled.rounds`; raises NoTrace."""
-        return self._guarded(lambda: self._tables.rounds(world, tape))
+        size = len(tape), world.shape, world.vocab, tape.shape[1]
+        return self._guarded(lambda: admitted_blocks(self._tables.rounds(world, tape), *size))
 
     def samples(self, world: World, seeds: Array) -> Blocks:
         """As `Tabled.samples`; raises NoTrace."""
-        return self._guarded(lambda: self._tables.samples(world, seeds))
+        size = len(seeds), world.shape, world.vocab, stride(len(world.shape))
+        return self._guarded(lambda: admitted_blocks(self._tables.samples(world, seeds), *size))
 
     def _guarded(self, ask: Callable[[], Blocks]) -> Blocks:
         try:
             return ask()
         except Unsupported as why:
             raise NoTrace(Declined(str(why))) from why
+        except Misshapen as why:
+            raise NoTrace(Crashed(why.stage, why.why)) from why
         except Exception as why:
             line = f"{type(why).__name__}: {' '.join(str(why).split())[:200]}"
             raise NoTrace(Crashed(Stage.ACCEPTED, line)) from why

@@ -1,0 +1,45 @@
+"""Blocks at the door: what a backend's sampling on tables returns for a batch of requests."""
+
+from backends.admission.arrays import Axis, array
+from backends.admission.misshapen import Misshapen, refusal
+from backends.admission.stages import ours
+from reference.trace import Array, Stage
+from reference.tree import Shape
+from reference.world import Blocks
+
+
+def admitted_blocks(blocks: object, requests: int, shape: Shape, vocabulary: int, coins: int) -> Blocks:
+    """What `Tabled.verify`, `rounds` or `samples` returned, as Blocks of NumPy arrays.
+
+    Args:
+        blocks: What was returned, whatever it is.
+        requests: B, the rows of the tape or the seeds that were given.
+        shape: The tree; paths and blocks have room for its height + 1.
+        vocabulary: Token ids are below it.
+        coins: Coins of one request's tape.
+
+    Raises:
+        Misshapen: at stage accepted, for what has another type or shape, names a node that the tree has not, or emits
+            a token outside the vocabulary.
+    """
+    try:
+        one = ours("the tables' answer", blocks, Blocks)
+        wide: tuple[Axis, ...] = (("requests", requests), ("height + 1", shape.height + 1))
+        ends: tuple[Axis, ...] = (("requests", requests), ("coins", coins))
+        return Blocks(
+            path=_indices("path", one.path, wide, len(shape), "a node"),
+            tokens=_indices("tokens", one.tokens, wide, vocabulary, "a token"),
+            low=None if one.low is None else array("low", one.low, "float", ends, read_only=False),
+            high=None if one.high is None else array("high", one.high, "float", ends, read_only=False),
+        )
+    except Misshapen as wrong:
+        raise Misshapen(Stage.ACCEPTED, wrong.why) from None
+
+
+def _indices(field: str, value: object, axes: tuple[Axis, ...], below: int, what: str) -> Array:
+    """Integers from -1, which stands for nothing, to `below` - 1."""
+    held = array(field, value, "int", axes, read_only=False)
+    if held.size and not -1 <= held.min() <= held.max() < below:
+        worst = int(held.min() if held.min() < -1 else held.max())
+        raise refusal(field, value, f"{what} from 0 to {below - 1}, or -1 for nothing", str(worst))
+    return held

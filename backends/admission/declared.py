@@ -1,0 +1,67 @@
+"""Declarations at the door: what a backend says of itself holds words that we know, in the types that we ask for."""
+
+import dataclasses
+from typing import Any
+
+from backends.admission.misshapen import described, refusal
+from backends.admission.numbers import flag, real, whole
+from backends.base import Declaration
+from reference.case import DTYPES
+from reference.layout import COMMITS, KINDS
+from reference.rules import RULES
+from reference.sampling import Stops
+from reference.trace import Stage
+
+WORDS: dict[str, tuple[str, ...]] = {
+    "dtypes": DTYPES,
+    "drafts": ("scripted", "ngram", "model"),
+    "commits": COMMITS,
+    "layouts": tuple(KINDS),
+    "rules": tuple(RULES),
+    "stops": tuple(field.name for field in dataclasses.fields(Stops)),
+}
+"""The fields that hold words, each with the words that it may hold."""
+
+FLAGS = ("sessions", "takes_tape", "processes", "emulated")
+
+
+def check_declaration(declared: Declaration) -> None:
+    """Raise Misshapen unless every field of a declaration has its type and names only what there is.
+
+    The line begins with the field: `declaration.dtypes: 'float32', expected a tuple of words: float64, ...`. A device
+    may have any name, since a stranger's engine may run on one that we do not know.
+    """
+    for name in ("name", "device"):
+        text = getattr(declared, name)
+        if not isinstance(text, str) or not text.strip():
+            raise refusal(f"declaration.{name}", text, "a word")
+    _check_reveals(declared.reveals)
+    for name, known in WORDS.items():
+        _check_words(f"declaration.{name}", getattr(declared, name), known)
+    if not declared.dtypes:
+        raise refusal("declaration.dtypes", declared.dtypes, "at least one dtype, the default first")
+    for name in FLAGS:
+        flag(f"declaration.{name}", getattr(declared, name))
+    hottest = real("declaration.max_temperature", declared.max_temperature)
+    if not hottest >= 0:
+        raise refusal("declaration.max_temperature", hottest, "a temperature of at least 0.0 (0.0: greedy only)")
+    whole("declaration.rarely", declared.rarely, 1)
+
+
+def _check_reveals(value: Any) -> None:
+    """Raise Misshapen unless `value` is a set of stages."""
+    expected = "a frozenset of reference.trace.Stage, such as frozenset({Stage.EMITTED})"
+    if not isinstance(value, (frozenset, set)):
+        raise refusal("declaration.reveals", value, expected)
+    stranger = next((one for one in value if not isinstance(one, Stage)), None)
+    if stranger is not None:
+        raise refusal("declaration.reveals", value, expected, f"a set with {described(stranger)}")
+
+
+def _check_words(field: str, value: Any, known: tuple[str, ...]) -> None:
+    """Raise Misshapen unless `value` is a tuple or list of words that are in `known`."""
+    if not isinstance(value, (tuple, list)):
+        raise refusal(field, value, f"a tuple of words: {', '.join(known)}")
+    for at, one in enumerate(value):
+        if not isinstance(one, str) or one not in known:
+            raise refusal(f"{field}[{at}]", one, f"one of {', '.join(known)}")

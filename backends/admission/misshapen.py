@@ -1,0 +1,63 @@
+"""Misshapen: the refusal of an answer that no invariant could compare, told to the adapter's author in one line."""
+
+import numpy as np
+
+from reference.trace import Stage
+
+LONGEST = 60
+"""Characters of a refused value that the line quotes."""
+
+
+class Misshapen(Exception):
+    """A backend's answer has a type, a shape or a range that nothing can be compared with.
+
+    Attributes:
+        stage: The stage whose field is refused; None for what belongs to no stage.
+        why: The line: place, field, what was found, what is expected.
+    """
+
+    def __init__(self, stage: Stage | None, why: str) -> None:
+        super().__init__(why)
+        self.stage = stage
+        self.why = why
+
+    def within(self, place: str, stage: Stage | None = None) -> "Misshapen":
+        """The same refusal with `place` ("step 2") before it, and with `stage` where it had none."""
+        return Misshapen(self.stage if self.stage is not None else stage, f"{place}, {self.why}")
+
+
+def refusal(field: str, value: object, expected: str, found: str = "") -> Misshapen:
+    """The refusal of `value` in `field`; `found` describes the value where its type and shape alone do not."""
+    return Misshapen(None, f"{field}: {found or described(value)}, expected {expected}")
+
+
+def described(value: object) -> str:
+    """A value by its type and shape, and a number or a word by itself; a stranger's own `repr` is never called."""
+    if type(value) is int and value.bit_length() > LONGEST:
+        return f"an int of {value.bit_length()} bits"
+    if value is None or type(value) in (bool, int, float, complex, str, bytes):
+        text = repr(value)
+        return text if len(text) <= LONGEST else f"{text[:LONGEST]}…"
+    if isinstance(value, np.generic):
+        return f"{value.dtype} {described(value.item())}" if value.dtype.kind in "biuf" else str(value.dtype)
+    if isinstance(value, np.ndarray):
+        return f"{value.dtype} array {sized(value.shape)}"
+    shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
+    if shape is not None and dtype is not None:
+        return f"{dtype} {type(value).__name__.lower()} {sized(shape)}"
+    if isinstance(value, (list, tuple)):
+        return _listed(value)
+    return type(value).__name__
+
+
+def sized(shape: object) -> str:
+    """A shape as the lines write it: [5, 64]."""
+    return f"[{', '.join(map(str, shape))}]" if isinstance(shape, tuple) else type(shape).__name__
+
+
+def _listed(value: list[object] | tuple[object, ...]) -> str:
+    """A list or tuple by its length and the types of its entries."""
+    name, kinds = type(value).__name__, sorted({type(one).__name__ for one in value})
+    if not kinds:
+        return f"an empty {name}"
+    return f"{name} of {len(value)} ({', '.join(kinds[:3])}{', …' if len(kinds) > 3 else ''})"

@@ -1,0 +1,76 @@
+"""Sizes: the lengths that the axes of an answer to one request have, as far as its case alone tells them."""
+
+from dataclasses import dataclass
+
+from reference.architecture import Architecture, Model, Seeded
+from reference.case import Case
+from reference.draft import Draft, LanguageModel
+from reference.tape import stride
+
+
+@dataclass(frozen=True)
+class Cache:
+    """The axes of a cache of keys and values but its length; None where the case does not tell, as of a checkpoint."""
+
+    layers: int | None = None
+    kv_heads: int | None = None
+    head_dim: int | None = None
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What one request's answer is measured by.
+
+    Attributes:
+        vocabulary: Token ids are below it.
+        heads: Query heads of the target; None for a checkpoint.
+        target: The target's cache.
+        draft: The draft model's cache; all None where the request may draft with several models, or with none.
+        draft_vocabulary: Ids that the draft scores; None where it is not a single model.
+        coins: Coins of one step on the tape; None for a backend that takes no tape.
+    """
+
+    vocabulary: int
+    heads: int | None
+    target: Cache
+    draft: Cache
+    draft_vocabulary: int | None
+    coins: int | None
+
+    @property
+    def last_token(self) -> int:
+        """The largest token id."""
+        return self.vocabulary - 1
+
+
+def sizes_of(case: Case, takes_tape: bool, switched: tuple[Draft, ...] = ()) -> Sizes:
+    """The sizes of `case`, which has no session, or of the request that it is alone.
+
+    Args:
+        case: The request.
+        takes_tape: Whether the backend's coins are those of the case's tape.
+        switched: Drafts that the request switches to in its session.
+    """
+    arch = _architecture(case.model)
+    models = {one for one in (case.draft, *switched) if isinstance(one, LanguageModel)}
+    caches = {_cache(one.model) for one in models}
+    widths = {len(one.vocabulary) or one.model.vocab_size for one in models}
+    return Sizes(
+        vocabulary=case.model.vocab_size,
+        heads=arch.heads if arch is not None else None,
+        target=_cache(case.model),
+        draft=caches.pop() if len(caches) == 1 else Cache(),
+        draft_vocabulary=widths.pop() if len(widths) == 1 else None,
+        coins=stride(case.most_nodes) if takes_tape else None,
+    )
+
+
+def _architecture(model: Model) -> Architecture | None:
+    """The architecture of a built-in model; None for a checkpoint, whose case holds a digest alone."""
+    return model.architecture if isinstance(model, Seeded) else None
+
+
+def _cache(model: Model) -> Cache:
+    """The axes of a model's cache."""
+    arch = _architecture(model)
+    return Cache() if arch is None else Cache(arch.layers, arch.kv_heads, arch.head_dim)

@@ -1,0 +1,221 @@
+"""Stages at the door: each stage of one step rebuilt from our own types, its arrays in the shapes of the case."""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from backends.admission.arrays import Axis, array, is_array_like
+from backends.admission.misshapen import Misshapen, refusal
+from backends.admission.numbers import TOKEN, reals, whole, wholes, word
+from backends.admission.sizes import Cache, Sizes
+from reference.malformed import Malformed
+from reference.trace import (
+    Accepted,
+    Array,
+    Attended,
+    Committed,
+    Drafted,
+    Emitted,
+    Kv,
+    Lowered,
+    Scored,
+    Stage,
+    Step,
+)
+from reference.tree import Tree
+
+Part = TypeVar("Part")
+
+FINISHES = ("eos", "stop", "length")
+"""Why a run ends; None where it ran out of steps."""
+
+NODE = ("a node", "nodes")
+COIN = ("a place on the step's tape", "places on the step's tape")
+
+PER_ROW = {
+    name: f"lowered.{name}" for name in ("token", "parent", "depth", "position", "slot", "next_token", "next_sibling")
+}
+"""Fields of Lowered that hold one integer for each row, and how a refusal names them."""
+
+
+def ours(field: str, value: object, kind: type[Part]) -> Part:
+    """`value` if it is of our type `kind` or of a subclass; Misshapen otherwise."""
+    if type(value) is kind or isinstance(value, kind):
+        return value
+    raise refusal(field, value, f"{kind.__module__}.{kind.__qualname__}")
+
+
+def finish_word(field: str, value: object) -> str | None:
+    """Why a run ended, one of FINISHES, or None; Misshapen for other words."""
+    told = None if value is None else word(field, value)
+    if told is None or told in FINISHES:
+        return told
+    raise refusal(field, told, f"{', '.join(FINISHES)} or None")
+
+
+def admitted_step(step: Step, sizes: Sizes) -> Step:
+    """One step with every stage that it reveals; the number of nodes is the tree's, else that of the first stage.
+
+    Raises:
+        Misshapen: with the stage, and the field by its path in the step.
+    """
+    context = wholes("context", step.context, 0, sizes.last_token, TOKEN)
+    drafted = _stage(Stage.DRAFTED, step.drafted, lambda one: _drafted(one, sizes))
+    nodes = None if drafted is None else len(drafted.tree)
+    lowered = _stage(Stage.LOWERED, step.lowered, lambda one: _lowered(one, sizes, nodes))
+    nodes = len(lowered.retrieve_index) if nodes is None and lowered is not None else nodes
+    attended = _stage(Stage.ATTENDED, step.attended, lambda one: _attended(one, sizes, nodes))
+    nodes = attended.output.shape[2] if nodes is None and attended is not None else nodes
+    scored = _stage(Stage.SCORED, step.scored, lambda one: _scored(one, sizes, nodes))
+    nodes = len(scored.logits) if nodes is None and scored is not None else nodes
+    accepted = _stage(Stage.ACCEPTED, step.accepted, lambda one: _accepted(one, sizes, nodes))
+    emitted = _stage(Stage.EMITTED, step.emitted, lambda one: _emitted(one, sizes))
+    committed = _stage(Stage.COMMITTED, step.committed, lambda one: _committed(one, sizes))
+    return Step(context, drafted, lowered, attended, scored, accepted, emitted, committed)
+
+
+def _stage(stage: Stage, value: Any, admit: Callable[[Any], Part]) -> Part | None:
+    """One stage, or None where it is not revealed; what is refused in it names the stage."""
+    if value is None:
+        return None
+    try:
+        return admit(value)
+    except Misshapen as wrong:
+        raise Misshapen(stage, wrong.why) from None
+
+
+def _drafted(value: object, sizes: Sizes) -> Drafted:
+    one = ours("drafted", value, Drafted)
+    tree = _tree("drafted.tree", one.tree, sizes)
+    nodes: Axis = ("nodes", len(tree))
+    logits = _optional("drafted.logits", one.logits, (nodes, ("draft vocabulary", sizes.draft_vocabulary)))
+    proposal = _optional("drafted.proposal", one.proposal, (nodes, ("vocabulary", sizes.vocabulary)))
+    ids = None if one.draft_ids is None else wholes("drafted.draft_ids", one.draft_ids)
+    if ids is not None and len(ids) != len(tree):
+        raise refusal("drafted.draft_ids", one.draft_ids, f"one id for each of {len(tree)} nodes", f"{len(ids)} ids")
+    return Drafted(tree, logits, ids, proposal)
+
+
+def _tree(field: str, value: object, sizes: Sizes) -> Tree:
+    """A tree whose parents make one rooted tree and whose tokens are in the vocabulary."""
+    tree = ours(field, value, Tree)
+    parent = wholes(f"{field}.parent", tree.parent)
+    token = wholes(f"{field}.token", tree.token, 0, sizes.last_token, TOKEN)
+    if type(tree) is Tree and parent is tree.parent and token is tree.token:
+        return tree  # its own constructor has checked the parents
+    try:
+        return Tree(parent, token)
+    except Malformed as why:
+        raise Misshapen(None, f"{field}.{why}") from None
+
+
+def _lowered(value: object, sizes: Sizes, nodes: int | None) -> Lowered:
+    """Index arrays over as many rows as `parent` has, at least one for each node; masks of any two lengths."""
+    one = ours("lowered", value, Lowered)
+    rows = len(array("lowered.parent", one.parent, "int", (("rows", None),)))
+    if rows < (nodes or 1):
+        raise refusal("lowered.parent", one.parent, f"int [rows], a row for each of {nodes or 1} nodes at least")
+    per_row: tuple[Axis, ...] = (("rows", rows),)
+    index = {name: array(field, getattr(one, name), "int", per_row) for name, field in PER_ROW.items()}
+    return Lowered(
+        **index,
+        valid=array("lowered.valid", one.valid, "bool", per_row),
+        ancestor=array("lowered.ancestor", one.ancestor, "int", (("rows", rows), ("height + 1", None))),
+        visible=_masks("lowered.visible", one.visible, sizes.target.layers),
+        retrieve_index=array("lowered.retrieve_index", one.retrieve_index, "int", (("nodes", nodes),)),
+    )
+
+
+def _masks(field: str, value: object, layers: int | None) -> tuple[Array, ...]:
+    """A mask for each layer, of any two lengths; layers that share one array share one still."""
+    masks = _listed(value)
+    if masks is None or (layers is not None and len(masks) != layers):
+        expected = "a tuple of masks, one for each layer" if layers is None else f"a mask for each of {layers} layers"
+        raise refusal(field, value, expected, f"{len(masks)} masks" if masks is not None else "")
+    axes: tuple[Axis, ...] = (("rows", None), ("columns", None))
+    made: dict[int, Array] = {}
+    for layer, mask in enumerate(masks):
+        if id(mask) not in made:
+            made[id(mask)] = array(f"{field}[{layer}]", mask, "bool", axes)
+    return tuple(made[id(mask)] for mask in masks)
+
+
+def _listed(value: Any) -> list[Any] | None:
+    """The masks of a tuple or list, or of one array or tensor whose first of three axes is the layers; else None."""
+    if isinstance(value, (tuple, list)):
+        return list(value)
+    return list(value) if is_array_like(value) and len(value.shape) == 3 else None
+
+
+def _attended(value: object, sizes: Sizes, nodes: int | None) -> Attended:
+    one, target = ours("attended", value, Attended), sizes.target
+    axes = (("layers", target.layers), ("heads", sizes.heads), ("nodes", nodes), ("head_dim", target.head_dim))
+    return Attended(array("attended.output", one.output, "float", axes))
+
+
+def _scored(value: object, sizes: Sizes, nodes: int | None) -> Scored:
+    one = ours("scored", value, Scored)
+    vocabulary: Axis = ("vocabulary", sizes.vocabulary)
+    logits = array("scored.logits", one.logits, "float", (("nodes", nodes), vocabulary))
+    if not len(logits):
+        raise refusal("scored.logits", one.logits, "a row for the root at least")
+    return Scored(logits, _optional("scored.law", one.law, (("nodes", len(logits)), vocabulary)))
+
+
+def _optional(field: str, value: object, axes: tuple[Axis, ...]) -> Array | None:
+    """Floats of these axes, or None."""
+    return None if value is None else array(field, value, "float", axes)
+
+
+def _accepted(value: object, sizes: Sizes, nodes: int | None) -> Accepted:
+    """Nodes of the tree, the root at least; whether they are a path is an invariant's matter."""
+    one = ours("accepted", value, Accepted)
+    path = wholes("accepted.path", one.path, 0, None if nodes is None else nodes - 1, NODE)
+    if not path:
+        raise refusal("accepted.path", one.path, "nodes from the root (0) downwards, the root included")
+    last = None if sizes.coins is None else sizes.coins - 1
+    coins = None if one.coins is None else wholes("accepted.coins", one.coins, 0, last, COIN)
+    return Accepted(path, whole("accepted.bonus", one.bonus, 0, sizes.last_token, TOKEN), coins)
+
+
+def _emitted(value: object, sizes: Sizes) -> Emitted:
+    one = ours("emitted", value, Emitted)
+    return Emitted(
+        wholes("emitted.tokens", one.tokens, 0, sizes.last_token, TOKEN),
+        finish_word("emitted.finish", one.finish),
+        None if one.logprobs is None else reals("emitted.logprobs", one.logprobs),
+    )
+
+
+def _committed(value: object, sizes: Sizes) -> Committed:
+    one = ours("committed", value, Committed)
+    caches = {
+        name: None if getattr(one, name) is None else _kv(f"committed.{name}", getattr(one, name), cache)
+        for name, cache in (
+            ("before", sizes.target),
+            ("verified", sizes.target),
+            ("after", sizes.target),
+            ("draft", sizes.draft),
+        )
+    }
+    fallback = None if one.fallback is None else word("committed.fallback", one.fallback)
+    return Committed(whole("committed.length", one.length), **caches, fallback=fallback)
+
+
+def _kv(field: str, value: object, cache: Cache) -> Kv:
+    """Keys and values of the model's layers, heads and width; how long they are is an invariant's matter."""
+    one = ours(field, value, Kv)
+    axes: tuple[Axis, ...] = (
+        ("layers", cache.layers),
+        ("kv_heads", cache.kv_heads),
+        ("length", None),
+        ("head_dim", cache.head_dim),
+    )
+    keys = array(f"{field}.keys", one.keys, "float", axes)
+    layers, heads, _, width = keys.shape
+    same: tuple[Axis, ...] = (("layers", layers), ("kv_heads", heads), ("length", None), ("head_dim", width))
+    values = array(f"{field}.values", one.values, "float", same)
+    first = wholes(f"{field}.first", one.first, 0)
+    if first and len(first) != layers:
+        expected = f"one column for each of {layers} layers, or none"
+        raise refusal(f"{field}.first", one.first, expected, f"{len(first)} columns")
+    return Kv(keys, values, first)

@@ -1,0 +1,152 @@
+"""Traces at the door: what `run` returns, rebuilt from our own types, or refused with the request, step and field."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from backends.admission.misshapen import Misshapen, refusal
+from backends.admission.numbers import TOKEN, real, whole, wholes, word
+from backends.admission.sessions import admitted_accounts, admitted_prompts
+from backends.admission.sizes import Sizes, sizes_of
+from backends.admission.stages import admitted_step, finish_word, ours
+from backends.base import Declaration
+from reference.case import Case
+from reference.session import Action
+from reference.trace import Accounting, Shared, Stage, Step, Trace
+
+
+def admitted(trace: object, case: Case, declaration: Declaration) -> Trace:
+    """What `backend.run(case)` returned, as a Trace of exactly our own types with read-only arrays.
+
+    Lists, tuples, arrays of other widths and tensors of any device are converted where their shape is right; a stage
+    that is None stays unrevealed, and one that the declaration does not name is looked at like the others. Values are
+    not judged: NaN, a path that is no path or a wrong mask cell pass.
+
+    Args:
+        trace: What was returned, whatever it is.
+        case: What was run.
+        declaration: The backend's.
+
+    Raises:
+        Misshapen: for the first field of a type, shape or range that no invariant could compare.
+    """
+    return LiveDoor(case, declaration).admit(trace)
+
+
+class LiveDoor:
+    """The door of one case, or of one live session, whose steps are looked at once however often they are shown."""
+
+    def __init__(self, case: Case, declaration: Declaration) -> None:
+        self._case = case
+        self._takes_tape = declaration.takes_tape
+        self._actions = () if case.session is None else case.session.actions
+        self._sizes: dict[int, Sizes] = {}
+        self._seen: dict[tuple[int, int], tuple[object, Step]] = {}
+
+    def do(self, action: Action) -> None:
+        """Note an action that came after the case's own: a switch makes another draft possible."""
+        if action.draft is not None:
+            self._actions = (*self._actions, action)
+            self._sizes.clear()
+
+    def admit(self, trace: object) -> Trace:
+        """See `admitted`; steps shown before, by identity, are not looked at again."""
+        one = ours("what run returned", trace, Trace)
+        made = self._request(one, 0)
+        shared = self._shared(one.shared)
+        return made if shared is None else replace(made, shared=shared)
+
+    def _request(self, one: Trace, number: int) -> Trace:
+        """The trace of one request without what it says of the session."""
+        sizes = self._sizes_of(number)
+        try:
+            output = wholes("output", one.output, 0, sizes.last_token, TOKEN)
+            finish = finish_word("finish", one.finish)
+        except Misshapen as wrong:
+            raise Misshapen(Stage.EMITTED, wrong.why) from None
+        return Trace(
+            steps=self._steps(one.steps, number, sizes),
+            output=output,
+            finish=finish,
+            accounting=None if one.accounting is None else _accounting(one.accounting),
+            forward_s=_seconds("forward_s", one.forward_s),
+            fallbacks=_fallbacks("fallbacks", one.fallbacks),
+            attention_calls=whole("attention_calls", one.attention_calls, 0),
+        )
+
+    def _steps(self, value: object, number: int, sizes: Sizes) -> tuple[Step, ...]:
+        """Every step of a request, in order."""
+        if not isinstance(value, (tuple, list)):
+            raise refusal("steps", value, "a tuple of reference.trace.Step")
+        return tuple(self._step(one, at, number, sizes) for at, one in enumerate(value))
+
+    def _step(self, value: object, at: int, number: int, sizes: Sizes) -> Step:
+        """One step; the original is kept beside it, so that its identity stays its own."""
+        seen = self._seen.get((number, id(value)))
+        if seen is not None:
+            return seen[1]
+        step = ours(f"steps[{at}]", value, Step)
+        try:
+            made = admitted_step(step, sizes)
+        except Misshapen as wrong:
+            raise wrong.within(f"step {at}") from None
+        self._seen[number, id(value)] = (value, made)
+        return made
+
+    def _shared(self, value: object) -> Shared | None:
+        """What a session shows of all its requests; None, and nothing else, for a case without one."""
+        session = self._case.session
+        if session is None and value is None:
+            return None
+        if session is None:
+            raise refusal("shared", value, "None: the case has no session")
+        requests = 1 + len(session.mates)
+        one = ours(f"shared, of a session of {requests} requests", value, Shared)
+        if not isinstance(one.requests, (tuple, list)) or len(one.requests) != requests:
+            found = f"{len(one.requests)} traces" if isinstance(one.requests, (tuple, list)) else ""
+            raise refusal("shared.requests", one.requests, f"a trace or None for each of {requests} requests", found)
+        traces = tuple(self._member(trace, number) for number, trace in enumerate(one.requests))
+        prompts = admitted_prompts(one.prompts, self._case, traces)
+        return Shared(traces, prompts, admitted_accounts(one.accounts, requests))
+
+    def _member(self, value: object, number: int) -> Trace | None:
+        """The trace of one request of a session; None for one that never entered."""
+        if value is None:
+            return None
+        try:
+            one = ours("its trace", value, Trace)
+            if one.shared is not None:
+                raise refusal("shared", one.shared, "None in the trace of one request")
+            return self._request(one, number)
+        except Misshapen as wrong:
+            raise wrong.within(f"request {number}") from None
+
+    def _sizes_of(self, number: int) -> Sizes:
+        """The sizes of one request, with every draft that it may have by now."""
+        if number not in self._sizes:
+            drafts = (one.draft for one in self._actions if one.draft is not None and number in one.requests)
+            alone = self._case if self._case.session is None else self._case.alone(number)
+            self._sizes[number] = sizes_of(alone, self._takes_tape, tuple(one for one in drafts if one is not None))
+        return self._sizes[number]
+
+
+def _accounting(value: object) -> Accounting:
+    """The counters as ints, whatever they count."""
+    one = ours("accounting", value, Accounting)
+    names = ("verify_calls", "draft_calls", "proposed", "accepted", "rejected")
+    counted = {name: whole(f"accounting.{name}", getattr(one, name)) for name in names}
+    return Accounting(**counted, accept_lengths=wholes("accounting.accept_lengths", one.accept_lengths))
+
+
+def _seconds(field: str, value: object) -> float:
+    """Finite seconds of at least 0."""
+    seconds = real(field, value, finite=True)
+    if seconds < 0:
+        raise refusal(field, seconds, "seconds of at least 0")
+    return seconds
+
+
+def _fallbacks(field: str, value: object) -> dict[str, int]:
+    """Counts of at least 0 by their reason."""
+    if not isinstance(value, Mapping):
+        raise refusal(field, value, "a dict of counts by reason")
+    return {word(f"{field}'s reason", why): whole(f"{field}[{why!r}]", count, 0) for why, count in value.items()}
