@@ -85,7 +85,7 @@ def read(value: object) -> Array | str:
             return _from_library(value)
         if isinstance(value, (list, tuple)):
             return _stacked(value)
-    except (TypeError, ValueError, OverflowError, RuntimeError) as why:
+    except Exception as why:  # a stranger's array may raise anything
         return f"{described(value)} that cannot be read ({type(why).__name__}: {' '.join(str(why).split())[:80]})"
     return described(value)
 

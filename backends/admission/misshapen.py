@@ -42,17 +42,23 @@ def described(value: object) -> str:
         return f"{value.dtype} {described(value.item())}" if value.dtype.kind in "biuf" else str(value.dtype)
     if isinstance(value, np.ndarray):
         return f"{value.dtype} array {sized(value.shape)}"
-    shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
-    if shape is not None and dtype is not None:
-        return f"{dtype} {type(value).__name__.lower()} {sized(shape)}"
     if isinstance(value, (list, tuple)):
         return _listed(value)
-    return type(value).__name__
+    return _of_library(value) or type(value).__name__
 
 
 def sized(shape: object) -> str:
     """A shape as the lines write it: [5, 64]."""
     return f"[{', '.join(map(str, shape))}]" if isinstance(shape, tuple) else type(shape).__name__
+
+
+def _of_library(value: object) -> str | None:
+    """A tensor by its dtype and shape; None for what has neither, or raises when asked, as a stranger's object may."""
+    try:
+        shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
+        return None if shape is None or dtype is None else f"{dtype} {type(value).__name__.lower()} {sized(shape)}"
+    except Exception:
+        return None
 
 
 def _listed(value: list[object] | tuple[object, ...]) -> str:

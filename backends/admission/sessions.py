@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 
-from backends.admission.misshapen import Misshapen, refusal
+from backends.admission.misshapen import refusal
 from backends.admission.numbers import TOKEN, whole, wholes
 from reference.case import Case
 from reference.malformed import Malformed
@@ -40,7 +40,7 @@ def _prompt(field: str, value: object, case: Case, number: int, trace: Trace | N
     try:
         case.alone(number, tokens[: -len(own)])
     except Malformed as why:
-        raise Misshapen(None, f"{field}: with these {len(tokens)} tokens the request is no case ({why})") from None
+        raise refusal(field, value, f"a prompt that the case admits ({why})", f"{len(tokens)} tokens") from None
     return tokens
 
 

@@ -3,7 +3,9 @@
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from backends.admission.arrays import Axis, array, is_array_like
+import numpy as np
+
+from backends.admission.arrays import Axis, array, is_array_like, read
 from backends.admission.misshapen import Misshapen, refusal
 from backends.admission.numbers import TOKEN, reals, whole, wholes, word
 from backends.admission.sizes import Cache, Sizes
@@ -100,12 +102,10 @@ def _tree(field: str, value: object, sizes: Sizes) -> Tree:
     tree = ours(field, value, Tree)
     parent = wholes(f"{field}.parent", tree.parent)
     token = wholes(f"{field}.token", tree.token, 0, sizes.last_token, TOKEN)
-    if type(tree) is Tree and parent is tree.parent and token is tree.token:
-        return tree  # its own constructor has checked the parents
     try:
         return Tree(parent, token)
     except Malformed as why:
-        raise Misshapen(None, f"{field}.{why}") from None
+        raise Misshapen(None, f"{field}.{why}, expected one tree below node 0") from None
 
 
 def _lowered(value: object, sizes: Sizes, nodes: int | None) -> Lowered:
@@ -143,7 +143,8 @@ def _listed(value: Any) -> list[Any] | None:
     """The masks of a tuple or list, or of one array or tensor whose first of three axes is the layers; else None."""
     if isinstance(value, (tuple, list)):
         return list(value)
-    return list(value) if is_array_like(value) and len(value.shape) == 3 else None
+    held = read(value) if is_array_like(value) else None
+    return list(held) if isinstance(held, np.ndarray) and held.ndim == 3 else None
 
 
 def _attended(value: object, sizes: Sizes, nodes: int | None) -> Attended:

@@ -84,7 +84,7 @@ class LiveDoor:
         seen = self._seen.get((number, id(value)))
         if seen is not None:
             return seen[1]
-        step = ours(f"steps[{at}]", value, Step)
+        step = ours(f"step {at}", value, Step)
         try:
             made = admitted_step(step, sizes)
         except Misshapen as wrong:
