@@ -13,10 +13,13 @@ from reference.world import Blocks, Given, World
 class Declaration:
     """What a backend says of itself; differences are declared here and never branched on by name.
 
+    A word that we do not know, or a field of another type, is refused when the backend is opened.
+
     Attributes:
         name: As users type it.
         device: Where it computes: cpu, cuda, npu.
-        reveals: Stages its traces hold.
+        reveals: Stages its traces hold. A stage that a trace holds beyond these is looked at where it helps, and none
+            of the invariants that need it is asked.
         dtypes: Working dtypes it offers, its default first.
         drafts: Kinds of draft it runs: scripted, ngram, model.
         commits: KvLayout.commit values it implements.
@@ -57,6 +60,12 @@ class Backend(Protocol):
 
     def run(self, case: Case) -> Trace:
         """Run `case` and reveal what happened.
+
+        Types and shapes are those of `reference.trace`; `backends.admission` looks at them before any invariant does.
+        Lists, NumPy arrays of any width and torch tensors of any device go in the place of arrays and tuples of that
+        shape; anything else is a finding of lossless.completes that names step and field, and says what was found and
+        what is expected. Arrays have no batch axis: logits are [nodes, vocabulary], attention outputs [layers, heads,
+        nodes, head_dim], keys and values [layers, kv_heads, length, head_dim], all in the row order of the tree.
 
         Raises:
             Unsupported: when the declaration, or the model, does not admit the case.
