@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from properties.finding import FINISHED
+from properties.finding import FINISHED, of_draft_numbers, of_target_alone
 from properties.strategies.smaller import size
 from properties.tally import Also, Failure
 
@@ -13,7 +13,8 @@ def by_cause(failures: list[Failure]) -> list[Failure]:
     Two have one cause where the same invariant located both at the same stage, or where the smallest case of one also
     fails the invariant that located the other: each of those cases was judged by every invariant. Of one cause, the
     failure is told that names the earliest stage, then the one with the smallest case; a variant that broke off says
-    least of where, and gives way to any other.
+    least of where, and gives way to any other. Wrong numbers of a draft model give way to a finding about the target
+    alone, as in `Verdict.first`.
     """
     groups: list[list[Failure]] = []
     for failure in failures:
@@ -37,7 +38,8 @@ def _failing(failure: Failure) -> set[str]:
 
 
 def _told(group: list[Failure]) -> Failure:
-    first, *others = sorted(group, key=_rank)
+    shared = any(of_target_alone(failure.finding) for failure in group)
+    first, *others = sorted(group, key=lambda failure: (shared and of_draft_numbers(failure.finding), *_rank(failure)))
     also = tuple(Also(one.finding.invariant, one.finding.stage, one.verdict.case.id) for one in others)
     return replace(first, also=first.also + also)
 

@@ -30,6 +30,8 @@ class Finding:
         expected: What the invariant asks for: a number, a short list, a word.
         observed: What the backend did.
         measure: The judged distance in units of its threshold, for numeric invariants; None where equality is asked.
+        said: The last lines of the backend's run where it broke: frames of the traceback, the innermost last, or what
+            its process printed last. Two findings are equal whatever their runs said.
     """
 
     invariant: str
@@ -39,6 +41,54 @@ class Finding:
     expected: Any
     observed: Any
     measure: float | None = None
+    said: tuple[str, ...] = field(default=(), compare=False)
+
+
+DRAFT_NUMBERS = frozenset({"draft.fidelity", "draft.rollback", "draft.switched"})
+"""Invariants that compare the numbers of a draft model with those of the same model run from scratch."""
+
+TARGET_ALONE = frozenset(
+    {
+        *(
+            f"structure.{name}"
+            for name in (
+                "parent-range",
+                "depth-consistent",
+                "validity-closed",
+                "ancestor-table",
+                "mask-is-ancestry",
+                "positions-are-depth",
+                "links-walk-the-tree",
+            )
+        ),
+        *(
+            f"attention.{name}"
+            for name in (
+                "context-exact",
+                "order-equivariant",
+                "subtree-removal",
+                "padding-inert",
+                "prefix-split",
+                "tree-equals-chain",
+                "visibility-exact",
+                "no-leakage",
+            )
+        ),
+        *(f"cache.{name}" for name in ("isolation", "untouched-slots", "commit-equivalence")),
+    }
+)
+"""Invariants that judge the target's forward and cache on a tree as it stands: no draft can make them fail."""
+
+
+def of_draft_numbers(finding: Finding) -> bool:
+    """Whether the finding says that a draft model computes other numbers than the same model from scratch."""
+    return finding.invariant in DRAFT_NUMBERS and finding.measure is not None
+
+
+def of_target_alone(finding: Finding) -> bool:
+    """Whether the finding shows the target's own forward or cache wrong, whatever the draft proposed."""
+    own = finding.where.get("side") != CONTROL and finding.where.get("cache") != "draft"
+    return finding.invariant in TARGET_ALONE and own and finding.expected != FINISHED
 
 
 @dataclass(frozen=True)
@@ -155,10 +205,17 @@ class Verdict:
     def first(self) -> Finding | None:
         """The finding nearest to the fault: of the earliest step, then the earliest stage.
 
-        One about a control comes last: it is another run than the case's, and its stage says nothing about this one.
+        A finding about a control comes last: it is another run than the case's, and its stage says nothing about this
+        one. Wrong numbers of a draft model give way to a finding about the target alone: every step is judged on the
+        tree as the draft proposed it, so the draft cannot be to blame for both, and the code that draft and target
+        share can.
         """
-        return min(
+        nearest = min(
             self.findings,
             key=lambda finding: (finding.where.get("side") == CONTROL, finding.step, finding.stage),
             default=None,
         )
+        if nearest is None or not of_draft_numbers(nearest):
+            return nearest
+        shared = (finding for finding in self.findings if of_target_alone(finding))
+        return min(shared, key=lambda finding: (finding.step, finding.stage), default=nearest)

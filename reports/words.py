@@ -158,6 +158,18 @@ SIDES: dict[tuple[str, str], str] = {
         "draft.fidelity",
         "token",
     ): "{Node} carries token {observed}; from scratch the draft proposes {expected}{by}.",
+    ("draft.fidelity", "logits"): (
+        "At {node} the draft, run step by step on its own cache, scores {token} {observed}; from scratch it scores it "
+        "{expected}{by}: its state has drifted."
+    ),
+    ("draft.rollback", "logits"): (
+        "After its rejected nodes were rolled back, the draft scores {token} {observed} at {node}; a draft that never "
+        "saw them scores it {expected}{by}."
+    ),
+    ("draft.switched", "logits"): (
+        "At {node} the draft that the request switched to scores {token} {observed}; from scratch it scores it "
+        "{expected}{by}."
+    ),
     ("draft.switched", "root"): "The root of the tree carries token {observed}; the pending token is {expected}.",
     (
         "draft.switched",

@@ -9,11 +9,12 @@ from hypothesis import given, seed
 from hypothesis.errors import Flaky
 
 from properties.exploring import SEARCHING, exploring
-from properties.finding import Finding, Verdict
+from properties.finding import TARGET_ALONE, Finding, Verdict, of_draft_numbers, of_target_alone
 from properties.invariant import Invariant, Oracle, taking_turns
 from properties.judge import judge
 from properties.strategies import cases
 from properties.strategies.smaller import STEPS, Steps, apart, attempts, nearer, size
+from properties.strategies.without_draft import without_draft
 from properties.subject import Subject
 from properties.tally import Failure
 from reference.case import Case
@@ -69,6 +70,7 @@ class Search:
     exhausted: bool = False
     _first: Verdict | None = None
     _best: Verdict | None = None
+    _located: Finding | None = None
     _tried: int = 0
     _found_at: float = 0.0
     _until: float = field(default=float("inf"))
@@ -177,12 +179,33 @@ class Search:
         self._first = self._best = verdict
         self._found_at = time.monotonic()
         self._until = self._found_at + 0.6 * self.plan.shrink_s
+        self._best = self._blamed_on_target(verdict) or verdict
+        self._located = self._best.first
+
+    def _blamed_on_target(self, verdict: Verdict) -> Verdict | None:
+        """Where a model draft computes wrong numbers: a case without one on which the target alone is wrong, or None.
+
+        Draft and target share attention, KV caches and masks. The target is asked first for the trees that the draft
+        proposed, then the draft's own model in the target's place: if one of them fails, what they share is at fault.
+        """
+        drifted = next((finding for finding in verdict.findings if of_draft_numbers(finding)), None)
+        if drifted is None or verdict.trace is None:
+            return None
+        asked = tuple(one for one in self.invariants if one.name in TARGET_ALONE)
+        request = int(drifted.where.get("request", 0))
+        for case in without_draft(verdict.case, verdict.trace, request, drifted.step):
+            if time.monotonic() > self._until or self.stopped():
+                return None
+            self._tried += 1
+            judged = judge(case, asked, self.oracle, self.subject)
+            if judged.first is not None and of_target_alone(judged.first):
+                return judged
+        return None
 
     def _fails_alike(self, case: Case) -> Verdict | None:
         """The verdict of `case` if the same invariant differs at the same stage; remembered if it is the smallest."""
-        assert self._first is not None
         assert self._best is not None
-        located = self._first.first
+        located = self._located
         assert located is not None
         self._tried += 1
         verdict = judge(case, self._concerned(located), self.oracle, self.subject)
@@ -234,8 +257,6 @@ class Search:
         """
         if self._first is None or self._best is None:
             return None
-        located = self._first.first
-        assert located is not None
         self._until = self._found_at + self.plan.shrink_s
         self._reduce()
         whole = judge(self._best.case, self.invariants, self.oracle, self.subject)

@@ -119,11 +119,25 @@ def _rows(case: Case, oracle: Oracle, number: int, context: tuple[int, ...], see
     named = np.array(case.draft.vocabulary or range(case.draft.model.vocab_size))
     sigma = draft_sigma(case, scored.logits)
     for node in [0, *(node for node in range(1, len(seen.tree)) if seen.tree.children[node])]:
-        away = float(rms(seen.logits[node] - scored.logits[node][named])) / (DRAFT_K * sigma)
+        wanted = scored.logits[node][named]
+        away = float(rms(seen.logits[node] - wanted)) / (DRAFT_K * sigma)
         if away > 1:
-            where: dict[str, int | str] = {"node": node, "side": "logits"}
-            yield Finding("draft.fidelity", Stage.DRAFTED, number, where, "the draft's own", "other", away)
+            yield _scores_differ("draft.fidelity", case, number, node, wanted, seen.logits[node], away)
             return
+
+
+def _scores_differ(
+    name: str, case: Case, number: int, node: int, expected: Array, observed: Array, away: float
+) -> Finding:
+    """The finding that a node's draft scores [draft vocabulary] lie `away` thresholds off, told by the worst of them.
+
+    Its token is the target's id of the draft id whose score is furthest off; a score that is not a number is.
+    """
+    worst = int(np.nan_to_num(np.abs(observed - expected), nan=np.inf).argmax())
+    vocabulary = case.draft.vocabulary if isinstance(case.draft, LanguageModel) else ()
+    token = vocabulary[worst] if vocabulary else worst
+    where: dict[str, int | str] = {"node": node, "token": token, "side": "logits"}
+    return Finding(name, Stage.DRAFTED, number, where, float(expected[worst]), float(observed[worst]), away)
 
 
 def restarted(case: Case, tokens: tuple[int, ...]) -> Case:
@@ -161,9 +175,7 @@ def _same(name: str, case: Case, number: int, seen: Drafted, true: Drafted) -> I
             # Not a number where the oracle has one is as far off as can be.
             away = float(rms(seen.logits[node] - true.logits[node])) / (DRAFT_K * sigma)
             if away > 1:
-                yield Finding(
-                    name, Stage.DRAFTED, number, {"node": node, "side": "logits"}, "the draft's own", "other", away
-                )
+                yield _scores_differ(name, case, number, node, true.logits[node], seen.logits[node], away)
                 return
 
 
