@@ -15,6 +15,9 @@ from reference.tree import Tree
 EXPLAINED = 0.9
 """Share of the squared difference that a column must account for."""
 
+CHANCE = 1e-3
+"""How often, at most, some column may explain by chance a difference that has nothing to do with columns."""
+
 
 @runtime_checkable
 class Explains(Protocol):
@@ -32,7 +35,8 @@ def column(
 
     Every column of context and tree is turned over in turn, and attention computed with the oracle's own queries, keys
     and values. A column is named only if what is left lies within the row's noise, is at most a tenth of the squared
-    difference, and no other column does as well.
+    difference, and no other column does as well. In 16 bits noise is so large that some column may do so by chance: the
+    share left over must be one that chance leaves in fewer than one row of a thousand, or nothing is said.
 
     Args:
         case: The case.
@@ -43,7 +47,8 @@ def column(
         limit: The rms distance that noise may have.
 
     Returns:
-        Coordinates for `Finding.where`: `column` and `cause`, or `cause` alone where no single column explains it.
+        Coordinates for `Finding.where`: `column` and `cause`; `cause` alone where no single column explains it; nothing
+        where a column might explain it by chance.
     """
     if not isinstance(oracle, Explains) or true.drafted is None or true.lowered is None:
         return {}
@@ -60,16 +65,31 @@ def column(
         return {"cause": NO_COLUMN}
     left = np.array([_left(query, keys, values, _turned(visible, one), seen) for one in range(len(visible))])
     wrong = float(rms(seen - attention(query, keys[visible][:, None], values[visible][:, None])[0]))
-    enough = min(limit, float(np.sqrt(1 - EXPLAINED)) * wrong)
-    explaining = np.flatnonzero(left <= enough)
-    if len(explaining) != 1:
-        return {"cause": NO_COLUMN if not len(explaining) else "one of columns " + _listed(explaining)}
+    explaining = np.flatnonzero(left <= min(limit, float(np.sqrt(1 - EXPLAINED)) * wrong))
+    if not len(explaining):
+        return {"cause": NO_COLUMN}
+    if (left[explaining] > wrong * _by_chance(visible, len(seen))[explaining]).any():
+        return {}
+    if len(explaining) > 1:
+        return {"cause": "one of columns " + _listed(explaining)}
     found = int(explaining[0])
     return {"column": found, "cause": MISSING if visible[found] else EXTRA}
 
 
 EXTRA, MISSING, NO_COLUMN = "extra column", "missing column", "no single column"
 """What `cause` may say: a column the row may not see was attended to, one it must see was not, or neither alone."""
+
+
+def _by_chance(visible: Array, head_dim: int) -> Array:
+    """For each column, the share of a difference that it may leave over, so that it explains none by chance (CHANCE).
+
+    An error that has nothing to do with columns leaves a share r with a probability of about r to the power of the
+    dimensions in which it may move the output, and every column is tried. Wrong scores move the output only between the
+    values of visible columns, so one fewer than these, and [head_dim] at most; they bring in no hidden column.
+    """
+    between = max(1, min(head_dim, int(visible.sum()) - 1))
+    freedom = np.where(visible, between, head_dim)
+    return np.asarray((CHANCE / len(visible)) ** (1.0 / freedom))
 
 
 def _turned(visible: Array, column: int) -> Array:

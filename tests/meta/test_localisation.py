@@ -165,3 +165,56 @@ def test_a_fused_attention_is_located_as_an_eager_one_is() -> None:
     backend = EngineBackend("x", "cpu", replace(SEAMS, attend=wrong))
     verdict = judge(case, (BY_NAME["attention.context-exact"],), ORACLE, subject_of(backend))
     assert located(verdict).where == {"layer": 1, "head": 2, "node": 3, "column": 5, "cause": EXTRA}
+
+
+def scaled(by: float) -> Change:
+    """Scores that are too large or too small: they move weight between the columns that are seen."""
+    return lambda query, columns, scaling: eager(query, columns, scaling * by)
+
+
+def prefix_shifted(by: float) -> Change:
+    """Scores of the prefix shifted against those of the block, as when their parts are merged wrongly."""
+
+    def change(query: Tensor, columns: Columns, scaling: float) -> Tensor:
+        groups = query.shape[1] // columns.key.shape[1]
+        key, value = (one.repeat_interleave(groups, 1) for one in (columns.key, columns.value))
+        scores = query @ key.transpose(-1, -2) * scaling
+        scores[..., : int(columns.prefix[0])] += by
+        return scores.masked_fill(~columns.visible, float("-inf")).softmax(-1) @ value
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("model", "head", "width", "dtype", "change"),
+    [
+        (5, 1, 8, "bfloat16", prefix_shifted(1.5)),
+        (16, 1, 3, "bfloat16", prefix_shifted(-3.0)),
+        (11, 1, 5, "float16", scaled(2.0)),
+        (17, 0, 8, "float16", scaled(4.0)),
+        (23, 0, 8, "float16", scaled(2.0)),
+    ],
+)
+def test_in_16_bits_wrong_scores_are_not_told_as_a_column(
+    model: int, head: int, width: int, dtype: str, change: Change
+) -> None:
+    prompt = tuple((7 * at + width) % GALLERY[model].vocab_size for at in range(width))
+    tree = Tree((0, 0, 0, 2, 2), (prompt[-1], 6, 11, 12, 5))
+    case = Case(Seeded(GALLERY[model], 0), prompt, Scripted((tree,)), stops=Stops(2), steps=1, dtype=dtype)
+    found = located(verdict_of(case, GALLERY[model].layers - 1, head, change))
+    assert (found.where["layer"], found.where["head"]) == (GALLERY[model].layers - 1, head)
+    assert not {"cause", "column"} & set(found.where)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_in_16_bits_most_cells_are_named_and_none_wrongly(dtype: str) -> None:
+    case, named, met = case_on(7, dtype), 0, 0
+    for row in range(len(TREE)):
+        for cell in range(CONTEXT + len(TREE)):
+            first = verdict_of(case, 1, row, turned(row, cell)).first if (row + cell) % 2 else None
+            if first is None or first.stage is not Stage.ATTENDED or first.where["node"] != row:
+                continue
+            met += 1
+            named += first.where.get("column") == cell
+            assert first.where.get("column", cell) == cell
+    assert named >= 0.75 * met > 5
