@@ -144,7 +144,7 @@ def crash(invariant: str, outcome: Crashed, step: int = 0) -> Finding:
     """
     where: dict[str, int | str] = {} if outcome.stage is not None else {"side": STAGE_UNKNOWN}
     stage = outcome.stage if outcome.stage is not None else Stage.DRAFTED
-    return Finding(invariant, stage, step, where, FINISHED, outcome.why)
+    return Finding(invariant, stage, step, where, FINISHED, outcome.why, said=outcome.said)
 
 
 def _blame_processors(case: Case, oracle: Oracle) -> None:

@@ -3,7 +3,7 @@
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from reference.case import Case
@@ -23,12 +23,16 @@ class Declined:
 class Crashed:
     """The run broke: at `stage` if the engine could tell, with `why` in one line.
 
-    `said` holds the last frames of the traceback, or the last lines that a dead process printed.
+    Attributes:
+        stage: Where it broke, or None.
+        why: The reason in one line.
+        said: The run's last lines, the latest last: frames of the traceback, `file:line in function: source line`, or
+            what the backend's process printed before it died. Two breaks are equal whatever their runs said.
     """
 
     stage: Stage | None
     why: str
-    said: tuple[str, ...] = ()
+    said: tuple[str, ...] = field(default=(), compare=False)
 
 
 Run = Callable[[Case], "Trace | Declined | Crashed"]

@@ -12,7 +12,7 @@ from reference.case import Case
 from reference.malformed import Malformed
 from reference.record import case_from_json, case_to_json
 from reference.trace import Stage
-from reports.values import clean, cut
+from reports.values import clean, cut, escaped
 from reports.writing import Unwritable, as_json, jsonable, write_whole
 
 VERSION = 1
@@ -22,6 +22,10 @@ LARGEST = 64 * 1024 * 1024
 """Bytes of a file beyond which nothing is read: no case comes near it."""
 
 FIELDS = ("bundle", "case", "finding", "fault", "backend", "model", "dtype", "environment")
+SAID = "said"
+"""Where the last lines of a run that broke stand: in `environment`, one text, since readers of before refuse a field
+of a finding that they do not know."""
+
 FINDING_FIELDS = ("invariant", "stage", "step", "where", "expected", "observed", "measure")
 
 
@@ -78,6 +82,7 @@ def content_of(failure: Failure, environment: Mapping[str, str]) -> dict[str, An
     """The bundle as a JSON object."""
     finding = failure.finding
     fact = {name: getattr(finding, name) for name in FINDING_FIELDS}
+    said = {SAID: "\n".join(map(escaped, finding.said))} if finding.said else {}
     return {
         "bundle": VERSION,
         "case": case_to_json(failure.verdict.case),
@@ -86,7 +91,7 @@ def content_of(failure: Failure, environment: Mapping[str, str]) -> dict[str, An
         "backend": failure.backend,
         "model": failure.model,
         "dtype": failure.verdict.case.dtype,
-        "environment": dict(environment),
+        "environment": {**environment, **said},
     }
 
 

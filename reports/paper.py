@@ -8,6 +8,8 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from reports.values import cut
+
 WIDTH = 80
 """Columns of a page; a wide character counts as two."""
 
@@ -19,6 +21,9 @@ LABEL = 12
 
 INDENT = MARGIN + LABEL + 2
 """Column at which the text after a label begins."""
+
+SAID_LINES = 15
+"""Lines of what a broken run said last that a page shows; the bundle has all that were kept."""
 
 
 def printed(*parts: RenderableType, width: int = WIDTH) -> str:
@@ -70,6 +75,11 @@ def labelled(rows: Iterable[tuple[str, str]], width: int = WIDTH) -> str:
     for label, text in rows:
         grid.add_row(Text(label), folded(text))
     return indented(printed(grid, width=width - MARGIN)) if grid.row_count else ""
+
+
+def last_lines(said: tuple[str, ...]) -> str:
+    """The last SAID_LINES of `said`, each without control characters and two lines of a labelled text at most."""
+    return "\n".join(cut(line, 2 * (WIDTH - INDENT)) for line in said[-SAID_LINES:])
 
 
 def beside(left: str, right: str, gap: int = 4, least: int = 28, width: int = WIDTH) -> str:

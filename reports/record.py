@@ -28,6 +28,8 @@ def finding_fact(finding: Finding) -> dict[str, Any]:
     }
     if finding.measure is not None:
         fact["measure"] = finding.measure
+    if finding.said:
+        fact["said"] = finding.said
     content: dict[str, Any] = jsonable(fact)
     return content
 

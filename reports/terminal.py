@@ -13,7 +13,7 @@ from reference.trace import Stage
 from reports.bundle import replay_command
 from reports.contrast import described, differences
 from reports.drawing import draw
-from reports.paper import INDENT, MARGIN, WIDTH, beside, folded, indented, labelled, printed
+from reports.paper import INDENT, MARGIN, WIDTH, beside, folded, indented, labelled, last_lines, printed
 from reports.record import mean_accepted, sampling_tests
 from reports.scene import revealed_by, scene_of
 from reports.values import address, clean, cut, escaped, excess, number, plural, show
@@ -63,6 +63,8 @@ def _facts(failure: Failure, revealed: frozenset[Stage]) -> list[tuple[str, str]
     verdict, finding = failure.verdict, failure.finding
     beyond = f" ({excess(finding)})" if excess(finding) else ""
     facts = [("expected", show(finding.expected)), ("observed", show(finding.observed) + beyond)]
+    if finding.said:
+        facts.append(("said", last_lines(finding.said)))
     failing = {other.stage for other in verdict.findings if other.step == finding.step}
     agreed = [stage for stage in Stage if stage < finding.stage and stage in revealed and stage not in failing]
     hidden = [stage for stage in Stage if stage not in revealed]

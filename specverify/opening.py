@@ -1,6 +1,8 @@
 """Opens what a plan names: backends as Subjects, faults by name."""
 
+import traceback
 from collections.abc import Callable
+from pathlib import Path
 
 from backends import faults
 from backends.admission import LiveDoor, Misshapen, admitted, admitted_blocks
@@ -102,9 +104,44 @@ def ended(why: BaseException) -> Declined | Crashed:
     """What an exception of a backend means: an engine under test may raise anything, and that is a finding."""
     if isinstance(why, Unsupported):
         return Declined(str(why))
-    if isinstance(why, (StageFailure, Misshapen)):
-        return Crashed(why.stage, why.why)
-    return Crashed(None, f"{type(why).__name__}: {' '.join(str(why).split())[:200]}")
+    if isinstance(why, Misshapen):
+        return Crashed(why.stage, why.why)  # the frames would be those of the door
+    if isinstance(why, StageFailure):
+        return Crashed(why.stage, why.why, last_frames(why))
+    return Crashed(None, in_words(why), last_frames(why))
+
+
+def in_words(why: BaseException) -> str:
+    """An exception in one line: its type, and the beginning of what it says, if it can be put into words."""
+    try:
+        said = " ".join(str(why).split())[:200]
+    except Exception:  # the message is a stranger's code too
+        said = "(it cannot be put into words)"
+    return f"{type(why).__name__}: {said}"
+
+
+FRAMES = 6
+"""Frames of a traceback that a crash keeps, the innermost ones: the backend's own, and not ours that called it."""
+
+OURS = Path(__file__).resolve().parent
+"""The folder whose frames say nothing of the backend."""
+
+SOURCE = 120
+"""Characters of a source line that a frame keeps."""
+
+
+def last_frames(why: BaseException) -> tuple[str, ...]:
+    """The innermost FRAMES frames of the error behind `why`, each `file:line in function: source line`, latest last.
+
+    Of an error raised from another, the frames are those of the first. Of a file, the last two parts of its path stay.
+    """
+    while why.__cause__ is not None:
+        why = why.__cause__
+    frames = [frame for frame in traceback.extract_tb(why.__traceback__) if OURS not in Path(frame.filename).parents]
+    return tuple(
+        f"{'/'.join(Path(frame.filename).parts[-2:])}:{frame.lineno} in {frame.name}: {(frame.line or '')[:SOURCE]}"
+        for frame in frames[-FRAMES:]
+    )
 
 
 class GuardedLive:
@@ -163,8 +200,7 @@ class Guarded:
         except Misshapen as why:
             raise NoTrace(Crashed(why.stage, why.why)) from why
         except Exception as why:
-            line = f"{type(why).__name__}: {' '.join(str(why).split())[:200]}"
-            raise NoTrace(Crashed(Stage.ACCEPTED, line)) from why
+            raise NoTrace(Crashed(Stage.ACCEPTED, in_words(why), last_frames(why))) from why
 
 
 def manifest(backend: Backend) -> dict[str, str]:
