@@ -42,6 +42,7 @@ class Ground:
         shrink_s: Seconds for making what is found smaller.
         sieved: Whether a case on which the backend does bit for bit what it does clean is judged on tables alone.
         until: Wall clock (`time.time`) after which no further case begins.
+        skip: Cases of the seed's order that other hunts of the same fault judge, before this one's first.
     """
 
     fault: str | None
@@ -52,6 +53,7 @@ class Ground:
     shrink_s: float
     until: float
     sieved: bool = False
+    skip: int = 0
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,7 @@ class Bag:
     Attributes:
         fault: As in its ground.
         backend: As in its ground.
-        cases: Drawn, the one that differed included.
+        cases: Judged, the one that differed included.
         seconds: Until the first difference, or until the end; shrinking is not counted.
         cpu: Seconds of processor time, shrinking included.
         caught: Whether a case differed.
@@ -72,6 +74,7 @@ class Bag:
         case: Its id, or None.
         failed: Every invariant that differed on the case as drawn or at its smallest.
         missing: Why the backend cannot be opened here, or None.
+        skip: As in its ground: the difference met is that of case number `skip + cases` of the seed's order.
     """
 
     fault: str | None
@@ -87,6 +90,7 @@ class Bag:
     case: str | None = None
     failed: tuple[str, ...] = ()
     missing: str | None = None
+    skip: int = 0
 
 
 _stops: list[Event] = []
@@ -148,7 +152,8 @@ def hunt(ground: Ground) -> Bag:
     search.stopped = lambda: any(one.is_set() for one in _stops) or _small(search.smallest)
     failure = search.failure(search_nearest=False)
     if failure is None:
-        return Bag(ground.fault, ground.backend, len(judged), seconds, time.process_time() - busy)
+        busy = time.process_time() - busy
+        return Bag(ground.fault, ground.backend, len(judged), seconds, busy, skip=ground.skip)
     smallest = failure.verdict
     failed = {name for one in (judged[-1], smallest) for name, outcome in one.outcomes.items() if outcome == "failed"}
     session = smallest.case.session
@@ -165,6 +170,7 @@ def hunt(ground: Ground) -> Bag:
         actions=len(session.actions) if session is not None else 0,
         case=smallest.case.id,
         failed=tuple(sorted(failed)),
+        skip=ground.skip,
     )
 
 
@@ -190,7 +196,7 @@ def _posed(
     ground: Ground, dtypes: tuple[str, ...], subject: Subject, invariants: tuple[Invariant, ...]
 ) -> Iterator[tuple[Case, tuple[Invariant, ...]]]:
     """The cases that a search of the ground's seed draws, each with the invariants to judge."""
-    for case in islice(stream(ground.seed, dtypes), ground.cases):
+    for case in islice(stream(ground.seed, dtypes), ground.skip, ground.skip + ground.cases):
         asked = tuple(one for one in taking_turns(case, ALL, subject.rarely) if one in invariants)
         yield case, sieve(ground.backend).left(case, subject, asked) if ground.sieved else asked
 

@@ -80,7 +80,12 @@ class Plan:
     def slice(self, worker: int) -> "Plan":
         """The part of worker `worker`: its share of the cases, with a seed of its own."""
         share = self.cases // self.jobs + (worker < self.cases % self.jobs)
-        return replace(self, cases=share, seed=self.seed * 1000 + worker, jobs=1)
+        return replace(self, cases=share, seed=drawing_seed(self.seed, worker), jobs=1)
+
+
+def drawing_seed(seed: int, worker: int = 0) -> int:
+    """The seed with which worker `worker` of a run with `--seed seed` draws; worker 0 is alone with `--jobs 1`."""
+    return seed * 1000 + worker
 
 
 def default_dtypes(backend: str) -> tuple[str, ...]:

@@ -21,13 +21,14 @@ from reports.record import Lines
 from reports.selftestpage import Caught, Clean, SelfTest, facts, page
 from specverify.hunt import Bag, Ground, enter, grounds_of, hunt
 from specverify.opening import check_seams
-from specverify.plan import SELFTEST_S, default_dtypes
+from specverify.plan import SELFTEST_S, default_dtypes, drawing_seed
 from specverify.selection import Unknown
 from specverify.threads import ForWorkers
 
 ROUNDS = ((60, True), (150, True), (60, False), (400, True), (600, True), (150, False), (2000, True))
-"""Cases drawn against a fault that is still at large, round by round, and whether through the sieve: short rounds
-first, so that no hard fault starves the others; those without it see what only variants of a case show."""
+"""Cases judged against a fault that is still at large, round by round, and whether through the sieve: short rounds
+first, so that no hard fault starves the others; those without it see what only variants of a case show. Each round goes
+on where the one before ended, in the order in which `diff --jobs 1` with the same seed draws its cases."""
 
 CLEAN_EVERY = 16
 """For so many hunts there is one with nothing planted."""
@@ -162,12 +163,12 @@ class Course:
     def _hunts(self, name: str) -> list[Ground]:
         number, backend = self._round[name], self._backends[name]
         cases, sieved = ROUNDS[number]
-        seed = self._seed + 7_919 * number
+        skip = sum(count for count, _ in ROUNDS[:number])
         dtypes = default_dtypes(backend)
-        made = [Ground(name, backend, seed, cases, dtypes, SHRINK_S, self._until, sieved)]
+        made = [Ground(name, backend, drawing_seed(self._seed), cases, dtypes, SHRINK_S, self._until, sieved, skip)]
         self._made += 1
         if self._made % CLEAN_EVERY == 1:
-            clean = self._seed + 1 + self._made
+            clean = drawing_seed(self._seed, self._made)
             self.clean_due += 1
             made.append(Ground(None, backend, clean, CLEAN_CASES, dtypes, SHRINK_S, self._until))
         return made
@@ -182,7 +183,8 @@ def _note(report: SelfTest, bag: Bag) -> None:
     if row.caught:
         return  # by another round, which ran beside this one
     row.backend, row.missing = bag.backend, bag.missing
-    row.cases += bag.cases
+    # Where in the order of `diff` the fault was met, or how far it was hunted: rounds may run beside each other.
+    row.cases = bag.skip + bag.cases if bag.caught else max(row.cases, bag.skip + bag.cases)
     row.seconds += bag.seconds
     row.cpu += bag.cpu
     if bag.caught:

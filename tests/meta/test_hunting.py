@@ -23,13 +23,14 @@ from reference.draft import Scripted
 from reference.sampling import Sampling, Stops
 from reference.trace import Stage
 from reference.tree import Tree
+from reports.selftestpage import Caught, SelfTest
 from specverify import search as searching
 from specverify.cli import main
 from specverify.hunt import Bag, Ground, concerned, hunt, nodes_of
 from specverify.opening import open_planted, subject_of
-from specverify.plan import Plan
+from specverify.plan import Plan, default_dtypes
 from specverify.search import Search
-from specverify.selftest import CLEAN_EVERY, ROUNDS, Course
+from specverify.selftest import CLEAN_EVERY, ROUNDS, Course, _note
 from specverify.sieve import ON_TABLES, Sieve
 from specverify.stream import Stream
 
@@ -50,6 +51,37 @@ def test_a_stream_is_what_a_search_judges(monkeypatch: pytest.MonkeyPatch) -> No
     Search(Plan(cases=15, seed=3), ALL, None, subject, lambda verdict: None, lambda: False).run()  # type: ignore[arg-type]
     assert len(judged) == 15
     assert judged == list(islice(Stream(3, ("float32", "float64")), 15))
+
+
+def test_a_hunt_judges_the_cases_of_a_diff_of_one_worker_in_its_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked_seed = 3
+    judged: list[str] = []
+
+    def noted(case: Case, *_: object) -> Verdict:
+        judged.append(case.id)
+        return Verdict(case, "x", {})
+
+    monkeypatch.setattr(searching, "judge", noted)
+    plan = replace(Plan(cases=30, seed=asked_seed).slice(0), dtypes=default_dtypes("cpu-eager"))
+    subject = subject_of(open_planted("cpu-eager", None))
+    Search(plan, ALL, None, subject, lambda verdict: None, lambda: False).run()  # type: ignore[arg-type]
+    drawn, judged[:] = list(judged), []
+    assert len(set(drawn)) == 30
+    course = Course(["tree-masked-as-chain"], {"tree-masked-as-chain": "cpu-eager"}, asked_seed, time.time() + 60)
+    first = next(ground for ground in course.first() if ground.fault)
+    for part in (replace(first, cases=10), replace(first, cases=20, skip=10)):
+        bag = hunt(replace(part, sieved=False))
+        assert (bag.skip, bag.cases) == (part.skip, part.cases)
+    assert judged == drawn
+
+
+def test_a_fault_counts_the_cases_up_to_the_one_that_met_it() -> None:
+    report = SelfTest([Caught("f", "BZ-001", "lowered", {})])
+    _note(report, Bag("f", "cpu-eager", cases=60))
+    _note(report, Bag("f", "cpu-eager", cases=60, skip=210))
+    assert report.faults[0].cases == 270
+    _note(report, Bag("f", "cpu-eager", cases=7, skip=60, caught=True, by="x", stage="lowered"))
+    assert report.faults[0].cases == 67, "the round that met it ran beside a later one"
 
 
 def test_a_case_on_which_nothing_is_done_otherwise_is_left_to_the_tables() -> None:
@@ -108,7 +140,9 @@ def test_a_fault_at_large_is_hunted_again_for_longer_and_clean_hunts_come_betwee
     while after := course.after(Bag("f0", "cpu-eager", cases=rounds[-1].cases)):
         rounds += [ground for ground in after if ground.fault]
     assert [(ground.cases, ground.sieved) for ground in rounds] == list(ROUNDS)
-    assert len({ground.seed for ground in rounds}) == len(ROUNDS)
+    assert {ground.seed for ground in rounds} == {Plan(seed=5).slice(0).seed}
+    ends = [ground.skip + ground.cases for ground in rounds]
+    assert [ground.skip for ground in rounds] == [0, *ends[:-1]], "each round goes on where the one before ended"
     assert course.after(Bag("f1", "cpu-eager", caught=True)) == []
     assert course.after(Bag("f2", "cpu-eager", missing="no such device")) == []
     late = Course(names, dict.fromkeys(names, "cpu-eager"), 5, time.time() - 1)
