@@ -231,9 +231,8 @@ def replay(
     click.echo(f"{result.word}  {result.why}", err=to_stderr)
     if json_file is not None:
         found = None if result.failure is None else record.failure_fact(result.failure)
-        writing.write_json(
-            json_file, {"result": result.word, "why": result.why, "finding": found, "emulated": result.emulated}
-        )
+        facts = {"result": result.word, "why": result.why, "finding": found, "emulated": result.emulated}
+        writing.write_json(json_file, facts | {"saved_fault": result.saved_fault})
     return result.exit_code
 
 

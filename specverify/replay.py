@@ -1,5 +1,6 @@
 """The command `replay`: run one saved case again and say FAILED, FIXED or CHANGED."""
 
+import shlex
 from dataclasses import dataclass, replace
 
 from properties.finding import Finding, Verdict
@@ -12,6 +13,7 @@ from reference.decoder import Oracle
 from reference.draft import LanguageModel
 from reference.malformed import Malformed
 from reports import bundle
+from reports.values import cut
 from specverify import processors
 from specverify.beside import with_eager
 from specverify.checkpoints import open_checkpoint
@@ -32,12 +34,14 @@ class Replayed:
         failure: What was found, or None.
         why: One sentence beside the word.
         emulated: Whether the backend stands in for a device that is not there.
+        saved_fault: The fault that was planted when the file was saved, where this replay plants none; else None.
     """
 
     word: str
     failure: Failure | None
     why: str
     emulated: bool = False
+    saved_fault: str | None = None
 
     @property
     def exit_code(self) -> int:
@@ -87,6 +91,10 @@ def replay(
         )
         failure = with_eager(failure, oracle)
     told = _told(verdict, saved, found, failure)
+    if saved.fault is not None and fault is None:
+        name = shlex.quote(cut(saved.fault, 60))
+        planted = f"saved with --fault {name} planted; give --fault {name} to plant it again"
+        told = replace(told, why=f"{told.why}; {planted}", saved_fault=saved.fault)
     if opened.declaration.emulated:
         return replace(told, why=f"{told.why}; EMULATED, no hardware was judged", emulated=True)
     return told

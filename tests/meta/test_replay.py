@@ -101,6 +101,29 @@ def test_a_bundle_fails_again_with_its_fault_and_is_fixed_without(
     assert out.count("\n") == 1
 
 
+def test_a_replay_without_the_fault_of_its_bundle_says_which_was_planted(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    file = ROOT / "tests" / "corpus" / f"{FAULT}.json"
+    hint = f"; saved with --fault {FAULT} planted; give --fault {FAULT} to plant it again\n"
+    code, out, _ = specverify(capfd, "replay", str(file), "--json", str(tmp_path / "out.json"))
+    assert code == 0
+    assert out.startswith("FIXED  ")
+    assert out.endswith(hint)
+    content = json.loads((tmp_path / "out.json").read_text())
+    assert content["saved_fault"] == FAULT
+    assert content["why"].endswith(hint.strip())
+    code, out, _ = specverify(capfd, "replay", str(file), "--fault", FAULT, "--json", str(tmp_path / "out.json"))
+    assert code == 1
+    assert "to plant it again" not in out
+    assert json.loads((tmp_path / "out.json").read_text())["saved_fault"] is None
+    bare = json.loads(file.read_text()) | {"fault": "two words\x1b\n"}
+    (tmp_path / "odd.json").write_text(json.dumps(bare))
+    code, out, _ = specverify(capfd, "replay", str(tmp_path / "odd.json"))
+    assert (code, out.count("\n")) == (0, 1)
+    assert "\x1b" not in out
+
+
 def test_another_fault_on_the_same_case_is_a_change(
     bundle: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
