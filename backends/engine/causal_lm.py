@@ -132,6 +132,7 @@ class CausalLm:
             use_cache=True,
             attend=attend,
             lanes=lanes,
+            reaches=self.reaches,
             **({"logits_to_keep": score} if score > 0 else {}),
         )
         logits: Tensor = output.logits if score else output[0]  # of a body without its head: whatever it returns

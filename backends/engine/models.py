@@ -25,6 +25,7 @@ from transformers.utils import logging
 from backends.base import Unsupported
 from backends.engine.causal_lm import CausalLm
 from backends.engine.exact import make_exact
+from backends.engine.examined import opened
 from backends.engine.graphs import Graphs, Recorder
 from backends.engine.irope import temper_logically
 from reference.architecture import Architecture, Checkpoint, Model, Rope, Seeded
@@ -70,27 +71,41 @@ class Shelf:
         self._recorder = recorder
         self._keep = keep
         self._open: OrderedDict[tuple[Model, str], CausalLm] = OrderedDict()
+        self._refused: dict[tuple[Model, str], str] = {}
 
     def open(self, model: Model, dtype: str) -> CausalLm:
         """The model in its working dtype, freshly loaded or off the shelf.
+
+        A checkpoint's model is examined by one small forward first; a refusal is remembered, so that no later case
+        loads the checkpoint again only to be declined.
 
         Raises:
             Unsupported: for a model that this engine cannot run in this dtype.
         """
         key = (model, dtype)
+        if key in self._refused:
+            raise Unsupported(self._refused[key])
         if key not in self._open:
-            network = _seeded(model, dtype) if isinstance(model, Seeded) else _checkpoint(model, dtype)
-            if isinstance(network, Llama4ForCausalLM):
-                temper_logically(network)
-            if dtype == "float64":
-                _exact(network)
-            self._open[key] = CausalLm(network.to(self._device).eval(), self._device)
+            try:
+                self._open[key] = self._loaded(model, dtype)
+            except Unsupported as why:
+                self._refused[key] = str(why)
+                raise
             if self._recorder is not None:
                 self._open[key].graphs = Graphs(self._recorder)
             while len(self._open) > (self._keep if isinstance(model, Seeded) else 2):
                 self._open.popitem(last=False)
         self._open.move_to_end(key)
         return self._open[key]
+
+    def _loaded(self, model: Model, dtype: str) -> CausalLm:
+        network = built_in(model, dtype) if isinstance(model, Seeded) else from_disk(model, dtype)
+        if isinstance(network, Llama4ForCausalLM):
+            temper_logically(network)
+        if dtype == "float64":
+            _exact(network)
+        network = network.to(self._device).eval()
+        return CausalLm(network, self._device) if isinstance(model, Seeded) else opened(network, self._device)
 
 
 def _exact(network: Any) -> None:
@@ -116,7 +131,7 @@ def refuse_long(model: Model, longest: int) -> None:
 
 def _checkpoint_rope(model: Checkpoint) -> Rope:
     config = _config(model)
-    rope = config.rope_parameters or {}
+    rope = getattr(config, "rope_parameters", None) or {}  # a model without rotary embedding has none
     kind = rope.get("rope_type", "default")
     return Rope(kind=kind, original=rope.get("original_max_position_embeddings", 0)) if kind == "longrope" else Rope()
 
@@ -209,8 +224,12 @@ def rope_parameters(rope: Rope) -> dict[str, Any]:
     return fields
 
 
-def _seeded(model: Seeded, dtype: str) -> Any:
-    """Build the built-in; its weights are exact in every dtype, so casting them rounds nothing."""
+def built_in(model: Seeded, dtype: str) -> Any:
+    """Build the transformers model of a built-in; its weights are exact in every dtype, so casting rounds nothing.
+
+    Raises:
+        Unsupported: where transformers' model of that family cannot be what the architecture says.
+    """
     config = config_of(model.architecture)
     with torch.device("meta"):
         network = CLASSES[model.architecture.family][1](config)
@@ -240,7 +259,12 @@ def _config(model: Checkpoint) -> Any:
     return LlamaConfig(**kept, attention_bias=bool(said["bias"] or said.get("attention_bias")))
 
 
-def _checkpoint(model: Checkpoint, dtype: str) -> Any:
+def from_disk(model: Checkpoint, dtype: str) -> Any:
+    """Open the transformers model of a checkpoint directory: safetensors alone, no code of the checkpoint's own.
+
+    Raises:
+        Unsupported: where transformers cannot open it.
+    """
     config = _config(model)
     logging.disable_progress_bar()  # standard error is the shell's
     chosen = LlamaForCausalLM if isinstance(config, LlamaConfig) else AutoModelForCausalLM

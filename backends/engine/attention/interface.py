@@ -5,7 +5,9 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 
+from backends.engine.attention.arguments import refuse_other_mask, refuse_other_window, refuse_unknown
 from backends.engine.attention.columns import Attend
+from backends.engine.reach import Reach
 
 if TYPE_CHECKING:
     from backends.engine.kv.lanes import Lanes
@@ -23,19 +25,29 @@ def through_interface(
     scaling: float,
     attend: Attend,
     lanes: "Lanes",
+    reaches: list[Reach],
     logical: Tensor | None = None,
-    **_: Any,
+    sliding_window: int | None = None,
+    **named: Any,
 ) -> tuple[Tensor, None]:
-    """What transformers calls in each layer, with what `lanes.update` returned as `key` and `value`.
+    """Run `attend` in one layer; transformers calls this function with the keys and values of `lanes.update`.
 
-    `attend` and `lanes` travel with the forward, so that two engines never share one. A module with a `temperature`
-    (Llama 4, see irope.py) has its queries scaled by the rows' positions, `logical`.
+    Every attention of every backend is reached through this function alone, so what it refuses no path computes.
+    `attend`, `lanes` and `reaches` travel with the forward, so that two engines never share one. A module with a
+    `temperature` (Llama 4, see irope.py) has its queries scaled by the rows' positions, `logical`.
+
+    Raises:
+        Unsupported: for an argument that this attention does not compute, a mask that the model has changed, or a
+            window other than that of `reaches`.
     """
+    refuse_unknown(module, named)
+    refuse_other_mask(module, attention_mask)
     temperature = getattr(module, "temperature", None)
     if temperature is not None:
         query = temperature(query, logical)
     layer = module.layer_idx
     assert isinstance(layer, int)
+    refuse_other_window(module, layer, sliding_window, reaches[layer])
     mixed = attend(query, lanes.columns(layer, key, value, attention_mask), scaling)
     return mixed.transpose(1, 2).contiguous(), None
 

@@ -1,0 +1,94 @@
+"""The arguments that a transformers model hands to attention: computed here, inert here for a reason, or refused."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from backends.base import Unsupported
+from backends.engine.reach import Reach
+
+INERT = {
+    "position_ids": "the engine gives them itself, and rotary embedding and the masks have used them already",
+    "cache_position": "transformers 5.0 counts cached rows with it; the engine's caches know their own length",
+    "is_causal": "the engine brings a mask that says of every row and column whether the row sees the column",
+    "use_cache": "keys and values have been written to the engine's cache before attention is called",
+    "return_dict": "it names the class of what the model returns, not a number in it",
+    "output_hidden_states": "it asks for a copy of what the layers return anyway",
+    "output_router_logits": "it asks for a copy of what the routers return anyway",
+}
+"""Arguments that change no number of the engine's attention, whatever their value, each with the reason."""
+
+INERT_AT: dict[str, tuple[Any, str]] = {
+    "dropout": (0.0, "a model that is not in training drops nothing"),
+    "output_attentions": (False, "the engine returns no weights, so it must not be asked for them"),
+}
+"""Arguments that change nothing at one value alone, that value, and the reason; None always asks for nothing."""
+
+SINKS = "attention sinks, which take a share of each softmax"
+BIAS = "numbers added to the scores"
+CHOSEN = "a choice of columns made for each row"
+
+KNOWN = {
+    "softcap": "a soft cap of the scores",
+    "s_aux": SINKS,
+    "sinks": SINKS,
+    "position_bias": BIAS,
+    "attention_bias": BIAS,
+    "alibi": BIAS,
+    "head_mask": "a factor for each head",
+    "indices": CHOSEN,
+    "block_indices": CHOSEN,
+}
+"""What some arguments mean that the engine does not compute, so that a refusal can say so."""
+
+
+def refuse_unknown(module: nn.Module, named: dict[str, Any]) -> None:
+    """Refuse every argument in `named` that attention would have to heed and the engine does not.
+
+    Raises:
+        Unsupported: with the class of `module` and the name of the argument.
+    """
+    for name, value in named.items():
+        if value is None or name in INERT:
+            continue
+        if name in INERT_AT and value == INERT_AT[name][0]:
+            continue
+        meaning = f" ({KNOWN[name]})" if name in KNOWN else ""
+        raise Unsupported(
+            f"{type(module).__name__} hands the argument {name}{meaning} to attention, "
+            "and this engine's attention does not compute it"
+        )
+
+
+def refuse_other_window(module: nn.Module, layer: int, asked: int | None, reach: Reach) -> None:
+    """Refuse a layer whose own sliding window is not the one that the engine's masks were made with.
+
+    Args:
+        module: The attention of the layer.
+        layer: Its index.
+        asked: The window in tokens that the module hands to attention, or None for no window.
+        reach: How far back the engine's masks let the layer see.
+
+    Raises:
+        Unsupported: with the class of `module`, the layer and both windows.
+    """
+    if (asked or 0) != reach.window:
+        raise Unsupported(
+            f"{type(module).__name__} of layer {layer} asks for a sliding_window of {asked}, "
+            f"and config.json as this engine reads it gives that layer {reach.window or None}"
+        )
+
+
+def refuse_other_mask(module: nn.Module, mask: Tensor | None) -> None:
+    """Refuse a mask that is not the boolean one the engine handed to the model: the model has added to it.
+
+    Raises:
+        Unsupported: with the class of `module`.
+    """
+    if mask is None or mask.dtype != torch.bool:
+        given = "no attention_mask" if mask is None else f"an attention_mask of {mask.dtype}"
+        raise Unsupported(
+            f"{type(module).__name__} hands {given} to attention in place of the engine's boolean mask: "
+            "this engine's attention does not compute biases, and makes no mask of its own"
+        )
