@@ -8,7 +8,7 @@ import click
 from backends.flags import MODES
 from reference.case import DTYPES
 from specverify import sampling_options
-from specverify.plan import DEFAULT_CASES, SELFTEST_S, Plan, default_cases, default_dtypes, default_jobs
+from specverify.plan import DEFAULT_CASES, SELFTEST_S, TRANSFORMERS, Plan, default_cases, default_dtypes, default_jobs
 
 DEVICES = {"cpu": "cpu-eager", "cuda": "cuda-eager", "npu": "ascend-eager"}
 """The backend that `--device` means when `--backend` is not given."""
@@ -50,7 +50,9 @@ def guard_options(command: Any) -> Any:
 
 @click.command()
 @click.option("--backend", help="Backend name or pkg.module:factory (default cpu-eager, or the fault's own).")
-@click.option("--against", help="Another backend as the reference, in place of the NumPy oracle.")
+@click.option(
+    "--against", help="The reference in place of the NumPy oracle: a backend, or `transformers`, run plainly."
+)
 @click.option("--model", help="Checkpoint directory, hub id, or builtin:NAME (default: seeded built-in models).")
 @click.option("--prompts", help="Prompt file, or builtin:humaneval; needs --model.")
 @click.option("--invariant", "invariants", multiple=True, metavar="GLOB", help="Only these invariants; repeatable.")
@@ -123,7 +125,7 @@ def diff(
 
         if model is not None:
             raise click.UsageError("--layout is for drawn cases, not for --model")
-        check_layout(layout, (name, against) if against is not None else (name,))
+        check_layout(layout, (name, against) if against not in (None, TRANSFORMERS) else (name,))
     if keep_going and max_failures is not None:
         raise click.UsageError("--keep-going and --max-failures contradict each other: give one of them")
     if model is None:  # a checkpoint has a vocabulary of its own to try them on
@@ -183,6 +185,8 @@ def _check_names(
 
         fault_named(fault)
     for one in filter(None, (backend, against)):
+        if one is against and one == TRANSFORMERS:
+            continue
         if ":" not in one and one not in [row.name for row in ROWS]:
             known = ", ".join(row.name for row in ROWS)
             raise UnknownBackend(f"no backend is called {one!r}: known are {known}, or give pkg.module:factory")

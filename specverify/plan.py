@@ -11,6 +11,9 @@ from specverify.isolation.wanted import Wanted
 DEFAULT_CASES = 500
 DEFAULT_DTYPES = ("float32", "float64")
 
+TRANSFORMERS = "transformers"
+"""What `--against` takes for plain transformers, beside the names of backends."""
+
 SELFTEST_S = 570.0
 """Wall seconds of a self-test."""
 
@@ -24,7 +27,7 @@ class Plan:
 
     Attributes:
         backend: Name or `pkg.module:factory`.
-        against: Backend that takes the oracle's place, or None for the NumPy oracle.
+        against: Backend that takes the oracle's place, TRANSFORMERS, or None for the NumPy oracle.
         model: Checkpoint directory, hub id or `builtin:NAME`; None draws built-in models.
         prompts: Prompt file or `builtin:humaneval`; None draws token ids.
         invariants: Globs; empty selects all.

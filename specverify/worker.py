@@ -6,20 +6,20 @@ import time
 import traceback
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from backends.base import Unavailable, WrongFlag
+from backends.base import Unavailable, Unsupported, WrongFlag
 from backends.registry import UnknownBackend
 from properties.finding import Verdict
 from properties.invariant import Oracle
 from reference.case import Case
 from reference.custom import Inadmissible
-from reference.decoder import Oracle as NumpyOracle
-from reference.trace import Trace
 from specverify import processors, prompted
+from specverify.against import reference_named
 from specverify.beside import with_eager
+from specverify.checkpoints import open_checkpoint
 from specverify.isolation import door
 from specverify.isolation.lifeline import die_with
 from specverify.news import STOP, Began, Broken, Done, Found, Located, Opened, Trouble
@@ -114,6 +114,8 @@ def work(plan: Plan, tell: Tell, orders: Orders, judged: frozenset[str] = frozen
                 backend.admit(plan.processors, (given.vocab_size,))
         except (Unknown, UnknownBackend, UnusableInput, WrongFlag) as why:
             raise Refused(str(why), 2) from why
+        except Unsupported as why:
+            raise Refused(f"--against {plan.against}: {why}", 3) from why
         except (Unavailable, MissingInput) as why:
             raise Refused(str(why), 3) from why
         declared = backend.declaration
@@ -156,16 +158,14 @@ def work(plan: Plan, tell: Tell, orders: Orders, judged: frozenset[str] = frozen
 
 
 def oracle_of(plan: Plan, open_ones: ExitStack) -> Oracle:
-    """The NumPy oracle, or the backend that `--against` puts in its place, run in float64 where it can."""
-    if plan.against is None:
-        return NumpyOracle()
-    reference = open_ones.enter_context(door.opened(replace(plan.wanted, backend=plan.against, fault=None, mode=None)))
-    if plan.layout is not None:
-        check_declared(plan.layout, plan.against, reference.declaration.layouts)
-    exact = "float64" in reference.declaration.dtypes
-    other = reference.subject()
+    """What the backend is compared with: the NumPy oracle, or what `--against` puts in its place.
 
-    def ask(case: Case) -> Trace:
-        return other(replace(case, dtype="float64") if exact and plan.model is None else case)
-
-    return ask
+    Raises:
+        Unsupported: where the reference cannot run the checkpoint of the plan.
+        UnusableInput, MissingInput: where there is no such checkpoint.
+        Unknown: where a backend in the oracle's place does not declare the plan's KV layout.
+    """
+    checkpoint = None
+    if plan.against is not None and plan.model is not None:
+        checkpoint = open_checkpoint(plan.model, understood=False)
+    return reference_named(plan.against, open_ones, checkpoint, plan.dtypes[0], plan.layout)

@@ -1,0 +1,214 @@
+"""Plain transformers as a reference: a model's own code and own eager attention, one sequence at a time, in float64."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.masking_utils import eager_mask
+
+from backends.base import Unsupported
+from backends.engine.models import DTYPES, built_in, from_disk
+from reference.architecture import Model, Seeded
+from reference.trace import Array
+
+INTERFACE = "specverify-plain"
+"""Name under which the function that watches transformers' own eager attention is registered with transformers."""
+
+NARROW = (torch.float32, torch.bfloat16, torch.float16)
+WIDENED = {torch.Tensor.float: torch.Tensor.double, torch.Tensor.half: torch.Tensor.double}
+
+
+class Wide(TorchFunctionMode):
+    """Makes every torch call that asks for a narrower float compute in float64.
+
+    transformers computes norms, rotary tables, routers and softmax in float32 whatever the dtype of the model. The
+    code that runs stays transformers' own; only the dtypes that it names mean float64.
+
+    Attributes:
+        narrow: The names of torch functions that returned a float narrower than float64 all the same.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.narrow: set[str] = set()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run one call in float64; `types` is not used."""
+        widened = {name: _widened(value) for name, value in (kwargs or {}).items()}
+        result = WIDENED.get(func, func)(*(_widened(one) for one in args), **widened)
+        if isinstance(result, Tensor) and result.dtype in NARROW:
+            self.narrow.add(str(getattr(func, "__name__", func)))
+        return result
+
+
+def _widened(value: Any) -> Any:
+    return torch.float64 if isinstance(value, torch.dtype) and value in NARROW else value
+
+
+@contextmanager
+def wide() -> Iterator[Wide]:
+    """Inside the `with`, torch computes in float64 in this thread, and makes float64 where no dtype is named."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        with torch.no_grad(), Wide() as mode:
+            yield mode
+    finally:
+        torch.set_default_dtype(before)
+
+
+@dataclass(frozen=True)
+class Sequence:
+    """One sequence of T tokens run from scratch; every array is float64.
+
+    Attributes:
+        logits: [T, vocabulary].
+        attended: [layers, heads, T, head_dim]; attention's output before the output projection.
+        queries: [layers, heads, T, head_dim], as attention gets them.
+        keys: [layers, kv_heads, T, head_dim], as attention gets them: after norms and rotary embedding.
+        values: [layers, kv_heads, T, head_dim].
+    """
+
+    logits: Array
+    attended: Array
+    queries: Array
+    keys: Array
+    values: Array
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """What one call of attention got and gave, for the one lane there is: [heads, T, head_dim], the mask [T, T]."""
+
+    index: int
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    output: Tensor
+    mask: Tensor | None
+
+
+_seen: ContextVar[list[_Layer]] = ContextVar("_seen")
+
+
+def watched(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **named: Any
+) -> Any:
+    """Call the eager attention of the module's own file with all that the module handed over, and note it.
+
+    Raises:
+        Unsupported: where that file has no `eager_attention_forward`.
+    """
+    own = getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
+    if own is None:
+        raise Unsupported(f"{type(module).__name__} has no eager attention of transformers' usual form")
+    mixed, weights = own(module, query, key, value, attention_mask, **named)
+    mask = None if attention_mask is None else attention_mask[0, 0]
+    index = module.layer_idx
+    assert isinstance(index, int)
+    layer = _Layer(index, query[0], key[0], value[0], mixed[0].transpose(0, 1), mask)
+    _seen.get().append(layer)
+    return mixed, weights
+
+
+AttentionInterface.register(INTERFACE, watched)
+AttentionMaskInterface.register(INTERFACE, eager_mask)
+
+
+class PlainTransformers:
+    """A causal language model of transformers, of any family, with its weights rounded to a working dtype.
+
+    It runs whole sequences without a KV cache and without our attention, so that it shares no code with the engine
+    but the loading of weights.
+
+    Attributes:
+        reaches: Each layer's window and chunk in tokens, 0 for none; each run checks them against the masks that
+            transformers itself has made.
+        config: The transformers config.
+    """
+
+    def __init__(self, model: Model, dtype: str) -> None:
+        with wide():
+            self._network = built_in(model, "float64") if isinstance(model, Seeded) else from_disk(model, "float64")
+            self._network.eval()
+        if dtype != "float64":
+            for parameter in self._network.parameters():
+                parameter.data = parameter.data.to(DTYPES[dtype]).to(torch.float64)
+        self.config = self._network.config
+        self._network.set_attn_implementation(INTERFACE)
+        if hasattr(self.config, "_experts_implementation"):
+            self.config._experts_implementation = "eager"
+        self.reaches = _reaches(self.config)
+
+    def run(self, tokens: tuple[int, ...]) -> Sequence:
+        """Run `tokens`, at least one, from scratch.
+
+        Raises:
+            Unsupported: where transformers computes narrower than float64, where layers do not call attention through
+                its interface, or where a mask is not that of `reaches`.
+        """
+        layers: list[_Layer] = []
+        noted = _seen.set(layers)
+        try:
+            with wide() as mode:
+                logits = self._network(torch.tensor([tokens]), use_cache=False).logits[0]
+        finally:
+            _seen.reset(noted)
+        name = type(self._network).__name__
+        if mode.narrow:
+            raise Unsupported(f"{name}: transformers computes {', '.join(sorted(mode.narrow))} narrower than float64")
+        if [one.index for one in layers] != list(range(len(self.reaches))):
+            raise Unsupported(
+                f"{name}: layers {[one.index for one in layers]} call attention through transformers' attention "
+                f"interface, where each of {len(self.reaches)} should, once"
+            )
+        for one, reach in zip(layers, self.reaches, strict=True):
+            self._check_mask(one, reach)
+        stacked = (
+            torch.stack([getattr(one, kind) for one in layers]).numpy() for kind in ("output", "query", "key", "value")
+        )
+        return Sequence(logits.numpy(), *stacked)
+
+    def _check_mask(self, layer: _Layer, reach: tuple[int, int]) -> None:
+        """Raise Unsupported unless the mask hides what lies after a row or out of its reach, and adds nothing else."""
+        length = layer.query.shape[1]
+        if layer.mask is None and length == 1:
+            return
+        window, chunk = reach
+        row, column = torch.arange(length)[:, None], torch.arange(length)
+        shown = column <= row
+        if window:
+            shown &= column > row - window
+        if chunk:
+            shown &= column // chunk == row // chunk
+        mask = layer.mask
+        if mask is None or not bool((mask[shown] == 0).all()) or not bool((mask[~shown] < -1e30).all()):
+            raise Unsupported(
+                f"{type(self._network).__name__}: the mask that transformers makes for layer {layer.index} is not "
+                f"causal with window {window or None} and chunk {chunk or None}, as config.json says"
+            )
+
+
+def _reaches(config: Any) -> tuple[tuple[int, int], ...]:
+    """Each layer's window and chunk as `config` says; `PlainTransformers.run` checks them against the masks.
+
+    Raises:
+        Unsupported: for a kind of layer that is no attention over tokens.
+    """
+    window: int = getattr(config, "sliding_window", None) or 0
+    chunk: int = getattr(config, "attention_chunk_size", None) or 0
+    known = {"full_attention": (0, 0), "sliding_attention": (window, 0), "chunked_attention": (0, chunk)}
+    kinds = getattr(config, "layer_types", None)
+    if not kinds:
+        return ((window, 0),) * int(config.num_hidden_layers)
+    for kind in kinds:
+        if kind not in known:
+            raise Unsupported(f"layers of kind {kind}: plain transformers is a reference for {', '.join(known)}")
+    return tuple(known[kind] for kind in kinds)
