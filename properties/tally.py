@@ -62,6 +62,7 @@ class Failure:
         fault: Name of the planted fault, or None.
         backend: What `--backend` was given, so that the replay command opens the same.
         model: What `--model` was given for a checkpoint, or None for built-in models.
+        against: What `--against` put in the oracle's place, or None for the NumPy oracle.
     """
 
     verdict: Verdict
@@ -75,6 +76,7 @@ class Failure:
     model: str | None = None
     beside: Beside | None = None
     also: tuple[Also, ...] = ()
+    against: str | None = None
 
 
 @dataclass
@@ -109,6 +111,7 @@ class Tally:
         errors: What kept the run from judging: one line each.
         stopped: Why the run ended early (interrupted, time budget), or None.
         environment: Names and versions of what ran: python, torch, device, seed and so on.
+        against: What `--against` put in the oracle's place, or None for the NumPy oracle.
     """
 
     backend: str
@@ -140,6 +143,7 @@ class Tally:
     errors: list[str] = field(default_factory=list)
     stopped: str | None = None
     environment: dict[str, str] = field(default_factory=dict)
+    against: str | None = None
 
     def add(self, verdict: Verdict) -> None:
         """Count one judged case."""

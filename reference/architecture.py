@@ -206,12 +206,16 @@ class Checkpoint:
         digest: `sha256:` over config.json and the safetensors files, so that a replay elsewhere knows the weights.
         vocab_size: Number of token ids the model scores.
         max_positions: Longest sequence the model's config admits.
+        mixes_rows: Whether rows of one forward share a kernel whose sums depend on which rows there are: a layer with
+            experts computes together the rows that choose the same expert, so that the bits of one row may change with
+            another row, and no more than its bits.
     """
 
     source: str
     digest: str
     vocab_size: int
     max_positions: int
+    mixes_rows: bool = field(default=False, metadata=LATER)
 
 
 Model = Seeded | Checkpoint

@@ -31,6 +31,9 @@ LARGEST_HEADER = 100_000_000
 IGNORED = re.compile(r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq")
 """Buffers that old checkpoints store and every reader computes anew."""
 
+EXPERTS = re.compile(r"\.experts\.")
+"""Names of weights of which each row uses some: the layers of a mixture of experts."""
+
 PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 
@@ -87,18 +90,19 @@ def identify(directory: str | Path, understood: bool = True) -> Checkpoint:
     """
     root = Path(directory)
     if understood:
-        architecture, _, files = _opened(root)
+        architecture, stored, files = _opened(root)
         vocab_size, max_positions = architecture.vocab_size, architecture.max_positions
     else:
         vocab_size, max_positions = sizes(root / "config.json")
-        _, files = _weights(root)
+        stored, files = _weights(root)
     digest = hashlib.sha256()
     for file in sorted([root / "config.json", *files], key=lambda each: each.name):
         digest.update(f"{file.name}\0{file.stat().st_size}\0".encode())
         with file.open("rb") as stream:
             while block := stream.read(1 << 20):
                 digest.update(block)
-    return Checkpoint(str(root), f"sha256:{digest.hexdigest()}", vocab_size, max_positions)
+    mixes_rows = any(EXPERTS.search(name) for name in stored)
+    return Checkpoint(str(root), f"sha256:{digest.hexdigest()}", vocab_size, max_positions, mixes_rows)
 
 
 def _opened(root: Path) -> tuple[Architecture, dict[str, _Stored], list[Path]]:

@@ -21,7 +21,7 @@ VERSION = 1
 LARGEST = 64 * 1024 * 1024
 """Bytes of a file beyond which nothing is read: no case comes near it."""
 
-FIELDS = ("bundle", "case", "finding", "fault", "backend", "model", "dtype", "environment")
+FIELDS = ("bundle", "case", "finding", "fault", "backend", "model", "dtype", "environment", "against")
 SAID = "said"
 """Where the last lines of a run that broke stand: in `environment`, one text, since readers of before refuse a field
 of a finding that they do not know."""
@@ -54,6 +54,7 @@ class Bundle:
         fault: The fault that was planted.
         backend: What `--backend` was given.
         model: What `--model` was given.
+        against: What `--against` was given; None for the NumPy oracle.
     """
 
     case: Case
@@ -62,6 +63,7 @@ class Bundle:
     fault: str | None = None
     backend: str | None = None
     model: str | None = None
+    against: str | None = None
 
 
 def replay_command(failure: Failure) -> str | None:
@@ -73,6 +75,7 @@ def replay_command(failure: Failure) -> str | None:
     words = ["specverify", "replay", file, "--backend", failure.backend]
     words += ["--fault", failure.fault] if failure.fault is not None else []
     words += ["--model", failure.model] if failure.model is not None else []
+    words += ["--against", failure.against] if failure.against is not None else []
     for name in failure.verdict.case.sampling.processors:
         words += ["--processor", name]
     return shlex.join(words)
@@ -92,6 +95,7 @@ def content_of(failure: Failure, environment: Mapping[str, str]) -> dict[str, An
         "model": failure.model,
         "dtype": failure.verdict.case.dtype,
         "environment": {**environment, **said},
+        **({} if failure.against is None else {"against": failure.against}),
     }
 
 
@@ -229,6 +233,7 @@ def _bundle(content: dict[str, Any]) -> Bundle:
         fault=_word(content, "fault"),
         backend=_word(content, "backend"),
         model=_word(content, "model"),
+        against=_word(content, "against"),
     )
 
 

@@ -5,6 +5,7 @@ from junitparser import Failure as JUnitFailure
 
 from properties.tally import Counts, Failure, Tally
 from reference.trace import Stage
+from reports.record import ORACLE
 from reports.scene import scene_of
 from reports.terminal import failure_page, not_judged, summary_page
 from reports.values import clean, plural
@@ -33,7 +34,12 @@ def junit(tally: Tally, revealed: frozenset[Stage] | None = None) -> bytes:
         suite.add_testcase(_testcase(tally, name, counts, located.get(name, []), revealed))
     if tally.outcome == "unjudged" or tally.errors:
         suite.add_testcase(_run(tally))
-    facts = {"emulated": str(tally.emulated).lower(), "cases": str(tally.cases), **tally.environment}
+    facts = {
+        "emulated": str(tally.emulated).lower(),
+        "reference": tally.against or ORACLE,
+        "cases": str(tally.cases),
+        **tally.environment,
+    }
     for name, value in facts.items():
         suite.add_property(clean(name), clean(value))
     document = JUnitXml()

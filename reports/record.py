@@ -16,6 +16,9 @@ from reports.bundle import replay_command
 from reports.contrast import differences
 from reports.writing import Unwritable, as_json, jsonable
 
+ORACLE = "oracle"
+"""What JSON and JUnit call the reference of a run without `--against`; with it, they hold what it was given."""
+
 
 def finding_fact(finding: Finding) -> dict[str, Any]:
     """A finding as JSON holds it: the stage by its word, the step among the coordinates."""
@@ -123,6 +126,7 @@ def failure_fact(failure: Failure) -> dict[str, Any]:
         "nearest": None if failure.nearest is None else _nearest_fact(failure.nearest, failure.verdict.case),
         "also_seen": [{"invariant": one.invariant, "stage": one.stage.word, "case": one.case} for one in failure.also],
         "replay": replay_command(failure),
+        "reference": failure.against or ORACLE,
     }
 
 
@@ -163,6 +167,7 @@ def summary(tally: Tally) -> dict[str, Any]:
             "outcome": tally.outcome,
             "backend": tally.backend,
             "emulated": tally.emulated,
+            "reference": tally.against or ORACLE,
             "cases": tally.cases,
             "wanted": tally.wanted,
             "judged": tally.judged,

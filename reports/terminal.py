@@ -17,12 +17,12 @@ from reports.paper import INDENT, MARGIN, WIDTH, beside, folded, indented, label
 from reports.record import mean_accepted, sampling_tests
 from reports.scene import revealed_by, scene_of
 from reports.values import address, clean, cut, escaped, excess, number, plural, show
-from reports.words import account
+from reports.words import account, reference_of
 
 OUTCOMES = {"agree": "AGREE", "differ": "DIFFER", "unjudged": "COULD NOT JUDGE"}
 
 EXIT = {
-    "agree": "everything that could be judged agrees with the oracle",
+    "agree": "everything that could be judged agrees with {reference}",
     "differ": "the backend does not do what the target alone would do",
     "unjudged": "this is no pass: exit code 3",
 }
@@ -88,6 +88,8 @@ def _facts(failure: Failure, revealed: frozenset[Stage]) -> list[tuple[str, str]
         facts.append(("nearest", f"case that agrees: {cut(changes)}"))
     if failure.beside is not None:
         facts.append(("beside", _beside(failure.beside)))
+    if failure.against is not None:
+        facts.append(("reference", f"{reference_of(failure.against)}: the NumPy oracle did not run"))
     if failure.fault is not None:
         facts.append(("planted", f"fault {clean(failure.fault)}: this failure is wanted"))
     return facts
@@ -180,7 +182,7 @@ def summary_page(tally: Tally) -> str:
     """The whole run: the outcome first, then how it was reached, and what was not judged."""
     emulated = "  EMULATED, no hardware was judged" if tally.emulated else ""
     head = f"{OUTCOMES[tally.outcome]}  {clean(tally.backend)}{emulated}\n"
-    parts = [printed(folded(head)) + labelled_lines(EXIT[tally.outcome])]
+    parts = [printed(folded(head)) + labelled_lines(EXIT[tally.outcome].format(reference=reference_of(tally.against)))]
     if tally.failures:
         parts.append(labelled([("failures", _failure_line(failure)) for failure in tally.failures]))
     if tally.invariants:
@@ -246,6 +248,8 @@ def _run_facts(tally: Tally) -> list[tuple[str, str]]:
     facts += [("error", cut(error, 400)) for error in tally.errors]
     if tally.stopped is not None:
         facts.append(("stopped", f"early: {clean(tally.stopped)}"))
+    if tally.against is not None:
+        facts.append(("reference", f"{reference_of(tally.against)}: the NumPy oracle did not run"))
     ran = ", ".join(f"{name} {value}" for name, value in tally.environment.items())
     if ran:
         facts.append(("ran on", cut(ran, 400)))

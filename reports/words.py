@@ -8,7 +8,7 @@ from properties.finding import FINISHED, STAGE_UNKNOWN, Finding
 from reference.trace import Stage
 from reports.scene import Scene
 from reports.sentences import PLAIN
-from reports.values import address, coordinate, excess, places, show
+from reports.values import address, clean, coordinate, excess, places, show
 
 Sentence = str | Callable[["Told"], str]
 
@@ -123,7 +123,7 @@ SIDES: dict[tuple[str, str], str] = {
     ),
     ("structure.validity-closed", "rows"): "The backend lowered the tree to {observed} instead of {expected}.",
     ("attention.context-exact", "control"): (
-        "Even without speculation the backend is further from the oracle ({observed}) than its dtype explains "
+        "Even without speculation the backend is further from the reference ({observed}) than its dtype explains "
         "({expected}): its plain decode is at fault."
     ),
     ("acceptance.greedy-walk", "bonus"): (
@@ -193,6 +193,12 @@ BROKEN = "A run that {invariant} asks for did not finish: {observed}."
 
 GENERIC = "{invariant} does not hold: it asks for {expected}, and the backend gave {observed}{by}."
 """The account of an invariant that is not ours."""
+
+
+def reference_of(against: str | None) -> str:
+    """What a run was compared with, in words, from what `--against` was given (None: the NumPy oracle)."""
+    known = {None: "the oracle", "transformers": "plain transformers"}
+    return known.get(against) or f"the backend {clean(str(against))}"
 
 
 def account(finding: Finding, scene: Scene | None = None, complete: bool = True) -> str:

@@ -88,7 +88,8 @@ class Campaign:
         self._enough = False
         self._stopping = False
         self.code: int | None = None
-        self.tally = Tally(plan.backend, environment={**environment(), "seed": str(plan.seed), "jobs": str(plan.jobs)})
+        ran = {**environment(), "seed": str(plan.seed), "jobs": str(plan.jobs)}
+        self.tally = Tally(plan.backend, environment=ran, against=plan.against)
         self.tally.wanted = plan.cases
 
     def run(self) -> None:

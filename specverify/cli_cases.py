@@ -210,6 +210,7 @@ def _check_names(
 )
 @click.option("--mode", type=click.Choice(MODES), help="reference: eager attention only (default: as flags say).")
 @guard_options
+@click.option("--against", help="The reference instead of the NumPy oracle (default: the one it was saved with).")
 @click.option("--json", "json_file", metavar="FILE|-", help="Write the result as one JSON object.")
 def replay(
     file: str,
@@ -218,6 +219,7 @@ def replay(
     model: str | None,
     processors: tuple[str, ...],
     mode: str | None,
+    against: str | None,
     case_timeout: float | None,
     memory_limit: int | None,
     json_file: str | None,
@@ -228,7 +230,7 @@ def replay(
 
     if json_file is not None:
         writing.check(json_file)
-    result = run(file, backend, fault, model, processors, mode, case_timeout, memory_limit)
+    result = run(file, backend, fault, model, processors, mode, against, case_timeout, memory_limit)
     to_stderr = json_file == "-"
     if result.failure is not None:
         click.echo(terminal.failure_page(result.failure), err=to_stderr)

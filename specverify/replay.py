@@ -1,27 +1,29 @@
 """The command `replay`: run one saved case again and say FAILED, FIXED or CHANGED."""
 
 import shlex
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
+from backends.base import Unsupported
 from properties.finding import Finding, Verdict
 from properties.judge import judge
 from properties.tally import Failure
 from reference.architecture import Checkpoint
 from reference.case import Case
 from reference.custom import Inadmissible
-from reference.decoder import Oracle
 from reference.draft import LanguageModel
 from reference.malformed import Malformed
 from reports import bundle
 from reports.values import cut
 from specverify import processors
+from specverify.against import reference_named
 from specverify.beside import with_eager
 from specverify.checkpoints import open_checkpoint
 from specverify.isolation import door
 from specverify.isolation.limits import BUILT_IN_S, CHECKPOINT_S, Patience
 from specverify.isolation.wanted import Wanted
 from specverify.selection import invariants_matching
-from specverify.unusable import UnusableInput
+from specverify.unusable import MissingInput, UnusableInput
 
 
 @dataclass(frozen=True)
@@ -56,12 +58,14 @@ def replay(
     model: str | None,
     named: tuple[str, ...] = (),
     mode: str | None = None,
+    against: str | None = None,
     case_timeout_s: float | None = None,
     memory: int | None = None,
 ) -> Replayed:
     """Run the case in `file`; options that are None come from the bundle, but no code of the user's own does.
 
-    A fault, a backend `pkg.module:factory` and the case's custom processors are only used when named here.
+    A fault, a backend `pkg.module:factory` (to run the case or to compare with) and the case's custom processors are
+    only used when named here.
 
     Raises:
         Unreadable, UnusableInput, MissingInput, Unknown, UnknownBackend, Unavailable, WrongFlag: each with one line.
@@ -69,27 +73,41 @@ def replay(
     saved = bundle.load(file)
     if backend is None and saved.backend is not None and ":" in saved.backend:
         raise UnusableInput(f"{file}: saved with {saved.backend}, code of its own: name it with --backend to run it")
+    if against is None and saved.against is not None and ":" in saved.against:
+        raise UnusableInput(f"{file}: compared with {saved.against}, code of its own: name it with --against to run it")
+    against = against or saved.against
     name = backend or saved.backend or "cpu-eager"
     processors.admit(named, saved.case.model.vocab_size)
     processors.check_admitted(saved.case, file)
-    case = _placed(saved.case, model or saved.model)
-    oracle = Oracle()
+    case = _placed(saved.case, model or saved.model, understood=against is None)
     small = not isinstance(case.model, Checkpoint)
     wanted = Wanted(name, fault, mode, threads=1 if small else 0)
     patience = Patience(case_timeout_s, BUILT_IN_S if small else CHECKPOINT_S)
-    with door.opened(wanted, patience, memory) as opened:
+    with ExitStack() as open_ones:
+        opened = open_ones.enter_context(door.opened(wanted, patience, memory))
         opened.admit(named, (case.model.vocab_size,))
+        try:
+            oracle = reference_named(against, open_ones, None if small else case.model, case.dtype)
+        except Unsupported as why:
+            raise MissingInput(f"--against {against}: {why}") from why
         try:
             verdict = judge(case, invariants_matching(()), oracle, opened.subject())
         except Inadmissible as why:
             raise UnusableInput(f"--processor {why.why}") from None
-    found = _same(verdict, saved) or verdict.first
-    failure = None
-    if found is not None:
-        failure = Failure(
-            verdict, found, saved.case.id, file=file, fault=fault, backend=name, model=model or saved.model
-        )
-        failure = with_eager(failure, oracle)
+        found = _same(verdict, saved) or verdict.first
+        failure = None
+        if found is not None:
+            failure = Failure(
+                verdict,
+                found,
+                saved.case.id,
+                file=file,
+                fault=fault,
+                backend=name,
+                model=model or saved.model,
+                against=against,
+            )
+            failure = with_eager(failure, oracle)
     told = _told(verdict, saved, found, failure)
     if saved.fault is not None and fault is None:
         name = shlex.quote(cut(saved.fault, 60))
@@ -121,20 +139,23 @@ def _same(verdict: Verdict, saved: bundle.Bundle) -> Finding | None:
     return next(alike, None)
 
 
-def _placed(case: Case, model: str | None) -> Case:
-    """The case with its checkpoints where this machine has them; their digests must be the saved ones."""
+def _placed(case: Case, model: str | None, understood: bool) -> Case:
+    """The case with its checkpoints where this machine has them; their digests must be the saved ones.
+
+    `understood` says whether the oracle is to run them.
+    """
     try:
         if isinstance(case.model, Checkpoint):
-            case = replace(case, model=_here(case.model, model))
+            case = replace(case, model=_here(case.model, model, understood))
         if isinstance(case.draft, LanguageModel) and isinstance(case.draft.model, Checkpoint):
-            case = replace(case, draft=replace(case.draft, model=_here(case.draft.model, None)))
+            case = replace(case, draft=replace(case.draft, model=_here(case.draft.model, None, understood)))
     except Malformed as why:
         raise UnusableInput(f"the case does not fit its checkpoint: {why}") from None
     return case
 
 
-def _here(saved: Checkpoint, model: str | None) -> Checkpoint:
-    found = open_checkpoint(model or saved.source)
+def _here(saved: Checkpoint, model: str | None, understood: bool) -> Checkpoint:
+    found = open_checkpoint(model or saved.source, understood)
     if found.digest != saved.digest:
         raise UnusableInput(
             f"{found.source}: other weights ({found.digest[:19]}...) than the case was saved with "

@@ -248,6 +248,7 @@ class Search:
             fault=self.plan.fault,
             backend=self.plan.backend,
             model=self.plan.model,
+            against=self.plan.against,
         )
 
     def failure(self, search_nearest: bool = True) -> Failure | None:
