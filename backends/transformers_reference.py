@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from inspect import signature
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import eager_mask
+from transformers.models.gemma2.modeling_gemma2 import eager_attention_forward as eager_with_cap
 
 from backends.base import Unsupported
 from backends.engine.models import DTYPES, built_in, from_disk
@@ -107,6 +109,8 @@ def watched(
         Unsupported: where that file has no `eager_attention_forward`.
     """
     own = getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
+    if own is not None and named.get("softcap") and "softcap" not in signature(own).parameters:
+        own = eager_with_cap  # of a built-in, whose family has no soft cap in transformers
     if own is None:
         raise Unsupported(f"{type(module).__name__} has no eager attention of transformers' usual form")
     mixed, weights = own(module, query, key, value, attention_mask, **named)
@@ -146,6 +150,8 @@ class PlainTransformers:
         if hasattr(self.config, "_experts_implementation"):
             self.config._experts_implementation = "eager"
         self.reaches = _reaches(self.config)
+        cap = model.architecture.score_cap if isinstance(model, Seeded) else 0.0
+        self._capped = {"softcap": cap} if cap else {}
 
     def run(self, tokens: tuple[int, ...]) -> Sequence:
         """Run `tokens`, at least one, from scratch.
@@ -158,7 +164,7 @@ class PlainTransformers:
         noted = _seen.set(layers)
         try:
             with wide() as mode:
-                logits = self._network(torch.tensor([tokens]), use_cache=False).logits[0]
+                logits = self._network(torch.tensor([tokens]), use_cache=False, **self._capped).logits[0]
         finally:
             _seen.reset(noted)
         name = type(self._network).__name__

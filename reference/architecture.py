@@ -65,6 +65,8 @@ class Architecture:
         floor_scale: Queries of unrotated layers are scaled by 1 + attn_scale * ln(1 + floor((p + 1) / floor_scale)), p
             being their position (arXiv 2501.19399 as Llama 4 has it); 0 for none.
         attn_scale: See floor_scale.
+        score_cap: Soft cap of attention, as Gemma 2 has it (arXiv 2408.00118): a scaled score s becomes
+            score_cap * tanh(s / score_cap) before the mask; 0.0 for none.
     """
 
     family: str
@@ -87,6 +89,7 @@ class Architecture:
     unrotated: tuple[int, ...] = field(default=(), metadata=LATER)
     floor_scale: int = field(default=0, metadata=LATER)
     attn_scale: float = field(default=0.1, metadata=LATER)
+    score_cap: float = field(default=0.0, metadata=LATER)
 
     def __post_init__(self) -> None:
         if self.family not in FAMILIES:
@@ -107,6 +110,8 @@ class Architecture:
         if any(window < 0 for window in self.windows):
             raise Malformed("windows", "a window is a number of tokens, or 0 for none")
         self._check_irope()
+        if not 0 <= self.score_cap <= 1e6:
+            raise Malformed("score_cap", f"{self.score_cap} is no soft cap (above 0, up to 1e6; 0 for none)")
         if self.heads % self.kv_heads:
             raise Malformed("kv_heads", f"{self.heads} heads do not share {self.kv_heads} KV heads evenly")
         if self.head_dim % 2:

@@ -171,10 +171,22 @@ def temperature(arch: Architecture, layer: int, positions: Array) -> Array:
     return scale
 
 
-def attention(query: Array, keys: Array, values: Array) -> Array:
+def capped(scores: Array, cap: float) -> Array:
+    """Scaled scores after the soft cap `cap` (`Architecture.score_cap`); themselves where it is 0.
+
+    >>> [float(round(score, 3)) for score in capped(np.array([0.0, 1.0, -50.0]), 2.0)]
+    [0.0, 0.924, -2.0]
+    """
+    if not cap:
+        return scores
+    squeezed: Array = cap * np.tanh(scores / cap)
+    return squeezed
+
+
+def attention(query: Array, keys: Array, values: Array, cap: float = 0.0) -> Array:
     """One position's look at what it sees: query [heads, d], keys and values [seen, kv_heads, d] -> [heads, d]."""
     grouped = query.reshape(keys.shape[1], -1, query.shape[-1])
-    scores = np.einsum("kgd,skd->kgs", grouped, keys) / np.sqrt(query.shape[-1])
+    scores = capped(np.einsum("kgd,skd->kgs", grouped, keys) / np.sqrt(query.shape[-1]), cap)
     weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
     weights /= weights.sum(axis=-1, keepdims=True)
     mixed: Array = np.einsum("kgs,skd->kgd", weights, values).reshape(query.shape)
@@ -258,7 +270,7 @@ class PathByPath:
             mixed = np.empty_like(queries)
             for t in range(length):
                 first = first_seen(reach, t)
-                mixed[t] = attention(queries[t], keys[first : t + 1], values[first : t + 1])
+                mixed[t] = attention(queries[t], keys[first : t + 1], values[first : t + 1], arch.score_cap)
             x = x + linear(mixed.reshape(length, -1), state, f"{at}.self_attn.o_proj")
             x = x + swiglu(rms_norm(x, state[f"{at}.post_attention_layernorm.weight"], arch.norm_eps), state, at)
             kept_keys.append(keys.swapaxes(0, 1))

@@ -110,8 +110,9 @@ def _model(content: dict[str, Any], path: str) -> Model:
     for name in ("windows", "chunks", "unrotated"):
         if name in fields:
             fields[name] = tuple(fields[name])
-    if "attn_scale" in fields:
-        fields["attn_scale"] = float(fields["attn_scale"])
+    for name in ("attn_scale", "score_cap"):
+        if name in fields:
+            fields[name] = float(fields[name])
     architecture = _built(f"{path}.architecture", lambda: Architecture(**fields, rope=turned))
     return _built(path, lambda: Seeded(architecture=architecture, **rest))
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from reference import rotary
-from reference.model import Inputs, Nodes, Parameters, first_seen, linear, rms_norm, swiglu, temperature, turned
+from reference.model import Inputs, Nodes, Parameters, capped, first_seen, linear, rms_norm, swiglu, temperature, turned
 from reference.trace import Array, Kv
 from reference.tree import Tree
 
@@ -116,7 +116,7 @@ class SharedPrefix:
             queries, keys, values = self._project(layer, x, cos, sin, positions)
             through.append((queries, keys, values))
             above = held.keys[layer, :, :start], held.values[layer, :, :start]
-            mixed = _tree_attention(queries, *above, keys, values, levels, reach)
+            mixed = _tree_attention(queries, *above, keys, values, levels, reach, arch.score_cap)
             attended[layer] = mixed
             x = self._finish(layer, x, mixed)
         row = np.empty(len(order), dtype=np.int64)
@@ -164,7 +164,7 @@ class SharedPrefix:
             held.values[layer, :, start:end] = values
             if layer + 1 < arch.layers:  # nobody asks for what the last layer makes of the context
                 seen = held.keys[layer, :, :end], held.values[layer, :, :end]
-                x = self._finish(layer, x, _block_attention(queries, *seen, reach))
+                x = self._finish(layer, x, _block_attention(queries, *seen, reach, arch.score_cap))
         held.tokens[start:end] = tokens
         held.length = end
 
@@ -202,8 +202,11 @@ class SharedPrefix:
         return finished
 
 
-def _block_attention(queries: Array, keys: Array, values: Array, reach: tuple[int, int]) -> Array:
-    """Causal attention of the last T rows: queries [heads, T, d], keys and values [kv_heads, end, d], T <= end."""
+def _block_attention(queries: Array, keys: Array, values: Array, reach: tuple[int, int], cap: float) -> Array:
+    """Causal attention of the last T rows: queries [heads, T, d], keys and values [kv_heads, end, d], T <= end.
+
+    `reach` and `cap` are the layer's window and chunk, and the soft cap of its scores.
+    """
     heads, rows, width = queries.shape
     kv_heads, end, _ = keys.shape
     row = np.arange(end - rows, end)[:, None]
@@ -212,7 +215,7 @@ def _block_attention(queries: Array, keys: Array, values: Array, reach: tuple[in
     column = np.arange(first, end)
     hidden = (column > row) | (column < begin)
     grouped = (queries / np.sqrt(width)).reshape(kv_heads, -1, width)
-    scores = (grouped @ keys[:, first:].swapaxes(1, 2)).reshape(heads, rows, -1)
+    scores = capped((grouped @ keys[:, first:].swapaxes(1, 2)).reshape(heads, rows, -1), cap)
     scores += np.where(hidden, -np.inf, 0.0)
     scores -= scores.max(axis=-1, keepdims=True)
     np.exp(scores, out=scores)
@@ -229,6 +232,7 @@ def _tree_attention(
     values: Array,
     levels: list[_Level],
     reach: tuple[int, int],
+    cap: float,
 ) -> Array:
     """Every node over the context above and its own path, gathered row by row; nothing else is ever touched.
 
@@ -240,6 +244,7 @@ def _tree_attention(
         values: See keys.
         levels: The nodes by depth.
         reach: The layer's window and chunk, counted along a node's own sequence.
+        cap: The soft cap of the scores, 0 for none.
 
     Returns:
         [heads, nodes, d].
@@ -255,8 +260,8 @@ def _tree_attention(
         path = level.paths[:, max(0, first - context) :]
         query = asked[:, here]
         flat = query.reshape(kv_heads, -1, width)
-        far = (flat @ above_keys[:, first:].swapaxes(1, 2)).reshape(*query.shape[:3], -1)
-        near = query @ keys[:, path].swapaxes(2, 3)
+        far = capped((flat @ above_keys[:, first:].swapaxes(1, 2)).reshape(*query.shape[:3], -1), cap)
+        near = capped(query @ keys[:, path].swapaxes(2, 3), cap)
         # One softmax over both stretches; `near` always holds the node itself, `far` may be empty.
         peak = np.maximum(far.max(axis=-1, keepdims=True, initial=-np.inf), near.max(axis=-1, keepdims=True))
         for scores in (far, near):

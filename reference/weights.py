@@ -121,6 +121,7 @@ def probe_architecture(arch: Architecture) -> Architecture:
         unrotated=arch.unrotated,
         floor_scale=arch.floor_scale,
         attn_scale=arch.attn_scale,
+        score_cap=arch.score_cap,
     )
 
 

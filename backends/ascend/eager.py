@@ -16,6 +16,7 @@ def ascend_eager(query: Tensor, columns: Columns, scaling: float) -> Tensor:
     Raises:
         ValueError: for a row that sees nothing.
     """
+    columns.refuse_cap("written-out attention for Ascend")
     require_sight(columns.visible)
     groups = query.shape[1] // columns.key.shape[1]
     key, value = columns.key.repeat_interleave(groups, 1), columns.value.repeat_interleave(groups, 1)

@@ -131,6 +131,7 @@ class AscendFused:
 
     def __call__(self, query: Tensor, columns: Columns, scaling: float) -> Tensor:
         """See `columns.Attend`."""
+        columns.refuse_cap("Ascend's fused attention")
         why = _unfit(query, columns)
         if why is not None:
             columns.announce(f"eager: {why}")

@@ -52,6 +52,7 @@ class CausalLm:
         model.set_attn_implementation(INTERFACE)
         config = model.config
         self._kinds: list[str] = list(getattr(config, "layer_types", None) or [])
+        self._cap: float = getattr(config, "score_cap", 0.0)
         self.reaches = reaches_of(config)
         self.forward_s = 0.0
         self.calls = 0
@@ -133,6 +134,7 @@ class CausalLm:
             attend=attend,
             lanes=lanes,
             reaches=self.reaches,
+            **({"softcap": self._cap} if self._cap else {}),
             **({"logits_to_keep": score} if score > 0 else {}),
         )
         logits: Tensor = output.logits if score else output[0]  # of a body without its head: whatever it returns

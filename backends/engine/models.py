@@ -175,9 +175,12 @@ def config_of(arch: Architecture) -> Any:
     elif window:
         raise Unsupported(f"{arch.family} with a sliding window: transformers' model has none")
     try:
-        return kind(**fields)
+        config = kind(**fields)
     except Exception as why:  # its validators raise classes of their own
         raise Unsupported(f"transformers refuses this {arch.family} config: {' '.join(str(why).split())}") from why
+    # No config of these families has it: the engine hands it to attention itself, where Gemma 2's own model would.
+    config.score_cap = arch.score_cap
+    return config
 
 
 def _irope(arch: Architecture) -> dict[str, Any]:

@@ -78,6 +78,15 @@ def mask_kept(seams: Seams) -> Seams:
     return replace(seams, attend=attend)
 
 
+def cap_dropped(seams: Seams) -> Seams:
+    """Attention takes no argument for the soft cap of the scores, and computes them as they are."""
+
+    def attend(query: Tensor, columns: Columns, scaling: float) -> Tensor:
+        return seams.attend(query, replace(columns, cap=0.0), scaling)
+
+    return replace(seams, attend=attend)
+
+
 FAULTS = (
     Fault(
         "tiles-below-diagonal-unmasked",
@@ -114,5 +123,14 @@ FAULTS = (
         "catalogue BZ-090: custom mask kept after the wrapper is re-planned as causal",
         "a branching tree, then a chain of as many rows",
         mask_kept,
+    ),
+    Fault(
+        "soft-cap-dropped",
+        "",
+        Stage.ATTENDED,
+        "Attention drops the argument that caps the scores, and computes them as they are.",
+        "own: this engine took any argument of attention that it did not know and dropped it (Gemma 2's soft cap)",
+        "a model whose attention has a soft cap",
+        cap_dropped,
     ),
 )

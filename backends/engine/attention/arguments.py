@@ -30,7 +30,6 @@ BIAS = "numbers added to the scores"
 CHOSEN = "a choice of columns made for each row"
 
 KNOWN = {
-    "softcap": "a soft cap of the scores",
     "s_aux": SINKS,
     "sinks": SINKS,
     "position_bias": BIAS,

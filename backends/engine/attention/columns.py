@@ -5,6 +5,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from backends.base import Unsupported
+
 
 @dataclass(frozen=True)
 class Paging:
@@ -46,6 +48,8 @@ class Columns:
         prefix: int32 [B], on the CPU.
         paging: The same columns in their pages; None for layouts without, and where the lanes do not share a pool.
         announce: To be called with the reason, in one line, by a path that leaves the work to a slower one.
+        cap: Soft cap of the scores: a scaled score s becomes cap * tanh(s / cap) before the mask; 0.0 for none. A path
+            that does not compute it calls `refuse_cap`.
     """
 
     key: Tensor
@@ -54,6 +58,15 @@ class Columns:
     prefix: Tensor
     paging: Paging | None
     announce: Callable[[str], None]
+    cap: float = 0.0
+
+    def refuse_cap(self, path: str) -> None:
+        """Raise Unsupported if there is a soft cap: the attention called `path` does not compute it."""
+        if self.cap:
+            raise Unsupported(
+                f"softcap: {path} computes no soft cap of the scores; "
+                "written-out attention does (cpu-eager, cuda-eager, or --mode reference)"
+            )
 
 
 Attend = Callable[[Tensor, Columns, float], Tensor]

@@ -47,6 +47,7 @@ class FlashInfer:
 
     def __call__(self, query: Tensor, columns: Columns, scaling: float) -> Tensor:
         """[B, H, T, D] in the query's dtype."""
+        columns.refuse_cap("FlashInfer")
         lanes, heads, rows, dim = query.shape
         if query.dtype not in DTYPES or dim not in HEAD_DIMS:
             dtype = str(query.dtype).removeprefix("torch.")

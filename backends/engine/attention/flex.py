@@ -61,6 +61,7 @@ class Flex:
 
     def __call__(self, query: Tensor, columns: Columns, scaling: float) -> Tensor:
         """[B, H, T, D] in the query's dtype."""
+        columns.refuse_cap("FlexAttention")
         mask = self.tiles(self.sees(columns.visible[:, 0]), columns)
         arguments = {"block_mask": mask, "scale": scaling, "enable_gqa": query.shape[1] != columns.key.shape[1]}
         called = (query, columns.key, columns.value)

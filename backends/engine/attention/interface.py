@@ -1,5 +1,6 @@
 """The engine's attention, reached through transformers' attention interface under the name below."""
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
@@ -28,13 +29,15 @@ def through_interface(
     reaches: list[Reach],
     logical: Tensor | None = None,
     sliding_window: int | None = None,
+    softcap: float | None = None,
     **named: Any,
 ) -> tuple[Tensor, None]:
     """Run `attend` in one layer; transformers calls this function with the keys and values of `lanes.update`.
 
     Every attention of every backend is reached through this function alone, so what it refuses no path computes.
     `attend`, `lanes` and `reaches` travel with the forward, so that two engines never share one. A module with a
-    `temperature` (Llama 4, see irope.py) has its queries scaled by the rows' positions, `logical`.
+    `temperature` (Llama 4, see irope.py) has its queries scaled by the rows' positions, `logical`. A soft cap of the
+    scores, `softcap`, travels in the columns: written-out attention computes it, and every other path refuses it.
 
     Raises:
         Unsupported: for an argument that this attention does not compute, a mask that the model has changed, or a
@@ -48,7 +51,10 @@ def through_interface(
     layer = module.layer_idx
     assert isinstance(layer, int)
     refuse_other_window(module, layer, sliding_window, reaches[layer])
-    mixed = attend(query, lanes.columns(layer, key, value, attention_mask), scaling)
+    columns = lanes.columns(layer, key, value, attention_mask)
+    if softcap:
+        columns = replace(columns, cap=float(softcap))
+    mixed = attend(query, columns, scaling)
     return mixed.transpose(1, 2).contiguous(), None
 
 

@@ -45,6 +45,7 @@ class Sdpa:
 
     def __call__(self, query: Tensor, columns: Columns, scaling: float) -> Tensor:
         """[B, H, T, D] in the query's dtype."""
+        columns.refuse_cap("SDPA")
         groups = query.shape[1] // columns.key.shape[1]
         key, value = self.share(columns.key, groups), self.share(columns.value, groups)
         mask = self.mask(columns)

@@ -104,6 +104,7 @@ class Split:
         Raises:
             ValueError: see `compact.compact`.
         """
+        columns.refuse_cap("attention split at the prefix")
         packed = self.compact(query, columns)
         out = torch.empty_like(query, memory_format=torch.contiguous_format)
         for lane in range(len(query)):
