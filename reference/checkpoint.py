@@ -130,7 +130,7 @@ def _opened(root: Path) -> tuple[Architecture, dict[str, _Stored], list[Path]]:
         if name not in expected and not IGNORED.fullmatch(name):
             raise UnreadableCheckpoint(
                 f"{tensor.file}: tensor {name} has no place in the architecture config.json describes; "
-                "compare with another backend instead: --against NAME"
+                "compare with plain transformers instead: --against transformers"
             )
     return architecture, stored, files
 

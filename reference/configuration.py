@@ -96,7 +96,7 @@ def configured(where: Path) -> Architecture:
         known = ", ".join(FAMILY_OF)
         raise UnreadableCheckpoint(
             f"{where}: the oracle does not compute model_type {kind!r} (it knows {known}); "
-            "compare with another backend instead: --against NAME"
+            "compare with plain transformers instead: --against transformers"
         )
     fields = _Fields(where, content, DEFAULTS[family])
     _refuse_unsupported(fields)

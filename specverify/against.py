@@ -9,12 +9,14 @@ import numpy as np
 
 from backends.base import Unsupported
 from properties.invariant import Oracle
+from properties.subject import Declined, NoTrace, Subject
 from reference import rotary
 from reference.architecture import Architecture, Model, Rope, Seeded
 from reference.case import Case
 from reference.decoder import Oracle as NumpyOracle
 from reference.evaluator import Evaluator
 from reference.model import Inputs, Nodes, Parameters
+from reference.sampling import Stops
 from reference.trace import Array, Kv, Trace
 from reference.tree import Tree
 from specverify.isolation import door
@@ -41,13 +43,13 @@ def reference_named(
     Args:
         against: `transformers`, a backend's name, `pkg.module:factory`, or None.
         open_ones: Closes the backend that is opened, in a process of its own.
-        checkpoint: The model of every case, where there is one: plain transformers runs it once, so that a model it
-            cannot run is refused before any case.
+        checkpoint: The model of every case, where there is one: the reference runs it once, so that a model it cannot
+            run is refused before any case.
         dtype: Working dtype of those cases.
         layout: The KV layout of every case, which a backend must declare; None for any.
 
     Raises:
-        Unsupported: where plain transformers cannot run `checkpoint`.
+        Unsupported: where the reference cannot run `checkpoint`.
         Unknown: where a backend does not declare `layout`.
         UnknownBackend, Unavailable, WrongFlag: as `backends.registry.open_backend`.
     """
@@ -63,11 +65,22 @@ def reference_named(
         check_declared(layout, against, backend.declaration.layouts)
     exact = "float64" in backend.declaration.dtypes and checkpoint is None
     other = backend.subject()
+    if checkpoint is not None:
+        _refuse_declined(other, Case(checkpoint, (0, 0), stops=Stops(1), dtype=dtype))
 
     def ask(case: Case) -> Trace:
         return other(replace(case, dtype="float64") if exact else case)
 
     return ask
+
+
+def _refuse_declined(other: Subject, case: Case) -> None:
+    """Run `case` on `other`, which is to be the reference; raises Unsupported if it declines, with its reason."""
+    try:
+        other(case)
+    except NoTrace as absent:
+        if isinstance(absent.outcome, Declined):
+            raise Unsupported(absent.outcome.why) from absent
 
 
 class TransformersOracle(NumpyOracle):

@@ -172,6 +172,11 @@ def test_a_model_that_it_cannot_run_is_refused_before_any_case(tmp_path: Path) -
         reference_named("transformers", model)
 
 
+def test_a_backend_that_declines_the_checkpoint_is_no_reference(tmp_path: Path) -> None:
+    with pytest.raises(Unsupported, match="softcap: SDPA computes no soft cap"):
+        reference_named("cpu-fused", identify(saved("gemma2", tmp_path), understood=False))
+
+
 def test_a_float_that_stays_narrow_is_refused(tmp_path: Path) -> None:
     """Rule N grants a float64 run nothing: a reference in float32 would call every engine wrong."""
     plain = PlainTransformers(identify(saved("llama", tmp_path)), "float32")

@@ -220,7 +220,7 @@ def test_a_checkpoint_that_cannot_be_read(name: str, work: Path, capfd: pytest.C
     assert str(root) in line
     assert code == 2
     if name == "architecture":
-        assert "--against NAME" in line
+        assert "--against transformers" in line
 
 
 def test_a_checkpoint_that_is_not_there(work: Path, capfd: pytest.CaptureFixture[str]) -> None:
