@@ -328,6 +328,8 @@ CONDITIONS = (
     Condition("unlike trees of one size", "Two steps have trees of one size and unlike shapes.", _unlike),
     Condition("window shorter than prompt", "A layer's window does not reach the prompt's beginning.",
               lambda of: any(window < len(of.case.prompt) for window in of.windows)),
+    Condition("soft cap", "Attention of the target has a soft cap of its scores.",
+              lambda of: isinstance(of.case.model, Seeded) and of.case.model.architecture.score_cap > 0),
     Condition("chunk ends inside a tree", "The end of a chunk of attention lies between a root and its leaves.",
               _crossing),
     Condition("chunk ends inside a tree, cut", "The same, and the tree is cut there.",

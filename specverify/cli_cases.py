@@ -120,6 +120,11 @@ def diff(
     sampling = sampling_options.sampling_of(model, settings)
     name = backend or (DEVICES[device] if device else _backend_of(fault))
     _check_names(name, device, against, invariants, fault)
+    if model is not None and against == name and fault is None:
+        raise click.UsageError(
+            f"--against {against} is the backend itself, which agrees with itself whatever it computes: "
+            f"name another, or --against {TRANSFORMERS}"
+        )
     if layout is not None:
         from specverify.selection import check_layout
 

@@ -100,6 +100,7 @@ USAGE = {
     "backend": (["diff", "--backend", "nope"], "no backend is called 'nope': known are cpu-eager,"),
     "backend to bench": (["bench", "--backend", "nope"], "no backend is called 'nope'"),
     "against": (["diff", "--against", "nope"], "no backend is called 'nope'"),
+    "against itself": (["diff", "--model", "x", "--against", "cpu-eager"], "--against cpu-eager is the backend itself"),
     "invariant": (["diff", "--invariant", "cache.*", "--invariant", "cash.*"], "no invariant matches 'cash.*': `spec"),
     "fault": (["diff", "--fault", "nope"], "no fault is called 'nope'; `specverify list faults`"),
     "built-in model": (["diff", "--model", "builtin:nope"], "--model builtin:nope: no such built-in checkpoint (known"),
