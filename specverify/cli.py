@@ -34,13 +34,14 @@ def main(arguments: list[str] | None = None) -> None:
     from specverify.selection import Unknown
     from specverify.unusable import MissingInput, UnusableInput
 
+    if not (sys.argv[1:] if arguments is None else arguments):
+        # click shows the help here too, but click 8.1 then exits with 0, and 8.2 raises an error that 8.1 does not name.
+        click.echo(cli.get_help(click.Context(cli, info_name="specverify")), err=True)
+        sys.exit(2)
     try:
         code = cli.main(args=arguments, prog_name="specverify", standalone_mode=False)
     except click.exceptions.Abort:
         code = _complain("interrupted", 3)
-    except click.exceptions.NoArgsIsHelpError as why:
-        click.echo(why.format_message(), err=True)
-        code = 2
     except click.ClickException as why:
         code = _complain(why.format_message(), 2)
     except (Unknown, UnknownBackend, UnusableInput, Unreadable, Unwritable, WrongFlag) as why:
