@@ -6,6 +6,7 @@ the oldest one also the lowest versions that `pyproject.toml` names, all togethe
 
     python .ci/installable.py                     # every supported Python
     python .ci/installable.py --lowest 3.10       # print the lowest versions with all that they pull in
+    python .ci/installable.py --find 3.10         # print where the interpreter is
 
 Exit codes: 0 every supported Python was resolved; 1 one cannot be installed; 2 wrong usage, or uv is missing; 3 nothing
 failed, but a Python is absent here or the index cannot be reached. Exit 3 is no pass: a line names each Python that was
@@ -151,12 +152,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--index-url", default=PUBLIC, help="the only index that is read (%(default)s)")
     parser.add_argument("--project", type=Path, default=ROOT, help="folder of pyproject.toml and constraints.txt")
     parser.add_argument("--lowest", metavar="X.Y", choices=SUPPORTED, help="print the lowest versions for Python X.Y")
+    parser.add_argument("--find", metavar="X.Y", choices=SUPPORTED, help="print the file of Python X.Y")
     options = parser.parse_args(arguments)
     if find_spec("uv") is None:
         print("installable: uv is not installed: pip install -e '.[dev]'", file=sys.stderr)
         return 2
-    if options.lowest:
-        return _print_lowest(options.lowest, options.index_url, options.project)
+    if options.lowest or options.find:
+        return _print_for(options)
     codes = set()
     for found in check(options.index_url, options.project):
         print(found.sentence, flush=True)
@@ -164,14 +166,18 @@ def main(arguments: list[str] | None = None) -> int:
     return FAILED if FAILED in codes else UNCHECKED if UNCHECKED in codes else RESOLVED
 
 
-def _print_lowest(version: str, index: str, project: Path) -> int:
-    """Print pins for `uv pip install -r`, or why there are none on standard error."""
-    python = interpreter(version)
+def _print_for(options: argparse.Namespace) -> int:
+    """Print what `--find` or `--lowest` asks for, or why that cannot be had on standard error."""
+    python = interpreter(options.find or options.lowest)
     if python is None:
-        print(f"installable: there is no Python {version} here", file=sys.stderr)
+        print(f"installable: there is no Python {options.find or options.lowest} here", file=sys.stderr)
         return UNCHECKED
+    if options.find:
+        print(python)
+        return RESOLVED
     with tempfile.TemporaryDirectory() as scratch:
-        code, said = resolve(python, project, _lowest_file(project, scratch), index, scratch)
+        lowest = _lowest_file(options.project, scratch)
+        code, said = resolve(python, options.project, lowest, options.index_url, scratch)
     print(said, end="", file=sys.stderr if code else sys.stdout)
     return FAILED if code == 1 else UNCHECKED if code else RESOLVED
 

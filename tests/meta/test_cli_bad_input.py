@@ -87,7 +87,7 @@ def complaint(capfd: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, 
 
 USAGE = {
     "no command": (["nope"], "No such command 'nope'"),
-    "option": (["diff", "--nope"], "No such option '--nope'"),
+    "option": (["diff", "--nope"], "No such option"),
     "no value": (["diff", "--json"], "'--json' requires an argument"),
     "no cases": (["diff", "--cases", "0"], "'--cases': 0 is not in the range"),
     "cases": (["diff", "--cases", "many"], "'--cases': 'many' is not a valid integer"),
