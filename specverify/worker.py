@@ -14,7 +14,6 @@ from backends.base import Unavailable, Unsupported, WrongFlag
 from backends.registry import UnknownBackend
 from properties.finding import Verdict
 from properties.invariant import Oracle
-from reference.case import Case
 from reference.custom import Inadmissible
 from specverify import processors, prompted
 from specverify.against import reference_named
