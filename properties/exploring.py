@@ -1,8 +1,15 @@
-"""Exploring: the settings under which Hypothesis draws for our own loops, rather than for a test."""
+"""Exploring: how Hypothesis draws for our own loops, rather than for a test, so that a seed stands for its cases."""
 
-from typing import Any
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from types import ModuleType
+from typing import Any, TypeVar
 
-from hypothesis import HealthCheck, Phase, settings
+from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis.strategies import SearchStrategy
+
+Drawn = TypeVar("Drawn")
 
 DRAWING = (Phase.generate,)
 """Draw, and leave what is found as it is."""
@@ -11,11 +18,39 @@ SEARCHING = (Phase.generate, Phase.shrink)
 """Draw, and make what is found smaller."""
 
 
+def explore(
+    number: int,
+    examples: int,
+    strategy: SearchStrategy[Drawn],
+    take: Callable[[Drawn], None],
+    phases: tuple[Phase, ...] = DRAWING,
+) -> None:
+    """Call `take` with up to `examples` values of `strategy`.
+
+    The same `number` draws the same values in every process, whatever modules it has loaded, as long as `take` does
+    not raise and the version of Hypothesis is the same.
+
+    Args:
+        number: The seed.
+        examples: How many values are drawn at most.
+        strategy: What they are drawn from.
+        take: Gets every value. An `Exception` that it raises makes Hypothesis shrink the value, if `phases` say so.
+        phases: DRAWING or SEARCHING.
+    """
+    with without_local_constants():
+        seed(number)(exploring(examples, phases)(given(strategy)(take)))()
+
+
 def exploring(examples: int, phases: tuple[Phase, ...] = DRAWING, **more: Any) -> settings:
-    """Settings for `examples` draws that keep nothing, print nothing and are never stopped for being slow."""
+    """Settings for `examples` draws that keep nothing, print nothing and are never stopped for being slow.
+
+    A profile that a project or a CI loads does not change the draws: `backend` and `derandomize` are set here.
+    """
     return settings(
         max_examples=examples,
         phases=phases,
+        backend="hypothesis",
+        derandomize=False,
         database=None,
         deadline=None,
         suppress_health_check=list(HealthCheck),
@@ -23,3 +58,50 @@ def exploring(examples: int, phases: tuple[Phase, ...] = DRAWING, **more: Any) -
         print_blob=False,
         **more,
     )
+
+
+class _NoConstants:
+    """Stands for the constants of loaded modules, as Hypothesis asks for them: none of any type."""
+
+    def set_for_type(self, choice_type: str) -> tuple[()]:
+        """No constants of `choice_type`, as Hypothesis asks since 6.131.10 at the latest."""
+        return ()
+
+    __getitem__ = set_for_type  # as 6.131.5 asks
+
+
+_OWN_CACHE: list[Any] = []
+"""The one cache of constants that our own draws fill: those that Hypothesis brings with it."""
+
+
+@contextmanager
+def without_local_constants() -> Iterator[None]:
+    """Keep constants of the modules that this process has loaded out of the draws made in this context.
+
+    Hypothesis after 6.131.0 draws one value in twenty from constants, half of these from the source of every
+    loaded module that is no installed package: the user's adapter, and ours in a checkout. With them a seed draws
+    other cases in every process. Versions before that have nothing to switch off. The constants are back when the
+    context ends, for the Hypothesis tests of a project that also uses ours.
+    """
+    providers = _providers()
+    if providers is None:
+        yield
+        return
+    if not _OWN_CACHE:
+        _OWN_CACHE.append(type(providers.CONSTANTS_CACHE)(1024))
+    own = {"_get_local_constants": _NoConstants, "CONSTANTS_CACHE": _OWN_CACHE[0]}
+    before = {name: getattr(providers, name) for name in own}
+    providers.__dict__.update(own)
+    try:
+        yield
+    finally:
+        providers.__dict__.update(before)
+
+
+def _providers() -> ModuleType | None:
+    """Hypothesis's module that draws constants of loaded modules; None for a version that draws none."""
+    try:
+        providers = import_module("hypothesis.internal.conjecture.providers")
+    except ModuleNotFoundError:
+        return None
+    return providers if hasattr(providers, "_get_local_constants") else None

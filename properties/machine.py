@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.errors import Flaky
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
-from properties.exploring import SEARCHING, exploring
+from properties.exploring import SEARCHING, exploring, without_local_constants
 from properties.finding import Verdict
 from properties.invariant import Oracle
 from properties.invariants import ALL
@@ -327,7 +327,8 @@ def play(
     met: list[Verdict] = []
     drawn = machine(subject, oracle, openings(kind, dtype, subject.declines), played, judged, met=met)
     try:
-        run_state_machine_as_test(seed(number)(drawn), settings=settled)
+        with without_local_constants():
+            run_state_machine_as_test(seed(number)(drawn), settings=settled)
     except (Differs, Enough, Flaky):  # an end from inside looks flaky to Hypothesis
         if not met:
             raise

@@ -3,9 +3,7 @@
 import time
 from typing import Any
 
-from hypothesis import given, seed
-
-from properties.exploring import exploring
+from properties.exploring import explore
 from properties.finding import Verdict
 from properties.invariant import taking_turns
 from properties.invariants import ALL
@@ -39,9 +37,8 @@ def throughput(backend: str, count: int, number: int, dtypes: tuple[str, ...] = 
         judging += time.perf_counter() - began
         tally.add(verdict)
 
-    drawn = given(cases(dtypes or default_dtypes(backend)))(one)
     began = time.perf_counter()
-    seed(number)(exploring(count)(drawn))()
+    explore(number, count, cases(dtypes or default_dtypes(backend)), one)
     seconds = time.perf_counter() - began
     return {
         "backend": backend,

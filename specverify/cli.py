@@ -35,7 +35,7 @@ def main(arguments: list[str] | None = None) -> None:
     from specverify.unusable import MissingInput, UnusableInput
 
     if not (sys.argv[1:] if arguments is None else arguments):
-        # click shows the help here too, but click 8.1 then exits with 0, and 8.2 raises an error that 8.1 does not name.
+        # click shows the help here too, but 8.1 then exits with 0, and 8.2 raises an error that 8.1 does not name.
         click.echo(cli.get_help(click.Context(cli, info_name="specverify")), err=True)
         sys.exit(2)
     try:

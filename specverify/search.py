@@ -5,10 +5,9 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
-from hypothesis import given, seed
 from hypothesis.errors import Flaky
 
-from properties.exploring import SEARCHING, exploring
+from properties.exploring import SEARCHING, explore
 from properties.finding import TARGET_ALONE, Finding, Verdict, of_draft_numbers, of_target_alone
 from properties.invariant import Invariant, Oracle, taking_turns
 from properties.judge import judge
@@ -100,13 +99,9 @@ class Search:
         # Every round begins with the plainest case; a case counts once.
         while len(self._seen) < self.plan.cases and barren < BARREN and self._first is None and not self.stopped():
             before = len(self._seen)
-            drawn = seed(round_seed(self.plan.seed, self._rounds))(
-                exploring(ROUND, SEARCHING)(
-                    given(cases(self.plan.dtypes, self.plan.processors, self.plan.layout))(self._try)
-                )
-            )
+            drawn = cases(self.plan.dtypes, self.plan.processors, self.plan.layout)
             with suppress(Enough, Differs, Flaky):  # what was found is in _first and _best
-                drawn()
+                explore(round_seed(self.plan.seed, self._rounds), ROUND, drawn, self._try, SEARCHING)
             if self._error is not None:
                 raise self._error
             self._rounds, barren = self._rounds + 1, 0 if len(self._seen) > before else barren + 1

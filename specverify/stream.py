@@ -3,9 +3,7 @@
 from collections.abc import Iterator
 from functools import cache
 
-from hypothesis import given, seed
-
-from properties.exploring import exploring
+from properties.exploring import explore
 from properties.strategies import cases
 from reference.case import Case
 from specverify.search import BARREN, ROUND, round_seed
@@ -40,8 +38,7 @@ class Stream:
                 self._drawn[case] = None
                 self._cases.append(case)
 
-        drawn = given(cases(self._dtypes))(collect)
-        seed(round_seed(self._number, self._rounds))(exploring(ROUND)(drawn))()
+        explore(round_seed(self._number, self._rounds), ROUND, cases(self._dtypes), collect)
         self._rounds += 1
 
 

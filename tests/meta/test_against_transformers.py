@@ -2,6 +2,7 @@
 
 import multiprocessing
 from dataclasses import replace
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -31,6 +32,7 @@ from reports.record import summary
 from reports.terminal import failure_page, summary_page
 from specverify.against import ByTransformers, TransformersOracle, reference_named
 from specverify.cli import main
+from tests.inprocess import in_this_process
 from specverify.opening import subject_of
 from specverify.replay import replay
 from specverify.unusable import UnusableInput
@@ -169,12 +171,15 @@ def test_a_model_that_it_cannot_run_is_refused_before_any_case(tmp_path: Path) -
     model = identify(saved("mamba", tmp_path), understood=False)
     assert isinstance(model, Checkpoint)
     with pytest.raises(Unsupported, match="linear_attention: plain transformers is a reference for full_attention"):
-        reference_named("transformers", model)
+        reference_named("transformers", ExitStack(), model)
 
 
-def test_a_backend_that_declines_the_checkpoint_is_no_reference(tmp_path: Path) -> None:
+def test_a_backend_that_declines_the_checkpoint_is_no_reference(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    in_this_process(monkeypatch)
     with pytest.raises(Unsupported, match="softcap: SDPA computes no soft cap"):
-        reference_named("cpu-fused", identify(saved("gemma2", tmp_path), understood=False))
+        reference_named("cpu-fused", ExitStack(), identify(saved("gemma2", tmp_path), understood=False))
 
 
 def test_a_float_that_stays_narrow_is_refused(tmp_path: Path) -> None:

@@ -7,9 +7,9 @@ from itertools import islice
 from random import Random
 
 import pytest
-from hypothesis import HealthCheck, find, given, seed, settings
+from hypothesis import HealthCheck, find, settings
 
-from properties.exploring import exploring
+from properties.exploring import explore
 from properties.invariant import taking_turns
 from properties.invariants import ALL
 from properties.strategies import cases
@@ -52,7 +52,7 @@ def singles() -> tuple[Case, ...]:
     """Cases without a session, of fixed seeds, each once."""
     met: dict[Case, None] = {}
     for number in range(ROUNDS):
-        seed(number)(exploring(ROUND)(given(single_cases(DEFAULT_DTYPES))(lambda case: met.update({case: None}))))()
+        explore(number, ROUND, single_cases(DEFAULT_DTYPES), lambda case: met.update({case: None}))
     return tuple(met)
 
 
@@ -213,7 +213,7 @@ COMMON = [
     *("finish eos", "finish stop", "finish length", "several steps", "more than four steps"),
     *("a tree in a later step", "accepts in a later step", "a window", "layers of different windows"),
 ]
-"""What one case in two hundred must be an example of, and one in fifty mostly is: draws differ between processes."""
+"""What one case in two hundred must be an example of; one in fifty mostly is, so that other draws still hold it."""
 
 
 def test_enough_different_cases() -> None:
