@@ -5,6 +5,9 @@ from pathlib import Path
 
 __version__ = "0.1.0"
 
+pytest_plugins = ("specverify.pytest_plugin",)
+"""What `pytest -p specverify` loads; nothing of pytest is imported where only this package is."""
+
 _ROOT = Path(__file__).resolve().parent.parent
 for _room in ("reference", "backends", "properties", "reports"):
     _found = find_spec(_room)

@@ -1,12 +1,17 @@
-"""Hypothesis profiles and one torch thread, so that runs are bit-stable and fit two cores."""
+"""Bit-stable runs that fit two cores, and this repository's own `--backend`, `backend` fixture and marks."""
 
 import os
+from collections.abc import Iterator
 
 for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(_name, "1")
 
-import torch  # noqa: E402 - the thread counts come first
+import pytest  # noqa: E402 - the thread counts come first
+import torch  # noqa: E402
 from hypothesis import HealthCheck, settings  # noqa: E402
+
+from specverify.pytest_plugin import BackendUnderTest, opened  # noqa: E402
+from specverify.pytest_selection import Selection  # noqa: E402
 
 torch.set_num_threads(1)
 
@@ -15,3 +20,39 @@ settings.register_profile(
 )
 settings.register_profile("night", settings.get_profile("gate"), max_examples=2000)
 settings.load_profile(os.environ.get("SPECVERIFY_PROFILE", "gate"))
+
+SELECTION = Selection()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    SELECTION.add_options(parser)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    SELECTION.register(config)
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    SELECTION.refuse_absent(session.config)
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    SELECTION.parametrize(metafunc)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    SELECTION.skip(config, items)
+
+
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    SELECTION.settle(session, exitstatus)
+
+
+def pytest_report_header(config: pytest.Config) -> list[str]:
+    return SELECTION.header(config)
+
+
+@pytest.fixture(scope="session")
+def backend(request: pytest.FixtureRequest) -> Iterator[BackendUnderTest]:
+    """Each backend in turn; see `BackendUnderTest`."""
+    yield from opened(request)

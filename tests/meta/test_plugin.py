@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from specverify.devices import missing
-from specverify.pytest_plugin import demanded
+from specverify.pytest_selection import Selection
 
 ROOT = Path(__file__).resolve().parents[2]
 TARGET = "tests/conformance/test_corpus.py"
@@ -29,7 +29,7 @@ TARGET = "tests/conformance/test_corpus.py"
     ],
 )
 def test_devices_that_an_expression_asks_for(expression: str, devices: list[str]) -> None:
-    assert demanded(expression) == devices
+    assert Selection().demanded(expression) == devices
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:

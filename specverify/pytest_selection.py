@@ -1,0 +1,179 @@
+"""Which tests of backends a pytest run takes: their marks and options, and the reason for each test that is skipped."""
+
+import ast
+from dataclasses import dataclass
+
+import pytest
+
+from specverify.devices import missing
+
+MARKERS = {
+    "cpu": "runs on any machine",
+    "cuda": "needs an NVIDIA device",
+    "npu": "needs an Ascend device; nothing emulated counts",
+    "emulated": "on the documented contract of a device that is not there; runs only where -m or {option} names it",
+    "slow": "takes minutes; runs only where -m names it",
+    "statistical": "spends a stated false-alarm probability",
+}
+
+ACCELERATORS = ("cuda", "npu")
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The fixture, the options and the marks of one project, and what they do.
+
+    Attributes:
+        word: Begins every name: "specverify" in projects of others, "" in the tests of this repository. The fixture
+            is `backend` or `specverify_backend`, the mark `cuda` or `specverify_cuda`, the option `--backend` or
+            `--specverify-backend`.
+    """
+
+    word: str = ""
+
+    @property
+    def fixture(self) -> str:
+        """The name of the fixture that gives a backend."""
+        return self.mark("backend")
+
+    def mark(self, name: str) -> str:
+        """The mark `name` of MARKERS, as this project writes it."""
+        return f"{self.word}_{name}" if self.word else name
+
+    def option(self, name: str) -> str:
+        """The command-line option `name`, as this project writes it."""
+        return f"--{self.word}-{name}" if self.word else f"--{name}"
+
+    def add_options(self, parser: pytest.Parser) -> None:
+        """Add both options to the command line of pytest."""
+        group = parser.getgroup("specverify")
+        group.addoption(
+            self.option("backend"),
+            action="append",
+            default=[],
+            metavar="NAME",
+            help=f"run the `{self.fixture}` fixture on this backend or pkg.module:factory "
+            "(repeatable; default: every one we ship)",
+        )
+        group.addoption(
+            self.option("allow-absent-device"),
+            action="store_true",
+            help=f"let `-m {self.mark('cuda')}` or `-m {self.mark('npu')}` pass where that device is absent, "
+            "its tests skipped",
+        )
+
+    def register(self, config: pytest.Config) -> None:
+        """Register the markers."""
+        for name, words in MARKERS.items():
+            config.addinivalue_line("markers", f"{self.mark(name)}: {words.format(option=self.option('backend'))}")
+
+    def named(self, config: pytest.Config) -> list[str]:
+        """The backends that the command line names."""
+        return list(config.getoption(self.option("backend")))
+
+    def demanded(self, expression: str) -> list[str]:
+        """The accelerators that a marker expression asks for: it selects their tests, and plain CPU tests it does not.
+
+        Args:
+            expression: What `-m` is given. Marks of other projects are nothing to this one.
+        """
+        if not expression.strip() or _selects(expression, {self.mark("cpu")}) or _selects(expression, set()):
+            return []
+        return [device for device in ACCELERATORS if _selects(expression, {self.mark(device)})]
+
+    def refuse_absent(self, config: pytest.Config) -> None:
+        """End the run with exit code 3 where `-m` asks for the tests of a device that is absent."""
+        expression = _expression(config)
+        if config.getoption(self.option("allow-absent-device")):
+            return
+        for device in self.demanded(expression):
+            why = missing(device)
+            if why is not None:
+                pytest.exit(
+                    f"-m {expression!r} asks for {device} tests and this machine has no such device: {why}. "
+                    f"Nothing was tested. ({self.option('allow-absent-device')} skips them instead.)",
+                    returncode=3,
+                )
+
+    def settle(self, session: pytest.Session, exitstatus: int) -> None:
+        """Let a run pass that found no test of an absent device, where the command line allows the absence."""
+        config = session.config
+        allowed = config.getoption(self.option("allow-absent-device")) and self.demanded(_expression(config))
+        if allowed and exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED:
+            session.exitstatus = pytest.ExitCode.OK
+
+    def parametrize(self, metafunc: pytest.Metafunc) -> None:
+        """Run a test that asks for the fixture on every backend, each marked with its device, or as emulated."""
+        if self.fixture not in metafunc.fixturenames:
+            return
+        from backends.registry import ROWS
+
+        named = self.named(metafunc.config)
+        kinds = {row.name: "emulated" if row.emulated else row.device for row in ROWS}
+        slow = {row.name for row in ROWS if row.slow} - set(named)
+        params = []
+        for name in named or list(kinds):
+            words = [kinds.get(name, "cpu"), *(["slow"] if name in slow else [])]
+            params.append(pytest.param(name, marks=[getattr(pytest.mark, self.mark(word)) for word in words]))
+        metafunc.parametrize(self.fixture, params, indirect=True, scope="session")
+
+    def skip(self, config: pytest.Config, items: list[pytest.Item]) -> None:
+        """Skip, with the reason, tests under this project's marks that this machine or `-m` does not run."""
+        expression, named = _expression(config), self.named(config)
+        reasons: dict[str, str | None] = {}
+        for item in items:
+            for device in ACCELERATORS:
+                if item.get_closest_marker(self.mark(device)):
+                    if device not in reasons:  # asking imports torch
+                        reasons[device] = missing(device)
+                    if reasons[device] is not None:
+                        item.add_marker(pytest.mark.skip(reason=f"{device}: {reasons[device]}"))
+            slow, emulated = self.mark("slow"), self.mark("emulated")
+            if item.get_closest_marker(slow) and slow not in expression:
+                item.add_marker(pytest.mark.skip(reason=f"slow: run with -m {slow}"))
+            if item.get_closest_marker(emulated) and not (named or _asked(expression, emulated)):
+                item.add_marker(
+                    pytest.mark.skip(
+                        reason=f"emulated: run with -m {emulated}, or name it with {self.option('backend')}"
+                    )
+                )
+            if item.get_closest_marker(self.mark("npu")) and item.get_closest_marker(emulated):
+                raise pytest.UsageError(f"{item.nodeid}: emulated is never hardware; it cannot be marked npu")
+
+    def header(self, config: pytest.Config) -> list[str]:
+        """The line of pytest's header that says which backends are under test."""
+        from specverify.environment import environment
+
+        found = environment()
+        names = ", ".join(self.named(config)) or "every backend shipped"
+        versions = ", ".join(f"{name} {found[name]}" for name in ("torch", "transformers", "numpy") if name in found)
+        return [f"specverify {found['specverify']}: {names}; {versions}"]
+
+
+def _expression(config: pytest.Config) -> str:
+    """What `-m` was given; empty where nothing was."""
+    return str(config.getoption("markexpr", "") or "")
+
+
+def _asked(expression: str, mark: str) -> bool:
+    """Whether a marker expression says that items of `mark` shall run."""
+    return bool(expression.strip()) and _selects(expression, {mark}) and not _selects(expression, set())
+
+
+def _selects(expression: str, marks: set[str]) -> bool:
+    """Whether `-m expression` selects an item with exactly `marks`."""
+
+    def value(node: ast.expr) -> bool:
+        if isinstance(node, ast.BoolOp):
+            parts = [value(part) for part in node.values]
+            return all(parts) if isinstance(node.op, ast.And) else any(parts)
+        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+            return not value(node.operand)
+        if isinstance(node, ast.Call):
+            return value(node.func)
+        return isinstance(node, ast.Name) and node.id in marks
+
+    try:
+        return value(ast.parse(expression, mode="eval").body)
+    except SyntaxError:
+        return True  # pytest itself complains about an expression it cannot read
