@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator
+from typing import Any
 
 for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(_name, "1")
@@ -50,6 +51,16 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
     return SELECTION.header(config)
+
+
+@pytest.hookimpl(optionalhook=True, tryfirst=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object | None:
+    """The order of `tests/scheduling.py` for `-n`, where no other `--dist` is asked for."""
+    if config.getoption("dist") != "load":
+        return None
+    from tests.scheduling import ByFile
+
+    return ByFile(config, log)
 
 
 @pytest.fixture(scope="session")

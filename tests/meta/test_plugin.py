@@ -11,7 +11,7 @@ from specverify.devices import missing
 from specverify.pytest_selection import Selection
 
 ROOT = Path(__file__).resolve().parents[2]
-TARGET = "tests/conformance/test_corpus.py"
+TARGET = "tests/conformance/test_sessions.py"
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_a_failing_backend_fails_the_test_with_the_page() -> None:
         "--backend",
         "terse_engine:wrong",
         "-x",
-        TARGET,
+        "tests/conformance/test_corpus.py",
     ]
     failed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, env=environment)
     assert failed.returncode == 1
