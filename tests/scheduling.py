@@ -5,7 +5,7 @@ from pathlib import PurePosixPath
 from xdist.scheduler import LoadScopeScheduling
 
 
-class ByFile(LoadScopeScheduling):
+class ByFile(LoadScopeScheduling):  # type: ignore[misc]  # xdist has no annotations
     """Hands out the files of `tests/meta` whole, the largest first, and then every other test by itself.
 
     Several of these files draw cases, find one or run a command once for all their tests, which under `--dist load`
