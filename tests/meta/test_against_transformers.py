@@ -1,8 +1,8 @@
 """Plain transformers as the reference: equal to the oracle where both know a model, and no crib of the engine."""
 
 import multiprocessing
-from dataclasses import replace
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -32,13 +32,12 @@ from reports.record import summary
 from reports.terminal import failure_page, summary_page
 from specverify.against import ByTransformers, TransformersOracle, reference_named
 from specverify.cli import main
-from tests.inprocess import in_this_process
 from specverify.opening import subject_of
 from specverify.replay import replay
 from specverify.unusable import UnusableInput
 from tests.checkpoints import saved
 from tests.corruption import ORACLE
-from tests.inprocess import Here
+from tests.inprocess import Here, in_this_process
 from tests.meta.test_oracle_against_transformers import MODELS
 
 TREE = Tree((0, 0, 0, 1, 2, 1), (3, 5, 7, 5, 11, 4))
