@@ -147,6 +147,20 @@ class Case:
         """Nodes of the largest tree that a step may have."""
         return largest(self.draft)
 
+    @property
+    def checkpoints(self) -> tuple[Checkpoint, ...]:
+        """The checkpoints that a run opens, the target's first, then those of drafts: each digest once."""
+        drafts: list[Draft | None] = [self.draft]
+        if self.session is not None:
+            drafts += [mate.draft for mate in self.session.mates]
+            drafts += [action.draft for action in self.session.actions]
+        models = [self.model, *(draft.model for draft in drafts if isinstance(draft, LanguageModel))]
+        found: dict[str, Checkpoint] = {}
+        for model in models:
+            if isinstance(model, Checkpoint):
+                found.setdefault(model.digest, model)
+        return tuple(found.values())
+
     def _token_fields(self) -> list[tuple[str, tuple[int, ...]]]:
         fields = [("prompt", self.prompt), ("stops.eos", self.stops.eos), ("stops.stop_tokens", self.stops.stop_tokens)]
         fields += [(f"sampling.bad_words[{k}]", word) for k, word in enumerate(self.sampling.bad_words)]

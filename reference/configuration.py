@@ -5,11 +5,11 @@ openPangu-Embedded, the `configuration_openpangu_dense.py` that ships with its c
 brings along (`auto_map`) is never run.
 """
 
-import json
 from pathlib import Path
 from typing import Any
 
 from reference.architecture import Architecture, Rope
+from reference.fields import SHOWN, Fields, UnreadableCheckpoint, read_json, shown
 from reference.malformed import Malformed
 
 FAMILY_OF = {
@@ -44,43 +44,10 @@ ROPE_FIELDS = {
 }  # fmt: skip
 """Fields a rope dictionary may hold; another one asks for something we do not compute."""
 
+MOST_LAYERS = 10_000
+"""Layers that are read: each costs time and memory before its first weight is looked at."""
 
-class UnreadableCheckpoint(ValueError):
-    """A checkpoint directory cannot be read: one line that says what, where, and what to do."""
-
-
-class _Fields:
-    """The fields of config.json, read with their family's defaults and checked for type."""
-
-    def __init__(self, where: Path, content: dict[str, Any], defaults: dict[str, Any]) -> None:
-        self.where = where
-        self.content = {**defaults, **content}
-
-    def refuse(self, why: str) -> UnreadableCheckpoint:
-        return UnreadableCheckpoint(f"{self.where}: {why}")
-
-    def get(self, name: str) -> Any:
-        return self.content.get(name)
-
-    def number(self, name: str, default: float | None = None) -> float:
-        value = default if self.get(name) is None else self.get(name)
-        if value is None:
-            raise self.refuse(f"field {name} is missing; add it as the model's author published it")
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise self.refuse(f"field {name} is {value!r}, not a number; correct it")
-        return value
-
-    def integer(self, name: str, default: int | None = None) -> int:
-        value = self.number(name, default)
-        if not isinstance(value, int):
-            raise self.refuse(f"field {name} is {value!r}, not a whole number; correct it")
-        return value
-
-    def flag(self, name: str, default: bool = False) -> bool:
-        value = default if self.get(name) is None else self.get(name)
-        if not isinstance(value, bool):
-            raise self.refuse(f"field {name} is {value!r}, neither true nor false; correct it")
-        return value
+__all__ = ["UnreadableCheckpoint", "configured", "sizes"]
 
 
 def configured(where: Path) -> Architecture:
@@ -95,10 +62,10 @@ def configured(where: Path) -> Architecture:
     if family is None:
         known = ", ".join(FAMILY_OF)
         raise UnreadableCheckpoint(
-            f"{where}: the oracle does not compute model_type {kind!r} (it knows {known}); "
+            f"{where}: the oracle does not compute model_type {shown(kind)} (it knows {known}); "
             "compare with plain transformers instead: --against transformers"
         )
-    fields = _Fields(where, content, DEFAULTS[family])
+    fields = Fields(where, content, DEFAULTS[family])
     _refuse_unsupported(fields)
     heads = fields.integer("num_attention_heads")
     hidden = fields.integer("hidden_size")
@@ -108,7 +75,7 @@ def configured(where: Path) -> Architecture:
     try:
         return Architecture(
             family=family,
-            vocab_size=fields.integer("vocab_size"),
+            vocab_size=fields.size("vocab_size"),
             hidden_size=hidden,
             intermediate_size=fields.integer("intermediate_size"),
             heads=heads,
@@ -117,7 +84,7 @@ def configured(where: Path) -> Architecture:
             windows=_windows(fields, family, layers),
             rope=_rope(fields),
             norm_eps=float(fields.number("rms_norm_eps", 1e-6)),
-            max_positions=fields.integer("max_position_embeddings"),
+            max_positions=fields.size("max_position_embeddings"),
             tied=fields.flag("tie_word_embeddings"),
             qkv_bias=family == "qwen2" or output_bias,
             output_bias=output_bias,
@@ -134,46 +101,23 @@ def sizes(where: Path) -> tuple[int, int]:
     Raises:
         UnreadableCheckpoint: for a config that is missing, no JSON, or names neither.
     """
-    content = read_json(where)
-    found = content.get("vocab_size"), content.get("max_position_embeddings")
-    for name, value in zip(("vocab_size", "max_position_embeddings"), found, strict=True):
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise UnreadableCheckpoint(f"{where}: field {name} is {value!r}, not a size; correct it")
-    return int(found[0] or 0), int(found[1] or 0)
+    fields = Fields(where, read_json(where), {})
+    return fields.size("vocab_size"), fields.size("max_position_embeddings")
 
 
-def read_json(where: Path) -> dict[str, Any]:
-    """The JSON object in the file `where`.
-
-    Raises:
-        UnreadableCheckpoint: the file is missing or holds something else.
-    """
-    try:
-        content = json.loads(where.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UnreadableCheckpoint(
-            f"{where.parent}: {where.name} is missing; point to a Hugging Face checkpoint directory"
-        ) from None
-    except OSError as error:
-        raise UnreadableCheckpoint(f"{where}: cannot be read ({error.strerror}); check its permissions") from None
-    except (ValueError, RecursionError):
-        raise UnreadableCheckpoint(f"{where}: not JSON; download the file again") from None
-    if not isinstance(content, dict):
-        raise UnreadableCheckpoint(f"{where}: holds no JSON object; download the file again")
-    return content
-
-
-def _refuse_unsupported(fields: _Fields) -> None:
+def _refuse_unsupported(fields: Fields) -> None:
     if fields.get("quantization_config") is not None:
         raise fields.refuse("quantization_config asks for quantized weights; save the checkpoint dequantized")
     activation = fields.content.get("hidden_act", "silu")
     if activation != "silu":
-        raise fields.refuse(f"the oracle computes hidden_act 'silu', not {activation!r}; compare --against a backend")
+        raise fields.refuse(
+            f"the oracle computes hidden_act 'silu', not {shown(activation)}; compare --against a backend"
+        )
     if fields.number("partial_rotary_factor", 1.0) != 1.0:
         raise fields.refuse("partial_rotary_factor is not supported; compare --against a backend")
 
 
-def _windows(fields: _Fields, family: str, layers: int) -> tuple[int, ...]:
+def _windows(fields: Fields, family: str, layers: int) -> tuple[int, ...]:
     """Each layer's window, by its family's rule.
 
     Qwen reads `sliding_window` only with `use_sliding_window`, from layer `max_window_layers` on or where
@@ -181,6 +125,8 @@ def _windows(fields: _Fields, family: str, layers: int) -> tuple[int, ...]:
     """
     if layers < 1:
         raise fields.refuse(f"num_hidden_layers is {layers}; correct it")
+    if layers > MOST_LAYERS:
+        raise fields.refuse(f"num_hidden_layers is {layers}, more than the {MOST_LAYERS} that are read; correct it")
     window = fields.get("sliding_window")
     types = fields.get("layer_types")
     if family in ("qwen2", "qwen3"):
@@ -193,7 +139,11 @@ def _windows(fields: _Fields, family: str, layers: int) -> tuple[int, ...]:
             raise fields.refuse(f"{family} has no sliding_window; remove the field, or compare --against a backend")
     if types is not None:
         known = {"full_attention": False, "sliding_attention": True}
-        if not isinstance(types, list) or len(types) != layers or any(kind not in known for kind in types):
+        if (
+            not isinstance(types, list)
+            or len(types) != layers
+            or not all(isinstance(kind, str) and kind in known for kind in types)
+        ):
             raise fields.refuse(
                 f"layer_types must say full_attention or sliding_attention for each of {layers} layers; "
                 "compare --against a backend"
@@ -215,19 +165,21 @@ def _windows(fields: _Fields, family: str, layers: int) -> tuple[int, ...]:
     return tuple(width if slide else 0 for slide in slides)
 
 
-def _rope(fields: _Fields) -> Rope:
+def _rope(fields: Fields) -> Rope:
     """The rope dictionary, whether `rope_scaling` (transformers 4) or `rope_parameters` (5); the former wins."""
     content = fields.get("rope_scaling") or fields.get("rope_parameters") or {}
     theta = float(fields.number("rope_theta", 10000.0))
     if not isinstance(content, dict):
-        raise fields.refuse(f"the rope dictionary is {content!r}, not an object; correct it")
+        raise fields.refuse(f"the rope dictionary is {shown(content)}, not an object; correct it")
     unknown = sorted(set(content) - ROPE_FIELDS)
     if unknown:
-        raise fields.refuse(f"rope field {unknown[0]!r} is not supported; compare --against a backend")
-    given = _Fields(fields.where, content, {})
+        raise fields.refuse(f"rope field {shown(unknown[0])} is not supported; compare --against a backend")
+    given = Fields(fields.where, content, {})
     if given.number("partial_rotary_factor", 1.0) != 1.0:
         raise fields.refuse("partial_rotary_factor is not supported; compare --against a backend")
-    kind = str(content.get("rope_type", content.get("type", "default")))
+    kind = content.get("rope_type", content.get("type", "default"))
+    if isinstance(kind, (list, dict)):
+        raise fields.refuse(f"rope_type is {shown(kind)}, not the name of a variant; correct it")
     theta = float(given.number("rope_theta", theta))
     if kind == "default":
         return Rope(theta=theta)
@@ -254,23 +206,14 @@ def _rope(fields: _Fields) -> Rope:
     try:
         return Rope(
             theta=theta,
-            kind=kind,
+            kind=str(kind)[:SHOWN],
             factor=float(given.number("factor", ratio if implied else None)),
             original=original,
             truncate=given.flag("truncate", True),
-            short_factor=_factors(given, "short_factor"),
-            long_factor=_factors(given, "long_factor"),
+            short_factor=given.numbers("short_factor"),
+            long_factor=given.numbers("long_factor"),
             **numbers,
             **band,
         )
     except Malformed as complaint:
         raise complaint.under("rope") from None
-
-
-def _factors(given: _Fields, name: str) -> tuple[float, ...]:
-    value = given.get(name)
-    if value is None:
-        return ()
-    if not isinstance(value, list) or any(isinstance(x, bool) or not isinstance(x, (int, float)) for x in value):
-        raise given.refuse(f"rope {name} is not a list of numbers; correct it")
-    return tuple(float(x) for x in value)

@@ -1,7 +1,7 @@
 """Case files: JSON out, and JSON in with every unknown or malformed field refused by its path."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from importlib.resources import files
 from typing import Any, TypeVar
@@ -27,8 +27,36 @@ def _is_integer(_: object, value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
+PLAIN: dict[str, tuple[type, ...]] = {"integer": (int,), "number": (int, float), "string": (str,)}
+"""Types of list items that are looked at without the validator, which takes 40 microseconds for each."""
+
+
+def _items(validator: Any, items: Any, content: Any, within: Any) -> Iterator[Any]:
+    """The keyword `items`: a list that is too long is not looked through, and one of plain items ends at the first bad.
+
+    `maxItems` refuses the long list; without this a file of 60 megabytes would be validated for half an hour.
+    """
+    if not isinstance(content, list) or len(content) > within.get("maxItems", len(content)):
+        return
+    types = PLAIN.get(items.get("type")) if set(items) <= {"type", "minimum", "maximum"} else None
+    least, most = items.get("minimum"), items.get("maximum")
+    for at, value in enumerate(content):
+        if types is None:
+            yield from validator.descend(value, items, path=at)
+        elif type(value) not in types or (least is not None and value < least) or (most is not None and value > most):
+            yield from validator.descend(value, items, path=at)
+            return
+
+
+def _most(_: Any, most: int, content: Any, __: Any) -> Iterator[Any]:
+    """The keyword `maxItems`, with a message that counts the items and does not repeat them."""
+    if isinstance(content, list) and len(content) > most:
+        yield jsonschema.exceptions.ValidationError(f"{len(content)} entries; at most {most} may stand here")
+
+
 _Validator = jsonschema.validators.extend(
     jsonschema.Draft202012Validator,
+    validators={"items": _items, "maxItems": _most},
     type_checker=jsonschema.Draft202012Validator.TYPE_CHECKER.redefine("integer", _is_integer),
 )
 

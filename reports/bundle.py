@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from properties.tally import Failure
+from reference.architecture import Checkpoint
 from reference.case import Case
 from reference.malformed import Malformed
 from reference.record import case_from_json, case_to_json
+from reference.regular import read_whole
 from reference.trace import Stage
 from reports.values import clean, cut, escaped
 from reports.writing import Unwritable, as_json, jsonable, write_whole
@@ -18,7 +20,7 @@ from reports.writing import Unwritable, as_json, jsonable, write_whole
 VERSION = 1
 """Version of the bundle format; a reader refuses later ones."""
 
-LARGEST = 64 * 1024 * 1024
+LARGEST = 16 * 2**20
 """Bytes of a file beyond which nothing is read: no case comes near it."""
 
 FIELDS = ("bundle", "case", "finding", "fault", "backend", "model", "dtype", "environment", "against")
@@ -70,13 +72,17 @@ def replay_command(failure: Failure) -> str | None:
     """The command that runs the failing case again, quoted for a shell; None while no bundle is written."""
     if failure.file is None:
         return None
+    case = failure.verdict.case
     # A file name that starts with a dash would read as an option.
     file = f"./{failure.file}" if failure.file.startswith("-") else failure.file
     words = ["specverify", "replay", file, "--backend", failure.backend]
     words += ["--fault", failure.fault] if failure.fault is not None else []
-    words += ["--model", failure.model] if failure.model is not None else []
+    for number, checkpoint in enumerate(case.checkpoints):
+        # A replay opens no path that stands in the file alone: each checkpoint is named here.
+        asked = failure.model if number == 0 and isinstance(case.model, Checkpoint) else None
+        words += ["--model", asked or checkpoint.source]
     words += ["--against", failure.against] if failure.against is not None else []
-    for name in failure.verdict.case.sampling.processors:
+    for name in case.sampling.processors:
         words += ["--processor", name]
     return shlex.join(words)
 
@@ -135,19 +141,13 @@ def load(path: str | Path) -> Bundle:
 
 def _text(path: Path) -> str:
     try:
-        with path.open("rb") as file:
-            raw = file.read(LARGEST + 1)
+        raw = read_whole(path, LARGEST)
     except FileNotFoundError:
         raise Malformed("", "no such file; `specverify diff` names the bundles that it writes") from None
     except IsADirectoryError:
         raise Malformed("", "a directory; give one of the .json files in it") from None
     except OSError as error:
         raise Malformed("", error.strerror or str(error)) from None
-    except ValueError as error:
-        # A null byte in the name.
-        raise Malformed("", str(error)) from None
-    if len(raw) > LARGEST:
-        raise Malformed("", f"larger than {LARGEST // 2**20} MiB; not a case file")
     try:
         # Editors on Windows put a byte order mark in front.
         text = raw.decode("utf-8-sig")

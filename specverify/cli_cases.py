@@ -205,7 +205,13 @@ def _check_names(
 @click.argument("file", type=click.Path())
 @click.option("--backend", help="Backend to run it on (default: the one it was saved with).")
 @click.option("--fault", metavar="NAME", help="Plant this catalogue fault first.")
-@click.option("--model", help="Where the checkpoint of the case lies on this machine.")
+@click.option(
+    "--model",
+    "models",
+    multiple=True,
+    metavar="DIR|ID",
+    help="Where a checkpoint of the case lies: a name in the file alone opens nothing; repeatable.",
+)
 @click.option(
     "--processor",
     "processors",
@@ -221,7 +227,7 @@ def replay(
     file: str,
     backend: str | None,
     fault: str | None,
-    model: str | None,
+    models: tuple[str, ...],
     processors: tuple[str, ...],
     mode: str | None,
     against: str | None,
@@ -235,7 +241,7 @@ def replay(
 
     if json_file is not None:
         writing.check(json_file)
-    result = run(file, backend, fault, model, processors, mode, against, case_timeout, memory_limit)
+    result = run(file, backend, fault, models, processors, mode, against, case_timeout, memory_limit)
     to_stderr = json_file == "-"
     if result.failure is not None:
         click.echo(terminal.failure_page(result.failure), err=to_stderr)

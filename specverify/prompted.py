@@ -19,6 +19,7 @@ from reference.case import Case
 from reference.draft import Draft, LanguageModel, Ngram, Scripted
 from reference.layout import KvLayout
 from reference.malformed import Malformed
+from reference.regular import read_whole
 from reference.sampling import Stops
 from reference.trace import Array, Trace
 from reference.tree import RankTree, Tree
@@ -71,6 +72,9 @@ OWN = _branches(3, 2)
 UNNAMED = 3
 """One token id in this many, which the model may not name when it drafts for itself: else q would be p, and nothing
 would ever be rejected."""
+
+LARGEST_PROMPTS = 256 * 2**20
+"""Bytes of a prompt file that is read."""
 
 CLOSE_STEPS = 2
 """Steps of the cases on which every selected invariant is judged."""
@@ -231,7 +235,7 @@ def read_prompts(source: str) -> list[str]:
         raise UnusableInput(f"--prompts {source}: no such built-in prompts (known: builtin:humaneval)")
     path = Path(source)
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        text = read_whole(path, LARGEST_PROMPTS).decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
     except (OSError, UnicodeDecodeError) as why:
         reason = why.strerror if isinstance(why, OSError) else f"not UTF-8 at byte {why.start}"
         raise UnusableInput(f"--prompts {source}: {reason}") from None
@@ -254,8 +258,8 @@ def read_prompts(source: str) -> list[str]:
 def _decoded(text: str, where: str) -> Any:
     try:
         return json.loads(text)
-    except (ValueError, RecursionError) as why:
-        raise UnusableInput(f"--prompts {where}: not JSON ({why})") from None
+    except (ValueError, RecursionError, MemoryError) as why:
+        raise UnusableInput(f"--prompts {where}: not JSON ({str(why)[:160]})") from None
 
 
 def _prompt(content: Any, where: str) -> str:

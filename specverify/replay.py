@@ -9,19 +9,16 @@ from properties.finding import Finding, Verdict
 from properties.judge import judge
 from properties.tally import Failure
 from reference.architecture import Checkpoint
-from reference.case import Case
 from reference.custom import Inadmissible
-from reference.draft import LanguageModel
-from reference.malformed import Malformed
 from reports import bundle
 from reports.values import cut
 from specverify import processors
 from specverify.against import reference_named
 from specverify.beside import with_eager
-from specverify.checkpoints import open_checkpoint
 from specverify.isolation import door
 from specverify.isolation.limits import BUILT_IN_S, CHECKPOINT_S, Patience
 from specverify.isolation.wanted import Wanted
+from specverify.placing import placed
 from specverify.selection import invariants_matching
 from specverify.unusable import MissingInput, UnusableInput
 
@@ -55,17 +52,17 @@ def replay(
     file: str,
     backend: str | None,
     fault: str | None,
-    model: str | None,
+    models: tuple[str, ...] = (),
     named: tuple[str, ...] = (),
     mode: str | None = None,
     against: str | None = None,
     case_timeout_s: float | None = None,
     memory: int | None = None,
 ) -> Replayed:
-    """Run the case in `file`; options that are None come from the bundle, but no code of the user's own does.
+    """Run the case in `file`; options that are None come from the bundle, but no code, path or hub id does.
 
-    A fault, a backend `pkg.module:factory` (to run the case or to compare with) and the case's custom processors are
-    only used when named here.
+    A fault, a backend `pkg.module:factory` (to run the case or to compare with), the case's custom processors and its
+    checkpoints are only used when named here, the checkpoints as `models` (`placing.placed`).
 
     Raises:
         Unreadable, UnusableInput, MissingInput, Unknown, UnknownBackend, Unavailable, WrongFlag: each with one line.
@@ -79,7 +76,7 @@ def replay(
     name = backend or saved.backend or "cpu-eager"
     processors.admit(named, saved.case.model.vocab_size)
     processors.check_admitted(saved.case, file)
-    case = _placed(saved.case, model or saved.model, understood=against is None)
+    case = placed(saved, models, file, understood=against is None)
     small = not isinstance(case.model, Checkpoint)
     wanted = Wanted(name, fault, mode, threads=1 if small else 0)
     patience = Patience(case_timeout_s, BUILT_IN_S if small else CHECKPOINT_S)
@@ -104,7 +101,7 @@ def replay(
                 file=file,
                 fault=fault,
                 backend=name,
-                model=model or saved.model,
+                model=next(iter(models), saved.model),
                 against=against,
             )
             failure = with_eager(failure, oracle)
@@ -137,28 +134,3 @@ def _same(verdict: Verdict, saved: bundle.Bundle) -> Finding | None:
     """The saved finding, if it is among those of the verdict: same invariant, same stage."""
     alike = (one for one in verdict.findings if (one.invariant, one.stage) == (saved.invariant, saved.stage))
     return next(alike, None)
-
-
-def _placed(case: Case, model: str | None, understood: bool) -> Case:
-    """The case with its checkpoints where this machine has them; their digests must be the saved ones.
-
-    `understood` says whether the oracle is to run them.
-    """
-    try:
-        if isinstance(case.model, Checkpoint):
-            case = replace(case, model=_here(case.model, model, understood))
-        if isinstance(case.draft, LanguageModel) and isinstance(case.draft.model, Checkpoint):
-            case = replace(case, draft=replace(case.draft, model=_here(case.draft.model, None, understood)))
-    except Malformed as why:
-        raise UnusableInput(f"the case does not fit its checkpoint: {why}") from None
-    return case
-
-
-def _here(saved: Checkpoint, model: str | None, understood: bool) -> Checkpoint:
-    found = open_checkpoint(model or saved.source, understood)
-    if found.digest != saved.digest:
-        raise UnusableInput(
-            f"{found.source}: other weights ({found.digest[:19]}...) than the case was saved with "
-            f"({saved.digest[:19]}...); give the right checkpoint with --model"
-        )
-    return found

@@ -4,11 +4,11 @@ import json
 import re
 from dataclasses import dataclass
 from fractions import Fraction
-from pathlib import Path as File
 from typing import Any
 
 from reference.acceptance import Row
 from reference.growth import Path
+from reference.regular import TooLarge, read_whole
 from reference.rules import DRAWS
 from reference.tree import Shape
 from specverify.tables import LONGEST, Tables, exactly, fitting, probabilities, shaped
@@ -79,12 +79,11 @@ def read(name: str) -> Told:
 
 def _decoded(name: str, where: str) -> Any:
     try:
-        with File(name).open("rb") as file:
-            raw = file.read(MOST_BYTES + 1)
-    except (OSError, ValueError) as why:
-        raise UnusableInput(f"{where}: {getattr(why, 'strerror', None) or why}") from None
-    if len(raw) > MOST_BYTES:
-        raise UnusableInput(f"{where}: larger than {MOST_BYTES} bytes: too large a world to enumerate")
+        raw = read_whole(name, MOST_BYTES)
+    except TooLarge:
+        raise UnusableInput(f"{where}: larger than {MOST_BYTES} bytes: too large a world to enumerate") from None
+    except OSError as why:
+        raise UnusableInput(f"{where}: {why.strerror or why}") from None
     try:
         return json.loads(raw.decode("utf-8"), parse_float=Written, parse_constant=Written, object_pairs_hook=_unique)
     except UnicodeDecodeError as why:

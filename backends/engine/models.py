@@ -29,6 +29,8 @@ from backends.engine.examined import opened
 from backends.engine.graphs import Graphs, Recorder
 from backends.engine.irope import temper_logically
 from reference.architecture import Architecture, Checkpoint, Model, Rope, Seeded
+from reference.fields import LARGEST_CONFIG
+from reference.regular import read_whole
 from reference.weights import seeded
 
 # Built-in models stretch their context by odd factors on purpose; transformers' advice about it helps nobody here.
@@ -253,9 +255,17 @@ def built_in(model: Seeded, dtype: str) -> Any:
 
 def _config(model: Checkpoint) -> Any:
     path = Path(model.source)
-    content = json.loads((path / "config.json").read_text())
-    if content.get("model_type") not in PANGU_TYPES:
-        return AutoConfig.from_pretrained(path, trust_remote_code=False, local_files_only=True)
+    try:
+        content = json.loads(read_whole(path / "config.json", LARGEST_CONFIG))
+        if content.get("model_type") not in PANGU_TYPES:
+            return AutoConfig.from_pretrained(path, trust_remote_code=False, local_files_only=True)
+        return _pangu(content)
+    except Exception as why:  # transformers' validators raise classes of their own
+        raise Unsupported(f"transformers refuses {path}/config.json: {' '.join(str(why).split())[:200]}") from why
+
+
+def _pangu(content: dict[str, Any]) -> Any:
+    """The Llama config that means openPangu's config.json `content`."""
     left_out = ("model_type", "auto_map", "architectures", "bias", "attention_bias")
     said = {**PANGU_DEFAULTS, **content}
     kept = {key: value for key, value in said.items() if key not in left_out}
@@ -278,6 +288,10 @@ def from_disk(model: Checkpoint, dtype: str) -> Any:
             dtype=DTYPES[dtype],
             use_safetensors=True,
             local_files_only=True,
+            # config.json may name an attention kernel of the hub, which would be fetched and run.
+            attn_implementation="eager",
         )
-    except (OSError, ValueError) as why:
+    except (MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as why:  # a config that makes no sense fails in many ways
         raise Unsupported(f"transformers cannot open {model.source}: {' '.join(str(why).split())[:200]}") from why

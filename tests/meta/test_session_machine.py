@@ -61,8 +61,8 @@ def test_its_fault_becomes_the_smallest_session_that_shows_it_and_replays(tmp_pa
     assert "fork" in {one.kind for one in session.actions}
     assert failure.finding.stage is Stage.EMITTED
     file = str(bundle.save(tmp_path, failure, {}))
-    assert replay(file, backend="paged_sessions:careless", fault=None, model=None).word == "FAILED"
-    assert replay(file, backend="paged_sessions:clean", fault=None, model=None).word == "FIXED"
+    assert replay(file, backend="paged_sessions:careless", fault=None).word == "FAILED"
+    assert replay(file, backend="paged_sessions:clean", fault=None).word == "FIXED"
 
 
 def watched(name: str, played: Played) -> Watch:

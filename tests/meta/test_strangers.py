@@ -95,6 +95,6 @@ def test_a_bundle_never_picks_the_code_that_replays_it(tmp_path: Path) -> None:
     failure = Failure(verdict, verdict.first, CASE.id, backend="terse_engine:wrong")
     file = str(bundle.save(tmp_path, failure, {}))
     with pytest.raises(UnusableInput, match="name it with --backend"):
-        replay(file, backend=None, fault=None, model=None)
-    assert replay(file, backend="terse_engine:wrong", fault=None, model=None).word == "FAILED"
-    assert replay(file, backend="terse_engine:terse", fault=None, model=None).word == "FIXED"
+        replay(file, backend=None, fault=None)
+    assert replay(file, backend="terse_engine:wrong", fault=None).word == "FAILED"
+    assert replay(file, backend="terse_engine:terse", fault=None).word == "FIXED"

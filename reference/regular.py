@@ -1,0 +1,70 @@
+"""Reads regular files only, up to a stated size: a FIFO would block the reader, and a device may never end."""
+
+import errno
+import os
+import stat
+from pathlib import Path
+from typing import BinaryIO
+
+KINDS = (
+    (stat.S_ISFIFO, "a FIFO"),
+    (stat.S_ISSOCK, "a socket"),
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
+)
+"""Tests of a file's mode, and what each finds, in words."""
+
+
+class TooLarge(OSError):
+    """A file is longer than what its reader takes."""
+
+
+def irregular(mode: int) -> str | None:
+    """What a file with the mode bits `mode` is instead of a regular file or a directory, in words; None for those."""
+    return next((words for holds, words in KINDS if holds(mode)), None)
+
+
+def opened(path: str | Path) -> BinaryIO:
+    """The regular file `path`, links followed, open for reading; never blocks, whatever `path` is.
+
+    Raises:
+        OSError: `strerror` says in plain words why: no such file, no permission, a directory, a FIFO, a socket, a
+            device, a name that no file can have.
+    """
+    try:
+        # Looked at first: opening some devices already does something.
+        _refuse(os.stat(path).st_mode, path)
+        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    except ValueError:
+        raise OSError(errno.EINVAL, "its name holds a character that no file name can hold", str(path)) from None
+    try:
+        # And again: another file may lie there by now.
+        _refuse(os.fstat(descriptor).st_mode, path)
+        return os.fdopen(descriptor, "rb")
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def read_whole(path: str | Path, most: int) -> bytes:
+    """The content of the regular file `path`, if it is no longer than `most` bytes.
+
+    Raises:
+        TooLarge: for a longer file.
+        OSError: as `opened`.
+    """
+    with opened(path) as file:
+        content = file.read(most + 1)
+    if len(content) > most:
+        raise TooLarge(
+            errno.EFBIG, f"it is larger than the {most // 2**20} MiB that are read of such a file", str(path)
+        )
+    return content
+
+
+def _refuse(mode: int, path: str | Path) -> None:
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    found = irregular(mode)
+    if found is not None:
+        raise OSError(errno.EINVAL, f"it is {found}, not a regular file", str(path))
