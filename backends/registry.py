@@ -1,6 +1,8 @@
 """Name to backend, or the reason there is none; a stranger's engine comes in as `pkg.module:factory`."""
 
 import importlib
+import os
+import sys
 from dataclasses import dataclass, field
 
 from backends.admission import Misshapen, check_declaration
@@ -162,8 +164,22 @@ class UnknownBackend(ValueError):
     """No backend has that name, or its `pkg.module:factory` cannot be used."""
 
 
+def search_current_folder() -> None:
+    """Let modules of the current folder be imported, after those of every other entry of `sys.path`.
+
+    As the last entry the folder hides nothing. Every process that imports a module by a name that the user typed
+    (`pkg.module:name`) calls this first: each has a `sys.path` of its own.
+    """
+    try:
+        here = os.getcwd()
+    except OSError:  # the folder was removed: it holds no module
+        return
+    if here not in sys.path and "" not in sys.path:
+        sys.path.append(here)
+
+
 def open_backend(name: str) -> Backend:
-    """Open a backend by name or by `pkg.module:factory`.
+    """Open a backend by name or by `pkg.module:factory`, whose module may lie in the current folder.
 
     Raises:
         UnknownBackend: for a name that means nothing, a module or factory that cannot be imported or called,
@@ -176,6 +192,8 @@ def open_backend(name: str) -> Backend:
     module_name, colon, attribute = target.partition(":")
     if not colon:
         raise UnknownBackend(f"no backend is called {name!r}: known are {', '.join(known)}, or give pkg.module:factory")
+    if name not in known:
+        search_current_folder()
     try:
         module = importlib.import_module(module_name)
     except ImportError as why:

@@ -1,27 +1,13 @@
 """The command `doctor`: what is installed, what is missing, what is shadowed, which devices are there."""
 
 import sys
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 from backends.registry import ROWS, why_unavailable
 from specverify.checkpoints import DEMO
 from specverify.environment import environment, package_version
+from specverify.shadowing import DEPENDENCIES, ROOMS, ROOT, shadows
 
-ROOMS = ("specverify", "reference", "backends", "properties", "reports")
-REQUIRED = (
-    "numpy",
-    "scipy",
-    "hypothesis",
-    "torch",
-    "transformers",
-    "safetensors",
-    "jsonschema",
-    "click",
-    "rich",
-    "junitparser",
-)
 OPTIONAL = {
     "pytest": "pip install -e '.[test]'",
     "pytest-xdist": "pip install -e '.[test]'",
@@ -36,17 +22,16 @@ OPTIONAL = {
 
 def examine() -> list[dict[str, Any]]:
     """One row per thing looked at: name, state (ok, missing, absent, shadowed), detail."""
-    here = Path(__file__).resolve().parent.parent
+    hidden = {one.name: one.line for one in shadows()}
     rows: list[dict[str, Any]] = []
-    for room in ROOMS:
-        found = find_spec(room)
-        origin = Path(found.origin).resolve() if found and found.origin else None
-        ours = origin is not None and origin.is_relative_to(here / room)
-        rows.append({"name": room, "state": "ok" if ours else "shadowed", "detail": str(origin)})
-    for name in REQUIRED:
+    for room in ("specverify", *ROOMS):
+        detail = hidden.get(room, str(ROOT / room))
+        rows.append({"name": room, "state": "shadowed" if room in hidden else "ok", "detail": detail})
+    for name in DEPENDENCIES:
         installed = package_version(name)
-        detail = installed or f"required: pip install {name}"
-        rows.append({"name": name, "state": "ok" if installed else "missing", "detail": detail})
+        state = "shadowed" if name in hidden else "ok" if installed else "missing"
+        detail = hidden.get(name, installed or f"required: pip install {name}")
+        rows.append({"name": name, "state": state, "detail": detail})
     for name, how in OPTIONAL.items():
         installed = package_version(name)
         rows.append({"name": name, "state": "ok" if installed else "absent", "detail": installed or f"optional: {how}"})

@@ -6,6 +6,7 @@ import operator
 from fractions import Fraction
 from typing import Any
 
+from backends.registry import search_current_folder
 from reference.acceptance import Answer, Program, Question
 from reference.chance import Number
 from specverify.unusable import UnusableInput
@@ -24,10 +25,13 @@ def own_rule(name: str) -> Program:
     module_name, colon, attribute = name.partition(":")
     if not (colon and module_name and attribute):
         raise UnusableInput(f"{where}: is not of the form pkg.module:function")
+    search_current_folder()
     try:
         module = importlib.import_module(module_name)
     except ImportError as why:
-        raise UnusableInput(f"{where}: cannot import {module_name!r} ({why}); is it on PYTHONPATH?") from why
+        raise UnusableInput(
+            f"{where}: cannot import {module_name!r} ({why}); is it in the current folder or on PYTHONPATH?"
+        ) from why
     except (Exception, SystemExit) as why:  # a stranger's code: whatever it raises becomes one line
         raise UnusableInput(f"{where}: importing {module_name!r} raised {_brief(why)}") from why
     found = getattr(module, attribute, None)

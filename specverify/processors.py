@@ -5,6 +5,7 @@ import itertools
 import sys
 from collections.abc import Iterable
 
+from backends.registry import search_current_folder
 from properties.strategies.models import GALLERY
 from reference import custom
 from reference.case import Case
@@ -17,6 +18,7 @@ def admit(names: Iterable[str], *vocabularies: int) -> None:
     Raises:
         UnusableInput: One cannot be found, cannot be replayed, or fails when tried.
     """
+    search_current_folder()
     sizes = [arch.vocab_size for arch in GALLERY]
     try:
         # Whatever the user's module prints while it is imported is no part of our output.

@@ -1,0 +1,197 @@
+"""Finds packages of our names, or of names that we need, which lie before the right ones on Python's path.
+
+Standard library only: this runs before anything else of ours is imported, and what it would import may be shadowed.
+"""
+
+import os
+import re
+import sys
+import sysconfig
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.machinery import ModuleSpec, PathFinder
+from importlib.util import find_spec
+from pathlib import Path
+from types import ModuleType
+
+ROOT = Path(__file__).resolve().parent.parent
+"""The folder in which our packages lie: a checkout, or site-packages."""
+
+ROOMS = ("reference", "backends", "properties", "reports")
+"""Our packages beside `specverify`, under names that others use too."""
+
+DEPENDENCIES = (
+    "numpy",
+    "scipy",
+    "hypothesis",
+    "torch",
+    "transformers",
+    "safetensors",
+    "jsonschema",
+    "click",
+    "rich",
+    "junitparser",
+)
+"""Packages of others without which no run is possible; they are called the same on an index and in Python."""
+
+COMMANDS = ("specverify", "specverify-script")
+"""Names under which installers put our command, without `.exe` and `.py`."""
+
+
+@dataclass(frozen=True)
+class Shadow:
+    """A name that Python would import from the wrong place.
+
+    Attributes:
+        name: The package that is meant.
+        found: The file that Python finds first, or None where it finds nothing.
+        entry: The entry of `sys.path` through which it is found; None where it finds nothing.
+        meant: Where the right one lies: a folder or a file.
+    """
+
+    name: str
+    found: Path | None
+    entry: Path | None
+    meant: Path
+
+    @property
+    def line(self) -> str:
+        """What hides what, and what to do, in one line without an end."""
+        if self.found is None or self.entry is None:
+            return f"`{self.name}` is missing: {self.meant} is not on Python's path; install specverify again"
+        return f"`{self.name}` is {self.found}, which hides {self.meant}: {self._remedy(self.entry)}"
+
+    def _remedy(self, entry: Path) -> str:
+        if entry in map(Path, (sysconfig.get_path("purelib"), sysconfig.get_path("platlib"))):
+            return "uninstall the package that brought it, or install specverify into an environment of its own"
+        asked = os.environ.get("PYTHONPATH", "").split(os.pathsep) if os.environ.get("PYTHONPATH") else []
+        if entry in [Path(one).resolve() for one in asked]:
+            return f"take {entry} out of PYTHONPATH, or rename it"
+        return "start from another folder, call `specverify` in place of `python -m specverify`, or rename it"
+
+
+class ShadowedName(ImportError):
+    """A package of ours, or one that we need, would be imported from the wrong place."""
+
+
+@cache
+def shadows() -> tuple[Shadow, ...]:
+    """The shadowed names of this process, looked for once: what `RightPlaces` puts right later changes no answer."""
+    return (*_rooms(), *_dependencies())
+
+
+def _rooms() -> list[Shadow]:
+    found = []
+    for name in ROOMS:
+        place = _place(name)
+        if place is None or not place[0].is_relative_to(ROOT / name):
+            file, entry = place or (None, None)
+            found.append(Shadow(name, file, entry, ROOT / name))
+    return found
+
+
+def _dependencies() -> list[Shadow]:
+    """Dependencies found in the current folder although another entry of the path holds them too."""
+    here = _here()
+    entries = [entry for entry in sys.path if Path(entry or ".").resolve() == here]
+    if here is None or not entries:
+        return []
+    rest = [entry for entry in sys.path if entry not in entries]
+    found = []
+    for name in DEPENDENCIES:
+        first = _place(name)
+        if first is not None and first[1] == here:
+            other = _place(name, rest)
+            if other is not None and other[0] != first[0]:
+                found.append(Shadow(name, *first, other[0]))
+    return found
+
+
+def _here() -> Path | None:
+    """The current folder; None where it was removed."""
+    try:
+        return Path.cwd().resolve()
+    except OSError:
+        return None
+
+
+def _place(name: str, entries: Sequence[str] | None = None) -> tuple[Path, Path] | None:
+    """The file of the package or module `name`, and the folder that it is imported from; nothing is imported.
+
+    Args:
+        name: Without a dot.
+        entries: Where to look in place of `sys.path`.
+    """
+    try:
+        spec = find_spec(name) if entries is None else PathFinder.find_spec(name, list(entries))
+    except ValueError:  # a module that was made by hand, and says nothing of where it lies
+        return None
+    if spec is None or not spec.origin or not spec.has_location:
+        return None
+    file = Path(spec.origin).resolve()
+    return file, (file.parent if spec.submodule_search_locations is None else file.parent.parent)
+
+
+class RightPlaces:
+    """A finder before all others that imports shadowed names from where the right ones lie.
+
+    For `doctor` alone, which is there to say what is shadowed and must not die of it.
+    """
+
+    def __init__(self, found: tuple[Shadow, ...]) -> None:
+        self._entries = {one.name: [str(_holder(one.meant))] for one in found}
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """As every finder of `sys.meta_path`; None for names that are not shadowed."""
+        if name not in self._entries:
+            return None
+        return PathFinder.find_spec(name, self._entries[name], target)
+
+
+def _holder(meant: Path) -> Path:
+    """The folder from which the package or module at `meant` is imported."""
+    if meant.name == "__init__.py":
+        return meant.parent.parent
+    return meant.parent
+
+
+def guard() -> None:
+    """Let nobody import a shadowed name by mistake.
+
+    The command ends here with one line on standard error and exit code 3; `doctor` goes on, with the right packages.
+
+    Raises:
+        ShadowedName: in any other program that imports `specverify`.
+    """
+    found = shadows()
+    if not found:
+        return
+    more = f" (and {len(found) - 1} more: `specverify doctor` names them)" if len(found) > 1 else ""
+    if not _is_command(sys.argv, sys.orig_argv):
+        raise ShadowedName(f"{found[0].line}{more}")
+    if "doctor" in sys.argv[1:2]:
+        sys.meta_path.insert(0, RightPlaces(found))
+        return
+    print(f"specverify: {found[0].line}{more}", file=sys.stderr)  # noqa: T201 - click itself may be shadowed
+    raise SystemExit(3)
+
+
+def _is_command(arguments: Sequence[str], original: Sequence[str]) -> bool:
+    """Whether this process was started as our command, and not as a program that imports us.
+
+    Args:
+        arguments: `sys.argv`, whose first is `-m` while Python looks for the module that `-m` names.
+        original: `sys.orig_argv`, with the interpreter's own options.
+    """
+    if arguments[:1] != ["-m"]:
+        name = Path(arguments[0]).name if arguments else ""
+        return name.removesuffix(".exe").removesuffix(".py").removesuffix(".pyw") in COMMANDS
+    for word, after in zip(original[1:], [*original[2:], ""], strict=True):
+        if re.fullmatch("-[A-Za-z]*m", word):
+            return after == "specverify"
+        if word.startswith("-m"):
+            return word == "-mspecverify"
+    return False
