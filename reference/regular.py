@@ -36,7 +36,7 @@ def opened(path: str | Path) -> BinaryIO:
         _refuse(os.stat(path).st_mode, path)
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     except ValueError:
-        raise OSError(errno.EINVAL, "its name holds a character that no file name can hold", str(path)) from None
+        raise OSError(errno.EINVAL, "its name holds a null byte or half a character", str(path)) from None
     try:
         # And again: another file may lie there by now.
         _refuse(os.fstat(descriptor).st_mode, path)
