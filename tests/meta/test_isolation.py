@@ -85,7 +85,7 @@ def mischief(name: str, folder: Path, clean: int) -> None:
     assert first is not None
     assert first.invariant == "lossless.completes"
     saved = bundle.save(folder, Failure(verdict, first, verdict.case.id, backend=factory), {})
-    again = replay(str(saved), factory, None, None, case_timeout_s=TIMEOUT_S, memory=MEMORY)
+    again = replay(str(saved), factory, None, case_timeout_s=TIMEOUT_S, memory=MEMORY)
     assert again.word == "FAILED", again.why
 
 
