@@ -260,8 +260,8 @@ def _pace(tally: Tally) -> str:
     if not tally.cases:
         return "none was run"
     pace = f", {number(tally.cases / tally.seconds)} per second" if tally.seconds > 0 else ""
-    judged = f"{tally.judged} judged of {tally.wanted} wanted" if tally.wanted else str(tally.cases)
-    return f"{judged}, in {number(tally.seconds)} s{pace}"
+    judged = f"{tally.judged} judged of {tally.wanted} wanted," if tally.wanted else str(tally.cases)
+    return f"{judged} in {number(tally.seconds)} s{pace}"
 
 
 def _time(tally: Tally) -> str:

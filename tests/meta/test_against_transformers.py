@@ -169,7 +169,9 @@ def test_a_planted_fault_is_found(tmp_path: Path) -> None:
 def test_a_model_that_it_cannot_run_is_refused_before_any_case(tmp_path: Path) -> None:
     model = identify(saved("mamba", tmp_path), understood=False)
     assert isinstance(model, Checkpoint)
-    with pytest.raises(Unsupported, match="linear_attention: plain transformers is a reference for full_attention"):
+    with pytest.raises(
+        Unsupported, match=r"linear_attention: plain transformers is a reference for|layers \[\] call attention"
+    ):
         reference_named("transformers", ExitStack(), model)
 
 

@@ -29,7 +29,7 @@ REFUSED = {
     "gpt-oss": r"GptOssForCausalLM: GptOssAttention hands the argument s_aux \(attention sinks",
     "deepseek-v3": r"DeepseekV3ForCausalLM: layer 0 caches keys of shape .* latent attention \(MLA\)",
     "bloom": r"BloomForCausalLM: this engine cannot run it",
-    "mamba": r"MambaForCausalLM: layers of kind linear_attention",
+    "mamba": r"MambaForCausalLM: (layers of kind linear_attention|this engine cannot run it)",
 }
 
 
