@@ -66,8 +66,7 @@ sys.exit(pytest.main())
 
 ASKED = {
     "not asked": [],
-    "-p specverify": ["-p", "specverify"],
-    "under xdist": ["-p", "specverify", "-n", "1"],
+    "asked, under xdist": ["-p", "specverify", "-n", "1"],
 }
 
 

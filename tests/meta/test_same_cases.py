@@ -96,7 +96,6 @@ def machine_played() -> None:
 
 DRAWING: dict[str, Callable[[], object]] = {
     "diff": searched,
-    "hunts of the selftest": lambda: list(islice(Stream(1, DEFAULT_DTYPES), 12)),
     "bench": lambda: throughput("cpu-eager", 2, 0),
     "session machine": machine_played,
 }
