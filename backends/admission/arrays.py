@@ -38,7 +38,10 @@ def array(field: str, value: object, kind: str, axes: tuple[Axis, ...], read_onl
     Raises:
         Misshapen: naming the field, what was found, and what is expected.
     """
-    held = value if type(value) is np.ndarray and _as_it_is(value, kind) else _converted(field, value, kind, axes)
+    if type(value) is np.ndarray and value.dtype.char in CHARS[kind] and value.dtype.isnative:
+        held = value
+    else:
+        held = _converted(field, value, kind, axes)
     if not _fits(held.shape, axes):
         raise refusal(field, value, worded(kind, axes), _found(value, held))
     flags = held.flags

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 from backends.admission.misshapen import refusal
-from backends.admission.numbers import TOKEN, whole, wholes
+from backends.admission.numbers import TOKEN, WHOLE, whole, wholes
 from reference.case import Case
 from reference.malformed import Malformed
 from reference.session import Account
@@ -62,23 +62,38 @@ def _account(field: str, value: object, requests: int) -> Account:
     made = Account(
         free=wholes(f"{field}.free", value.free),
         total=whole(f"{field}.total", value.total, 0, MOST_PAGES),
-        tables=_by_request(f"{field}.tables", value.tables, requests, wholes),
+        tables=_by_request(f"{field}.tables", value.tables, requests, wholes, _is_tuple),
         kept=wholes(f"{field}.kept", value.kept),
-        committed=_by_request(f"{field}.committed", value.committed, requests, whole),
-        allocated=_by_request(f"{field}.allocated", value.allocated, requests, whole),
+        committed=_by_request(f"{field}.committed", value.committed, requests, whole, _is_int),
+        allocated=_by_request(f"{field}.allocated", value.allocated, requests, whole, _is_int),
     )
-    for name in ("committed", "allocated"):
-        missing = sorted(set(made.tables) - set(getattr(made, name)))
+    for name, columns in (("committed", made.committed), ("allocated", made.allocated)):
+        missing = made.tables.keys() - columns.keys()
         if missing:
-            found = f"no entry for request {missing[0]}"
+            found = f"no entry for request {min(missing)}"
             raise refusal(f"{field}.{name}", None, "one for each request with a block table", found)
     return made
 
 
-def _by_request(field: str, value: object, requests: int, admit: Callable[[str, object], Entry]) -> dict[int, Entry]:
-    """A dict by request number, its entries admitted one by one."""
+def _is_tuple(value: object) -> bool:
+    """Whether `value` is a tuple of Python ints, which needs no conversion."""
+    return type(value) is tuple and WHOLE.issuperset(map(type, value))
+
+
+def _is_int(value: object) -> bool:
+    """Whether `value` is a Python int."""
+    return type(value) is int
+
+
+def _by_request(
+    field: str, value: object, requests: int, admit: Callable[[str, object], Entry], ready: Callable[[object], bool]
+) -> dict[int, Entry]:
+    """A dict by request number, its entries admitted one by one unless all are `ready` as they are."""
     if not isinstance(value, Mapping):
         raise refusal(field, value, "a dict by request number")
+    exact = type(value) is dict and WHOLE.issuperset(map(type, value)) and all(map(ready, value.values()))
+    if exact and (not value or 0 <= min(value) <= max(value) < requests):
+        return dict(value)
     made = {}
     for key, entry in value.items():
         number = whole(f"{field}'s key", key, 0, requests - 1)

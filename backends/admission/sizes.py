@@ -1,7 +1,9 @@
 """Sizes: the lengths that the axes of an answer to one request have, as far as its case alone tells them."""
 
 from dataclasses import dataclass
+from functools import cached_property
 
+from backends.admission.arrays import Axis
 from reference.architecture import Architecture, Model, Seeded
 from reference.case import Case
 from reference.draft import Draft, LanguageModel
@@ -15,6 +17,12 @@ class Cache:
     layers: int | None = None
     kv_heads: int | None = None
     head_dim: int | None = None
+
+    @cached_property
+    def axes(self) -> tuple[Axis, ...]:
+        """The axes of its keys, and of its values."""
+        sizes = (("layers", self.layers), ("kv_heads", self.kv_heads), ("length", None), ("head_dim", self.head_dim))
+        return sizes
 
 
 @dataclass(frozen=True)

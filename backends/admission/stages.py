@@ -5,7 +5,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from backends.admission.arrays import Axis, array, is_array_like, read
+from backends.admission.arrays import Axis, array, is_array_like, read, worded
 from backends.admission.misshapen import Misshapen, refusal
 from backends.admission.numbers import TOKEN, reals, whole, wholes, word
 from backends.admission.sizes import Cache, Sizes
@@ -37,6 +37,12 @@ PER_ROW = {
     name: f"lowered.{name}" for name in ("token", "parent", "depth", "position", "slot", "next_token", "next_sibling")
 }
 """Fields of Lowered that hold one integer for each row, and how a refusal names them."""
+
+KV_FIELDS = {
+    name: tuple(f"committed.{name}{part}" for part in ("", ".keys", ".values", ".first"))
+    for name in ("before", "verified", "after", "draft")
+}
+"""Caches of Committed, and how a refusal names the cache, its keys, its values and its first columns."""
 
 
 def ours(field: str, value: object, kind: type[Part]) -> Part:
@@ -188,35 +194,27 @@ def _emitted(value: object, sizes: Sizes) -> Emitted:
 
 
 def _committed(value: object, sizes: Sizes) -> Committed:
-    one = ours("committed", value, Committed)
-    caches = {
-        name: None if getattr(one, name) is None else _kv(f"committed.{name}", getattr(one, name), cache)
-        for name, cache in (
-            ("before", sizes.target),
-            ("verified", sizes.target),
-            ("after", sizes.target),
-            ("draft", sizes.draft),
-        )
-    }
+    one, target = ours("committed", value, Committed), sizes.target
+    before, verified, after = (_kv(name, getattr(one, name), target) for name in ("before", "verified", "after"))
     fallback = None if one.fallback is None else word("committed.fallback", one.fallback)
-    return Committed(whole("committed.length", one.length), **caches, fallback=fallback)
+    length = whole("committed.length", one.length)
+    return Committed(length, before, verified, after, _kv("draft", one.draft, sizes.draft), fallback)
 
 
-def _kv(field: str, value: object, cache: Cache) -> Kv:
+def _kv(name: str, value: object, cache: Cache) -> Kv | None:
     """Keys and values of the model's layers, heads and width; how long they are is an invariant's matter."""
+    if value is None:
+        return None
+    field, keys_field, values_field, first_field = KV_FIELDS[name]
     one = ours(field, value, Kv)
-    axes: tuple[Axis, ...] = (
-        ("layers", cache.layers),
-        ("kv_heads", cache.kv_heads),
-        ("length", None),
-        ("head_dim", cache.head_dim),
-    )
-    keys = array(f"{field}.keys", one.keys, "float", axes)
-    layers, heads, _, width = keys.shape
-    same: tuple[Axis, ...] = (("layers", layers), ("kv_heads", heads), ("length", None), ("head_dim", width))
-    values = array(f"{field}.values", one.values, "float", same)
-    first = wholes(f"{field}.first", one.first, 0)
+    keys = array(keys_field, one.keys, "float", cache.axes)
+    values = array(values_field, one.values, "float", cache.axes)
+    first = wholes(first_field, one.first, 0)
+    (layers, heads, _, width), other = keys.shape, values.shape
+    if other[:2] != (layers, heads) or other[3] != width:
+        same = Cache(layers, heads, width).axes
+        raise refusal(values_field, one.values, worded("float", same))
     if first and len(first) != layers:
         expected = f"one column for each of {layers} layers, or none"
-        raise refusal(f"{field}.first", one.first, expected, f"{len(first)} columns")
+        raise refusal(first_field, one.first, expected, f"{len(first)} columns")
     return Kv(keys, values, first)
