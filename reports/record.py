@@ -3,6 +3,9 @@
 import math
 import os
 import statistics
+import uuid
+from collections.abc import Mapping
+from datetime import datetime, timezone
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -65,17 +68,29 @@ def verdict_line(verdict: Verdict) -> dict[str, Any]:
     return content
 
 
+def run_fact(version: str, seed: int, fault: str | None) -> dict[str, Any]:
+    """What every line of one run has in common: a random id of 12 hex digits, the version, the seed, the fault."""
+    return {"run": uuid.uuid4().hex[:12], "version": version, "seed": seed, "fault": fault}
+
+
 class Lines:
     """A JSON Lines file that grows by one flushed line per case, so that a killed run keeps what it judged.
 
     Lines of earlier runs stay; a last line that was cut off is closed by the first new one, so that it spoils no other.
+    Each line is appended by one write of the system, so that runs which share a file do not mix inside a line.
+
+    Args:
+        path: The file.
+        run: What is added to the line of each verdict (`run_fact`), beside the time in UTC, and the case of a verdict
+            that differs; without it, lines hold `verdict_line` alone.
 
     Raises:
         Unwritable: on entering, and on adding when the system refuses.
     """
 
-    def __init__(self, path: str | Path) -> None:
+    def __init__(self, path: str | Path, run: Mapping[str, Any] | None = None) -> None:
         self.path = Path(path)
+        self._run = run
         self._handle: int | None = None
         self._cut_off = False
 
@@ -101,7 +116,12 @@ class Lines:
 
     def add(self, verdict: Verdict) -> None:
         """Append the line of a verdict; it is in the file when this returns."""
-        self.append(verdict_line(verdict))
+        line = verdict_line(verdict)
+        if self._run is not None:
+            line |= {**self._run, "time": datetime.now(timezone.utc).isoformat(timespec="milliseconds")}
+            if verdict.findings:
+                line["case"] = case_to_json(verdict.case)
+        self.append(line)
 
     def append(self, fact: dict[str, Any]) -> None:
         """Append one line; it is in the file when this returns."""

@@ -11,7 +11,7 @@ from reference.case import Case
 from reference.record import case_to_json
 from reports import bundle, junit, record, terminal, writing
 from reports.progress import Progress
-from specverify import campaign
+from specverify import __version__, campaign
 from specverify.environment import environment
 from specverify.news import Opened
 from specverify.plan import Plan
@@ -37,7 +37,8 @@ def diff(plan: Plan, report: Path, junit_file: str | None, json_file: str | None
     for file in filter(None, (junit_file, json_file)):
         writing.check(file)
     check_apart({"the run's own results": str(results), "--json": json_file, "--junit": junit_file})
-    with record.Lines(results) as lines, Progress(plan.cases) as progress:
+    run = record.run_fact(__version__, plan.seed, plan.fault)
+    with record.Lines(results, run) as lines, Progress(plan.cases) as progress:
         tally, refused = campaign.run(plan, Recorder(plan, report, lines, progress))
     if refused is not None and not (tally.failures if refused == 2 else tally.cases):
         errors = "; ".join(" ".join(line.split()) for line in tally.errors)
