@@ -1,104 +1,13 @@
 """Reach: the conditions under which reported faults show, each a named predicate on a case."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from functools import cached_property, lru_cache
 
-from properties.strategies.acceptance import ORACLE
-from reference.architecture import Seeded
+from properties.reachfar import FAR
+from properties.seen import Condition, Seen
 from reference.case import Case
 from reference.draft import LanguageModel, Ngram, Scripted, largest
 from reference.layout import PAGED
-from reference.session import Action
-from reference.trace import Step
-from reference.tree import Shape, Tree
-
-
-class Seen:
-    """A case, and what the oracle does on it, computed where a predicate asks."""
-
-    def __init__(self, case: Case) -> None:
-        self.case = case
-
-    @cached_property
-    def steps(self) -> tuple[Step, ...]:
-        """Steps of request 0, alone."""
-        return ORACLE(self.case.alone()).steps
-
-    @cached_property
-    def walks(self) -> tuple[tuple[Tree, tuple[int, ...]], ...]:
-        """Tree and accepted path of each step."""
-        return tuple((step.drafted.tree, step.accepted.path) for step in self.steps if step.drafted and step.accepted)
-
-    @cached_property
-    def actions(self) -> tuple[Action, ...]:
-        """Of the session; none without one."""
-        return self.case.session.actions if self.case.session is not None else ()
-
-    @cached_property
-    def requests(self) -> tuple[Case, ...]:
-        """Each request as the case that it would be alone."""
-        count = len(self.case.session.mates) if self.case.session is not None else 0
-        return tuple(self.case.alone(number) for number in range(count + 1))
-
-    @cached_property
-    def batches(self) -> tuple[tuple[int, ...], ...]:
-        """Requests of each step that names at least two which have entered by then."""
-        inside: set[int] = set()
-        met = []
-        for action in self.actions:
-            if action.kind in ("add", "restore"):
-                inside |= set(action.requests)
-            elif action.kind == "fork" and action.requests[0] in inside:
-                inside.add(action.requests[1])
-            elif action.kind in ("cancel", "evict"):
-                inside -= set(action.requests)
-            elif action.kind == "step":
-                together = tuple(one for one in action.requests if one in inside)
-                met += [together] if len(together) > 1 else []
-        return tuple(met)
-
-    def drafts(self, number: int) -> LanguageModel | None:
-        """The model that drafts for a request."""
-        draft = self.requests[number].draft
-        return draft if isinstance(draft, LanguageModel) else None
-
-    @property
-    def chunk(self) -> int:
-        """The target's shortest chunk of attention; 0 without."""
-        arch = self.case.model.architecture if isinstance(self.case.model, Seeded) else None
-        return min((chunk for chunk in arch.chunks if chunk), default=0) if arch is not None else 0
-
-    @property
-    def windows(self) -> tuple[int, ...]:
-        """The target's sliding windows."""
-        arch = self.case.model.architecture if isinstance(self.case.model, Seeded) else None
-        return tuple(window for window in arch.windows if window) if arch is not None else ()
-
-
-@lru_cache(maxsize=8)
-def seen(case: Case) -> Seen:
-    """What there is to know of a case, shared by the predicates."""
-    return Seen(case)
-
-
-@dataclass(frozen=True)
-class Condition:
-    """Something that a case may be an example of.
-
-    Attributes:
-        name: A few words.
-        sentence: What holds then.
-        met: Whether it holds.
-    """
-
-    name: str
-    sentence: str
-    met: Callable[[Seen], bool]
-
-    def holds(self, case: Case) -> bool:
-        """Whether `case` is an example."""
-        return self.met(seen(case))
+from reference.tree import Shape
 
 
 def _paged(of: Seen) -> int:
@@ -377,5 +286,6 @@ CONDITIONS = (
     Condition("drawn draft under top-k, top-p or min-p", "A drawn draft, its law truncated.",
               lambda of: (_drawn(of, "with-replacement") or _drawn(of, "without-replacement"))
               and (of.case.sampling.top_k > 0 or of.case.sampling.top_p < 1.0 or of.case.sampling.min_p > 0.0)),
+    *FAR,
 )  # fmt: skip
 """What faults need in order to show; `bench search` says how many cases each takes to appear."""

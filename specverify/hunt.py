@@ -196,7 +196,8 @@ def _posed(
     ground: Ground, dtypes: tuple[str, ...], subject: Subject, invariants: tuple[Invariant, ...]
 ) -> Iterator[tuple[Case, tuple[Invariant, ...]]]:
     """The cases that a search of the ground's seed draws, each with the invariants to judge."""
-    for case in islice(stream(ground.seed, dtypes), ground.skip, ground.skip + ground.cases):
+    drawn = stream(ground.seed, dtypes, subject.rarely)
+    for case in islice(drawn, ground.skip, ground.skip + ground.cases):
         asked = tuple(one for one in taking_turns(case, ALL, subject.rarely) if one in invariants)
         yield case, sieve(ground.backend).left(case, subject, asked) if ground.sieved else asked
 

@@ -99,7 +99,7 @@ class Search:
         # Every round begins with the plainest case; a case counts once.
         while len(self._seen) < self.plan.cases and barren < BARREN and self._first is None and not self.stopped():
             before = len(self._seen)
-            drawn = cases(self.plan.dtypes, self.plan.processors, self.plan.layout)
+            drawn = cases(self.plan.dtypes, self.plan.processors, self.plan.layout, self.subject.rarely)
             with suppress(Enough, Differs, Flaky):  # what was found is in _first and _best
                 explore(round_seed(self.plan.seed, self._rounds), ROUND, drawn, self._try, SEARCHING)
             if self._error is not None:

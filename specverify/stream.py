@@ -10,10 +10,13 @@ from specverify.search import BARREN, ROUND, round_seed
 
 
 class Stream:
-    """Cases of one seed, each once, in the order in which `Search.run` judges them while nothing differs."""
+    """Cases of one seed, each once, in the order in which `Search.run` judges them while nothing differs.
 
-    def __init__(self, number: int, dtypes: tuple[str, ...]) -> None:
-        self._number, self._dtypes = number, dtypes
+    `rarely` is the backend's (`backends.base.Declaration`): a slow one is given shorter prompts.
+    """
+
+    def __init__(self, number: int, dtypes: tuple[str, ...], rarely: int = 1) -> None:
+        self._number, self._dtypes, self._rarely = number, dtypes, rarely
         self._drawn: dict[Case, None] = {}
         self._cases: list[Case] = []
         self._rounds = 0
@@ -38,11 +41,12 @@ class Stream:
                 self._drawn[case] = None
                 self._cases.append(case)
 
-        explore(round_seed(self._number, self._rounds), ROUND, cases(self._dtypes), collect)
+        drawn = cases(self._dtypes, rarely=self._rarely)
+        explore(round_seed(self._number, self._rounds), ROUND, drawn, collect)
         self._rounds += 1
 
 
 @cache
-def stream(number: int, dtypes: tuple[str, ...]) -> Stream:
+def stream(number: int, dtypes: tuple[str, ...], rarely: int = 1) -> Stream:
     """The stream of seed `number`, kept for the life of the process."""
-    return Stream(number, dtypes)
+    return Stream(number, dtypes, rarely)

@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from properties.strategies.acceptance import continuation, first_law, postponed, retold, steered
 from properties.strategies.layouts import layouts
-from properties.strategies.models import drafts, targets
-from properties.strategies.prompts import prompts
+from properties.strategies.models import drafts, far_targets, targets
+from properties.strategies.prompts import MARKS, far_prompts, prompts
 from properties.strategies.sampling import TEMPERATURES, as_chain, samplings, with_min_tokens
 from properties.strategies.sessions import with_session
 from properties.strategies.stops import places, stops_for
@@ -21,6 +21,9 @@ from reference.tree import RankTree, Shape, Tree
 
 LASTING = Stops(12)
 """For requests that are still there when something happens to them."""
+
+FAR = 20
+"""One case in so many has a long prompt."""
 
 STATIC_NODES = 12
 """Nodes of a static tree at most: the draft model runs each inner level of it."""
@@ -97,11 +100,15 @@ def single_cases(
     layout: str | None = None,
     model: Seeded | None = None,
     company: bool = False,
+    far: int = 0,
 ) -> Case:
-    """Cases of one request, on `model` if it is given; as others in their `company` want it."""
+    """Cases of one request, on `model` if it is given; as others in their `company` want it.
+
+    With `far` the prompt ends around one of `prompts.MARKS` of at most `far` columns.
+    """
     dtype = draw(st.sampled_from(dtypes))
-    model = model or draw(targets())
-    prompt = draw(prompts(model))
+    model = model or draw(far_targets() if far else targets())
+    prompt = draw(far_prompts(model, far) if far else prompts(model))
     temperature = draw(st.sampled_from((*(0.0,) * 7, *TEMPERATURES)))
     ahead = continuation(model, prompt)
     draft = draw(any_draft(model, prompt, ahead, learning=company or temperature > 0))
@@ -130,14 +137,37 @@ def cases(
     dtypes: tuple[str, ...] = ("float32", "float64"),
     processors: tuple[str, ...] = (),
     layout: str | None = None,
+    rarely: int = 1,
 ) -> Case:
     """Cases on built-in models in one of `dtypes`, two in five with a session.
 
-    Half of the sampled ones name `processors`; all have KV layout `layout`, if it is named.
+    Half of the sampled ones name `processors`; all have KV layout `layout`, if it is named. One in FAR has a long
+    prompt, beyond the columns that attention kernels take in one piece, two in three of those with a session. Long
+    prompts are as much shorter as the backend is slow (`rarely`, see `backends.base.Declaration`).
     """
+    if draw(st.integers(0, FAR - 1)) == FAR - 1:
+        return draw(far_cases(dtypes, processors, layout, MARKS[-1] // rarely))
     if draw(st.integers(0, 4)) >= 3:
         return draw(session_cases(dtypes, processors, layout))
     return draw(single_cases(dtypes, processors, layout))
+
+
+@st.composite
+def far_cases(
+    draw: st.DrawFn,
+    dtypes: tuple[str, ...] = ("float32", "float64"),
+    processors: tuple[str, ...] = (),
+    layout: str | None = None,
+    most: int = MARKS[-1],
+) -> Case:
+    """Cases with a prompt of about 128 to `most` tokens; in sessions, mates of related prompts stand beside it.
+
+    In layout `sliding`, which prefills in blocks of a tree's size, prompts have about 128 tokens.
+    """
+    company = draw(st.integers(0, 2)) > 0
+    most = min(most, MARKS[0]) if layout == "sliding" else most
+    case = draw(single_cases(dtypes, processors, layout, company=company, far=most))
+    return draw(accompanied(case, layout)) if company else case
 
 
 @st.composite

@@ -2,10 +2,14 @@
 
 from hypothesis import strategies as st
 
+from properties.strategies.prompts import LONGEST
 from reference.layout import COMMITS, KINDS, LARGEST_PAGE, PAGED, POISONS, KvLayout
 
 SIZES = (1, 2, 3, 4, 7, 16, LARGEST_PAGE)
 """Page sizes that are drawn most often."""
+
+FAR_SIZES = (16, 64, 7, LARGEST_PAGE)
+"""Page sizes under long prompts: 2048 pages of one column would be most of the time of such a case."""
 
 MOST_LISTED = 200
 """Longest free list that is drawn; a larger pool hands out its pages by id."""
@@ -31,12 +35,15 @@ def layouts(
     often = (("branch", "branch", "paged") if requests == 1 else ("paged", *("prefix",) * 6)) + ("sliding",) * (
         2 * bounded
     )
-    chosen = kind or draw(st.sampled_from((*often, *KINDS)))
+    far = prompt > LONGEST
+    # A ring takes a prefill in blocks of a tree's size: hundreds of forwards of a long prompt.
+    chosen = kind or draw(st.sampled_from([one for one in (*often, *KINDS) if one != "sliding" or not far]))
+    pieces = (0, 0, prompt // 2, 256) if far else (0, 0, 1 if prompt < 16 else 7, 5, 16)
     padded = draw(st.sampled_from((0, 0, nodes, nodes + 3)))
     fields: dict[str, object] = {
         "commit": draw(st.sampled_from(COMMITS)) if chosen == "branch" else "path",
         "padded_nodes": padded,
-        "prefill_chunk": draw(st.sampled_from((0, 0, 1 if prompt < 16 else 7, 5, 16))),
+        "prefill_chunk": draw(st.sampled_from(pieces)),
         "draft_sync": draw(st.sampled_from(("keep", "keep", "refeed"))),
         "poison": draw(st.sampled_from(POISONS)),
         "kind": chosen,
@@ -45,7 +52,7 @@ def layouts(
         # Whole pages are reused or shared only where prompts are longer than a page.
         small = st.sampled_from((1, 2, 3, 4, 3, 1))
         any_size = st.one_of(small, st.sampled_from(SIZES), st.integers(1, LARGEST_PAGE))
-        size = draw(small if requests > 1 else any_size)
+        size = draw(st.sampled_from(FAR_SIZES) if far else small if requests > 1 else any_size)
         overhang = draw(st.sampled_from((0, 0, 1, size, 2 * size + 1)))
         # One column more than the engine's largest block, whichever is larger.
         beyond = max(nodes, padded) + 2 + overhang

@@ -1,5 +1,6 @@
 """Built-in models: a gallery over families, head counts, GQA ratios, windows, rotary variants and odd vocabularies."""
 
+from dataclasses import replace
 from functools import cache
 
 from hypothesis import strategies as st
@@ -7,6 +8,9 @@ from hypothesis import strategies as st
 from reference.architecture import Architecture, Rope, Seeded
 
 MAX_POSITIONS = 1024
+
+FAR_POSITIONS = 4096
+"""Positions of the models for long prompts; `reference.architecture` admits no more."""
 
 SEEDS = 2
 """Seeds per architecture; few, so that engines find the model on their shelf."""
@@ -83,6 +87,20 @@ GALLERY: tuple[Architecture, ...] = (
 )
 """Simplest first, so that shrinking ends there."""
 
+FAR: tuple[Architecture, ...] = tuple(
+    replace(arch, max_positions=FAR_POSITIONS)
+    for arch in (
+        GALLERY[0],
+        _arch("llama", 17, 2, 1, 4, (0,)),
+        _arch("pangu", 11, 2, 2, 4, (0,)),
+        _arch("mistral", 7, 2, 1, 4, (600,)),
+    )
+)
+"""Models for long prompts, of one layer: with a second one the oracle takes 40 times as long at 1024 columns.
+
+The window of 600 columns begins inside a part of the prefix where kernels split one of 1024 columns.
+"""
+
 QUICK = 10
 """Architectures drawn twice as often as the others."""
 
@@ -99,14 +117,30 @@ def targets() -> st.SearchStrategy[Seeded]:
     return st.builds(lambda at, seed: Seeded(GALLERY[at], seed), index, st.integers(0, SEEDS - 1))
 
 
+def far_targets() -> st.SearchStrategy[Seeded]:
+    """Target models for prompts of up to 2050 tokens."""
+    return st.builds(Seeded, st.sampled_from(FAR), st.integers(0, SEEDS - 1))
+
+
 @cache
-def small(vocab: int, which: int) -> Seeded:
+def small(vocab: int, which: int, positions: int = MAX_POSITIONS) -> Seeded:
     """A draft model for a vocabulary: one layer, or two with a window."""
     if which == 0:
-        return Seeded(_arch("llama", vocab, 1, 1, 4, (0,)), 7)
-    return Seeded(_arch("mistral", vocab, 2, 1, 4, (4, 4)), 8)
+        return Seeded(replace(_arch("llama", vocab, 1, 1, 4, (0,)), max_positions=positions), 7)
+    return Seeded(replace(_arch("mistral", vocab, 2, 1, 4, (4, 4)), max_positions=positions), 8)
+
+
+def candidates(target: Seeded) -> tuple[Seeded, ...]:
+    """Draft models for `target`: two strangers, and the target itself, whose every guess is right."""
+    vocab, positions = target.vocab_size, target.architecture.max_positions
+    return small(vocab, 0, positions), small(vocab, 1, positions), target
 
 
 def drafts(target: Seeded) -> st.SearchStrategy[Seeded]:
-    """Draft models for `target`: strangers, or the target itself, whose every guess is right."""
-    return st.sampled_from((small(target.vocab_size, 0), small(target.vocab_size, 1), target, target))
+    """One of the draft models for `target`, itself half of the time."""
+    return st.sampled_from((*candidates(target), target))
+
+
+def other_drafts(target: Seeded, taken: Seeded) -> st.SearchStrategy[Seeded]:
+    """One of the draft models for `target` that is not `taken`."""
+    return st.sampled_from([one for one in candidates(target) if one != taken])

@@ -6,6 +6,11 @@ from hypothesis import strategies as st
 from reference.architecture import Seeded
 
 LONGEST = 300
+"""Tokens of ordinary prompts at most."""
+
+MARKS = (128, 512, 256, 512, 1024, 1024, 2048)
+"""Columns around which long prompts end. Kernels split a prefix of 512 columns in float32 and of 1024 in 16 bits
+(`backends.engine.attention.triton_launch.plan_for_gpu`), and one of 128 under the interpreter (`plan_for_cpu`)."""
 
 
 def tokens(vocab: int) -> st.SearchStrategy[int]:
@@ -44,3 +49,16 @@ def prompts(model: Seeded) -> st.SearchStrategy[tuple[int, ...]]:
     echo = st.builds(lambda part, times: (part * times)[:24], short, st.integers(2, 4))
     far = st.builds(_seeded, st.just(vocab), st.one_of(st.sampled_from(powers), st.integers(25, LONGEST)), seed)
     return st.one_of(short, anywhere, echo, edge, *brink, far)
+
+
+def far_lengths(most: int = MARKS[-1]) -> list[int]:
+    """Lengths from 1 below to 2 above those of MARKS that are no more than `most`, each as often as its mark.
+
+    The prefix has one token less than the prompt, so both are met one below, at and one above each mark.
+    """
+    return [mark + off for mark in MARKS for off in (0, 1, 2, -1) if mark <= most]
+
+
+def far_prompts(model: Seeded, most: int = MARKS[-1]) -> st.SearchStrategy[tuple[int, ...]]:
+    """Prompts of `far_lengths(most)` tokens, drawn from a seed."""
+    return st.builds(_seeded, st.just(model.vocab_size), st.sampled_from(far_lengths(most)), st.integers(0, 2**16))

@@ -6,10 +6,12 @@ from hypothesis import strategies as st
 
 from properties.strategies.acceptance import continuation, retold
 from properties.strategies.layouts import layouts
+from properties.strategies.models import other_drafts
+from properties.strategies.prompts import LONGEST
 from properties.strategies.trees import as_many
 from reference.architecture import Seeded
 from reference.case import Case
-from reference.draft import Draft, Ngram, Scripted, largest
+from reference.draft import Draft, LanguageModel, Ngram, Scripted, largest
 from reference.layout import KvLayout
 from reference.malformed import Malformed
 from reference.sampling import Sampling, Stops
@@ -20,6 +22,9 @@ MATES = (1, 2, 3, 3)
 """How many there are: three most often."""
 
 MOST_ACTIONS = 12
+
+MOST_FAR_ACTIONS = 3
+"""The same where the case's own prompt is a long one."""
 
 HAPPENINGS = (
     "step", "step", "step", "step", "add", "add", "fork", "fork", "fork", "evict", "evict", "cancel", "cancel",
@@ -68,18 +73,34 @@ def related(draw: st.DrawFn, case: Case) -> tuple[int, ...]:
 
 
 @st.composite
-def mates(draw: st.DrawFn, case: Case, stranger: Case | None) -> Mate:
+def rivals(draw: st.DrawFn, case: Case) -> LanguageModel | None:
+    """The draft of `case` with another model in it, in one of three where a model drafts, else nothing.
+
+    Pages of the target may be shared between requests with unlike draft models, the pages of their drafts may not.
+    """
+    if not isinstance(case.draft, LanguageModel) or draw(st.integers(0, 2)) < 2:
+        return None
+    target, taken = case.model, case.draft.model
+    assert isinstance(target, Seeded)
+    assert isinstance(taken, Seeded)
+    return replace(case.draft, model=draw(other_drafts(target, taken)))
+
+
+@st.composite
+def mates(draw: st.DrawFn, case: Case, stranger: Case | None, rival: LanguageModel | None = None) -> Mate:
     """Another request on the model of `case`: with the draft of `stranger` or its own, and a related prompt.
 
-    Without a stranger all have one draft, as in most servers. Scripted trees are mostly told anew for its own prompt,
-    so that it accepts what the other would have.
+    Without a stranger all have one draft, as in most servers, or draft with `rival` half of the time, if there is one.
+    Scripted trees are mostly told anew for its own prompt, so that it accepts what the other would have.
     """
     prompt = draw(related(case))
     kind = "same" if stranger is None else draw(st.sampled_from(("same", "alike", "other", "same", "alike")))
     stranger = stranger or case
     from_whom = draw(st.sampled_from((case, stranger)))
     draft: Draft = from_whom.draft
-    if kind != "same":
+    if rival is not None and draw(st.booleans()):
+        draft = rival
+    elif kind != "same":
         others: st.SearchStrategy[Draft] = st.sampled_from((BRANCHES, Scripted()))
         draft = draw(alike(case) if kind == "alike" else others)
     if isinstance(draft, Scripted):
@@ -117,8 +138,10 @@ def forks(draw: st.DrawFn, source: int, twin: int) -> tuple[Action, ...]:
 
 
 @st.composite
-def actions(draw: st.DrawFn, count: int) -> tuple[Action, ...]:
+def actions(draw: st.DrawFn, count: int, most: int = MOST_ACTIONS) -> tuple[Action, ...]:
     """What happens to `count` requests, at least two: the first enters, then anything, most often what is possible.
+
+    After those that enter at the start, `most` things happen at most.
 
     Who does not enter at the start comes later, on its own, as a fork, or where another left; in the end mostly all do.
     """
@@ -136,7 +159,7 @@ def actions(draw: st.DrawFn, count: int) -> tuple[Action, ...]:
 
     if draw(st.booleans()):
         happened.append(Action("step", tuple(draw(st.permutations(inside)))))
-    for _ in range(draw(st.integers(1, MOST_ACTIONS))):
+    for _ in range(draw(st.integers(1, most))):
         kind, possible = draw(st.sampled_from(HAPPENINGS)), draw(st.integers(0, 5)) > 0
         order = draw(st.permutations(inside if possible else range(count)))
         if kind in ("add", "fork") and possible and not waiting:
@@ -169,9 +192,10 @@ def actions(draw: st.DrawFn, count: int) -> tuple[Action, ...]:
 def with_session(draw: st.DrawFn, case: Case, stranger: Case, kind: str | None = None) -> Case:
     """`case` with mates beside it, in a layout with room for all or one; drafts that sample are never switched."""
     other = None if draw(st.integers(0, 2)) else stranger
-    company = tuple(draw(mates(case, other)) for _ in range(draw(st.sampled_from(MATES))))
+    rival = draw(rivals(case))
+    company = tuple(draw(mates(case, other, rival)) for _ in range(draw(st.sampled_from(MATES))))
     greedy = case.sampling.greedy and all(mate.sampling.greedy for mate in company)
-    happened = draw(actions(1 + len(company)))
+    happened = draw(actions(1 + len(company), MOST_FAR_ACTIONS if len(case.prompt) > LONGEST else MOST_ACTIONS))
     if not greedy:
         happened = tuple(one for one in happened if one.kind != "switch")
     plain = replace(case, layout=KvLayout(), steps=0)

@@ -16,6 +16,7 @@ from properties.strategies.fewer import (
     fewer_mates,
     fuss,
     layouts,
+    lengths_below,
     plainer_mates,
     prunings,
     reshaped,
@@ -112,7 +113,7 @@ def _written_down(case: Case) -> Case:
 
 def _prompts(case: Case) -> Iterator[Attempt]:
     prompt = case.prompt
-    for keep in sorted({1, 2, 3, len(prompt) // 2, len(prompt) - 1}):
+    for keep in lengths_below(len(prompt)):
         if 0 < keep < len(prompt):
             yield partial(_shortened, case, keep)
             if isinstance(case.model, Seeded):

@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, find, settings
 from properties.exploring import explore
 from properties.invariant import taking_turns
 from properties.invariants import ALL
+from properties.reachfar import FAR
 from properties.strategies import cases
 from properties.strategies.cases import single_cases
 from properties.strategies.models import GALLERY, SEEDS
@@ -231,6 +232,14 @@ def test_every_architecture_and_every_edge_of_it() -> None:
         assert max(around) > 2
     powers = {2**k for k in range(9) for case in drawn() if abs(len(case.prompt) - 2**k) <= 2}
     assert powers == {2**k for k in range(9)}
+
+
+def test_long_lanes_stand_side_by_side_and_unlike_draft_models_share_pages() -> None:
+    """Conditions that no case met before prompts ended beyond 300 tokens, and mates drafted with another model."""
+    met = Counter(one.name for case in drawn() for one in FAR if one.holds(case))
+    assert met["prefix of 512 columns"] >= RARE * len(drawn())
+    assert met["two lanes split"] >= RARE * len(drawn())
+    assert met["fork across draft models"] + met["prefix hit across draft models"] > 0
 
 
 def test_trees_of_every_small_size() -> None:
