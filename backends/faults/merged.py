@@ -99,7 +99,39 @@ def last_split_dropped(seams: Seams) -> Seams:
     return merged_wrongly(seams, wrong)
 
 
+def later_lanes_merged_by_first(seams: Seams) -> Seams:
+    """The merge reads the log-sum-exps of the first split lane for all split lanes; lanes with one part keep theirs.
+
+    Nothing is split that is whole without the fault: a prefix of 128 columns or more is, under the interpreter.
+    """
+
+    def change(attend: TritonTree) -> TritonTree:
+        right = attend.merge
+
+        def merge(kernel: Kernel, parts: Tensor, sums: Tensor, out: Tensor) -> None:
+            # sums [S, B, H, T]: the parts of the prefix, then the block; a part without columns has minus infinity.
+            filled = sums[:-1].isfinite().flatten(2).any(-1).sum(0)
+            split = (filled > 1).nonzero().flatten().tolist()
+            wrong = sums.clone()
+            for lane in split:
+                wrong[:, lane] = sums[:, split[0]]
+            right(kernel, parts, wrong, out)
+
+        return replace(attend, merge=merge)
+
+    return in_kernel(seams, change)
+
+
 FAULTS = (
+    fault(
+        "lanes-beyond-split-threshold",
+        "",
+        "The merge weighs the parts of every lane whose prefix is split by the log-sum-exps of the first such lane.",
+        "family of catalogue BZ-101: LSE addressed wrongly in the split-KV combine, here without the lane's offset",
+        "a batch with two prefixes so long that the kernel splits them",
+        later_lanes_merged_by_first,
+        TRITON,
+    ),
     fault(
         "values-read-transposed",
         "",

@@ -128,7 +128,47 @@ def known_by_own_tokens(seams: Seams) -> Seams:
     return replace(seams, kv=replace(seams.kv, prefix=ByPage))
 
 
+class AnyDraft(Arena):
+    """Takes what one draft model wrote for what another did, in forks and in hits of the prefix cache.
+
+    Each draft model has a pool of its own, so the pages that the request adopts hold nothing of its own model.
+    """
+
+    def fork(self, source: Lease, target: Model, draft: Model | None, capacity: int, rows: int) -> Lease:
+        """See `Arena.fork`."""
+        lease = super().fork(source, target, draft, capacity, rows)
+        if lease.blocks is not None and lease.draft is not None and source.draft is not None:
+            lease.draft.length = min(source.draft.length, source.target.length)
+        return lease
+
+
+class AnyOwner(PrefixCache):
+    """Tells pages of requests with a draft model from those without, and not one draft model from another."""
+
+    def match(self, owner: object, tokens: tuple[int, ...]) -> list[int]:
+        """See `PrefixCache.match`."""
+        return super().match(owner is not None, tokens)
+
+    def insert(self, owner: object, tokens: tuple[int, ...], table: list[int]) -> None:
+        """See `PrefixCache.insert`."""
+        super().insert(owner is not None, tokens, table)
+
+
+def shared_across_drafts(seams: Seams) -> Seams:
+    """Pages of a draft's keys and values are shared with a request that another model drafts for."""
+    return replace(seams, arena=AnyDraft, kv=replace(seams.kv, prefix=AnyOwner))
+
+
 FAULTS = (
+    Fault(
+        "draft-page-forked-across-models",
+        "",
+        Stage.DRAFTED,
+        "A fork, or a hit of the prefix cache, shares the draft's pages although another model drafts there.",
+        "family of catalogue BZ-170: draft cache not synchronised when a prefix is reused",
+        "pages; a fork, or a prefix met again, between requests with two draft models, and a step after it",
+        shared_across_drafts,
+    ),
     Fault(
         "pages-published-unwritten",
         "BZ-021",
