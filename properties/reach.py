@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 
 from properties.reachfar import FAR
 from properties.seen import Condition, Seen
+from reference.architecture import Seeded
 from reference.case import Case
 from reference.draft import LanguageModel, Ngram, Scripted, largest
 from reference.layout import PAGED
