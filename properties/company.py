@@ -5,17 +5,21 @@ from dataclasses import dataclass, replace
 
 from properties.subject import Crashed, Declined, NoTrace, Subject
 from reference.case import Case
-from reference.draft import Draft, Scripted
+from reference.draft import Scripted
 from reference.trace import Trace
 
 
 @dataclass(frozen=True)
 class Member:
-    """Request `number` of a session: the case it would be alone, as far as it came, and what it did."""
+    """Request `number` of a session: the case it would be alone, as far as it came, and what it did.
+
+    `retold` says that this case's script was made of the trees that the request proposed.
+    """
 
     number: int
     alone: Case
     trace: Trace
+    retold: bool = False
 
 
 def members(case: Case, trace: Trace) -> Iterator[Member]:
@@ -30,16 +34,14 @@ def members(case: Case, trace: Trace) -> Iterator[Member]:
         if one is None or not one.steps:
             continue
         alone = replace(case.alone(number), prompt=trace.shared.prompts[number], draft=Scripted())
-        draft = _draft(case, number, one)
+        retold = any(action.kind == "switch" and number in action.requests for action in case.session.actions)
+        draft = _script(one) if retold else case.alone(number).draft
         # Draft and prompt at once: a script begins with the prompt's last token.
-        yield Member(number, replace(alone, draft=draft, steps=len(one.steps)), one)
+        yield Member(number, replace(alone, draft=draft, steps=len(one.steps)), one, retold)
 
 
-def _draft(case: Case, number: int, trace: Trace) -> Draft:
-    assert case.session is not None
-    switched = any(action.kind == "switch" and number in action.requests for action in case.session.actions)
-    if not switched:
-        return case.alone(number).draft
+def _script(trace: Trace) -> Scripted:
+    """The trees that a request proposed."""
     return Scripted(tuple(step.drafted.tree for step in trace.steps if step.drafted is not None))
 
 
@@ -56,4 +58,6 @@ def view(subject: Subject, member: Member) -> Subject:
 
     seen = Subject(subject.name, run, subject.reveals, tables=subject.tables, takes_tape=subject.takes_tape)
     seen.notes = subject.notes
+    seen.retold = member.retold
+    seen.remember(member.alone, member.trace)
     return seen

@@ -59,14 +59,10 @@ def logit_bound(case: Case, control: Noise) -> float:
     return float(widest * np.sqrt(case.model.vocab_size))
 
 
-def trials(case: Case, oracle: Oracle, trace: Trace, bound: float) -> Iterator[Trial]:
-    """The draws of a generation in the order in which they happened, each given all that came before it.
+def points(case: Case, oracle: Oracle, trace: Trace, bound: float) -> list[Point]:
+    """The oracle's law before each token of the output, given the tokens before it, and the band of the engine's.
 
-    Every token of the output follows tokens that are known, so one forward of the oracle over the output has p at each
-    node of every walk. Where the rule tries siblings in turn and the trace shows trees, paths and proposals, a token is
-    one trial for each sibling that was tried; what a stop cut from a block is no part of the output and no trial. For
-    other rules and for backends that show less, the fact is used that holds for every lossless rule: each token of the
-    output, given those before it, is from p. Which of the two is decided for the whole generation.
+    Every token of the output follows tokens that are known, so one forward of the oracle over the output has them all.
 
     Args:
         case: The case that was run; it samples.
@@ -79,16 +75,36 @@ def trials(case: Case, oracle: Oracle, trace: Trace, bound: float) -> Iterator[T
     """
     output = trace.output
     if not output:
-        return
+        return []
     if not all(0 <= token < case.model.vocab_size for token in output):
         raise NotApplicable("a token outside the vocabulary has no law")
-    walks = walked(case, trace)
     rows = forced(case, oracle, output)
     seen = _revealed(trace, len(output))
     if case.sampling.processors and any(row is None for row in seen):
         raise NotApplicable("what custom processors make of another's logits has no bound")
-    for at, token in enumerate(output):
-        point = _point(case, rows[at], seen[at], output[:at], bound)
+    return [_point(case, rows[at], seen[at], output[:at], bound) for at in range(len(output))]
+
+
+def high_of(known: list[Point]) -> list[Array]:
+    """The most that the engine's law may give each token [V], at each place of the output."""
+    return [point.high for point in known]
+
+
+def trials(case: Case, trace: Trace, known: list[Point]) -> Iterator[Trial]:
+    """The draws of a generation in the order in which they happened, each given all that came before it.
+
+    Where the rule tries siblings in turn and the trace shows trees, paths and proposals, a token is
+    one trial for each sibling that was tried; what a stop cut from a block is no part of the output and no trial. For
+    other rules and for backends that show less, the fact is used that holds for every lossless rule: each token of the
+    output, given those before it, is from p. Which of the two is decided for the whole generation.
+
+    Args:
+        case: The case that was run; it samples.
+        trace: Of the run.
+        known: The oracle's law before each token of the output, as `points` gives it.
+    """
+    walks = walked(case, trace)
+    for at, (token, point) in enumerate(zip(trace.output, known, strict=True)):
         if walks is None:
             yield Trial(point.p, replacement=token, low=point.low, high=point.high)
         else:

@@ -151,8 +151,20 @@ class Evidence:
     p_screen: float | None = None
 
 
+@dataclass(frozen=True)
+class Compared:
+    """Comparisons that an invariant made: without one, a case is not `checked` (`properties.judge`).
+
+    Attributes:
+        count: Rows of arrays, tokens, numbers or laws that were set beside what they must be, each from another source
+            than the thing itself; 0 where the evidence is there and nothing in it calls for a comparison.
+    """
+
+    count: int = 1
+
+
 Outcome = str
-"""Of one invariant on one case: checked, failed, unobserved, or not_applicable."""
+"""Of one invariant on one case: checked (it compared something), failed, unobserved, or not_applicable."""
 
 
 @dataclass(frozen=True)
@@ -163,6 +175,7 @@ class Verdict:
         case: The case.
         backend: The backend's name.
         outcomes: Invariant name to outcome; `failed` implies it was checked.
+        compared: Invariant name to comparisons made, for those that were checked or failed.
         findings: Every difference, in the order of the invariants.
         ties: Rule T's ties.
         positions: Rule T's counts.
@@ -172,6 +185,8 @@ class Verdict:
         forward_s: Seconds the backend spent in its forwards for this case and its variants.
         attention_calls: Layers of the forwards for this case and its variants; 0 where they are not counted.
         fallbacks: Why attention took a slower path than the backend is there for, and in how many of those.
+        commits: Commits of this case and its variants that asked for a faster way (`properties.commits`), by the way.
+        commit_fallbacks: Why such commits took another way, and how many did: `fast: the reason`.
         accept_lengths: Accepted drafted tokens of each step.
         revealed: Stages that the trace of the case holds, or None where there is no trace.
     """
@@ -190,6 +205,9 @@ class Verdict:
     fallbacks: Mapping[str, int] = field(default_factory=dict)
     accept_lengths: tuple[int, ...] = ()
     revealed: frozenset[Stage] | None = None
+    compared: Mapping[str, int] = field(default_factory=dict)
+    commits: Mapping[str, int] = field(default_factory=dict)
+    commit_fallbacks: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def judged(self) -> bool:

@@ -3,22 +3,22 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from properties.finding import Evidence, Finding, Positions, Tie
+from properties.finding import Compared, Evidence, Finding, Positions, Tie
 from properties.subject import Subject
 from reference.case import Case
 from reference.trace import Stage, Trace
 
 Oracle = Callable[[Case], Trace]
-Fact = Finding | Tie | Positions | Evidence
+Fact = Finding | Tie | Positions | Evidence | Compared
 Check = Callable[[Case, Oracle, Subject], Iterator[Fact]]
 
 
 class Unobserved(Exception):
-    """Raised by a check whose evidence the trace does not hold; never a pass."""
+    """Raised by a check whose evidence the trace does not hold; never a pass, whatever was compared before."""
 
 
 class NotApplicable(Exception):
-    """Raised by a check that has nothing to say about this case."""
+    """Raised by a check that has nothing to say about this case, or nothing more than what it compared before."""
 
 
 def always(case: Case) -> bool:
@@ -34,7 +34,8 @@ class Invariant:
         name: `room.statement`.
         statement: One English sentence.
         needs: Stages without which it cannot be judged.
-        check: Yields findings, ties and tie counts; yields nothing where it holds.
+        check: Yields `Compared` for what it compares, and the findings, ties and evidence that this shows. Where the
+            counts sum to 0 the judge calls the case not applicable; where no `Compared` came at all, unobserved.
         applies: Whether it has anything to say about a case.
         every: A search judges it on one case in this many, chosen by the case's digest; those that need runs of their
             own take turns, so that a search sees more cases. A replay judges all.

@@ -2,11 +2,11 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from properties.company import members, view
-from properties.finding import FINISHED, STAGE_UNKNOWN, Evidence, Finding, Outcome, Positions, Tie, Verdict
-from properties.invariant import Invariant, NotApplicable, Oracle, Unobserved
+from properties.finding import FINISHED, STAGE_UNKNOWN, Compared, Evidence, Finding, Outcome, Positions, Tie, Verdict
+from properties.invariant import Fact, Invariant, NotApplicable, Oracle, Unobserved
 from properties.subject import Crashed, Declined, NoTrace, Subject
 from reference.case import Case
 from reference.custom import Inadmissible
@@ -20,9 +20,10 @@ FINDINGS_PER_INVARIANT = 3
 def judge(case: Case, invariants: Sequence[Invariant], oracle: Oracle, subject: Subject) -> Verdict:
     """Check `case` against every invariant that applies to it.
 
-    An invariant whose evidence is missing is unobserved; one that asks for a run which the backend declines is not
-    applicable. A run that breaks is a finding of `lossless.completes` and leaves the others unobserved; the steps it
-    survived are judged as a shorter case, whose findings come first.
+    An invariant is `checked` where it compared something (`Compared`). One whose evidence is missing is unobserved; one
+    that has nothing to say, or asks for a run which the backend declines, is not applicable. A run that breaks is a
+    finding of `lossless.completes` and leaves the others unobserved; the steps it survived are judged as a shorter
+    case, whose findings come first.
 
     Of a session, each request is judged as the case that it would be alone, by the invariants that look at a run as it
     was; the session as a whole by those that speak of sessions.
@@ -61,6 +62,9 @@ def _joined(whole: Verdict, part: Verdict, request: int) -> Verdict:
         attention_calls=whole.attention_calls + part.attention_calls,
         fallbacks=Counter(whole.fallbacks) + Counter(part.fallbacks),
         accept_lengths=(*whole.accept_lengths, *(part.accept_lengths if request else ())),
+        compared=Counter(whole.compared) + Counter(part.compared),
+        commits=Counter(whole.commits) + Counter(part.commits),
+        commit_fallbacks=Counter(whole.commit_fallbacks) + Counter(part.commit_fallbacks),
     )
 
 
@@ -69,11 +73,13 @@ def _judged(
 ) -> Verdict:
     """The verdict on one run; invariants that speak of `beside` have nothing to say about it."""
     spent, called, fell_back = subject.forward_s, subject.attention_calls, subject.fallbacks.copy()
+    commits, commit_fallbacks = subject.commits.copy(), subject.commit_fallbacks.copy()
     outcomes: dict[str, Outcome] = {}
     findings: list[Finding] = []
     ties: list[Tie] = []
     positions = Positions()
     evidence: list[Evidence] = []
+    compared: dict[str, int] = {}
     trace, declined = _first_run(case, subject)
     if trace is None and declined is None and case.sampling.processors:
         _blame_processors(case, oracle)
@@ -84,38 +90,21 @@ def _judged(
         if not _observed(invariant, subject, trace):
             outcomes[invariant.name] = "unobserved"
             continue
-        met: list[Finding] = []
-        try:
-            for fact in invariant.check(case, oracle, subject):
-                if isinstance(fact, Tie):
-                    ties.append(fact)
-                elif isinstance(fact, Positions):
-                    positions = positions + fact
-                elif isinstance(fact, Evidence):
-                    evidence.append(fact)
-                else:
-                    met.append(fact)
-                if len(met) == FINDINGS_PER_INVARIANT:
-                    break
-            outcomes[invariant.name] = "failed" if met else "checked"
-        except Unobserved:
-            outcomes[invariant.name] = "failed" if met else "unobserved"
-        except (NotApplicable, Malformed) as why:
-            # Malformed: the variant it asked for does not fit the model, such as one node past the context.
-            if isinstance(why, Inadmissible):
-                _blame_processors(case, oracle)
-            outcomes[invariant.name] = "failed" if met else "not_applicable"
-        except NoTrace as absent:
-            if isinstance(absent.outcome, Crashed) and trace is not None:
-                met.append(crash(invariant.name, absent.outcome, len(trace.steps)))
-            outcomes[invariant.name] = "failed" if met else "not_applicable" if trace is not None else "unobserved"
-        findings += met
+        said = _asked(invariant, case, oracle, subject, trace)
+        outcomes[invariant.name] = said.outcome
+        findings += said.findings
+        ties += said.ties
+        evidence += said.evidence
+        positions = positions + said.positions
+        if said.judged:
+            compared[invariant.name] = said.compared
     shorter = _until_it_broke(case, subject) if trace is None and declined is None else None
     if shorter is not None:
         # The steps before the break say where the fault lies; what broke later is its consequence.
         earlier = judge(shorter, invariants, oracle, subject)
         trace = earlier.trace
         outcomes |= {name: outcome for name, outcome in earlier.outcomes.items() if outcome in ("checked", "failed")}
+        compared |= earlier.compared
         outcomes |= {one.invariant: "failed" for one in findings}
         survived = shorter.steps or len(shorter.session.actions if shorter.session else ())
         findings = [*earlier.findings, *(replace(one, step=one.step + survived) for one in findings)]
@@ -134,7 +123,69 @@ def _judged(
         fallbacks=dict(subject.fallbacks - fell_back),
         accept_lengths=tuple(len(step.accepted.path) - 1 for step in trace.steps if step.accepted) if trace else (),
         revealed=None if trace is None else revealed_by(trace),
+        compared=compared,
+        commits=dict(subject.commits - commits),
+        commit_fallbacks=dict(subject.commit_fallbacks - commit_fallbacks),
     )
+
+
+@dataclass
+class _Said:
+    """What one invariant said of one case; its outcome is `silent` where it made no comparison."""
+
+    findings: list[Finding] = field(default_factory=list)
+    ties: list[Tie] = field(default_factory=list)
+    evidence: list[Evidence] = field(default_factory=list)
+    positions: Positions = field(default_factory=Positions)
+    compared: int = 0
+    silent: Outcome = "unobserved"
+    cut_off: bool = False
+
+    def add(self, fact: Fact) -> None:
+        """Take one fact of the check."""
+        if isinstance(fact, Compared):
+            self.compared += fact.count
+            self.silent = "not_applicable"
+        elif isinstance(fact, Tie):
+            self.ties.append(fact)
+        elif isinstance(fact, Positions):
+            self.positions = self.positions + fact
+        elif isinstance(fact, Evidence):
+            self.evidence.append(fact)
+        else:
+            self.findings.append(fact)
+
+    @property
+    def judged(self) -> bool:
+        """Whether it found a difference, or compared something and lacked no evidence on the way."""
+        return bool(self.findings) or (self.compared > 0 and not self.cut_off)
+
+    @property
+    def outcome(self) -> Outcome:
+        """One of RANKED."""
+        return "failed" if self.findings else "checked" if self.judged else self.silent
+
+
+def _asked(invariant: Invariant, case: Case, oracle: Oracle, subject: Subject, trace: Trace | None) -> _Said:
+    """What `invariant` says of `case`, whose run gave `trace`, or None where it broke."""
+    said = _Said()
+    try:
+        for fact in invariant.check(case, oracle, subject):
+            said.add(fact)
+            if len(said.findings) == FINDINGS_PER_INVARIANT:
+                break
+    except Unobserved:
+        said.cut_off, said.silent = True, "unobserved"
+    except (NotApplicable, Malformed) as why:
+        # Malformed: the variant it asked for does not fit the model, such as one node past the context.
+        if isinstance(why, Inadmissible):
+            _blame_processors(case, oracle)
+        said.silent = "not_applicable"
+    except NoTrace as absent:
+        if isinstance(absent.outcome, Crashed) and trace is not None:
+            said.findings.append(crash(invariant.name, absent.outcome, len(trace.steps)))
+        said.silent = "not_applicable" if trace is not None else "unobserved"
+    return said
 
 
 def crash(invariant: str, outcome: Crashed, step: int = 0) -> Finding:

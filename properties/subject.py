@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from properties.commits import counted
 from reference.case import Case
 from reference.session import Action
 from reference.trace import Array, Stage, Trace
@@ -92,10 +93,13 @@ class Subject:
         takes_tape: Whether its coins are those of the case's tape.
         serve: Its sessions, action by action, or None if it has no such door.
         declines: Why its declaration does not admit a case, or None.
+        retold: Whether the case's script was made of the trees of its own run (`properties.company`): to compare
+            the two would say nothing.
         rarely: How many times as seldom invariants that take turns are asked of it; its control is as much shorter.
         forward_s: Seconds inside its forwards so far, over every run.
         attention_calls: Layers of its forwards so far.
         fallbacks: Why its attention took a slower path, and in how many of those.
+        commits: Commits so far that asked for a faster way, by the way; `commit_fallbacks`: why some took another.
         runs: Runs so far.
         notes: What invariants computed once for a case and share, by key.
     """
@@ -117,9 +121,12 @@ class Subject:
         self.serve = serve
         self.declines: Callable[[Case], str | None] = lambda case: None
         self.rarely = 1
+        self.retold = False
         self.forward_s = 0.0
         self.attention_calls = 0
         self.fallbacks: Counter[str] = Counter()
+        self.commits: Counter[str] = Counter()
+        self.commit_fallbacks: Counter[str] = Counter()
         self.runs = 0
         self.notes: OrderedDict[object, object] = OrderedDict()
         self._run = run
@@ -134,6 +141,10 @@ class Subject:
             NoTrace: when the backend declined the case or its run broke.
         """
         return self._answer(case, 0)
+
+    def remember(self, case: Case, trace: Trace) -> None:
+        """Take `trace` for the answer to `case`: another subject ran it, and counts its seconds and its commits."""
+        self._memo[case, 0] = trace
 
     def again(self, case: Case, time: int = 1) -> Trace:
         """A second run of `case` (or a third, for `time` 2), remembered apart from the first."""
@@ -154,6 +165,9 @@ class Subject:
                 self.forward_s += outcome.forward_s
                 self.attention_calls += outcome.attention_calls
                 self.fallbacks.update(outcome.fallbacks)
+                asked, fell_back = counted(case, outcome)
+                self.commits.update(asked)
+                self.commit_fallbacks.update(fell_back)
             self._memo[key] = outcome
             while len(self._memo) > self._keep:
                 self._memo.popitem(last=False)

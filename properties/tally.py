@@ -14,12 +14,21 @@ from reference.trace import Stage
 
 @dataclass
 class Counts:
-    """Outcomes of one invariant over the run; `failed` cases are among the `checked`."""
+    """Outcomes of one invariant over the run; `failed` cases are among the `checked`.
+
+    Attributes:
+        checked: Cases in which it compared something.
+        failed: Those of them in which something differed.
+        unobserved: Cases whose traces do not hold its evidence.
+        not_applicable: Cases of which it has nothing to say.
+        compared: Comparisons over all cases (`properties.finding.Compared`).
+    """
 
     checked: int = 0
     failed: int = 0
     unobserved: int = 0
     not_applicable: int = 0
+    compared: int = 0
 
 
 @dataclass(frozen=True)
@@ -105,6 +114,8 @@ class Tally:
         accepted_by_draft: Kind of draft to (steps, accepted drafted tokens).
         attention_calls: Layers of the backend's forwards; 0 where it does not count them.
         fallbacks: Why attention took a slower path than the backend is there for, and in how many of those.
+        commits: Commits that asked for a faster way than `path`, by the way: fast, length.
+        commit_fallbacks: Why such commits took another way, and how many did: `fast: the reason`.
         evidence: Tests of laws by sampling.
         excess_evidence: Why that evidence condemns the run, or None.
         excess_ties: Why the ties of the whole run cannot be chance (rule T's count test), or None.
@@ -137,6 +148,8 @@ class Tally:
     accepted_by_draft: dict[str, tuple[int, int]] = field(default_factory=dict)
     attention_calls: int = 0
     fallbacks: Counter[str] = field(default_factory=Counter)
+    commits: Counter[str] = field(default_factory=Counter)
+    commit_fallbacks: Counter[str] = field(default_factory=Counter)
     evidence: list[Evidence] = field(default_factory=list)
     excess_evidence: str | None = None
     excess_ties: str | None = None
@@ -156,6 +169,8 @@ class Tally:
         self.backend_seconds += verdict.forward_s
         self.attention_calls += verdict.attention_calls
         self.fallbacks.update(verdict.fallbacks)
+        self.commits.update(verdict.commits)
+        self.commit_fallbacks.update(verdict.commit_fallbacks)
         self.ties.extend(verdict.ties)
         self.evidence.extend(verdict.evidence)
         self.positions = self.positions + verdict.positions
@@ -166,6 +181,7 @@ class Tally:
             if outcome == "failed":
                 counts.checked += 1
             setattr(counts, outcome, getattr(counts, outcome) + 1)
+            counts.compared += verdict.compared.get(name, 0)
         kind = TAGS[type(verdict.case.draft).__name__]
         steps, accepted = self.accepted_by_draft.get(kind, (0, 0))
         if verdict.accept_lengths:

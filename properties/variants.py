@@ -43,11 +43,17 @@ def first(case: Case, subject: Subject) -> Step:
 
 
 def pending_root(case: Case, subject: Subject, number: int) -> int:
-    """The token that must be the root of step `number`: the prompt's last, then the last one emitted."""
+    """The token that must be the root of step `number`: the prompt's last, then the last one emitted.
+
+    Raises:
+        Unobserved: The step before does not reveal what it emitted.
+    """
     if number == 0:
         return case.prompt[-1]
     emitted = subject(case).steps[number - 1].emitted
-    return emitted.tokens[-1] if emitted is not None and emitted.tokens else case.prompt[-1]
+    if emitted is None:
+        raise Unobserved("the backend does not reveal what each step emitted")
+    return emitted.tokens[-1] if emitted.tokens else case.prompt[-1]
 
 
 def dice(case: Case, salt: str) -> np.random.Generator:
@@ -81,11 +87,21 @@ RENAMINGS = 8
 
 
 def relabelled(case: Case) -> tuple[Case, tuple[int, ...]]:
-    """The case with every token id renamed, in the models and everywhere else, and the new id of each old one."""
+    """The case with every token id renamed, in the models and everywhere else, and the new id of each old one.
+
+    Raises:
+        NotApplicable: The vocabulary has one token.
+    """
     assert isinstance(case.model, Seeded)
-    # By the root token, not the case's digest: while a failing case shrinks, the renaming stays.
-    seed = 1 + case.prompt[-1] % RENAMINGS
-    new = tuple(int(token) for token in permutation(seed, case.model.vocab_size))
+    if case.model.vocab_size < 2:
+        raise NotApplicable("a vocabulary of one token has one naming")
+    # By the root token, not the case's digest: while a failing case shrinks, the renaming stays. Of a vocabulary of two
+    # tokens every second permutation leaves each token its name: the next one that does not is taken.
+    seed, same = 1 + case.prompt[-1] % RENAMINGS, tuple(range(case.model.vocab_size))
+    new = same
+    while new == same:
+        new = tuple(int(token) for token in permutation(seed, case.model.vocab_size))
+        seed += new == same
 
     def renamed(tokens: tuple[int, ...]) -> tuple[int, ...]:
         return tuple(new[token] for token in tokens)

@@ -7,6 +7,15 @@ from reference.rules import LATER
 
 COMMITS = ("path", "fast", "length")
 
+NO_PREFIX = "there is no committed prefix to share"
+"""Why a commit by `fast` went by `path`: the step began with nothing committed."""
+
+NOT_IN_ORDER = "the accepted path is not a prefix of the row order"
+"""Why a commit by `length` went by `path`."""
+
+FAST_SWITCH = "EA_FAST_CACHE_REORDER"
+"""Environment switch of the fast reorder, as EAGLE-Pangu calls it: 0 never, 1 also where `path` is asked for."""
+
 KINDS = {
     "branch": "a replica of the committed cache takes the rows; the commit brings accepted rows home",
     "overwrite": "verify writes [pos, pos + rows) in place; then the logical position moves on",

@@ -151,6 +151,8 @@ class Committed:
         after: Target cache after the commit.
         draft: The draft model's own cache after the step.
         fallback: Why a faster commit was not used, or None.
+        way: The way that the commit took, one of `reference.layout.COMMITS`; None where the backend does not say, or
+            its layout has one way.
     """
 
     length: int
@@ -159,6 +161,7 @@ class Committed:
     after: Kv | None = None
     draft: Kv | None = None
     fallback: str | None = None
+    way: str | None = None
 
 
 @dataclass(frozen=True)

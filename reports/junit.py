@@ -5,9 +5,10 @@ from junitparser import Failure as JUnitFailure
 
 from properties.tally import Counts, Failure, Tally
 from reference.trace import Stage
+from reports.counts import not_judged
 from reports.record import ORACLE
 from reports.scene import scene_of
-from reports.terminal import failure_page, not_judged, summary_page
+from reports.terminal import failure_page, summary_page
 from reports.values import clean, plural
 from reports.words import account
 

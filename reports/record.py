@@ -44,7 +44,7 @@ def verdict_line(verdict: Verdict) -> dict[str, Any]:
     """One judged case as one JSON object.
 
     `outcome` is differ, unsupported, unjudged (no invariant could be checked) or agree; `invariants` holds only those
-    that did not simply hold: failed or unobserved.
+    that did not simply hold: failed or unobserved. `compared` holds the comparisons of those that were checked.
     """
     checked = any(outcome in ("checked", "failed") for outcome in verdict.outcomes.values())
     if verdict.findings:
@@ -57,11 +57,14 @@ def verdict_line(verdict: Verdict) -> dict[str, Any]:
     line["invariants"] = {
         name: result for name, result in verdict.outcomes.items() if result not in ("checked", "not_applicable")
     }
+    line["compared"] = verdict.compared
     line["findings"] = [finding_fact(finding) for finding in verdict.findings]
     line["ties"] = verdict.ties
     line["seconds"] = verdict.forward_s
     if verdict.fallbacks:
         line["fallbacks"] = verdict.fallbacks
+    if verdict.commit_fallbacks:
+        line["commit_fallbacks"] = verdict.commit_fallbacks
     if verdict.unsupported is not None:
         line["unsupported"] = verdict.unsupported
     content: dict[str, Any] = jsonable(line)
@@ -203,6 +206,8 @@ def summary(tally: Tally) -> dict[str, Any]:
             "unsupported": tally.unsupported,
             "attention_calls": tally.attention_calls,
             "fallbacks": tally.fallbacks,
+            "commits": tally.commits,
+            "commit_fallbacks": tally.commit_fallbacks,
             "accept_lengths": dict(sorted(tally.accept_lengths.items())),
             "mean_accepted": mean_accepted(tally),
             "accepted_by_draft": {

@@ -134,8 +134,8 @@ PLAIN: dict[str, str] = {
         "The log-probability reported for {token} at {position} is {observed}; the target's is {expected}{by}."
     ),
     "lossless.distribution": (
-        "On its own random numbers, {draws} on a world of tables are not from the law of the rule: the evidence "
-        "against it, {side}, is e^{observed}."
+        "On its own random numbers, {draws} are not from the law of the rule: the evidence against it, {side}, is "
+        "e^{observed}."
     ),
     "lossless.seeded": (
         "The output of {request} must follow from its own seed, {expected}; among other neighbours it was {observed}."

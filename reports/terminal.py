@@ -1,17 +1,15 @@
 """The pages a person reads: one for each failure, and one for the whole run."""
 
 import shlex
-from collections.abc import Mapping
 
 from rich.cells import cell_len
-from rich.table import Table
-from rich.text import Text
 
 from properties.finding import STAGE_UNKNOWN
-from properties.tally import Beside, Counts, Failure, Tally
+from properties.tally import Beside, Failure, Tally
 from reference.trace import Stage
 from reports.bundle import replay_command
 from reports.contrast import described, differences
+from reports.counts import commits, fallen, not_judged, table
 from reports.drawing import draw
 from reports.paper import INDENT, MARGIN, WIDTH, beside, folded, indented, labelled, last_lines, printed
 from reports.record import mean_accepted, sampling_tests
@@ -103,11 +101,6 @@ def _beside(twin: Beside) -> str:
     return f"the same case on {clean(twin.backend)}: differs too, {where}"
 
 
-def fallen(fallbacks: Mapping[str, int]) -> list[tuple[str, int]]:
-    """Reasons for which attention took a slower path, the most frequent first."""
-    return sorted(fallbacks.items(), key=lambda item: (-item[1], item[0]))
-
-
 def _stages(stages: list[Stage]) -> str:
     return ", ".join(stage.word for stage in stages)
 
@@ -186,7 +179,7 @@ def summary_page(tally: Tally) -> str:
     if tally.failures:
         parts.append(labelled([("failures", _failure_line(failure)) for failure in tally.failures]))
     if tally.invariants:
-        parts.append(indented(_table(tally)))
+        parts.append(indented(table(tally)))
     parts.append(labelled(_run_facts(tally)))
     return "\n".join(part.strip("\n") + "\n" for part in parts)
 
@@ -195,29 +188,6 @@ def _failure_line(failure: Failure) -> str:
     file = f" ({clean(failure.file)})" if failure.file else ""
     finding = failure.finding
     return f"{clean(finding.invariant)} at stage {finding.stage.word}, case {failure.verdict.case.id}{file}"
-
-
-def _table(tally: Tally) -> str:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="")
-    table.add_column(Text("invariant"), overflow="fold", min_width=36)
-    for name in ("checked", "failed", "unobserved", "n/a"):
-        table.add_column(Text(name), justify="right")
-    for name, counts in tally.invariants.items():
-        cells = (counts.checked, counts.failed, counts.unobserved, counts.not_applicable)
-        table.add_row(Text(clean(name)), *(Text(str(cell) if cell else "-") for cell in cells))
-    return printed(table, width=WIDTH - MARGIN)
-
-
-def not_judged(name: str, counts: Counts) -> str | None:
-    """Why an invariant was not judged on any case, or None if it was on some."""
-    if counts.checked:
-        return None
-    reasons = []
-    if counts.unobserved:
-        reasons.append(f"unobserved in {plural(counts.unobserved, 'case')}")
-    if counts.not_applicable:
-        reasons.append(f"not applicable to {plural(counts.not_applicable, 'case')}")
-    return f"{clean(name)} ({', '.join(reasons) or 'never reached'})"
 
 
 def _run_facts(tally: Tally) -> list[tuple[str, str]]:
@@ -244,6 +214,7 @@ def _run_facts(tally: Tally) -> list[tuple[str, str]]:
         ("fell back", f"{count} of {tally.attention_calls} attention calls: {clean(why)}")
         for why, count in fallen(tally.fallbacks)
     ]
+    facts += commits(tally)
     facts += [("declined", f"{plural(count, 'case')}: {clean(why)}") for why, count in tally.unsupported.items()]
     facts += [("error", cut(error, 400)) for error in tally.errors]
     if tally.stopped is not None:

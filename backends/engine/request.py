@@ -9,6 +9,7 @@ from backends.engine.causal_lm import CausalLm, Rows
 from backends.engine.draft.base import Draft, Proposal
 from backends.engine.draft.truncation import truncated
 from backends.engine.kv.arena import Lease
+from backends.engine.kv.branch import Branch
 from backends.engine.reveal import Revealer
 from backends.engine.sampling.step import StepSampling
 from backends.engine.seams import Seams
@@ -169,7 +170,8 @@ class Request:
 
     def _committed(self, before: Kv | None, verified: Kv | None, fallback: str | None) -> Committed:
         reveal, cache = self._reveal, self.lease.target
-        return Committed(cache.length, before, verified, reveal.kv(cache), reveal.kv(self.draft.cache), fallback)
+        way = cache.way if isinstance(cache, Branch) else None
+        return Committed(cache.length, before, verified, reveal.kv(cache), reveal.kv(self.draft.cache), fallback, way)
 
     @property
     def trace(self) -> Trace:

@@ -4,9 +4,14 @@ from dataclasses import replace
 
 from torch import Tensor
 
+from backends.engine.causal_lm import CausalLm
+from backends.engine.draft.base import Draft
+from backends.engine.kv.arena import Lease
+from backends.engine.request import Request
 from backends.engine.seams import Seams
 from backends.engine.tensorise import TreeTensors
 from backends.faults.fault import Fault
+from reference.case import Case
 from reference.trace import Stage
 
 
@@ -61,6 +66,19 @@ def bonus_discarded(seams: Seams) -> Seams:
     return replace(seams, walk=walk)
 
 
+class ArgMax(Request):
+    """Takes every request for a greedy one."""
+
+    def __init__(self, case: Case, target: CausalLm, lease: Lease, draft: Draft, seams: Seams) -> None:
+        greedy = replace(case, sampling=replace(case.sampling, temperature=0.0))
+        super().__init__(greedy, target, lease, draft, seams)
+
+
+def arg_max_throughout(seams: Seams) -> Seams:
+    """A request that samples is decoded by arg-max; the sampling itself, which nobody calls, stays right."""
+    return replace(seams, request=ArgMax)
+
+
 FAULTS = (
     Fault(
         "first-draft-token-unverified",
@@ -97,5 +115,14 @@ FAULTS = (
         "catalogue BZ-140: bonus token discarded after full acceptance",
         "a path accepted to its leaf",
         bonus_discarded,
+    ),
+    Fault(
+        "sampled-request-by-arg-max",
+        "",
+        Stage.ACCEPTED,
+        "A request that samples is decoded by arg-max, its temperature lost on the way to the sampler.",
+        "a sampling configuration that does not reach the speculative path: its kernels are right and never called",
+        "a temperature above 0, and a law that is not sure of its best token",
+        arg_max_throughout,
     ),
 )

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from backends.engine.kv.base import KvCache
+from backends.engine.kv.branch import Branch
 from backends.engine.seams import Seams
 from backends.faults.fault import Fault
 from reference.trace import Stage
@@ -80,6 +81,19 @@ def draft_hole(seams: Seams) -> Seams:
     return replace(seams, roll_back=roll_back)
 
 
+class NeverFast(Branch):
+    """Takes the slow way wherever the fast one was chosen, and gives no reason."""
+
+    def _way(self, path: list[int]) -> tuple[str, str | None]:
+        how, why = super()._way(path)
+        return ("path", None) if how == "fast" else (how, why)
+
+
+def fast_never_taken(seams: Seams) -> Seams:
+    """The fast reorder is asked for and never taken: each commit gathers the whole cache."""
+    return replace(seams, kv=replace(seams.kv, branch=NeverFast))
+
+
 FAULTS = (
     Fault(
         "kv-truncated-not-gathered",
@@ -134,5 +148,14 @@ FAULTS = (
         "catalogue BZ-167: KV of the last draft token never written",
         "a draft model whose inner node is accepted",
         draft_hole,
+    ),
+    Fault(
+        "fast-reorder-never-taken",
+        "",
+        Stage.COMMITTED,
+        "The fast reorder is never taken: each commit gathers the whole cache, and says nothing of it.",
+        "EAGLE-Pangu, fast cache reorder: a guard that always falls back changes no output and costs the speed",
+        "a commit by fast after something was committed",
+        fast_never_taken,
     ),
 )

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 
 from properties.closeness import chain, noise
-from properties.finding import Finding
+from properties.finding import Compared, Finding
 from properties.invariant import TURNS, Fact, Invariant, NotApplicable, Oracle, Unobserved, needing
 from properties.invariants.processing import laws
 from properties.invariants.rows import compared
@@ -30,6 +30,7 @@ def greedy(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
         if step.drafted is None or step.scored is None or step.accepted is None:
             continue
         wanted = greedy_walk(step.drafted.tree, processed(case, step))
+        yield Compared(len(wanted.path) + 1)
         if wanted.path != step.accepted.path:
             yield Finding(
                 "acceptance.greedy-walk", Stage.ACCEPTED, number, {"side": "path"}, wanted.path, step.accepted.path
@@ -66,6 +67,7 @@ def support(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
                 yield Finding("acceptance.support", Stage.EMITTED, number, where, expected, len(step.emitted.tokens))
                 break
             node = step.accepted.path[at]
+            yield Compared()
             if not 0 <= token < rows.shape[1] or not _likely(case, rows[node], token):
                 best = int(rows[node].argmax())
                 stage = Stage.ACCEPTED if _from_walk(step, at, token) else Stage.EMITTED
@@ -107,7 +109,9 @@ def superset_accepts_no_less(case: Case, oracle: Oracle, subject: Subject) -> It
     other = int((bonus + 1 + rng.integers(max(1, case.model.vocab_size - 1))) % case.model.vocab_size)
     larger = Tree((*tree.parent, stray, path[-1]), (*tree.token, other, bonus))
     grown = first(with_tree(one, larger), subject)
-    assert grown.accepted is not None
+    if grown.accepted is None:
+        raise Unobserved("the backend does not reveal what it accepted of the larger tree")
+    yield Compared(len(path) + 1)
     if grown.accepted.path[: len(path)] != path or len(grown.accepted.path) <= len(path):
         yield Finding(
             "acceptance.superset-accepts-no-less",
@@ -129,10 +133,14 @@ def chain_degenerate(case: Case, oracle: Oracle, subject: Subject) -> Iterator[F
     deeper = tree.children[path[-1]][:1]
     line = chain(tuple(tree.token[node] for node in (*path, *deeper)))
     alone = with_tree(one, line)
-    run = first(replace(alone, layout=replace(alone.layout, commit="length")), subject)
+    alone = replace(alone, layout=replace(alone.layout, commit="length"))
+    if alone == one:
+        raise NotApplicable("the tree is a chain already, and committed by length")
+    run = first(alone, subject)
     name, variant = "acceptance.chain-degenerate", f"the chain of nodes {[*path, *deeper]}"
     if run.accepted is None or run.emitted is None or step.emitted is None:
         raise Unobserved("the backend reveals neither acceptance nor emission")
+    yield Compared(len(path) + 1)
     if (len(run.accepted.path), run.accepted.bonus) != (len(path), step.accepted.bonus):
         seen = (len(run.accepted.path) - 1, run.accepted.bonus)
         wanted = (len(path) - 1, step.accepted.bonus)
@@ -151,15 +159,17 @@ def vocabulary_permutation(case: Case, oracle: Oracle, subject: Subject) -> Iter
     trace, other = subject(case), subject(renamed)
     sigma = noise(case, oracle, subject).logits
     for number, (step, twin) in enumerate(zip(trace.steps, other.steps, strict=False)):
-        if step.scored is None or step.accepted is None or twin.accepted is None or step.drafted is None:
+        if step.scored is None or step.accepted is None or step.drafted is None:
             continue
+        if twin.accepted is None or twin.drafted is None:
+            raise Unobserved("the backend reveals neither tree nor acceptance of the renamed case")
         if not all(decided(step.scored.logits[node], sigma) for node in step.accepted.path):
-            return
-        if twin.drafted is None or twin.drafted.tree.parent != step.drafted.tree.parent:
-            return
+            raise NotApplicable("a near-tie on the accepted path")
+        if twin.drafted.tree.parent != step.drafted.tree.parent:
+            raise NotApplicable("the draft gave the renamed case a tree of another shape")
         if tuple(new[token] for token in step.drafted.tree.token) != twin.drafted.tree.token:
             if _draft_is_near_tie(step.drafted.logits):
-                return
+                raise NotApplicable("two of the draft's scores are nearly equal")
             wanted = tuple(new[token] for token in step.drafted.tree.token)
             yield Finding(
                 "acceptance.vocabulary-permutation",
@@ -170,12 +180,14 @@ def vocabulary_permutation(case: Case, oracle: Oracle, subject: Subject) -> Iter
                 twin.drafted.tree.token,
             )
             return
+        yield Compared(len(step.accepted.path) + 1)
         wanted_pair = (step.accepted.path, new[step.accepted.bonus])
         if (twin.accepted.path, twin.accepted.bonus) != wanted_pair:
             seen = (twin.accepted.path, twin.accepted.bonus)
             where: dict[str, int | str] = {"side": "path and bonus"}
             yield Finding("acceptance.vocabulary-permutation", Stage.ACCEPTED, number, where, wanted_pair, seen)
             return
+    yield Compared(len(trace.output))
     wanted_output = tuple(new[token] for token in trace.output)
     if other.output != wanted_output:
         last = max(len(trace.steps) - 1, 0)

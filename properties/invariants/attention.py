@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from properties.closeness import Noise, noise, truth
 from properties.column import column
-from properties.finding import CONTROL, Finding
+from properties.finding import CONTROL, Compared, Finding
 from properties.invariant import TURNS, Fact, Invariant, NotApplicable, Oracle, needing
 from properties.invariants.rows import attended_beyond, compared, kv_differs, logits_beyond
 from properties.subject import Subject
@@ -30,13 +30,14 @@ def context_exact(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact
             continue
         true = truth(case, oracle, step, number)
         if step.attended is not None and true.attended is not None:
-            for finding in attended_beyond(name, number, step.attended.output, true.attended.output, error):
-                met = True
-                yield _with_column(case, oracle, true, step.attended.output, finding, error)
+            for fact in attended_beyond(name, number, step.attended.output, true.attended.output, error):
+                if isinstance(fact, Finding):
+                    met, fact = True, _with_column(case, oracle, true, step.attended.output, fact, error)
+                yield fact
         assert true.scored is not None
-        for finding in logits_beyond(name, number, step.scored.logits, true.scored.logits, error.of_logits()):
-            met = True
-            yield finding
+        for fact in logits_beyond(name, number, step.scored.logits, true.scored.logits, error.of_logits()):
+            met = met or isinstance(fact, Finding)
+            yield fact
     if not met and not error.measured <= error.ceiling:
         # Last, and only alone: a wrong tree step says better where a fault lies than plain decoding gone wrong.
         yield Finding(name, Stage.SCORED, 0, {"side": CONTROL}, error.ceiling, error.measured)
@@ -126,14 +127,17 @@ def tree_equals_chain(case: Case, oracle: Oracle, subject: Subject) -> Iterator[
 
 def _same_step(
     name: str, case: Case, oracle: Oracle, subject: Subject, one: Case, other: Case, variant: str
-) -> Iterator[Finding]:
+) -> Iterator[Finding | Compared]:
     """Numbers and committed KV of two one-step cases with the same tree."""
     error = noise(case, oracle, subject)
     base, changed = first(one, subject), first(other, subject)
     rows = list(range(len(tree_of(one))))
+    if one == other:
+        raise NotApplicable("the variant is the case itself")
     met = list(compared(name, base, changed, rows, rows, error, variant))
     yield from met
-    if met or base.committed is None or changed.committed is None or base.accepted != changed.accepted:
+    differs = any(isinstance(fact, Finding) for fact in met)
+    if differs or base.committed is None or changed.committed is None or base.accepted != changed.accepted:
         return
     yield from kv_differs(name, 0, base.committed.after, changed.committed.after, error, {"variant": variant}, 2.0)
 

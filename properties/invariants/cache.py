@@ -6,15 +6,16 @@ from dataclasses import replace
 import numpy as np
 
 from properties.closeness import Noise, draft_kv_case, kv_case, noise
-from properties.finding import Finding
+from properties.commits import FASTER, admits, untrue
+from properties.finding import Compared, Finding
 from properties.invariant import TURNS, Fact, Invariant, NotApplicable, Oracle, Unobserved, needing
-from properties.invariants.rows import kv_differs
+from properties.invariants.rows import columns_of, kv_differs
 from properties.subject import Subject
 from properties.variants import pending_root
 from reference.architecture import Architecture, Seeded
 from reference.case import Case
 from reference.draft import LanguageModel, Scripted
-from reference.trace import Array, Committed, Kv, Stage
+from reference.trace import Array, Committed, Kv, Stage, Step
 
 NEEDS = needing(Stage.COMMITTED)
 
@@ -36,8 +37,10 @@ def _unequal_bits(seen: Array, true: Array, first: list[int]) -> tuple[int, int,
     return (int(differ[0][0]), int(differ[0][1]), int(differ[0][2])) if len(differ) else None
 
 
-def _bits(name: str, step: int, seen: Kv, true: Kv, words: str, stage: Stage = Stage.COMMITTED) -> Iterator[Finding]:
-    """A finding at the first slot of `seen` that is not bit-identical to `true`; both have `true`'s length."""
+def _bits(
+    name: str, step: int, seen: Kv, true: Kv, words: str, stage: Stage = Stage.COMMITTED
+) -> Iterator[Finding | Compared]:
+    """A finding at the first slot of `seen` that is not bit-identical to `true`, of whose columns each is compared."""
     begins = [kv.first or (0,) * len(true.keys) for kv in (seen, true)]
     first = [max(pair) for pair in zip(*begins, strict=True)]
     for kind in ("keys", "values"):
@@ -45,6 +48,8 @@ def _bits(name: str, step: int, seen: Kv, true: Kv, words: str, stage: Stage = S
         if held.shape != own.shape:
             yield Finding(name, stage, step, {"side": "shape", "kind": kind[:-1]}, str(own.shape), str(held.shape))
             return
+        if kind == "keys":
+            yield Compared(columns_of(seen, true))
         place = _unequal_bits(held, own, first)
         if place is not None:
             layer, head, slot = place
@@ -63,11 +68,11 @@ def _nothing_looked_at(case: Case, subject: Subject, why: str) -> Exception:
 
 def isolation(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     """Verification writes into the branch: the committed cache is bit-identical before and after the forward."""
-    looked = False
+    looked = 0
     for number, _, record in _commits(case, subject):
         if record.before is None or record.verified is None:
             continue
-        looked = True
+        looked += record.before.length
         if record.before.keys.shape != record.verified.keys.shape:
             shapes = str(record.before.keys.shape), str(record.verified.keys.shape)
             yield Finding("cache.isolation", Stage.ATTENDED, number, {"side": "shape"}, *shapes)
@@ -81,11 +86,11 @@ def isolation(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
 
 def untouched_slots(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     """A commit appends: every slot committed before the step is bit-identical after it."""
-    looked = False
+    looked = 0
     for number, _, record in _commits(case, subject):
         if record.before is None or record.after is None:
             continue
-        looked = True
+        looked += record.before.length
         if record.after.length < record.before.length:
             lengths = f"at least {record.before.length} slots", f"{record.after.length} slots"
             yield Finding("cache.untouched-slots", Stage.COMMITTED, number, {"side": "length"}, *lengths)
@@ -114,7 +119,7 @@ def commit_equivalence(case: Case, oracle: Oracle, subject: Subject) -> Iterator
             where: dict[str, int | str] = {"cache": "target", "side": "length"}
             yield Finding("cache.commit-equivalence", Stage.COMMITTED, number, where, len(tokens), record.length)
         if record.after is not None:
-            looked = True
+            looked = looked or bool(tokens)
             yield from _against("target", number, record.after, tokens, kv_case(case, tokens), oracle, error)
         if record.draft is not None and isinstance(case.draft, LanguageModel):
             # Fed anew each step, it holds what was there when the step began, and the root.
@@ -143,7 +148,7 @@ def _let_go(number: int, held: Kv, arch: Architecture) -> Iterator[Finding]:
 
 def _draft(
     case: Case, number: int, held: Kv, tokens: tuple[int, ...], least: int, oracle: Oracle, error: Noise
-) -> Iterator[Finding]:
+) -> Iterator[Finding | Compared]:
     """The draft's cache may lack the last committed token, a leaf that was never fed, and no other."""
     if not least <= held.length <= len(tokens):
         where: dict[str, int | str] = {"cache": "draft", "side": "length"}
@@ -163,7 +168,7 @@ def _against(
     oracle: Oracle,
     error: Noise,
     **side: str,
-) -> Iterator[Finding]:
+) -> Iterator[Finding | Compared]:
     """Findings where `held` is not the oracle's KV of `tokens`, which `asked` makes it reveal."""
     record = oracle(asked).steps[0].committed
     if not tokens or record is None or record.before is None:
@@ -187,33 +192,69 @@ def _for_draft(error: Noise, true: Kv) -> Noise:
 
 
 def fast_equals_full(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
-    """Full reorder, fast reorder and crop leave bit-identical caches, of target and draft, and one output."""
+    """Full reorder, fast reorder and crop leave bit-identical caches, of target and draft, and one output.
+
+    Steps are compared where the trace says that both ways ran. A commit that fell back is compared with nothing; the
+    reason that it gives must hold for its own step.
+    """
     name = "cache.fast-equals-full"
     full = subject(replace(case, layout=replace(case.layout, commit="path")))
-    looked = False
-    for how in ("fast", "length"):
+    looked, silent = 0, set[str]()
+    for how in FASTER:
         other = subject(replace(case, layout=replace(case.layout, commit=how)))
         for number, (one, twin) in enumerate(zip(full.steps, other.steps, strict=False)):
             if one.committed is None or twin.committed is None:
                 continue
-            for cache, true, seen in (
-                ("target", one.committed.after, twin.committed.after),
-                ("draft", one.committed.draft, twin.committed.draft),
-            ):
-                if true is None or seen is None:
-                    continue
-                looked = True
-                if true.keys.shape != seen.keys.shape:
-                    where: dict[str, int | str] = {"cache": cache, "variant": how, "side": "shape"}
-                    yield Finding(name, Stage.COMMITTED, number, where, str(true.keys.shape), str(seen.keys.shape))
+            for fact in _both_ways(name, how, number, one, twin, silent):
+                yield fact
+                if isinstance(fact, Finding):
                     return
-                for finding in _bits(name, number, seen, true, f"commit by {how}"):
-                    yield replace(finding, where={**finding.where, "cache": cache, "variant": how})
-                    return
+                looked += fact.count
         if other.output != full.output:  # where no cache explains it, or none is revealed
             yield Finding(name, Stage.EMITTED, 0, {"variant": how}, full.output, other.output)
+    if silent and not looked:
+        raise NotApplicable(f"no commit was made in two ways: {'; '.join(sorted(silent))}")
     if not looked:
-        raise Unobserved("the backend does not reveal its committed cache")
+        raise Unobserved("the backend does not reveal its committed cache, or not which way its commits went")
+
+
+def _both_ways(
+    name: str, how: str, number: int, one: Step, twin: Step, silent: set[str]
+) -> Iterator[Finding | Compared]:
+    """Findings where step `number`, committed by path (`one`) and by `how` (`twin`), leaves two different caches.
+
+    Where the two did not take these ways the reason goes to `silent`, and is a finding where it does not hold.
+    """
+    assert one.committed is not None
+    assert twin.committed is not None
+    ways = one.committed.way, twin.committed.way
+    if None in ways:
+        return
+    if ways[1] != how:
+        why = untrue(how, twin)
+        if why is not None:
+            expected = f"a commit by {how}" + (", which the step admits" if admits(how, twin) else ", or a reason")
+            where: dict[str, int | str] = {"variant": how, "side": "way"}
+            yield Finding(name, Stage.COMMITTED, number, where, expected, f"one by {ways[1]}, with {why}")
+        silent.add(f"by {how}: {twin.committed.fallback}")
+        return
+    if ways[0] == how:
+        silent.add(f"{how} was taken where path was asked for")
+        return
+    for cache, true, seen in (
+        ("target", one.committed.after, twin.committed.after),
+        ("draft", one.committed.draft, twin.committed.draft),
+    ):
+        if true is None or seen is None:
+            continue
+        if true.keys.shape != seen.keys.shape:
+            place: dict[str, int | str] = {"cache": cache, "variant": how, "side": "shape"}
+            yield Finding(name, Stage.COMMITTED, number, place, str(true.keys.shape), str(seen.keys.shape))
+            return
+        for fact in _bits(name, number, seen, true, f"commit by {how}"):
+            if isinstance(fact, Finding):
+                fact = replace(fact, where={**fact.where, "cache": cache, "variant": how})
+            yield fact
 
 
 def _speculates(case: Case) -> bool:

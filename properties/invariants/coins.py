@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from properties.finding import Finding
+from properties.finding import Compared, Finding
 from properties.invariant import TURNS, Fact, Invariant, NotApplicable, Oracle, Unobserved, needing
 from properties.invariants.drafts import drawn
 from properties.invariants.processing import EDGE, close, near_edge, output_before, sampled
@@ -29,10 +29,11 @@ def walk(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     """By the tape's coins, each step accepts and emits what its rule does with the step's own laws and proposals."""
     if not subject.takes_tape:
         raise Unobserved("the backend takes no tape")
-    for number, step in enumerate(subject(case).steps):
-        told = told_by(step)
-        if told is None:
-            continue
+    steps = [(number, told) for number, step in enumerate(subject(case).steps) if (told := told_by(step)) is not None]
+    if not steps:
+        raise Unobserved("the backend does not reveal laws and proposals")
+    for number, told in steps:
+        step = subject(case).steps[number]
         tree, target, proposal = told
         chance = _coins(case, number)
         if not _laws(target) or not _laws(proposal[1:]):
@@ -43,8 +44,11 @@ def walk(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
         )
         bonus = chance.choose("bonus", 0, weights)
         assert step.accepted is not None
-        if chance.margin < EDGE[case.dtype]:
-            continue  # the coin lies on the edge of a decision, within rounding
+        # A coin may lie on the edge of a decision, within rounding.
+        clear = chance.margin >= EDGE[case.dtype]
+        yield Compared(len(path) + 1 if clear else 0)
+        if not clear:
+            continue
         if (path, bonus) != (step.accepted.path, step.accepted.bonus):
             side = "path" if path != step.accepted.path else "bonus"
             expected, observed = (path, step.accepted.path) if side == "path" else (bonus, step.accepted.bonus)
@@ -94,6 +98,7 @@ def proposal_consistent(case: Case, oracle: Oracle, subject: Subject) -> Iterato
             if step.drafted.logits is None:
                 raise Unobserved("the backend does not reveal its draft's logits")
             wanted, edges = _drawn_from(case, step)
+        yield Compared(len(tree) - 1 - sum(edges[1:]))
         for node in range(1, len(tree)):
             away = np.abs(wanted[node] - told[node])
             token = int(np.where(np.isnan(away), np.inf, away).argmax())
@@ -189,11 +194,15 @@ def coins_once(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
             where: dict[str, int | str] = {"coin": twice}
             yield Finding(name, Stage.ACCEPTED, number, where, "one decision", "another by the same coin")
             return
+        yield Compared(len(coins))
         used |= {number * wide + place for place in coins}
-    if not subject.takes_tape:
+    if not subject.takes_tape or not trace.steps:
         return
     held = np.concatenate([tape.coins(case.sampling, number, case.most_nodes) for number in range(len(trace.steps))])
+    if len(used) == len(held):
+        return
     for turn in range(UNUSED_TRIES):
+        yield Compared(len(trace.output))
         other = np.floor(np.random.default_rng([int(case.id, 16), turn]).random(len(held)) * 2**24) * tape.RESOLUTION
         other[sorted(used)] = held[sorted(used)]
         again = subject(replace(case, sampling=replace(case.sampling, tape=tuple(other.tolist()))))

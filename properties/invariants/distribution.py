@@ -1,28 +1,24 @@
 """Distribution: on the backend's own random numbers, what comes out is from the law, with a stated error rate."""
 
 from collections.abc import Iterator
-from dataclasses import replace
+from contextlib import suppress
 
 import numpy as np
 
 from properties.chance.blackbox import judge_blocks
 from properties.chance.gate import log_bar
-from properties.chance.links import Links
-from properties.closeness import noise
-from properties.conditional import logit_bound, trials, walked
-from properties.finding import Evidence, Finding
-from properties.invariant import TURNS, Fact, Invariant, NotApplicable, Oracle, Unobserved, needing
+from properties.conditional import walked
+from properties.finding import Compared, Evidence, Finding
+from properties.generations import ALONE, BESIDE, RUN_TESTS, Effort, Heard, listen
+from properties.invariant import Fact, Invariant, NotApplicable, Oracle, Unobserved, needing
 from properties.invariants.processing import sampled
 from properties.subject import Subject, Tables
 from properties.variants import dice
-from properties.worlds import promised, world_of
+from properties.worlds import world_of
 from reference import law
 from reference.architecture import Checkpoint
 from reference.case import Case
-from reference.trace import Array, Stage
-
-RUN_TESTS = 10_000
-"""Tests that one run may hold: a single law is a finding of its own once its evidence would condemn so large a run."""
+from reference.trace import Array, Stage, Step
 
 TV = 0.05
 """Total variation that a test is planned to see with probability .99."""
@@ -30,15 +26,11 @@ TV = 0.05
 MOST_ROUNDS = 60_000
 """Rounds of one world at most."""
 
+EVERY = 6
+"""Cases of which one is asked for its distribution: with fewer, requests decoded by arg-max stay unseen too long."""
+
 MATES = 64
 """Requests of a batch whose order is changed."""
-
-
-MOST_RUNS = 24
-"""Generations of one case at most, where the law is tested on generations: fewer than a subject remembers."""
-
-ENOUGH_TOKENS = 300
-"""Tokens of those generations, after which no other is begun."""
 
 
 def doors(subject: Subject) -> Tables:
@@ -49,11 +41,16 @@ def doors(subject: Subject) -> Tables:
 
 
 def distribution(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
-    """On tables where the backend has them; on whole generations without them, and on real checkpoints."""
+    """Whole generations of every backend, by its request path; beside them its laws on tables, where it has tables.
+
+    Each of the two is a test of its own, whose evidence the gate of the run counts (`properties.chance.gate`).
+    """
     if subject.tables is None or isinstance(case.model, Checkpoint):
-        yield from _by_generations(case, oracle, subject)
-    else:
-        yield from _by_rounds(case, subject)
+        yield from _by_generations(case, oracle, subject, ALONE)
+        return
+    with suppress(NotApplicable):  # a lossy rule, or processors without a bound: the tables can still be asked
+        yield from _by_generations(case, oracle, subject, BESIDE)
+    yield from _by_rounds(case, subject)
 
 
 def _by_rounds(case: Case, subject: Subject) -> Iterator[Fact]:
@@ -70,6 +67,7 @@ def _by_rounds(case: Case, subject: Subject) -> Iterator[Fact]:
     for judged in judge_blocks(draw, expected, height, TV, RUN_TESTS, most=MOST_ROUNDS):
         outcome = judged.outcome
         yield Evidence("lossless.distribution", outcome.log_e, outcome.n, outcome.smallest_tv, outcome.p_screen)
+        yield Compared(outcome.n)
         if outcome.log_e >= log_bar(RUN_TESTS):
             where: dict[str, int | str] = {"draws": outcome.n, "side": judged.partition.name}
             name = "lossless.distribution"
@@ -77,42 +75,37 @@ def _by_rounds(case: Case, subject: Subject) -> Iterator[Fact]:
             return
 
 
-def _by_generations(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
-    """One e-process over the draws of several generations, each draw given all before it (`properties.conditional`).
-
-    A case on a small model is run with seeds of its own, until ENOUGH_TOKENS, MOST_RUNS or enough evidence; on a
-    checkpoint it is run as it is, unless a tape, which somebody chose, holds its coins. A backend that takes no seed
-    just runs again.
-    """
-    if not promised(case):
-        raise NotApplicable("the rule does not promise the target's law here")
-    name, links, tokens, first = "lossless.distribution", Links(), 0, None
-    bound = logit_bound(case, noise(case, oracle, subject))
-    for run in _runs(case):
-        trace = subject(run)
-        first = trace if first is None else first
-        for trial in trials(run, oracle, trace, bound):
-            links.add(trial)
-        tokens += len(trace.output)
-        if links.log_e >= log_bar(RUN_TESTS) or tokens >= ENOUGH_TOKENS:
-            break
-    assert first is not None
-    yield Evidence(name, links.log_e, links.trials)
-    if links.log_e >= log_bar(RUN_TESTS):
-        worst = max(links.log_es, key=lambda link: links.log_es[link])
-        where: dict[str, int | str] = {"draws": links.trials, "tokens": tokens, "side": f"link {worst}"}
-        stage = Stage.EMITTED if walked(case, first) is None else Stage.DRAFTED if worst == "draft" else Stage.ACCEPTED
-        yield Finding(name, stage, 0, where, "evidence below e^23", round(min(links.log_e, 1e6), 1))
+def _by_generations(case: Case, oracle: Oracle, subject: Subject, effort: Effort) -> Iterator[Fact]:
+    """The draws of several generations, and whether requests follow their neighbours (`properties.generations`)."""
+    name, heard = "lossless.distribution", listen(case, oracle, subject, effort)
+    assert heard.first is not None
+    yield Evidence(name, heard.log_e, heard.draws)
+    yield Compared(heard.draws)
+    if heard.log_e >= log_bar(RUN_TESTS):
+        where: dict[str, int | str] = {"draws": heard.draws, "tokens": heard.tokens, "side": f"link {heard.worst}"}
+        yield Finding(name, _stage(case, heard), 0, where, "evidence below e^23", round(min(heard.log_e, 1e6), 1))
 
 
-def _runs(case: Case) -> Iterator[Case]:
-    """The case on coins that nobody chose: its own if they come from a seed and its model is a real one."""
-    if isinstance(case.model, Checkpoint) and not case.sampling.tape:
-        yield case
-        return
-    seeds = dice(case, "generations").integers(0, 2**62, size=1 if isinstance(case.model, Checkpoint) else MOST_RUNS)
-    for seed in seeds.tolist():
-        yield replace(case, sampling=replace(case.sampling, tape=(), seed=seed))
+def _stage(case: Case, heard: Heard) -> Stage:
+    """Where generations are wrong: in what was emitted, unless the trace shows that acceptance chose these tokens."""
+    assert heard.first is not None
+    if heard.worst == "draft" and walked(case, heard.first) is not None:
+        return Stage.DRAFTED
+    chosen = all(
+        step.drafted is not None and step.accepted is not None and step.emitted is not None and _passed_on(step)
+        for step in heard.first.steps
+    )
+    return Stage.ACCEPTED if chosen else Stage.EMITTED
+
+
+def _passed_on(step: Step) -> bool:
+    """Whether the step emitted a beginning of the block that its acceptance chose."""
+    assert step.drafted is not None
+    assert step.accepted is not None
+    assert step.emitted is not None
+    tree, told = step.drafted.tree, step.accepted
+    block = (*(tree.token[node] for node in told.path[1:] if node < len(tree)), told.bonus)
+    return block[: len(step.emitted.tokens)] == step.emitted.tokens
 
 
 def own_seed(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
@@ -122,6 +115,7 @@ def own_seed(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     seeds, order = rng.integers(0, 2**62, size=MATES), rng.permutation(MATES)
     one, other = tables.samples(world, seeds), tables.samples(world, seeds[order])
     alone = tables.samples(world, seeds[:1])
+    yield Compared(MATES + 1)
     for at, (wanted, seen) in enumerate(zip(one.tokens[order], other.tokens, strict=True)):
         if not np.array_equal(wanted, seen):
             yield _unlike(at, wanted, seen)
@@ -143,7 +137,7 @@ INVARIANTS = (
         needing(),
         distribution,
         sampled,
-        every=2 * TURNS,
+        every=EVERY,
     ),
     Invariant(
         "lossless.seeded",

@@ -6,15 +6,17 @@ from dataclasses import replace
 import numpy as np
 
 from properties.closeness import UNIT, rms
-from properties.finding import Finding, Tie
-from properties.invariant import Fact, Invariant, NotApplicable, Oracle, needing
+from properties.finding import Compared, Finding, Tie
+from properties.invariant import Fact, Invariant, NotApplicable, Oracle, Unobserved, needing
+from properties.invariants.rows import placed
 from properties.subject import Subject
 from properties.ties import TIE_SIGMA
 from properties.variants import pending_root
 from reference.case import Case
 from reference.draft import LanguageModel, Scripted
 from reference.sampling import Sampling, Stops
-from reference.trace import Array, Drafted, Stage, Step
+from reference.session import Account, Action
+from reference.trace import Array, Drafted, Shared, Stage, Step
 from reference.tree import Tree
 
 NEEDS = needing(Stage.DRAFTED)
@@ -31,27 +33,34 @@ def fidelity(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     for number, step in enumerate(subject(case).steps):
         if step.drafted is not None:
             pending = pending_root(case, subject, number)
-            yield from _proposed("draft.fidelity", case, oracle, number, step, number, pending)
+            yield from _proposed("draft.fidelity", case, oracle, number, step, number, pending, subject.retold)
 
 
 def _proposed(
-    name: str, case: Case, oracle: Oracle, number: int, step: Step, place: int, pending: int
+    name: str, case: Case, oracle: Oracle, number: int, step: Step, place: int, pending: int, retold: bool = False
 ) -> Iterator[Fact]:
-    """What is wrong with the tree of `step`, by the draft of `case`, of whose script it is number `place`."""
+    """What is wrong with the tree of `step`, by the draft of `case`, of whose script it is number `place`.
+
+    Of a script that was made of the run's own trees (`retold`) only the root is compared.
+    """
     assert step.drafted is not None
     root = step.drafted.tree.token[0]
+    yield Compared()
     if root != pending:
         yield Finding(name, Stage.DRAFTED, number, {"node": 0, "side": "root"}, pending, root)
         return
+    if retold:
+        return
     if isinstance(case.draft, Scripted):
         script = case.draft.trees
-        wanted = script[place].rooted(pending) if place < len(script) else None
-        if wanted is not None and case.layout.stay_in_chunk:
+        wanted = (script[place] if place < len(script) else Tree((0,), (pending,))).rooted(pending)
+        if case.layout.stay_in_chunk:
             alone = replace(case, draft=Scripted((wanted,)), sampling=Sampling())
             cut = oracle(restarted(alone, (*step.context, pending))).steps[0].drafted
             assert cut is not None
             wanted = cut.tree
-        if wanted is not None and wanted != step.drafted.tree:
+        yield Compared(len(wanted))
+        if wanted != step.drafted.tree:
             yield from _tree_differs(name, number, _line(wanted), _line(step.drafted.tree))
         return
     logits = step.drafted.logits
@@ -76,13 +85,16 @@ def switched(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     """
     assert case.session is not None
     shared = subject(case).shared
-    if shared is None:
-        raise NotApplicable("the trace does not say what the requests of the session did")
-    happened = list(zip(case.session.actions, shared.accounts, strict=False))
+    if shared is None or not shared.accounts:
+        raise Unobserved("the trace does not say what the requests of the session did")
+    if not any(
+        action.draft is not None and set(action.requests) & set(one.committed) for action, one in happened(case, shared)
+    ):
+        raise NotApplicable("no request was there to switch its draft")
     for request, trace in enumerate(shared.requests):
         changes = [
             (account.committed[request], action.draft)
-            for action, account in happened
+            for action, account in happened(case, shared)
             if action.draft is not None and request in action.requests and request in account.committed
         ]
         if trace is None or not changes:
@@ -94,12 +106,20 @@ def switched(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
             known = max(at for at, (length, _) in enumerate(changes) if length <= len(step.context))
             place, last = (place, last) if known == last else (0, known)
             before = trace.steps[number - 1].emitted if number else None
+            if number and before is None:
+                raise Unobserved("the backend does not reveal what each step emitted")
             pending = before.tokens[-1] if before is not None and before.tokens else begins.prompt[-1]
             if step.drafted is not None:
                 as_drafted = replace(begins, draft=changes[known][1])
                 for fact in _proposed("draft.switched", as_drafted, oracle, number, step, place, pending):
-                    yield replace(fact, where={**fact.where, "request": request}) if isinstance(fact, Finding) else fact
+                    yield placed(fact, request=request)
             place += 1
+
+
+def happened(case: Case, shared: Shared) -> list[tuple[Action, Account]]:
+    """The actions of the session, each with the account that was taken after it."""
+    assert case.session is not None
+    return list(zip(case.session.actions, shared.accounts, strict=False))
 
 
 def drawn(case: Case) -> bool:
@@ -108,17 +128,21 @@ def drawn(case: Case) -> bool:
     return isinstance(case.draft, LanguageModel) and not sampling.greedy and sampling.draws != "top-k"
 
 
-def _rows(case: Case, oracle: Oracle, number: int, context: tuple[int, ...], seen: Drafted) -> Iterator[Finding]:
+def _rows(
+    case: Case, oracle: Oracle, number: int, context: tuple[int, ...], seen: Drafted
+) -> Iterator[Finding | Compared]:
     """The scores at each node that was asked are the draft model's own on the tree as it was drawn."""
     assert isinstance(case.draft, LanguageModel)
     if seen.logits is None:
-        return
+        raise Unobserved("the backend does not reveal its draft's logits, which is all that can be compared of draws")
     alone = replace(case, model=case.draft.model, draft=Scripted())
     scored = oracle(alone.rebased(context, seen.tree)).steps[0].scored
     assert scored is not None
     named = np.array(case.draft.vocabulary or range(case.draft.model.vocab_size))
     sigma = draft_sigma(case, scored.logits)
-    for node in [0, *(node for node in range(1, len(seen.tree)) if seen.tree.children[node])]:
+    asked = [0, *(node for node in range(1, len(seen.tree)) if seen.tree.children[node])]
+    yield Compared(len(asked))
+    for node in asked:
         wanted = scored.logits[node][named]
         away = float(rms(seen.logits[node] - wanted)) / (DRAFT_K * sigma)
         if away > 1:
@@ -156,6 +180,7 @@ def _tree_differs(name: str, number: int, expected: str, observed: str) -> Itera
 
 def _same(name: str, case: Case, number: int, seen: Drafted, true: Drafted) -> Iterator[Fact]:
     """Findings where `seen` is not `true`; equal scores that rank differently inside their noise are ties."""
+    yield Compared(len(true.tree))
     if seen.tree.parent != true.tree.parent:
         yield from _tree_differs(name, number, _line(true.tree), _line(seen.tree))
         return
@@ -207,10 +232,11 @@ def rollback(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     number = len(steps) - 1
     step = steps[number]
     if step.drafted is None:
-        return
+        raise Unobserved("the backend does not reveal the tree of its last step")
     fresh = subject(restarted(case, (*step.context, step.drafted.tree.token[0]))).steps[0].drafted
-    if fresh is not None:
-        yield from _same("draft.rollback", case, number, step.drafted, fresh)
+    if fresh is None:
+        raise Unobserved("the backend does not reveal the tree of a fresh start")
+    yield from _same("draft.rollback", case, number, step.drafted, fresh)
 
 
 def vocabulary_map(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
@@ -220,6 +246,7 @@ def vocabulary_map(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fac
     for number, step in enumerate(subject(case).steps):
         if step.drafted is None or step.drafted.draft_ids is None:
             continue
+        yield Compared(len(step.drafted.tree) - 1)
         for node, (token, one) in enumerate(zip(step.drafted.tree.token, step.drafted.draft_ids, strict=True)):
             if node == 0:
                 continue

@@ -7,7 +7,7 @@ import numpy as np
 
 from properties import coinbox
 from properties.coinrun import ByRun, by_run
-from properties.finding import Finding
+from properties.finding import Compared, Finding
 from properties.invariant import TURNS, Fact, Invariant, NotApplicable, Oracle, Unobserved
 from properties.invariants.coins import NEEDS, told_by
 from properties.invariants.drafts import drawn
@@ -76,6 +76,7 @@ def law_exact(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     key = ("given", case)
     found = enumerated(subject, key, given.tree, "float64", lambda coins: tables.verify(given, coins))
     wanted = law.given_law(given, drawn(case))
+    yield Compared(found.cells)
     yield from _strayed("acceptance.law-exact", found, number)
     if found.strays:
         return
@@ -94,6 +95,7 @@ def _by_run(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
         raise NotApplicable("by single runs only the laws of lossless rules are compared")
     made = subject.noted(("by run", case), lambda: by_run(case, oracle, subject))
     assert isinstance(made, ByRun)
+    yield Compared(made.found.cells)
     if made.off > made.allowed and made.worst is not None:
         worst = made.worst
         yield _joint("acceptance.law-exact", worst.context, worst.target, worst.law, made.off / made.allowed)
@@ -119,6 +121,7 @@ def law_joint(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     tables, world = tables_of(subject), world_of(case)
     found = _law_of(subject, tables, world, ("world", case))
     name = "acceptance.law-joint"
+    yield Compared(found.cells)
     yield from _strayed(name, found, 0)
     if found.strays:
         return
@@ -167,6 +170,8 @@ def edge_coins(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     """With coins at 0, just above, and just below 1, no token of probability 0 is emitted, drafted though it was."""
     tables = tables_of(subject)
     world = world_of(case, "edges")
+    if world.sampling.rule.name == "typical":
+        raise NotApplicable("typical acceptance looks at no coin")
     rng = np.random.default_rng(int(case.id, 16))
     # Zeros are put where the draft proposes most, so that every edge is tried.
     target = world.target.copy()
@@ -174,10 +179,8 @@ def edge_coins(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     world = replace(world, target=target, sampling=_plain(world.sampling))
     coins = np.array(EXTREMES)[rng.integers(0, len(EXTREMES), size=(128, tape.stride(len(world.shape))))]
     blocks = tables.rounds(world, coins)
-    promise = world.sampling.rule
-    if promise.name == "typical":
-        raise NotApplicable("typical acceptance looks at no coin")
     for tokens in sorted({tuple(int(token) for token in row if token >= 0) for row in blocks.tokens}):
+        yield Compared(len(tokens))
         for at, token in enumerate(tokens):
             if np.isneginf(target[world.row(tokens[:at]), token]):
                 where: dict[str, int | str] = {"position": at, "token": token, "side": "a coin at the end of its range"}
@@ -195,6 +198,8 @@ def renamed_law(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     tables = tables_of(subject)
     world = world_of(case)
     new = np.random.default_rng([int(case.id, 16), 7]).permutation(world.vocab)
+    if (new == np.arange(world.vocab)).all():
+        new = np.roll(new, 1)
     twin = _renamed(world, tuple(int(token) for token in new))
     one = _law_of(subject, tables, world, ("world", case))
     other = _law_of(subject, tables, twin, ("renamed", case))
@@ -202,6 +207,7 @@ def renamed_law(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
         raise NotApplicable("outcomes depend on neighbours; acceptance.law-joint says so")
     if world.sampling.draws == "top-k" and _ranks_tie(world):
         raise NotApplicable("equal draft scores are ranked by id")
+    yield Compared(one.cells)
     wanted: law.Law = {tuple(int(new[token]) for token in block): mass for block, mass in one.outcomes.items()}
     off = float(law.distance(wanted, dict(other.outcomes)))
     if off > 2 * LIMIT[world.dtype]:

@@ -6,9 +6,9 @@ from dataclasses import replace
 import numpy as np
 
 from properties.closeness import noise
-from properties.finding import Finding
-from properties.invariant import TURNS, Fact, Invariant, NotApplicable, Oracle, needing
-from properties.invariants.rows import compared, kv_differs
+from properties.finding import Compared, Finding
+from properties.invariant import TURNS, Fact, Invariant, NotApplicable, Oracle, Unobserved, needing
+from properties.invariants.rows import compared, kv_differs, placed, rows_of
 from properties.subject import Subject
 from properties.variants import dice
 from reference.case import Case
@@ -26,13 +26,14 @@ def requests(trace: Trace) -> list[tuple[dict[str, int | str], Trace]]:
     return [({"request": number}, one) for number, one in enumerate(trace.shared.requests) if one is not None]
 
 
-def _same_bits(name: str, case: Case, subject: Subject, layout: KvLayout, variant: str) -> Iterator[Finding]:
+def _same_bits(name: str, case: Case, subject: Subject, layout: KvLayout, variant: str) -> Iterator[Finding | Compared]:
     """Findings where logits, attention or output of the variant are not bit for bit those of the case."""
     base, other = subject(case), subject(replace(case, layout=layout))
     for (place, one), (_, twin) in zip(requests(base), requests(other), strict=False):
         where = {**place, "variant": variant}
         for number, (step, twin_step) in enumerate(zip(one.steps, twin.steps, strict=False)):
             for stage, seen, true in _arrays(twin_step, step):
+                yield Compared(rows_of(true))
                 if seen.shape != true.shape or not np.array_equal(seen, true, equal_nan=True):
                     values = ("the same bits", _first_unlike(seen, true))
                     yield Finding(name, stage, number, where, *values)
@@ -102,14 +103,15 @@ def layout_equivalent(case: Case, oracle: Oracle, subject: Subject) -> Iterator[
     base, other = subject(case), subject(replace(case, layout=plain))
     error = noise(case, oracle, subject)
     for number, (one, twin) in enumerate(zip(base.steps, other.steps, strict=False)):
-        if one.scored is None or twin.scored is None or one.drafted is None or one.context != twin.context:
-            return
-        if twin.drafted is None or one.drafted.tree != twin.drafted.tree:
-            return
+        if one.drafted is None or twin.drafted is None:
+            raise Unobserved("the backend does not reveal its trees")
+        if one.context != twin.context or one.drafted.tree != twin.drafted.tree:
+            raise NotApplicable("the two layouts went on with other tokens, which a near-tie may excuse")
         rows = list(range(len(one.drafted.tree)))
-        for finding in compared(name, one, twin, rows, rows, error, "branch and commit by path"):
-            yield replace(finding, step=number)
-            return
+        for fact in compared(name, one, twin, rows, rows, error, "branch and commit by path"):
+            yield placed(fact, number)
+            if isinstance(fact, Finding):
+                return
         if one.committed is not None and twin.committed is not None and one.accepted == twin.accepted:
             where: dict[str, int | str] = {"variant": "branch and commit by path"}
             yield from kv_differs(name, number, twin.committed.after, one.committed.after, error, where, 2.0)

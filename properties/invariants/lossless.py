@@ -6,8 +6,8 @@ from dataclasses import replace
 import numpy as np
 
 from properties.closeness import forced, noise
-from properties.finding import Finding
-from properties.invariant import TURNS, Fact, Invariant, NotApplicable, Oracle, needing
+from properties.finding import Compared, Finding
+from properties.invariant import TURNS, Fact, Invariant, NotApplicable, Oracle, Unobserved, needing
 from properties.invariants.acceptance import greedy_only
 from properties.judge import crash
 from properties.subject import Crashed, NoTrace, Subject
@@ -26,6 +26,7 @@ def completes(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     """A case that the backend declares it can take is finished, not broken off."""
     try:
         subject(case)
+        yield Compared()
     except NoTrace as absent:
         if isinstance(absent.outcome, Crashed):
             yield crash("lossless.completes", absent.outcome)
@@ -49,6 +50,7 @@ def greedy_match(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]
             yield Finding("lossless.greedy-match", Stage.EMITTED, 0, where, f"an id below {vocab}", token)
             return
     logits = choices(case, forced(case, oracle, trace.output), trace.output)
+    yield Compared(len(trace.output))
     steps = _step_of_each(trace)
     yield from judge_tokens("lossless.greedy-match", logits, trace.output, error.logits, steps, error.control_ties)
 
@@ -63,9 +65,12 @@ def choices(case: Case, rows: Array, output: tuple[int, ...]) -> Array:
 
 def draft_independent(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     """The output does not depend on what was drafted: it is that of plain decoding by the same backend."""
+    if case.plain_decode() == case:
+        raise NotApplicable("the case is plain decoding itself")
     trace = subject(case)
     plain = subject(case.plain_decode())
     compared = min(len(trace.output), len(plain.output)) if case.steps else max(len(trace.output), len(plain.output))
+    yield Compared(compared)
     for position in range(compared):
         one, other = trace.output[position : position + 1], plain.output[position : position + 1]
         if one == other:
@@ -95,6 +100,7 @@ def stops(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
             continue
         block = (*(step.drafted.tree.token[node] for node in step.accepted.path[1:]), step.accepted.bonus)
         wanted, why = clipped(block, before, case.stops, prompt, least)
+        yield Compared(len(block))
         if (step.emitted.tokens, step.emitted.finish) != (wanted, why):
             yield _stops_finding(number, (wanted, why), (step.emitted.tokens, step.emitted.finish))
             return
@@ -104,6 +110,7 @@ def stops(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
         if why is not None and number + 1 < len(trace.steps):
             yield _stops_finding(number + 1, f"no step after {why}", "another step")
             return
+    yield Compared(len(trace.output))
     last = max(len(trace.steps) - 1, 0)
     if before and before != trace.output:
         yield _stops_finding(last, before, trace.output)
@@ -141,8 +148,10 @@ def _stops_finding(step: int, expected: object, observed: object) -> Finding:
 
 def state_isolated(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     """Run the case, then another request, then the case again: the second time is bit-identical to the first."""
-    before = subject(case)
-    subject.again(_other_request(case))
+    before, other = subject(case), _other_request(case)
+    if other == case:
+        raise NotApplicable("the other request is the case itself")
+    subject.again(other)
     after = subject.again(case, 2)
     yield from _same_run("lossless.state-isolated", before, after)
 
@@ -162,7 +171,10 @@ def deterministic(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact
     yield from _same_run("lossless.deterministic", subject(case), subject.again(case))
 
 
-def _same_run(name: str, one: Trace, other: Trace) -> Iterator[Finding]:
+def _same_run(name: str, one: Trace, other: Trace) -> Iterator[Finding | Compared]:
+    """The first stage of the first step in which two runs are not identical, and else their outputs."""
+    shown = sum(getattr(step, stage.word) is not None for step in one.steps for stage in Stage)
+    yield Compared(shown + len(one.output))
     for number, (step, twin) in enumerate(zip(one.steps, other.steps, strict=False)):
         stage = _first_difference(step, twin)
         if stage is not None:
@@ -209,11 +221,11 @@ def accounting(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
             expected = f"1 to {trace.attention_calls} layers"
             yield Finding("lossless.accounting", Stage.COMMITTED, 0, {"side": f"fallback: {why}"}, expected, count)
     if trace.accounting is None:
-        raise NotApplicable("the backend keeps no counters")
+        raise Unobserved("the backend keeps no counters")
     counted = trace.accounting
     shown = [step for step in trace.steps if step.drafted is not None and step.accepted is not None]
     if len(shown) < len(trace.steps):
-        raise NotApplicable("not every step reveals its tree and its acceptance")
+        raise Unobserved("not every step reveals its tree and its acceptance")
     lengths = tuple(len(step.accepted.path) - 1 for step in shown if step.accepted)
     proposed = sum(len(step.drafted.tree) - 1 for step in shown if step.drafted)
     wanted = {
@@ -223,6 +235,7 @@ def accounting(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
         "rejected": proposed - sum(lengths),
         "accept_lengths": lengths,
     }
+    yield Compared(len(wanted))
     for name, value in wanted.items():
         if getattr(counted, name) != value:
             yield Finding("lossless.accounting", Stage.COMMITTED, 0, {"side": name}, value, getattr(counted, name))

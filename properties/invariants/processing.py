@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from properties.closeness import UNIT, forced, noise
-from properties.finding import Finding
+from properties.finding import Compared, Finding
 from properties.invariant import Fact, Invariant, NotApplicable, Oracle, Unobserved, needing
 from properties.subject import Subject
 from reference import processing
@@ -71,9 +71,10 @@ def processors_per_node(case: Case, oracle: Oracle, subject: Subject) -> Iterato
         for node, (true, used) in enumerate(zip(wanted, step.scored.law, strict=True)):
             away = np.abs(true - used)
             token = int(np.where(np.isnan(away), np.inf, away).argmax())
-            if away[token] <= close(case):
-                continue
-            if near_edge(case, step.scored.logits[node], tree.tokens_to(node)[1:], output):
+            holds = away[token] <= close(case)
+            edge = not holds and near_edge(case, step.scored.logits[node], tree.tokens_to(node)[1:], output)
+            yield Compared(0 if edge else 1)
+            if holds or edge:
                 continue
             where: dict[str, int | str] = {"node": node, "token": token}
             measure = float(away[token] / close(case))
@@ -104,6 +105,7 @@ def logprobs(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
             where: dict[str, int | str] = {"side": "length"}
             yield Finding("lossless.logprobs", Stage.EMITTED, number, where, len(tokens), len(reported))
             return
+        yield Compared(len(tokens))
         for token, value in zip(tokens, reported, strict=True):
             true = processing.logprob(rows[position], token)
             away = abs(value - true) / limit if limit else float(value != true)

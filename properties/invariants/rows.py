@@ -1,16 +1,31 @@
 """Findings from arrays: the rows of a backend that are not, within noise, the rows they should be."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 
 from properties.closeness import Noise, beyond
-from properties.finding import Finding
+from properties.finding import Compared, Finding
+from properties.invariant import Fact, Unobserved
 from reference.trace import Array, Kv, Stage, Step
 
 
-def attended_beyond(name: str, step: int, seen: Array, true: Array, error: Noise) -> Iterator[Finding]:
+def placed(fact: Fact, step: int | None = None, **where: int | str) -> Fact:
+    """A finding moved to `step`, where one is given, with `where` among its coordinates; any other fact as it is."""
+    if not isinstance(fact, Finding):
+        return fact
+    return replace(fact, step=fact.step if step is None else step, where={**fact.where, **where})
+
+
+def rows_of(array: Array) -> int:
+    """Rows along the last axis: what one comparison looks at."""
+    return array.size // array.shape[-1] if array.size else 0
+
+
+def attended_beyond(name: str, step: int, seen: Array, true: Array, error: Noise) -> Iterator[Finding | Compared]:
     """The first layer whose attention outputs [layers, heads, nodes, D] leave the oracle's, by its worst row."""
+    yield Compared(rows_of(true))
     if seen.shape != true.shape:
         yield Finding(name, Stage.ATTENDED, step, {"side": "shape"}, str(true.shape), str(seen.shape))
         return
@@ -31,8 +46,9 @@ def attended_beyond(name: str, step: int, seen: Array, true: Array, error: Noise
             return
 
 
-def logits_beyond(name: str, step: int, seen: Array, true: Array, limit: float) -> Iterator[Finding]:
+def logits_beyond(name: str, step: int, seen: Array, true: Array, limit: float) -> Iterator[Finding | Compared]:
     """Nodes whose logits [nodes, V] lie more than `limit` (rms) from `true`, worst first."""
+    yield Compared(rows_of(true))
     if seen.shape != true.shape:
         yield Finding(name, Stage.SCORED, step, {"side": "shape"}, str(true.shape), str(seen.shape))
         return
@@ -44,9 +60,17 @@ def logits_beyond(name: str, step: int, seen: Array, true: Array, limit: float) 
 
 def compared(
     name: str, base: Step, other: Step, rows: list[int], others: list[int], error: Noise, variant: str
-) -> Iterator[Finding]:
-    """Findings where node `others[i]` of the variant is not, within a pair's noise, node `rows[i]` of the base."""
+) -> Iterator[Finding | Compared]:
+    """Findings where node `others[i]` of the variant is not, within a pair's noise, node `rows[i]` of the base.
+
+    Raises:
+        Unobserved: One of the two does not reveal its logits.
+    """
+    if base.scored is None or other.scored is None:
+        raise Unobserved("the backend does not reveal the logits of both runs")
     where: dict[str, int | str] = {"variant": variant}
+    # A variant that is the case itself, which the subject remembers, says nothing of a row that stayed in its place.
+    yield Compared(sum(base is not other or row != at for row, at in zip(rows, others, strict=True)))
     if base.attended is not None and other.attended is not None:
         for layer in range(len(base.attended.output)):
             seen, true = other.attended.output[layer][:, others], base.attended.output[layer][:, rows]
@@ -57,8 +81,6 @@ def compared(
                 values = brief(true[head, at]), brief(seen[head, at])
                 yield Finding(name, Stage.ATTENDED, 0, place, *values, measure)
                 return
-    assert base.scored is not None
-    assert other.scored is not None
     for (at,), measure in beyond(other.scored.logits[others], base.scored.logits[rows], error.of_logits(pair=True)):
         token = int(np.abs(other.scored.logits[others[at]] - base.scored.logits[rows[at]]).argmax())
         values_at = float(base.scored.logits[rows[at], token]), float(other.scored.logits[others[at], token])
@@ -73,14 +95,16 @@ def kv_differs(
     error: Noise,
     where: dict[str, int | str],
     slack: float = 1.0,
-) -> Iterator[Finding]:
+) -> Iterator[Finding | Compared]:
     """The first layer and kind whose committed rows are not `true` within noise, by its worst slot."""
     if true is None or seen is None:
         return
     for wanted, held in ((true.keys, seen.keys), (true.values, seen.values)):
         if wanted.shape != held.shape:
+            yield Compared()
             yield Finding(name, Stage.COMMITTED, step, {"side": "shape", **where}, str(wanted.shape), str(held.shape))
             return
+    yield Compared(columns_of(true, seen))
     for layer in range(len(true.keys)):
         for kind in ("keys", "values"):
             limit = slack * error.of_inner(kind, layer)
@@ -94,6 +118,12 @@ def kv_differs(
                 values = brief(getattr(true, kind)[layer, head, slot]), brief(getattr(seen, kind)[layer, head, slot])
                 yield Finding(name, Stage.COMMITTED, step, place, *values, measure)
                 return
+
+
+def columns_of(one: Kv, other: Kv) -> int:
+    """Columns that both hold, over all layers."""
+    begins = [kv.first or (0,) * len(kv.keys) for kv in (one, other)]
+    return sum(max(0, min(one.length, other.length) - max(pair)) for pair in zip(*begins, strict=True))
 
 
 def brief(vector: Array) -> list[float]:

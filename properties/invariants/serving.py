@@ -3,8 +3,8 @@
 from collections import Counter
 from collections.abc import Iterator
 
-from properties.finding import Finding
-from properties.invariant import Fact, NotApplicable, Oracle
+from properties.finding import Compared, Finding
+from properties.invariant import Fact, Oracle, Unobserved
 from properties.subject import Subject
 from reference.case import Case
 from reference.draft import largest
@@ -21,6 +21,7 @@ def takes_part(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     name = "lossless.takes-part"
     trace = subject(case)
     if case.session is None:
+        yield Compared()
         taken = len(trace.steps)
         if not trace.steps and not trace.output:
             yield Finding(name, Stage.DRAFTED, 0, {}, "a step", "none")
@@ -28,8 +29,9 @@ def takes_part(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
             yield Finding(name, Stage.DRAFTED, case.steps, {}, f"at most {case.steps} steps", taken)
         return
     if trace.shared is None:
-        raise NotApplicable("the trace does not say what the requests of the session did")
+        raise Unobserved("the trace does not say what the requests of the session did")
     for at, (action, account) in enumerate(zip(case.session.actions, trace.shared.accounts, strict=False)):
+        yield Compared(action.kind in ("cancel", "evict"))
         left = set(action.requests) & set(account.committed) if action.kind in ("cancel", "evict") else set()
         for number in sorted(left):
             where: dict[str, int | str] = {"request": number, "action": at}
@@ -59,6 +61,7 @@ def takes_part(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
         elif action.kind in ("evict", "cancel"):
             evicted = evicted | (named & living) if action.kind == "evict" else evicted - named
             living -= named
+    yield Compared(len(steps))
     for number, due in sorted(steps.items()):
         one = _request(trace, number)
         taken = 0 if one is None else len(one.steps)
@@ -68,7 +71,7 @@ def takes_part(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
             )
 
 
-def _waits(case: Case, shared: Shared) -> Iterator[Finding]:
+def _waits(case: Case, shared: Shared) -> Iterator[Finding | Compared]:
     """Findings where a request that is alone in a pool with room for it waits: to enter, to be restored, or to step.
 
     Room is for its tokens, the largest block of the session and the overhang, each page written to being its own:
@@ -91,6 +94,7 @@ def _waits(case: Case, shared: Shared) -> Iterator[Finding]:
             tokens = out[number] + 1
         copied = len(set(before.tables.get(number, ())) & set(before.kept))
         if tokens is not None and case.layout.pages_for(tokens + block) + copied <= after.total:
+            yield Compared()
             waits = after.committed.get(number) == held.get(number)  # one that steps moves on or ends
             if waits:
                 step = sum(one.kind == "step" for one in case.session.actions[:at])

@@ -3,12 +3,13 @@
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import pairwise
 
 from properties.closeness import noise
 from properties.company import Member, members
-from properties.finding import Finding
-from properties.invariant import TURNS, Fact, Invariant, NotApplicable, Oracle, needing
-from properties.invariants.rows import compared
+from properties.finding import Compared, Finding
+from properties.invariant import TURNS, Fact, Invariant, NotApplicable, Oracle, Unobserved, needing
+from properties.invariants.rows import compared, placed
 from properties.invariants.serving import takes_part
 from properties.subject import Subject
 from properties.ties import TIE_SIGMA
@@ -19,9 +20,7 @@ from reference.session import Account, Session
 from reference.trace import Stage, Trace
 
 
-def _alike(
-    name: str, member: Member, other: Trace, oracle: Oracle, subject: Subject, variant: str
-) -> Iterator[Finding]:
+def _alike(name: str, member: Member, other: Trace, oracle: Oracle, subject: Subject, variant: str) -> Iterator[Fact]:
     """Findings where request `member` is not, within a pair's noise, what `other` shows of it.
 
     Steps are compared while both have the same context and tree; texts may part where the top two logits tie.
@@ -30,12 +29,14 @@ def _alike(
     for number, (one, twin) in enumerate(zip(member.trace.steps, other.steps, strict=False)):
         if one.drafted is None or twin.drafted is None or one.scored is None or twin.scored is None:
             continue
+        yield Compared(0)
         if one.context != twin.context or one.drafted.tree != twin.drafted.tree:
             return
         rows = list(range(len(one.drafted.tree)))
-        for finding in compared(name, twin, one, rows, rows, error, variant):
-            yield replace(finding, step=number, where={**finding.where, "request": member.number})
-            return
+        for fact in compared(name, twin, one, rows, rows, error, variant):
+            yield placed(fact, number, request=member.number)
+            if isinstance(fact, Finding):
+                return
         if one.emitted is not None and twin.emitted is not None and one.emitted.tokens != twin.emitted.tokens:
             ranked = twin.scored.logits.copy()
             ranked.partition(ranked.shape[1] - 2, axis=1)
@@ -61,8 +62,14 @@ def schedule_independent(case: Case, oracle: Oracle, subject: Subject) -> Iterat
         replace(one, requests=one.requests[::-1]) if one.kind in ("step", "preempt") else one
         for one in case.session.actions
     )
-    if turned == case.session.actions:
-        raise NotApplicable("no action names two requests")
+    accounts = _accounts(subject(case))
+    together = [
+        at
+        for at, one in enumerate(turned)
+        if one != case.session.actions[at] and (not accounts or len(_there(accounts, at) & set(one.requests)) > 1)
+    ]
+    if not together:
+        raise NotApplicable("no action finds two requests")
     other = subject(replace(case, session=Session(case.session.mates, turned)))
     for member in members(case, subject(case)):
         twin = other.shared.requests[member.number] if other.shared is not None else None
@@ -78,6 +85,7 @@ def allocator_conserves(case: Case, oracle: Oracle, subject: Subject) -> Iterato
     """
     assert case.session is not None
     for number, account in enumerate(_accounts(subject(case))):
+        yield Compared(account.total)
         for what, expected, observed in _broken(account, case.layout.kind == "prefix"):
             # In steps, as findings of requests are: that many batches ran before.
             step = sum(action.kind == "step" for action in case.session.actions[:number])
@@ -88,6 +96,11 @@ def allocator_conserves(case: Case, oracle: Oracle, subject: Subject) -> Iterato
 
 def _accounts(trace: Trace) -> tuple[Account, ...]:
     return trace.shared.accounts if trace.shared is not None else ()
+
+
+def _there(accounts: tuple[Account, ...], at: int) -> set[int]:
+    """Requests that could take a step when action `at` began, by the account after the action before."""
+    return set(accounts[at - 1].committed) if 0 < at <= len(accounts) else set()
 
 
 def _broken(account: Account, keeps: bool) -> Iterator[tuple[str, object, object]]:
@@ -120,6 +133,12 @@ def _broken(account: Account, keeps: bool) -> Iterator[tuple[str, object, object
 
 def prefix_reuse(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     """Without the prefix cache: each request's numbers and tokens stay, warm or cold."""
+    trace = subject(case)
+    reused = _reused(_accounts(trace))
+    if not _accounts(trace):
+        raise Unobserved("the trace does not say which pages are reused")
+    if not reused:
+        raise NotApplicable("no request began with kept pages")
     cold = subject(replace(case, layout=replace(case.layout, kind="paged")))
     for member in members(case, subject(case)):
         twin = cold.shared.requests[member.number] if cold.shared is not None else None
@@ -127,13 +146,28 @@ def prefix_reuse(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]
             yield from _alike("cache.prefix-reuse", member, twin, oracle, subject, "no prefix is reused")
 
 
+def _reused(accounts: tuple[Account, ...]) -> set[int]:
+    """Requests whose block table, when they entered or came back, began with a page that the prefix cache had kept."""
+    found = set[int]()
+    for before, after in pairwise(accounts):
+        for request in set(after.tables) - set(before.tables):
+            if set(after.tables[request][:1]) & set(before.kept):
+                found.add(request)
+    return found
+
+
 def state_isolated(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     """Drop one interruption: every other request's numbers and tokens stay."""
     assert case.session is not None
     kinds = ("preempt", "cancel", "evict")
     places = [at for at, one in enumerate(case.session.actions) if one.kind in kinds]
+    accounts = _accounts(subject(case))
+    if accounts:  # dropping what happened to nobody leaves the same session
+        places = [at for at in places if _there(accounts, at) & set(case.session.actions[at].requests)]
+    stepped = {member.number for member in members(case, subject(case))}
+    places = [at for at in places if stepped - set(case.session.actions[at].requests)]
     if not places:
-        raise NotApplicable("nothing is interrupted")
+        raise NotApplicable("nothing is interrupted beside a request that took a step")
     at = places[int(dice(case, "interruption").integers(len(places)))]
     gone = case.session.actions[at]
     actions = (*case.session.actions[:at], *case.session.actions[at + 1 :])

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from properties.closeness import truth
-from properties.finding import Finding
+from properties.finding import Compared, Finding
 from properties.invariant import Fact, Invariant, Oracle, needing
 from properties.subject import Subject
 from reference.case import Case
@@ -26,8 +26,9 @@ class _Look:
     def finding(self, expected: object, observed: object, **where: int | str) -> Finding:
         return Finding(self.name, Stage.LOWERED, self.step, where, expected, observed)
 
-    def unequal(self, field: str) -> Iterator[Finding]:
+    def unequal(self, field: str) -> Iterator[Finding | Compared]:
         """Findings for each tree row whose entry of `field` is not the truth."""
+        yield Compared(self.nodes)
         seen, true = getattr(self.seen, field)[: self.nodes], getattr(self.true, field)[: self.nodes]
         if seen.shape[0] < self.nodes:
             yield self.finding(f"{self.nodes} rows", f"{seen.shape[0]} rows", side=field)
@@ -67,6 +68,7 @@ def depth_consistent(case: Case, oracle: Oracle, subject: Subject) -> Iterator[F
 def validity_closed(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     """The tree's rows are valid, padding rows are not, so no valid row hangs from an invalid one."""
     for look in _steps("structure.validity-closed", case, oracle, subject):
+        yield Compared(look.rows)
         wanted = np.arange(look.rows) < look.nodes
         for row in np.flatnonzero(look.seen.valid != wanted).tolist():
             yield look.finding(bool(wanted[row]), bool(look.seen.valid[row]), row=row)
@@ -78,6 +80,7 @@ def validity_closed(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fa
 def ancestor_table(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     """Column d of a row is its ancestor at depth d, 0 beyond its own depth and in padding."""
     for look in _steps("structure.ancestor-table", case, oracle, subject):
+        yield Compared(look.rows)
         yield from look.out_of_range("ancestor", look.seen.ancestor)
         for row in range(look.rows):
             path = look.tree.path(row) if row < look.nodes else ()
@@ -95,6 +98,7 @@ def mask_is_ancestry(case: Case, oracle: Oracle, subject: Subject) -> Iterator[F
             if id(seen) in done and look.true.visible[done[id(seen)]] is true:
                 continue
             done[id(seen)] = layer
+            yield Compared(look.nodes)
             wanted = np.zeros((look.nodes, look.context + look.rows), dtype=bool)
             # Another backend as the reference may have padded its rows.
             wanted[:, : look.context + look.nodes] = true[: look.nodes, : look.context + look.nodes]

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from properties.closeness import Noise, beyond, noise
-from properties.finding import Finding
+from properties.finding import Compared, Finding
 from properties.invariant import TURNS, Fact, Invariant, NotApplicable, Oracle, Unobserved, needing
 from properties.subject import Subject
 from properties.variants import changed_outside, first, focus, leak_designs, probes, tree_of
@@ -31,6 +31,7 @@ def visibility_exact(case: Case, oracle: Oracle, subject: Subject) -> Iterator[F
                 observed, expected = read(seen, blank, layer, len(columns)), read(true, blank, layer, len(columns))
                 if observed is None or expected is None:
                     continue
+                yield Compared(observed.size // max(1, observed.shape[-1]))
                 differ = np.argwhere(observed != expected).tolist()
                 for head, node, code in differ:
                     column = columns[code]
@@ -71,9 +72,13 @@ def no_leakage(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     model computes rows together (`Checkpoint.mixes_rows`), the bits of a row may follow the other rows though nothing
     leaks: there a row must stay within the noise of two runs (rule N), and the finding says so.
     """
+    if case.model.vocab_size < 2:
+        raise NotApplicable("a vocabulary of one token has no other to put in its place")
     mixing = isinstance(case.model, Checkpoint) and case.model.mixes_rows
     one = focus(case, subject)
     base, control = first(one, subject), subject.again(one).steps[0]
+    if base.scored is None or control.scored is None:
+        raise Unobserved("the backend does not reveal the logits of every run")
     if not _same_bits(base, control, range(len(tree_of(one)))):
         raise Unobserved("the backend's rows are not bit-stable under repetition")
     designs = leak_designs(tree_of(one))
@@ -81,7 +86,10 @@ def no_leakage(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
         raise NotApplicable("every node sees every other")
     for kept in designs:
         changed = first(changed_outside(one, kept), subject)
+        if changed.scored is None:
+            raise Unobserved("the backend does not reveal the logits of every run")
         error = noise(case, oracle, subject) if mixing else None
+        yield Compared(len(kept))
         for stage, layer, node, measure in _moved(base, changed, sorted(kept), error):
             deeper = [other for other in range(len(tree_of(one))) if other not in kept]
             where: dict[str, int | str] = {"node": node, **({"layer": layer} if layer >= 0 else {})}

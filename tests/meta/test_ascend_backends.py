@@ -20,10 +20,10 @@ from backends.base import Declaration, Unavailable, Unsupported, WrongFlag
 from backends.engine.attention.columns import Attend, Columns, Paging
 from backends.engine.attention.eager import eager
 from backends.engine.composition import SEAMS
-from backends.engine.kv.branch import FAST_SWITCH
 from backends.engine.mode import TreesEager, in_mode
 from backends.flags import FAST_REORDER, FLAGS, FORCE_EAGER, NO_FUSED, NO_FUSED_TREE, Mode, mode_of
 from backends.registry import ROWS, open_backend
+from reference.layout import FAST_SWITCH
 from specverify.cli import main
 from specverify.environment import environment
 from specverify.opening import open_planted

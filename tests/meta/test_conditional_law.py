@@ -15,11 +15,12 @@ from properties.chance.gate import log_bar
 from properties.chance.links import Links, Trial
 from properties.chance.truncated import band
 from properties.closeness import noise
-from properties.conditional import logit_bound, trials, walked
-from properties.finding import Evidence, Finding
+from properties.conditional import logit_bound, points, trials, walked
+from properties.finding import Compared, Evidence, Finding
+from properties.generations import RUN_TESTS, Effort
 from properties.invariant import NotApplicable
 from properties.invariants import distribution as invariant
-from properties.invariants.distribution import RUN_TESTS, distribution
+from properties.invariants.distribution import distribution
 from properties.strategies.models import GALLERY
 from properties.subject import Subject
 from reference import processing
@@ -56,7 +57,7 @@ def case(draws: str = "without-replacement", rule: str = "multi-round", **settin
 
 
 def judged(one: Case, subject: Subject) -> tuple[Evidence, Finding | None]:
-    facts = list(distribution(one, ORACLE, subject))
+    facts = [fact for fact in distribution(one, ORACLE, subject) if not isinstance(fact, Compared)]
     assert isinstance(facts[0], Evidence)
     assert facts[0].smallest_tv is None
     found = facts[1] if len(facts) > 1 else None
@@ -75,7 +76,7 @@ CLEAN = {
 
 @pytest.mark.parametrize("name", CLEAN)
 def test_a_correct_engine_without_tables_is_quiet(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(invariant, "ENOUGH_TOKENS", 72)
+    monkeypatch.setattr(invariant, "ALONE", Effort(72, 24))
     evidence, found = judged(CLEAN[name], hidden())
     assert found is None
     assert evidence.log_e < np.log(1e3)
@@ -113,7 +114,7 @@ def test_a_fault_is_seen_without_tables(name: str) -> None:
 def test_a_stranger_that_shows_its_output_alone_is_judged(
     factory: str, wrong: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(invariant, "ENOUGH_TOKENS", 300 if wrong else 72)
+    monkeypatch.setattr(invariant, "ALONE", Effort(300 if wrong else 72, 24))
     from properties.judge import judge
     from specverify.selection import invariants_matching
 
@@ -143,7 +144,7 @@ def test_a_rule_that_promises_nothing_is_not_judged() -> None:
 def test_each_rejected_sibling_is_a_trial_and_a_stop_ends_them() -> None:
     one, subject = case(), hidden()
     trace = subject(one)
-    found = list(trials(one, ORACLE, trace, 1e-3))
+    found = list(trials(one, trace, points(one, ORACLE, trace, 1e-3)))
     walks = walked(one, trace)
     assert walks is not None
     assert len(walks) == len(trace.output)
@@ -155,7 +156,7 @@ def test_each_rejected_sibling_is_a_trial_and_a_stop_ends_them() -> None:
     cut = next(at for at, token in enumerate(trace.output) if at > 3)
     stopped = replace(one, stops=Stops(cut + 1))
     shorter = subject(stopped)
-    again = list(trials(stopped, ORACLE, shorter, 1e-3))
+    again = list(trials(stopped, shorter, points(stopped, ORACLE, shorter, 1e-3)))
     assert len(shorter.output) == cut + 1
     assert [trial.drafted for trial in again] == [trial.drafted for trial in found][: len(again)]
 
@@ -169,7 +170,7 @@ def test_a_walk_that_is_not_the_outputs_own_is_not_believed() -> None:
     lied = replace(trace, steps=(replace(step, emitted=replace(step.emitted, tokens=other)), *trace.steps[1:]))
     assert walked(one, trace) is not None
     assert walked(one, lied) is None
-    assert all(trial.drafted is None for trial in trials(one, ORACLE, lied, 1e-3))
+    assert all(trial.drafted is None for trial in trials(one, lied, points(one, ORACLE, lied, 1e-3)))
 
 
 def test_custom_processors_need_the_engines_own_logits() -> None:
@@ -177,7 +178,7 @@ def test_custom_processors_need_the_engines_own_logits() -> None:
     trace = hidden()(case())
     bare = replace(trace, steps=tuple(replace(step, scored=None) for step in trace.steps))
     with pytest.raises(NotApplicable, match="no bound"):
-        list(trials(one, ORACLE, bare, 1e-3))
+        points(one, ORACLE, bare, 1e-3)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])

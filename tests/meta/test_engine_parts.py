@@ -20,7 +20,7 @@ from backends.engine.attention.eager import eager
 from backends.engine.causal_lm import Rows
 from backends.engine.exact import inverse_frequencies
 from backends.engine.kv.base import KvCache, Room
-from backends.engine.kv.branch import FAST_SWITCH, Branch, cannot_share
+from backends.engine.kv.branch import Branch, cannot_share
 from backends.engine.models import Shelf, config_of
 from backends.engine.reach import Reach
 from backends.engine.tensorise import TreeTensors, check_structure, tensorise
@@ -29,7 +29,7 @@ from reference.architecture import Architecture, Rope, Seeded
 from reference.case import Case
 from reference.decoder import Oracle
 from reference.draft import LanguageModel, Scripted
-from reference.layout import KvLayout
+from reference.layout import FAST_SWITCH, KvLayout
 from reference.sampling import Stops
 from reference.trace import Stage
 from reference.tree import RankTree, Tree

@@ -6,9 +6,7 @@ import torch
 from torch import Tensor
 
 from backends.engine.kv.base import KvCache, Pair, Poison, Room, in_order, picked
-
-FAST_SWITCH = "EA_FAST_CACHE_REORDER"
-"""Environment switch of the fast reorder, as EAGLE-Pangu calls it: 0 never, 1 also where `path` is asked for."""
+from reference.layout import FAST_SWITCH, NO_PREFIX, NOT_IN_ORDER
 
 
 class Branch:
@@ -22,6 +20,7 @@ class Branch:
         kept: Keys and values of the committed columns, by layer: the beginning of buffers with room for `capacity`
             columns, so that `fast` writes accepted rows and nothing else, however long the prefix is.
         branch: The replica with the open rows, by layer; empty while none is open.
+        way: The way that the last commit took, noted where its rows were copied; None before the first.
     """
 
     def __init__(self, room: Room, how: str) -> None:
@@ -29,6 +28,7 @@ class Branch:
         self._buffers = [room.empty(room.capacity) for _ in range(room.layers)]
         self.kept: list[Pair] = [_columns(buffer, 0, 0) for buffer in self._buffers]
         self.branch: list[Pair] = []
+        self.way: str | None = None
         self.layers = room.layers
         self.length = 0
         self.rows = 0
@@ -78,10 +78,13 @@ class Branch:
         end = self.length + len(path)
         for layer, pair in enumerate(self.branch):
             if how == "fast":
+                self.way = "fast"
                 self._put(layer, self.length, picked(pair, rows))
             elif how == "length":
+                self.way = "length"
                 self._put(layer, 0, _columns(pair, 0, end))
             else:
+                self.way = "path"
                 self._put(layer, 0, picked(pair, [*range(self.length), *rows]))
         self.length, self.branch, self.rows = end, [], 0
         self.kept = [_columns(buffer, 0, end) for buffer in self._buffers]
@@ -103,9 +106,7 @@ class Branch:
         """The way to go, and why it is not the one asked for."""
         switch = os.environ.get(FAST_SWITCH)
         if self._how == "length":
-            return (
-                ("length", None) if in_order(path) else ("path", "the accepted path is not a prefix of the row order")
-            )
+            return ("length", None) if in_order(path) else ("path", NOT_IN_ORDER)
         if self._how == "fast" and switch == "0":
             return "path", f"{FAST_SWITCH}=0"
         if self._how == "fast" or switch == "1":
@@ -159,7 +160,7 @@ def _unlike(mine: Tensor, other: Tensor) -> bool:
 def cannot_share(kept: list[Pair], branch: list[Pair], length: int) -> str | None:
     """Why the committed prefix may not be reused under the branch's rows, or None if every layer agrees."""
     if not length:
-        return "there is no committed prefix to share"
+        return NO_PREFIX
     if len(kept) != len(branch):
         return f"{len(kept)} committed layers under {len(branch)} of the branch"
     for index, (mine, other) in enumerate(zip(kept, branch, strict=True)):

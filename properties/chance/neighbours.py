@@ -1,0 +1,50 @@
+"""Neighbours: how much the tokens of one request speak for its having used another request's coins."""
+
+import numpy as np
+from scipy.special import logsumexp
+
+from reference.trace import Array
+
+THETAS = 0.1 * 2.0 ** np.arange(7)
+"""Tilts of the mixture, upwards only: .1 to 6.4. Requests by the same coins agree too often, never too seldom."""
+
+
+class Neighbours:
+    """The e-value of "this request's tokens come by coins of its own", against its neighbour's tokens as a bet.
+
+    Two requests with the same prompt and settings and coins of their own are independent, so given all tokens of the
+    neighbour each token of the other is still from the law after the tokens before it. While the two texts agree, the
+    bet is that the next token is the neighbour's: for a token of probability u at most, exp(theta 1[it came]) / M with
+    M = 1 + u (e^theta - 1) has mean at most 1 under every law in the band. So has the product over the stream, and the
+    average over the tilts: at any time, P(E >= 1/a) <= a.
+    """
+
+    def __init__(self) -> None:
+        self._sums = np.zeros(len(THETAS))
+        self.bets = 0
+
+    def add(self, most_likely: float, came: bool) -> None:
+        """Take one token: whether it was the neighbour's, whose probability is `most_likely` at most."""
+        if not 0.0 <= most_likely <= 1.0:
+            raise ValueError(f"{most_likely} is no probability")
+        self.bets += 1
+        self._sums -= np.log1p(most_likely * np.expm1(THETAS))
+        self._sums += THETAS * came
+
+    def compare(self, output: tuple[int, ...], neighbour: tuple[int, ...], high: list[Array]) -> None:
+        """Take the tokens of `output` until it leaves the text of its `neighbour`.
+
+        Args:
+            output: The request's tokens.
+            neighbour: Tokens of an earlier request with the same prompt and settings.
+            high: The highest probability [V] that each token of the vocabulary may have at each place of `output`.
+        """
+        for token, other, bounds in zip(output, neighbour, high, strict=False):
+            self.add(min(1.0, float(bounds[other])), token == other)
+            if token != other:
+                return
+
+    @property
+    def log_e(self) -> float:
+        """Natural logarithm of the e-value so far; 0 before the first bet."""
+        return float(logsumexp(self._sums) - np.log(len(THETAS)))

@@ -1,0 +1,199 @@
+"""Generations: whole requests by the request path, on coins that nobody chose, tested draw by draw."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from properties.chance.gate import log_bar
+from properties.chance.links import Links
+from properties.chance.neighbours import Neighbours
+from properties.closeness import noise
+from properties.conditional import high_of, logit_bound, points, trials
+from properties.invariant import NotApplicable, Oracle, Unobserved
+from properties.subject import Declined, NoTrace, Subject
+from properties.variants import dice
+from properties.worlds import promised, pruned
+from reference.architecture import Checkpoint
+from reference.case import Case
+from reference.draft import Draft, Scripted
+from reference.malformed import Malformed
+from reference.session import Action, Mate, Session
+from reference.trace import Shared, Trace
+from reference.tree import RankTree, Shape
+
+RUN_TESTS = 10_000
+"""Tests that one run may hold: a single law is a finding of its own once its evidence would condemn so large a run."""
+
+HOT = 8.0
+"""Temperature of every second run where tokens are few: built-in models are so sure of themselves at less that drawn
+tokens and arg-max are often the same."""
+
+
+DOUBT = 3.0
+"""Log of the evidence beyond which a case that was to be asked little is asked LONGER times as much: a right backend
+gets there on one case in 20 at most, and an e-process may be stopped by any rule that looks at what came before."""
+
+LONGER = 5
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How much is asked of one case.
+
+    Attributes:
+        tokens: Tokens of generations, after which no other run is begun.
+        runs: Runs at most, fewer than a subject remembers.
+        hot: Whether every second run is at HOT, if that is above the case's own temperature.
+        nodes: Nodes of a tree that a model or a trie drafts, its first ones level by level; 0 leaves it as it is.
+    """
+
+    tokens: int
+    runs: int
+    hot: bool = False
+    nodes: int = 0
+
+    @property
+    def in_doubt(self) -> "Effort":
+        """What is asked where the evidence is beyond DOUBT."""
+        return replace(self, tokens=LONGER * self.tokens, runs=min(LONGER * self.runs, ALONE.runs))
+
+
+ALONE = Effort(300, 24)
+"""Where whole generations are all that can be asked of a backend's sampling."""
+
+BESIDE = Effort(24, 3, hot=True, nodes=3)
+"""Where laws are asked on tables too: enough to tell drawn tokens from arg-max, and own coins from a neighbour's."""
+
+
+@dataclass
+class Heard:
+    """What the generations of one case came to.
+
+    Attributes:
+        first: Trace of the first request.
+        tokens: Tokens of all of them.
+        links: The e-processes over their draws.
+        neighbours: The e-process over pairs of requests; None where a case has one generation.
+    """
+
+    first: Trace | None = None
+    tokens: int = 0
+    links: Links = field(default_factory=Links)
+    neighbours: Neighbours | None = None
+
+    @property
+    def log_e(self) -> float:
+        """Of the whole stream: the mean of the e-values of links and neighbours."""
+        if self.neighbours is None:
+            return self.links.log_e
+        return float(np.logaddexp(self.links.log_e, self.neighbours.log_e) - np.log(2.0))
+
+    @property
+    def draws(self) -> int:
+        """Trials and bets so far."""
+        return self.links.trials + (self.neighbours.bets if self.neighbours is not None else 0)
+
+    @property
+    def worst(self) -> str:
+        """Where the evidence is: `neighbour`, or one of `properties.chance.links.LINKS`."""
+        named = dict(self.links.log_es)
+        if self.neighbours is not None:
+            named["neighbour"] = self.neighbours.log_e
+        return max(named, key=lambda name: named[name])
+
+
+def listen(case: Case, oracle: Oracle, subject: Subject, effort: Effort) -> Heard:
+    """One e-process over the draws of several generations, each draw given all before it (`properties.conditional`).
+
+    A case on a small model is run with seeds of its own, two requests in one batch where the backend plays sessions,
+    until `effort` is spent or the evidence is enough; on a checkpoint it is run as it is, unless a tape, which somebody
+    chose, holds its coins. A backend that takes no seed just runs again.
+
+    Raises:
+        NotApplicable: The rule does not promise the target's law, or the engine's law has no bound.
+    """
+    if not promised(case):
+        raise NotApplicable("the rule does not promise the target's law here")
+    single = isinstance(case.model, Checkpoint)
+    heard = Heard(neighbours=None if single else Neighbours())
+    before: dict[float, tuple[int, ...]] = {}
+    for ran, run in enumerate(_runs(case, effort.in_doubt), 1):
+        for alone, trace in _requests(run, subject, pairs=not single):
+            bound = logit_bound(alone, noise(alone, oracle, subject))
+            known = points(alone, oracle, trace, bound)
+            for trial in trials(alone, trace, known):
+                heard.links.add(trial)
+            warmth = alone.sampling.temperature
+            if heard.neighbours is not None and warmth in before:
+                heard.neighbours.compare(trace.output, before[warmth], high_of(known))
+            before[warmth] = trace.output
+            heard.first = heard.first or trace
+            heard.tokens += len(trace.output)
+        asked = effort.in_doubt if heard.log_e > DOUBT else effort
+        if heard.log_e >= log_bar(RUN_TESTS) or heard.tokens >= asked.tokens or ran >= asked.runs:
+            break
+    if heard.first is None:
+        raise Unobserved("no request of the backend's runs took part")
+    return heard
+
+
+def _runs(case: Case, effort: Effort) -> Iterator[Case]:
+    """The case on coins that nobody chose: its own if they come from a seed and its model is a real one."""
+    if isinstance(case.model, Checkpoint) and not case.sampling.tape:
+        yield case
+        return
+    draft = _cut(case.draft, effort.nodes)
+    seeds = dice(case, "generations").integers(0, 2**62, size=1 if isinstance(case.model, Checkpoint) else effort.runs)
+    for at, seed in enumerate(seeds.tolist()):
+        own = case.sampling.temperature
+        warmth = max(own, HOT) if effort.hot and at % 2 == 0 else own
+        yield replace(case, draft=draft, sampling=replace(case.sampling, tape=(), seed=seed, temperature=warmth))
+
+
+def _cut(draft: Draft, nodes: int) -> Draft:
+    """The draft with the first `nodes` of its static tree; scripts stay as they are."""
+    if not nodes or isinstance(draft, Scripted):
+        return draft
+    shape = pruned(Shape(draft.shape.parent), nodes)
+    rank = tuple(shape.children[shape.parent[node]].index(node) if node else 0 for node in range(len(shape)))
+    return replace(draft, shape=RankTree(shape.parent, rank))
+
+
+def _requests(run: Case, subject: Subject, pairs: bool) -> Iterator[tuple[Case, Trace]]:
+    """The requests of one run, each as the case that it would be alone, with what it did.
+
+    There are two, with the same prompt and seeds of their own, where the backend plays sessions and both fit.
+    """
+    session = _pair(run) if pairs else None
+    shared = None if session is None else _shared(session, subject)
+    if session is None or shared is None:
+        yield run, subject(run)
+        return
+    for number, trace in enumerate(shared.requests):
+        if trace is not None:
+            yield session.alone(number), trace
+
+
+def _shared(session: Case, subject: Subject) -> Shared | None:
+    """What the backend shows of all requests of `session`; None where it plays none, or does not show them."""
+    if subject.declines(session) is not None:
+        return None
+    try:
+        return subject(session).shared
+    except NoTrace as absent:
+        if isinstance(absent.outcome, Declined):
+            return None
+        raise
+
+
+def _pair(run: Case) -> Case | None:
+    """`run` beside a request that differs in its seed alone, both in every batch; None where they do not fit."""
+    seed = (run.sampling.seed + 1) % 2**62
+    mate = Mate(run.prompt, run.draft, replace(run.sampling, seed=seed), run.stops)
+    steps = run.steps or run.stops.room(len(run.prompt))
+    actions = (Action("add", (0,)), Action("add", (1,)), *(Action("step", (0, 1)),) * steps)
+    try:  # a free list was drawn for one request: the pages are as many as it takes
+        return replace(run, session=Session((mate,), actions), layout=replace(run.layout, pages=()))
+    except Malformed:
+        return None

@@ -1,0 +1,61 @@
+"""What a run counted: comparisons and outcomes of each invariant, and how often a slower way was taken, and why."""
+
+from collections.abc import Mapping
+
+from rich.table import Table
+from rich.text import Text
+
+from properties.tally import Counts, Tally
+from reports.paper import MARGIN, WIDTH, printed
+from reports.values import clean, plural
+
+
+def table(tally: Tally) -> str:
+    """A line for each invariant: cases by outcome, and the comparisons made in those that were checked."""
+    rows = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="")
+    rows.add_column(Text("invariant"), overflow="fold", min_width=36)
+    for name in ("checked", "compared", "failed", "unobserved", "n/a"):
+        rows.add_column(Text(name), justify="right")
+    for name, counts in tally.invariants.items():
+        cells = (counts.checked, counts.compared, counts.failed, counts.unobserved, counts.not_applicable)
+        rows.add_row(Text(clean(name)), *(Text(tersely(cell) if cell else "-") for cell in cells))
+    return printed(rows, width=WIDTH - MARGIN)
+
+
+def tersely(count: int) -> str:
+    """A count in at most six characters.
+
+    >>> tersely(12345), tersely(1234567), tersely(123456789)
+    ('12345', '1235k', '123M')
+    """
+    return str(count) if count < 100_000 else f"{count / 1e3:.0f}k" if count < 10_000_000 else f"{count / 1e6:.0f}M"
+
+
+def not_judged(name: str, counts: Counts) -> str | None:
+    """Why an invariant was not judged on any case, or None if it was on some."""
+    if counts.checked:
+        return None
+    reasons = []
+    if counts.unobserved:
+        reasons.append(f"unobserved in {plural(counts.unobserved, 'case')}")
+    if counts.not_applicable:
+        reasons.append(f"not applicable to {plural(counts.not_applicable, 'case')}")
+    return f"{clean(name)} ({', '.join(reasons) or 'never reached'})"
+
+
+def fallen(fallbacks: Mapping[str, int]) -> list[tuple[str, int]]:
+    """Reasons for which attention took a slower path, the most frequent first."""
+    return sorted(fallbacks.items(), key=lambda item: (-item[1], item[0]))
+
+
+def commits(tally: Tally) -> list[tuple[str, str]]:
+    """Each reason for which commits took another way than they asked for, and whether any took it."""
+    facts = []
+    for way, asked in tally.commits.items():
+        fell = {why: count for why, count in tally.commit_fallbacks.items() if why.startswith(f"{way}: ")}
+        none = "; none was committed so" if sum(fell.values()) >= asked else ""
+        facts += [
+            ("fell back", f"{count} of {asked} commits by {clean(why)}{none if place == 0 else ''}")
+            for place, (why, count) in enumerate(fallen(fell))
+        ]
+    return facts
