@@ -57,7 +57,8 @@ def verdict_line(verdict: Verdict) -> dict[str, Any]:
     line["invariants"] = {
         name: result for name, result in verdict.outcomes.items() if result not in ("checked", "not_applicable")
     }
-    line["compared"] = verdict.compared
+    if verdict.compared:
+        line["compared"] = verdict.compared
     line["findings"] = [finding_fact(finding) for finding in verdict.findings]
     line["ties"] = verdict.ties
     line["seconds"] = verdict.forward_s

@@ -22,7 +22,7 @@ from specverify.opening import open_planted, subject_of
 from specverify.plan import Plan
 from specverify.search import Search
 from specverify.selection import Unknown
-from specverify.sieve import ON_TABLES, sieve
+from specverify.sieve import TABLES_ALONE, sieve
 from specverify.stream import stream
 
 SMALL = 4
@@ -189,7 +189,7 @@ def _small(case: Case | None) -> bool:
 def concerned(ground: Ground, backend: Backend) -> tuple[Invariant, ...]:
     """All invariants, but for those on tables where the fault planted in `backend` is known to leave these alone."""
     tables = ground.fault is None or not sieve(ground.backend).samples_like(backend)
-    return tuple(one for one in ALL if tables or one.name not in ON_TABLES)
+    return tuple(one for one in ALL if tables or one.name not in TABLES_ALONE)
 
 
 def _posed(

@@ -23,6 +23,9 @@ KEPT = 4096
 ON_TABLES = {one.name for one in (*laws.INVARIANTS, *distribution.INVARIANTS)}
 """Invariants that ask the backend's sampling on tables or coins of their own, of which a case's run shows little."""
 
+TABLES_ALONE = ON_TABLES - {"lossless.distribution"}
+"""Those of them that ask nothing else; the other one also asks whole generations by the request path."""
+
 
 class Sieve:
     """Digests of what one clean backend does, bit by bit, by case."""

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import pytest
 
@@ -156,7 +157,7 @@ def in_steps(change: Callable[[Step], Step]) -> Callable[[Trace], Trace]:
 
 def without(*stages: Stage) -> Callable[[Trace], Trace]:
     """The trace with these stages hidden in every step."""
-    hidden: dict[str, None] = dict.fromkeys(stage.word for stage in stages)
+    hidden: dict[str, Any] = dict.fromkeys(stage.word for stage in stages)
     return in_steps(lambda step: replace(step, **hidden))
 
 
