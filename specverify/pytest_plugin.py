@@ -50,7 +50,7 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
 
 
 class BackendUnderTest:
-    """What the fixture gives: a backend, the oracle, and the judge that `specverify diff` uses.
+    """What the fixture gives: a backend in a process of its own, the oracle, and the judge that `specverify diff` uses.
 
     Attributes:
         name: The backend's name.
@@ -60,15 +60,20 @@ class BackendUnderTest:
 
     def __init__(self, name: str) -> None:
         from reference.decoder import Oracle
-        from specverify.opening import open_planted, subject_of
+        from specverify.isolation import door
+        from specverify.isolation.wanted import Wanted
         from specverify.plan import default_dtypes
 
-        opened = open_planted(name, None)
+        self._door = door.opened(Wanted(name))
         self.dtypes = default_dtypes(name)
         self.name = name
-        self.declaration = opened.declaration
-        self.subject = subject_of(opened)
+        self.declaration = self._door.declaration
+        self.subject = self._door.subject()
         self._oracle = Oracle()
+
+    def close(self) -> None:
+        """End the backend's process."""
+        self._door.__exit__(None, None, None)
 
     def judge(self, case: Any, *globs: str) -> Any:
         """The verdict of `case` on the invariants that `globs` name, all of them for none."""
@@ -94,9 +99,11 @@ def opened(request: pytest.FixtureRequest) -> Iterator[BackendUnderTest]:
     from backends.base import Unavailable
 
     try:
-        yield BackendUnderTest(request.param)
+        backend = BackendUnderTest(request.param)
     except Unavailable as why:
         pytest.skip(str(why))
+    yield backend
+    backend.close()
 
 
 @pytest.fixture(scope="session")

@@ -197,8 +197,9 @@ def _committed(value: object, sizes: Sizes) -> Committed:
     one, target = ours("committed", value, Committed), sizes.target
     before, verified, after = (_kv(name, getattr(one, name), target) for name in ("before", "verified", "after"))
     fallback = None if one.fallback is None else word("committed.fallback", one.fallback)
+    way = None if one.way is None else word("committed.way", one.way)
     length = whole("committed.length", one.length)
-    return Committed(length, before, verified, after, _kv("draft", one.draft, sizes.draft), fallback)
+    return Committed(length, before, verified, after, _kv("draft", one.draft, sizes.draft), fallback, way)
 
 
 def _kv(name: str, value: object, cache: Cache) -> Kv | None:
