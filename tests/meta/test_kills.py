@@ -20,9 +20,9 @@ CASES, JOBS = 150, 2
 ORPHANS_S = 5.0
 
 
-def started(folder: Path) -> "subprocess.Popen[bytes]":
+def started(folder: Path, backend: str = "tests.strangers.hostile:clean") -> "subprocess.Popen[bytes]":
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "SPECVERIFY_MARK": str(folder)}
-    command = [sys.executable, "-m", "specverify", "diff", "--backend", "tests.strangers.hostile:clean"]
+    command = [sys.executable, "-m", "specverify", "diff", "--backend", backend]
     command += ["--cases", str(CASES), "--jobs", str(JOBS), "--dtype", "float64", "--layout", "branch"]
     command += ["--invariant", "lossless.[cs]*", "--json", "result.json"]
     with (folder / "log").open("wb") as log:
@@ -52,6 +52,26 @@ def rows(folder: Path) -> list[dict[str, object]]:
     text = file.read_text() if file.exists() else ""
     assert text == "" or text.endswith("\n")
     return [json.loads(line) for line in text.splitlines()]
+
+
+@pytest.mark.parametrize(
+    "name", ["SIGTERM", pytest.param("SIGINT", marks=pytest.mark.slow), pytest.param("SIGHUP", marks=pytest.mark.slow)]
+)
+def test_a_signal_while_a_slow_engine_is_made_to_fail_smaller_loses_no_finding(name: str, tmp_path: Path) -> None:
+    run = started(tmp_path, "tests.strangers.hostile:sluggish")
+    until = time.monotonic() + 120
+    while not any(row["outcome"] == "differ" for row in rows(tmp_path)) and time.monotonic() < until:
+        time.sleep(0.1)
+    time.sleep(1.0)  # the shrinking is under way
+    run.send_signal(getattr(signal, name))
+    assert run.wait(60) == 1
+    nobody_is_left(tmp_path)
+    result = json.loads((tmp_path / "result.json").read_text())
+    (finding,) = result["findings"]
+    assert finding["invariant"] == "lossless.completes"
+    assert (tmp_path / ".specverify" / f"{finding['case']['id']}.json").exists()
+    assert result["stopped"] == f"interrupted ({'Ctrl-C' if name == 'SIGINT' else name})"
+    assert "DIFFER  hostile" in (tmp_path / "log").read_text()
 
 
 def assert_once_each(told: list[dict[str, object]]) -> None:

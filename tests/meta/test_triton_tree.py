@@ -166,7 +166,8 @@ def test_the_interpreter_leaves_the_process_as_it_was() -> None:
     before = tl.load, tl.dot, tl.max, tl.tensor.__add__
     run(scene())
     assert (tl.load, tl.dot, tl.max, tl.tensor.__add__) == before
-    assert not triton.knobs.runtime.interpret
+    knobs = getattr(triton, "knobs", None)  # triton 3.2 has no such module
+    assert knobs is None or not knobs.runtime.interpret
     assert "TRITON_INTERPRET" not in os.environ
     assert isinstance(triton.jit(triton_kernels.tree), triton.JITFunction)
 

@@ -273,6 +273,22 @@ class Hostile:
         return self._answer(trace)
 
 
+class Sluggish(Hostile):
+    """An engine that takes its time, and falls over on every prompt of two tokens or more."""
+
+    def run(self, case: Case) -> Any:
+        """Think, and fall over."""
+        time.sleep(0.4)
+        if len(case.prompt) > 1:
+            raise RuntimeError("too long for me")
+        return self._oracle(case)
+
+
+def sluggish() -> Sluggish:
+    """Open it."""
+    return Sluggish(lambda: None, lambda trace: trace)
+
+
 def marked(case: Case) -> bool:
     """Whether an engine is hostile on `case`."""
     return len(case.prompt) == MARK and case.prompt[0] == MARK
