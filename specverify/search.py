@@ -54,7 +54,9 @@ class Search:
         subject: The backend.
         emit: Called with each judged verdict, as it arrives.
         stopped: Whether someone asked to stop.
+        halted: Whether someone asked to end the shrinking of what was found, too; None where `stopped` says both.
         began: Called with each case before it is judged.
+        found: Called with a failure as it was drawn, before any of the work of making it smaller.
         exhausted: Whether the search ended because there were no more new cases.
     """
 
@@ -64,7 +66,9 @@ class Search:
     subject: Subject
     emit: Emit
     stopped: Callable[[], bool]
+    halted: Callable[[], bool] | None = None
     began: Callable[[Case], None] = lambda case: None
+    found: Callable[[Failure], None] = lambda failure: None
     shrink_s: float = 0.0
     exhausted: bool = False
     _first: Verdict | None = None
@@ -84,12 +88,11 @@ class Search:
         """Leave out the cases of these ids: another process judged them in this one's place."""
         self._judged |= set(judged)
 
-    def go_on(self) -> None:
-        """Search on after a failure was told; what fails like it counts as judged and is not told again."""
-        located = self._first.first if self._first is not None else None
-        assert located is not None
-        self._known.add((located.invariant, located.stage))
-        self._first = self._best = self._agreed = None
+    def go_on(self, told: Failure) -> None:
+        """Search on after the failure `told`; what fails like it, or like its case as drawn, is not told again."""
+        drawn = self._first.first if self._first is not None else None
+        self._known |= {(one.invariant, one.stage) for one in (told.finding, drawn, self._located) if one is not None}
+        self._first = self._best = self._located = self._agreed = None
         self._tried = 0
         self._until = float("inf")
 
@@ -159,7 +162,7 @@ class Search:
                 return
             self._found(verdict)
             raise Differs
-        if time.monotonic() > self._until or self.stopped():
+        if self._out_of_time():
             raise Enough
         if self._fails_alike(case) is not None:
             raise Differs
@@ -174,8 +177,16 @@ class Search:
         self._first = self._best = verdict
         self._found_at = time.monotonic()
         self._until = self._found_at + 0.6 * self.plan.shrink_s
+        self.found(self.as_drawn())
         self._best = self._blamed_on_target(verdict) or verdict
         self._located = self._best.first
+
+    def _halted(self) -> bool:
+        return (self.stopped if self.halted is None else self.halted)()
+
+    def _out_of_time(self) -> bool:
+        """Whether the shrinking is over."""
+        return time.monotonic() > self._until or self._halted()
 
     def _blamed_on_target(self, verdict: Verdict) -> Verdict | None:
         """Where a model draft computes wrong numbers: a case without one on which the target alone is wrong, or None.
@@ -189,7 +200,7 @@ class Search:
         asked = tuple(one for one in self.invariants if one.name in TARGET_ALONE)
         request = int(drifted.where.get("request", 0))
         for case in without_draft(verdict.case, verdict.trace, request, drifted.step):
-            if time.monotonic() > self._until or self.stopped():
+            if self._out_of_time():
                 return None
             self._tried += 1
             judged = judge(case, asked, self.oracle, self.subject)
@@ -308,7 +319,7 @@ class Search:
         """Whether one of `steps` leads from the smallest case so far to a smaller one; None when time is over."""
         assert self._best is not None
         for smaller in attempts(steps, self._best.case):
-            if time.monotonic() > self._until or self.stopped():
+            if self._out_of_time():
                 return None
             if size(smaller) < size(self._best.case) and self._fails_alike(smaller) is not None:
                 return True
@@ -318,7 +329,7 @@ class Search:
         """The nearest smaller or plainer case on which the invariant holds."""
         deadline = time.monotonic() + 0.25 * self.plan.shrink_s
         for other in nearer(case):
-            if time.monotonic() > deadline or self.stopped():
+            if time.monotonic() > deadline or self._halted():
                 return None
             verdict = judge(other, self._concerned(located), self.oracle, self.subject)
             if verdict.agreed and "checked" in verdict.outcomes.values():

@@ -130,7 +130,10 @@ def work(plan: Plan, tell: Tell, orders: Orders, judged: frozenset[str] = frozen
                 tell(Trouble(backend.complaints.pop(0)))
 
         search = Search(plan, invariants, oracle, subject, emit, orders.no_more)
+        # Another worker's find ends the drawing, not the shrinking of this one; an interrupt ends both.
+        search.halted = orders.stop
         search.began = lambda case: tell(Began(case))
+        search.found = lambda failure: tell(Found(failure))
         search.passed(judged)
         try:
             given_cases = None if given is None else given.cases(oracle)
@@ -139,18 +142,13 @@ def work(plan: Plan, tell: Tell, orders: Orders, judged: frozenset[str] = frozen
                     search.run()
                 else:
                     search.run_given(given_cases)
-                if not search.differs:
-                    break
-                tell(Found(search.as_drawn()))
-                # Another worker's find ends the drawing, not the shrinking of this one; an interrupt ends both.
-                search.stopped = orders.stop
                 failure = search.failure()
-                assert failure is not None
-                tell(Located(with_eager(failure, oracle), search.shrink_s))
-                search.stopped = orders.no_more
-                if search.stopped() or plan.max_failures == 1:
+                if failure is None:
                     break
-                search.go_on()
+                tell(Located(with_eager(failure, oracle), search.shrink_s))
+                if plan.max_failures == 1 or orders.no_more():
+                    break
+                search.go_on(failure)
             tell(Done(search.exhausted))
         except Inadmissible as why:
             raise Refused(f"--processor {why.why}", 2) from why

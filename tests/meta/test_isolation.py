@@ -21,6 +21,7 @@ from reference.decoder import Oracle
 from reference.draft import Scripted
 from reference.record import case_to_json
 from reference.sampling import Stops
+from reference.trace import Trace
 from reference.tree import Tree
 from reports import bundle
 from specverify.isolation.isolated import Isolated
@@ -139,6 +140,26 @@ def test_a_process_that_ends_between_two_cases_is_replaced_and_told() -> None:
         (line,) = backend.complaints
     assert line.startswith("the backend's process was ended by SIGKILL")
     assert f"between two cases after case {case_of(1).id}" in line
+
+
+@pytest.mark.slow
+def test_where_forking_is_not_known_to_be_safe_an_engine_is_a_fresh_interpreter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "torch_npu.py").write_text("")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    end_keeping()
+    with Isolated(Wanted("tests.strangers.hostile:leave_7"), Patience(TIMEOUT_S)) as backend:
+        subject = backend.subject(0)
+        assert isinstance(subject.fresh(case_of(1)), Trace)
+        assert backend._engine is not None
+        words = Path(f"/proc/{backend._engine.pid}/cmdline").read_bytes()
+        assert b"specverify.isolation.engine" in words
+        outcome = subject.fresh(case_of(0))
+        assert isinstance(outcome, Crashed)
+        assert outcome.why == "the backend's process exited with code 7"
+        assert isinstance(subject.fresh(case_of(2)), Trace)
+    end_keeping()
 
 
 def test_patience_is_measured_and_shorter_after_a_hang() -> None:
