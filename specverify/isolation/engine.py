@@ -55,6 +55,7 @@ def serve(connection: int, printed: int, keeper: int, engine: dict[str, Any]) ->
     sys.path[:] = engine["path"]
     os.environ.clear()
     os.environ.update(engine["environment"])
+    os.chdir(engine["folder"])  # where relative paths of checkpoints begin
     with contextlib.suppress(Closed, Garbled):
         wire.receive()
         try:

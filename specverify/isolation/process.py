@@ -175,7 +175,7 @@ class EngineProcess:
         self._printed = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process; it has no name
         self._from = 0
         mine, its = socket.socketpair()
-        everything = {**engine, "path": sys.path, "environment": dict(os.environ)}
+        everything = {**engine, "path": sys.path, "environment": dict(os.environ), "folder": os.getcwd()}
         with its:
             self.pid = self._keeping.start(everything, its.fileno(), self._printed.fileno())
         self._wire = Wire(mine)

@@ -1,6 +1,5 @@
 """Plain transformers as the reference: equal to the oracle where both know a model, and no crib of the engine."""
 
-import multiprocessing
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -37,7 +36,7 @@ from specverify.replay import replay
 from specverify.unusable import UnusableInput
 from tests.checkpoints import saved
 from tests.corruption import ORACLE
-from tests.inprocess import Here, in_this_process
+from tests.inprocess import in_this_process
 from tests.meta.test_oracle_against_transformers import MODELS
 
 TREE = Tree((0, 0, 0, 1, 2, 1), (3, 5, 7, 5, 11, 4))
@@ -239,7 +238,7 @@ def test_a_bundle_is_replayed_against_what_it_was_compared_with(tmp_path: Path) 
 def test_a_model_that_the_engine_declines_is_no_pass(
     family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(multiprocessing, "get_context", lambda method: Here)
+    in_this_process(monkeypatch)
     monkeypatch.chdir(tmp_path)
     folder = saved(family, tmp_path)
     words = ["diff", "--model", str(folder), "--against", "transformers", "--cases", "1", "--new-tokens", "4"]

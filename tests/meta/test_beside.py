@@ -21,12 +21,16 @@ from reference.tree import Tree
 from reports.bundle import save
 from reports.record import failure_fact
 from reports.terminal import failure_page
-from specverify import beside, diff, listing
+from specverify import diff, listing
 from specverify.beside import with_eager
 from specverify.cli import main
+from specverify.isolation import door
+from specverify.isolation.wanted import Wanted
 from specverify.opening import open_planted, subject_of
 from specverify.plan import Plan
+from tests import inprocess
 from tests.corruption import ORACLE
+from tests.inprocess import Here, in_this_process
 
 FAULT = "tiles-below-diagonal-unmasked"
 CASE = Case(Seeded(GALLERY[7], 0), (3, 14, 15), Scripted((Tree((0, 0, 0), (15, 1, 2)),)), stops=Stops(2))
@@ -64,7 +68,7 @@ def test_the_same_case_on_the_eager_backend_is_told() -> None:
 def test_an_eager_backend_that_differs_too_or_cannot_judge_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
     one = failure("cpu-fused")
     with monkeypatch.context() as patch:
-        patch.setattr(beside, "open_backend", lambda name: open_planted(name, FAULT))
+        patch.setattr(door, "opened", lambda wanted: Here(replace(wanted, fault=FAULT)))
         both = with_eager(one, ORACLE)
     assert both.beside is not None
     assert both.beside.outcome == "differs"
@@ -75,15 +79,16 @@ def test_an_eager_backend_that_differs_too_or_cannot_judge_is_told_so(monkeypatc
     with monkeypatch.context() as patch:
         clean = open_cpu()
         clean.declaration = replace(clean.declaration, dtypes=("float64",))
-        patch.setattr(beside, "open_backend", lambda name: clean)
+        in_this_process(patch)
+        patch.setattr(inprocess, "open_planted", lambda *_: clean)
         declined = with_eager(one, ORACLE).beside
     assert declined == Beside("cpu-eager", "not judged: cpu-eager declares no dtype float32")
 
-    def absent(name: str) -> None:
+    def absent(wanted: Wanted) -> None:
         raise Unavailable("no such device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(beside, "open_backend", absent)
+        patch.setattr(door, "opened", absent)
         assert with_eager(one, ORACLE).beside == Beside("cpu-eager", "not run: no such device")
 
 

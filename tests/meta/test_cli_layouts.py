@@ -210,7 +210,10 @@ def test_what_the_engine_cannot_do_is_declined_in_one_line_before_any_forward(
     assert err == ""
 
 
-def test_the_good_case_runs(capfd: pytest.CaptureFixture[str], folder: Path, forwards: list[str]) -> None:
+def test_the_good_case_runs(
+    capfd: pytest.CaptureFixture[str], folder: Path, forwards: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    in_this_process(monkeypatch)  # where its forwards are counted
     code, out, _ = told(capfd, "replay", saved(folder))
     assert (code, out.split()[0]) == (0, "AGREE")
     assert forwards

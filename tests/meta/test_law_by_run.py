@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from properties.coinrun import MOST_RUNS, by_run, one_step
-from properties.finding import Finding
+from properties.finding import Compared, Finding
 from properties.invariant import NotApplicable
 from properties.invariants.laws import law_exact
 from properties.strategies.models import GALLERY
@@ -62,7 +62,7 @@ FAULTS = {
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_wrong_law_is_found_run_by_run(name: str) -> None:
-    facts = list(law_exact(FAULTS[name], ORACLE, hidden(name)))
+    facts = [fact for fact in law_exact(FAULTS[name], ORACLE, hidden(name)) if not isinstance(fact, Compared)]
     assert len(facts) == 1
     assert isinstance(facts[0], Finding)
     assert facts[0].invariant == "acceptance.law-exact"

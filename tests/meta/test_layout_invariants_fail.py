@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 
 import pytest
 
@@ -20,10 +21,13 @@ from reference.sampling import Stops
 from reference.session import Account, Action, Mate, Session
 from reference.trace import Scored, Trace
 from reference.tree import RankTree, Tree
+from reports import bundle
 from specverify.opening import subject_of
 from tests.corruption import ORACLE, Corruption, in_stage, outcomes, where, wrong
 
 FAULTS = (*kept.FAULTS, *stale.FAULTS, *paged.FAULTS, *reused.FAULTS, *freed.FAULTS)
+
+CORPUS = Path(__file__).resolve().parents[1] / "corpus"
 
 PROMPT = (3, 14, 5, 9, 6)
 
@@ -87,6 +91,7 @@ def fixed_cases() -> dict[str, Case]:
         "forked": replace(alone, layout=pages, session=forked),
         "forked full": replace(alone, layout=replace(pages, page_size=1), session=forked),
         "drafted": replace(drafted, layout=replace(pages, page_size=2), session=forked),
+        "forked to another draft model": bundle.load(CORPUS / "draft-page-forked-across-models.json").case,
         "again": replace(alone, layout=KvLayout(kind="prefix", page_size=1), session=again),
         "again, drafted": replace(drafted, layout=replace(pages, kind="prefix"), session=again),
         "again in threes": replace(alone, layout=KvLayout(kind="prefix", page_size=3), session=again),
@@ -198,6 +203,7 @@ EVERYTHING: list[tuple[str, str | Corruption, tuple[str, ...]]] = [
     ("cache.commit-equivalence", "shared-page-written", ("forked",)),
     ("lossless.completes", "reserved-one-round-behind", ("line",)),
     ("draft.fidelity", "copy-on-write-forgets-draft", ("drafted",)),
+    ("draft.fidelity", "draft-page-forked-across-models", ("forked to another draft model",)),
 ]
 """Invariant, what must make it fail, and the cases that show it."""
 

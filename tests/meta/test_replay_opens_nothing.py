@@ -1,7 +1,6 @@
 """A replay opens no path and asks no hub because a file says so: each checkpoint is named on the command line."""
 
 import json
-import multiprocessing
 import shlex
 from dataclasses import replace
 from pathlib import Path
@@ -27,7 +26,7 @@ from reference.tree import RankTree
 from reference.weights import shapes
 from reports import bundle
 from specverify.cli import main
-from tests.inprocess import Here
+from tests.inprocess import in_this_process
 
 ARCH = Architecture("llama", 11, 8, 12, 2, 1, 4, (0,), max_positions=128)
 CONFIG: dict[str, Any] = {
@@ -62,7 +61,7 @@ def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         raise AssertionError("the hub was asked")
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(multiprocessing, "get_context", lambda method: Here)
+    in_this_process(monkeypatch)
     monkeypatch.setattr(huggingface_hub, "snapshot_download", asked)
     return tmp_path
 

@@ -133,7 +133,7 @@ def test_the_summary_holds_the_run_as_strict_json() -> None:
     assert found["where"]["step"] == 2
     assert found["observed"] == "NaN"
     assert case_from_json(found["case"]) == CASE
-    assert found["replay"] == "specverify replay out/b.json --backend a.b:c --fault stale-row --model 'm n'"
+    assert found["replay"] == "specverify replay out/b.json --backend a.b:c --fault stale-row"
     assert content["ties"] == [{"invariant": "lossless.stops", "position": 3, "gap_sigma": 0.5}]
     assert content["environment"] == {"python": "3.11"}
     assert content["accept_lengths"] == {"0": 1, "1": 1}

@@ -80,8 +80,8 @@ def test_a_line_is_one_write_to_a_file_open_for_appending(tmp_path: Path, monkey
 def test_diff_writes_its_seed_version_and_fault(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def ran(plan: Plan, arrived: Any, opened: Any) -> tuple[Tally, None]:
-        arrived(AGREES)
+    def ran(plan: Plan, listener: campaign.Listener) -> tuple[Tally, None]:
+        listener.arrived(AGREES)
         return Tally("x"), None
 
     monkeypatch.setattr(campaign, "run", ran)
