@@ -369,7 +369,7 @@ def test_a_replay_on_what_is_not_here(work: Path, capfd: pytest.CaptureFixture[s
 
 def test_real_workers_complain_in_one_line_too(work: Path) -> None:
     (work / "stranger.py").write_text("def make(): raise RuntimeError('no license\\non two lines')\n")
-    command = [sys.executable, "-m", "specverify", "diff", "--backend", "stranger:make", "--jobs", "2"]
+    command = [sys.executable, "-m", "specverify", "diff", "--backend", "stranger:make", "--jobs", "1"]
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{work}"}
     ended = subprocess.run(command, capture_output=True, text=True, timeout=100, env=environment)
     assert ended.stderr == "specverify: backend 'stranger:make': 'make' raised RuntimeError: no license on two lines\n"

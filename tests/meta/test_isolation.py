@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -24,6 +25,7 @@ from reference.sampling import Stops
 from reference.trace import Trace
 from reference.tree import Tree
 from reports import bundle
+from specverify.cli import main
 from specverify.isolation.isolated import Isolated
 from specverify.isolation.lifeline import children
 from specverify.isolation.limits import AFTER_A_HANG_S, Patience, default_memory, held_by, size_of, told
@@ -198,14 +200,9 @@ def test_last_words_begin_before_the_stack() -> None:
     assert how_ended(0) == "exited with code 0"
 
 
-def ended(*words: str, folder: Path, seconds: float = 120.0) -> subprocess.CompletedProcess[str]:
-    """A whole command in a process of its own."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", "specverify", *words]
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=seconds)
-
-
-def test_an_engine_that_leaves_in_a_campaign_is_a_finding_and_prints_nothing_into_our_json(tmp_path: Path) -> None:
+def test_an_engine_that_leaves_in_a_campaign_is_a_finding_and_prints_nothing_into_our_json(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "leaver.py").write_text(
         "import os\n"
         "from tests.strangers.hostile import Hostile\n"
@@ -218,34 +215,35 @@ def test_an_engine_that_leaves_in_a_campaign_is_a_finding_and_prints_nothing_int
         "    return Leaver(None, None)\n"
     )
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path}"}
-    command = [sys.executable, "-m", "specverify", "diff", "--backend", "leaver:open_", "--cases", "30", "--jobs", "1"]
-    run = subprocess.run(
-        [*command, "--json", "-"], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300
-    )
+    command = [sys.executable, "-m", "specverify", "diff", "--backend", "leaver:open_", "--cases", "60", "--jobs", "1"]
+    command += ["--dtype", "float64", "--layout", "branch", "--json", "-"]
+    run = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
     assert run.returncode == 1, run.stderr
     result = json.loads(run.stdout)
     (finding,) = result["findings"]
     assert finding["invariant"] == "lossless.completes"
     assert finding["observed"] == "the backend's process exited with code 0"
-    assert "chatter" not in run.stderr.replace("said", "") or "chatter" in run.stderr
     assert (tmp_path / ".specverify" / f"{finding['case']['id']}.json").exists()
-    assert result["stopped"] is not None
-    replayed = subprocess.run(
-        [sys.executable, "-m", "specverify", *finding["replay"].split()[1:]],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert replayed.returncode == 1
-    assert replayed.stdout.splitlines()[-1].startswith("FAILED")
+    assert result["stopped"] == "at the first failure; --keep-going judges the rest"
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    assert said(capfd, *shlex.split(finding["replay"])[1:])[:2] == (1, "FAILED")
 
 
-def test_an_endless_loop_ends_with_its_time_limit(tmp_path: Path) -> None:
+def said(capfd: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+    """Exit code, first word of the last line, and the page of a command in this process."""
+    with pytest.raises(SystemExit) as ended:
+        main(list(words))
+    out = capfd.readouterr().out
+    return int(ended.value.code or 0), out.splitlines()[-1].split()[0], " ".join(out.split())
+
+
+def test_an_endless_loop_ends_with_its_time_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "case.json").write_text(json.dumps(case_to_json(case_of(0))))
-    run = ended(
-        *("replay", "case.json", "--backend", "tests.strangers.hostile:spin", "--case-timeout", "2"), folder=tmp_path
-    )
-    assert run.returncode == 1, run.stderr
-    assert "gave no answer within 2 s" in " ".join(run.stdout.split())
+    spin = ("--backend", "tests.strangers.hostile:spin", "--case-timeout", "2")
+    code, word, page = said(capfd, "replay", "case.json", *spin)
+    assert (code, word) == (1, "DIFFER")
+    assert "gave no answer within 2 s" in page
