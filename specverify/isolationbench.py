@@ -1,5 +1,6 @@
 """The command `bench isolation`: what a process of its own costs a backend, each case judged here and there in turn."""
 
+import gc
 import time
 from typing import Any
 
@@ -10,10 +11,9 @@ from properties.invariant import taking_turns
 from properties.invariants import ALL
 from properties.judge import judge
 from properties.strategies import cases
-from properties.subject import Subject
 from reference.case import Case
 from reference.decoder import Oracle
-from specverify.isolation import door
+from specverify.isolation.isolated import Isolated
 from specverify.isolation.wanted import Wanted
 from specverify.opening import open_planted, subject_of
 from specverify.plan import default_dtypes
@@ -26,8 +26,9 @@ def measure(backend: str, count: int, number: int) -> dict[str, Any]:
     answers that the other paid for. Drawing is done once, and counted for both.
 
     Returns:
-        backend, cases, drawing_s, here_s and isolated_s (judging alone), and ratio: (drawing_s + isolated_s) over
-        (drawing_s + here_s), which is what the whole of a worker's time grows by.
+        backend, cases, drawing_s, here_s and isolated_s (judging alone, wall time), ratio: (drawing_s + isolated_s)
+        over (drawing_s + here_s); here_cpu_s and isolated_cpu_s (processor time, both processes), and cpu_ratio
+        likewise: the price of a run with a worker for each core, where one process works while another one waits.
     """
     import torch
 
@@ -37,17 +38,21 @@ def measure(backend: str, count: int, number: int) -> dict[str, Any]:
     seed(number)(exploring(count)(given(cases(default_dtypes(backend)))(lambda case: drawn.append(case))))()
     drawing = time.perf_counter() - began
     here = subject_of(open_planted(backend, None))
-    spent = {"here_s": 0.0, "isolated_s": 0.0}
-    with door.opened(Wanted(backend)) as apart:
-        sides = [("here_s", here, Oracle()), ("isolated_s", apart.subject(), Oracle())]
+    gc.freeze()  # as a worker does
+    spent = dict.fromkeys(("here_s", "isolated_s", "here_cpu_s", "isolated_cpu_s"), 0.0)
+    with Isolated(Wanted(backend)) as apart:
+        began_there = apart.processor_s
+        sides = [("here", here, Oracle()), ("isolated", apart.subject(), Oracle())]
         for at, case in enumerate(drawn):
             for name, subject, oracle in sides if at % 2 else reversed(sides):
-                spent[name] += _judging(case, subject, oracle)
-    ratio = (drawing + spent["isolated_s"]) / (drawing + spent["here_s"])
-    return {"backend": backend, "cases": len(drawn), "drawing_s": drawing, **spent, "ratio": ratio}
-
-
-def _judging(case: Case, subject: Subject, oracle: Oracle) -> float:
-    began = time.perf_counter()
-    judge(case, taking_turns(case, ALL), oracle, subject)
-    return time.perf_counter() - began
+                began, busy = time.perf_counter(), time.process_time()
+                judge(case, taking_turns(case, ALL), oracle, subject)
+                spent[f"{name}_s"] += time.perf_counter() - began
+                spent[f"{name}_cpu_s"] += time.process_time() - busy
+        spent["isolated_cpu_s"] += apart.processor_s - began_there
+    gc.unfreeze()
+    ratios = {
+        name: (drawing + spent[f"isolated{kind}"]) / (drawing + spent[f"here{kind}"])
+        for name, kind in (("ratio", "_s"), ("cpu_ratio", "_cpu_s"))
+    }
+    return {"backend": backend, "cases": len(drawn), "drawing_s": drawing, **spent, **ratios}

@@ -1,5 +1,6 @@
 """What one worker does with its slice: open backend and oracle, then search drawn or given cases."""
 
+import gc
 import os
 import signal
 import time
@@ -117,6 +118,7 @@ def work(plan: Plan, tell: Tell, orders: Orders, judged: frozenset[str] = frozen
             raise Refused(f"--against {plan.against}: {why}", 3) from why
         except (Unavailable, MissingInput) as why:
             raise Refused(str(why), 3) from why
+        gc.freeze()  # modules live as long as the worker: no collection need look through them
         declared = backend.declaration
         names = tuple(one.name for one in invariants)
         wanted = plan.cases if given is None else given.total

@@ -12,7 +12,7 @@ from reference.session import Action
 from reference.trace import Array, Stage, Trace
 from reference.world import Blocks, Given, World
 from specverify.admits import outside
-from specverify.isolation.limits import Patience
+from specverify.isolation.limits import Patience, processor_s
 from specverify.isolation.process import EngineProcess, Limits, Lost
 from specverify.isolation.wanted import Wanted
 from specverify.selection import Unknown
@@ -149,6 +149,11 @@ class Isolated:
         if reason is not None:
             raise NoTrace(Declined(reason))
         return RemoteLive(self, case)
+
+    @property
+    def processor_s(self) -> float:
+        """Seconds of processor time that the process which is open now has used."""
+        return 0.0 if self._engine is None else processor_s(self._engine.pid)
 
     @property
     def generation(self) -> int:

@@ -11,6 +11,7 @@ connection, and the file that takes what the engine prints) and `kill`; the keep
 """
 
 import contextlib
+import gc
 import json
 import os
 import select
@@ -51,6 +52,7 @@ def main(control: str, worker: str) -> None:
     forking = forks()
     if forking:
         import_module(ENGINE)
+        gc.freeze()  # engines need not look through what they share with the keeper for garbage, nor copy it for that
     outlive_parent()
     Keeper(socket.socket(fileno=int(control)), forking).serve()
     os._exit(0)  # nothing is left to tidy up, and taking all the modules apart takes seconds
