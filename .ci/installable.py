@@ -37,7 +37,7 @@ SECONDS = 300
 
 @dataclass(frozen=True)
 class Outcome:
-    """One line of the report: the exit code that this resolution stands for, and the sentence."""
+    """The exit code of a resolution, and its line of the report."""
 
     code: int
     sentence: str
@@ -130,7 +130,7 @@ def _lowest_file(project: Path, folder: str) -> Path:
 
 
 def check(index: str, project: Path) -> Iterator[Outcome]:
-    """One outcome for each supported Python, and one for the lowest versions on the oldest Python that is here."""
+    """The outcomes: for each supported Python, and for the lowest versions on the oldest Python that is here."""
     with tempfile.TemporaryDirectory() as scratch:
         lowest = _lowest_file(project, scratch)
         oldest = True

@@ -212,7 +212,7 @@ class Campaign:
         elif tally.failures and self._enough and tally.cases < tally.wanted:
             more = "" if self._plan.max_failures > 1 else "first "
             tally.stopped = f"at the {more}failure; --keep-going judges the rest"
-        elif late:
+        elif late and tally.cases < tally.wanted:
             tally.stopped = f"time budget of {self._plan.time_budget_s:g} s used up"
         elif all(place.exhausted for place in self._places) and tally.cases < tally.wanted:
             tally.stopped = "there are no more cases to draw"

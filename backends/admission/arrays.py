@@ -68,7 +68,7 @@ def _as_it_is(value: Array, kind: str) -> bool:
 
 
 def worded(kind: str, axes: tuple[Axis, ...]) -> str:
-    """What is expected: float [nodes=5, vocabulary=64]."""
+    """The expected type and shape in words: float [nodes=5, vocabulary=64]."""
     inside = ", ".join(name if size is None else f"{name}={size}" for name, size in axes)
     return f"{kind} [{inside}]"
 
@@ -151,7 +151,7 @@ def _converted(field: str, value: object, kind: str, axes: tuple[Axis, ...]) -> 
 
 
 def _found(value: object, held: Array) -> str:
-    """What was found: a list by the dtype and shape of the array that it makes, everything else by its own."""
+    """The value that was found, in words: a list by the dtype and shape of its array, any other value by its own."""
     if isinstance(value, (list, tuple)):
         return f"{type(value).__name__} of {held.dtype} {sized(held.shape)}"
     return described(value)

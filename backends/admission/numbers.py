@@ -15,7 +15,7 @@ Number = TypeVar("Number", int, float)
 WHOLE, REAL = frozenset({int}), frozenset({float})
 
 Named = tuple[str, str]
-"""What a whole number stands for, one of them and many."""
+"""Words for whole numbers in complaints: for a single number, and for several."""
 
 INT: Named = ("an int", "ints")
 TOKEN: Named = ("a token id", "token ids")

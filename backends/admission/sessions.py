@@ -29,7 +29,7 @@ def admitted_prompts(value: object, case: Case, traces: tuple[Trace | None, ...]
 
 
 def _prompt(field: str, value: object, case: Case, number: int, trace: Trace | None) -> tuple[int, ...]:
-    """One request's prompt; it ends with the prompt that the case gives the request."""
+    """The prompt of a request; it ends with the prompt that the case gives the request."""
     tokens = wholes(field, value, 0, case.model.vocab_size - 1, TOKEN)
     own = case.prompt if number == 0 or case.session is None else case.session.mates[number - 1].prompt
     if tokens == own or (trace is None and not tokens):
@@ -56,7 +56,7 @@ def admitted_accounts(value: object, requests: int) -> tuple[Account, ...]:
 
 
 def _account(field: str, value: object, requests: int) -> Account:
-    """One account; every request with a block table also has its committed and its allocated columns."""
+    """An account of pages; every request with a block table also has its committed and its allocated columns."""
     if not isinstance(value, Account):
         raise refusal(field, value, "reference.session.Account")
     made = Account(

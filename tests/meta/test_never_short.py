@@ -271,6 +271,15 @@ def test_a_worker_that_ends_early_without_a_reason_is_no_pass(monkeypatch: pytes
     assert (whole.exit_code, whole.errors) == (3, ["1 of 2 cases were not judged, and nothing says why"])
 
 
+def test_a_budget_that_ran_out_after_the_last_case_cut_nothing_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = [(0, OPENED), (0, verdict()), (0, verdict(OTHER)), (0, Done())]
+    whole, _, _, _ = campaign_of(monkeypatch, *said, time_budget_s=1e-9)
+    assert (whole.stopped, whole.exit_code) == (None, 0)
+    whole, _, _, _ = campaign_of(monkeypatch, *said[:2], (0, Done()), time_budget_s=1e-9)
+    assert whole.exit_code == 3
+    assert whole.stopped == "time budget of 1e-09 s used up"
+
+
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
 def test_each_signal_asks_to_end_well(name: str) -> None:
     before = signal.getsignal(getattr(signal, name))
