@@ -196,9 +196,10 @@ class _Work:
             self._keep(low[found], high[found], first[found], beyond[found], labels[found], None)
         at = ~found
         self._search_in(low[at], high[at], point[at], labels[at], settled[at])
-        if self.cells > self.most_cells:
-            waiting = sum(len(part[0]) for part in self.open)
-            raise TooManyCells(f"more than {self.most_cells} cells, and {waiting} boxes still open")
+        waiting = sum(len(part[0]) for part in self.open)
+        # Each open box holds one cell at least, so that what cannot be finished is given up early.
+        if self.cells + waiting > self.most_cells:
+            raise TooManyCells(f"more than {self.most_cells} cells: {self.cells} found, {waiting} boxes still open")
 
     def close(self) -> None:
         """Put the cells in one array, audit those that were searched, and open again what does not hold.

@@ -148,6 +148,10 @@ def hunt(ground: Ground) -> Bag:
     search = Search(plan, invariants, _oracle(), subject, arrived, stopped)
     search.run_given(_posed(ground, dtypes, subject, invariants))
     seconds = (met_at or time.perf_counter()) - began
+    if search.differs and subject.rarely > 1:
+        # On a slow backend the smallest case is judged by the invariants that judged the drawn one: all of them would
+        # run an interpreted kernel behind a far prompt for half a minute, to say which others fail too.
+        search.invariants = tuple(one for one in invariants if one.name in judged[-1].outcomes)
     # The shrinking has a bound of its own.
     search.stopped = lambda: any(one.is_set() for one in _stops) or _small(search.smallest)
     failure = search.failure(search_nearest=False)
