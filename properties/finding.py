@@ -181,7 +181,7 @@ class Verdict:
         positions: Rule T's counts.
         evidence: Tests of laws by sampling.
         trace: The backend's trace of the case, or None when the run failed.
-        unsupported: Why the backend declined the case, or None.
+        unsupported: Why the backend declined the case, or a backend in the oracle's place had no answer; or None.
         forward_s: Seconds the backend spent in its forwards for this case and its variants.
         attention_calls: Layers of the forwards for this case and its variants; 0 where they are not counted.
         fallbacks: Why attention took a slower path than the backend is there for, and in how many of those.

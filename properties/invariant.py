@@ -21,6 +21,18 @@ class NotApplicable(Exception):
     """Raised by a check that has nothing to say about this case, or nothing more than what it compared before."""
 
 
+class NoReference(NotApplicable):
+    """Raised by an oracle that has no answer for a case: a backend in the oracle's place that declines or breaks.
+
+    Attributes:
+        case: The case; one that is judged, or a variant of it.
+    """
+
+    def __init__(self, case: Case, why: str) -> None:
+        super().__init__(why)
+        self.case = case
+
+
 def always(case: Case) -> bool:
     """An invariant that speaks about every case."""
     return True

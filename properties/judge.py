@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from properties.company import members, view
 from properties.finding import FINISHED, STAGE_UNKNOWN, Compared, Evidence, Finding, Outcome, Positions, Tie, Verdict
-from properties.invariant import Fact, Invariant, NotApplicable, Oracle, Unobserved
+from properties.invariant import Fact, Invariant, NoReference, NotApplicable, Oracle, Unobserved
 from properties.subject import Crashed, Declined, NoTrace, Subject
 from reference.case import Case
 from reference.custom import Inadmissible
@@ -80,6 +80,7 @@ def _judged(
     positions = Positions()
     evidence: list[Evidence] = []
     compared: dict[str, int] = {}
+    unanswered = None
     trace, declined = _first_run(case, subject)
     if trace is None and declined is None and case.sampling.processors:
         _blame_processors(case, oracle)
@@ -96,6 +97,7 @@ def _judged(
         ties += said.ties
         evidence += said.evidence
         positions = positions + said.positions
+        unanswered = unanswered or said.unanswered
         if said.judged:
             compared[invariant.name] = said.compared
     shorter = _until_it_broke(case, subject) if trace is None and declined is None else None
@@ -117,7 +119,7 @@ def _judged(
         positions=positions,
         evidence=tuple(evidence),
         trace=trace,
-        unsupported=declined,
+        unsupported=declined or unanswered,
         forward_s=subject.forward_s - spent,
         attention_calls=subject.attention_calls - called,
         fallbacks=dict(subject.fallbacks - fell_back),
@@ -140,6 +142,7 @@ class _Said:
     compared: int = 0
     silent: Outcome = "unobserved"
     cut_off: bool = False
+    unanswered: str | None = None
 
     def add(self, fact: Fact) -> None:
         """Take one fact of the check."""
@@ -181,6 +184,7 @@ def _asked(invariant: Invariant, case: Case, oracle: Oracle, subject: Subject, t
         if isinstance(why, Inadmissible):
             _blame_processors(case, oracle)
         said.silent = "not_applicable"
+        said.unanswered = str(why) if isinstance(why, NoReference) and why.case == case else None
     except NoTrace as absent:
         if isinstance(absent.outcome, Crashed) and trace is not None:
             said.findings.append(crash(invariant.name, absent.outcome, len(trace.steps)))

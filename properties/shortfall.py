@@ -29,7 +29,7 @@ def _declined(tally: Tally) -> Iterator[str]:
     declined = sum(tally.unsupported.values())
     if declined > DECLINED_FLOOR * tally.cases:
         most = max(tally.unsupported.items(), key=lambda item: item[1])[0]
-        yield f"the backend declined {declined} of {tally.cases} cases (most often: {most}): what is left is no run"
+        yield f"{declined} of {tally.cases} cases were declined (most often: {most}): what is left is no run"
     elif tally.cases - declined - tally.judged > DECLINED_FLOOR * tally.cases:
         silent = tally.cases - declined - tally.judged
         yield f"no invariant could be judged in {silent} of {tally.cases} cases: the traces reveal too little"

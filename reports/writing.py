@@ -2,6 +2,7 @@
 
 import contextlib
 import enum
+import errno
 import json
 import math
 import os
@@ -9,7 +10,7 @@ import stat
 import sys
 import uuid
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from reference.plain import plain
 from reference.trace import Stage
@@ -99,15 +100,45 @@ def check(target: str | Path) -> None:
 def _replace(path: Path, content: bytes) -> None:
     beside = path.parent / f".{uuid.uuid4().hex}.tmp"
     try:
-        with beside.open("xb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
+        if not _link_unnamed(beside, content):
+            with beside.open("xb") as file:
+                _write_through(file, content)
         os.replace(beside, path)
     except BaseException:
         with contextlib.suppress(OSError):
             beside.unlink()
         raise
+
+
+def _link_unnamed(beside: Path, content: bytes) -> bool:
+    """Write `content` into a file without a name, then name it `beside`; False where the system has no such files.
+
+    Nothing is left of a file without a name when its writer is killed, which no handler of ours can see to.
+    """
+    if not hasattr(os, "O_TMPFILE"):
+        return False
+    try:
+        handle = os.open(beside.parent, os.O_TMPFILE | os.O_WRONLY, 0o666)
+    except OSError as error:
+        if error.errno in (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL):
+            return False
+        raise
+    with os.fdopen(handle, "wb") as file:
+        _write_through(file, content)
+        try:
+            # With `src_dir_fd`, which an absolute path ignores, Python follows the link to the file (bpo-37612).
+            os.link(f"/proc/self/fd/{handle}", beside, src_dir_fd=handle, follow_symlinks=True)
+        except OSError as error:
+            if error.errno in (errno.ENOENT, errno.EXDEV, errno.EPERM, errno.EOPNOTSUPP):  # no /proc, or no links here
+                return False
+            raise
+    return True
+
+
+def _write_through(file: BinaryIO, content: bytes) -> None:
+    file.write(content)
+    file.flush()
+    os.fsync(file.fileno())
 
 
 def jsonable(value: Any) -> Any:

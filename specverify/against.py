@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from backends.base import Unsupported
-from properties.invariant import Oracle
+from properties.invariant import NoReference, Oracle
 from properties.subject import Declined, NoTrace, Subject
 from reference import rotary
 from reference.architecture import Architecture, Model, Rope, Seeded
@@ -69,7 +69,11 @@ def reference_named(
         _refuse_declined(other, Case(checkpoint, (0, 0), stops=Stops(1), dtype=dtype))
 
     def ask(case: Case) -> Trace:
-        return other(replace(case, dtype="float64") if exact else case)
+        try:
+            return other(replace(case, dtype="float64") if exact else case)
+        except NoTrace as absent:
+            declines = "declines" if isinstance(absent.outcome, Declined) else "breaks on"
+            raise NoReference(case, f"the reference {against} {declines} it: {absent.outcome.why}") from absent
 
     return ask
 

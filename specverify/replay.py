@@ -116,8 +116,8 @@ def replay(
 
 
 def _told(verdict: Verdict, saved: bundle.Bundle, found: Finding | None, failure: Failure | None) -> Replayed:
-    if verdict.unsupported is not None:
-        return Replayed("UNJUDGED", None, f"the backend declines the case: {verdict.unsupported}")
+    if verdict.unsupported is not None and found is None:
+        return Replayed("UNJUDGED", None, f"the case is declined: {verdict.unsupported}")
     if saved.invariant is None:
         return Replayed("DIFFER" if found else "AGREE", failure, "the file holds a case and no finding")
     outcome = verdict.outcomes.get(saved.invariant)

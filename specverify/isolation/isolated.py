@@ -12,8 +12,9 @@ from reference.session import Action
 from reference.trace import Array, Stage, Trace
 from reference.world import Blocks, Given, World
 from specverify.admits import outside
+from specverify.isolation.keeping import Lost
 from specverify.isolation.limits import Patience, processor_s
-from specverify.isolation.process import EngineProcess, Limits, Lost
+from specverify.isolation.process import EngineProcess, Limits
 from specverify.isolation.wanted import Wanted
 from specverify.selection import Unknown
 from specverify.unusable import MissingInput, UnusableInput

@@ -206,7 +206,7 @@ def test_what_the_engine_cannot_do_is_declined_in_one_line_before_any_forward(
     file = folder / "case.json"
     file.write_text(json.dumps(case_to_json(replace(CASE, layout=replace(CASE.layout, **fields)))))
     code, out, err = told(capfd, "replay", str(file), *arguments)
-    assert (code, out.rstrip("\n"), forwards) == (3, f"UNJUDGED  the backend declines the case: {message}", [])
+    assert (code, out.rstrip("\n"), forwards) == (3, f"UNJUDGED  the case is declined: {message}", [])
     assert err == ""
 
 

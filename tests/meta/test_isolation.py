@@ -27,9 +27,10 @@ from reference.tree import Tree
 from reports import bundle
 from specverify.cli import main
 from specverify.isolation.isolated import Isolated
+from specverify.isolation.keeping import end_keeping, keeping
 from specverify.isolation.lifeline import children
 from specverify.isolation.limits import AFTER_A_HANG_S, Patience, default_memory, held_by, size_of, told
-from specverify.isolation.process import end_keeping, how_ended, keeping, last_words
+from specverify.isolation.process import how_ended, last_words
 from specverify.isolation.wanted import Wanted
 from specverify.replay import replay
 from tests.strangers import hostile

@@ -52,6 +52,16 @@ def declining() -> Shy:
     return Shy(few, inner, lambda case, trace: trace)
 
 
+def breaking() -> Shy:
+    """Breaks on every case."""
+    inner = open_cpu()
+
+    def spoil(case: Case, trace: Trace) -> Trace:
+        raise RuntimeError("broken")
+
+    return Shy(replace(inner.declaration, name="breaking"), inner, spoil)
+
+
 def wordless() -> Shy:
     """Declares every stage, and shows nothing but an output that is wrong."""
     inner = open_cpu()
@@ -88,7 +98,7 @@ def run(
 @pytest.mark.parametrize(
     ("engine", "line"),
     [
-        ("declining", "the backend declined"),
+        ("declining", "cases were declined"),
         (
             "wordless",
             "wordless declares that it reveals drafted, lowered, attended, scored,",
@@ -112,6 +122,21 @@ def test_an_engine_that_shows_too_little_is_no_pass(
     assert result["judged"] + sum(result["declined"].values()) <= result["cases"]
 
 
+@pytest.mark.parametrize(("engine", "word"), [("declining", "declines"), ("breaking", "breaks on")])
+def test_a_case_without_an_answer_of_the_reference_is_counted_with_the_reason(
+    engine: str, word: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    other = f"tests.meta.test_never_short:{engine}"
+    monkeypatch.syspath_prepend(str(Path(__file__).resolve().parents[2]))
+    words = ("--against", other, "--cases", "12", "--seed", "1", "--invariant", "attention.context-exact")
+    code, page, result = run(capfd, monkeypatch, tmp_path, *words)
+    assert code == 3
+    assert "cases were declined (most often: the reference" in page
+    assert all(reason.startswith(f"the reference {other} {word} it: ") for reason in result["declined"])
+    assert sum(result["declined"].values()) > 6
+    assert result["findings"] == []
+
+
 def tally(**facts: Any) -> Tally:
     """A run of forty cases in which everything was judged."""
     whole = Tally("x", cases=40, wanted=40, judged=40, opened=True, traces=40)
@@ -124,7 +149,7 @@ def tally(**facts: Any) -> Tally:
 BUDGET = "time budget of 5 s used up"
 SHORT: dict[str, tuple[dict[str, Any], str]] = {
     "missing": ({"cases": 17}, "23 of 40 cases were not judged, and nothing says why"),
-    "declined": ({"unsupported": {"no": 21}}, "the backend declined 21 of 40 cases (most often: no)"),
+    "declined": ({"unsupported": {"no": 21}}, "21 of 40 cases were declined (most often: no)"),
     "silent": ({"judged": 19}, "no invariant could be judged in 21 of 40 cases"),
     "one case": ({"cases": 1, "judged": 1, "stopped": BUDGET}, f"{BUDGET} after 1 of 40 cases: give it more time"),
     "unasked": (

@@ -1,8 +1,12 @@
 """What machines read: JSON lines, the run as JSON, JUnit, files whole or not at all, and the progress on stderr."""
 
+import errno
 import io
 import json
 import os
+import signal
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +30,7 @@ from reports.record import Lines, summary, verdict_line
 from reports.terminal import failure_page
 from reports.writing import Unwritable, jsonable, write_json
 
+ROOT = Path(__file__).resolve().parents[2]
 CASE = Case(Seeded(Architecture("llama", 16, 8, 8, 2, 1, 4, (0,)), 1), (3, 5), Scripted((Tree((0, 0), (5, 7)),)))
 FINDING = Finding(
     "cache.isolation", Stage.COMMITTED, 2, {"layer": 1, "odd": "\x1b[31m\x00\ufffe"}, np.arange(3), float("nan"), np.inf
@@ -204,6 +209,36 @@ def test_json_is_written_whole_or_not_at_all(
         write_json(file, {"c": 3})
     assert strict(file.read_text()) == {"a": "NaN"}
     assert sorted(tmp_path.iterdir()) == [link, file]
+
+
+KILLED_WHILE_IT_WRITES = """
+import os, signal, sys
+from reports.writing import write_whole
+os.fsync = lambda handle: os.kill(os.getpid(), signal.SIGKILL)
+write_whole(sys.argv[1], b"new")
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "O_TMPFILE"), reason="files without a name are Linux's")
+def test_a_writer_that_is_killed_leaves_the_old_file_and_no_other(tmp_path: Path) -> None:
+    file = tmp_path / "page.html"
+    file.write_text("old")
+    run = subprocess.run([sys.executable, "-c", KILLED_WHILE_IT_WRITES, str(file)], cwd=ROOT, check=False)
+    assert run.returncode == -signal.SIGKILL
+    assert file.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [file]
+
+
+@pytest.mark.parametrize("link", [errno.EXDEV, errno.EOPNOTSUPP])
+def test_where_a_file_without_a_name_cannot_be_had_a_named_one_serves(
+    link: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: Any, **__: Any) -> None:
+        raise OSError(link, "not here")
+
+    monkeypatch.setattr("os.link", refused)
+    write_json(tmp_path / "summary.json", {"a": 1})
+    assert [one.name for one in tmp_path.iterdir()] == ["summary.json"]
 
 
 def results(tally: Tally) -> dict[str, Any]:

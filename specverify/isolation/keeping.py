@@ -1,0 +1,134 @@
+"""A worker's end of the keeper, which starts on first use, starts and kills engines on order, and ends with it."""
+
+import atexit
+import contextlib
+import json
+import os
+import select
+import socket
+import subprocess
+import time
+from typing import Any
+
+from specverify.isolation.keeper import launch
+
+TICK_S = 0.1
+"""Seconds between two looks at a process that is waited for."""
+
+KEEPER_S, ENDED_S = 600.0, 10.0
+"""Seconds that a keeper may take for its imports, and to bury an engine that was killed."""
+
+CHUNK = 1 << 16
+
+
+class Lost(Exception):
+    """A process gave no answer.
+
+    Attributes:
+        how: What happened to it, as the end of a sentence that begins with "the backend's process".
+        said: The last lines that it printed.
+        hung: Whether the time limit ended it.
+    """
+
+    def __init__(self, how: str, said: tuple[str, ...] = (), hung: bool = False) -> None:
+        super().__init__(how)
+        self.how = how
+        self.said = said
+        self.hung = hung
+
+
+class Keeping:
+    """The keeper of this process, started on first use and ended with it."""
+
+    def __init__(self) -> None:
+        mine, its = socket.socketpair()
+        with its:
+            self._keeper = subprocess.Popen(
+                launch("specverify.isolation.keeper", its.fileno()),
+                pass_fds=(its.fileno(),),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+            )
+        self.control = mine
+        self.owner = os.getpid()
+        self._held = b""
+        self._ended: dict[int, int] = {}
+        self._started: list[int] = []
+
+    def start(self, engine: dict[str, Any], connection: int, printed: int) -> int:
+        """Start an engine on two descriptors; its process id.
+
+        Raises:
+            Lost: when the keeper does not answer.
+        """
+        order = json.dumps({"do": "start", "engine": engine}).encode() + b"\n"
+        try:
+            sent = socket.send_fds(self.control, [order], [connection, printed])
+            self.control.sendall(order[sent:])
+        except OSError as why:
+            raise Lost(f"could not be started: its keeper is gone ({why.strerror})") from None
+        until = time.monotonic() + KEEPER_S
+        while not self._started:
+            if time.monotonic() > until or not self.listen(TICK_S):
+                raise Lost("could not be started: its keeper ended or does not answer")
+        return self._started.pop()
+
+    def kill(self, pid: int) -> None:
+        """Order the end of an engine and of all that it started; return when it is buried."""
+        with contextlib.suppress(OSError):
+            self.control.sendall(json.dumps({"do": "kill", "pid": pid}).encode() + b"\n")
+        until = time.monotonic() + ENDED_S
+        while pid not in self._ended and time.monotonic() < until and self.listen(TICK_S):
+            pass
+
+    def ended(self, pid: int) -> int | None:
+        """The exit code of an engine that has ended, negative for a signal; None while it lives."""
+        return self._ended.get(pid)
+
+    def listen(self, seconds: float) -> bool:
+        """Wait for a word of the keeper; False when the keeper is gone."""
+        ready, _, _ = select.select([self.control], [], [], seconds)
+        if not ready:
+            return True
+        try:
+            raw = self.control.recv(CHUNK)
+        except OSError:
+            return False
+        self._held += raw
+        *lines, self._held = self._held.split(b"\n")
+        for fact in map(json.loads, lines):
+            if "started" in fact:
+                self._started.append(fact["started"])
+            else:
+                self._ended[fact["ended"]] = fact["code"]
+        return bool(raw)
+
+    @property
+    def usable(self) -> bool:
+        """Whether this process started the keeper and the keeper still lives."""
+        return self.owner == os.getpid() and self._keeper.poll() is None
+
+    def close(self) -> None:
+        """End the keeper, and with it every engine."""
+        self.control.close()
+        if self.owner == os.getpid():
+            self._keeper.wait()
+
+
+_keeping: list[Keeping] = []
+
+
+def keeping() -> Keeping:
+    """The keeper of this process, a new one where there is none."""
+    if _keeping and not _keeping[0].usable:
+        _keeping.pop().close()
+    if not _keeping:
+        _keeping.append(Keeping())
+        atexit.register(end_keeping)
+    return _keeping[0]
+
+
+def end_keeping() -> None:
+    """End the keeper of this process, if there is one."""
+    while _keeping:
+        _keeping.pop().close()
