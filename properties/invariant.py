@@ -22,15 +22,7 @@ class NotApplicable(Exception):
 
 
 class NoReference(NotApplicable):
-    """Raised by an oracle that has no answer for a case: a backend in the oracle's place that declines or breaks.
-
-    Attributes:
-        case: The case; one that is judged, or a variant of it.
-    """
-
-    def __init__(self, case: Case, why: str) -> None:
-        super().__init__(why)
-        self.case = case
+    """Raised by an oracle that has no answer for a case: a backend in the oracle's place that declines or breaks."""
 
 
 def always(case: Case) -> bool:

@@ -58,6 +58,7 @@ def _joined(whole: Verdict, part: Verdict, request: int) -> Verdict:
         ties=(*whole.ties, *part.ties),
         positions=whole.positions + part.positions,
         evidence=(*whole.evidence, *part.evidence),
+        unsupported=whole.unsupported or part.unsupported,
         forward_s=whole.forward_s + part.forward_s,
         attention_calls=whole.attention_calls + part.attention_calls,
         fallbacks=Counter(whole.fallbacks) + Counter(part.fallbacks),
@@ -80,7 +81,7 @@ def _judged(
     positions = Positions()
     evidence: list[Evidence] = []
     compared: dict[str, int] = {}
-    unanswered = None
+    unanswered = False
     trace, declined = _first_run(case, subject)
     if trace is None and declined is None and case.sampling.processors:
         _blame_processors(case, oracle)
@@ -119,7 +120,7 @@ def _judged(
         positions=positions,
         evidence=tuple(evidence),
         trace=trace,
-        unsupported=declined or unanswered,
+        unsupported=_no_reference(case, oracle) if unanswered else declined,
         forward_s=subject.forward_s - spent,
         attention_calls=subject.attention_calls - called,
         fallbacks=dict(subject.fallbacks - fell_back),
@@ -142,7 +143,7 @@ class _Said:
     compared: int = 0
     silent: Outcome = "unobserved"
     cut_off: bool = False
-    unanswered: str | None = None
+    unanswered: bool = False
 
     def add(self, fact: Fact) -> None:
         """Take one fact of the check."""
@@ -184,7 +185,7 @@ def _asked(invariant: Invariant, case: Case, oracle: Oracle, subject: Subject, t
         if isinstance(why, Inadmissible):
             _blame_processors(case, oracle)
         said.silent = "not_applicable"
-        said.unanswered = str(why) if isinstance(why, NoReference) and why.case == case else None
+        said.unanswered = isinstance(why, NoReference)
     except NoTrace as absent:
         if isinstance(absent.outcome, Crashed) and trace is not None:
             said.findings.append(crash(invariant.name, absent.outcome, len(trace.steps)))
@@ -218,6 +219,15 @@ def _first_run(case: Case, subject: Subject) -> tuple[Trace | None, str | None]:
         return subject(case), None
     except NoTrace as absent:
         return None, absent.outcome.why if isinstance(absent.outcome, Declined) else None
+
+
+def _no_reference(case: Case, oracle: Oracle) -> str | None:
+    """Why what stands in the oracle's place has no answer for `case`; None where it lacks one for variants alone."""
+    try:
+        oracle(case)
+    except NoReference as why:
+        return str(why)
+    return None
 
 
 def _until_it_broke(case: Case, subject: Subject) -> Case | None:

@@ -73,7 +73,7 @@ def reference_named(
             return other(replace(case, dtype="float64") if exact else case)
         except NoTrace as absent:
             declines = "declines" if isinstance(absent.outcome, Declined) else "breaks on"
-            raise NoReference(case, f"the reference {against} {declines} it: {absent.outcome.why}") from absent
+            raise NoReference(f"the reference {against} {declines} it: {absent.outcome.why}") from absent
 
     return ask
 
