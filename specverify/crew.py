@@ -15,6 +15,7 @@ from typing import Any
 from specverify.news import STOP, Died
 from specverify.plan import Plan
 from specverify.threads import ForWorkers
+from specverify.worker_entry import begin, packed
 
 JOIN_S = 2.0
 """Seconds that a worker which has said all gets to end, before it is killed."""
@@ -40,12 +41,9 @@ class Crew:
         self._hands = [self._started(plan.slice(at), frozenset()) for at in range(plan.jobs)]
 
     def _started(self, plan: Plan, judged: frozenset[str]) -> _Hand:
-        from specverify.worker import enter
-
         mine, its = self._context.Pipe()
-        process = self._context.Process(
-            target=enter, args=(plan, its, os.getpid(), self._deadline, judged), daemon=True
-        )
+        told = packed(plan, self._deadline, judged)
+        process = self._context.Process(target=begin, args=(os.getpid(), its, told), daemon=True)
         with self._threads:
             process.start()
         its.close()

@@ -1,8 +1,6 @@
 """What one worker does with its slice: open backend and oracle, then search drawn or given cases."""
 
 import gc
-import os
-import signal
 import time
 import traceback
 from collections.abc import Callable
@@ -21,7 +19,6 @@ from specverify.against import reference_named
 from specverify.beside import with_eager
 from specverify.checkpoints import open_checkpoint
 from specverify.isolation import door
-from specverify.isolation.lifeline import die_with
 from specverify.news import STOP, Began, Broken, Done, Found, Located, Opened, Trouble
 from specverify.plan import Plan
 from specverify.search import Search, stripped
@@ -67,12 +64,8 @@ class Orders:
         return self.stop() or self._enough or time.monotonic() > self.deadline
 
 
-def enter(plan: Plan, connection: Connection, parent: int, deadline: float, judged: frozenset[str]) -> None:
-    """A worker process: open, search, say what was found. Interrupts are the parent's, whose end is the worker's."""
-    for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(one, signal.SIG_IGN)
-    die_with(parent)
-    os.dup2(2, 1)  # what a processor or a tokenizer prints is no part of our output
+def enter(plan: Plan, connection: Connection, deadline: float, judged: frozenset[str]) -> None:
+    """A worker process that `worker_entry.begin` began: open, search, say what was found."""
     tell = connection.send
     try:
         work(plan, tell, Orders(connection, deadline), judged)

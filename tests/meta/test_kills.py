@@ -46,12 +46,17 @@ def processes(folder: Path) -> dict[int, int]:
     return found
 
 
-def rows(folder: Path) -> list[dict[str, object]]:
-    """The lines of the run's results, each of which must be whole."""
+def lines_of(folder: Path) -> list[str]:
+    """The lines of the run's results, the one that is being written included."""
     file = folder / ".specverify" / "results.jsonl"
-    text = file.read_text() if file.exists() else ""
-    assert text == "" or text.endswith("\n")
-    return [json.loads(line) for line in text.splitlines()]
+    return file.read_text().splitlines(keepends=True) if file.exists() else []
+
+
+def rows(folder: Path) -> list[dict[str, object]]:
+    """The run's results, each line of which must be whole."""
+    lines = lines_of(folder)
+    assert all(line.endswith("\n") for line in lines)
+    return [json.loads(line) for line in lines]
 
 
 @pytest.mark.parametrize(
@@ -80,11 +85,29 @@ def assert_once_each(told: list[dict[str, object]]) -> None:
     assert max(Counter(str(row["id"]) for row in told).values(), default=1) <= JOBS
 
 
+def wait_for_a_random_moment(rng: random.Random, run: "subprocess.Popen[bytes]", folder: Path) -> None:
+    """One time in four while processes start; else when a random number of cases was told, and a little later."""
+    if rng.random() < 0.25:
+        time.sleep(rng.uniform(0.2, 6.0))
+        return
+    told = rng.randrange(CASES)
+    while len(lines_of(folder)) <= told and run.poll() is None:
+        time.sleep(0.05)
+    time.sleep(rng.uniform(0.0, 0.5))
+
+
 def nobody_is_left(folder: Path) -> None:
     until = time.monotonic() + ORPHANS_S
     while (left := processes(folder)) and time.monotonic() < until:
         time.sleep(0.1)
     assert left == {}
+
+
+def test_a_workers_first_steps_need_no_import_that_takes_seconds() -> None:
+    """Until the kernel knows whose death ends a worker, the death of the campaign leaves an orphan."""
+    program = "import sys, specverify.worker_entry; print({'numpy', 'torch', 'hypothesis'} & set(sys.modules))"
+    ran = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert ran.stdout == "set()\n"
 
 
 @pytest.mark.slow
@@ -93,7 +116,7 @@ def nobody_is_left(folder: Path) -> None:
 def test_a_killed_run_keeps_what_it_judged_and_leaves_nobody(number: int, tmp_path: Path) -> None:
     rng = random.Random(number)
     run = started(tmp_path)
-    time.sleep(rng.uniform(0.5, 12.0))
+    wait_for_a_random_moment(rng, run, tmp_path)
     ended = run.poll() is not None
     run.send_signal(rng.choice([signal.SIGKILL, signal.SIGTERM]))
     code = run.wait(60)
@@ -114,7 +137,7 @@ def test_a_killed_run_keeps_what_it_judged_and_leaves_nobody(number: int, tmp_pa
 def test_a_killed_worker_is_replaced_and_its_cases_are_judged_once(number: int, tmp_path: Path) -> None:
     rng = random.Random(1000 + number)
     run = started(tmp_path)
-    time.sleep(rng.uniform(1.0, 8.0))
+    wait_for_a_random_moment(rng, run, tmp_path)
     family = processes(tmp_path)
     # Workers, keepers, engines: whoever is not the run itself, which must outlive each of them.
     victims = [pid for pid in family if pid != run.pid]
