@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 import numpy as np
-from scipy import stats
+from scipy.special import ndtr, pdtrc
 
 from properties.finding import Finding, Positions, Tie
 from properties.tally import Tally
@@ -43,7 +43,7 @@ def near_and_predicted(logits: Array, sigma: float) -> tuple[int, float]:
     top = -np.sort(-logits, axis=1)[:, :9]
     apart = top[:, :1] - top[:, 1:]
     near = int((apart[:, 0] <= TIE_SIGMA * sigma).sum())
-    return near, float(stats.norm.sf(apart / (np.sqrt(2) * sigma)).sum())
+    return near, float(ndtr(-apart / (np.sqrt(2) * sigma)).sum())
 
 
 def judge_tokens(
@@ -79,7 +79,7 @@ def too_many(tally: Tally) -> str | None:
     """Why the ties of a whole run cannot be chance, or None."""
     rate = INFLATION * tally.positions.predicted
     count = len(tally.ties)
-    if count and stats.poisson.sf(count - 1, rate) < ALPHA:
+    if count and pdtrc(count - 1, rate) < ALPHA:
         return f"{count} ties where the noise of the control predicts {tally.positions.predicted:.3g}"
     return None
 

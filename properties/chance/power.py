@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from scipy.optimize import brentq
-from scipy.stats import chi2, ncx2
+from scipy.special import chdtri, chndtr
 
 from properties.chance.gate import ALPHA_RUN, log_bar
 
@@ -27,10 +27,10 @@ def noncentrality(df: int, alpha: float, power: float = POWER) -> float:
     """The chi-square noncentrality at which a test of level alpha with `df` degrees of freedom has `power`."""
     if df < 1 or not 0.0 < alpha < power < 1.0:
         raise ValueError(f"no test of {df} degrees of freedom has level {alpha} and power {power}")
-    bar = float(chi2.isf(alpha, df))
+    bar = float(chdtri(df, alpha))
 
     def short(size: float) -> float:
-        return float(ncx2.sf(bar, df, size)) - power
+        return float(1.0 - chndtr(bar, df, size)) - power
 
     high = bar
     while short(high) < 0:

@@ -5,8 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.special import xlogy
-from scipy.stats import chi2
+from scipy.special import chdtrc, xlogy
 
 from properties.chance.evalue import counted, law, log_evalue
 from properties.chance.power import Plan
@@ -50,7 +49,7 @@ def g_test(counts: Array, p: Array, least: float = LEAST_EXPECTED) -> Array:
     flat = n[..., 0]
     spread = np.where(real, 1.0 / np.where(real, cells_p, 1.0), 0.0).sum(axis=-1) - 1.0
     statistic = statistic / (1.0 + spread / (6.0 * np.maximum(flat, 1.0) * np.maximum(df, 1)))
-    values = np.where((df > 0) & (flat > 0), chi2.sf(np.maximum(statistic, 0.0), np.maximum(df, 1)), 1.0)
+    values = np.where((df > 0) & (flat > 0), chdtrc(np.maximum(df, 1), np.maximum(statistic, 0.0)), 1.0)
     return np.asarray(np.where(((given <= 0) & (seen > 0)).any(axis=-1), 0.0, values))
 
 
