@@ -26,9 +26,9 @@ torch.set_num_threads(1)
 ENGINE = open_cpu()
 LIMIT = {"float64": 1e-10, "float32": 1e-6}
 WORLDS = 150
-"""Random worlds for each rule and kind of draft; both kinds make 300, a sixth of them without `-m slow`."""
+"""Random worlds for each rule and kind of draft; both kinds make 300, a tenth of them without `-m slow`."""
 
-PARTS = (0, *(pytest.param(part, marks=pytest.mark.slow) for part in range(1, 6)))
+PARTS = (0, *(pytest.param(part, marks=pytest.mark.slow) for part in range(1, 10)))
 
 LOSSLESS = [name for name, promise in RULES.items() if promise.lossless]
 

@@ -33,7 +33,7 @@ from specverify import checkpoints
 from specverify.cli import main
 
 KINDS = ("scripted", "ngram", "model", "checkpoint")
-EACH = 40
+EACH = 20
 """Mutated files of each kind."""
 
 SLOWEST_S = 20.0
