@@ -151,8 +151,9 @@ def _measure(control: Case, oracle: Oracle, subject: Subject) -> Noise:
     inner = _inner(control, oracle, run, step)
     layers = len(inner["attended"][0])
     low, high = (factor * np.sqrt(layers) * UNIT[control.dtype] for factor in PRIOR[control.dtype])
-    # float32 rotary tables turn by up to one unit roundoff per position, which the control shares.
-    turned = control.longest * UNIT[control.dtype]
+    # Rotary tables of 16-bit models are float32's too: they turn by up to one of its unit roundoffs per position, which
+    # the control shares.
+    turned = control.longest * min(UNIT[control.dtype], UNIT["float32"])
     floors = {
         kind: np.clip(error, low * np.maximum(size, 1e-3 * size.max()), (SANITY * high + turned) * size.max())
         for kind, (error, size) in inner.items()

@@ -167,7 +167,7 @@ class _Work:
         self.disputed = self.cut = self.cells = 0
         self._held: list[tuple[Array, Array, Array, Array]] = []
         # A search holds witnesses [axes, WITNESSES, coins] for each box, so its waves are smaller.
-        self._wave, self._search = 1 << 16, max(1, (1 << 19) // asked.coins**2)
+        self._wave, self._search = (1 << 19) // (asked.coins + 7), max(1, (1 << 19) // asked.coins**2)
         self._reports = True
 
     def push(self, low: Array, high: Array, settled: Array) -> None:

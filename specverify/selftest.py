@@ -33,10 +33,10 @@ on where the one before ended, in the order in which `diff --jobs 1` with the sa
 CLEAN_EVERY = 16
 """For so many hunts there is one with nothing planted."""
 
-CLEAN_CASES = 12
+CLEAN_CASES = 8
 """Cases of a hunt with nothing planted; all invariants whose turn it is are asked."""
 
-SHRINK_S = 3.0
+SHRINK_S = 2.0
 """Seconds for making one find smaller."""
 
 

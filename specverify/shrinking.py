@@ -6,7 +6,7 @@ follow (`failure`). Both keep to one rule: a smaller case counts only if the sam
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from properties.finding import TARGET_ALONE, Finding, Verdict, of_draft_numbers, of_target_alone
 from properties.invariant import Invariant, Oracle
@@ -68,6 +68,27 @@ class Shrinking:
         return time.monotonic() > self._until or self.halted()
 
     def blame(self) -> None:
+        """Go on with a case beside the drawn one where that one says better what is at fault."""
+        self._blame_what_draft_and_target_share()
+        self._locate_in_float32()
+
+    def _locate_in_float32(self) -> None:
+        """Where a 16-bit case differs, go on with the same case in float32 if that one differs at an earlier stage.
+
+        Rule N grants attention outputs and KV rows tens of 16-bit roundings (`properties.bounds`), and logits fewer: a
+        wrong attention may show in the logits alone. The bounds of float32 lie a thousand times nearer.
+        """
+        case = self.smallest.case
+        if case.dtype not in ("bfloat16", "float16") or "float32" not in self.plan.dtypes or self.out_of_time():
+            return
+        asked = tuple(one for one in self.invariants if one.name in self.first.outcomes)
+        self._tried += 1
+        judged = judge(replace(case, dtype="float32"), asked, self.oracle, self.subject)
+        found = judged.first
+        if found is not None and (found.step, found.stage) < (self._located.step, self._located.stage):
+            self.smallest, self._located = judged, found
+
+    def _blame_what_draft_and_target_share(self) -> None:
         """Where a model draft computes wrong numbers, go on with a case without one on which the target is wrong.
 
         Draft and target share attention, KV caches and masks. The target is asked first for the trees that the draft

@@ -27,6 +27,9 @@ LIMIT = {"float64": 1e-10, "float32": 1e-6}
 MOST_CELLS = 40_000
 """Cells of one law; a world with more is left to another case."""
 
+MOST_COINS = 1_400_000
+"""Cells of one law times the coins of a tape: a wide tree that is given up costs a second, and not half a minute."""
+
 Block = tuple[int, ...]
 
 GIVEN_SIZE = 400
@@ -47,9 +50,10 @@ def enumerated(
 
     def make() -> coinbox.Law:
         grid = 2**53 if dtype == "float64" else 2**24
-        order = coinbox.decisions(shape)
+        order, coins = coinbox.decisions(shape), tape.stride(len(shape))
+        most = min(MOST_CELLS, MOST_COINS // coins)
         try:
-            return coinbox.law(evaluate, tape.stride(len(shape)), grid=grid, most_cells=MOST_CELLS, order=order)
+            return coinbox.law(evaluate, coins, grid=grid, most_cells=most, order=order)
         except coinbox.TooManyCells as many:
             raise NotApplicable(str(many)) from many
 

@@ -26,7 +26,7 @@ from reference.session import Action, Mate, Session
 from reference.trace import Stage
 from reference.tree import RankTree
 from reports.terminal import failure_page
-from specverify.opening import subject_of
+from specverify.opening import open_planted, subject_of
 from specverify.plan import Plan
 from specverify.search import Search
 from tests.corruption import BY_NAME, ORACLE
@@ -93,6 +93,29 @@ def test_attention_that_draft_and_target_share_is_told_of_the_target(attend: Att
     assert isinstance(failure.verdict.case.draft, Scripted)
     assert "began at stage attended" in failure_page(failure)
     assert failure.drawn == case.id
+
+
+@pytest.mark.parametrize("dtypes", [("float32", "bfloat16"), ("bfloat16",)], ids=["both", "16 bits alone"])
+def test_attention_that_shows_in_16_bits_in_the_logits_alone_is_located_in_float32(dtypes: tuple[str, ...]) -> None:
+    """Where float32 is no dtype of the plan, the case stays in its own."""
+    case = Case(
+        Seeded(next(one for one in GALLERY if one.family == "llama4" and one.head_dim == 8), 1, "margin"),
+        (7, 6, 4, 0, 3, 2, 5, 4, 5, 4, 5, 5, 3, 3, 8, 1, 2, 2),
+        Ngram(RankTree((0, 0, 0, 0, 0, 1), (0, 1, 2, 3, 0, 0)), 2),
+        stops=Stops(8),
+        dtype="bfloat16",
+    )
+    asked = tuple(one for one in ALL if one.name == "attention.context-exact")
+    subject = subject_of(open_planted("ascend-fused-emulated", "ascend-default-scale"))
+    search = Search(Plan(shrink_s=0.7, dtypes=dtypes), asked, ORACLE, subject, lambda verdict: None, lambda: False)
+    drawn: list[Failure] = []
+    search.found = drawn.append
+    search.run_given([(case, asked)])
+    failure = search.failure(search_nearest=False)
+    assert failure is not None
+    assert drawn[0].finding.stage is Stage.SCORED
+    assert failure.verdict.case.dtype == dtypes[0]
+    assert failure.finding.stage is Stage.ATTENDED or dtypes == ("bfloat16",)
 
 
 @pytest.mark.parametrize("attend", [scores_halved, root_hidden])
