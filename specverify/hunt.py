@@ -144,9 +144,10 @@ def hunt(ground: Ground) -> Bag:
         return time.time() > ground.until or any(one.is_set() for one in _stops)
 
     subject = subject_of(backend)
-    invariants = concerned(ground, backend)
+    tables = asks_tables(ground, backend)
+    invariants = tuple(one for one in ALL if tables or one.name not in TABLES_ALONE)
     search = Search(plan, invariants, _oracle(), subject, arrived, stopped)
-    search.run_given(_posed(ground, dtypes, subject, invariants))
+    search.run_given(_posed(ground, dtypes, subject, tables))
     seconds = (met_at or time.perf_counter()) - began
     if search.differs and subject.rarely > 1:
         # On a slow backend the smallest case is judged by the invariants that judged the drawn one: all of them would
@@ -190,20 +191,20 @@ def _small(case: Case | None) -> bool:
     return case.session is None or len(case.session.actions) <= SMALL
 
 
-def concerned(ground: Ground, backend: Backend) -> tuple[Invariant, ...]:
-    """All invariants, but for those on tables where the fault planted in `backend` is known to leave these alone."""
-    tables = ground.fault is None or not sieve(ground.backend).samples_like(backend)
-    return tuple(one for one in ALL if tables or one.name not in TABLES_ALONE)
+def asks_tables(ground: Ground, backend: Backend) -> bool:
+    """Whether tables can tell `backend` from the clean one; not where the fault planted in it leaves sampling alone."""
+    return ground.fault is None or not sieve(ground.backend).samples_like(backend)
 
 
 def _posed(
-    ground: Ground, dtypes: tuple[str, ...], subject: Subject, invariants: tuple[Invariant, ...]
+    ground: Ground, dtypes: tuple[str, ...], subject: Subject, tables: bool
 ) -> Iterator[tuple[Case, tuple[Invariant, ...]]]:
     """The cases that a search of the ground's seed draws, each with the invariants to judge."""
     drawn = stream(ground.seed, dtypes, subject.rarely)
     for case in islice(drawn, ground.skip, ground.skip + ground.cases):
-        asked = tuple(one for one in taking_turns(case, ALL, subject.rarely) if one in invariants)
-        yield case, sieve(ground.backend).left(case, subject, asked) if ground.sieved else asked
+        turns = taking_turns(case, ALL, subject.rarely)
+        asked = tuple(one for one in turns if tables or one.name not in TABLES_ALONE)
+        yield case, sieve(ground.backend).left(case, subject, asked, tables) if ground.sieved else asked
 
 
 def grounds_of(names: list[str], backend: str | None) -> dict[str, str]:

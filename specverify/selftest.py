@@ -25,7 +25,7 @@ from specverify.plan import SELFTEST_S, default_dtypes, drawing_seed
 from specverify.selection import Unknown
 from specverify.threads import ForWorkers
 
-ROUNDS = ((60, True), (150, True), (60, False), (400, True), (600, True), (150, False), (2000, True))
+ROUNDS = ((60, True), (150, True), (150, True), (60, False), (300, True), (600, True), (150, False), (2000, True))
 """Cases judged against a fault that is still at large, round by round, and whether through the sieve: short rounds
 first, so that no hard fault starves the others; those without it see what only variants of a case show. Each round goes
 on where the one before ended, in the order in which `diff --jobs 1` with the same seed draws its cases."""
@@ -36,7 +36,7 @@ CLEAN_EVERY = 16
 CLEAN_CASES = 8
 """Cases of a hunt with nothing planted; all invariants whose turn it is are asked."""
 
-SHRINK_S = 2.0
+SHRINK_S = 2.5
 """Seconds for making one find smaller."""
 
 

@@ -43,11 +43,14 @@ class Sieve:
         one, other = (getattr(backend, "seams", None) for backend in (self._backend, planted))
         return isinstance(one, Seams) and isinstance(other, Seams) and one.sampling == other.sampling
 
-    def left(self, case: Case, planted: Subject, invariants: tuple[Invariant, ...]) -> tuple[Invariant, ...]:
+    def left(
+        self, case: Case, planted: Subject, invariants: tuple[Invariant, ...], tables: bool
+    ) -> tuple[Invariant, ...]:
         """Of `invariants`, those that have something to judge on `case`.
 
-        All where the run of `planted` differs in a bit from the clean one; else those on tables. What only a variant
-        of the case would show is passed over then.
+        All where the run of `planted` differs in a bit from the clean one; else those on tables, if `tables` says that
+        `planted` samples by functions of its own, or none. What only a variant of the case or another generation from
+        its prompt would show is passed over then.
         """
         if case not in self._held:
             self._held[case] = digest(self._clean, case)
@@ -55,7 +58,7 @@ class Sieve:
                 self._held.popitem(last=False)
         if digest(planted, case) != self._held[case]:
             return invariants
-        return tuple(one for one in invariants if one.name in ON_TABLES)
+        return () if not tables else tuple(one for one in invariants if one.name in ON_TABLES)
 
 
 @cache

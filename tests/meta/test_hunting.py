@@ -26,7 +26,7 @@ from reference.tree import Tree
 from reports.selftestpage import Caught, SelfTest
 from specverify import search as searching
 from specverify.cli import main
-from specverify.hunt import Bag, Ground, concerned, hunt, nodes_of
+from specverify.hunt import Bag, Ground, asks_tables, hunt, nodes_of
 from specverify.opening import open_planted, subject_of
 from specverify.plan import Plan, default_dtypes
 from specverify.search import Search
@@ -87,13 +87,15 @@ def test_a_fault_counts_the_cases_up_to_the_one_that_met_it() -> None:
 def test_a_case_on_which_nothing_is_done_otherwise_is_left_to_the_tables() -> None:
     sieve = Sieve("cpu-eager")
     planted = subject_of(open_planted("cpu-eager", "tree-masked-as-chain"))
-    assert sieve.left(BRANCHED, planted, ALL) == ALL
-    left = sieve.left(CHAIN, planted, ALL)
+    for tables in (True, False):
+        assert sieve.left(BRANCHED, planted, ALL, tables) == ALL
+    left = sieve.left(CHAIN, planted, ALL, tables=True)
     assert {one.name for one in left} == ON_TABLES
     assert {one.name for one in ALL} > ON_TABLES
+    assert sieve.left(CHAIN, planted, ALL, tables=False) == ()
     clean = subject_of(open_planted("cpu-eager", None))
     for case in (CHAIN, BRANCHED, SAMPLED):
-        assert {one.name for one in sieve.left(case, clean, ALL)} == ON_TABLES
+        assert {one.name for one in sieve.left(case, clean, ALL, tables=True)} == ON_TABLES
 
 
 def test_tables_are_asked_of_those_alone_whose_sampling_was_touched() -> None:
@@ -103,11 +105,10 @@ def test_tables_are_asked_of_those_alone_whose_sampling_was_touched() -> None:
     assert not sieve.samples_like(law)
     assert not sieve.samples_like(open_planted("terse_engine:terse", None))
     sampled = Ground("coin-at-threshold-accepts", "cpu-eager", 0, 1, ("float32",), 1.0, 0.0, True)
-    assert concerned(sampled, law) == ALL
-    assert concerned(replace(sampled, fault=None), open_planted("cpu-eager", None)) == ALL, "a clean hunt asks all"
-    left = concerned(replace(sampled, fault="page-known-by-own-tokens"), moved)
+    assert asks_tables(sampled, law)
+    assert asks_tables(replace(sampled, fault=None), open_planted("cpu-eager", None)), "a clean hunt asks all"
+    assert not asks_tables(replace(sampled, fault="page-known-by-own-tokens"), moved)
     # Whole generations are asked beside the tables (`lossless.distribution`), so that one stays.
-    assert {one.name for one in ALL} - {one.name for one in left} == TABLES_ALONE
     assert ON_TABLES - {"lossless.distribution"} == TABLES_ALONE
 
 
@@ -129,7 +130,7 @@ def test_a_variant_that_differs_by_itself_is_located_as_a_case_of_its_own() -> N
 def test_a_crash_is_no_clean_run() -> None:
     sieve = Sieve("cpu-eager")
     broken = subject_of(open_planted("terse_engine:crashing", None))
-    assert sieve.left(CHAIN, broken, ALL) == ALL
+    assert sieve.left(CHAIN, broken, ALL, tables=False) == ALL
 
 
 def test_a_fault_at_large_is_hunted_again_for_longer_and_clean_hunts_come_between() -> None:
