@@ -17,8 +17,6 @@ MARK = b"spv1"
 LARGEST = 2**40
 """Bytes that a message may claim to have; more than that is no message of ours."""
 
-CHUNK = 1 << 20
-
 
 class Closed(Exception):
     """The other end closed the connection."""
@@ -26,12 +24,6 @@ class Closed(Exception):
 
 class Garbled(Exception):
     """What arrived is no message of ours."""
-
-
-def packed(content: Any) -> memoryview:
-    """The bytes of one message, its head included."""
-    body = bytes(ForkingPickler.dumps(content, 5))
-    return memoryview(HEAD.pack(MARK, len(body)) + body)
 
 
 class Wire:
@@ -43,7 +35,7 @@ class Wire:
 
     def __init__(self, end: socket.socket) -> None:
         self.socket = end
-        self._held = bytearray()
+        self._expect(HEAD.size)
 
     def fileno(self) -> int:
         """For select."""
@@ -55,8 +47,10 @@ class Wire:
         Raises:
             Closed: when nobody reads any more.
         """
+        body = ForkingPickler.dumps(content, 5)
         try:
-            self.socket.sendall(packed(content))
+            self.socket.sendall(HEAD.pack(MARK, len(body)))
+            self.socket.sendall(body)
         except OSError as why:
             raise Closed from why
 
@@ -71,42 +65,49 @@ class Wire:
             if found:
                 return content
 
-    def arrived(self, load: Callable[[bytes], Any] = ForkingPickler.loads) -> tuple[bool, Any]:
+    def arrived(self, load: Callable[[bytearray], Any] = ForkingPickler.loads) -> tuple[bool, Any]:
         """Read once what is there: (True, the message) when one is whole, else (False, None).
 
         Raises:
             Closed: when the other end is closed.
             Garbled: when the bytes are no message.
         """
-        whole = self._message(load)
-        if whole[0]:
-            return whole
         try:
-            chunk = self.socket.recv(CHUNK)
+            count = self.socket.recv_into(memoryview(self._part)[self._read :])
         except InterruptedError:
             return False, None
         except OSError as why:
             raise Closed from why
-        if not chunk:
+        if not count:
             raise Closed
-        self._held += chunk
-        return self._message(load)
-
-    def _message(self, load: Callable[[bytes], Any]) -> tuple[bool, Any]:
-        if len(self._held) < HEAD.size:
+        self._read += count
+        if self._read < len(self._part):
             return False, None
-        mark, length = HEAD.unpack_from(self._held)
-        if mark != MARK or length > LARGEST:
-            raise Garbled
-        if len(self._held) < HEAD.size + length:
+        if not self._in_body:
+            self._expect(_length(self._part), in_body=True)
             return False, None
-        body = bytes(memoryview(self._held)[HEAD.size : HEAD.size + length])
-        del self._held[: HEAD.size + length]
+        body = self._part
+        self._expect(HEAD.size)
         try:
             return True, load(body)
         except Exception as why:  # unpickling raises whatever the bytes lead it to
             raise Garbled from why
 
+    def _expect(self, size: int, in_body: bool = False) -> None:
+        """Read a head, or a body of `size` bytes, next. Its memory is taken as it fills, a page at a time."""
+        try:
+            self._part, self._read, self._in_body = bytearray(size), 0, in_body
+        except MemoryError as why:
+            raise Garbled from why
+
     def close(self) -> None:
         """Close this end."""
         self.socket.close()
+
+
+def _length(head: bytearray) -> int:
+    """The bytes of the body that follows `head`; raises Garbled where it is no head."""
+    mark, length = HEAD.unpack(head)
+    if mark != MARK or not 0 < length <= LARGEST:
+        raise Garbled
+    return int(length)
