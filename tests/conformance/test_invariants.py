@@ -44,7 +44,6 @@ def test_16_bit_runs_show_no_gross_error_and_no_leak(backend: BackendUnderTest, 
     if dtype not in backend.declaration.dtypes:
         pytest.skip(f"{backend.name} declares no {dtype}")
 
-    @settings(max_examples=2 * settings().max_examples)
     @given(cases((dtype,)))
     def holds(case: Case) -> None:
         backend.check(case)

@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 KILLS = int(os.environ.get("SPECVERIFY_KILLS", "6"))
 """Runs for each of the two kinds of victim; SPECVERIFY_KILLS=100 makes it the 200 kills of a night."""
 
-CASES, JOBS = 80, 2
+CASES, JOBS = 60, 2
 ORPHANS_S = 5.0
 
 

@@ -29,7 +29,7 @@ from specverify.plan import DEFAULT_DTYPES
 from specverify.search import ROUND
 from specverify.stream import Stream
 
-SEARCHES, DRAWN = 30, 20
+SEARCHES, DRAWN = 20, 20
 """Searches of seeds of their own, and cases drawn in each."""
 
 RARE = 0.005
