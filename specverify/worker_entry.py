@@ -14,7 +14,7 @@ from specverify.isolation.lifeline import die_with
 
 
 def packed(*told: Any) -> bytes:
-    """What a worker is told, for `begin`."""
+    """The bytes in which `begin` finds the orders `told` to a worker."""
     return bytes(ForkingPickler.dumps(told))
 
 
