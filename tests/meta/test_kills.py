@@ -86,7 +86,7 @@ def assert_once_each(told: list[dict[str, object]]) -> None:
 
 
 def wait_for_a_random_moment(rng: random.Random, run: "subprocess.Popen[bytes]", folder: Path) -> None:
-    """Wait, one time in four while processes start, else until a random number of cases was told, and a little longer."""
+    """Wait: one time in four while processes start, else until a random number of cases was told and a bit longer."""
     if rng.random() < 0.25:
         time.sleep(rng.uniform(0.2, 6.0))
         return
