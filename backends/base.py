@@ -4,9 +4,9 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from reference.case import Case
+from reference.probability_world import Blocks, Given, World
 from reference.session import Action
 from reference.trace import Array, Stage, Trace
-from reference.world import Blocks, Given, World
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ class Live(Protocol):
 class Serving(Protocol):
     """A backend whose sessions can be played action by action, so that each action depends on what came before.
 
-    It is optional; who declares sessions and has it is driven by the session machine of `properties.machine`.
+    It is optional; who declares sessions and has it is driven by the session machine of `properties.live.machine`.
     """
 
     def serve(self, case: Case) -> Live:

@@ -16,7 +16,7 @@ from transformers.masking_utils import eager_mask
 from transformers.models.gemma2.modeling_gemma2 import eager_attention_forward as eager_with_cap
 
 from backends.base import Unsupported
-from backends.engine.models import DTYPES, built_in, from_disk
+from backends.engine.model.models import DTYPES, built_in, from_disk
 from reference.architecture import Model, Seeded
 from reference.trace import Array
 

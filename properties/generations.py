@@ -5,15 +5,15 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from properties.chance.gate import log_bar
-from properties.chance.links import Links
-from properties.chance.neighbours import Neighbours
-from properties.closeness import noise
-from properties.conditional import high_of, logit_bound, points, trials
-from properties.invariant import NotApplicable, Oracle, Unobserved
-from properties.subject import Declined, NoTrace, Subject
-from properties.variants import dice
-from properties.worlds import promised, pruned
+from properties.laws.draw_by_draw import high_of, logit_bound, points, trials
+from properties.laws.sampled.gate import log_bar
+from properties.laws.sampled.links import Links
+from properties.laws.sampled.neighbours import Neighbours
+from properties.laws.worlds import promised, pruned
+from properties.tolerance.closeness import noise
+from properties.verdict.invariant import NotApplicable, Oracle, Unobserved
+from properties.verdict.subject import Declined, NoTrace, Subject
+from properties.verdict.variants import dice
 from reference.architecture import Checkpoint
 from reference.case import Case
 from reference.draft import Draft, Scripted
@@ -96,7 +96,7 @@ class Heard:
 
     @property
     def worst(self) -> str:
-        """Where the evidence is: `neighbour`, or one of `properties.chance.links.LINKS`."""
+        """Where the evidence is: `neighbour`, or one of `properties.laws.sampled.links.LINKS`."""
         named = dict(self.links.log_es)
         if self.neighbours is not None:
             named["neighbour"] = self.neighbours.log_e
@@ -104,7 +104,7 @@ class Heard:
 
 
 def listen(case: Case, oracle: Oracle, subject: Subject, effort: Effort) -> Heard:
-    """One e-process over the draws of several generations, each draw given all before it (`properties.conditional`).
+    """One e-process over the draws of several generations, given all draws before (`properties.laws.draw_by_draw`).
 
     A case on a small model is run with seeds of its own, two requests in one batch where the backend plays sessions,
     until `effort` is spent or the evidence is enough; on a checkpoint it is run as it is, unless a tape, which somebody

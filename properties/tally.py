@@ -5,10 +5,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from properties.chance.gate import ALPHA_RUN, culprits, red
-from properties.finding import Evidence, Finding, Positions, Tie, Verdict
+from properties.laws.sampled.gate import ALPHA_RUN, culprits, red
+from properties.verdict.finding import Evidence, Finding, Positions, Tie, Verdict
 from reference.case import Case
-from reference.plain import TAGS
+from reference.files.json_words import TAGS
 from reference.trace import Stage
 
 
@@ -21,7 +21,7 @@ class Counts:
         failed: Those of them in which something differed.
         unobserved: Cases whose traces do not hold its evidence.
         not_applicable: Cases of which it has nothing to say.
-        compared: Comparisons over all cases (`properties.finding.Compared`).
+        compared: Comparisons over all cases (`properties.verdict.finding.Compared`).
     """
 
     checked: int = 0

@@ -7,9 +7,9 @@ from functools import cached_property
 
 from reference.architecture import Checkpoint, Model, Seeded
 from reference.draft import Draft, LanguageModel, Scripted, largest
+from reference.files.json_words import plain
 from reference.layout import KvLayout
 from reference.malformed import Malformed, under
-from reference.plain import plain
 from reference.rules import LATER
 from reference.sampling import Sampling, Stops
 from reference.session import Session

@@ -11,8 +11,8 @@ class Sampling:
     """How a token is chosen at a node; scores pass the settings in this order (transformers').
 
     A node's scores see prompt, output and the path from the root to that node. Penalties, bad words, min_tokens and
-    custom processors change logits; then temperature, top-k, top-p and min-p make the law. `reference.processing`
-    has each definition.
+    custom processors change logits; then temperature, top-k, top-p and min-p make the law. Each definition stands in
+    `reference.oracle.processing`.
 
     Attributes:
         temperature: 0 is greedy: the arg-max of the processed logits, the lowest id among equals.

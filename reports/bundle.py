@@ -10,11 +10,11 @@ from typing import Any
 from properties.tally import Failure
 from reference.architecture import Checkpoint
 from reference.case import Case
+from reference.files.case_json import case_from_json, case_to_json
+from reference.files.regular import read_whole
 from reference.malformed import Malformed
-from reference.record import case_from_json, case_to_json
-from reference.regular import read_whole
 from reference.trace import Stage
-from reports.values import clean, cut, escaped
+from reports.format import clean, cut, escaped
 from reports.writing import Unwritable, as_json, jsonable, write_whole
 
 VERSION = 1

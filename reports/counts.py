@@ -6,8 +6,8 @@ from rich.table import Table
 from rich.text import Text
 
 from properties.tally import Counts, Tally
-from reports.paper import MARGIN, WIDTH, printed
-from reports.values import clean, plural
+from reports.format import clean, plural
+from reports.layout80 import MARGIN, WIDTH, printed
 
 
 def table(tally: Tally) -> str:

@@ -7,7 +7,7 @@ from rich.text import Text
 from rich.tree import Tree as Branches
 
 from reference.tree import Tree
-from reports.paper import printed
+from reports.layout80 import printed
 
 MARK = "◀"
 

@@ -6,11 +6,11 @@ from junitparser import Failure as JUnitFailure
 from properties.tally import Counts, Failure, Tally
 from reference.trace import Stage
 from reports.counts import not_judged
+from reports.format import clean, plural
+from reports.pages.terminal import failure_page, summary_page
 from reports.record import ORACLE
-from reports.scene import scene_of
-from reports.terminal import failure_page, summary_page
-from reports.values import clean, plural
-from reports.words import account
+from reports.tree_scene import scene_of
+from reports.vocabulary import account
 
 RUN = "run"
 """Name of the test case that stands for the run itself, where it kept from judging."""

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
-from reports.values import cut, number, plural
+from reports.format import cut, number, plural
 
 EVERY_S = 30.0
 """Seconds between two lines where there is no terminal."""

@@ -10,13 +10,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from properties.chance.gate import ALPHA_RUN
-from properties.finding import Finding, Verdict
+from properties.laws.sampled.gate import ALPHA_RUN
 from properties.tally import Beside, Failure, Tally
+from properties.verdict.finding import Finding, Verdict
 from reference.case import Case
-from reference.record import case_to_json
+from reference.files.case_json import case_to_json
 from reports.bundle import replay_command
-from reports.contrast import differences
+from reports.case_diff import differences
 from reports.writing import Unwritable, as_json, jsonable
 
 ORACLE = "oracle"

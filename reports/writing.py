@@ -12,9 +12,9 @@ import uuid
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from reference.plain import plain
+from reference.files.json_words import plain
 from reference.trace import Stage
-from reports.values import clean, show
+from reports.format import clean, show
 
 LARGEST_ARRAY = 4096
 """Entries of an array that JSON holds in full; a larger one is described."""

@@ -2,14 +2,20 @@
 
 import sys
 
-from specverify import threads
+from specverify.campaign import threads
 
 threads.single()
 
 import click  # noqa: E402
 
 import specverify  # noqa: E402
-from specverify import cli_cases, cli_facts  # noqa: E402
+from specverify.commands.bench import bench  # noqa: E402
+from specverify.commands.diff import diff  # noqa: E402
+from specverify.commands.doctor import doctor  # noqa: E402
+from specverify.commands.law import law  # noqa: E402
+from specverify.commands.list_command import list_  # noqa: E402
+from specverify.commands.replay import replay  # noqa: E402
+from specverify.commands.selftest import selftest  # noqa: E402
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -21,7 +27,7 @@ def cli() -> None:
     """
 
 
-for _command in (*cli_cases.COMMANDS, *cli_facts.COMMANDS):
+for _command in (diff, replay, selftest, law, list_, doctor, bench):
     cli.add_command(_command)
 
 
@@ -31,8 +37,8 @@ def main(arguments: list[str] | None = None) -> None:
     from backends.registry import UnknownBackend
     from reports.bundle import Unreadable
     from reports.writing import Unwritable
-    from specverify.selection import Unknown
-    from specverify.unusable import MissingInput, UnusableInput
+    from specverify.setup.errors import MissingInput, UnusableInput
+    from specverify.setup.selection import Unknown
 
     if not (sys.argv[1:] if arguments is None else arguments):
         # click shows the help here too, but 8.1 then exits with 0, and 8.2 raises an error that 8.1 does not name.

@@ -59,10 +59,10 @@ class BackendUnderTest:
     """
 
     def __init__(self, name: str) -> None:
-        from reference.decoder import Oracle
+        from reference.oracle.decoder import Oracle
         from specverify.isolation import door
         from specverify.isolation.wanted import Wanted
-        from specverify.plan import default_dtypes
+        from specverify.setup.plan import default_dtypes
 
         self._door = door.opened(Wanted(name))
         self.dtypes = default_dtypes(name)
@@ -77,15 +77,15 @@ class BackendUnderTest:
 
     def judge(self, case: Any, *globs: str) -> Any:
         """The verdict of `case` on the invariants that `globs` name, all of them for none."""
-        from properties.judge import judge
-        from specverify.selection import invariants_matching
+        from properties.verdict.judge import judge
+        from specverify.setup.selection import invariants_matching
 
         return judge(case, invariants_matching(globs), self._oracle, self.subject)
 
     def check(self, case: Any, *globs: str) -> Any:
         """Judge `case`, and fail the test with the failure page if anything differs."""
         from properties.tally import Failure
-        from reports.terminal import failure_page
+        from reports.pages.terminal import failure_page
 
         verdict = self.judge(case, *globs)
         if verdict.first is not None:

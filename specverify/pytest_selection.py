@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from specverify.devices import missing
+from specverify.setup.devices import missing
 
 MARKERS = {
     "cpu": "runs on any machine",
@@ -142,7 +142,7 @@ class Selection:
 
     def header(self, config: pytest.Config) -> list[str]:
         """The line of pytest's header that says which backends are under test."""
-        from specverify.environment import environment
+        from specverify.setup.environment import environment
 
         found = environment()
         names = ", ".join(self.named(config)) or "every backend shipped"

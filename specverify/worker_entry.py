@@ -24,7 +24,7 @@ def begin(parent: int, connection: Connection, told: bytes) -> None:
         signal.signal(one, signal.SIG_IGN)
     die_with(parent)
     os.dup2(2, 1)  # what a processor or a tokenizer prints is no part of our output
-    from specverify.worker import enter
+    from specverify.campaign.worker import enter
 
     plan, deadline, judged = ForkingPickler.loads(told)
     enter(plan, connection, deadline, judged)

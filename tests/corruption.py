@@ -6,15 +6,15 @@ from dataclasses import replace
 from typing import Any
 
 from backends import faults
-from backends.eager import open_cpu
-from properties.finding import Finding
+from backends.compositions.eager import open_cpu
 from properties.invariants import ALL
-from properties.judge import judge
-from properties.subject import Crashed, Declined, Subject
+from properties.verdict.finding import Finding
+from properties.verdict.judge import judge
+from properties.verdict.subject import Crashed, Declined, Subject
 from reference.case import Case
-from reference.decoder import Oracle
+from reference.oracle.decoder import Oracle
 from reference.trace import Array, Trace
-from specverify.opening import subject_of
+from specverify.setup.subjects import subject_of
 
 BY_NAME = {one.name: one for one in ALL}
 ORACLE = Oracle(keep=1024)

@@ -7,14 +7,15 @@ from collections.abc import Iterator
 import pytest
 
 from backends.base import Declaration
-from properties.subject import Subject
-from specverify import campaign, processors, worker
+from properties.verdict.subject import Subject
+from specverify.campaign import campaign, worker
+from specverify.campaign.messages import Broken
 from specverify.isolation import door
 from specverify.isolation.limits import Patience
 from specverify.isolation.wanted import Wanted
-from specverify.news import Broken
-from specverify.opening import manifest, open_planted, subject_of
-from specverify.plan import Plan
+from specverify.setup import processors
+from specverify.setup.plan import Plan
+from specverify.setup.subjects import manifest, open_planted, subject_of
 
 
 class Here:
@@ -50,7 +51,7 @@ class Silent:
 
 
 class CrewHere:
-    """A stand-in for `specverify.crew.Crew`: every worker has ended when it is made."""
+    """A stand-in for `specverify.campaign.crew.Crew`: every worker has ended when it is made."""
 
     def __init__(self, plan: Plan, deadline: float) -> None:
         self._said: deque[tuple[int, object]] = deque()

@@ -14,4 +14,4 @@ class ByFile(LoadScopeScheduling):  # type: ignore[misc]  # xdist has no annotat
 
     def _split_scope(self, nodeid: str) -> str:
         file = nodeid.split("::", 1)[0]
-        return file if PurePosixPath(file).parent.name == "meta" else nodeid
+        return file if PurePosixPath(file).parts[:2] == ("tests", "meta") else nodeid

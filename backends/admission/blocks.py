@@ -3,9 +3,9 @@
 from backends.admission.arrays import Axis, array
 from backends.admission.misshapen import Misshapen, refusal
 from backends.admission.stages import ours
+from reference.probability_world import Blocks
 from reference.trace import Array, Stage
 from reference.tree import Shape
-from reference.world import Blocks
 
 
 def admitted_blocks(blocks: object, requests: int, shape: Shape, vocabulary: int, coins: int) -> Blocks:

@@ -9,7 +9,7 @@ from torch import Tensor
 from backends.ascend.eager import ascend_eager
 from backends.ascend.encodings import additive
 from backends.ascend.operands import BLOCK, Operands, gathered, in_pages, packed
-from backends.engine.attention.columns import Attend, Columns
+from backends.engine.columns import Attend, Columns
 
 ROOM = 128 * 128
 """Numbers of one head that a block may hold."""

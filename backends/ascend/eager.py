@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from backends.ascend.encodings import require_sight
-from backends.engine.attention.columns import Columns
+from backends.engine.columns import Columns
 
 
 def ascend_eager(query: Tensor, columns: Columns, scaling: float) -> Tensor:

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from backends.ascend.masked import COMPRESSED
+from backends.ascend.operators.masked import COMPRESSED
 
 
 def boolean(visible: Tensor) -> Tensor:

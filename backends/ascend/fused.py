@@ -8,9 +8,9 @@ from torch import Tensor
 
 from backends.ascend.eager import ascend_eager
 from backends.ascend.encodings import boolean
-from backends.ascend.masked import WIDE_OPEN
 from backends.ascend.operands import BLOCK, LARGEST_BLOCK, Operands, gathered, in_pages
-from backends.engine.attention.columns import Attend, Columns
+from backends.ascend.operators.masked import WIDE_OPEN
+from backends.engine.columns import Attend, Columns
 
 ALIGNED = 16
 """Fused-infer attention takes head dimensions that are multiples of it."""

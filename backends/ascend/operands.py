@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from backends.ascend.encodings import last_seen, require_pages, require_sight
-from backends.engine.attention.columns import Columns, Paging
+from backends.engine.columns import Columns, Paging
 
 BLOCK = 128
 """Block sizes of which fused-infer attention takes multiples; 128 suits every path of it."""

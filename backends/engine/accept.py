@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from backends.engine.tensorise import TreeTensors
+from backends.engine.lower_tree import TreeTensors
 
 
 def greedy_walk(tensors: TreeTensors, logits: Tensor) -> tuple[list[int], int]:

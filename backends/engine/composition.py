@@ -7,10 +7,10 @@ from backends.engine.draft.truncation import inside_chunk
 from backends.engine.kv.arena import Arena
 from backends.engine.kv.base import KvCache
 from backends.engine.kv.seams import KvSeams
+from backends.engine.lower_tree import tensorise
 from backends.engine.request import Request, gather
 from backends.engine.sampling.seams import SamplingSeams
 from backends.engine.seams import Seams
-from backends.engine.tensorise import tensorise
 
 
 def commit(cache: KvCache, path: list[int]) -> str | None:

@@ -5,15 +5,15 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from backends.engine import stops
-from backends.engine.causal_lm import CausalLm, Rows
 from backends.engine.draft.base import Draft, Proposal
 from backends.engine.draft.truncation import truncated
 from backends.engine.kv.arena import Lease
 from backends.engine.kv.branch import Branch
-from backends.engine.reveal import Revealer
+from backends.engine.lower_tree import TreeTensors, check_structure
+from backends.engine.model.causal_lm import CausalLm, Rows
 from backends.engine.sampling.step import StepSampling
 from backends.engine.seams import Seams
-from backends.engine.tensorise import TreeTensors, check_structure
+from backends.engine.tracing import Revealer
 from reference.case import Case
 from reference.trace import Accepted, Accounting, Committed, Emitted, Kv, Stage, Step, Trace
 

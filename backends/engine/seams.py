@@ -12,12 +12,12 @@ from backends.engine.kv.seams import KvSeams
 from backends.engine.sampling.seams import SamplingSeams
 
 if TYPE_CHECKING:
-    from backends.engine.attention.columns import Attend
-    from backends.engine.causal_lm import Rows
-    from backends.engine.reach import Reach
+    from backends.engine.columns import Attend
+    from backends.engine.lower_tree import TreeTensors
+    from backends.engine.model.causal_lm import Rows
+    from backends.engine.model.reach import Reach
     from backends.engine.request import Request
     from backends.engine.stops import Limits, Written
-    from backends.engine.tensorise import TreeTensors
     from reference.tree import RankTree, Tree
 
 

@@ -8,8 +8,7 @@ from dataclasses import replace
 from torch import Tensor
 
 from backends.base import StageFailure, Unsupported
-from backends.engine.attention.columns import Attend
-from backends.engine.causal_lm import CausalLm
+from backends.engine.columns import Attend
 from backends.engine.draft.base import Draft
 from backends.engine.draft.language_model import ModelDraft
 from backends.engine.draft.ngram import NgramDraft
@@ -17,10 +16,11 @@ from backends.engine.draft.scripted import ScriptedDraft
 from backends.engine.kv.arena import Lease, refuse_small_pool
 from backends.engine.kv.base import OutOfPages
 from backends.engine.kv.lanes import Lanes
-from backends.engine.models import Shelf, refuse_long
+from backends.engine.model.causal_lm import CausalLm
+from backends.engine.model.models import Shelf, refuse_long
+from backends.engine.model.update_order_check import require_update_first
 from backends.engine.request import Request
 from backends.engine.seams import Seams
-from backends.engine.shown import require_update_first
 from reference.case import Case
 from reference.draft import LanguageModel, Ngram, largest
 from reference.layout import PAGED

@@ -1,6 +1,5 @@
 """What must hold: every invariant there is, in the order in which reports list them."""
 
-from properties.invariant import Invariant
 from properties.invariants import (
     acceptance,
     attention,
@@ -16,6 +15,7 @@ from properties.invariants import (
     structure,
     visibility,
 )
+from properties.verdict.invariant import Invariant
 
 ALL: tuple[Invariant, ...] = (
     *structure.INVARIANTS,

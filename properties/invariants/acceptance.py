@@ -5,19 +5,19 @@ from dataclasses import replace
 
 import numpy as np
 
-from properties.closeness import chain, noise
-from properties.finding import Compared, Finding
-from properties.invariant import TURNS, Fact, Invariant, NotApplicable, Oracle, Unobserved, needing
 from properties.invariants.processing import laws
 from properties.invariants.rows import compared
-from properties.subject import Subject
-from properties.ties import decided
-from properties.variants import dice, first, focus, relabelled, tree_of, with_tree
-from reference.acceptance import greedy_walk
+from properties.tolerance.closeness import chain, noise
+from properties.tolerance.ties import decided
+from properties.verdict.finding import Compared, Finding
+from properties.verdict.invariant import TURNS, Fact, Invariant, NotApplicable, Oracle, Unobserved, needing
+from properties.verdict.subject import Subject
+from properties.verdict.variants import dice, first, focus, relabelled, tree_of, with_tree
 from reference.architecture import Seeded
 from reference.case import Case
 from reference.draft import LanguageModel
-from reference.processing import scores
+from reference.oracle.acceptance import greedy_walk
+from reference.oracle.processing import scores
 from reference.trace import Array, Stage, Step
 from reference.tree import Tree
 

@@ -3,13 +3,13 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-from properties.closeness import Noise, noise, truth
-from properties.column import column
-from properties.finding import CONTROL, Compared, Finding
-from properties.invariant import TURNS, Fact, Invariant, NotApplicable, Oracle, needing
 from properties.invariants.rows import attended_beyond, compared, kv_differs, logits_beyond
-from properties.subject import Subject
-from properties.variants import dice, first, focus, pruned, shuffled, tree_of
+from properties.tolerance.closeness import Noise, noise, truth
+from properties.tolerance.mask_column import column
+from properties.verdict.finding import CONTROL, Compared, Finding
+from properties.verdict.invariant import TURNS, Fact, Invariant, NotApplicable, Oracle, needing
+from properties.verdict.subject import Subject
+from properties.verdict.variants import dice, first, focus, pruned, shuffled, tree_of
 from reference.case import Case
 from reference.trace import Array, Stage, Step
 from reference.tree import Tree

@@ -5,13 +5,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from properties.closeness import Noise, draft_kv_case, kv_case, noise
 from properties.commits import FASTER, admits, untrue
-from properties.finding import Compared, Finding
-from properties.invariant import TURNS, Fact, Invariant, NotApplicable, Oracle, Unobserved, needing
 from properties.invariants.rows import columns_of, kv_differs
-from properties.subject import Subject
-from properties.variants import pending_root
+from properties.tolerance.closeness import Noise, draft_kv_case, kv_case, noise
+from properties.verdict.finding import Compared, Finding
+from properties.verdict.invariant import TURNS, Fact, Invariant, NotApplicable, Oracle, Unobserved, needing
+from properties.verdict.subject import Subject
+from properties.verdict.variants import pending_root
 from reference.architecture import Architecture, Seeded
 from reference.case import Case
 from reference.draft import LanguageModel, Scripted

@@ -5,17 +5,18 @@ from dataclasses import replace
 
 import numpy as np
 
-from properties.finding import Compared, Finding
-from properties.invariant import TURNS, Fact, Invariant, NotApplicable, Oracle, Unobserved, needing
 from properties.invariants.drafts import drawn
 from properties.invariants.processing import EDGE, close, near_edge, output_before, sampled
-from properties.subject import Subject
-from reference import acceptance, growth, processing, tape
+from properties.verdict.finding import Compared, Finding
+from properties.verdict.invariant import TURNS, Fact, Invariant, NotApplicable, Oracle, Unobserved, needing
+from properties.verdict.subject import Subject
+from reference import tape
 from reference.architecture import Seeded
 from reference.case import Case
-from reference.chance import Taped
 from reference.draft import LanguageModel
-from reference.sampled import one_hot
+from reference.oracle import acceptance, processing, tree_growth
+from reference.oracle.coin_source import Taped
+from reference.oracle.sampled_step import one_hot
 from reference.trace import Array, Stage, Step
 from reference.tree import Tree
 
@@ -159,7 +160,10 @@ def _redrawn(case: Case, number: int, step: Step) -> dict[int, tuple[int, float]
             if not np.isfinite(np.array(left, dtype=np.float64)).all() or max(left) >= 1.0 or not any(left):
                 continue  # certain, or a law that the comparison above has already refused
             chance, place = _coins(case, number), placed[child]
-            drawn_tokens[child] = (growth.siblings(chance, "with-replacement", [left], [place])[place], chance.margin)
+            drawn_tokens[child] = (
+                tree_growth.siblings(chance, "with-replacement", [left], [place])[place],
+                chance.margin,
+            )
     return drawn_tokens
 
 

@@ -5,19 +5,19 @@ from contextlib import suppress
 
 import numpy as np
 
-from properties.chance.blackbox import judge_blocks
-from properties.chance.gate import log_bar
-from properties.conditional import walked
-from properties.finding import Compared, Evidence, Finding
 from properties.generations import ALONE, BESIDE, RUN_TESTS, Effort, Heard, listen
-from properties.invariant import Fact, Invariant, NotApplicable, Oracle, Unobserved, needing
 from properties.invariants.processing import sampled
-from properties.subject import Subject, Tables
-from properties.variants import dice
-from properties.worlds import world_of
-from reference import law
+from properties.laws.draw_by_draw import walked
+from properties.laws.sampled.blackbox import judge_blocks
+from properties.laws.sampled.gate import log_bar
+from properties.laws.worlds import world_of
+from properties.verdict.finding import Compared, Evidence, Finding
+from properties.verdict.invariant import Fact, Invariant, NotApplicable, Oracle, Unobserved, needing
+from properties.verdict.subject import Subject, Tables
+from properties.verdict.variants import dice
 from reference.architecture import Checkpoint
 from reference.case import Case
+from reference.oracle import law
 from reference.trace import Array, Stage, Step
 
 TV = 0.05
@@ -43,7 +43,7 @@ def doors(subject: Subject) -> Tables:
 def distribution(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     """Whole generations of every backend, by its request path; beside them its laws on tables, where it has tables.
 
-    Each of the two is a test of its own, whose evidence the gate of the run counts (`properties.chance.gate`).
+    Each of the two is a test of its own, whose evidence the gate of the run counts (`properties.laws.sampled.gate`).
     """
     if subject.tables is None or isinstance(case.model, Checkpoint):
         yield from _by_generations(case, oracle, subject, ALONE)

@@ -5,13 +5,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from properties.closeness import UNIT, rms
-from properties.finding import Compared, Finding, Tie
-from properties.invariant import Fact, Invariant, NotApplicable, Oracle, Unobserved, needing
 from properties.invariants.rows import placed
-from properties.subject import Subject
-from properties.ties import TIE_SIGMA
-from properties.variants import pending_root
+from properties.tolerance.closeness import UNIT, rms
+from properties.tolerance.ties import TIE_SIGMA
+from properties.verdict.finding import Compared, Finding, Tie
+from properties.verdict.invariant import Fact, Invariant, NotApplicable, Oracle, Unobserved, needing
+from properties.verdict.subject import Subject
+from properties.verdict.variants import pending_root
 from reference.case import Case
 from reference.draft import LanguageModel, Scripted
 from reference.sampling import Sampling, Stops
@@ -81,7 +81,7 @@ def switched(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     """Each step of a request that switches drafts proposes what the draft of that time does from scratch.
 
     A switch that came when no more was committed than the step's context came before the step. Company is judged as a
-    script of its own trees (`properties/company.py`), which says nothing of them.
+    script of its own trees (`properties/verdict/session_members.py`), which says nothing of them.
     """
     assert case.session is not None
     shared = subject(case).shared

@@ -5,21 +5,22 @@ from dataclasses import replace
 
 import numpy as np
 
-from properties import coinbox
-from properties.coinrun import ByRun, by_run
-from properties.finding import Compared, Finding
-from properties.invariant import TURNS, Fact, Invariant, NotApplicable, Oracle, Unobserved
 from properties.invariants.coins import NEEDS, told_by
 from properties.invariants.drafts import drawn
 from properties.invariants.processing import sampled
-from properties.subject import Subject, Tables
-from properties.worlds import promised, pruned, world_of
-from reference import law, tape
+from properties.laws import enumeration
+from properties.laws.one_run_at_a_time import ByRun, by_run
+from properties.laws.worlds import promised, pruned, world_of
+from properties.verdict.finding import Compared, Finding
+from properties.verdict.invariant import TURNS, Fact, Invariant, NotApplicable, Oracle, Unobserved
+from properties.verdict.subject import Subject, Tables
+from reference import tape
 from reference.case import Case
+from reference.oracle import law
+from reference.probability_world import Blocks, Given, World
 from reference.sampling import Sampling
 from reference.trace import Array, Stage
 from reference.tree import Shape, Tree
-from reference.world import Blocks, Given, World
 
 LIMIT = {"float64": 1e-10, "float32": 1e-6}
 """Total variation that an enumerated law may lie off: rounding of its thresholds, and nothing else."""
@@ -45,20 +46,20 @@ def tables_of(subject: Subject) -> Tables:
 
 def enumerated(
     subject: Subject, key: object, shape: Shape, dtype: str, evaluate: Callable[[Array], Blocks]
-) -> coinbox.Law:
+) -> enumeration.Law:
     """The exact law of `evaluate`, once per key."""
 
-    def make() -> coinbox.Law:
+    def make() -> enumeration.Law:
         grid = 2**53 if dtype == "float64" else 2**24
-        order, coins = coinbox.decisions(shape), tape.stride(len(shape))
+        order, coins = enumeration.decisions(shape), tape.stride(len(shape))
         most = min(MOST_CELLS, MOST_COINS // coins)
         try:
-            return coinbox.law(evaluate, coins, grid=grid, most_cells=most, order=order)
-        except coinbox.TooManyCells as many:
+            return enumeration.law(evaluate, coins, grid=grid, most_cells=most, order=order)
+        except enumeration.TooManyCells as many:
             raise NotApplicable(str(many)) from many
 
     found = subject.noted(key, make)
-    assert isinstance(found, coinbox.Law)
+    assert isinstance(found, enumeration.Law)
     return found
 
 
@@ -147,7 +148,7 @@ def law_joint(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
         yield Finding(name, Stage.ACCEPTED, 0, where, expected, observed, off / LIMIT[world.dtype])
 
 
-def _law_of(subject: Subject, tables: Tables, world: World, key: object) -> coinbox.Law:
+def _law_of(subject: Subject, tables: Tables, world: World, key: object) -> enumeration.Law:
     return enumerated(subject, key, world.shape, world.dtype, lambda coins: tables.rounds(world, coins))
 
 
@@ -159,7 +160,7 @@ def _joint(name: str, context: tuple[int, ...], wanted: object, seen: object, me
     return Finding(name, Stage.ACCEPTED, 0, where, float(true[token]), float(got[token]), measure)
 
 
-def _strayed(name: str, found: coinbox.Law, number: int) -> Iterator[Finding]:
+def _strayed(name: str, found: enumeration.Law, number: int) -> Iterator[Finding]:
     """A request whose outcome changes with its neighbours' coins has no law."""
     if found.strays:
         where: dict[str, int | str] = {"variant": "other requests in its batch"}

@@ -5,12 +5,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from properties.closeness import noise
-from properties.finding import Compared, Finding
-from properties.invariant import TURNS, Fact, Invariant, NotApplicable, Oracle, Unobserved, needing
 from properties.invariants.rows import compared, kv_differs, placed, rows_of
-from properties.subject import Subject
-from properties.variants import dice
+from properties.tolerance.closeness import noise
+from properties.verdict.finding import Compared, Finding
+from properties.verdict.invariant import TURNS, Fact, Invariant, NotApplicable, Oracle, Unobserved, needing
+from properties.verdict.subject import Subject
+from properties.verdict.variants import dice
 from reference.case import Case
 from reference.layout import PAGED, POISONS, KvLayout
 from reference.trace import Array, Stage, Step, Trace

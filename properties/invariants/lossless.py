@@ -5,18 +5,18 @@ from dataclasses import replace
 
 import numpy as np
 
-from properties.closeness import forced, noise
-from properties.finding import Compared, Finding
-from properties.invariant import TURNS, Fact, Invariant, NotApplicable, Oracle, Unobserved, needing
 from properties.invariants.acceptance import greedy_only
-from properties.judge import crash
-from properties.subject import Crashed, NoTrace, Subject
-from properties.ties import TIE_SIGMA, gaps, judge_tokens
-from properties.variants import dice
+from properties.tolerance.closeness import forced, noise
+from properties.tolerance.ties import TIE_SIGMA, gaps, judge_tokens
+from properties.verdict.finding import Compared, Finding
+from properties.verdict.invariant import TURNS, Fact, Invariant, NotApplicable, Oracle, Unobserved, needing
+from properties.verdict.judge import crash
+from properties.verdict.subject import Crashed, NoTrace, Subject
+from properties.verdict.variants import dice
 from reference.case import Case
 from reference.draft import LanguageModel, Scripted
-from reference.processing import scores
-from reference.stopping import clipped, ending
+from reference.oracle.processing import scores
+from reference.oracle.stopping import clipped, ending
 from reference.trace import Array, Stage, Step, Trace
 
 NONE = needing()

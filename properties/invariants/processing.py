@@ -4,12 +4,12 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from properties.closeness import UNIT, forced, noise
-from properties.finding import Compared, Finding
-from properties.invariant import Fact, Invariant, NotApplicable, Oracle, Unobserved, needing
-from properties.subject import Subject
-from reference import processing
+from properties.tolerance.closeness import UNIT, forced, noise
+from properties.verdict.finding import Compared, Finding
+from properties.verdict.invariant import Fact, Invariant, NotApplicable, Oracle, Unobserved, needing
+from properties.verdict.subject import Subject
 from reference.case import Case
+from reference.oracle import processing
 from reference.trace import Array, Stage, Step
 
 CLOSE = {"float64": 1e-9, "float32": 2e-5, "bfloat16": 2e-5, "float16": 2e-5}

@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from properties.closeness import Noise, beyond
-from properties.finding import Compared, Finding
-from properties.invariant import Fact, Unobserved
+from properties.tolerance.closeness import Noise, beyond
+from properties.verdict.finding import Compared, Finding
+from properties.verdict.invariant import Fact, Unobserved
 from reference.trace import Array, Kv, Stage, Step
 
 

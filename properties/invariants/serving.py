@@ -3,9 +3,9 @@
 from collections import Counter
 from collections.abc import Iterator
 
-from properties.finding import Compared, Finding
-from properties.invariant import Fact, Oracle, Unobserved
-from properties.subject import Subject
+from properties.verdict.finding import Compared, Finding
+from properties.verdict.invariant import Fact, Oracle, Unobserved
+from properties.verdict.subject import Subject
 from reference.case import Case
 from reference.draft import largest
 from reference.session import Account

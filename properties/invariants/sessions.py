@@ -5,15 +5,15 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
 
-from properties.closeness import noise
-from properties.company import Member, members
-from properties.finding import Compared, Finding
-from properties.invariant import TURNS, Fact, Invariant, NotApplicable, Oracle, Unobserved, needing
 from properties.invariants.rows import compared, placed
 from properties.invariants.serving import takes_part
-from properties.subject import Subject
-from properties.ties import TIE_SIGMA
-from properties.variants import dice
+from properties.tolerance.closeness import noise
+from properties.tolerance.ties import TIE_SIGMA
+from properties.verdict.finding import Compared, Finding
+from properties.verdict.invariant import TURNS, Fact, Invariant, NotApplicable, Oracle, Unobserved, needing
+from properties.verdict.session_members import Member, members
+from properties.verdict.subject import Subject
+from properties.verdict.variants import dice
 from reference.case import Case
 from reference.layout import PAGED
 from reference.session import Account, Session

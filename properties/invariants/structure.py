@@ -4,10 +4,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from properties.closeness import truth
-from properties.finding import Compared, Finding
-from properties.invariant import Fact, Invariant, Oracle, needing
-from properties.subject import Subject
+from properties.tolerance.closeness import truth
+from properties.verdict.finding import Compared, Finding
+from properties.verdict.invariant import Fact, Invariant, Oracle, needing
+from properties.verdict.subject import Subject
 from reference.case import Case
 from reference.trace import Array, Lowered, Stage
 from reference.tree import Tree

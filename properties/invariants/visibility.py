@@ -4,11 +4,11 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from properties.closeness import Noise, beyond, noise
-from properties.finding import Compared, Finding
-from properties.invariant import TURNS, Fact, Invariant, NotApplicable, Oracle, Unobserved, needing
-from properties.subject import Subject
-from properties.variants import changed_outside, first, focus, leak_designs, probes, tree_of
+from properties.tolerance.closeness import Noise, beyond, noise
+from properties.verdict.finding import Compared, Finding
+from properties.verdict.invariant import TURNS, Fact, Invariant, NotApplicable, Oracle, Unobserved, needing
+from properties.verdict.subject import Subject
+from properties.verdict.variants import changed_outside, first, focus, leak_designs, probes, tree_of
 from reference.architecture import Checkpoint, Seeded
 from reference.case import Case
 from reference.trace import Array, Stage, Step

@@ -9,7 +9,7 @@ from properties.strategies.prompts import tokens
 from properties.strategies.trees import Parents
 from reference.architecture import Seeded
 from reference.case import Case
-from reference.decoder import Oracle
+from reference.oracle.decoder import Oracle
 from reference.sampling import Sampling, Stops
 from reference.tree import Tree
 

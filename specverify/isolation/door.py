@@ -3,7 +3,7 @@
 from typing import Protocol
 
 from backends.base import Declaration
-from properties.subject import Subject
+from properties.verdict.subject import Subject
 from specverify.isolation.isolated import Isolated
 from specverify.isolation.limits import Patience, default_memory
 from specverify.isolation.wanted import Wanted

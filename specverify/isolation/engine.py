@@ -18,11 +18,11 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from properties.subject import Crashed, Declined, Live, NoTrace, Subject
+from properties.verdict.subject import Crashed, Declined, Live, NoTrace, Subject
 from specverify.isolation.lifeline import die_with
 from specverify.isolation.residue import changed, state
 from specverify.isolation.wire import Closed, Garbled, Wire
-from specverify.opening import ended, manifest, open_planted, subject_of
+from specverify.setup.subjects import ended, manifest, open_planted, subject_of
 
 COMPLAINTS = ("Unknown", "UnknownBackend", "UnusableInput", "WrongFlag", "Unavailable", "MissingInput")
 """Exceptions of opening that the worker raises again by name; any other is a defect of ours."""
@@ -173,7 +173,7 @@ class Served:
             del self._lives[min(self._lives)]
 
     def _admit(self, names: tuple[str, ...], vocabularies: tuple[int, ...]) -> None:
-        from specverify import processors
+        from specverify.setup import processors
 
         processors.admit(names, *vocabularies)
 

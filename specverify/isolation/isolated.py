@@ -6,18 +6,18 @@ from typing import Any
 
 from backends.base import Declaration, Unavailable, WrongFlag
 from backends.registry import UnknownBackend
-from properties.subject import Crashed, Declined, Live, NoTrace, Subject
+from properties.verdict.subject import Crashed, Declined, Live, NoTrace, Subject
 from reference.case import Case
+from reference.probability_world import Blocks, Given, World
 from reference.session import Action
 from reference.trace import Array, Stage, Trace
-from reference.world import Blocks, Given, World
-from specverify.admits import outside
 from specverify.isolation.keeping import Lost
 from specverify.isolation.limits import Patience, processor_s
 from specverify.isolation.process import EngineProcess, Limits
 from specverify.isolation.wanted import Wanted
-from specverify.selection import Unknown
-from specverify.unusable import MissingInput, UnusableInput
+from specverify.setup.admits import outside
+from specverify.setup.errors import MissingInput, UnusableInput
+from specverify.setup.selection import Unknown
 
 COMPLAINTS: dict[str, type[Exception]] = {
     one.__name__: one for one in (Unknown, UnknownBackend, UnusableInput, WrongFlag, Unavailable, MissingInput)
@@ -175,7 +175,7 @@ class Isolated:
 
 
 class RemoteTables:
-    """A backend's tables in its own process; see `properties.subject.Tables`."""
+    """A backend's tables in its own process; see `properties.verdict.subject.Tables`."""
 
     def __init__(self, backend: Isolated) -> None:
         self._backend = backend

@@ -7,16 +7,16 @@ import pytest
 from backends import faults
 from backends.base import Unavailable
 from properties.invariants import ALL
-from properties.judge import judge
-from reference.decoder import Oracle
+from properties.verdict.judge import judge
+from reference.oracle.decoder import Oracle
 from reports import bundle
-from specverify.opening import open_planted, subject_of
 from specverify.pytest_plugin import BackendUnderTest
+from specverify.setup.subjects import open_planted, subject_of
 
 CORPUS = sorted((Path(__file__).parent.parent / "corpus").glob("*.json"))
 
 CASES = sorted((Path(__file__).parent.parent / "corpus" / "cases").glob("*.json"))
-"""Named by what they exercise; `tests/meta/test_corpus_cases.py` says which errors each one shows."""
+"""Named by what they exercise; `tests/meta/faults/test_corpus_cases.py` says which errors each one shows."""
 
 
 @pytest.mark.parametrize("file", [*CORPUS, *CASES], ids=lambda file: file.stem)

@@ -5,15 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from properties.machine import ROUND, play
+from properties.live.machine import ROUND, play
+from properties.live.watch import Played
 from properties.tally import Failure
-from properties.watch import Played
-from reference.decoder import Oracle
 from reference.layout import KINDS, PAGED
+from reference.oracle.decoder import Oracle
 from reports import bundle
-from reports.terminal import failure_page
-from specverify.environment import environment
+from reports.pages.terminal import failure_page
 from specverify.pytest_plugin import BackendUnderTest
+from specverify.setup.environment import environment
 
 STEPS, INTERRUPTIONS = 20_000, 1_000
 """What the slow test plays at least."""

@@ -17,7 +17,7 @@ import numpy as np
 
 from backends.base import Declaration
 from reference.case import Case
-from reference.decoder import Oracle
+from reference.oracle.decoder import Oracle
 from reference.trace import Stage, Trace
 
 MARK = 3

@@ -5,9 +5,9 @@ from dataclasses import dataclass, field, replace
 
 from backends.base import Declaration
 from reference.case import Case
-from reference.decoder import Oracle
 from reference.draft import Draft, Scripted, largest
 from reference.malformed import Malformed
+from reference.oracle.decoder import Oracle
 from reference.session import Account, Action, Session
 from reference.trace import Array, Emitted, Shared, Stage, Step, Trace
 from reference.tree import Tree

@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
+from backends.engine.backend import EngineBackend
 from backends.engine.seams import Seams
-from backends.engine_backend import EngineBackend
 from reference.case import Case
 from reference.trace import Trace
 

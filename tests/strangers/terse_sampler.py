@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 from backends.base import Declaration
-from backends.eager import open_cpu
-from backends.engine_backend import EngineBackend
+from backends.compositions.eager import open_cpu
+from backends.engine.backend import EngineBackend
 from reference.case import Case
 from reference.rules import RULES
 from reference.trace import Stage, Step, Trace

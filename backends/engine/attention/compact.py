@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
-from backends.engine.attention.columns import Columns, Paging
+from backends.engine.columns import Columns, Paging
 
 WORD = 32
 """Bits of a word; the last one is the sign of an int32."""

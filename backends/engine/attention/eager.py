@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from backends.engine.attention.columns import Columns
+from backends.engine.columns import Columns
 
 
 def eager(query: Tensor, columns: Columns, scaling: float) -> Tensor:

@@ -7,9 +7,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from backends.engine.attention.columns import Attend, Columns
 from backends.engine.attention.gathered import eager_gathered
 from backends.engine.attention.triton_launch import paged
+from backends.engine.columns import Attend, Columns
 
 DTYPES = (torch.float16, torch.bfloat16)
 HEAD_DIMS = (64, 128, 256)

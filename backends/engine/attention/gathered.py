@@ -5,8 +5,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from backends.engine.attention.columns import Columns, Paging
 from backends.engine.attention.eager import eager
+from backends.engine.columns import Columns, Paging
 
 
 def eager_gathered(query: Tensor, columns: Columns, scaling: float) -> Tensor:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend
 
-from backends.engine.attention.columns import Columns
+from backends.engine.columns import Columns
 
 
 def shown(columns: Columns) -> Tensor:

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from backends.engine.attention.columns import Attend, Columns
 from backends.engine.attention.compact import Compact, compact
 from backends.engine.attention.gathered import eager_gathered
+from backends.engine.columns import Attend, Columns
 
 Partial = tuple[Tensor, Tensor]
 """Softmax over some columns [..., D], and the log-sum-exp of their scores [...]: zeros and minus infinity for none."""

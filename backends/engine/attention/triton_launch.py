@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from backends.engine.attention.columns import Attend, Columns, Paging
 from backends.engine.attention.compact import Compact, compact
 from backends.engine.attention.gathered import eager_gathered
+from backends.engine.columns import Attend, Columns, Paging
 
 Kernel = Any
 """A Triton kernel, compiled on its first launch or interpreted: `kernel[grid](*arguments, **constants)`."""

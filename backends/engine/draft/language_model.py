@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor
 
-from backends.engine.causal_lm import CausalLm, Rows
 from backends.engine.draft.base import Proposal
 from backends.engine.kv.base import KvCache
+from backends.engine.model.causal_lm import CausalLm, Rows
 from backends.engine.sampling.step import StepSampling
 from backends.engine.seams import Seams
 from reference.tree import RankTree, Tree

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from transformers import Cache
 
-from backends.engine.attention.columns import Columns, Paging
+from backends.engine.columns import Columns, Paging
 from backends.engine.kv.base import KvCache
 from backends.engine.kv.paged import Paged, Pool
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from backends.engine.sampling.forest import Forest
-from reference import custom
+from reference import user_processors
 from reference.sampling import Sampling, Stops
 
 
@@ -102,7 +102,10 @@ def _custom(name: str, logits: Tensor, past: History) -> Tensor:
     """The user's own function, row by row: it is written for one."""
     rows = logits.detach().cpu().double().numpy()
     changed = [
-        [custom.applied(name, past.sequence(request, node), rows[request, node]) for node in range(rows.shape[1])]
+        [
+            user_processors.applied(name, past.sequence(request, node), rows[request, node])
+            for node in range(rows.shape[1])
+        ]
         for request in range(rows.shape[0])
     ]
     return torch.tensor(np.array(changed), dtype=logits.dtype, device=logits.device)

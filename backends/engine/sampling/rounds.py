@@ -12,9 +12,9 @@ from backends.engine.sampling.drawing import named
 from backends.engine.sampling.forest import Forest, forest
 from backends.engine.sampling.seams import SamplingSeams
 from backends.engine.sampling.verify import Accepted, verify
+from reference.probability_world import Blocks, Given, World
 from reference.tape import stride
 from reference.trace import Array
-from reference.world import Blocks, Given, World
 
 DTYPES = {"float64": torch.float64, "float32": torch.float32}
 

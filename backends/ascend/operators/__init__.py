@@ -1,0 +1,1 @@
+"""The Ascend operators by their documented contract, emulated on the CPU."""

@@ -1,0 +1,57 @@
+"""Puts the emulation behind `torch.ops.npu` and `torch.ops.atb` on the CPU, under the wheel's own schemas."""
+
+from collections.abc import Callable
+from functools import lru_cache
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+
+from backends.ascend.operators import cache_writes, infer_attention, rotary_norm, schemas, shapes
+from backends.ascend.operators.fusion_attention import fusion_attention
+from backends.ascend.operators.splitfuse import splitfuse
+
+KERNELS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
+    "npu_fused_infer_attention_score": (infer_attention.version_1, shapes.infer_attention),
+    "npu_fused_infer_attention_score_v2": (infer_attention.version_2, shapes.infer_attention),
+    "npu_fusion_attention": (fusion_attention, shapes.fusion_attention),
+    "npu_scatter_nd_update_": (cache_writes.scatter_nd_update_, shapes.first),
+    "npu_scatter_pa_kv_cache": (cache_writes.scatter_pa_kv_cache, shapes.nothing),
+    "scatter_update_": (cache_writes.scatter_update_, shapes.first),
+    "npu_rotary_mul": (rotary_norm.rotary_mul, shapes.like_first),
+    "npu_apply_rotary_pos_emb": (rotary_norm.apply_rotary_pos_emb, shapes.rotated),
+    "npu_rms_norm": (rotary_norm.rms_norm, shapes.rms_norm),
+    "npu_add_rms_norm": (rotary_norm.add_rms_norm, shapes.add_rms_norm),
+    "_npu_reshape_and_cache": (cache_writes.reshape_and_cache, shapes.nothing),
+    "_npu_paged_attention_splitfuse": (splitfuse, shapes.nothing),
+}
+"""Of each operator, what runs on the CPU and what tells shapes."""
+
+Library: Any = torch.library.Library
+
+
+@lru_cache(maxsize=1)
+def install() -> tuple[Any, ...]:
+    """Register every operator, once; what it returns must stay alive.
+
+    Only the CPU's dispatch key is taken, so that a device's own kernels are never shadowed. Where torch_npu is
+    installed, its schemas and Meta kernels come first: the same process then holds device and emulation.
+
+    Raises:
+        ImportError: where torch_npu is installed and does not import.
+    """
+    if find_spec("torch_npu") is not None:
+        import torch_npu  # type: ignore[import-not-found, unused-ignore]  # noqa: F401 - registers its schemas
+    libraries = []
+    for namespace, known in (("npu", schemas.NPU), ("atb", schemas.ATB)):
+        fragment = Library(namespace, "FRAGMENT")
+        on_cpu = Library(namespace, "IMPL", "CPU")
+        without_data = Library(namespace, "IMPL", "Meta")
+        for name, schema in known.items():
+            kernel, meta = KERNELS[name]
+            if not hasattr(getattr(torch.ops, namespace), name):
+                fragment.define(schema)
+                without_data.impl(name, meta)
+            on_cpu.impl(name, kernel)
+        libraries += [fragment, on_cpu, without_data]
+    return tuple(libraries)

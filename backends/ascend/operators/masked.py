@@ -1,0 +1,101 @@
+"""One request's attention as Ascend's kernels define it: a mask that selects a finite minimum, and sparse modes."""
+
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from backends.ascend.operators.rules import defined, demand
+
+WIDE_OPEN = 2147483647
+"""Default of pre_tokens and next_tokens: no band."""
+
+COMPRESSED = 2048
+"""Side of the one mask that sparse modes 2, 3 and 4 take."""
+
+
+def attend(
+    query: Tensor, key: Tensor, value: Tensor, masked: Tensor | None, scale: float, precise: int, family: str
+) -> tuple[Tensor, Tensor]:
+    """Attention of one request.
+
+    Masked scores become a finite minimum, never minus infinity: a row whose keys are all masked is the mean of the
+    values, or zero where bit 1 of `precise` asks for it. The softmax runs in float32; its weights are rounded to the
+    dtype of the inputs before they meet the values.
+
+    Args:
+        query: [N, S1, D].
+        key: [Nkv, S2, D].
+        value: As `key`.
+        masked: bool [S1, S2] or [N, S1, S2], True where a key takes no part; None for none.
+        scale: Multiplies scores.
+        precise: inner_precise of the call.
+        family: Prefix of the rule about rows that see nothing.
+
+    Returns:
+        Output [N, S1, D] in the query's dtype, and the log of the sum of exponentials, float32 [N, S1].
+    """
+    heads, groups = query.shape[0], query.shape[0] // key.shape[0]
+    rows, columns, dim = query.shape[1], key.shape[1], query.shape[2]
+    # Queries of one KV head lie one after another: a view in place of a copy of keys for each of them.
+    grouped = query.float().reshape(key.shape[0], groups * rows, dim)
+    scores = (grouped @ key.float().transpose(-1, -2)).view(heads, rows, columns) * scale
+    dead = None
+    if masked is not None:
+        least = -65504.0 if query.dtype == torch.float16 and precise & 1 else torch.finfo(torch.float32).min
+        scores = scores.masked_fill(masked, least)
+        dead = masked.all(-1).expand(heads, rows)
+    most = scores.amax(-1, keepdim=True)
+    weights = torch.exp(scores - most)
+    total = weights.sum(-1, keepdim=True)
+    mixed = weights.to(query.dtype).float().view(key.shape[0], groups * rows, columns) @ value.float()
+    out = mixed.view(heads, rows, value.shape[-1]) / total
+    lse = (torch.log(total) + most).squeeze(-1)
+    if dead is not None and bool(dead.any()):
+        if precise & 2 and family == "fia":
+            out, lse = out.masked_fill(dead[..., None], 0.0), lse.masked_fill(dead, float("inf"))
+        else:
+            row = int(dead.any(0).nonzero()[0])
+            defined(False, f"{family}.row-fully-masked", f"query row {row} has every key masked")
+    return out.to(query.dtype), lse
+
+
+@lru_cache(maxsize=1)
+def compressed() -> Tensor:
+    """The compressed causal mask: bool [2048, 2048], True strictly above the diagonal."""
+    return torch.triu(torch.ones(COMPRESSED, COMPRESSED, dtype=torch.bool), 1)
+
+
+def check_compressed(mask: Tensor | None, sparse_mode: int, family: str) -> None:
+    """Refuse any mask but the compressed one."""
+    demand(
+        mask is not None, f"{family}.mask-required", f"attenMask should not be null when sparse_mode is {sparse_mode}."
+    )
+    assert mask is not None
+    side = (COMPRESSED, COMPRESSED)
+    demand(
+        tuple(mask.shape) in (side, (1, *side), (1, 1, *side)),
+        f"{family}.mask-2048",
+        f"attenMask shape must be (2048, 2048) or (1, 2048, 2048) or (1, 1, 2048, 2048) when sparse mode = "
+        f"{sparse_mode}, but got {list(mask.shape)}",
+    )
+    defined(
+        torch.equal(mask.reshape(side).bool(), compressed()),
+        f"{family}.mask-2048-content",
+        "the mask of sparse modes 2, 3 and 4 is 1 strictly above the diagonal and nothing else",
+    )
+
+
+def by_mode(sparse_mode: int, rows: int, columns: int, before: int, after: int, given: bool) -> Tensor | None:
+    """Booleans [rows, columns]: what the sparse mode masks by itself; None for nothing.
+
+    Modes 0 and 4 keep a band of `before` keys on the left and `after` on the right of the diagonal, which begins at the
+    top left (0) or ends at the bottom right (4); mode 0 only where a mask was `given`. Mode 2 is causal from the top
+    left, so that it ignores a cached prefix; mode 3 is causal to the bottom right.
+    """
+    if sparse_mode == 1 or (sparse_mode == 0 and (not given or min(before, after) >= max(rows, columns))):
+        return None
+    row, column = torch.arange(rows)[:, None], torch.arange(columns)[None]
+    offset = 0 if sparse_mode in (0, 2) else columns - rows
+    ahead = column - row - offset
+    return ahead > 0 if sparse_mode in (2, 3) else (ahead > after) | (-ahead > before)

@@ -1,0 +1,71 @@
+"""Paged caches of Ascend's attention: which shapes a cache may have, and what a block table finds in it."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from backends.ascend.operators.rules import NotEmulated, defined, demand
+
+
+@dataclass(frozen=True)
+class Cache:
+    """Keys and values in blocks.
+
+    Attributes:
+        key: [blocks, block size, KV_N, D].
+        value: As `key`.
+        rule: The rule about ids outside the blocks.
+    """
+
+    key: Tensor
+    value: Tensor
+    rule: str = "fia.block-id"
+
+    def columns(self, table: Tensor, length: int) -> tuple[Tensor, Tensor]:
+        """Keys and values [KV_N, length, D] of the request with block table `table`, int32 [blocks].
+
+        Nothing on the device checks an id. Where the kernel's behaviour is asked for, foreign memory is NaN.
+        """
+        size, total = self.key.shape[1], self.key.shape[0]
+        needed = -(-length // size)
+        ids = table[:needed].long()
+        exists = (ids >= 0) & (ids < total)
+        all_there = bool(exists.all()) and len(ids) == needed
+        defined(all_there, self.rule, f"block ids {ids.tolist()} for {needed} blocks of a cache of {total}")
+        taken = []
+        for cells in (self.key, self.value):
+            found = cells[ids.clamp(0, total - 1)]
+            if not all_there:
+                found = found.clone()
+                found[~exists] = float("nan")
+            taken.append(found.flatten(0, 1)[:length].transpose(0, 1))
+        return taken[0], taken[1]
+
+
+def check_table(table: Tensor, batch: int, size: int, rows: int) -> None:
+    """What a block table and a block size must keep, `rows` query rows for each of `batch` requests."""
+    said = f"blockTable only support int32 when PA enable, got {table.dtype}"
+    demand(table.dtype == torch.int32, "fia.table-int32", said)
+    said = f"the block table must be (B = {batch}, blocks), but is {list(table.shape)}"
+    demand(table.dim() == 2 and table.shape[0] == batch, "fia.table-shape", said)
+    if rows == 1:
+        said = f"blockSize={size}, it need align to 16 when kv dtype is fp16/bf16, and can't be 0 or greater than 512"
+        demand(0 < size <= 512 and size % 16 == 0, "fia.block-size-one-row", said)
+    else:
+        said = f"block size({size}) should be a multiple of 128, and can't greater than 512 when PA enable"
+        demand(0 < size <= 512 and size % 128 == 0, "fia.block-size", said)
+
+
+def cache_of(key: Tensor, value: Tensor, heads: int, dim: int, size: int, layout: str) -> Cache:
+    """The cache that `key` and `value` are, for a query in `layout`."""
+    if key.dim() == 5:
+        raise NotEmulated("an NZ cache")
+    said = f"keyCache {list(key.shape)} with blockSize {size}, {heads} KV heads, D = {dim} and a query in {layout}"
+    if key.dim() == 3:
+        demand(key.shape[2] <= 65535, "fia.cache-width", f"KV_N*D of the cache is {key.shape[2]}, at most 65535")
+        demand(key.shape[1:] == (size, heads * dim) and key.shape == value.shape, "fia.cache-shape", said)
+        return Cache(key.view(-1, size, heads, dim), value.view(-1, size, heads, dim))
+    fits = key.dim() == 4 and layout in ("BNSD", "TND") and key.shape == value.shape
+    demand(fits and tuple(key.shape[1:]) == (heads, size, dim), "fia.cache-shape", said)
+    return Cache(key.transpose(1, 2), value.transpose(1, 2))

@@ -1,0 +1,76 @@
+"""Rotary embedding and RMS norm of Ascend, emulated: tables, modes and the number of things that are returned."""
+
+import torch
+from torch import Tensor
+
+from backends.ascend.operators.rules import NotEmulated, demand
+
+
+def _turned(tensor: Tensor, mode: str) -> Tensor:
+    if mode == "half":
+        first, second = tensor.chunk(2, -1)
+        return torch.cat([-second, first], -1)
+    return torch.stack([-tensor[..., 1::2], tensor[..., ::2]], -1).flatten(-2)
+
+
+def _rotated(tensor: Tensor, cos: Tensor, sin: Tensor, mode: str) -> Tensor:
+    wide = tensor.float()
+    return (wide * cos.float() + _turned(wide, mode) * sin.float()).to(tensor.dtype)
+
+
+def rotary_mul(
+    input: Tensor, r1: Tensor, r2: Tensor, rotary_mode: str = "half", rotate: Tensor | None = None
+) -> Tensor:
+    """`input * r1 + turned(input) * r2`; r1 is the cosine, r2 the sine."""
+    if rotate is not None:
+        raise NotEmulated("a rotate matrix in npu_rotary_mul")
+    demand(rotary_mode in ("half", "interleave"), "rot.mode", f"rotary_mode {rotary_mode!r}")
+    shape = input.shape
+    said = f"input {list(shape)}, r1 {list(r1.shape)}, r2 {list(r2.shape)}"
+    four = input.dim() == r1.dim() == 4 and r1.shape == r2.shape
+    demand(four, "rot.shape", said)
+    demand(shape[3] % 2 == 0 and shape[3] < 896, "rot.head-dim", f"D({shape[3]}) must be even and below 896")
+    outer = all(table in (1, own) for table, own in zip(r1.shape[:3], shape[:3], strict=True))
+    rows = r1.shape[1] == shape[1] or r1.shape[2] == shape[2]
+    demand(outer and rows and r1.shape[3] == shape[3], "rot.shape", said)
+    return _rotated(input, r1, r2, rotary_mode)
+
+
+def apply_rotary_pos_emb(
+    query: Tensor, key: Tensor, cos: Tensor, sin: Tensor, layout: str = "BSND", rotary_mode: str = "half"
+) -> tuple[Tensor, Tensor]:
+    """Query and key rotated in place, as the operator documents; the schema names no alias."""
+    known = {"BSND": 4, "TND": 3}.get(layout) == query.dim() and rotary_mode == "half"
+    demand(known, "arp.layout", f"layout {layout!r} with {query.dim()} axes, rotary_mode {rotary_mode!r}")
+    demand(query.shape[-1] in (64, 128), "arp.head-dim", f"D({query.shape[-1]}) must be 64 or 128")
+    demand(query.dtype == key.dtype == cos.dtype == sin.dtype, "arp.dtype", "query, key, cos and sin differ in dtype")
+    expected = (*query.shape[:-2], 1, query.shape[-1])
+    alike = tuple(cos.shape) == tuple(sin.shape) == expected and key.shape[:-2] == query.shape[:-2]
+    said = f"query {list(query.shape)}, key {list(key.shape)}, cos {list(cos.shape)}, expected {list(expected)}"
+    demand(alike and key.shape[-1] == query.shape[-1], "arp.shape", said)
+    for tensor in (query, key):
+        tensor.copy_(_rotated(tensor, cos, sin, rotary_mode))
+    return query, key
+
+
+def rms_norm(input: Tensor, gamma: Tensor, epsilon: float = 1e-6) -> tuple[Tensor, Tensor]:
+    """The normalised input in its dtype, and 1 / rms, float32, with 1 in place of the normalised axes."""
+    alike = gamma.shape == input.shape[input.dim() - gamma.dim() :] and gamma.dtype in (input.dtype, torch.float32)
+    said = f"gamma {gamma.dtype} {list(gamma.shape)} for an input {input.dtype} {list(input.shape)}"
+    demand(alike, "rms.gamma", said)
+    return _normed(input, gamma, epsilon)
+
+
+def add_rms_norm(x1: Tensor, x2: Tensor, gamma: Tensor, epsilon: float = 1e-6) -> tuple[Tensor, Tensor, Tensor]:
+    """The normalised sum, 1 / rms of it, and the sum: three tensors."""
+    alike = x1.shape == x2.shape and x1.dtype == x2.dtype and gamma.shape == x1.shape[x1.dim() - gamma.dim() :]
+    demand(alike, "add-rms.inputs", f"x1 {x1.dtype} {list(x1.shape)}, x2 {x2.dtype} {list(x2.shape)}")
+    total = (x1.float() + x2.float()).to(x1.dtype)
+    return *_normed(total, gamma, epsilon), total
+
+
+def _normed(input: Tensor, gamma: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
+    axes = tuple(range(input.dim() - gamma.dim(), input.dim()))
+    wide = input.float()
+    scale = torch.rsqrt(wide.square().mean(axes, keepdim=True) + epsilon)
+    return (wide * scale * gamma.float()).to(input.dtype), scale

@@ -1,0 +1,61 @@
+"""Shapes of what Ascend's operators return, for tensors without data: the Meta kernels of the emulation."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from backends.ascend.operators.layouts import LAYOUTS, from_bnsd, to_bnsd
+
+
+def infer_attention(query: Tensor, key: Tensor, value: Tensor, **named: Any) -> tuple[Tensor, Tensor]:
+    """Output and log of the sum of exponentials of npu_fused_infer_attention_score, by the names of either version."""
+    heads = int(named.get("num_heads", named.get("num_query_heads", 1)))
+    taken, returned = LAYOUTS[named.get("input_layout", "BSH")]
+    asked = named.get("softmax_lse_flag", named.get("return_softmax_lse", False))
+    if taken == "TND":
+        out, shape = torch.empty_like(query), [*query.shape[:2], 1]
+    else:
+        rows = to_bnsd(query, taken, heads)
+        out, shape = from_bnsd(torch.empty_like(rows), returned), [*rows.shape[:3], 1]
+    return out, query.new_empty(shape if asked else [0], dtype=torch.float32)
+
+
+def fusion_attention(
+    query: Tensor, key: Tensor, value: Tensor, head_num: int, input_layout: str, *_: Any, **__: Any
+) -> tuple[Tensor, Tensor, Tensor, Tensor, int, int, int]:
+    """The seven results of npu_fusion_attention."""
+    rows = to_bnsd(query, input_layout, head_num)
+    pair = [query.new_empty([*rows.shape[:3], 8], dtype=torch.float32) for _ in range(2)]
+    return torch.empty_like(query).contiguous(), *pair, query.new_empty([0]), 0, 0, 0  # type: ignore[return-value]
+
+
+def first(tensor: Tensor, *_: Any, **__: Any) -> Tensor:
+    """In place: the first argument."""
+    return tensor
+
+
+def like_first(tensor: Tensor, *_: Any, **__: Any) -> Tensor:
+    """As the first argument."""
+    return torch.empty_like(tensor)
+
+
+def nothing(*_: Any, **__: Any) -> None:
+    """Operators that return nothing."""
+
+
+def rotated(query: Tensor, key: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+    """As query and key."""
+    return torch.empty_like(query), torch.empty_like(key)
+
+
+def rms_norm(input: Tensor, gamma: Tensor, epsilon: float = 1e-6) -> tuple[Tensor, Tensor]:
+    """As the input, and float32 with 1 in place of the normalised axes."""
+    kept = input.dim() - gamma.dim()
+    shape = [*input.shape[:kept], *[1] * gamma.dim()]
+    return torch.empty_like(input), input.new_empty(shape, dtype=torch.float32)
+
+
+def add_rms_norm(x1: Tensor, x2: Tensor, gamma: Tensor, epsilon: float = 1e-6) -> tuple[Tensor, Tensor, Tensor]:
+    """As `rms_norm`, and the sum."""
+    return *rms_norm(x1, gamma), torch.empty_like(x1)

@@ -1,0 +1,277 @@
+"""Of each rule of the contract, one call that satisfies it and one that breaks it."""
+
+import torch
+from torch import Tensor
+
+from backends.ascend.encodings import compressed
+from backends.ascend.probe.calls import (
+    KV,
+    SIZE,
+    Arguments,
+    B,
+    C,
+    D,
+    Example,
+    N,
+    T,
+    added_norm,
+    additive,
+    both_rotary,
+    dense,
+    fusion,
+    hidden,
+    integers,
+    nd,
+    norm,
+    numbers,
+    one_row,
+    paged,
+    plain_cache,
+    ragged,
+    reshape,
+    rotary,
+    split,
+    update,
+)
+
+
+def _narrow(dim: int) -> Arguments:
+    return {"query": numbers(B, N, T, dim), "key": numbers(B, KV, C, dim), "value": numbers(B, KV, C, dim)}
+
+
+def _tree_in_compressed() -> Tensor:
+    mask = compressed(torch.device("cpu"))
+    mask[5, 3] = True
+    return mask
+
+
+def _blind(*shape: int) -> Tensor:
+    mask = hidden(*shape)
+    mask[..., 1, :] = True
+    return mask
+
+
+CAUSAL = {"sparse_mode": 3}
+
+EXAMPLES: tuple[Example, ...] = (
+    Example("fia.layout", dense, lambda: dense(input_layout="BSH")),
+    Example("fia.dtype", dense, lambda: dense(query=numbers(B, N, T, D).float())),
+    Example("fia.kv-dtype", dense, lambda: dense(key=numbers(B, KV, C, D).bfloat16())),
+    Example("fia.contiguous", dense, lambda: dense(key=numbers(B, C, KV, D).transpose(1, 2))),
+    Example("fia.rank", dense, lambda: dense(value=numbers(B, KV, C - 1, D))),
+    Example("fia.heads", dense, lambda: dense(num_heads=2 * N)),
+    Example("fia.gqa", dense, lambda: dense(num_key_value_heads=0)),
+    Example("fia.head-dim-16", lambda: dense(**_narrow(48)), lambda: dense(**_narrow(24))),
+    Example("fia.head-dim-512", lambda: dense(**_narrow(512)), lambda: dense(**_narrow(528))),
+    Example(
+        "fia.mask-dtype",
+        lambda: dense(atten_mask=hidden(T, C)),
+        lambda: dense(atten_mask=hidden(T, C).to(torch.float16)),
+    ),
+    Example(
+        "fia.mask-values",
+        lambda: dense(atten_mask=hidden(T, C, dtype=torch.int8)),
+        lambda: dense(atten_mask=2 * hidden(T, C, dtype=torch.int8)),
+    ),
+    Example("fia.mask-dim", lambda: dense(atten_mask=hidden(B, T, C)), lambda: dense(atten_mask=hidden(1, B, 1, T, C))),
+    Example(
+        "fia.mask-shape",
+        lambda: dense(atten_mask=hidden(B, 1, T, C)),
+        lambda: dense(atten_mask=hidden(B, 1, T, C - 1)),
+    ),
+    Example(
+        "fia.mask-heads",
+        lambda: dense(atten_mask=hidden(B, 1, T, C)),
+        lambda: dense(atten_mask=hidden(B, N, T, C)),
+    ),
+    Example(
+        "fia.one-row-mask-batch",
+        lambda: one_row(atten_mask=hidden(B, 1, 1, C)),
+        lambda: one_row(atten_mask=hidden(1, 1, 1, C)),
+    ),
+    Example(
+        "fia.one-row-mask-length",
+        lambda: one_row(atten_mask=hidden(B, 1, 1, C)),
+        lambda: one_row(atten_mask=hidden(B, 1, 1, C - 1)),
+    ),
+    Example(
+        "fia.one-row-mask-512",
+        lambda: one_row(atten_mask=hidden(B, 1, 1, 512)),
+        lambda: one_row(atten_mask=hidden(B, 1, 1, 513)),
+    ),
+    Example("fia.sparse-mode", dense, lambda: dense(sparse_mode=9, atten_mask=hidden(T, C))),
+    Example("fia.mask-required", lambda: dense(sparse_mode=1, atten_mask=hidden(T, C)), lambda: dense(sparse_mode=1)),
+    Example(
+        "fia.mask-2048",
+        lambda: dense(**CAUSAL, atten_mask=compressed(torch.device("cpu"))),
+        lambda: dense(**CAUSAL, atten_mask=hidden(T, C)),
+    ),
+    Example(
+        "fia.mask-2048-content",
+        lambda: dense(**CAUSAL, atten_mask=compressed(torch.device("cpu"))),
+        lambda: dense(**CAUSAL, atten_mask=_tree_in_compressed()),
+    ),
+    Example("fia.inner-precise", lambda: dense(inner_precise=2), lambda: one_row(inner_precise=2)),
+    Example(
+        "fia.row-fully-masked",
+        lambda: dense(atten_mask=_blind(T, C), inner_precise=2),
+        lambda: dense(atten_mask=_blind(T, C)),
+    ),
+    Example(
+        "fia.lengths-count",
+        lambda: dense(actual_seq_lengths_kv=[C]),
+        lambda: dense(
+            query=numbers(3, N, T, D),
+            key=numbers(3, KV, C, D),
+            value=numbers(3, KV, C, D),
+            actual_seq_lengths_kv=[C, C],
+        ),
+    ),
+    Example(
+        "fia.lengths-range",
+        lambda: dense(actual_seq_lengths_kv=[C, C]),
+        lambda: dense(actual_seq_lengths_kv=[C, C + 1]),
+    ),
+    Example("fia.table-int32", paged, lambda: paged(block_table=integers([1, 3], [2, 0], dtype=torch.int64))),
+    Example("fia.table-shape", paged, lambda: paged(block_table=integers([1, 3]))),
+    Example("fia.table-lengths", paged, lambda: paged(actual_seq_lengths_kv=None)),
+    Example(
+        "fia.block-size",
+        paged,
+        lambda: paged(
+            key=numbers(4, 16, KV * D), value=numbers(4, 16, KV * D), block_size=16, actual_seq_lengths_kv=[C, 17]
+        ),
+    ),
+    Example(
+        "fia.block-size-one-row",
+        lambda: paged(
+            query=numbers(B, N, 1, D),
+            key=numbers(4, 16, KV * D),
+            value=numbers(4, 16, KV * D),
+            block_size=16,
+            actual_seq_lengths_kv=[C, 17],
+        ),
+        lambda: paged(
+            query=numbers(B, N, 1, D),
+            key=numbers(4, 8, KV * D),
+            value=numbers(4, 8, KV * D),
+            block_size=8,
+            actual_seq_lengths_kv=[9, 9],
+        ),
+    ),
+    Example("fia.cache-shape", paged, lambda: paged(key=numbers(4, SIZE, KV, D), value=numbers(4, SIZE, KV, D))),
+    Example(
+        "fia.cache-width",
+        paged,
+        lambda: paged(
+            query=numbers(B, 128, T, 512),
+            num_heads=128,
+            num_key_value_heads=128,
+            key=numbers(1, SIZE, 128 * 512),
+            value=numbers(1, SIZE, 128 * 512),
+            block_table=integers([0], [0]),
+            actual_seq_lengths_kv=[1, 1],
+        ),
+    ),
+    Example("fia.block-id", paged, lambda: paged(block_table=integers([1, 3], [2, 4])), foreign=True),
+    Example("fia.tnd-lengths", ragged, lambda: ragged(actual_seq_lengths=None)),
+    Example("fia.tnd-cumulative", ragged, lambda: ragged(actual_seq_lengths=[1, T - 1])),
+    Example(
+        "fia.tnd-head-dim",
+        ragged,
+        lambda: ragged(query=numbers(T, N, 256), key=numbers(C, KV, 256), value=numbers(C, KV, 256)),
+    ),
+    Example("fia.tnd-sparse", ragged, lambda: ragged(sparse_mode=1, atten_mask=hidden(T, C))),
+    Example("fia.tnd-mask", ragged, lambda: ragged(atten_mask=hidden(T, C))),
+    Example(
+        "fia.tnd-rows",
+        lambda: ragged(**CAUSAL, atten_mask=compressed(torch.device("cpu"))),
+        lambda: ragged(**CAUSAL, atten_mask=compressed(torch.device("cpu")), actual_seq_lengths_kv=[C - 1, C]),
+    ),
+    Example("fa.layout", fusion, lambda: fusion(input_layout="NBSD")),
+    Example("fa.dtype", fusion, lambda: fusion(value=numbers(B, KV, C, D).double())),
+    Example("fa.heads", fusion, lambda: fusion(head_num=2 * N)),
+    Example("fa.head-dim", fusion, lambda: fusion(key=numbers(B, KV, C, 2 * D).float())),
+    Example(
+        "fa.mask-dtype",
+        lambda: fusion(atten_mask=hidden(T, C, dtype=torch.uint8)),
+        lambda: fusion(atten_mask=hidden(T, C, dtype=torch.int8)),
+    ),
+    Example(
+        "fa.mask-shape",
+        lambda: fusion(atten_mask=hidden(B, N, T, C)),
+        lambda: fusion(atten_mask=hidden(B, 1, T, C + 1)),
+    ),
+    Example("fa.mask-required", lambda: fusion(sparse_mode=1, atten_mask=hidden(T, C)), lambda: fusion(sparse_mode=1)),
+    Example(
+        "fa.mask-2048",
+        lambda: fusion(**CAUSAL, atten_mask=compressed(torch.device("cpu"))),
+        lambda: fusion(**CAUSAL, atten_mask=hidden(T, C)),
+    ),
+    Example(
+        "fa.mask-2048-content",
+        lambda: fusion(**CAUSAL, atten_mask=compressed(torch.device("cpu"))),
+        lambda: fusion(**CAUSAL, atten_mask=_tree_in_compressed()),
+    ),
+    Example("fa.sparse-mode", fusion, lambda: fusion(sparse_mode=7, atten_mask=hidden(T, C))),
+    Example("fa.row-fully-masked", lambda: fusion(atten_mask=hidden(T, C)), lambda: fusion(atten_mask=_blind(T, C))),
+    Example("nd.indices", nd, lambda: nd(indices=integers(1, 5))),
+    Example("nd.dtype", nd, lambda: nd(updates=numbers(2, 4).float())),
+    Example("nd.shape", nd, lambda: nd(updates=numbers(3, 4))),
+    Example("nd.range", nd, lambda: nd(indices=integers([1], [-1])), foreign=True),
+    Example("nd.duplicate", nd, lambda: nd(indices=integers([1], [1]))),
+    Example("pa.mode", plain_cache, lambda: plain_cache(cache_mode="PA_NZ")),
+    Example("pa.shape", plain_cache, lambda: plain_cache(slot_mapping=integers(5, 0))),
+    Example("pa.dtype", plain_cache, lambda: plain_cache(key_cache=numbers(2, 16, KV, D).float())),
+    Example("pa.slot-dtype", plain_cache, lambda: plain_cache(slot_mapping=integers(5, 0, 9).to(torch.int16))),
+    Example("pa.contiguous", plain_cache, lambda: plain_cache(key=numbers(KV, 3, D).transpose(0, 1))),
+    Example("pa.slot-range", plain_cache, lambda: plain_cache(slot_mapping=integers(5, -1, 9)), foreign=True),
+    Example("pa.slot-duplicate", plain_cache, lambda: plain_cache(slot_mapping=integers(5, 5, 9))),
+    Example("su.dtype", update, lambda: update(updates=numbers(2, KV, 2, 4).float())),
+    Example("su.rank", update, lambda: update(updates=numbers(2, KV, 2, 3))),
+    Example("su.range", update, lambda: update(indices=integers(0, 7)), foreign=True),
+    Example("rc.slot-int32", reshape, lambda: reshape(slot_indices=integers(5, 0, 9, dtype=torch.int64))),
+    Example("rc.shape", reshape, lambda: reshape(key=numbers(3, KV * D))),
+    Example("rc.dtype", reshape, lambda: reshape(key_cache=numbers(2, 16, KV, D).bfloat16())),
+    Example("rc.slot-negative", reshape, lambda: reshape(slot_indices=integers(5, -1, 9))),
+    Example("rc.slot-range", reshape, lambda: reshape(slot_indices=integers(5, 0, 32)), foreign=True),
+    Example("rc.slot-duplicate", reshape, lambda: reshape(slot_indices=integers(5, 5, 9))),
+    Example("rot.shape", rotary, lambda: rotary(r1=numbers(1, 1, 1, D), r2=numbers(1, 1, 1, D))),
+    Example(
+        "rot.head-dim",
+        rotary,
+        lambda: {"input": numbers(1, 1, 1, 896), "r1": numbers(1, 1, 1, 896), "r2": numbers(1, 1, 1, 896)},
+    ),
+    Example("rot.mode", lambda: rotary(rotary_mode="interleave"), lambda: rotary(rotary_mode="quarter")),
+    Example(
+        "arp.head-dim",
+        both_rotary,
+        lambda: both_rotary(
+            query=numbers(B, T, N, 32), key=numbers(B, T, KV, 32), cos=numbers(B, T, 1, 32), sin=numbers(B, T, 1, 32)
+        ),
+    ),
+    Example("arp.layout", both_rotary, lambda: both_rotary(layout="BNSD")),
+    Example("arp.dtype", both_rotary, lambda: both_rotary(cos=numbers(B, T, 1, 64).float())),
+    Example("arp.shape", both_rotary, lambda: both_rotary(cos=numbers(B, T, N, 64))),
+    Example("rms.gamma", lambda: norm(gamma=numbers(16).float()), lambda: norm(gamma=numbers(8))),
+    Example("add-rms.inputs", added_norm, lambda: added_norm(x2=numbers(1, 16))),
+    Example("sf.dtype", split, lambda: split(query=numbers(B * T, N, D).float())),
+    Example("sf.mask-dtype", split, lambda: split(mask=additive() < 0)),
+    Example("sf.mask-shape", split, lambda: split(mask=additive(width=SIZE))),
+    Example("sf.mask-values", split, lambda: split(mask=(additive() < 0).half())),
+    Example("sf.int32", split, lambda: split(block_table=integers([1, 3], [2, 0], dtype=torch.int64))),
+    Example("sf.tokens", split, lambda: split(seq_len=integers(T, T + 1))),
+    Example(
+        "sf.block",
+        split,
+        lambda: split(key_cache=numbers(4, 24, KV, D), value_cache=numbers(4, 24, KV, D)),
+    ),
+    Example("sf.heads", split, lambda: split(num_kv_heads=N)),
+    Example("sf.block-id", split, lambda: split(block_table=integers([1, 3], [2, 4])), foreign=True),
+    Example(
+        "sf.row-fully-masked",
+        split,
+        lambda: split(mask=torch.full((B * T, 2 * SIZE), float("-inf"), dtype=torch.float16)),
+    ),
+)
+"""One for each rule, in the order of the rules."""

@@ -1,0 +1,141 @@
+"""The contract probe: every rule's calls on a device, and whether the device does what the rule says it does."""
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from backends.ascend.encodings import boolean
+from backends.ascend.operators.rules import RULES, as_the_kernel_does
+from backends.ascend.probe.calls import Arguments, arguments, operator_of
+from backends.ascend.probe.examples import EXAMPLES
+
+ON_THE_HOST = ("context_lens", "seq_len")
+"""Tensors that ATB reads on the host."""
+
+COMPLAINTS = (RuntimeError, ValueError, TypeError)
+"""How torch and torch_npu refuse a call: the host's checks, and arguments that the schema does not know."""
+
+
+@dataclass(frozen=True)
+class Probed:
+    """What the calls of one rule came to on one operator.
+
+    Attributes:
+        rule: Its id, or `numbers` for the attention of an asymmetric tree against float64.
+        operator: Without namespace.
+        documented: `rejects` or `undefined`, as the rule has it; `right` for numbers.
+        state: `holds`, `struck` (the device does otherwise), or `not run`.
+        detail: What the device said or did, in one line.
+    """
+
+    rule: str
+    operator: str
+    documented: str
+    state: str
+    detail: str
+
+
+@dataclass(frozen=True)
+class Ground:
+    """Where the calls run.
+
+    Attributes:
+        namespaces: `torch.ops`, or what stands for it.
+        device: Where the tensors lie.
+        emulated: Whether the CPU's emulation answers: its undefined calls then run as the kernel does.
+        settle: Waits for the device, whose kernels fail late.
+    """
+
+    namespaces: Any
+    device: str
+    emulated: bool
+    settle: Callable[[], None]
+
+
+def probe(ground: Ground) -> list[Probed]:
+    """Run the calls of every rule on each operator that it binds.
+
+    A wrong call that reads or writes memory of others is never run on a device; the emulation keeps it harmless.
+    """
+    found = []
+    with as_the_kernel_does() if ground.emulated else nullcontext():
+        for example in EXAMPLES:
+            rule = RULES[example.rule]
+            for name in rule.operators:
+                if example.foreign and not ground.emulated:
+                    found.append(Probed(rule.id, name, rule.verdict, "not run", "touches memory of others"))
+                    continue
+                absent = _absent(ground, name)
+                if absent is not None:
+                    found.append(Probed(rule.id, name, rule.verdict, "not run", absent))
+                    continue
+                kept, broken = (_said(ground, name, make()) for make in (example.right, example.wrong))
+                found.append(Probed(rule.id, name, rule.verdict, *_judged(rule.verdict, kept, broken)))
+        found += [_numbers(ground, name) for name in ("npu_fused_infer_attention_score", "npu_fusion_attention")]
+    return found
+
+
+def _absent(ground: Ground, name: str) -> str | None:
+    """Why this machine has no such operator, in one line: an absent one holds no rule and breaks none."""
+    try:
+        operator_of(ground.namespaces, name)
+    except (AttributeError, OSError) as why:  # not in this torch_npu; or its library, such as NNAL's, is not installed
+        return f"no such operator here: {' '.join(str(why).split())[:120]}"
+    return None
+
+
+def _said(ground: Ground, name: str, given: Arguments) -> str | None:
+    """What the operator complains of, in one line; None where it runs. Any other exception is a defect of ours."""
+    try:
+        _run(ground, name, given)
+    except COMPLAINTS as why:
+        return " ".join(str(why).split())[:160] or type(why).__name__
+    return None
+
+
+def _run(ground: Ground, name: str, given: Arguments) -> Any:
+    placed = {
+        key: value.to(ground.device) if isinstance(value, Tensor) and key not in ON_THE_HOST else value
+        for key, value in arguments(name, given).items()
+    }
+    done = operator_of(ground.namespaces, name)(**placed)
+    ground.settle()
+    return done
+
+
+def _judged(verdict: str, kept: str | None, broken: str | None) -> tuple[str, str]:
+    if kept is not None:
+        return "struck", f"the call that keeps it is refused: {kept}"
+    if verdict == "rejects":
+        return ("holds", broken) if broken is not None else ("struck", "the call that breaks it is taken")
+    return ("holds", "taken, its result undefined") if broken is None else ("struck", f"now refused: {broken}")
+
+
+def _numbers(ground: Ground, name: str) -> Probed:
+    """The attention of an asymmetric tree: a mask of the wrong polarity or scale would be far off."""
+    parents, prefix, dim = (0, 0, 0, 1, 1, 4), 9, 32
+    rows, columns = len(parents), prefix + len(parents)
+    visible = torch.zeros(rows, columns, dtype=torch.bool)
+    visible[:, :prefix] = True
+    for row in range(rows):
+        visible[row, prefix:] = visible[parents[row], prefix:] if row else False
+        visible[row, prefix + row] = True
+    make = torch.Generator().manual_seed(5)
+    query, key, value = (torch.randn(1, 2, size, dim, generator=make).half() for size in (rows, columns, columns))
+    heads = {"head_num": 2} if name == "npu_fusion_attention" else {"num_heads": 2}
+    given = {"query": query, "key": key, "value": value, "scale": dim**-0.5, "input_layout": "BNSD", **heads}
+    mask = boolean(visible[None, None])
+    absent = _absent(ground, name)
+    if absent is not None:
+        return Probed("numbers", name, "right", "not run", absent)
+    try:
+        out = _run(ground, name, {**given, "atten_mask": mask})[0]
+    except COMPLAINTS as why:
+        return Probed("numbers", name, "right", "struck", " ".join(str(why).split())[:160])
+    scores = (query.double() @ key.double().transpose(-1, -2) * dim**-0.5).masked_fill(~visible, float("-inf"))
+    error = float((out.cpu().double() - torch.softmax(scores, -1) @ value.double()).abs().max())
+    return Probed("numbers", name, "right", "holds" if error < 3e-3 else "struck", f"{error:.1e} from float64 softmax")

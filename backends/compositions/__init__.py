@@ -1,0 +1,1 @@
+"""Our backends: the engine composed with each attention, on each device."""

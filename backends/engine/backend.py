@@ -1,0 +1,88 @@
+"""EngineBackend: our engine as a backend, on one device and with one composition of its seams."""
+
+import torch
+
+from backends.base import Declaration, Live, Unsupported
+from backends.engine.composition import SEAMS
+from backends.engine.model.graphs import Recorder
+from backends.engine.model.models import DTYPES, Shelf
+from backends.engine.sampling.rounds import Tables
+from backends.engine.seams import Seams
+from backends.engine.server import play, serve
+from backends.engine.two_modes import in_mode
+from backends.flags import mode_of
+from reference.case import Case
+from reference.layout import COMMITS, KINDS
+from reference.probability_world import Blocks, Given, World
+from reference.rules import RULES
+from reference.trace import Array, Stage, Trace
+
+
+class EngineBackend:
+    """The engine on `device`, a torch device, composed as `seams` say: as meant, unless a fault has been planted.
+
+    With a `recorder`, verify forwards are recorded once and replayed where they can be.
+
+    Attributes:
+        seams: What it is composed of.
+        mode: Which forwards run fused attention; as the environment's flags say, until somebody says otherwise.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        device: str,
+        seams: Seams = SEAMS,
+        dtypes: tuple[str, ...] = ("float32", "float64", "bfloat16", "float16"),
+        layouts: tuple[str, ...] = tuple(KINDS),
+        emulated: bool = False,
+        recorder: Recorder | None = None,
+        rarely: int = 1,
+    ) -> None:
+        self.declaration = Declaration(
+            name=name,
+            device=torch.device(device).type,
+            reveals=frozenset(Stage),
+            dtypes=dtypes,
+            drafts=("scripted", "ngram", "model"),
+            commits=COMMITS,
+            layouts=layouts,
+            sessions=True,
+            takes_tape=True,
+            max_temperature=float("inf"),
+            rules=tuple(RULES),
+            processes=True,
+            stops=("max_new_tokens", "eos", "stop_tokens", "stop_strings", "max_length"),
+            emulated=emulated,
+            rarely=rarely,
+        )
+        self.seams = seams
+        self.mode = mode_of()
+        self._shelf = Shelf(device, recorder=recorder)
+        self._tables = Tables(device, lambda: self.seams.sampling)
+
+    def run(self, case: Case) -> Trace:
+        """Generate as the case says; see `backends.base.Backend.run`."""
+        self._refuse_dtype(case)
+        return play(case, self._shelf, in_mode(self.seams, self.mode))
+
+    def serve(self, case: Case) -> Live:
+        """Play the case's session and wait for more; see `backends.base.Serving`."""
+        self._refuse_dtype(case)
+        return serve(case, self._shelf, in_mode(self.seams, self.mode))
+
+    def verify(self, given: Given, tape: Array) -> Blocks:
+        """See `backends.base.Tabled`."""
+        return self._tables.verify(given, tape)
+
+    def rounds(self, world: World, tape: Array) -> Blocks:
+        """See `backends.base.Tabled`."""
+        return self._tables.rounds(world, tape)
+
+    def samples(self, world: World, seeds: Array) -> Blocks:
+        """See `backends.base.Tabled`."""
+        return self._tables.samples(world, seeds)
+
+    def _refuse_dtype(self, case: Case) -> None:
+        if case.dtype not in self.declaration.dtypes or case.dtype not in DTYPES:
+            raise Unsupported(f"dtype {case.dtype}: {self.declaration.name} has {', '.join(self.declaration.dtypes)}")

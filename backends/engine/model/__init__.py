@@ -1,0 +1,1 @@
+"""The engine's models: opened, examined, and run forward over rows with their own mask."""

@@ -1,0 +1,186 @@
+"""One transformers causal model as the engine uses it: a forward over rows with their own mask and positions."""
+
+import time
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from backends.engine.attention.interface import INTERFACE
+from backends.engine.columns import Attend, Columns
+from backends.engine.kv.base import KvCache, Room
+from backends.engine.kv.lanes import Lanes
+from backends.engine.model.graphs import Graphs, Inputs, Still
+from backends.engine.model.reach import Reach, reaches_of
+
+
+@dataclass(frozen=True)
+class Rows:
+    """What one request brings to a forward.
+
+    Attributes:
+        tokens: int64 [R].
+        positions: int64 [R]; where rotary embedding puts each row.
+        visible: bool [R, C] for each layer, C = committed columns + open rows, these R included.
+        cache: Opens R rows and is written.
+    """
+
+    tokens: Tensor
+    positions: Tensor
+    visible: list[Tensor]
+    cache: KvCache
+
+
+class CausalLm:
+    """A causal model with a clock on its forwards.
+
+    Attributes:
+        reaches: How far back each layer sees.
+        forward_s: Seconds spent in forwards since the model was loaded, device synchronised.
+        calls: Forwards since the model was loaded.
+        attention_calls: Layers of forwards since the model was loaded.
+        graphs: Records verify forwards, where this is asked for.
+        fallbacks: Why attention took a slower path, and in how many layers of forwards since the model was loaded.
+    """
+
+    def __init__(self, model: Any, device: str) -> None:
+        self.model = model
+        self.device = torch.device(device)
+        self.dtype: torch.dtype = next(model.parameters()).dtype
+        model.set_attn_implementation(INTERFACE)
+        config = model.config
+        self._kinds: list[str] = list(getattr(config, "layer_types", None) or [])
+        self._cap: float = getattr(config, "score_cap", 0.0)
+        self.reaches = reaches_of(config)
+        self.forward_s = 0.0
+        self.calls = 0
+        self.attention_calls = 0
+        self.graphs: Graphs | None = None
+        self.fallbacks: Counter[str] = Counter()
+
+    def room(self, capacity: int, rows: int) -> Room:
+        """What a KV cache of this model must know, for `capacity` columns and blocks of at most `rows` rows."""
+        config = self.model.config
+        heads = config.num_attention_heads
+        head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+        kv_heads = getattr(config, "num_key_value_heads", None) or heads
+        return Room(tuple(self.reaches), kv_heads, head_dim, capacity, rows, self.device, self.dtype)
+
+    @torch.no_grad()
+    def forward(
+        self,
+        batch: list[Rows],
+        attend: Attend,
+        score: int = -1,
+        filler: float = 0.0,
+        lanes: type[Lanes] = Lanes,
+        watch: list[Tensor] | None = None,
+    ) -> list[Tensor]:
+        """Run the rows of every request in one forward, each over its own cache.
+
+        Args:
+            batch: The requests, in the order of the batch.
+            attend: The attention to run.
+            score: -1 for all rows, 0 for none, 1 for the last row of a batch of one: what the head scores.
+            filler: What lies in padding columns.
+            lanes: What makes one cache of many.
+            watch: Gets what attention returned, [B, H, T, D] for each layer.
+
+        Returns:
+            For each request, logits [rows scored, vocabulary] in the working dtype.
+
+        Raises:
+            OutOfPages: before the forward, where a cache has no room; rows stay open in caches that had.
+        """
+        widths = [len(one.tokens) for one in batch]
+        for one, rows in zip(batch, widths, strict=True):
+            one.cache.open(rows)
+        caches = [one.cache for one in batch]
+        cache = lanes(caches, widths, filler)
+        kinds = self._kinds or [""]
+        masks = {kind: self._mask(cache, batch, kinds.index(kind)) for kind in set(kinds)}
+        inputs: Inputs = {
+            "input_ids": _side_by_side([one.tokens for one in batch]).to(self.device),
+            "position_ids": _side_by_side([one.positions for one in batch]).to(self.device),
+            "attention_mask": masks if self._kinds else masks[""],
+        }
+        began = time.perf_counter()
+        logits = None
+        if self.graphs is not None and watch is not None:
+            recorded = self.graphs.run(self._network, inputs, Still(caches, widths, filler), attend)
+            if isinstance(recorded, str):
+                cache.fallbacks += [recorded] * len(self.reaches)
+            else:
+                logits, heads = recorded
+                watch += heads
+        if logits is None:
+            logits = self._network(inputs, cache, _watched(attend, watch), score)
+        if self.device.type != "cpu":
+            torch.accelerator.synchronize()
+        self.forward_s += time.perf_counter() - began
+        self.calls += 1
+        self.attention_calls += len(self.reaches)
+        self.fallbacks.update(cache.fallbacks)
+        return [logits[lane, :rows] if score else torch.empty(0) for lane, rows in enumerate(widths)]
+
+    def _network(self, inputs: Inputs, lanes: Lanes, attend: Attend, score: int = -1) -> Tensor:
+        """Logits [B, rows scored, vocabulary] of transformers' model; see `forward` for `score`."""
+        output = (self.model if score else self.model.base_model)(
+            **inputs,
+            past_key_values=lanes,
+            use_cache=True,
+            attend=attend,
+            lanes=lanes,
+            reaches=self.reaches,
+            **({"softcap": self._cap} if self._cap else {}),
+            **({"logits_to_keep": score} if score > 0 else {}),
+        )
+        logits: Tensor = output.logits if score else output[0]  # of a body without its head: whatever it returns
+        return logits
+
+    def _mask(self, lanes: Lanes, batch: list[Rows], layer: int) -> Tensor:
+        return lanes.masks(layer, [one.visible[layer] for one in batch]).to(self.device)
+
+    def prefill(
+        self, tokens: tuple[int, ...], cache: KvCache, attend: Attend, chunk: int, lanes: type[Lanes] = Lanes
+    ) -> None:
+        """Append the KV of `tokens` to `cache` as one causal run, `chunk` tokens per forward (0: all that fit)."""
+        width = min(chunk or len(tokens), cache.most_rows or len(tokens)) or 1
+        for at in range(0, len(tokens), width):
+            self.append(tokens[at : at + width], cache, attend, 0, lanes)
+
+    def append(
+        self, tokens: tuple[int, ...], cache: KvCache, attend: Attend, score: int, lanes: type[Lanes] = Lanes
+    ) -> Tensor:
+        """Run `tokens` after what is committed in `cache`, and commit them; see `forward` for `score`."""
+        rows = torch.arange(cache.length, cache.length + len(tokens))
+        given = Rows(torch.tensor(tokens), rows, causal(rows, self.reaches), cache)
+        (logits,) = self.forward([given], attend, score, lanes=lanes)
+        cache.commit(list(range(len(tokens))))
+        return logits
+
+
+def _watched(attend: Attend, watch: list[Tensor] | None) -> Attend:
+    """`attend`, and what it returns is added to `watch`."""
+    if watch is None:
+        return attend
+
+    def watched(query: Tensor, columns: Columns, scaling: float) -> Tensor:
+        watch.append(attend(query, columns, scaling))
+        return watch[-1]
+
+    return watched
+
+
+def _side_by_side(rows: list[Tensor]) -> Tensor:
+    """[B, widest], padded with zeros."""
+    return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
+
+
+def causal(rows: Tensor, reaches: list[Reach]) -> list[Tensor]:
+    """For each layer, bool [R, C]: rows at positions `rows` see columns 0..position, inside the layer's reach."""
+    columns = torch.arange(int(rows[-1]) + 1)
+    seen = {reach: reach.within(columns[None] <= rows[:, None], rows, columns) for reach in set(reaches)}
+    return [seen[reach] for reach in reaches]

@@ -1,0 +1,150 @@
+"""True float64: norms and rotary tables that transformers computes in float32 even in a float64 model."""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.models.llama4.modeling_llama4 import Llama4TextAttention
+
+from backends.engine.model.llama4 import ExactAttention
+
+NORMS = {
+    "LlamaRMSNorm": "variance_epsilon",
+    "Qwen2RMSNorm": "variance_epsilon",
+    "Qwen3RMSNorm": "variance_epsilon",
+    "MistralRMSNorm": "variance_epsilon",
+    "Llama4TextRMSNorm": "eps",
+    "Llama4TextL2Norm": "eps",
+}
+"""transformers' norms that compute `weight * x / rms(x)`, or have no weight, and what each calls its epsilon.
+
+Others (Gemma's, say) scale in another way.
+"""
+
+
+class ExactRmsNorm(nn.Module):
+    """RMS norm in the dtype of its input."""
+
+    def __init__(self, weight: Tensor, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(weight, requires_grad=False)
+        self.eps = eps
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Return `hidden` [..., H] over its root mean square, scaled."""
+        scaled: Tensor = self.weight * hidden * torch.rsqrt(hidden.pow(2).mean(-1, keepdim=True) + self.eps)
+        return scaled
+
+
+class ExactRotary(nn.Module):
+    """Rotary tables in float64; scaling variants as transformers' modeling_rope_utils names them."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__()
+        head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        self.inverse, self.scaling = inverse_frequencies(
+            config.rope_parameters, head_dim, config.max_position_embeddings
+        )
+
+    def forward(self, hidden: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+        """Return cosines and sines [B, T, head_dim] for `position_ids` [B, T]."""
+        angle = position_ids[..., None].double() * self.inverse.to(hidden.device)
+        angle = torch.cat((angle, angle), -1)
+        return (angle.cos() * self.scaling).to(hidden.dtype), (angle.sin() * self.scaling).to(hidden.dtype)
+
+
+class ExactComplexRotary(ExactRotary):
+    """The same tables as complex numbers, as Llama 4 wants them."""
+
+    def forward(self, hidden: Tensor, position_ids: Tensor) -> Tensor:  # type: ignore[override]
+        """Return complex128 [B, T, head_dim / 2] for `position_ids` [B, T]."""
+        angle = position_ids[..., None].double() * self.inverse.to(hidden.device)
+        return torch.polar(torch.full_like(angle, self.scaling), angle)
+
+
+def make_exact(model: nn.Module, config: Any) -> None:
+    """Replace every RMS norm and rotary table of a transformers model, in place, by its float64 form.
+
+    Raises:
+        ValueError: for a norm whose formula is not known here.
+    """
+    for name, module in list(model.named_modules()):
+        kind = type(module).__name__
+        if kind.endswith("Norm") and kind not in NORMS:
+            raise ValueError(f"{kind} has no float64 form here: use another dtype")
+        if kind in NORMS:
+            weight = getattr(module, "weight", torch.ones((), dtype=torch.float64)).detach()
+            _replace(model, name, ExactRmsNorm(weight, getattr(module, NORMS[kind])))
+        elif kind == "Llama4TextRotaryEmbedding":
+            _replace(model, name, ExactComplexRotary(config))
+        elif kind.endswith("RotaryEmbedding"):
+            _replace(model, name, ExactRotary(config))
+        elif isinstance(module, Llama4TextAttention):
+            module.__class__ = ExactAttention
+
+
+def _replace(model: nn.Module, name: str, module: nn.Module) -> None:
+    holder, _, leaf = name.rpartition(".")
+    setattr(model.get_submodule(holder), leaf, module)
+
+
+def inverse_frequencies(rope: dict[str, Any], head_dim: int, max_positions: int) -> tuple[Tensor, float]:
+    """Return inverse frequencies, float64 [head_dim / 2], and the factor on cosines and sines.
+
+    `dynamic` stays at its base, and `longrope` at its short factors: the engine admits neither past the original
+    context, where the tables would change under keys that are already cached (see models.refuse_long).
+    """
+    kind, theta = rope["rope_type"], float(rope["rope_theta"])
+    pair = torch.arange(0, head_dim, 2, dtype=torch.float64)
+    base = theta ** (-pair / head_dim)
+    if kind in ("default", "dynamic"):
+        return base, 1.0
+    if kind == "linear":
+        return base / rope["factor"], 1.0
+    original = rope["original_max_position_embeddings"]
+    if kind == "llama3":
+        return _llama3(base, rope, original), 1.0
+    if kind == "longrope":
+        stretch = rope.get("factor") or max_positions / original
+        given = rope.get("attention_factor")
+        scaling = given or (1.0 if stretch <= 1 else math.sqrt(1 + math.log(stretch) / math.log(original)))
+        return base / torch.tensor(rope["short_factor"], dtype=torch.float64), scaling
+    if kind == "yarn":
+        return _yarn(base, rope, head_dim, original), _yarn_scaling(rope)
+    raise ValueError(f"rotary scaling {kind!r} is not known to the float64 engine")
+
+
+def _llama3(base: Tensor, rope: dict[str, Any], original: int) -> Tensor:
+    wavelength = 2 * math.pi / base
+    low, high, factor = rope["low_freq_factor"], rope["high_freq_factor"], rope["factor"]
+    smooth = ((original / wavelength - low) / (high - low)).clamp(0, 1)
+    stretched: Tensor = base * (smooth + (1 - smooth) / factor)
+    return stretched
+
+
+def _yarn(base: Tensor, rope: dict[str, Any], head_dim: int, original: int) -> Tensor:
+    def turning(rotations: float) -> float:
+        """Return the pair index whose frequency makes `rotations` turns over the original context."""
+        return head_dim * math.log(original / (rotations * 2 * math.pi)) / (2 * math.log(float(rope["rope_theta"])))
+
+    first, last = turning(rope.get("beta_fast") or 32), turning(rope.get("beta_slow") or 1)
+    if rope.get("truncate", True):
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, head_dim - 1)
+    last = last + 0.001 if first == last else last
+    ramp = ((torch.arange(head_dim // 2, dtype=torch.float64) - first) / (last - first)).clamp(0, 1)
+    blended: Tensor = base / rope["factor"] * ramp + base * (1 - ramp)
+    return blended
+
+
+def _yarn_scaling(rope: dict[str, Any]) -> float:
+    if rope.get("attention_factor") is not None:
+        return float(rope["attention_factor"])
+
+    def magnitude(scale: float) -> float:
+        return 1.0 if rope["factor"] <= 1 else 0.1 * scale * math.log(rope["factor"]) + 1.0
+
+    if rope.get("mscale") and rope.get("mscale_all_dim"):
+        return magnitude(rope["mscale"]) / magnitude(rope["mscale_all_dim"])
+    return magnitude(1.0)

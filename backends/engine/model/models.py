@@ -1,0 +1,297 @@
+"""Opens the transformers model that a case names: a seeded built-in, or a checkpoint directory (safetensors only)."""
+
+import json
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    Llama4ForCausalLM,
+    Llama4TextConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+from transformers.utils import logging
+
+from backends.base import Unsupported
+from backends.engine.model.causal_lm import CausalLm
+from backends.engine.model.examined import opened
+from backends.engine.model.float64_modules import make_exact
+from backends.engine.model.graphs import Graphs, Recorder
+from backends.engine.model.llama4 import temper_logically
+from reference.architecture import Architecture, Checkpoint, Model, Rope, Seeded
+from reference.files.fields import LARGEST_CONFIG
+from reference.files.regular import read_whole
+from reference.weights import seeded
+
+# Built-in models stretch their context by odd factors on purpose; transformers' advice about it helps nobody here.
+logging.set_verbosity_error()
+
+DTYPES = {
+    "float64": torch.float64,
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+
+CLASSES: dict[str, tuple[Any, Any]] = {
+    "llama": (LlamaConfig, LlamaForCausalLM),
+    "pangu": (LlamaConfig, LlamaForCausalLM),
+    "qwen2": (Qwen2Config, Qwen2ForCausalLM),
+    "qwen3": (Qwen3Config, Qwen3ForCausalLM),
+    "mistral": (MistralConfig, MistralForCausalLM),
+    "llama4": (Llama4TextConfig, Llama4ForCausalLM),
+}
+"""openPangu-Embedded is Llama with bias on q, k, v and o, which transformers' Llama offers as `attention_bias`."""
+
+PANGU_TYPES = ("PanguEmbedded", "pangu_embedded")
+PANGU_DEFAULTS = {
+    "max_position_embeddings": 32768,
+    "num_key_value_heads": 8,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 16e6,
+    "tie_word_embeddings": False,
+    "bias": True,
+}
+"""What a config.json of openPangu-Embedded means by fields it leaves out (its `configuration_openpangu_dense.py`)."""
+
+
+class Shelf:
+    """Models kept open between runs: weights only, so a run leaves nothing behind that the next could notice."""
+
+    def __init__(self, device: str, keep: int = 256, recorder: Recorder | None = None) -> None:
+        self._device = device
+        self._recorder = recorder
+        self._keep = keep
+        self._open: OrderedDict[tuple[Model, str], CausalLm] = OrderedDict()
+        self._refused: dict[tuple[Model, str], str] = {}
+
+    def open(self, model: Model, dtype: str) -> CausalLm:
+        """The model in its working dtype, freshly loaded or off the shelf.
+
+        A checkpoint's model is examined by one small forward first; a refusal is remembered, so that no later case
+        loads the checkpoint again only to be declined.
+
+        Raises:
+            Unsupported: for a model that this engine cannot run in this dtype.
+        """
+        key = (model, dtype)
+        if key in self._refused:
+            raise Unsupported(self._refused[key])
+        if key not in self._open:
+            try:
+                self._open[key] = self._loaded(model, dtype)
+            except Unsupported as why:
+                self._refused[key] = str(why)
+                raise
+            if self._recorder is not None:
+                self._open[key].graphs = Graphs(self._recorder)
+            while len(self._open) > (self._keep if isinstance(model, Seeded) else 2):
+                self._open.popitem(last=False)
+        self._open.move_to_end(key)
+        return self._open[key]
+
+    def _loaded(self, model: Model, dtype: str) -> CausalLm:
+        network = built_in(model, dtype) if isinstance(model, Seeded) else from_disk(model, dtype)
+        if isinstance(network, Llama4ForCausalLM):
+            temper_logically(network)
+        if dtype == "float64":
+            _exact(network)
+        network = network.to(self._device).eval()
+        return CausalLm(network, self._device) if isinstance(model, Seeded) else opened(network, self._device)
+
+
+def _exact(network: Any) -> None:
+    try:
+        make_exact(network, network.config)
+    except ValueError as why:
+        raise Unsupported(f"float64: {why}") from why
+
+
+def refuse_long(model: Model, longest: int) -> None:
+    """Refuse a run past the context where rotary tables change under keys that are already cached.
+
+    Raises:
+        Unsupported: for `longrope` beyond its original context.
+    """
+    rope = model.architecture.rope if isinstance(model, Seeded) else _checkpoint_rope(model)
+    if rope.kind == "longrope" and longest > rope.original:
+        raise Unsupported(
+            f"longrope past its original context ({longest} > {rope.original} positions): "
+            "cached keys would keep the short factors; shorten the run"
+        )
+
+
+def _checkpoint_rope(model: Checkpoint) -> Rope:
+    config = _config(model)
+    rope = getattr(config, "rope_parameters", None) or {}  # a model without rotary embedding has none
+    kind = rope.get("rope_type", "default")
+    return Rope(kind=kind, original=rope.get("original_max_position_embeddings", 0)) if kind == "longrope" else Rope()
+
+
+def config_of(arch: Architecture) -> Any:
+    """The transformers config that means `arch`."""
+    kind, _ = CLASSES[arch.family]
+    window = max(arch.windows)
+    fields: dict[str, Any] = {
+        "vocab_size": arch.vocab_size,
+        "hidden_size": arch.hidden_size,
+        "intermediate_size": arch.intermediate_size,
+        "num_hidden_layers": arch.layers,
+        "num_attention_heads": arch.heads,
+        "num_key_value_heads": arch.kv_heads,
+        "head_dim": arch.head_dim,
+        "rms_norm_eps": arch.norm_eps,
+        "max_position_embeddings": arch.max_positions,
+        "tie_word_embeddings": arch.tied,
+        "rope_parameters": rope_parameters(arch.rope),
+        "bos_token_id": None,
+        "eos_token_id": None,
+        "pad_token_id": None,
+    }
+    if kind is LlamaConfig:
+        _same("llama", "qkv_bias and output_bias", arch.qkv_bias, arch.output_bias)
+        fields |= {"attention_bias": arch.qkv_bias, "mlp_bias": arch.mlp_bias}
+    elif kind is Qwen3Config:
+        _same("qwen3", "qkv_bias and output_bias", arch.qkv_bias, arch.output_bias)
+        fields["attention_bias"] = arch.qkv_bias
+    if arch.family != "llama4" and (any(arch.chunks) or arch.unrotated):
+        raise Unsupported(f"{arch.family} with chunks or layers without rotary embedding: only llama4 has them")
+    if arch.family in ("qwen2", "qwen3"):
+        fields["layer_types"] = ["sliding_attention" if one else "full_attention" for one in arch.windows]
+        fields |= {"use_sliding_window": window > 0, "sliding_window": window or None}
+    elif arch.family == "mistral":
+        _same("mistral", "all windows", *arch.windows)
+        fields["sliding_window"] = window or None
+    elif arch.family == "llama4" and not window:
+        fields |= _irope(arch)
+    elif window:
+        raise Unsupported(f"{arch.family} with a sliding window: transformers' model has none")
+    try:
+        config = kind(**fields)
+    except Exception as why:  # its validators raise classes of their own
+        raise Unsupported(f"transformers refuses this {arch.family} config: {' '.join(str(why).split())}") from why
+    # No config of these families has it: the engine hands it to attention itself, where Gemma 2's own model would.
+    config.score_cap = arch.score_cap
+    return config
+
+
+def _irope(arch: Architecture) -> dict[str, Any]:
+    """The fields of Llama 4's text model that others lack; no layer of it has experts."""
+    _same("llama4", "qkv_bias and output_bias", arch.qkv_bias, arch.output_bias)
+    _same("llama4", "chunks in all layers that have one", *filter(None, arch.chunks))
+    return {
+        "moe_layers": [],
+        "intermediate_size_mlp": arch.intermediate_size,
+        "use_qk_norm": arch.qk_norm,
+        "attention_bias": arch.qkv_bias,
+        "no_rope_layers": [int(layer not in arch.unrotated) for layer in range(arch.layers)],
+        "attention_chunk_size": max(arch.chunks, default=0) or None,
+        "layer_types": ["chunked_attention" if chunk else "full_attention" for _, chunk in arch.reaches],
+        "attn_temperature_tuning": arch.floor_scale > 0,
+        "floor_scale": arch.floor_scale or 1,
+        "attn_scale": arch.attn_scale,
+    }
+
+
+def _same(family: str, what: str, *values: Any) -> None:
+    if len(set(values)) > 1:
+        raise Unsupported(f"{family} needs equal {what}, as transformers' model has one setting for them")
+
+
+def rope_parameters(rope: Rope) -> dict[str, Any]:
+    """`rope` in transformers' own fields, leaving out those its variant does not know."""
+    fields: dict[str, Any] = {"rope_type": rope.kind, "rope_theta": rope.theta}
+    if rope.kind in ("linear", "dynamic", "yarn", "llama3"):
+        fields["factor"] = rope.factor
+    if rope.kind in ("yarn", "llama3", "longrope"):
+        fields["original_max_position_embeddings"] = rope.original
+    if rope.kind == "llama3":
+        fields |= {"low_freq_factor": rope.low_freq_factor, "high_freq_factor": rope.high_freq_factor}
+    if rope.kind == "yarn":
+        fields |= {"beta_fast": rope.beta_fast, "beta_slow": rope.beta_slow, "truncate": rope.truncate}
+        if rope.mscale and rope.mscale_all_dim:
+            fields |= {"mscale": rope.mscale, "mscale_all_dim": rope.mscale_all_dim}
+    if rope.kind == "longrope":
+        fields |= {"short_factor": list(rope.short_factor), "long_factor": list(rope.long_factor)}
+        fields["factor"] = rope.factor
+    if rope.kind in ("yarn", "longrope") and rope.attention_factor:
+        fields["attention_factor"] = rope.attention_factor
+    return fields
+
+
+def built_in(model: Seeded, dtype: str) -> Any:
+    """Build the transformers model of a built-in; its weights are exact in every dtype, so casting rounds nothing.
+
+    Raises:
+        Unsupported: where transformers' model of that family cannot be what the architecture says.
+    """
+    config = config_of(model.architecture)
+    with torch.device("meta"):
+        network = CLASSES[model.architecture.family][1](config)
+    rotary = type(network.model.rotary_emb)(config=config)  # its tables are no parameters: made on a real device
+    state = {name: torch.tensor(values, dtype=DTYPES[dtype]) for name, values in seeded(model).items()}
+    if model.architecture.family == "llama4":  # its name for the dense feed-forward block
+        state = {name.replace(".mlp.", ".feed_forward."): weight for name, weight in state.items()}
+    if model.architecture.tied:
+        state["lm_head.weight"] = state["model.embed_tokens.weight"]
+    try:
+        network.load_state_dict(state, strict=True, assign=True)
+    except RuntimeError as why:
+        line = " ".join(str(why).split())[:200]
+        raise Unsupported(f"transformers' {model.architecture.family} has no such biases or norms: {line}") from why
+    network.model.rotary_emb = rotary
+    return network
+
+
+def _config(model: Checkpoint) -> Any:
+    path = Path(model.source)
+    try:
+        content = json.loads(read_whole(path / "config.json", LARGEST_CONFIG))
+        if content.get("model_type") not in PANGU_TYPES:
+            return AutoConfig.from_pretrained(path, trust_remote_code=False, local_files_only=True)
+        return _pangu(content)
+    except Exception as why:  # transformers' validators raise classes of their own
+        raise Unsupported(f"transformers refuses {path}/config.json: {' '.join(str(why).split())[:200]}") from why
+
+
+def _pangu(content: dict[str, Any]) -> Any:
+    """The Llama config that means openPangu's config.json `content`."""
+    left_out = ("model_type", "auto_map", "architectures", "bias", "attention_bias")
+    said = {**PANGU_DEFAULTS, **content}
+    kept = {key: value for key, value in said.items() if key not in left_out}
+    return LlamaConfig(**kept, attention_bias=bool(said["bias"] or said.get("attention_bias")))
+
+
+def from_disk(model: Checkpoint, dtype: str) -> Any:
+    """Open the transformers model of a checkpoint directory: safetensors alone, no code of the checkpoint's own.
+
+    Raises:
+        Unsupported: where transformers cannot open it.
+    """
+    config = _config(model)
+    logging.disable_progress_bar()  # standard error is the shell's
+    chosen = LlamaForCausalLM if isinstance(config, LlamaConfig) else AutoModelForCausalLM
+    try:
+        return chosen.from_pretrained(
+            model.source,
+            config=config,
+            dtype=DTYPES[dtype],
+            use_safetensors=True,
+            local_files_only=True,
+            # config.json may name an attention kernel of the hub, which would be fetched and run.
+            attn_implementation="eager",
+        )
+    except (MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as why:  # a config that makes no sense fails in many ways
+        raise Unsupported(f"transformers cannot open {model.source}: {' '.join(str(why).split())[:200]}") from why

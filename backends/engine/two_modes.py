@@ -1,0 +1,42 @@
+"""The two modes of a fused backend: `performance` runs what it is there for, `reference` its eager attention."""
+
+from dataclasses import dataclass, is_dataclass, replace
+
+from torch import Tensor
+
+from backends.engine.attention.eager import eager
+from backends.engine.columns import Attend, Columns
+from backends.engine.seams import Seams
+from backends.flags import Mode
+
+
+def in_mode(seams: Seams, mode: Mode) -> Seams:
+    """The seams with every fused attention, target's and draft's, as `mode` says; eager ones stay what they are."""
+    if mode == Mode():
+        return seams
+    return replace(
+        seams,
+        attend=_in_mode(seams.attend, mode),
+        draft_attend=_in_mode(seams.draft_attend, mode),
+        prefill_attend=seams.prefill_attend and _in_mode(seams.prefill_attend, mode),
+    )
+
+
+def _in_mode(attend: Attend, mode: Mode) -> Attend:
+    if not is_dataclass(attend):  # a fused attention is an object, an eager one a function
+        return attend
+    plain: Attend = getattr(attend, "eager", eager)
+    return TreesEager(attend, plain) if mode.fused else plain
+
+
+@dataclass(frozen=True)
+class TreesEager:
+    """Fused attention but for forwards of several rows over a committed prefix."""
+
+    fused: Attend
+    eager: Attend
+
+    def __call__(self, query: Tensor, columns: Columns, scaling: float) -> Tensor:
+        """See `columns.Attend`."""
+        tree = query.shape[2] > 1 and bool(columns.prefix.any())
+        return (self.eager if tree else self.fused)(query, columns, scaling)

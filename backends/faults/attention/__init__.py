@@ -1,0 +1,1 @@
+"""Faults of attention: masks, metadata, split parts and operator calls."""

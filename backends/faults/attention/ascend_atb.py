@@ -1,0 +1,82 @@
+"""Faults of ATB's paged attention, and of slots: a mask that is added said otherwise, padding before the cache."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from backends.ascend.atb import AscendAtb
+from backends.ascend.encodings import additive
+from backends.base import Unsupported
+from backends.engine.kv.lanes import Lanes
+from backends.engine.kv.paged import Paged
+from backends.engine.seams import Seams
+from backends.faults.attention.ascend_calls import fused
+from backends.faults.fault import Fault
+from reference.trace import Stage
+
+ON = "ascend-fused-atb-emulated"
+
+
+def _encoded(encode: Callable[[Tensor, torch.dtype], Tensor]) -> Callable[[Seams], Seams]:
+    def plant(seams: Seams) -> Seams:
+        if not isinstance(seams.attend, AscendAtb):
+            raise Unsupported(f"a fault of calls to ATB's paged attention: plant it in ascend-fused-atb or {ON}")
+        return replace(seams, attend=replace(seams.attend, encode=encode))
+
+    return plant
+
+
+def padding_before_the_cache(seams: Seams) -> Seams:
+    """Padding rows of a lane are written too, to slot -1."""
+    fused(seams)
+
+    class NegativeSlots(Lanes):
+        def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any) -> Any:
+            for lane, (cache, rows) in enumerate(zip(self._caches, self._rows, strict=True)):
+                if rows < self._width and isinstance(cache, Paged):
+                    keys, values = (one[lane, :, -1:].transpose(0, 1) for one in (key_states, value_states))
+                    slot = torch.tensor([-1], dtype=torch.int32, device=keys.device)
+                    pools = cache.pool.layers[layer_idx]
+                    torch.ops.npu.npu_scatter_pa_kv_cache(
+                        keys.contiguous(), values.contiguous(), *pools, slot, cache_mode="Norm"
+                    )
+            return super().update(key_states, value_states, layer_idx)
+
+    return replace(seams, kv=replace(seams.kv, lanes=NegativeSlots))
+
+
+FAULTS = (
+    Fault(
+        "ascend-padding-slot-negative",
+        "BZ-049",
+        Stage.ATTENDED,
+        "Padding rows are written to slot -1, which lies before the cache: the operator checks no slot.",
+        "vllm-ascend PR #17214; catalogue BZ-049: padded rows point to a live slot",
+        "pages, and a batch of unequal trees",
+        padding_before_the_cache,
+        on="ascend-fused-emulated",
+    ),
+    Fault(
+        "ascend-boolean-mask-added",
+        "",
+        Stage.ATTENDED,
+        "A mask of 0 and 1 is handed to the operator that adds it to the scores.",
+        "ATB documentation, PagedAttention, mask type SPEC",
+        "any",
+        _encoded(lambda visible, dtype: (~visible).to(dtype)),
+        on=ON,
+    ),
+    Fault(
+        "ascend-additive-mask-inverted",
+        "",
+        Stage.ATTENDED,
+        "The additive mask hides what is visible.",
+        "ATB documentation, PagedAttention, mask type SPEC",
+        "any",
+        _encoded(lambda visible, dtype: additive(~visible, dtype)),
+        on=ON,
+    ),
+)

@@ -1,0 +1,196 @@
+"""Faults of calls to Ascend's fused attention: what engines hand over wrongly, taken silently by the operator."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from backends.ascend.fused import ALIGNED, AscendFused, Asked
+from backends.ascend.operands import Operands
+from backends.base import Unsupported
+from backends.engine.columns import Columns
+from backends.engine.seams import Seams
+from backends.faults.fault import Fault
+from reference.trace import Stage
+
+ON = "ascend-fused-emulated"
+
+
+def fused(seams: Seams) -> AscendFused:
+    """The fused attention of the seams.
+
+    Raises:
+        Unsupported: where they have another.
+    """
+    if not isinstance(seams.attend, AscendFused):
+        raise Unsupported(f"a fault of calls to Ascend's fused attention: plant it in ascend-fused or {ON}")
+    return seams.attend
+
+
+def encoded(encode: Callable[[Tensor], Tensor]) -> Callable[[Seams], Seams]:
+    """The mask is said by `encode`."""
+
+    def plant(seams: Seams) -> Seams:
+        return replace(seams, attend=replace(fused(seams), encode=encode))
+
+    return plant
+
+
+def asked_with(change: Callable[[Asked], Asked]) -> Callable[[Seams], Seams]:
+    """The call is changed by `change`."""
+
+    def plant(seams: Seams) -> Seams:
+        right = fused(seams).ask
+
+        def ask(query: Tensor, operands: Operands, mask: Tensor | None, scaling: float) -> Asked:
+            return change(right(query, operands, mask, scaling))
+
+        return replace(seams, attend=replace(fused(seams), ask=ask))
+
+    return plant
+
+
+def placed(change: Callable[[Operands, Columns], Operands]) -> Callable[[Seams], Seams]:
+    """The operands are changed by `change`, in pages or gathered."""
+
+    def plant(seams: Seams) -> Seams:
+        attend = fused(seams)
+
+        def pages(columns: Columns) -> Operands:
+            return change(attend.pages(columns), columns)
+
+        def gathered(columns: Columns) -> Operands:
+            return change(attend.columns(columns), columns)
+
+        return replace(seams, attend=replace(attend, pages=pages, columns=gathered))
+
+    return plant
+
+
+def _scale_of_filled_head(asked: Asked) -> Asked:
+    filled = asked.query.shape[-1] + -asked.query.shape[-1] % ALIGNED
+    return replace(asked, scale=float(filled**-0.5))
+
+
+def _rows_before_heads(asked: Asked) -> Asked:
+    return replace(asked, query=asked.query.transpose(1, 2).reshape(asked.query.shape))
+
+
+def _kv_heads_in_turn(asked: Asked) -> Asked:
+    """Query head h reads KV head h modulo their number, not h divided by the group."""
+    held, axis = asked.operands, 1 if asked.operands.table is None else 2
+    turn = torch.arange(asked.heads, device=held.key.device) % asked.kv_heads
+    key, value = (one.index_select(axis, turn) for one in (held.key, held.value))
+    return replace(asked, operands=replace(held, key=key, value=value), kv_heads=asked.heads)
+
+
+def _short_of_tree(held: Operands, columns: Columns) -> Operands:
+    """Key lengths of the committed cache: the rows of the tree lie behind its end."""
+    if not bool(held.prefix.all()):
+        return held
+    lengths = [min(int(one), length) for one, length in zip(held.prefix, held.lengths, strict=True)]
+    if held.table is not None:
+        return replace(held, lengths=lengths)
+    end = max(lengths)
+    return replace(
+        held,
+        key=held.key[:, :, :end].contiguous(),
+        value=held.value[:, :, :end].contiguous(),
+        visible=held.visible[..., :end],
+        lengths=lengths,
+    )
+
+
+def _next_requests_table(seams: Seams) -> Seams:
+    """Row b of the block table is that of request b + 1 of the batch."""
+    attend = fused(seams)
+
+    def turned(columns: Columns) -> Columns:
+        paging = columns.paging
+        return columns if paging is None else replace(columns, paging=replace(paging, table=paging.table.roll(-1, 0)))
+
+    def pages(columns: Columns) -> Operands:
+        return attend.pages(turned(columns))
+
+    def gathered(columns: Columns) -> Operands:
+        return attend.columns(turned(columns))
+
+    return replace(seams, attend=replace(attend, pages=pages, columns=gathered))
+
+
+def fault(
+    name: str, id: str, sentence: str, source: str, trigger: str, plant: Callable[[Seams], Seams], on: str = ON
+) -> Fault:
+    """A fault of a call, which strikes where attention is computed."""
+    return Fault(name, id, Stage.ATTENDED, sentence, source, trigger, plant, on=on)
+
+
+UNLIKE = "torch_npu docs, npu_fused_infer_attention_score"
+
+FAULTS = (
+    fault(
+        "ascend-default-scale",
+        "",
+        "The scale is left out: the operator's default is 1, not 1 / sqrt(D).",
+        UNLIKE,
+        "any",
+        asked_with(lambda asked: replace(asked, scale=1.0)),
+    ),
+    fault(
+        "ascend-scale-of-filled-head",
+        "",
+        "The scale is taken from the head dimension after it was filled to a multiple of 16.",
+        UNLIKE + ": D must be a multiple of 16",
+        "a head dimension that is none",
+        asked_with(_scale_of_filled_head),
+    ),
+    fault(
+        "ascend-kv-heads-left-out",
+        "",
+        "num_key_value_heads is left at 0, which means as many as query heads.",
+        UNLIKE,
+        "grouped queries, in a dtype that fused-infer attention takes",
+        asked_with(lambda asked: replace(asked, kv_heads=0)),
+    ),
+    fault(
+        "ascend-rows-before-heads",
+        "",
+        "The query lies in memory as BSND and is called BNSD.",
+        UNLIKE + ", input_layout",
+        "two heads and two rows",
+        asked_with(_rows_before_heads),
+    ),
+    fault(
+        "ascend-kv-heads-in-turn",
+        "",
+        "Query heads take KV heads in turn instead of in groups.",
+        "torch_npu, npu_fused_infer_attention_score: groups of num_heads / num_key_value_heads neighbours",
+        "two KV heads, more query heads",
+        asked_with(_kv_heads_in_turn),
+    ),
+    fault(
+        "ascend-next-tokens-0",
+        "",
+        "next_tokens is 0, the default of the operator's predecessor: a band from the top left hides all beyond it.",
+        "torch_npu docs, npu_prompt_flash_attention",
+        "a context",
+        asked_with(lambda asked: replace(asked, next_tokens=0)),
+    ),
+    fault(
+        "ascend-lengths-short-of-tree",
+        "BZ-147",
+        "The key lengths are those of the committed cache: the rows of the tree lie behind its end.",
+        "catalogue BZ-147: the attention mask is shorter than the keys",
+        "a context",
+        placed(_short_of_tree),
+    ),
+    fault(
+        "ascend-table-of-next-request",
+        "BZ-033",
+        "The block table of the next request of the batch is read.",
+        "catalogue BZ-033: attention reads through wrong page indices",
+        "pages, and a batch of two",
+        _next_requests_table,
+    ),
+)

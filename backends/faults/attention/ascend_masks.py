@@ -1,0 +1,169 @@
+"""Faults of masks that are handed to Ascend's fused attention: taken silently by the operator, or never looked at."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from backends.ascend.encodings import additive, compressed
+from backends.ascend.fused import Asked
+from backends.ascend.operands import Operands
+from backends.engine.columns import Columns
+from backends.engine.seams import Seams
+from backends.faults.attention.ascend_calls import asked_with, encoded, fault, fused, placed
+
+
+def keep_for_mask(visible: Tensor) -> Tensor:
+    """True where a key is visible."""
+    return visible.contiguous()
+
+
+def negated_additive(visible: Tensor) -> Tensor:
+    """The line of openPangu, `~attention_mask.bool()`, on a mask that is added: 0 is visible there."""
+    return ~additive(visible, torch.float32).bool()
+
+
+def one_row_ignored(visible: Tensor) -> Tensor:
+    """The mask of a single row, which may stand twice, says nothing from the fourth column on."""
+    mask = (~visible).contiguous()
+    if visible.shape[2] == 1 or (visible.shape[2] == 2 and torch.equal(visible[:, :, 0], visible[:, :, 1])):
+        mask[..., 3:] = False
+    return mask
+
+
+def first_tile(visible: Tensor) -> Tensor:
+    """Tiles of four query rows, every one under the mask rows of the first."""
+    rows = torch.arange(visible.shape[2], device=visible.device) % 4
+    return (~visible[:, :, rows]).contiguous()
+
+
+def _causal(sparse_mode: int) -> Callable[[Seams], Seams]:
+    """The compressed causal mask in place of the tree's, where there are several rows."""
+
+    def change(asked: Asked) -> Asked:
+        if asked.mask is None or asked.query.shape[2] == 1:
+            return asked
+        return replace(asked, mask=compressed(asked.query.device), sparse_mode=sparse_mode)
+
+    return asked_with(change)
+
+
+def _heads_step_over_lanes(asked: Asked) -> Asked:
+    """A mask with a head axis, of which the kernel takes one Q x KV after another for the lanes."""
+    if asked.mask is None:
+        return asked
+    lanes = len(asked.mask)
+    return replace(asked, mask=asked.mask.repeat_interleave(asked.heads, 0)[:lanes].contiguous())
+
+
+def _mask_without_prefix(held: Operands, columns: Columns) -> Operands:
+    """What a row sees of the block stands at column 0 of the mask, what it sees of the prefix behind it."""
+    moved = held.visible.clone()
+    for lane, prefix in enumerate(held.prefix.tolist()):
+        end = held.lengths[lane]
+        moved[lane, ..., :end] = held.visible[lane, ..., :end].roll(-prefix, -1)
+    return replace(held, visible=moved)
+
+
+def _tail_seen(seams: Seams) -> Seams:
+    """The mask is filled up to its width with zeros, which mean visible, and the key length is that width."""
+    attend = fused(seams)
+
+    def opened(columns: Columns) -> Columns:
+        paging, visible = columns.paging, columns.visible
+        if paging is not None:
+            width = paging.table.shape[1] * paging.size
+            visible = torch.nn.functional.pad(visible, (0, max(0, width - visible.shape[-1])))
+            end = paging.lengths.clone()
+            columns = replace(columns, paging=replace(paging, lengths=torch.full_like(end, width)))
+        else:
+            end = torch.tensor([int(one.any(0).nonzero().max()) + 1 for one in visible[:, 0]])
+        tail = torch.arange(visible.shape[-1])[None] >= end.cpu()[:, None]
+        return replace(columns, visible=visible | tail[:, None, None].to(visible.device))
+
+    def pages(columns: Columns) -> Operands:
+        return attend.pages(opened(columns))
+
+    def gathered(columns: Columns) -> Operands:
+        return attend.columns(opened(columns))
+
+    return replace(seams, attend=replace(attend, pages=pages, columns=gathered))
+
+
+PANGU = "modular_openpangu_dense.py of openPangu-Embedded"
+
+FAULTS = (
+    fault(
+        "ascend-mask-inverted",
+        "",
+        "The boolean mask says what is visible, where the operator wants what is masked.",
+        "example 3 of the operator's own page; kernel source has 1 = masked",
+        "any",
+        encoded(keep_for_mask),
+    ),
+    fault(
+        "ascend-additive-mask-as-boolean",
+        "",
+        "A mask that is added is turned into a boolean and negated: 0, which was visible, is masked.",
+        PANGU,
+        "any",
+        encoded(negated_additive),
+    ),
+    fault(
+        "ascend-sparse-mode-2",
+        "BZ-148",
+        "The tree is verified under sparse mode 2, causal from the top left: it ignores the cached prefix.",
+        PANGU + ": the branch without a mask",
+        "a tree of two nodes over a context",
+        _causal(2),
+    ),
+    fault(
+        "ascend-sparse-mode-3",
+        "BZ-145",
+        "The tree is verified under sparse mode 3, causal to the bottom right: siblings see each other.",
+        "vllm-ascend PR #8408; catalogue BZ-145: the tree mask is not looked at below the diagonal",
+        "two branches",
+        _causal(3),
+    ),
+    fault(
+        "ascend-one-row-mask-ignored",
+        "",
+        "The mask of a single query row is ignored past a column.",
+        "vllm-ascend issue #15503",
+        "a single row that does not see its whole lane: a window, or a mate with a longer one",
+        encoded(one_row_ignored),
+    ),
+    fault(
+        "ascend-mask-row-offset",
+        "",
+        "Every tile of query rows reads the mask rows of the first tile.",
+        "ops-transformer, prompt_flash_attention_base.h: mask offsets of a tile",
+        "more than four rows",
+        encoded(first_tile),
+    ),
+    fault(
+        "ascend-mask-with-head-axis",
+        "BZ-136",
+        "The mask has a head axis, over which the kernel steps as if it were the batch.",
+        "ops-transformer, prompt_flash_attention_base.h:1162-1169; catalogue BZ-136: lane 0 stands for all",
+        "a batch of two",
+        asked_with(_heads_step_over_lanes),
+    ),
+    fault(
+        "ascend-mask-without-prefix",
+        "",
+        "The tree's part of the mask stands at column 0, the prefix behind it.",
+        "family of catalogue BZ-092: the offset of the custom mask",
+        "two branches over a context",
+        placed(_mask_without_prefix),
+    ),
+    fault(
+        "ascend-mask-tail-visible",
+        "BZ-097",
+        "The mask is filled to the width of the block table with zeros, which mean visible.",
+        "catalogue BZ-097: lanes beyond the last key stay in the softmax",
+        "cells behind the tree: pages, or a static buffer",
+        _tail_seen,
+    ),
+)

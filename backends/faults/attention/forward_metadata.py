@@ -1,0 +1,125 @@
+"""Faults of what a forward is handed beside its tokens: slots, masks by layer, and what kind of forward it is."""
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from backends.engine.columns import Attend, Columns
+from backends.engine.kv.paged import Paged
+from backends.engine.model.causal_lm import Rows
+from backends.engine.request import Request
+from backends.engine.seams import Seams
+from backends.faults.fault import Fault
+from reference.draft import Scripted
+from reference.trace import Stage
+from reference.tree import Shape
+
+
+class ByPosition(Paged):
+    """Writes rows to the slots that their positions name, if it is told of any."""
+
+    depth: tuple[int, ...] = ()
+
+    def write(self, layer: int, keys: Tensor, values: Tensor) -> None:
+        """Row by row, so that of rows at one position the last is kept."""
+        if not self.depth:
+            super().write(layer, keys, values)
+            return
+        for row, depth in enumerate(self.depth):
+            self._put(layer, self.length + depth, (keys[:, row : row + 1], values[:, row : row + 1]))
+
+
+def slot_from_position(seams: Seams) -> Seams:
+    """The slot of a row is its position, as if no two rows shared one."""
+
+    class Placed(Request):
+        @property
+        def rows(self) -> Rows:
+            right = super().rows
+            assert self._block is not None
+            if isinstance(right.cache, ByPosition):
+                tensors = self._block.tensors
+                # Padding has no position of its own; it stays behind the tree.
+                places = torch.where(tensors.valid, tensors.depth, torch.arange(len(tensors.depth)))
+                right.cache.depth = tuple(places.tolist())
+            return right
+
+    return replace(seams, request=Placed, kv=replace(seams.kv, paged=ByPosition))
+
+
+def masks_by_group(seams: Seams) -> Seams:
+    """Masks are listed group by group of layers, those with a window first, and bound to layers in that order."""
+
+    class Bound(Request):
+        @property
+        def rows(self) -> Rows:
+            right, reaches = super().rows, self._target.reaches
+            order = sorted(range(len(reaches)), key=lambda layer: reaches[layer].span or float("inf"))
+            return replace(right, visible=[right.visible[layer] for layer in order])
+
+    return replace(seams, request=Bound)
+
+
+def prefill_as_block(seams: Seams) -> Seams:
+    """A prefill of as many tokens as a verify block has rows is masked as that block's tree."""
+
+    class Uniform(Request):
+        def prefill(self) -> None:
+            right, draft = self._seams, self.case.draft
+            shape: Shape | None = draft.trees[0] if isinstance(draft, Scripted) and draft.trees else None
+            if not isinstance(draft, Scripted):
+                shape = draft.shape
+            if shape is not None:
+                self._seams = replace(right, prefill_attend=_masked_as(shape, right.prefill_attend or right.attend))
+            super().prefill()
+            self._seams = right
+
+    return replace(seams, request=Uniform)
+
+
+def _masked_as(shape: Shape, attend: Attend) -> Attend:
+    """`attend`, under the mask of a tree wherever there are as many rows as it has nodes."""
+    ancestry = torch.zeros(len(shape), len(shape), dtype=torch.bool)
+    for node in range(len(shape)):
+        ancestry[node, list(shape.path(node))] = True
+
+    def masked(query: Tensor, columns: Columns, scaling: float) -> Tensor:
+        if query.shape[2] != len(shape):
+            return attend(query, columns, scaling)
+        begin, visible = int(columns.prefix[0]), columns.visible.clone()
+        visible[..., begin : begin + len(shape)] = ancestry.to(visible.device)
+        return attend(query, replace(columns, visible=visible), scaling)
+
+    return masked
+
+
+FAULTS = (
+    Fault(
+        "slot-from-position",
+        "BZ-024",
+        Stage.ATTENDED,
+        "Rows are written to the slots that their rotary positions name: rows at one position overwrite each other.",
+        "vllm-project/vllm issue #54498, PR #54716; catalogue BZ-024: a rotary coordinate used as KV slot index",
+        "pages, and two nodes at one depth, or rows out of the order of their depths",
+        slot_from_position,
+    ),
+    Fault(
+        "masks-by-group-of-layers",
+        "BZ-050",
+        Stage.ATTENDED,
+        "What attention needs for each layer is listed by KV groups, and bound to layers in that order.",
+        "vllm-project/vllm-ascend PR #9322; catalogue BZ-050: graph parameters bound to layers in wrong order",
+        "a layer with a window or chunk behind one without, and a context longer than it",
+        masks_by_group,
+    ),
+    Fault(
+        "prefill-taken-for-verify-block",
+        "BZ-042",
+        Stage.ATTENDED,
+        "A prefill as long as a verify block is taken for one, and runs under the mask of its tree.",
+        "vllm-project/vllm-ascend PR #6835; catalogue BZ-042: prefill classified as decode when its length is K+1",
+        "a prefill, or a chunk of one, of as many tokens as the tree has rows, and a tree that branches",
+        prefill_as_block,
+    ),
+)

@@ -1,0 +1,136 @@
+"""Faults inside attention: what the kernel makes of a right mask."""
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from backends.engine.columns import Columns
+from backends.engine.seams import Seams
+from backends.faults.fault import Fault
+from reference.trace import Stage
+
+
+def tiles_below_diagonal(seams: Seams) -> Seams:
+    """Keys that precede the query in the block are taken as visible without a look at the mask."""
+
+    def attend(query: Tensor, columns: Columns, scaling: float) -> Tensor:
+        rows, width = columns.visible.shape[-2:]
+        below = torch.zeros(rows, width, dtype=torch.bool, device=query.device)
+        below[:, width - rows :] = torch.tril(torch.ones(rows, rows, dtype=torch.bool), -1)
+        return seams.attend(query, replace(columns, visible=columns.visible | below), scaling)
+
+    return replace(seams, attend=attend)
+
+
+def block_sees_itself_only(seams: Seams) -> Seams:
+    """A verify block longer than one row attends to its own rows and not to the cached context."""
+
+    def attend(query: Tensor, columns: Columns, scaling: float) -> Tensor:
+        rows, width = columns.visible.shape[-2:]
+        if rows == 1:
+            return seams.attend(query, columns, scaling)
+        own = columns.visible.clone()
+        own[..., : width - rows] = False
+        return seams.attend(query, replace(columns, visible=own), scaling)
+
+    return replace(seams, attend=attend)
+
+
+def denominator_counts_padding(seams: Seams) -> Seams:
+    """Lanes of the last tile beyond the row's own columns stay in the softmax denominator, with score 0."""
+
+    def attend(query: Tensor, columns: Columns, scaling: float) -> Tensor:
+        key, visible = columns.key, columns.visible
+        tile = 4
+        spare = -key.shape[2] % tile
+        if not spare:
+            return seams.attend(query, columns, scaling)
+        lanes = key.new_zeros(*key.shape[:2], spare, key.shape[3])
+        open_lanes = torch.ones(*visible.shape[:-1], spare, dtype=torch.bool, device=visible.device)
+        longer = replace(
+            columns,
+            key=torch.cat([key, lanes], 2),
+            value=torch.cat([columns.value, lanes], 2),
+            visible=torch.cat([visible, open_lanes], -1),
+        )
+        return seams.attend(query, longer, scaling)
+
+    return replace(seams, attend=attend)
+
+
+def mask_kept(seams: Seams) -> Seams:
+    """The mask of a tree stays in the wrapper, and the next block of as many rows over a longer prefix gets it."""
+    held: list[Tensor] = []
+
+    def attend(query: Tensor, columns: Columns, scaling: float) -> Tensor:
+        rows = columns.visible.shape[2]
+        block = columns.visible[..., -rows:]
+        causal = torch.ones(rows, rows, dtype=torch.bool, device=query.device).tril()
+        if rows > 1 and len(columns.visible) == 1:
+            if not bool((block == causal).all()):
+                held[:] = [block]
+            elif held and held[0].shape == block.shape:
+                kept = torch.cat([columns.visible[..., :-rows], held[0]], -1)
+                return seams.attend(query, replace(columns, visible=kept), scaling)
+        return seams.attend(query, columns, scaling)
+
+    return replace(seams, attend=attend)
+
+
+def cap_dropped(seams: Seams) -> Seams:
+    """Attention takes no argument for the soft cap of the scores, and computes them as they are."""
+
+    def attend(query: Tensor, columns: Columns, scaling: float) -> Tensor:
+        return seams.attend(query, replace(columns, cap=0.0), scaling)
+
+    return replace(seams, attend=attend)
+
+
+FAULTS = (
+    Fault(
+        "tiles-below-diagonal-unmasked",
+        "BZ-145",
+        Stage.ATTENDED,
+        "Attention skips the tree mask for keys that lie before the query in the block.",
+        "catalogue BZ-145: mask check skipped in tiles below the causal diagonal",
+        "two branches",
+        tiles_below_diagonal,
+    ),
+    Fault(
+        "verify-block-sees-itself-only",
+        "BZ-148",
+        Stage.ATTENDED,
+        "A block of several rows attends to itself and never to the cached context.",
+        "catalogue BZ-148: speculative rows never take the cached-prefix path",
+        "a tree of two nodes over a context",
+        block_sees_itself_only,
+    ),
+    Fault(
+        "padding-lanes-in-denominator",
+        "BZ-097",
+        Stage.ATTENDED,
+        "Lanes beyond the last key of a tile stay in the softmax denominator.",
+        "catalogue BZ-097: non-causal decode keeps padding lanes",
+        "a key length that does not fill its tile",
+        denominator_counts_padding,
+    ),
+    Fault(
+        "mask-of-last-tree-kept",
+        "BZ-090",
+        Stage.ATTENDED,
+        "The mask of the last tree stays, and a later causal block of as many rows is attended to under it.",
+        "catalogue BZ-090: custom mask kept after the wrapper is re-planned as causal",
+        "a branching tree, then a chain of as many rows",
+        mask_kept,
+    ),
+    Fault(
+        "soft-cap-dropped",
+        "",
+        Stage.ATTENDED,
+        "Attention drops the argument that caps the scores, and computes them as they are.",
+        "own: this engine took any argument of attention that it did not know and dropped it (Gemma 2's soft cap)",
+        "a model whose attention has a soft cap",
+        cap_dropped,
+    ),
+)

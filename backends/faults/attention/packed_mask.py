@@ -1,0 +1,193 @@
+"""Faults of the compact encoding: what each row sees is packed, offset or read wrongly."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from backends.base import Unsupported
+from backends.engine.attention.compact import WORD, Compact
+from backends.engine.attention.split import Split
+from backends.engine.attention.triton_launch import TritonTree
+from backends.engine.columns import Columns
+from backends.engine.seams import Seams
+from backends.faults.fault import Fault
+from reference.trace import Stage
+
+SPLIT, TRITON = "cpu-split", "triton-interpreted"
+
+
+def seen_as(seams: Seams, wrong: Callable[[Compact], Compact]) -> Seams:
+    """The seams with what rows see wrongly packed, in the torch split or in the Triton kernel."""
+    attend = seams.attend
+    if not isinstance(attend, Split | TritonTree):
+        raise Unsupported(f"the fault lies in packed ancestor bits: plant it in {SPLIT} or {TRITON}")
+    right = attend.compact
+
+    def compact(query: Tensor, columns: Columns) -> Compact:
+        return wrong(right(query, columns))
+
+    return replace(seams, attend=replace(attend, compact=compact))
+
+
+def words_read_as_first(seams: Seams) -> Seams:
+    """Bits of columns from 32 on are looked for in word 0."""
+    return seen_as(seams, lambda one: replace(one, bits=one.bits[..., :1].expand_as(one.bits).contiguous()))
+
+
+def sign_bit_lost(seams: Seams) -> Seams:
+    """Bit 31 of each word is masked away with the sign."""
+    return seen_as(seams, lambda one: replace(one, bits=one.bits & 0x7FFFFFFF))
+
+
+def bits_of_row_before(seams: Seams) -> Seams:
+    """A row reads the bits of the row before it."""
+
+    def wrong(one: Compact) -> Compact:
+        return replace(one, bits=torch.cat([one.bits[:, :1], one.bits[:, :-1]], 1))
+
+    return seen_as(seams, wrong)
+
+
+def bits_of_first_lane(seams: Seams) -> Seams:
+    """The offset of the lane is missing: every lane reads the rows of lane 0."""
+    return seen_as(seams, lambda one: replace(one, bits=one.bits[:1].expand_as(one.bits).contiguous()))
+
+
+def bit_offset_wraps(seams: Seams) -> Seams:
+    """The offset of a row's words is an integer too short for it, here of four bits, and wraps."""
+
+    def wrong(one: Compact) -> Compact:
+        flat = one.bits.reshape(-1, one.bits.shape[-1])
+        return replace(one, bits=flat[torch.arange(len(flat)) % 16].reshape(one.bits.shape))
+
+    return seen_as(seams, wrong)
+
+
+def bits_inverted(seams: Seams) -> Seams:
+    """A set bit means hidden to who packs, and visible to who reads."""
+    return seen_as(seams, lambda one: replace(one, bits=~one.bits))
+
+
+def earlier_tiles_unmasked(seams: Seams) -> Seams:
+    """Tiles of four columns before the tile of the row are taken as seen, as under a causal mask."""
+
+    def wrong(one: Compact) -> Compact:
+        rows = one.bits.shape[1]
+        bits = one.bits.clone()
+        for row in range(rows):
+            for word in range(bits.shape[2]):
+                before = min(max(row // 4 * 4 - word * WORD, 0), WORD)
+                bits[:, row, word] |= -1 if before == WORD else (1 << before) - 1
+        return replace(one, bits=bits)
+
+    return seen_as(seams, wrong)
+
+
+def window_of_last_row(seams: Seams) -> Seams:
+    """The window's start is computed from the row that sees the latest, and holds for the whole block."""
+
+    def wrong(one: Compact) -> Compact:
+        first = one.first.amax(1, keepdim=True)
+        return replace(one, first=first.expand_as(one.first).contiguous())
+
+    return seen_as(seams, wrong)
+
+
+def prefix_of_first_lane(seams: Seams) -> Seams:
+    """Every lane's prefix is as long as lane 0's, as far as its columns go; its block begins where that ends."""
+
+    def wrong(one: Compact) -> Compact:
+        length = one.lanes[0][0]
+        lanes = tuple((min(length, prefix), width, partly) for prefix, width, partly in one.lanes)
+        prefix = one.prefix.clamp(max=length)
+        return replace(one, prefix=prefix, first=one.first.clamp(max=length), lanes=lanes)
+
+    return seen_as(seams, wrong)
+
+
+def fault(
+    name: str, id: str, sentence: str, source: str, trigger: str, plant: Callable[[Seams], Seams], on: str = SPLIT
+) -> Fault:
+    """A fault of stage attended, planted in `on`."""
+    return Fault(name, id, Stage.ATTENDED, sentence, source, trigger, plant, on=on)
+
+
+FAULTS = (
+    fault(
+        "ancestor-words-read-as-first",
+        "",
+        "Ancestor bits of columns from 32 on are read from the first word.",
+        "word boundary of packed masks, as xgrammar's and FlashInfer's are packed",
+        "a block of more than 32 columns",
+        words_read_as_first,
+        TRITON,
+    ),
+    fault(
+        "ancestor-sign-bit-lost",
+        "",
+        "The last bit of each word of ancestor bits is lost with its sign.",
+        "word boundary of packed masks in int32",
+        "a block of 32 columns or more",
+        sign_bit_lost,
+    ),
+    fault(
+        "ancestor-bits-of-row-before",
+        "",
+        "A row of the block sees what the row before it should.",
+        "row offset of packed masks",
+        "two nodes",
+        bits_of_row_before,
+        TRITON,
+    ),
+    fault(
+        "ancestor-bits-of-first-lane",
+        "",
+        "The rows of every lane see what those of lane 0 should: the lane's offset is missing.",
+        "row offset of packed masks in a batch",
+        "a batch of unequal trees",
+        bits_of_first_lane,
+    ),
+    fault(
+        "ancestor-offset-wraps",
+        "BZ-092",
+        "The offset of a row's ancestor bits overflows, here after 16 rows.",
+        "catalogue BZ-092: mask offset beyond the largest integer of its type",
+        "a block of more than 16 rows",
+        bit_offset_wraps,
+    ),
+    fault(
+        "ancestor-bits-inverted",
+        "",
+        "Ancestor bits mean hidden to who packs and visible to who reads.",
+        "mask polarity differs between operators",
+        "any block",
+        bits_inverted,
+    ),
+    fault(
+        "earlier-tiles-unmasked",
+        "BZ-145",
+        "Tiles of the block that lie before the row's own are not masked.",
+        "catalogue BZ-145: mask check skipped in tiles below the causal diagonal",
+        "a block of more than four rows with two branches",
+        earlier_tiles_unmasked,
+        TRITON,
+    ),
+    fault(
+        "window-start-of-last-row",
+        "BZ-095",
+        "The window of the row that reaches back least holds for the whole block.",
+        "catalogue BZ-095: sliding-window start computed from the last draft token",
+        "a window, and nodes of different depths",
+        window_of_last_row,
+    ),
+    fault(
+        "prefix-of-first-lane",
+        "",
+        "Each lane's prefix ends where lane 0's does, if that is earlier.",
+        "scalar length used for a batch",
+        "a batch of unequal lengths",
+        prefix_of_first_lane,
+    ),
+)

@@ -1,0 +1,254 @@
+"""Faults of one part of split attention: its mask, scale, keys, values, denominator or heads."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from backends.base import Unsupported
+from backends.engine.attention.compact import Compact
+from backends.engine.attention.split import Keys, Partial, Split
+from backends.engine.columns import Columns
+from backends.engine.seams import Seams
+from backends.faults.attention.packed_mask import SPLIT, fault
+
+
+def in_split(seams: Seams, change: Callable[[Split], Split]) -> Seams:
+    """The seams with a part of their split attention exchanged.
+
+    Raises:
+        Unsupported: where attention is not split in torch.
+    """
+    if not isinstance(seams.attend, Split):
+        raise Unsupported(f"the fault lies in attention split in torch: plant it in {SPLIT}")
+    return replace(seams, attend=change(seams.attend))
+
+
+def block_mask_dropped(seams: Seams) -> Seams:
+    """Where log-sum-exps are returned, the path without the tree's mask is taken."""
+
+    def change(attend: Split) -> Split:
+        right = attend.partial
+
+        def partial(query: Tensor, keys: Keys, hidden: Tensor | None, scaling: float) -> Partial:
+            return right(query, keys, None, scaling)
+
+        return replace(attend, partial=partial)
+
+    return in_split(seams, change)
+
+
+def scaled_by_padded_head(seams: Seams) -> Seams:
+    """Scores are divided by the root of the head dimension padded to 16."""
+
+    def change(attend: Split) -> Split:
+        right = attend.partial
+
+        def partial(query: Tensor, keys: Keys, hidden: Tensor | None, scaling: float) -> Partial:
+            dim = query.shape[-1]
+            return right(query, keys, hidden, scaling * (dim / (dim + -dim % 16)) ** 0.5)
+
+        return replace(attend, partial=partial)
+
+    return in_split(seams, change)
+
+
+def block_read_without_offset(seams: Seams) -> Seams:
+    """Keys of the block are read from the beginning of the lane's columns: the prefix is not added."""
+
+    def change(attend: Split) -> Split:
+        def block_keys(columns: Columns, lane: int, packed: Compact) -> Keys:
+            return attend.prefix_keys(columns, lane, replace(packed, lanes=_widths_as_prefixes(packed)))
+
+        return replace(attend, block_keys=block_keys)
+
+    return in_split(seams, change)
+
+
+def _widths_as_prefixes(packed: Compact) -> tuple[tuple[int, int, bool], ...]:
+    return tuple((width, width, partly) for _, width, partly in packed.lanes)
+
+
+def values_transposed(seams: Seams) -> Seams:
+    """Values of the block are read as if cells lay before heads."""
+
+    def change(attend: Split) -> Split:
+        right = attend.block_keys
+
+        def block_keys(columns: Columns, lane: int, packed: Compact) -> Keys:
+            keys, values = right(columns, lane, packed)
+            heads, cells, dim = values.shape
+            return keys, values.reshape(cells, heads, dim).transpose(0, 1)
+
+        return replace(attend, block_keys=block_keys)
+
+    return in_split(seams, change)
+
+
+def page_turned_early(seams: Seams) -> Seams:
+    """The last cell of a page is looked for in the next one: the column's number counts from one."""
+
+    def change(attend: Split) -> Split:
+        right = attend.prefix_keys
+
+        def prefix_keys(columns: Columns, lane: int, packed: Compact) -> Keys:
+            paging = columns.paging
+            if paging is None:
+                return right(columns, lane, packed)
+            column = torch.arange(packed.lanes[lane][0])
+            block = ((column + 1) // paging.size).clamp(max=paging.table.shape[1] - 1)
+            slot = paging.table[lane, block] * paging.size + column % paging.size
+            keys, values = (
+                cells.flatten(0, 1)[slot].transpose(0, 1) for cells in (paging.key_cells, paging.value_cells)
+            )
+            return keys, values
+
+        return replace(attend, prefix_keys=prefix_keys)
+
+    return in_split(seams, change)
+
+
+def denominator_counts_tile(seams: Seams) -> Seams:
+    """Lanes of the last tile beyond the last column stay in the denominator, with score 0."""
+
+    def change(attend: Split) -> Split:
+        right = attend.partial
+
+        def partial(query: Tensor, keys: Keys, hidden: Tensor | None, scaling: float) -> Partial:
+            out, lse = right(query, keys, hidden, scaling)
+            spare = -keys[0].shape[1] % 4
+            if not spare:
+                return out, lse
+            wider = torch.logaddexp(lse, torch.full_like(lse, float(spare)).log())
+            return out * (lse - wider).exp()[..., None], wider
+
+        return replace(attend, partial=partial)
+
+    return in_split(seams, change)
+
+
+def summed_in_float16(seams: Seams) -> Seams:
+    """Weights and values are multiplied and summed in float16."""
+
+    def change(attend: Split) -> Split:
+        right = attend.partial
+
+        def partial(query: Tensor, keys: Keys, hidden: Tensor | None, scaling: float) -> Partial:
+            out, lse = right(query, keys, hidden, scaling)
+            return out.half().to(out.dtype), lse
+
+        return replace(attend, partial=partial)
+
+    return in_split(seams, change)
+
+
+class ByModulo(Split):
+    """Split attention whose query head h reads KV head h modulo their number."""
+
+    def __call__(self, query: Tensor, columns: Columns, scaling: float) -> Tensor:
+        """See `Split`: heads are brought into the order in which it pairs them so, and back."""
+        order = torch.arange(query.shape[1]).reshape(-1, columns.key.shape[1]).T.flatten()
+        return super().__call__(query[:, order], columns, scaling)[:, order.argsort()]
+
+
+def kv_head_by_modulo(seams: Seams) -> Seams:
+    """Query head h reads KV head h modulo their number, where it is h divided by the ratio."""
+    return in_split(
+        seams, lambda one: ByModulo(one.compact, one.prefix_keys, one.block_keys, one.partial, one.merge, one.eager)
+    )
+
+
+def block_maximum_ignored(seams: Seams) -> Seams:
+    """The block's sum of exponentials, relative to its own maximum, is merged as if relative to the prefix's."""
+
+    def change(attend: Split) -> Split:
+        right = attend.partial
+
+        def partial(query: Tensor, keys: Keys, hidden: Tensor | None, scaling: float) -> Partial:
+            out, lse = right(query, keys, hidden, scaling)
+            if hidden is None or not keys[0].shape[1]:
+                return out, lse
+            scores = query @ keys[0].to(query.dtype).transpose(-1, -2) * scaling
+            top = scores.masked_fill(hidden, float("-inf")).amax(-1)
+            return out, torch.where(top == float("-inf"), lse, lse - top)
+
+        return replace(attend, partial=partial)
+
+    return in_split(seams, change)
+
+
+FAULTS = (
+    fault(
+        "tree-mask-dropped-when-split",
+        "BZ-093",
+        "Where log-sum-exps are returned, the tree's mask is not applied.",
+        "catalogue BZ-093: custom mask ignored when LSE is requested",
+        "two nodes",
+        block_mask_dropped,
+    ),
+    fault(
+        "scaled-by-padded-head",
+        "",
+        "Scores are scaled by the head dimension padded to a tile.",
+        "head dimensions that are no multiple of a tile",
+        "a head dimension that is padded",
+        scaled_by_padded_head,
+    ),
+    fault(
+        "block-read-without-prefix",
+        "",
+        "Keys of the block are read from column 0 on, without the prefix's offset.",
+        "row offset missing in the suffix part of split attention",
+        "any prefix",
+        block_read_without_offset,
+    ),
+    fault(
+        "block-values-transposed",
+        "",
+        "Values of the block are read as if its cells lay before its heads.",
+        "layout of values differs from that of keys",
+        "two KV heads and two rows",
+        values_transposed,
+    ),
+    fault(
+        "page-turned-one-cell-early",
+        "",
+        "The last cell of each page is looked for in the next page.",
+        "page offset at the boundary of a page",
+        "pages, and a prefix that ends a page",
+        page_turned_early,
+    ),
+    fault(
+        "tile-lanes-in-part-denominator",
+        "BZ-097",
+        "Lanes of the last tile beyond the last column stay in the denominator of a part.",
+        "catalogue BZ-097: non-causal decode keeps padding lanes",
+        "a part that does not fill its tile",
+        denominator_counts_tile,
+    ),
+    fault(
+        "parts-summed-in-float16",
+        "",
+        "Parts are summed in float16.",
+        "16-bit accumulators",
+        "float32",
+        summed_in_float16,
+    ),
+    fault(
+        "kv-head-by-modulo",
+        "",
+        "A query head reads the KV head of its number modulo, not of its group.",
+        "order of grouped query heads",
+        "two KV heads with two query heads each",
+        kv_head_by_modulo,
+    ),
+    fault(
+        "block-maximum-ignored",
+        "",
+        "The block's sum is merged as if it were relative to the prefix's maximum.",
+        "merge that ignores one side's maximum",
+        "any block",
+        block_maximum_ignored,
+    ),
+)

@@ -1,0 +1,180 @@
+"""Faults around our Triton kernel: pages, strides and splits that it is given, and the merge of what it returns."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from math import e, log2
+
+from torch import Tensor
+
+from backends.base import Unsupported
+from backends.engine.attention.compact import Compact
+from backends.engine.attention.triton_launch import Kernel, Plan, TritonTree
+from backends.engine.columns import Columns, Paging
+from backends.engine.seams import Seams
+from backends.faults.attention.packed_mask import TRITON, fault
+
+
+def in_kernel(seams: Seams, change: Callable[[TritonTree], TritonTree]) -> Seams:
+    """The seams with a part of their Triton attention exchanged.
+
+    Raises:
+        Unsupported: where attention is not our Triton kernel.
+    """
+    if not isinstance(seams.attend, TritonTree):
+        raise Unsupported(f"the fault lies in our Triton kernel's launch: plant it in {TRITON}")
+    return replace(seams, attend=change(seams.attend))
+
+
+def tables_of_first_lane(seams: Seams) -> Seams:
+    """Every lane's columns are looked for in the pages of lane 0."""
+
+    def change(attend: TritonTree) -> TritonTree:
+        right = attend.paged
+
+        def paged(columns: Columns) -> Paging:
+            pages = right(columns)
+            return replace(pages, table=pages.table[:1].expand_as(pages.table).contiguous())
+
+        return replace(attend, paged=paged)
+
+    return in_kernel(seams, change)
+
+
+def value_strides_exchanged(seams: Seams) -> Seams:
+    """Values are walked through with the steps of heads and cells exchanged."""
+
+    def change(attend: TritonTree) -> TritonTree:
+        right = attend.paged
+
+        def paged(columns: Columns) -> Paging:
+            pages = right(columns)
+            count, size, heads, dim = pages.value_cells.shape
+            return replace(pages, value_cells=pages.value_cells.reshape(count, heads, size, dim).transpose(1, 2))
+
+        return replace(attend, paged=paged)
+
+    return in_kernel(seams, change)
+
+
+def always_split(plan: Plan, packed: Compact) -> Plan:
+    """The same plan with the prefix in two parts, and tiles so small that a short one fills both."""
+    quarter, eighth = packed.longest.bit_length() - 2, packed.widest.bit_length() - 3
+    return replace(plan, splits=2, tile=1 << max(quarter, eighth, 0))
+
+
+def merged_wrongly(seams: Seams, wrong: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]) -> Seams:
+    """The seams with parts and log-sum-exps changed before the kernel's merge; short prefixes are split too."""
+
+    def change(attend: TritonTree) -> TritonTree:
+        right, plan = attend.merge, attend.plan
+
+        def merge(kernel: Kernel, parts: Tensor, sums: Tensor, out: Tensor) -> None:
+            right(kernel, *wrong(parts, sums), out)
+
+        def split(query: Tensor, kv_heads: int, packed: Compact) -> Plan:
+            return always_split(plan(query, kv_heads, packed), packed)
+
+        return replace(attend, merge=merge, plan=split)
+
+    return in_kernel(seams, change)
+
+
+def sums_transposed(seams: Seams) -> Seams:
+    """Log-sum-exps are written by head and row, and merged as if by row and head."""
+    return merged_wrongly(seams, lambda parts, sums: (parts, sums.transpose(2, 3).contiguous().view(sums.shape)))
+
+
+def sums_in_base_two(seams: Seams) -> Seams:
+    """Log-sum-exps come in base two, and the merge takes them for natural ones."""
+    return merged_wrongly(seams, lambda parts, sums: (parts, sums * log2(e)))
+
+
+def last_split_dropped(seams: Seams) -> Seams:
+    """The merge leaves the last part of the prefix out."""
+
+    def wrong(parts: Tensor, sums: Tensor) -> tuple[Tensor, Tensor]:
+        kept = [*range(len(parts) - 2), len(parts) - 1]
+        return parts[kept], sums[kept]
+
+    return merged_wrongly(seams, wrong)
+
+
+def later_lanes_merged_by_first(seams: Seams) -> Seams:
+    """The merge reads the log-sum-exps of the first split lane for all split lanes; lanes with one part keep theirs.
+
+    Nothing is split that is whole without the fault: a prefix of 128 columns or more is, under the interpreter.
+    """
+
+    def change(attend: TritonTree) -> TritonTree:
+        right = attend.merge
+
+        def merge(kernel: Kernel, parts: Tensor, sums: Tensor, out: Tensor) -> None:
+            # sums [S, B, H, T]: the parts of the prefix, then the block; a part without columns has minus infinity.
+            filled = sums[:-1].isfinite().flatten(2).any(-1).sum(0)
+            split = (filled > 1).nonzero().flatten().tolist()
+            wrong = sums.clone()
+            for lane in split:
+                wrong[:, lane] = sums[:, split[0]]
+            right(kernel, parts, wrong, out)
+
+        return replace(attend, merge=merge)
+
+    return in_kernel(seams, change)
+
+
+FAULTS = (
+    fault(
+        "lanes-beyond-split-threshold",
+        "",
+        "The merge weighs the parts of every lane whose prefix is split by the log-sum-exps of the first such lane.",
+        "family of catalogue BZ-101: LSE addressed wrongly in the split-KV combine, here without the lane's offset",
+        "a batch with two prefixes so long that the kernel splits them",
+        later_lanes_merged_by_first,
+        TRITON,
+    ),
+    fault(
+        "values-read-transposed",
+        "",
+        "Values are read with the steps of heads and cells exchanged.",
+        "layout of values differs from that of keys",
+        "two KV heads",
+        value_strides_exchanged,
+        TRITON,
+    ),
+    fault(
+        "tables-of-first-lane",
+        "",
+        "Each lane reads the pages of lane 0.",
+        "block table row of another request",
+        "a batch over pages",
+        tables_of_first_lane,
+        TRITON,
+    ),
+    fault(
+        "merged-sums-transposed",
+        "BZ-101",
+        "Log-sum-exps are laid out by head and row, and merged as if by row and head.",
+        "catalogue BZ-101: LSE layout wrong in the split-KV combine",
+        "a split prefix, two heads and two rows",
+        sums_transposed,
+        TRITON,
+    ),
+    fault(
+        "merged-in-base-two",
+        "BZ-101",
+        "Log-sum-exps in base two are merged as natural ones.",
+        "catalogue BZ-101: LSE of another layout in the split-KV combine",
+        "a split prefix",
+        sums_in_base_two,
+        TRITON,
+    ),
+    fault(
+        "last-split-dropped",
+        "",
+        "The last part of a split prefix is left out of the merge.",
+        "count of splits off by one",
+        "a split prefix",
+        last_split_dropped,
+        TRITON,
+    ),
+)

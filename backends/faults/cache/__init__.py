@@ -1,0 +1,1 @@
+"""Faults of the KV cache: commits, layouts, pages and their release."""

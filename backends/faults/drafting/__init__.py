@@ -1,0 +1,1 @@
+"""Faults of drafting: proposals, the draft's cache, and ranks that disagree."""

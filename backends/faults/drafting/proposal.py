@@ -1,0 +1,171 @@
+"""Faults of the draft model while it proposes a tree."""
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from backends.engine.columns import Columns
+from backends.engine.draft.base import Proposal
+from backends.engine.draft.language_model import ModelDraft
+from backends.engine.draft.ngram import Followers, NgramDraft
+from backends.engine.kv.arena import Arena
+from backends.engine.kv.seams import KvSeams
+from backends.engine.request import Request
+from backends.engine.sampling.step import StepSampling
+from backends.engine.seams import Seams
+from backends.faults.drafting.draft_cache import drafting
+from backends.faults.fault import Fault
+from reference.layout import KvLayout
+from reference.trace import Stage
+from reference.tree import RankTree, Tree
+
+Rows = tuple[list[int], list[list[int]]]
+
+
+def early_positions(seams: Seams) -> Seams:
+    """Draft positions are moved on before the forward instead of after it."""
+
+    def branch_rows(shape: RankTree, level: list[int], slots: dict[int, int], root: int) -> Rows:
+        positions, seen = seams.branch_rows(shape, level, slots, root)
+        return [position + 1 for position in positions], seen
+
+    return replace(seams, branch_rows=branch_rows)
+
+
+def wrong_parent(seams: Seams) -> Seams:
+    """A node of the draft tree reads the KV of the beam slot before its parent's."""
+
+    def branch_rows(shape: RankTree, level: list[int], slots: dict[int, int], root: int) -> Rows:
+        positions, seen = seams.branch_rows(shape, level, slots, root)
+        return positions, _shift(seen, root)
+
+    return replace(seams, branch_rows=branch_rows)
+
+
+def _shift(seen: list[list[int]], root: int) -> list[list[int]]:
+    """Each list with its proper ancestors moved one branch column down, not past the first."""
+    return [[*(max(column - 1, root + 1) for column in columns[:-1]), columns[-1]] for columns in seen]
+
+
+def map_skipped(seams: Seams) -> Seams:
+    """Draft ids are used as target ids: the vocabulary map is not applied."""
+
+    def name_children(logits: Tensor, ranks: list[int], vocabulary: Tensor) -> tuple[list[int], list[int]]:
+        return seams.name_children(logits, ranks, torch.arange(len(vocabulary)))
+
+    return replace(seams, name_children=name_children)
+
+
+def lengths_of_last_level(seams: Seams) -> Seams:
+    """A draft forward attends as far as the lengths of the level before it reach: not to the level it hangs from."""
+
+    def draft_attend(query: Tensor, columns: Columns, scaling: float) -> Tensor:
+        rows, width = columns.visible.shape[-2:]
+        begin = int(columns.prefix[0])
+        if begin + rows == width:
+            return seams.draft_attend(query, columns, scaling)
+        visible = columns.visible.clone()
+        visible[..., begin : width - rows] = False
+        return seams.draft_attend(query, replace(columns, visible=visible), scaling)
+
+    return replace(seams, draft_attend=draft_attend)
+
+
+def leaves_drawn(seams: Seams) -> Seams:
+    """Levels of a greedy draft take their best tokens; the last one, named after the loop, is drawn."""
+
+    class Drawing(ModelDraft):
+        def propose(self, tokens: list[int], chance: StepSampling | None = None) -> Proposal:
+            best = super().propose(tokens, chance)
+            if chance is not None:
+                return best
+            assert best.logits is not None
+            assert best.draft_ids is not None
+            shape, token, ids = self._shape, list(best.tree.token), list(best.draft_ids)
+            # By Gumbel's trick: the best of noisy logits are draws without replacement from their softmax.
+            noise = torch.rand(best.logits.shape, generator=torch.Generator().manual_seed(len(tokens)))
+            noisy = best.logits.cpu().double() - (-noise.double().log()).log()
+            for node in range(len(shape)):
+                last = [child for child in shape.children[node] if shape.depth[child] == shape.height]
+                for child, one in zip(last, noisy[node].topk(len(last)).indices.tolist(), strict=True):
+                    token[child], ids[child] = int(self._vocabulary[one]), one
+            return replace(best, tree=Tree(shape.parent, tuple(token)), draft_ids=tuple(ids))
+
+    return drafting(seams, Drawing)
+
+
+def pool_outlives_request(seams: Seams) -> Seams:
+    """The pool of n-grams belongs to the decoder, which is not reset between requests."""
+    pool: dict[tuple[int, ...], Followers] = {}
+
+    class Decoder(Arena):
+        def __init__(self, layout: KvLayout, pages: int = 0, seams: KvSeams | None = None) -> None:
+            super().__init__(layout, pages, seams)
+            pool.clear()
+
+    class Pooled(Request):
+        def propose(self) -> None:
+            if isinstance(self.draft, NgramDraft):
+                self.draft._trie = pool
+            super().propose()
+
+    return replace(seams, arena=Decoder, request=Pooled)
+
+
+FAULTS = (
+    Fault(
+        "draft-positions-early",
+        "BZ-059",
+        Stage.DRAFTED,
+        "Positions of the draft model are incremented before its forward.",
+        "catalogue BZ-059: draft decode positions incremented before the forward",
+        "a draft model whose tree has an inner node",
+        early_positions,
+    ),
+    Fault(
+        "draft-reads-wrong-parent",
+        "BZ-062",
+        Stage.DRAFTED,
+        "A node of the draft tree attends to the KV of another node's parent.",
+        "catalogue BZ-062: draft tree step uses the KV of the wrong parent",
+        "a draft tree with two inner nodes at one depth and one below the second",
+        wrong_parent,
+    ),
+    Fault(
+        "vocabulary-map-skipped",
+        "BZ-051",
+        Stage.DRAFTED,
+        "The draft's reduced vocabulary is not mapped to target ids.",
+        "catalogue BZ-051: draft head with a reduced vocabulary treated as full",
+        "a draft with a reduced vocabulary",
+        map_skipped,
+    ),
+    Fault(
+        "draft-lengths-of-last-level",
+        "BZ-033",
+        Stage.DRAFTED,
+        "Levels of the draft after the first attend with the lengths of the level before, and miss their parents.",
+        "catalogue BZ-033: draft multi-step uses wrong paged_kv_indices",
+        "a draft model with a tree of height three",
+        lengths_of_last_level,
+    ),
+    Fault(
+        "leaves-drawn-when-greedy",
+        "BZ-007",
+        Stage.DRAFTED,
+        "The last level of a greedy draft is drawn at random, where the levels above it take the best tokens.",
+        "SafeAILab/EAGLE commit e0150ac; catalogue BZ-007: last draft level sampled at random in greedy mode",
+        "a draft model that names its best tokens, without chance",
+        leaves_drawn,
+    ),
+    Fault(
+        "ngram-pool-outlives-request",
+        "BZ-081",
+        Stage.DRAFTED,
+        "The pool of n-grams is not emptied between requests: the second is drafted from the first one's text.",
+        "NVIDIA/TensorRT-LLM issue #2263; catalogue BZ-081: lookahead decoding wrong after the first generate call",
+        "two requests with n-gram drafts, whose texts go on differently after the same tokens",
+        pool_outlives_request,
+    ),
+)

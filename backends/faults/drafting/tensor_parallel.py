@@ -1,0 +1,109 @@
+"""Faults of tensor parallelism, its second rank played by this process: coins of its own, ids of the whole head."""
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from backends.engine.draft.language_model import ModelDraft
+from backends.engine.kv.base import KvCache
+from backends.engine.model.causal_lm import CausalLm
+from backends.engine.request import Request
+from backends.engine.sampling.step import StepSampling
+from backends.engine.seams import Seams
+from backends.faults.drafting.draft_cache import drafting
+from backends.faults.fault import Fault
+from reference.trace import Stage
+
+RANKS = 2
+
+
+def coins_of_each_rank(seams: Seams) -> Seams:
+    """The second rank, which holds the later KV heads, accepts by its own coins and keeps those rows at its lengths."""
+
+    class Ranked(Request):
+        def settle(self, flat: Tensor, heads: list[Tensor]) -> None:
+            right, block = self._seams, self._block
+            assert block is not None
+            if block.chance is not None and block.chance.samples:
+                tree, handed = block.proposal.tree, block.proposal.proposal
+                logits = right.score(flat, block.tensors.retrieve_index)
+                other = self._of_second_rank().accept(tree, logits, handed)[0]
+                self._seams = replace(right, commit=lambda cache, kept: apart(cache, kept, other))
+            super().settle(flat, heads)
+            self._seams = right
+
+        def _of_second_rank(self) -> StepSampling:
+            sampling = replace(self.case.sampling, tape=(), seed=self.case.sampling.seed + 1)
+            case = replace(self.case, sampling=sampling)
+            return StepSampling(case, self._told, self._coined, self._target.device, self._seams.sampling)
+
+    def apart(cache: KvCache, kept: list[int], other: list[int]) -> str | None:
+        rows = [*other[: len(kept)], *kept[len(other) :]]
+        for layer in range(cache.layers):
+            block = cache.block(layer)
+            for held in block:
+                first = len(held) // RANKS
+                held[first:, kept] = held[first:, rows]
+            cache.amend(layer, *block)
+        return seams.commit(cache, kept)
+
+    return replace(seams, request=Ranked)
+
+
+class Sharded:
+    """A model of whose head one rank holds a part: logits of an id are those of its row in the part."""
+
+    def __init__(self, whole: CausalLm) -> None:
+        self._whole = whole
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._whole, name)
+
+    def append(self, *given: Any, **named: Any) -> Tensor:
+        """As `CausalLm.append`."""
+        return self._local(self._whole.append(*given, **named))
+
+    def forward(self, *given: Any, **named: Any) -> list[Tensor]:
+        """As `CausalLm.forward`."""
+        return [self._local(logits) for logits in self._whole.forward(*given, **named)]
+
+    def _local(self, logits: Tensor) -> Tensor:
+        vocab = logits.shape[-1]
+        held = -(-vocab // RANKS)
+        return logits[..., torch.arange(vocab, device=logits.device) % held]
+
+
+def map_over_shard(seams: Seams) -> Seams:
+    """The scores of a reduced vocabulary are taken out of one rank's part of the head, by ids of the whole."""
+
+    class Mapped(ModelDraft):
+        def _catch_up(self, tokens: list[int]) -> Tensor:
+            if len(self._vocabulary) < self._lm.model.config.vocab_size and isinstance(self._lm, CausalLm):
+                self._lm = Sharded(self._lm)  # type: ignore[assignment]  # all that a draft asks of one
+            return super()._catch_up(tokens)
+
+    return drafting(seams, Mapped)
+
+
+FAULTS = (
+    Fault(
+        "ranks-draw-their-own-coins",
+        "BZ-013",
+        Stage.COMMITTED,
+        "Each rank accepts by coins of its own: KV heads of the second keep other rows than those that were emitted.",
+        "vllm-project/vllm issue #17498, PR #17509; catalogue BZ-013: each rank accepts another number of tokens",
+        "a request that samples, and an accepted node that other coins would not accept in that place",
+        coins_of_each_rank,
+    ),
+    Fault(
+        "token-map-over-sharded-head",
+        "BZ-152",
+        Stage.DRAFTED,
+        "The ids of a reduced vocabulary index one rank's part of the head as if it were the whole one.",
+        "sgl-project/sglang issue #4328, PR #6849; catalogue BZ-152: hot-token map indexes a sharded head",
+        "a draft model with a vocabulary of its own",
+        map_over_shard,
+    ),
+)

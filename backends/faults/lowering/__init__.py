@@ -1,0 +1,1 @@
+"""Faults of lowering: index tensors of a tree, and chunks."""

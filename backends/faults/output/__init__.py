@@ -1,0 +1,1 @@
+"""Faults of the output: what is emitted, and where it stops."""

@@ -1,0 +1,128 @@
+"""Faults of the greedy walk."""
+
+from dataclasses import replace
+
+from torch import Tensor
+
+from backends.engine.draft.base import Draft
+from backends.engine.kv.arena import Lease
+from backends.engine.lower_tree import TreeTensors
+from backends.engine.model.causal_lm import CausalLm
+from backends.engine.request import Request
+from backends.engine.seams import Seams
+from backends.faults.fault import Fault
+from reference.case import Case
+from reference.trace import Stage
+
+
+def first_unverified(seams: Seams) -> Seams:
+    """The root's first child is accepted without a comparison."""
+
+    def walk(tensors: TreeTensors, logits: Tensor) -> tuple[list[int], int]:
+        first = int(tensors.next_token[0])
+        path, bonus = seams.walk(tensors, logits)
+        if not first or path[1:2] == [first]:
+            return path, bonus
+        return [0, first], int(logits[first].argmax())
+
+    return replace(seams, walk=walk)
+
+
+def zero_is_padding(seams: Seams) -> Seams:
+    """Token id 0 is taken for path padding and ends the walk."""
+
+    def walk(tensors: TreeTensors, logits: Tensor) -> tuple[list[int], int]:
+        path, bonus = seams.walk(tensors, logits)
+        kept = [0]
+        for row in path[1:]:
+            if int(tensors.token[row]) == 0:
+                return kept, int(logits[kept[-1]].argmax())
+            kept.append(row)
+        return path, bonus
+
+    return replace(seams, walk=walk)
+
+
+def bonus_one_row_late(seams: Seams) -> Seams:
+    """After a rejection the bonus is drawn at the rejected child instead of at its parent."""
+
+    def walk(tensors: TreeTensors, logits: Tensor) -> tuple[list[int], int]:
+        path, bonus = seams.walk(tensors, logits)
+        rejected = int(tensors.next_token[path[-1]])
+        return (path, int(logits[rejected].argmax())) if rejected else (path, bonus)
+
+    return replace(seams, walk=walk)
+
+
+def bonus_discarded(seams: Seams) -> Seams:
+    """Where the walk ends at a leaf, nothing is drawn after it: the last accepted token ends the block."""
+
+    def walk(tensors: TreeTensors, logits: Tensor) -> tuple[list[int], int]:
+        path, bonus = seams.walk(tensors, logits)
+        if len(path) > 1 and not int(tensors.next_token[path[-1]]):
+            return path[:-1], int(tensors.token[path[-1]])
+        return path, bonus
+
+    return replace(seams, walk=walk)
+
+
+class ArgMax(Request):
+    """Takes every request for a greedy one."""
+
+    def __init__(self, case: Case, target: CausalLm, lease: Lease, draft: Draft, seams: Seams) -> None:
+        greedy = replace(case, sampling=replace(case.sampling, temperature=0.0))
+        super().__init__(greedy, target, lease, draft, seams)
+
+
+def arg_max_throughout(seams: Seams) -> Seams:
+    """A request that samples is decoded by arg-max; the sampling itself, which nobody calls, stays right."""
+    return replace(seams, request=ArgMax)
+
+
+FAULTS = (
+    Fault(
+        "first-draft-token-unverified",
+        "BZ-139",
+        Stage.ACCEPTED,
+        "The first drafted token is committed without verification.",
+        "catalogue BZ-139: first draft token committed without verification",
+        "a first child that the target does not choose",
+        first_unverified,
+    ),
+    Fault(
+        "token-zero-taken-for-padding",
+        "BZ-004",
+        Stage.ACCEPTED,
+        "Token id 0 is taken for padding of a candidate path, so a right token 0 is rejected.",
+        "catalogue BZ-004: path padding encoded as token id 0",
+        "an accepted token with id 0",
+        zero_is_padding,
+    ),
+    Fault(
+        "bonus-from-rejected-row",
+        "BZ-129",
+        Stage.ACCEPTED,
+        "Rejection is handled one row late: the next token comes from the rejected row.",
+        "catalogue BZ-129: rejection handled one iteration late",
+        "a rejected child",
+        bonus_one_row_late,
+    ),
+    Fault(
+        "bonus-discarded-after-full-acceptance",
+        "BZ-140",
+        Stage.ACCEPTED,
+        "After full acceptance there is no bonus token.",
+        "catalogue BZ-140: bonus token discarded after full acceptance",
+        "a path accepted to its leaf",
+        bonus_discarded,
+    ),
+    Fault(
+        "sampled-request-by-arg-max",
+        "",
+        Stage.ACCEPTED,
+        "A request that samples is decoded by arg-max, its temperature lost on the way to the sampler.",
+        "a sampling configuration that does not reach the speculative path: its kernels are right and never called",
+        "a temperature above 0, and a law that is not sure of its best token",
+        arg_max_throughout,
+    ),
+)

@@ -1,0 +1,215 @@
+"""Faults of laws and proposals: processing that is skipped, misplaced or imprecise, of target or draft."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from backends.engine.sampling.processing import History
+from backends.engine.sampling.seams import Law, SamplingSeams
+from backends.engine.seams import Seams
+from backends.faults.fault import Fault
+from backends.faults.sampling.rejection import patched
+from reference.sampling import Sampling, Stops
+from reference.trace import Stage
+
+DETERMINISTIC = "a proposal that is certain of its token has no other probabilities"
+
+
+def soft_for_certain(seams: SamplingSeams) -> SamplingSeams:
+    """Tokens that were merely ranked are handed over with the draft's soft law, as if they had been drawn from it."""
+    return replace(seams, certain=lambda token, law: law)
+
+
+Plant = Callable[[SamplingSeams], SamplingSeams]
+Settings = Callable[[Sampling], Sampling]
+
+
+def proposing(law: Callable[[Tensor, Sampling], Tensor]) -> Plant:
+    """The proposal is `law` of the draft's logits under the request's settings, whatever the token was drawn from."""
+    return lambda seams: replace(seams, handed_over=lambda drawn_from, logits, sampling: law(logits, sampling))
+
+
+def judging(settings: Settings) -> Plant:
+    """Drafted tokens are judged by the target's law under other `settings`; the bonus follows the request's."""
+    return lambda seams: replace(seams, target_law=_under(settings, seams.target_law))
+
+
+def ending(settings: Settings) -> Plant:
+    """The bonus is drawn from the target's law under other `settings`; drafted tokens are judged by the request's."""
+    return lambda seams: replace(seams, bonus_law=_under(settings, seams.bonus_law))
+
+
+def _under(settings: Settings, law: Law) -> Law:
+    return lambda logits, sampling, stops, past: law(logits, settings(sampling), stops, past)
+
+
+def plain(sampling: Sampling) -> Sampling:
+    """Softmax alone."""
+    return Sampling(1.0)
+
+
+def tepid(sampling: Sampling) -> Sampling:
+    """Temperature 1, all else as it is."""
+    return replace(sampling, temperature=1.0)
+
+
+def coarse(sampling: Sampling) -> Sampling:
+    """top_p rounded to bfloat16."""
+    return replace(sampling, top_p=float(torch.tensor(sampling.top_p).bfloat16()))
+
+
+def without_min_p(sampling: Sampling) -> Sampling:
+    """No min_p, which never changes an arg-max."""
+    return replace(sampling, min_p=0.0)
+
+
+def path_one_late(seams: SamplingSeams) -> SamplingSeams:
+    """Processors at a node see the path of the node before it."""
+
+    def target_law(logits: Tensor, sampling: Sampling, stops: Stops, past: History | None) -> Tensor:
+        if past is None:
+            return seams.target_law(logits, sampling, stops, past)
+        late = torch.cat([past.tail[..., :1], past.tail[..., :-1]], -1)
+        shifted = [torch.cat([one[:, :1], one[:, :-1]], 1) for one in (past.seen, past.counts)]
+        told = replace(
+            past,
+            seen=shifted[0],
+            counts=shifted[1],
+            tail=late,
+            sequence=lambda request, node: past.sequence(request, max(node - 1, 0)),
+        )
+        return seams.target_law(logits, sampling, stops, told)
+
+    return replace(seams, target_law=target_law)
+
+
+def last_id_lost(seams: SamplingSeams) -> SamplingSeams:
+    """The last entry of the vocabulary is cut off before sampling."""
+
+    def target_law(logits: Tensor, sampling: Sampling, stops: Stops, past: History | None) -> Tensor:
+        law = seams.target_law(logits, sampling, stops, past)
+        kept = law * (torch.arange(law.shape[-1], device=law.device) < law.shape[-1] - 1)
+        total = kept.sum(-1, keepdim=True)
+        return torch.where(total > 0, kept / total, law)
+
+    return replace(seams, target_law=target_law)
+
+
+def logprobs_over_tree(seams: Seams) -> Seams:
+    """Log-probabilities are normalised over all positions of the tree at once."""
+
+    def logprobs(logits: Tensor) -> Tensor:
+        return seams.logprobs(logits.flatten()[None]).view_as(logits)
+
+    return replace(seams, logprobs=logprobs)
+
+
+FAULTS = (
+    Fault(
+        "soft-law-for-ranked-tokens",
+        "",
+        Stage.DRAFTED,
+        "The draft names its best tokens but hands over its soft law, as if they had been drawn.",
+        "transformers #32867, by peers.md C1: argmax draft with soft q",
+        "a model draft whose tokens are its best, at a temperature",
+        patched(soft_for_certain),
+        {
+            "without-replacement": "no token is merely ranked: every proposal is the law drawn from",
+            "with-replacement": "no token is merely ranked: every proposal is the law drawn from",
+        },
+    ),
+    Fault(
+        "proposal-before-truncation",
+        "BZ-102",
+        Stage.DRAFTED,
+        "The proposal handed over is the law before top-k and top-p; the token was drawn after them.",
+        "catalogue BZ-102: candidate generators return a q they did not sample from",
+        "a drawn draft under top-k, top-p or min-p",
+        patched(proposing(lambda logits, sampling: (logits / sampling.temperature).softmax(-1))),
+        {"top-k": DETERMINISTIC},
+    ),
+    Fault(
+        "proposal-without-temperature",
+        "",
+        Stage.DRAFTED,
+        "The proposal handed over ignores the temperature at which the token was drawn.",
+        "statistics-and-numerics B.5: draft probs before temperature",
+        "a drawn draft at a temperature other than 1",
+        patched(proposing(lambda logits, sampling: logits.softmax(-1))),
+        {"top-k": DETERMINISTIC},
+    ),
+    Fault(
+        "target-law-under-default-settings",
+        "BZ-010",
+        Stage.SCORED,
+        "Drafted tokens are judged by the target's law under default settings.",
+        "catalogue BZ-010: target probabilities computed with default sampling parameters during scoring",
+        "a temperature other than 1, or any processing",
+        patched(judging(plain)),
+    ),
+    Fault(
+        "bonus-row-unprocessed",
+        "BZ-005",
+        Stage.ACCEPTED,
+        "The bonus token is sampled without temperature, top-p, top-k and processors.",
+        "catalogue BZ-005: bonus token sampled without temperature/top-p/top-k",
+        "full acceptance at a temperature other than 1, or under processing",
+        patched(ending(plain)),
+    ),
+    Fault(
+        "bonus-without-temperature",
+        "BZ-005",
+        Stage.ACCEPTED,
+        "The bonus after full acceptance is sampled at temperature 1.",
+        "catalogue BZ-005; statistics-and-numerics B.5: full-accept bonus ignores the temperature",
+        "full acceptance at a temperature other than 1",
+        patched(ending(tepid)),
+    ),
+    Fault(
+        "top-p-in-bfloat16",
+        "BZ-055",
+        Stage.SCORED,
+        "top_p is rounded to bfloat16 in the verifier, so that its nucleus is another.",
+        "catalogue BZ-055: top_p cast to bfloat16 in the verification sampler",
+        "top-p below 1",
+        patched(judging(coarse)),
+    ),
+    Fault(
+        "min-p-for-bonus-only",
+        "BZ-016",
+        Stage.SCORED,
+        "min_p is skipped for verified tokens.",
+        "catalogue BZ-016: min_p (argmax-invariant processors) skipped for verified tokens",
+        "min-p above 0",
+        patched(judging(without_min_p)),
+    ),
+    Fault(
+        "processors-see-path-one-late",
+        "BZ-014",
+        Stage.SCORED,
+        "Processors at a node see the tokens of the row before it instead of the node's own path.",
+        "catalogue BZ-014: bad-words prefix matching reads draft tokens shifted by one",
+        "penalties, bad words or a custom processor on a tree",
+        patched(path_one_late),
+    ),
+    Fault(
+        "last-vocabulary-entry-lost",
+        "BZ-176",
+        Stage.SCORED,
+        "The last vocabulary entry is removed before sampling.",
+        "catalogue BZ-176: last vocabulary entry removed in nucleus/typical sampling",
+        "a law that gives the last id any mass",
+        patched(last_id_lost),
+    ),
+    Fault(
+        "logprobs-over-whole-tree",
+        "BZ-119",
+        Stage.EMITTED,
+        "Log-probabilities are normalised over all rows of the tree.",
+        "catalogue BZ-119: logprobs normalised over all positions",
+        "a tree with a drafted node",
+        logprobs_over_tree,
+    ),
+)

@@ -1,0 +1,121 @@
+"""Faults of the kernel that verifies drawn tokens: what it is handed, which row of it it reads, what it sums."""
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from backends.engine.sampling.processing import History, widened
+from backends.engine.sampling.seams import SamplingSeams
+from backends.faults.fault import Fault
+from backends.faults.sampling.rejection import patched
+from reference.sampling import Sampling, Stops
+from reference.trace import Stage
+
+TILE = 2
+"""Ids of a tile, few since vocabularies here are small."""
+
+
+def logits_for_probabilities(seams: SamplingSeams) -> SamplingSeams:
+    """Logits, divided by the temperature, are handed over where probabilities are read."""
+
+    def target_law(logits: Tensor, sampling: Sampling, stops: Stops, past: History | None) -> Tensor:
+        scores = widened(logits) if past is None else seams.scores(logits, sampling, stops, past)
+        return scores / sampling.temperature
+
+    return replace(seams, target_law=target_law)
+
+
+def proposal_of_row_after(seams: SamplingSeams) -> SamplingSeams:
+    """The proposal of a token is gathered one row further on; the last row has its own."""
+
+    def of_node(proposal: Tensor, node: Tensor) -> Tensor:
+        return seams.of_node(proposal, (node + 1).clamp(max=proposal.shape[1] - 1))
+
+    return replace(seams, of_node=of_node)
+
+
+def last_tile_lost(seams: SamplingSeams) -> SamplingSeams:
+    """The sum of a residual lacks that of its last tile, so a coin times it never reaches the ids in there."""
+
+    def residual(law: Tensor, proposal: Tensor, token: Tensor, row: Tensor) -> Tensor:
+        right = seams.residual(law, proposal, token, row)
+        begin = (right.shape[-1] - 1) // TILE * TILE
+        reached = right * (torch.arange(right.shape[-1], device=right.device) < begin)
+        total = reached.sum(-1, keepdim=True)
+        return torch.where(total > 0, reached / total, right)
+
+    return replace(seams, residual=residual)
+
+
+def block_residual_of_token(seams: SamplingSeams) -> SamplingSeams:
+    """A block is accepted as a block, and its last token drawn from the residual of one token."""
+
+    def block_residual(row: Tensor, offered: Tensor, pi: Tensor) -> Tensor:
+        return seams.block_residual(row, offered, torch.ones_like(pi))
+
+    return replace(seams, block_residual=block_residual)
+
+
+def block_without_proposals(seams: SamplingSeams) -> SamplingSeams:
+    """Where tokens were not drawn there is no q: 1 stands in, and each coin meets the product of all p so far."""
+
+    def block_ratio(row: Tensor, offered: Tensor, pi: Tensor) -> Tensor:
+        absent = offered.max(-1).values == 1
+        return torch.where(absent, pi, seams.block_ratio(row, offered, pi))
+
+    return replace(seams, block_ratio=block_ratio)
+
+
+FAULTS = (
+    Fault(
+        "logits-taken-for-probabilities",
+        "BZ-040",
+        Stage.SCORED,
+        "Logits are handed to the verification of sampled tokens, which reads them as probabilities.",
+        "vllm-project/vllm-ascend PR #6685; catalogue BZ-040: logits interpreted as probabilities",
+        "a request that samples",
+        patched(logits_for_probabilities),
+    ),
+    Fault(
+        "proposal-of-row-after",
+        "BZ-105",
+        Stage.ACCEPTED,
+        "The proposal that a drafted token is held against is that of the row after its own.",
+        "huggingface/transformers PR #28166; catalogue BZ-105: indexing error in speculative sampling",
+        "a rule that reads proposals, and a drafted row before another",
+        patched(proposal_of_row_after),
+    ),
+    Fault(
+        "last-tile-of-residual-lost",
+        "BZ-088",
+        Stage.ACCEPTED,
+        "The partial sum of the last tile is missing from the residual's total.",
+        "flashinfer-ai/flashinfer PR #424; catalogue BZ-088: missing barrier between block reductions",
+        "a rejection, and a vocabulary larger than a tile",
+        patched(last_tile_lost),
+    ),
+    Fault(
+        "block-residual-of-one-token",
+        "BZ-038",
+        Stage.ACCEPTED,
+        "A block is accepted by its joint ratio, and its last token drawn from the residual of a single token.",
+        "vllm-project/vllm-ascend issue #7807, PR #7808; catalogue BZ-038: block acceptance with unmodified residual",
+        "rule block, drawn tokens, two levels, and an accepted block whose weight is below 1",
+        patched(block_residual_of_token),
+        {"top-k": "a certain proposal leaves of pi p, as of p, all but its token, and both are normalised"},
+    ),
+    Fault(
+        "block-ratio-without-proposals",
+        "BZ-163",
+        Stage.ACCEPTED,
+        "Block verification runs without proposals: each coin meets the product of the target's probabilities so far.",
+        "vllm-project/vllm-ascend PR #7603; catalogue BZ-163: block verification though draft probabilities are absent",
+        "rule block, tokens that were not drawn, two levels",
+        patched(block_without_proposals),
+        {
+            "without-replacement": "tokens are drawn: their proposals are there",
+            "with-replacement": "tokens are drawn: their proposals are there",
+        },
+    ),
+)

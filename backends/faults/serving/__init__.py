@@ -1,0 +1,1 @@
+"""Faults of serving: batches, state that leaks between requests, and overlap."""

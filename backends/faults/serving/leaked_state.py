@@ -1,0 +1,253 @@
+"""Faults of state that outlives its request: compiled steps, buffers by row, and slots handed to the next request."""
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from backends.engine.kv.arena import Arena, Lease
+from backends.engine.kv.base import KvCache
+from backends.engine.kv.lanes import Lanes
+from backends.engine.kv.seams import KvSeams
+from backends.engine.lower_tree import TreeTensors
+from backends.engine.model.causal_lm import Rows
+from backends.engine.model.reach import Reach
+from backends.engine.request import Request
+from backends.engine.seams import Seams
+from backends.faults.fault import Fault
+from reference.layout import KvLayout
+from reference.trace import Stage
+from reference.tree import Tree
+
+PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty", "bad_words")
+
+
+@dataclass
+class Memory:
+    """What a server keeps where it should not; empty whenever one starts, so that every run is the same.
+
+    Attributes:
+        steps: Masks of compiled steps, by whatever they are looked up with.
+        trees: Lowered trees, likewise.
+        first: Of the first request of the batch, or of the server: whatever all get.
+        left: Accepted lengths in the slots that were given back.
+    """
+
+    steps: dict[tuple[int, ...], Tensor] = field(default_factory=dict)
+    trees: dict[tuple[int, ...], TreeTensors] = field(default_factory=dict)
+    first: Any = None
+    left: list[int] = field(default_factory=list)
+
+
+def _kept(seams: Seams, memory: Memory) -> Seams:
+    """Clear `memory` when a server starts, and let it hear of leases that come back."""
+
+    class Forgetting(Arena):
+        def __init__(self, layout: KvLayout, pages: int = 0, seams: KvSeams | None = None) -> None:
+            super().__init__(layout, pages, seams)
+            memory.steps, memory.trees, memory.first, memory.left = {}, {}, None, []
+
+        def give_back(self, lease: Lease, tokens: tuple[int, ...] = ()) -> None:
+            memory.left.append(getattr(lease, "accepted", 0))
+            super().give_back(lease, tokens)
+
+    return replace(seams, arena=Forgetting)
+
+
+def keyed_by_token_count(seams: Seams) -> Seams:
+    """A step is compiled with the tree mask in it and looked up by the total of tokens alone."""
+    memory = Memory()
+
+    class Compiled(Lanes):
+        def masks(self, layer: int, visible: list[Tensor]) -> Tensor:
+            blocks = [seen[:, -len(seen) :] for seen in visible]
+            compiled = memory.steps.setdefault((sum(self._rows), layer), _side_by_side(blocks))
+            begin, stale = 0, []
+            for seen in visible:
+                end = begin + len(seen)
+                stale.append(torch.cat([seen[:, : -len(seen)], compiled[begin:end, begin:end]], 1))
+                begin = end
+            return super().masks(layer, stale)
+
+    return replace(_kept(seams, memory), kv=replace(seams.kv, lanes=Compiled))
+
+
+def _side_by_side(blocks: list[Tensor]) -> Tensor:
+    """Square masks down the diagonal of one."""
+    whole = torch.zeros(sum(map(len, blocks)), sum(map(len, blocks)), dtype=torch.bool)
+    begin = 0
+    for block in blocks:
+        end = begin + len(block)
+        whole[begin:end, begin:end] = block
+        begin = end
+    return whole
+
+
+def keyed_by_place(seams: Seams) -> Seams:
+    """A lowered tree is used again where its place and its size match, whatever tree it was."""
+    memory = Memory()
+
+    def tensorise(tree: Tree, committed: int, position: int, reaches: list[Reach], padded_nodes: int) -> TreeTensors:
+        right = seams.tensorise(tree, committed, position, reaches, padded_nodes)
+        known = memory.trees.setdefault((len(tree), committed, position), right)
+        return replace(known, token=right.token)
+
+    return replace(_kept(seams, memory), tensorise=tensorise)
+
+
+def positions_of_first(seams: Seams) -> Seams:
+    """Positions of the batch count from the root of its first request."""
+    memory = Memory()
+
+    class Placed(Request):
+        def propose(self) -> None:
+            memory.first = None
+            super().propose()
+
+        @property
+        def rows(self) -> Rows:
+            right = super().rows
+            root = int(right.positions[0])
+            memory.first = root if memory.first is None else memory.first
+            return replace(right, positions=right.positions - root + memory.first)
+
+    return replace(_kept(seams, memory), request=Placed)
+
+
+def penalties_of_first(seams: Seams) -> Seams:
+    """Logits of a request that samples are penalised with the settings of the first of its batch."""
+    memory = Memory()
+
+    class Served(Request):
+        def propose(self) -> None:
+            memory.first = None
+            super().propose()
+
+        def settle(self, flat: Tensor, heads: list[Tensor]) -> None:
+            memory.first = memory.first or self.case.sampling
+            chance = None if self._block is None else self._block.chance
+            if chance is not None and chance.samples:
+                settings = {name: getattr(memory.first, name) for name in PENALTIES}
+                chance._case = replace(self.case, sampling=replace(self.case.sampling, **settings))
+            super().settle(flat, heads)
+
+    return replace(_kept(seams, memory), request=Served)
+
+
+def length_of_leaver(seams: Seams) -> Seams:
+    """A request that joins begins with the accepted length that the last one left in its slot."""
+    memory = Memory()
+
+    class Joining(Request):
+        def __init__(self, *given: Any) -> None:
+            super().__init__(*given)
+            self._position += memory.left.pop() if memory.left else 0
+
+        def settle(self, flat: Tensor, heads: list[Tensor]) -> None:
+            super().settle(flat, heads)
+            self.lease.accepted = self._counters.lengths[-1]  # type: ignore[attr-defined]
+
+    return replace(_kept(seams, memory), request=Joining)
+
+
+def accepted_length_of_first(seams: Seams) -> Seams:
+    """As many rows are committed for every request of a batch as for its first."""
+    memory = Memory()
+
+    class Batch(Lanes):
+        def __init__(self, caches: list[KvCache], rows: list[int], filler: float = 0.0) -> None:
+            super().__init__(caches, rows, filler)
+            memory.first = None
+
+    def commit(cache: KvCache, path: list[int]) -> str | None:
+        memory.first = memory.first or len(path)
+        return seams.commit(cache, path[: memory.first])
+
+    return replace(_kept(seams, memory), kv=replace(seams.kv, lanes=Batch), commit=commit)
+
+
+def one_ends_all(seams: Seams) -> Seams:
+    """The flag that a request has ended is read by those behind it in the batch."""
+    memory = Memory()
+
+    class Ending(Request):
+        def propose(self) -> None:
+            memory.first = None
+            super().propose()
+
+        def settle(self, flat: Tensor, heads: list[Tensor]) -> None:
+            super().settle(flat, heads)
+            memory.first = self.finish = self.finish or memory.first
+            last = self._steps[-1]
+            assert last.emitted is not None
+            self._steps[-1] = replace(last, emitted=replace(last.emitted, finish=self.finish))
+
+    return replace(_kept(seams, memory), request=Ending)
+
+
+FAULTS = (
+    Fault(
+        "step-keyed-by-token-count",
+        "BZ-174",
+        Stage.ATTENDED,
+        "A compiled step, its tree mask in it, is looked up by the total of tokens: another tree of that size gets it.",
+        "catalogue BZ-174: compiled step keyed without the query length",
+        "two steps of equally many rows with unlike trees",
+        keyed_by_token_count,
+    ),
+    Fault(
+        "lowering-reused-for-other-tree",
+        "BZ-127",
+        Stage.LOWERED,
+        "Index tensors are used again where place and size match, although the tree is another.",
+        "catalogue BZ-127: compiled graph reused when one of two inputs matches",
+        "two unlike trees of one size under equally many committed tokens",
+        keyed_by_place,
+    ),
+    Fault(
+        "positions-of-first-lane",
+        "",
+        Stage.ATTENDED,
+        "Positions of every request of the batch count from the root of the first.",
+        "family of catalogue BZ-136: row 0 of the batch stands for every row",
+        "a batch of unequal prefixes",
+        positions_of_first,
+    ),
+    Fault(
+        "penalties-of-first-lane",
+        "BZ-144",
+        Stage.SCORED,
+        "Penalties and banned words of the first request of the batch are used for all that sample.",
+        "catalogue BZ-144: row 0's processor parameters for the batch",
+        "a batch in which a request that samples has other penalties than the first",
+        penalties_of_first,
+    ),
+    Fault(
+        "joiner-inherits-accepted-length",
+        "",
+        Stage.LOWERED,
+        "A request that joins begins with the accepted length that the one before it left in its slot.",
+        "family of catalogue BZ-049: accepted counts keep values of the former step",
+        "a request that leaves after accepting a node, and one that joins",
+        length_of_leaver,
+    ),
+    Fault(
+        "accepted-length-of-first-lane",
+        "",
+        Stage.COMMITTED,
+        "As many rows are committed for each request of a batch as for its first.",
+        "family of catalogue BZ-136: row 0 of the batch stands for every row",
+        "a batch in which another request accepts more than the first",
+        accepted_length_of_first,
+    ),
+    Fault(
+        "one-end-ends-the-batch",
+        "",
+        Stage.EMITTED,
+        "When a request of the batch meets a stop, those behind it end as well.",
+        "family of catalogue BZ-136: row 0 of the batch stands for every row",
+        "a batch in which another request than the last meets a stop",
+        one_ends_all,
+    ),
+)

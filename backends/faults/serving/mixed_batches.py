@@ -1,0 +1,145 @@
+"""Faults of batches and outputs in which only some have a draft, or only some sample."""
+
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from backends.engine.lower_tree import TreeTensors
+from backends.engine.model.causal_lm import Rows
+from backends.engine.request import Request
+from backends.engine.seams import Seams
+from backends.faults.fault import Fault
+from reference.trace import Stage
+
+
+def _nodes(request: Request) -> int:
+    """Nodes of the tree that it is about to verify, its root included."""
+    assert request._block is not None
+    return len(request._block.proposal.tree)
+
+
+def greedy_divided(seams: Seams) -> Seams:
+    """In a batch where some sample, greedy rows are divided by their temperature as well, which is 0."""
+
+    class Divided(Request):
+        mixed = False
+
+        def settle(self, flat: Tensor, heads: list[Tensor]) -> None:
+            right = self._seams
+            if self.mixed and self.case.sampling.greedy:
+                self._seams = replace(right, walk=divided)
+            super().settle(flat, heads)
+            self._seams = right
+
+    def divided(tensors: TreeTensors, scores: Tensor) -> tuple[list[int], int]:
+        return seams.walk(tensors, scores / 0.0)
+
+    def gather(batch: list[Request]) -> list[Rows]:
+        mixed = any(not request.case.sampling.greedy for request in batch)
+        for request in batch:
+            assert isinstance(request, Divided)
+            request.mixed = mixed
+        return seams.gather(batch)
+
+    return replace(seams, gather=gather, request=Divided)
+
+
+def tokens_by_draft_row(seams: Seams) -> Seams:
+    """Draft tokens are scattered by their row among the requests that have a draft, not by that of the batch."""
+
+    def gather(batch: list[Request]) -> list[Rows]:
+        drafted = [_tokens(request)[1 : _nodes(request)].clone() for request in batch if _nodes(request) > 1]
+        if len(drafted) < len(batch):
+            for row, request in enumerate(batch):
+                token = _tokens(request)
+                token[1:] = 0
+                held = drafted[row][: len(token) - 1] if row < len(drafted) else token[:0]
+                token[1 : 1 + len(held)] = held
+        return seams.gather(batch)
+
+    return replace(seams, gather=gather)
+
+
+def _tokens(request: Request) -> Tensor:
+    assert request._block is not None
+    return request._block.tensors.token
+
+
+@dataclass
+class Queue:
+    """Rows of logits that wait for a request of the batch to take them."""
+
+    rows: list[Tensor] = field(default_factory=list)
+
+
+def row_of_bare_root_left(seams: Seams) -> Seams:
+    """A request without a draft queues its row of logits and never takes it: the next with one begins there."""
+    queue = Queue()
+
+    class Queued(Request):
+        def settle(self, flat: Tensor, heads: list[Tensor]) -> None:
+            if _nodes(self) == 1:
+                queue.rows.append(flat[:1])
+            elif queue.rows:
+                flat = torch.cat([*queue.rows, flat])[: len(flat)]
+                queue.rows = []
+            super().settle(flat, heads)
+
+    def gather(batch: list[Request]) -> list[Rows]:
+        queue.rows = []
+        return seams.gather(batch)
+
+    return replace(seams, gather=gather, request=Queued)
+
+
+def absent_nodes_draw(seams: Seams) -> Seams:
+    """A step without a draft draws the coins of the nodes that it lacks once more, from the request's own stream."""
+
+    class Drawing(Request):
+        @property
+        def _coined(self) -> int:
+            bare = sum(step.drafted is not None and len(step.drafted.tree) == 1 for step in self._steps)
+            return super()._coined + bare
+
+    return replace(seams, request=Drawing)
+
+
+FAULTS = (
+    Fault(
+        "greedy-rows-divided-by-temperature",
+        "BZ-012",
+        Stage.ACCEPTED,
+        "Where some requests of a batch sample, the logits of greedy ones are divided by a temperature of 0 too.",
+        "vllm-project/vllm PR #27077; catalogue BZ-012: greedy sentinel changed but rejection sampler not updated",
+        "a batch of a greedy request and one that samples",
+        greedy_divided,
+    ),
+    Fault(
+        "draft-tokens-by-draft-row",
+        "BZ-077",
+        Stage.LOWERED,
+        "Draft tokens go to the rows of the batch that their requests have among those with a draft.",
+        "NVIDIA/TensorRT-LLM PR #7803; catalogue BZ-077: draft and target batch indices mixed",
+        "a batch in which a request without a draft stands before one with",
+        tokens_by_draft_row,
+    ),
+    Fault(
+        "bare-root-leaves-logits-row",
+        "BZ-123",
+        Stage.SCORED,
+        "An empty draft queues an index of logits that nobody takes, so the next request reads one row early.",
+        "spiritbuun/buun-llama-cpp PR #74; catalogue BZ-123: empty drafts leave orphan logits indices",
+        "a batch in which a request without a draft stands before one with",
+        row_of_bare_root_left,
+    ),
+    Fault(
+        "coins-of-absent-nodes-drawn",
+        "BZ-156",
+        Stage.ACCEPTED,
+        "A step without a draft moves the request's random stream on as if it had one.",
+        "vllm-project/vllm-ascend issue #13608; catalogue BZ-156: zero-draft requests advance their private RNG",
+        "a request that samples, and a step after one without a draft",
+        absent_nodes_draw,
+    ),
+)

@@ -1,0 +1,149 @@
+"""Faults of overlapped scheduling: a step that is planned before it is known what the last one accepted."""
+
+from dataclasses import dataclass, field, replace
+from weakref import WeakKeyDictionary
+
+from torch import Tensor
+
+from backends.engine.kv.base import KvCache
+from backends.engine.model.causal_lm import Rows
+from backends.engine.request import Request
+from backends.engine.sampling.forest import Forest
+from backends.engine.sampling.processing import History
+from backends.engine.seams import Seams
+from backends.faults.fault import Fault
+from reference.sampling import Sampling, Stops
+from reference.trace import Stage
+
+PLACEHOLDER = -1
+"""What stands in the output for a token that has not returned."""
+
+
+@dataclass(frozen=True)
+class Hollow(History):
+    """A history, and beside it the one of an output whose placeholders were not all replaced."""
+
+    patched: History
+
+
+def last_slot_patched(seams: Seams) -> Seams:
+    """Of the output slots that a block takes, only the last gets its token: the target's penalties skip the others."""
+    right = seams.sampling
+
+    class Patched(Request):
+        @property
+        def _told(self) -> tuple[int, ...]:
+            output = super()._told
+            if self.case.sampling.greedy:
+                return output
+            # A token below 0 is one that the scheduler does not have: -1 - token.
+            told, end = [-1 - token for token in output], 0
+            for step in self._steps:
+                assert step.emitted is not None
+                end += len(step.emitted.tokens)
+                told[end - 1] = output[end - 1]
+            return tuple(told)
+
+    def history(
+        trees: Forest, prompt: tuple[int, ...], output: tuple[int, ...], sampling: Sampling, vocab: int
+    ) -> History:
+        whole = tuple(token if token >= 0 else -1 - token for token in output)
+        past = right.history(trees, prompt, whole, sampling, vocab)
+        if whole == output:
+            return past
+        # vLLM pads token lists with the vocabulary's size and counts one id more than there are.
+        padded = tuple(max(token, -1) % (vocab + 1) for token in output)
+        told = right.history(trees, prompt, padded, sampling, vocab + 1)
+
+        def sequence(request: int, node: int) -> tuple[int, ...]:
+            return tuple(PLACEHOLDER if token == vocab else token for token in told.sequence(request, node))
+
+        patched = replace(told, seen=told.seen[..., :vocab], counts=told.counts[..., :vocab], sequence=sequence)
+        return Hollow(**vars(past), patched=patched)
+
+    def law(logits: Tensor, sampling: Sampling, stops: Stops, past: History | None) -> Tensor:
+        return right.target_law(logits, sampling, stops, past.patched if isinstance(past, Hollow) else past)
+
+    sampling = replace(right, history=history, target_law=law, bonus_law=law)
+    return replace(seams, request=Patched, sampling=sampling)
+
+
+@dataclass
+class Pipeline:
+    """Forwards that were planned, and in which of them each request was last."""
+
+    forwards: int = 0
+    last: "WeakKeyDictionary[Request, int]" = field(default_factory=WeakKeyDictionary)
+
+
+def root_in_flight(seams: Seams) -> Seams:
+    """A drafted request that was in the forward before is planned without what it returned: 0 is embedded."""
+    pipeline = Pipeline()
+
+    def gather(batch: list[Request]) -> list[Rows]:
+        pipeline.forwards += 1
+        for request in batch:
+            assert request._block is not None
+            drafted = len(request._block.proposal.tree) > 1
+            if drafted and pipeline.last.get(request) == pipeline.forwards - 1:
+                request._block.tensors.token[0] = 0
+            pipeline.last[request] = pipeline.forwards
+        return seams.gather(batch)
+
+    return replace(seams, gather=gather)
+
+
+def lengths_before_rejection(seams: Seams) -> Seams:
+    """The host's length of a cache still counts the rows that the last step rejected; the mask is laid behind them."""
+    rejected: WeakKeyDictionary[KvCache, int] = WeakKeyDictionary()
+
+    def commit(cache: KvCache, path: list[int]) -> str | None:
+        rejected[cache] = cache.rows - len(path)
+        return seams.commit(cache, path)
+
+    class Ahead(seams.kv.lanes):  # type: ignore[misc,name-defined]
+        def masks(self, layer: int, visible: list[Tensor]) -> Tensor:
+            moved = [self._moved(cache, seen) for cache, seen in zip(self._caches, visible, strict=True)]
+            masks: Tensor = super().masks(layer, moved)
+            return masks
+
+        def _moved(self, cache: KvCache, seen: Tensor) -> Tensor:
+            begin, columns = cache.length, seen.shape[1]
+            end = min(begin + rejected.get(cache, 0), columns)
+            moved = seen.clone()
+            moved[:, begin:end] = True
+            moved[:, end:] = seen[:, begin : begin + columns - end]
+            return moved
+
+    return replace(seams, commit=commit, kv=replace(seams.kv, lanes=Ahead))
+
+
+FAULTS = (
+    Fault(
+        "history-slots-left-as-placeholders",
+        "BZ-019",
+        Stage.SCORED,
+        "Only the last of a block's placeholders in the output is replaced: penalties do not see the tokens before it.",
+        "vllm-project/vllm PR #30122; catalogue BZ-019: async scheduling replaces only the last placeholder",
+        "a request that samples under penalties or bad words, after a step that accepted a token",
+        last_slot_patched,
+    ),
+    Fault(
+        "root-still-in-flight",
+        "BZ-028",
+        Stage.LOWERED,
+        "A drafted step is planned before the token of the last one has returned: token 0 is embedded as its root.",
+        "vllm-project/vllm issue #52071, PR #52179; catalogue BZ-028: a step runs before its anchor token has returned",
+        "a request in two forwards in a row, with a draft in the second",
+        root_in_flight,
+    ),
+    Fault(
+        "lengths-before-rejection",
+        "BZ-057",
+        Stage.ATTENDED,
+        "The length that attention gets takes each row of the last step for accepted, and the mask begins behind them.",
+        "vllm-project/vllm-ascend PR #8461; catalogue BZ-057: host seq_lens not corrected for rejected tokens",
+        "a step after one with a rejected row",
+        lengths_before_rejection,
+    ),
+)

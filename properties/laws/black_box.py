@@ -1,0 +1,141 @@
+"""Asking a black box: tapes of coins on a grid go in, labels of what came out return, and strays are noticed."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from reference.probability_world import Blocks
+from reference.trace import Array
+
+Evaluate = Callable[[Array], Blocks]
+"""A batch of requests, one for each row of a tape float64 [B, coins], and what each of them emitted."""
+
+Signature = tuple[tuple[int, ...], tuple[int, ...]]
+"""Accepted rows and emitted tokens of one request."""
+
+CHUNK = 1 << 16
+"""Rows of one call."""
+
+STRAYS = 16
+"""Strays that are kept."""
+
+
+@dataclass(frozen=True)
+class Stray:
+    """A tape whose outcome depended on its neighbours in the batch, or on the call.
+
+    Attributes:
+        tape: The coins of the request.
+        outcome: What it emitted.
+        other: What it emitted from the same coins in another batch.
+    """
+
+    tape: tuple[float, ...]
+    outcome: Signature
+    other: Signature
+
+
+class Asked:
+    """The black box on the grid of coins k / grid: its axes in the order of cutting, its answers as labels.
+
+    A label is a 64-bit hash of path and tokens, its multipliers drawn once; `signatures` has what each stands for, and
+    `first` a place, int64 [coins], where it was first seen.
+    """
+
+    def __init__(self, evaluate: Evaluate, coins: int, grid: int, order: tuple[int, ...], seed: int) -> None:
+        if coins < 1:
+            raise ValueError(f"{coins} coins: a black box without coins has nothing to enumerate")
+        if sorted(order) != list(range(coins)):
+            raise ValueError(f"order {order} does not name each of {coins} coins once")
+        if not 1 < grid <= 2**53:
+            raise ValueError(f"a grid of {grid} is not in 2..2^53, where float64 is exact")
+        self.coins, self.grid = coins, grid
+        self.evaluations = self.calls = 0
+        self.signatures: dict[int, Signature] = {}
+        self.first: dict[int, Array] = {}
+        self.strays: list[Stray] = []
+        self.rng = np.random.default_rng(seed)
+        self._evaluate = evaluate
+        self._order = np.array(order, dtype=np.int64)
+        self._odd = np.zeros(0, dtype=np.uint64)
+
+    def __call__(self, places: Array) -> Array:
+        """Labels int64 [B] of the places int64 [B, coins]."""
+        return self.cells(places)[0]
+
+    def cells(self, places: Array) -> tuple[Array, Array | None, Array | None]:
+        """Labels, and the cells that the backend reports: places from low inclusive to high exclusive, or None."""
+        if not len(places):
+            return np.zeros(0, dtype=np.int64), None, None
+        parts = [self._call(places[at : at + CHUNK]) for at in range(0, len(places), CHUNK)]
+        labels = np.concatenate([part[0] for part in parts])
+        low = [part[1] for part in parts if part[1] is not None]
+        high = [part[2] for part in parts if part[2] is not None]
+        if len(low) < len(parts) or len(high) < len(parts):
+            return labels, None, None
+        return labels, np.concatenate(low), np.concatenate(high)
+
+    def tapes(self, places: Array) -> Array:
+        """The coins at `places`, in the backend's own order."""
+        tapes = np.empty(places.shape)
+        tapes[:, self._order] = places / self.grid
+        return tapes
+
+    def within(self, low: Array, high: Array) -> Array:
+        """A random place in each box."""
+        drawn = low + ((high - low) * self.rng.random(low.shape)).astype(np.int64)
+        inside: Array = np.minimum(drawn, high - 1)
+        return inside
+
+    def stray(self, place: Array, label: int, other: int) -> None:
+        """Note that one tape had two outcomes."""
+        if len(self.strays) < STRAYS:
+            tape = tuple(float(coin) for coin in self.tapes(place[None])[0])
+            self.strays.append(Stray(tape, self.signatures[label], self.signatures[other]))
+
+    def mixed(self, places: Array, labels: Array) -> None:
+        """Ask some of `places` again among other neighbours, and alone; whoever answers otherwise is a stray."""
+        some = self.rng.permutation(len(places))[:64]
+        strangers = self.within(np.zeros((len(some), self.coins), dtype=np.int64), np.full(self.coins, self.grid))
+        crowd = np.concatenate([places[some], strangers])
+        shuffled = self.rng.permutation(len(crowd))
+        again = np.empty(len(crowd), dtype=np.int64)
+        again[shuffled] = self(crowd[shuffled])
+        for at in np.nonzero(again[: len(some)] != labels[some])[0]:
+            self.stray(places[some[at]], int(labels[some[at]]), int(again[at]))
+        for at in some[:2]:
+            alone = self(places[at : at + 1])[0]
+            if alone != labels[at]:
+                self.stray(places[at], int(labels[at]), int(alone))
+
+    def _call(self, places: Array) -> tuple[Array, Array | None, Array | None]:
+        self.calls += 1
+        self.evaluations += len(places)
+        blocks = self._evaluate(self.tapes(places))
+        if len(blocks.path) != len(places) or len(blocks.tokens) != len(places):
+            raise ValueError(
+                f"{len(blocks.path)} paths, {len(blocks.tokens)} blocks of tokens: {len(places)} were asked"
+            )
+        rows = np.concatenate([blocks.path, blocks.tokens], axis=1).astype(np.int64)
+        while len(self._odd) < rows.shape[1]:
+            self._odd = np.append(self._odd, 2 * self.rng.integers(1 << 63, dtype=np.uint64) + np.uint64(1))
+        labels = ((rows + 2).astype(np.uint64) * self._odd[: rows.shape[1]]).sum(axis=1).view(np.int64)
+        wide = blocks.path.shape[1]
+        for label, at in zip(*np.unique(labels, return_index=True), strict=True):
+            if int(label) not in self.signatures:
+                self.signatures[int(label)] = (_trimmed(rows[at, :wide]), _trimmed(rows[at, wide:]))
+                self.first[int(label)] = places[at].copy()
+        if blocks.low is None or blocks.high is None:
+            return labels, None, None
+        with np.errstate(invalid="ignore"):
+            low, high = (np.ceil(side[:, self._order] * self.grid) for side in (blocks.low, blocks.high))
+        # What is no number encloses nothing, and so is disputed.
+        low, high = np.nan_to_num(low, nan=self.grid), np.nan_to_num(high, nan=0.0)
+        return labels, *(np.clip(side, 0, self.grid).astype(np.int64) for side in (low, high))
+
+
+def _trimmed(row: Array) -> tuple[int, ...]:
+    """The row without the -1 at its end."""
+    held = np.nonzero(row != -1)[0]
+    return tuple(int(value) for value in row[: held[-1] + 1]) if len(held) else ()

@@ -1,0 +1,296 @@
+"""Coin boxes: a black box that takes a tape of coins, turned into its exact law by cutting the tapes into cells."""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from properties.laws.black_box import Asked, Evaluate, Signature, Stray
+from properties.laws.cell import bisected, probes, proven
+from reference.tape import place
+from reference.trace import Array
+from reference.tree import Shape
+
+__all__ = ["MOST_CELLS", "Law", "MassLost", "Stray", "TooManyCells", "decisions", "law", "used"]
+
+MOST_CELLS = 1_000_000
+"""Cells after which an enumeration gives up."""
+
+AUDIT = 1 << 15
+"""Tapes on which a law from searched cells is checked once more; a wrong mass of 0.001 escapes them with 1e-14."""
+
+EACH = 128
+"""Tapes, some of their coins at its ends, on which each searched cell is checked with it, however small it is."""
+
+TOTAL = 1e-12
+"""How far the masses may sum from 1."""
+
+
+class TooManyCells(Exception):
+    """The black box has more cells than were allowed."""
+
+
+class MassLost(ArithmeticError):
+    """The masses of a law do not sum to 1: its cells overlap or leave something out."""
+
+
+@dataclass(frozen=True)
+class Law:
+    """What a black box emits when its coins are uniform on the grid.
+
+    Attributes:
+        outcomes: The mass of each block of tokens that was ever seen, however small; empty where there are strays,
+            since a request whose outcome depends on its neighbours has no law of its own.
+        paths: The same, by accepted rows and tokens.
+        cells: Boxes of tapes, each with one outcome, that fill the cube.
+        searched: Those of them that were searched, not reported.
+        evaluations: Requests run.
+        calls: Batches in which they were run.
+        disputed: Cells reported by the backend in which a probe found another outcome; they were searched instead.
+        cut: Searched cells that a probe made smaller.
+        strays: Tapes whose outcome changed in other company, the first 16.
+    """
+
+    outcomes: dict[tuple[int, ...], float]
+    paths: dict[Signature, float]
+    cells: int
+    searched: int
+    evaluations: int
+    calls: int
+    disputed: int
+    cut: int
+    strays: tuple[Stray, ...]
+
+
+def decisions(shape: Shape) -> tuple[int, ...]:
+    """The coins of one step over `shape` in the order in which a lazy decoder needs them: an `order` for `law`.
+
+    Cells found by search follow this order, and with a good one are no more than the paths of decision.
+    """
+    nodes = sorted(range(len(shape)), key=lambda node: (shape.depth[node], node))
+    lazy = [place(kind, node, len(shape)) for node in nodes for kind in ("draft", "order", "accept")]
+    return (*lazy, place("bonus", 0, len(shape)))
+
+
+def law(
+    evaluate: Evaluate,
+    coins: int,
+    *,
+    grid: int = 2**53,
+    seed: int = 0,
+    probes: int = 2,
+    most_cells: int = MOST_CELLS,
+    order: tuple[int, ...] | None = None,
+    alone: bool = False,
+    audit: int = AUDIT,
+    each: int = EACH,
+) -> Law:
+    """The exact law of `evaluate` under independent coins k / grid, k uniform in 0..grid-1.
+
+    All open boxes go in waves: one tape inside each is run, the cell around it taken as reported or found by bisection,
+    put to the proof at random corners and inside, and cut out of its box. The one premise is that decisions compare a
+    coin with a number that earlier decisions fix; the probes try to refute it. A searched cell may still hide a
+    decision that its outcome does not show; all searched cells together are therefore audited, see AUDIT and
+    EACH. What they let pass is small: with eight tokens and drafts inside, a total variation of 1e-6 was seen.
+
+    Args:
+        evaluate: The black box; it may report cells (`Blocks.low`, `high`), which saves the search.
+        coins: Length of a tape.
+        grid: 2^53 for float64, 2^24 for float32: the coins that their generators return.
+        seed: Of the tapes that are tried; laws of different seeds agree.
+        probes: Corners probed in each cell, beside one place inside.
+        most_cells: Where to give up.
+        order: Coins in the order of decision, as far as known; as they lie on the tape by default.
+        alone: Requests run one at a time: they have no neighbours to be tried among.
+        audit: Tapes of the audit; fewer where each is a run of a model, and the larger a wrong mass that escapes.
+        each: Tapes on which each searched cell is checked once more.
+
+    Raises:
+        TooManyCells: There are more than `most_cells`.
+        MassLost: The masses do not sum to 1 within 1e-12.
+    """
+    asked = Asked(evaluate, coins, grid, tuple(range(coins)) if order is None else order, seed)
+    whole = (np.zeros((1, coins), dtype=np.int64), np.full((1, coins), grid, dtype=np.int64))
+    start = probe_cube(asked, *whole)
+    labels = asked(start)
+    if not alone:
+        asked.mixed(start, labels)
+    work = _Work(asked, probes, most_cells, alone, (audit, each))
+    work.push(*whole, np.zeros(1, dtype=np.int64))
+    while not asked.strays and work.open:
+        work.wave()
+        if not work.open and not asked.strays:
+            work.close()
+    if asked.strays:
+        return Law({}, {}, 0, 0, asked.evaluations, asked.calls, work.disputed, work.cut, tuple(asked.strays))
+    paths = work.masses()
+    outcomes: dict[tuple[int, ...], float] = {}
+    for (_, tokens), mass in sorted(paths.items()):
+        outcomes[tokens] = outcomes.get(tokens, 0.0) + mass
+    total = math.fsum(paths.values())
+    if abs(total - 1.0) > TOTAL:
+        raise MassLost(f"the masses of {work.cells} cells sum to 1{total - 1.0:+.3g}")
+    run = (asked.evaluations, asked.calls)
+    return Law(outcomes, paths, work.cells, work.searched, *run, work.disputed, work.cut, ())
+
+
+def probe_cube(asked: Asked, low: Array, high: Array) -> Array:
+    """Tapes to begin with: corners of the cube, and 64 inside."""
+    inside = asked.within(*(np.repeat(side, 64, axis=0) for side in (low, high)))
+    return np.concatenate([probes(asked, low, high, 8)[:, 0], inside])
+
+
+def used(evaluate: Evaluate, tape: Array, *, grid: int = 2**53, seed: int = 0, tries: int = 64) -> Array:
+    """Which coins of `tape`, float64 [coins], matter: bool [coins].
+
+    A coin matters if the outcome changes along its axis while the others stay; it is tried at 0, at the last place of
+    the grid, and once in each of `tries` equal intervals.
+    """
+    coins = len(tape)
+    rng = np.random.default_rng(seed)
+    inside = np.floor((np.arange(tries) + rng.random((coins, tries))) / tries * grid)
+    values = np.concatenate([np.tile([0.0, grid - 1.0], (coins, 1)), np.minimum(inside, grid - 1)], axis=1) / grid
+    tapes = np.tile(tape, (coins, values.shape[1], 1))
+    tapes[np.arange(coins), :, np.arange(coins)] = values
+    blocks = evaluate(np.concatenate([tape[None], tapes.reshape(-1, coins)]))
+    rows = np.concatenate([blocks.path, blocks.tokens], axis=1)
+    return np.asarray((rows[1:] != rows[0]).any(axis=1).reshape(coins, -1).any(axis=1))
+
+
+class _Work:
+    """The boxes still open, and the cells found."""
+
+    def __init__(self, asked: Asked, corners: int, most_cells: int, alone: bool, audit: tuple[int, int]) -> None:
+        self.asked, self.corners, self.most_cells = asked, corners, most_cells
+        self._alone, self._audit = alone, audit
+        self.open: list[tuple[Array, Array, Array]] = []
+        self.disputed = self.cut = self.cells = 0
+        self._held: list[tuple[Array, Array, Array, Array]] = []
+        # A search holds witnesses [axes, WITNESSES, coins] for each box, so its waves are smaller.
+        self._wave, self._search = (1 << 19) // (asked.coins + 7), max(1, (1 << 19) // asked.coins**2)
+        self._reports = True
+
+    def push(self, low: Array, high: Array, settled: Array) -> None:
+        """Open boxes int64 [boxes, coins], of which the first `settled` axes are narrow enough."""
+        if len(low):
+            self.open.append((low, high, settled))
+
+    def wave(self) -> None:
+        """Take the youngest open boxes, find a cell in each, and open what is left of them."""
+        low, high, settled = self._take(self._wave if self._reports else self._search)
+        asked = self.asked
+        point = asked.within(low, high)
+        labels, first, beyond = asked.cells(point)
+        if not self._alone:
+            asked.mixed(point, labels)
+        found: Array = np.zeros(len(low), dtype=bool)
+        self._reports = first is not None and beyond is not None
+        if first is not None and beyond is not None:
+            first, beyond = np.maximum(first, low), np.minimum(beyond, high)
+            found[:] = ((first <= point) & (point < beyond)).all(axis=1)
+            at = np.nonzero(found)[0]
+            places = probes(asked, first[at], beyond[at], self.corners)
+            agree = (asked(places.reshape(-1, asked.coins)).reshape(len(places), -1) == labels[at]).all(axis=0)
+            found[at[~agree]] = False
+            self.disputed += int((~found).sum())
+            self._keep(low[found], high[found], first[found], beyond[found], labels[found], None)
+        at = ~found
+        self._search_in(low[at], high[at], point[at], labels[at], settled[at])
+        waiting = sum(len(part[0]) for part in self.open)
+        # Each open box holds one cell at least, so that what cannot be finished is given up early.
+        if self.cells + waiting > self.most_cells:
+            raise TooManyCells(f"more than {self.most_cells} cells: {self.cells} found, {waiting} boxes still open")
+
+    def close(self) -> None:
+        """Put the cells in one array, audit those that were searched, and open again what does not hold.
+
+        A cell is opened around the place that refutes it, also where an outcome was seen that no cell has.
+        """
+        low, high, labels, searched = self._all()
+        asked = self.asked
+        mass = np.prod((high - low) / asked.grid, axis=1) * searched
+        cell = np.zeros(0, dtype=np.int64)
+        audit, each = self._audit
+        if searched.any():
+            by_mass = asked.rng.choice(len(low), audit, p=mass / mass.sum())
+            cell = np.concatenate([by_mass, np.repeat(np.nonzero(searched)[0], each)])
+        place = asked.within(low[cell], high[cell])
+        # Those beyond the first of the audit take some of their coins from the ends of the cell.
+        kind = asked.rng.integers(4, size=place.shape)
+        kind[:audit] = 3
+        place = np.where(kind == 0, low[cell], np.where(kind == 1, high[cell] - 1, place))
+        said = asked(place) if len(cell) else cell
+        wrong = np.nonzero(said != labels[cell])[0]
+        place, said, cell = place[wrong], said[wrong], cell[wrong]
+        for label in set(asked.first) - {int(label) for label in np.unique(labels)}:
+            point = asked.first[label]
+            around = np.nonzero(((low <= point) & (point < high)).all(axis=1))[0]
+            place, cell = np.concatenate([place, point[None]]), np.concatenate([cell, around])
+            said = np.append(said, label)
+        cell, one = np.unique(cell, return_index=True)
+        kept = np.ones(len(low), dtype=bool)
+        kept[cell] = False
+        self._held = [(low[kept], high[kept], labels[kept], searched[kept])]
+        self.cells -= len(cell)
+        self.cut += len(cell)
+        self._search_in(low[cell], high[cell], place[one], said[one], np.zeros(len(cell), dtype=np.int64))
+
+    def masses(self) -> dict[Signature, float]:
+        """The mass of every signature, rounded once."""
+        low, high, labels, _ = self._all()
+        # A mass too small for float64 is kept as the least there is, so that whatever was seen has some.
+        mass = np.maximum(np.prod((high - low) / self.asked.grid, axis=1), np.finfo(np.float64).tiny)
+        order = np.argsort(labels, kind="stable")
+        names, starts = np.unique(labels[order], return_index=True)
+        parts = np.split(mass[order], starts[1:])
+        signatures = self.asked.signatures
+        return {signatures[int(name)]: math.fsum(part) for name, part in zip(names, parts, strict=True)}
+
+    def _search_in(self, low: Array, high: Array, point: Array, labels: Array, settled: Array) -> None:
+        """Search the cell around a point of each box."""
+        for start in range(0, len(low), self._search):
+            at = slice(start, start + self._search)
+            first, beyond = bisected(self.asked, low[at], high[at], point[at], settled[at])
+            first, beyond, cuts = proven(self.asked, first, beyond, point[at], labels[at], 4 * self.corners)
+            self.cut += int((cuts > 0).sum())
+            self._keep(low[at], high[at], first, beyond, labels[at], settled[at])
+
+    @property
+    def searched(self) -> int:
+        """Cells held that were searched."""
+        return sum(int(part[3].sum()) for part in self._held)
+
+    def _all(self) -> tuple[Array, Array, Array, Array]:
+        low, high, labels, searched = (np.concatenate(parts) for parts in zip(*self._held, strict=True))
+        return low, high, labels, searched
+
+    def _take(self, most: int) -> tuple[Array, Array, Array]:
+        taken, count = [], 0
+        while self.open and count < most:
+            part = self.open.pop()
+            if len(part[0]) > most - count:
+                self.open.append((part[0][most - count :], part[1][most - count :], part[2][most - count :]))
+                part = (part[0][: most - count], part[1][: most - count], part[2][: most - count])
+            taken.append(part)
+            count += len(part[0])
+        low, high, settled = (np.concatenate(parts) for parts in zip(*taken, strict=True))
+        return low, high, settled
+
+    def _keep(self, low: Array, high: Array, first: Array, beyond: Array, labels: Array, settled: Array | None) -> None:
+        """Hold cells [first, beyond) and open the rest of their boxes, axis by axis where a cell is the narrower.
+
+        What is left along an axis keeps the cell's intervals on earlier axes; if those were searched, they are settled.
+        """
+        self._held.append((first, beyond, labels, np.full(len(first), settled is not None)))
+        self.cells += len(first)
+        low, high = low.copy(), high.copy()
+        for axis in range(low.shape[1]):
+            for below in (True, False):
+                rest = np.nonzero(low[:, axis] < first[:, axis] if below else high[:, axis] > beyond[:, axis])[0]
+                left, right = low[rest], high[rest]
+                if below:
+                    right[:, axis] = first[rest, axis]
+                else:
+                    left[:, axis] = beyond[rest, axis]
+                self.push(left, right, np.full(len(rest), 0 if settled is None else axis))
+            low[:, axis], high[:, axis] = first[:, axis], beyond[:, axis]

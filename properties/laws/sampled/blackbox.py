@@ -1,0 +1,60 @@
+"""Black box: the law of a backend that takes no tape, judged by what it emits."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from properties.laws.sampled.cells import Block, Partition, counts_of, partitions, tally
+from properties.laws.sampled.gate import ALPHA_RUN, red
+from properties.laws.sampled.power import plan
+from properties.laws.sampled.screen import Betting, Outcome, play
+from reference.trace import Array
+
+MOST_TRIALS = 200_000
+"""Rounds spent on one law at most; conditions that are met too rarely then state what they could not show."""
+
+
+@dataclass(frozen=True, eq=False)
+class Judged:
+    """One test of one law, and how it ended."""
+
+    partition: Partition
+    outcome: Outcome
+
+
+def judge_blocks(
+    draw: Callable[[int], Array],
+    expected: Mapping[Block, float],
+    height: int,
+    tv: float = 0.05,
+    tests: int | None = None,
+    alpha_run: float = ALPHA_RUN,
+    most: int = MOST_TRIALS,
+) -> tuple[Judged, ...]:
+    """Judge the blocks of one world by every partition of its law, all fed by the same rounds.
+
+    Args:
+        draw: The blocks of n more independent rounds, int [n, height + 1] padded with -1.
+        expected: Probability of each block.
+        height: Of the drafted tree.
+        tv: Total variation over a test's cells that is to be shown with probability .99.
+        tests: Tests of the whole run, which set the bar; those of this law, unless said.
+        alpha_run: The false-alarm rate of the run.
+        most: Rounds at most.
+    """
+    split = partitions(expected, height)
+    planned = len(split) if tests is None else tests
+    bets = [Betting(one.p, plan(one.cells, tv, planned, alpha_run), one.share) for one in split]
+
+    def counts(n: int) -> Sequence[Array]:
+        counted = tally(draw(n))
+        return [counts_of(counted, one) for one in split]
+
+    outcomes = play(bets, counts, most)
+    return tuple(Judged(one, outcome) for one, outcome in zip(split, outcomes, strict=True))
+
+
+def run_is_red(judged: Sequence[Judged], alpha_run: float = ALPHA_RUN, tests: int | None = None) -> bool:
+    """Whether the tests of a run, of any number of laws, together are red."""
+    return red(np.array([one.outcome.log_e for one in judged]), alpha_run, tests)

@@ -1,0 +1,162 @@
+"""Cells: emitted blocks sorted into a few joint and conditional tests, each with its exact probabilities."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from properties.laws.sampled.evalue import SUMS_TO
+from reference.trace import Array
+
+Block = tuple[int, ...]
+"""What one round emitted: the accepted tokens and the one after them."""
+
+REST: Block = (-1,)
+"""Label of the cell of merged rare blocks."""
+
+IMPOSSIBLE: Block = (-2,)
+"""Label of the cell, of probability 0, of what the law does not allow."""
+
+LEAST_SHARE = 0.002
+"""A cell of a smaller expected share is merged with others like it."""
+
+MOST_CELLS = 64
+"""Cells of a test at most; the samples that a deviation takes grow with their square root."""
+
+
+@dataclass(frozen=True, eq=False)
+class Partition:
+    """One test: which blocks count, into which cell each falls, and how likely each cell is.
+
+    Attributes:
+        name: What it looks at, in words.
+        length: Emitted tokens a block must have to count; 0 counts all.
+        cell_of: The cell of every possible block that counts.
+        labels: What the blocks of each cell share: tokens, REST or IMPOSSIBLE (the last cell, always).
+        p: Probability of each cell given that a block counts, float64 [cells].
+        share: Probability that a block counts.
+    """
+
+    name: str
+    length: int
+    cell_of: Mapping[Block, int]
+    labels: tuple[Block, ...]
+    p: Array
+    share: float
+
+    @property
+    def cells(self) -> int:
+        """Cells of probability above 0."""
+        return int((self.p > 0).sum())
+
+
+def partitions(
+    expected: Mapping[Block, float], height: int, least: float = LEAST_SHARE, most: int = MOST_CELLS
+) -> tuple[Partition, ...]:
+    """The tests of a law of blocks, most basic first; one that would repeat another, or has one cell, is left out.
+
+    They are: the support; the first token; the first two tokens (of a block of one token that token alone, so that no
+    completion is needed); whole blocks; the number of tokens; and the tokens given a rejection at each depth and given
+    full acceptance, whose laws are those of `expected` under the same condition.
+
+    Args:
+        expected: Probability of each emitted block, 1 to height + 1 tokens long; entries of 0 are impossible.
+        height: Of the drafted tree.
+        least: Cells of a smaller share are merged.
+        most: Cells of one test at most.
+
+    Raises:
+        ValueError: `expected` holds a negative probability or NaN, a block of another length, or sums not to 1.
+    """
+    for block, weight in expected.items():
+        if not weight >= 0.0:
+            raise ValueError(f"block {block} has probability {weight}")
+        if not 1 <= len(block) <= height + 1:
+            raise ValueError(f"block {block} does not come from a tree of height {height}")
+    total = sum(expected.values())
+    if abs(total - 1.0) > SUMS_TO:
+        raise ValueError(f"the blocks' probabilities sum to {total:.9g}")
+    possible = {block: weight / total for block, weight in sorted(expected.items()) if weight > 0.0}
+    made = [
+        _partition("support", possible, 0, lambda block: (), 0.0, most),
+        _partition("first token", possible, 0, lambda block: block[:1], least, most),
+        _partition("first two tokens", possible, 0, lambda block: block[:2], least, most),
+        _partition("whole blocks", possible, 0, lambda block: block, least, most),
+        _partition("number of tokens", possible, 0, lambda block: (len(block),), 0.0, most),
+    ]
+    for length in range(1, height + 2):
+        given = {block: weight for block, weight in possible.items() if len(block) == length}
+        if given:
+            name = (
+                "tokens given full acceptance" if length == height + 1 else f"tokens given rejection at depth {length}"
+            )
+            made.append(_partition(name, given, length, lambda block: block, least, most))
+    kept: list[Partition] = [made[0]]
+    for one in made[1:]:
+        if one.cells > 1 and all(one.cell_of != other.cell_of for other in kept):
+            kept.append(one)
+    return tuple(kept)
+
+
+def _partition(
+    name: str, weights: Mapping[Block, float], length: int, key: Callable[[Block], Block], least: float, most: int
+) -> Partition:
+    share = sum(weights.values())
+    label: dict[Block, Block] = {block: key(block) for block in weights}
+    # Rare cells keep first what their blocks share most, so that a bias of one token does not cancel in the rest.
+    coarser: Callable[[Block], Block]
+    for coarser in (lambda block: (*key(block)[:1], -2 - len(block)), lambda block: REST):
+        mass = _mass(label, weights)
+        rare = {one for one, weight in mass.items() if weight < least * share}
+        rare |= set(sorted(mass, key=lambda one: -mass[one])[most - 1 :]) if len(mass) > most else set()
+        if len(rare) > 1:
+            label = {block: coarser(block) if one in rare else one for block, one in label.items()}
+    mass = _mass(label, weights)
+    labels = (*mass, IMPOSSIBLE)
+    number = {one: at for at, one in enumerate(labels)}
+    p = np.array([*mass.values(), 0.0]) / share
+    return Partition(name, length, {block: number[one] for block, one in label.items()}, labels, p, share)
+
+
+def _mass(label: Mapping[Block, Block], weights: Mapping[Block, float]) -> dict[Block, float]:
+    mass: dict[Block, float] = {}
+    for block, one in label.items():
+        mass[one] = mass.get(one, 0.0) + weights[block]
+    return mass
+
+
+def tally(blocks: Array) -> dict[Block, int]:
+    """How often each block occurs among `blocks`, int [n, height + 1] padded with -1 at the end.
+
+    What is no block, such as a row of padding or padding before a token, is counted as it stands, without the padding
+    at its end: no law allows it.
+    """
+    rows = np.ascontiguousarray(blocks, dtype=np.int64)
+    if rows.ndim != 2:
+        raise ValueError(f"blocks have shape {rows.shape}, not [n, tokens]")
+    if not len(rows):
+        return {}
+    low, base = int(rows.min()), int(rows.max() - rows.min()) + 1
+    if base ** rows.shape[1] < 2**62:
+        # One number a row: sorting those is 10 times faster than sorting rows.
+        code = (rows - low) @ (base ** np.arange(rows.shape[1], dtype=np.int64))
+        _, first, often = np.unique(code, return_index=True, return_counts=True)
+        kinds = rows[first]
+    else:
+        kinds, often = np.unique(rows, axis=0, return_counts=True)
+    counted: dict[Block, int] = {}
+    for kind, times in zip(kinds.tolist(), often.tolist(), strict=True):
+        while kind and kind[-1] == -1:
+            kind.pop()
+        counted[tuple(kind)] = counted.get(tuple(kind), 0) + times
+    return counted
+
+
+def counts_of(blocks: Array | Mapping[Block, int], partition: Partition) -> Array:
+    """Counts of `blocks` (rows, or a `tally` of them) in the cells of `partition`: int64 [cells]."""
+    counted = blocks if isinstance(blocks, Mapping) else tally(blocks)
+    counts = np.zeros(len(partition.p), dtype=np.int64)
+    for block, times in counted.items():
+        if partition.length in (0, len(block)):
+            counts[partition.cell_of.get(block, len(partition.p) - 1)] += times
+    return counts

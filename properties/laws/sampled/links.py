@@ -1,0 +1,212 @@
+"""Links: the three-link conditional e-process, for vocabularies in which no context is ever seen twice."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.special import logsumexp
+
+from properties.laws.sampled.evalue import law
+from reference.trace import Array
+
+THETAS = np.array([sign * 0.1 * 2.0**k for k in range(7) for sign in (1.0, -1.0)])
+"""Tilts of the mixture: .1 to 6.4, upwards and downwards."""
+
+LINKS = ("draft", "accept", "token")
+"""A token is drafted from q; it is accepted or not; a token takes its place, or follows the last."""
+
+RANKS = (1, 8, 64)
+"""Where the rank cells of a law end: 1, 2-8, 9-64, and the rest."""
+
+NEARLY = 0.98
+"""Tokens whose p is below this share of q cannot be residual, by a margin that rounding does not bridge."""
+
+
+SUMS_TO = 1e-3
+"""How far from 1 a law may sum: laws of a large vocabulary come in the engine's own precision, and are normalised."""
+
+
+@dataclass(frozen=True, eq=False)
+class Trial:
+    """One drafted token on trial, or the token after a path that was accepted to its end.
+
+    Attributes:
+        p: The oracle's law at this point, float [V]: after rejected siblings, what remains of it.
+        q: The law that the drafted token is claimed to come from, as the engine logged it [V]; None for a token that
+            was proposed for sure, or for none.
+        drafted: The drafted token; None for the token after a whole path, which comes from p.
+        accepted: Whether it was accepted.
+        replacement: The token that came instead, or after the path; None if it was accepted, or a sibling is next.
+        noise: How far each logit of the engine may lie from the oracle's (divided by the temperature).
+        low: Lower bounds of the engine's p [V], in place of those that `noise` gives.
+        high: Upper bounds of it [V].
+    """
+
+    p: Array
+    q: Array | None = None
+    drafted: int | None = None
+    accepted: bool = False
+    replacement: int | None = None
+    noise: float = 0.0
+    low: Array | None = None
+    high: Array | None = None
+
+    def band(self) -> tuple[Array, Array]:
+        """Bounds of the engine's own p, float64 [V] each.
+
+        A change of up to e in each logit changes a probability by a factor within exp(+-2e). That is the whole band
+        only where both laws have the same support: where top-k or top-p cut on noisy logits, give `low` and `high`.
+        """
+        given = law(self.p, SUMS_TO)
+        if self.noise < 0 or (self.low is None) != (self.high is None):
+            raise ValueError("noise is negative, or one bound came without the other")
+        if self.low is not None and self.high is not None:
+            return np.asarray(self.low, dtype=np.float64), np.asarray(self.high, dtype=np.float64)
+        if self.noise == 0.0:
+            return given, given
+        return given * np.exp(-2.0 * self.noise), np.minimum(given * np.exp(2.0 * self.noise), 1.0)
+
+
+def residual_band(low: Array, high: Array, q: Array) -> tuple[Array, Array]:
+    """Bounds [V] of norm(relu(p - q)) for every p between `low` and `high`: the band of the next sibling's trial."""
+    least, most = np.maximum(low - q, 0.0), np.maximum(high - q, 0.0)
+    return _share(least, most.sum() - most), _share(most, least.sum() - least)
+
+
+def _share(mine: Array, others: Array) -> Array:
+    """Elementwise mine / (mine + others); 0 where there is neither."""
+    whole = mine + np.maximum(others, 0.0)
+    return np.asarray(np.divide(mine, whole, out=np.zeros_like(whole), where=whole > 0))
+
+
+class Links:
+    """E-values of the three links over a stream of trials, in the order in which they happened.
+
+    Every link is conditional on all that the engine logged before it. Its outcome falls into one of a few roles, chosen
+    from p and q alone. For a role of probability between l and u, exp(theta 1[role]) / M, with M = 1 + u (e^theta - 1)
+    where theta > 0 and 1 + l (e^theta - 1) where theta < 0, has mean at most 1 under every law in the band. So has the
+    product over the stream, and so has the average over roles and tilts: at any time, P(E >= 1/a) <= a.
+    """
+
+    def __init__(self) -> None:
+        self._sums = {
+            "draft": np.zeros((4, len(THETAS))),
+            "accept": np.zeros((3, len(THETAS))),
+            "token": np.zeros((4, len(THETAS))),
+        }
+        self._violated = dict.fromkeys(LINKS, False)
+        self.trials = 0
+
+    def add(self, trial: Trial) -> None:
+        """Take one trial.
+
+        A draft of claimed probability 0, and a token that no law in the band allows, are violations: +inf for good.
+
+        Raises:
+            ValueError: A law is none, a token is outside the vocabulary, or the trial contradicts itself.
+        """
+        low, high = trial.band()
+        q = None if trial.q is None else law(trial.q, SUMS_TO)
+        self._check(trial, q)
+        self.trials += 1
+        if trial.drafted is not None:
+            if q is not None:
+                self._draft(q, trial.drafted)
+            self._accept(low, high, q, trial)
+        if trial.replacement is not None:
+            self._token(low, high, q, trial)
+
+    @staticmethod
+    def _check(trial: Trial, q: Array | None) -> None:
+        wide = len(trial.p)
+        for token in (trial.drafted, trial.replacement):
+            if token is not None and not 0 <= token < wide:
+                raise ValueError(f"token {token} is outside a vocabulary of {wide}")
+        if q is not None and (len(q) != wide or trial.drafted is None):
+            raise ValueError("q has another vocabulary, or belongs to no drafted token")
+        if trial.accepted and (trial.replacement is not None or trial.drafted is None):
+            raise ValueError("an accepted token is a drafted one, and nothing replaces it")
+
+    def _draft(self, q: Array, drafted: int) -> None:
+        if q[drafted] == 0.0:
+            self._violated["draft"] = True
+        top = _top(q, RANKS[-1])
+        sums = np.cumsum(q[top])
+        ends = [float(sums[min(rank, len(top)) - 1]) for rank in RANKS]
+        p = np.array([ends[0], ends[1] - ends[0], ends[2] - ends[1], max(0.0, 1.0 - ends[2])])
+        self._tilt("draft", (_role(top, drafted, RANKS),), p, p)
+
+    def _accept(self, low: Array, high: Array, q: Array | None, trial: Trial) -> None:
+        x = trial.drafted
+        assert x is not None
+        claimed = 1.0 if q is None else float(q[x])
+        # A draft that its law does not allow is link 1's violation; here it says nothing.
+        if claimed == 0.0:
+            return
+        least, most = (min(1.0, float(end[x]) / claimed) for end in (low, high))
+        # All trials, those sure of acceptance, the others: a reversed ratio errs upwards in one kind, downwards in the
+        # other, and over both together it nearly cancels.
+        kinds = (0, 1) if least == 1.0 else (0, 2)
+        bounds = np.zeros((2, 3))
+        bounds[0, kinds], bounds[1, kinds] = least, most
+        self._tilt("accept", kinds if trial.accepted else (), *bounds)
+
+    def _token(self, low: Array, high: Array, q: Array | None, trial: Trial) -> None:
+        y = trial.replacement
+        assert y is not None
+        if trial.drafted is None:
+            taken = np.zeros(len(low))
+        elif q is None:
+            taken = np.zeros(len(low))
+            taken[trial.drafted] = np.inf
+        else:
+            taken = q
+        least, most = np.maximum(low - taken, 0.0), np.maximum(high - taken, 0.0)
+        if high[y] == 0.0 or taken[y] == np.inf:
+            self._violated["token"] = True
+        # Where nothing at all is residual, the rejection was impossible: link 2 says so, and no token says more.
+        if most.sum() == 0.0:
+            return
+        forbidden = high <= NEARLY * taken
+        centre = np.where(forbidden, -1.0, np.maximum(trial.p - taken, 0.0))
+        top = _top(centre, RANKS[1])
+        roles = [np.flatnonzero(forbidden), top[:1], top[1:]]
+        bounds = np.array([[float(end[role].sum()) for role in roles] for end in (least, most)])
+        whole = np.array([[float(least.sum())], [float(most.sum())]])
+        bounds = np.concatenate([bounds, np.maximum(whole - bounds.sum(axis=1, keepdims=True), 0.0)], axis=1)
+        # A role is least likely where it is small and all others are large, and the other way round.
+        least_likely = _share(bounds[0], whole[1] - bounds[1])
+        most_likely = _share(bounds[1], whole[0] - bounds[0])
+        role = 0 if forbidden[y] else 1 + _role(top, y, RANKS[:2])
+        self._tilt("token", (role,), least_likely, most_likely)
+
+    def _tilt(self, link: str, hit: tuple[int, ...], low: Array, high: Array) -> None:
+        """Multiply the e-processes [roles, thetas] of `link`; bounds of 0 leave a role that was not hit as it was."""
+        edge = np.where(THETAS > 0, np.minimum(high, 1.0)[:, None], np.maximum(low, 0.0)[:, None])
+        self._sums[link] -= np.log1p(edge * np.expm1(THETAS))
+        self._sums[link][list(hit)] += THETAS
+
+    @property
+    def log_es(self) -> dict[str, float]:
+        """Logarithm of each link's e-value so far; 0 for a link that nothing reached."""
+        return {
+            link: np.inf if self._violated[link] else float(logsumexp(sums) - np.log(sums.size))
+            for link, sums in self._sums.items()
+        }
+
+    @property
+    def log_e(self) -> float:
+        """Logarithm of the e-value of the whole stream so far, the mean of the links'."""
+        return float(logsumexp(list(self.log_es.values())) - np.log(len(LINKS)))
+
+
+def _top(values: Array, count: int) -> Array:
+    """Indices of the `count` largest entries, the largest first, without sorting the rest."""
+    count = min(count, len(values))
+    found = np.argpartition(-values, count - 1)[:count]
+    return np.asarray(found[np.argsort(-values[found], kind="stable")])
+
+
+def _role(top: Array, token: int, ends: tuple[int, ...]) -> int:
+    """Which of the rank cells that end at `ends` holds `token`; the number of ends for the rest."""
+    at = np.flatnonzero(top == token)
+    return len(ends) if not len(at) else int(np.searchsorted(np.array(ends), at[0] + 1))

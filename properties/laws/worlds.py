@@ -1,0 +1,109 @@
+"""Worlds for a case: tables designed to tell right sampling from wrong, under the case's own rule and settings."""
+
+from dataclasses import replace
+
+import numpy as np
+
+from properties.verdict.variants import dice
+from reference.case import Case
+from reference.draft import LanguageModel, Scripted
+from reference.probability_world import World
+from reference.rules import DRAWS
+from reference.sampling import Sampling, Stops
+from reference.trace import Array
+from reference.tree import Shape
+
+HEAVY = (
+    np.array([0.08, 0.253, 0.121, 0.029, 0.382, 0.135]),
+    np.array([0.01, 0.13, 0.017, 0.822, 0.012, 0.009]),
+)
+"""A target law and a draft's that together expose every fault but deduplication (statistics-and-numerics, A.4)."""
+
+KINDS = ("heavy", "peaked", "random", "random", "zeros", "narrow", "equal", "ties")
+"""What the rows of a world are like."""
+
+ROWS = 128
+"""Rows of a table at most; contexts beyond share them."""
+
+
+def world_of(case: Case, salt: str = "world") -> World:
+    """A world with the case's rule, draws, temperature and settings, on a tree like its first; the case decides all.
+
+    Drawn trees have few nodes and tokens, since each draft coin multiplies the decisions.
+    """
+    rng = dice(case, salt)
+    draft = case.draft
+    shape = (draft.trees[0] if draft.trees else Shape((0,))) if isinstance(draft, Scripted) else draft.shape
+    sampling = case.sampling
+    drawn = sampling.draws != "top-k"
+    cut = pruned(Shape(shape.parent), int(rng.integers(3, 5 if drawn else 8)))
+    kind = KINDS[int(rng.integers(len(KINDS)))]
+    vocab = 6 if kind == "heavy" and (not drawn or len(cut) <= 3) else int(rng.integers(3, 5 if drawn else 7))
+    drafts = 2 if sampling.rule.name == "specinfer" else 1
+    rows = min(ROWS, sum(vocab**depth for depth in range(cut.height + 1)))
+    target, tables = laws_of(kind, rng, rows, vocab, drafts)
+    settings, stops = _settings(sampling, vocab, kind)
+    prompt = tuple(int(token) for token in rng.integers(0, vocab, size=3))
+    with np.errstate(divide="ignore"):
+        scale = sampling.temperature
+        made = World(cut, np.log(target) * scale, np.log(tables) * scale, settings, prompt, stops)
+    return replace(made, dtype="float64" if case.dtype == "float64" else "float32")
+
+
+def pruned(shape: Shape, nodes: int) -> Shape:
+    """The first `nodes` of `shape`, level by level: whole paths from the root, in the order of its rows."""
+    kept = sorted(sorted(range(len(shape)), key=lambda node: (shape.depth[node], node))[:nodes])
+    row = {node: at for at, node in enumerate(kept)}
+    return Shape(tuple(row[shape.parent[node]] for node in kept))
+
+
+def laws_of(kind: str, rng: np.random.Generator, rows: int, vocab: int, drafts: int) -> tuple[Array, Array]:
+    """Target laws [rows, vocab] and draft laws [drafts, rows, vocab] of one kind, every row its own."""
+    flat = np.ones(vocab)
+    target = rng.dirichlet(flat, rows)
+    tables = rng.dirichlet(flat, (drafts, rows))
+    if kind == "heavy" and vocab == len(HEAVY[0]):
+        orders = np.stack([rng.permutation(vocab) for _ in range(rows)])
+        target = HEAVY[0][orders]
+        tables = np.stack([HEAVY[1][orders]] + [rng.dirichlet(flat, rows) for _ in range(drafts - 1)])
+    elif kind in ("heavy", "peaked"):
+        peak = np.eye(vocab)[rng.integers(0, vocab, size=(drafts, rows))]
+        tables = 0.85 * peak + 0.15 * tables
+    elif kind == "zeros":
+        target[np.arange(rows), rng.integers(0, vocab, size=rows)] = 0.0
+    elif kind == "narrow":
+        tables = np.where(tables >= np.sort(tables, axis=-1)[..., -2:-1], tables, 0.0)
+    elif kind == "equal":
+        tables = np.broadcast_to(target, tables.shape).copy()
+    elif kind == "ties":
+        target = np.full((rows, vocab), 1.0)
+        target[np.arange(rows), rng.integers(0, vocab, size=rows)] = 2.0
+    return target / target.sum(-1, keepdims=True), tables / tables.sum(-1, keepdims=True)
+
+
+def _settings(sampling: Sampling, vocab: int, kind: str) -> tuple[Sampling, Stops]:
+    """The case's sampling made to fit a small vocabulary; nothing may ban every token of a row."""
+    fitting = replace(sampling, tape=(), processors=(), bad_words=(), min_tokens=0)
+    if kind in ("zeros", "narrow"):
+        return fitting, Stops()
+    if sampling.bad_words:
+        fitting = replace(fitting, bad_words=((1,), (2, 0)) if vocab > 3 else ((2, 0),))
+    if sampling.min_tokens:
+        fitting = replace(fitting, min_tokens=min(sampling.min_tokens, 2))
+    if sampling.top_k > 0:
+        fitting = replace(fitting, top_k=1 + sampling.top_k % vocab)
+    return fitting, Stops(eos=(vocab - 1,))
+
+
+def deterministic(case: Case) -> bool:
+    """Whether the case's tokens are not drawn."""
+    return not isinstance(case.draft, LanguageModel) or case.sampling.draws == DRAWS[0]
+
+
+def promised(case: Case) -> bool:
+    """Whether the case's rule is lossless for the trees of this case."""
+    sampling = case.sampling
+    if deterministic(case):
+        twins = isinstance(case.draft, Scripted) and any(tree.has_twins for tree in case.draft.trees)
+        return sampling.rule.lossless("top-k", not twins)
+    return sampling.rule.lossless(sampling.draws, sampling.draws != "with-replacement")

@@ -1,0 +1,1 @@
+"""Live sessions: Hypothesis plays actions, and every action is watched."""

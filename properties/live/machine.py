@@ -1,0 +1,356 @@
+"""The session machine: Hypothesis plays actions on a live session, and each is watched as it happens."""
+
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+
+from hypothesis import reject, seed
+from hypothesis import strategies as st
+from hypothesis.errors import Flaky
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
+
+from properties.invariants import ALL
+from properties.live.watch import Differs, Played, Watch, located
+from properties.shrinking.cases import nearer, size
+from properties.strategies.cases import single_cases
+from properties.strategies.layouts import layouts
+from properties.strategies.sessions import BRANCHES, mates
+from properties.strategies.settings import SEARCHING, exploring, without_local_constants
+from properties.tally import Failure
+from properties.verdict.finding import Verdict
+from properties.verdict.invariant import Oracle
+from properties.verdict.judge import judge
+from properties.verdict.subject import NoTrace, Subject
+from reference.architecture import Seeded
+from reference.case import Case
+from reference.draft import Draft, Scripted, largest
+from reference.layout import KvLayout
+from reference.malformed import Malformed
+from reference.sampling import Sampling, Stops
+from reference.session import Action, Mate, Session
+
+MOST_MATES = 7
+MOST_TOKENS = 24
+"""Tokens that a request may emit: as many steps as that where nothing is accepted."""
+
+Declines = Callable[[Case], str | None]
+"""Says why a case is not taken, or None."""
+
+GO_ON = st.booleans()
+
+SHRINK_S = 20.0
+"""Seconds for making a session that differs smaller."""
+
+ROUND = 25
+"""Sessions that Hypothesis draws from one seed; it remembers all of them while it draws."""
+
+
+def _mate(case: Case) -> Mate:
+    return Mate(case.prompt, case.draft, case.sampling, case.stops)
+
+
+def _longer(stops: Stops) -> st.SearchStrategy[Stops]:
+    """Stops that leave time to be disturbed: another limit of length, and only now and then the others."""
+    tokens = st.integers(1, MOST_TOKENS)
+    free = tokens.map(Stops)
+    return st.one_of(free, free, free, tokens.map(lambda most: replace(stops, max_new_tokens=most)))
+
+
+class Enough(BaseException):
+    """Ends the shrinking of a session from inside; no Exception, so that Hypothesis does not take it for a failure."""
+
+
+def _size(verdict: Verdict) -> tuple[float, ...]:
+    session = verdict.case.session
+    assert session is not None
+    return (len(session.actions), len(session.mates), *size(verdict.case))
+
+
+def _anything(case: Case) -> str | None:
+    return None
+
+
+def _fitted(case: Case, declines: Declines) -> Case:
+    """`case`, or what is left of it when whatever is declined is taken away: sampling, draft, stops."""
+    if not declines(case):
+        return case
+    plain = replace(case, sampling=Sampling())
+    if not declines(plain):
+        return plain
+    bare = replace(plain, draft=Scripted(), stops=Stops(plain.stops.max_new_tokens))
+    return next((one for one in (replace(plain, stops=bare.stops), bare) if not declines(one)), bare)
+
+
+@st.composite
+def openings(draw: st.DrawFn, kind: str | None = None, dtype: str = "float32", declines: Declines = _anything) -> Case:
+    """Sessions before anything happened: requests on one model, in KV layout `kind` if it is named.
+
+    What `declines` has a reason against is left out of its requests.
+    """
+    case = draw(single_cases((dtype,), (), kind))
+    case = _fitted(replace(case, layout=replace(case.layout, pages=())), declines)
+    assert isinstance(case.model, Seeded)
+    stranger = draw(single_cases((dtype,), (), kind, case.model))
+    company = []
+    unpaged = replace(case, layout=replace(case.layout, pages=()))  # drawn for one request of its own length
+    for _ in range(draw(st.integers(2, MOST_MATES))):
+        mate = _mate(_fitted(replace(unpaged, session=Session((draw(mates(unpaged, stranger)),))).alone(1), declines))
+        company.append(replace(mate, stops=draw(_longer(mate.stops))))
+    whole = replace(case, layout=KvLayout(), steps=0, session=Session(tuple(company)))
+    with suppress(Malformed):  # its model draft has no room for so many
+        whole = replace(whole, stops=draw(_longer(case.stops)))
+    alone = [whole.alone(number) for number in range(1 + len(company))]
+    longest, most = sum(one.longest for one in alone), max(largest(one.draft) for one in alone)
+    return replace(whole, layout=draw(layouts(longest, most, len(case.prompt), kind, len(alone))))
+
+
+def machine(
+    subject: Subject,
+    oracle: Oracle,
+    opened: st.SearchStrategy[Case],
+    played: Played,
+    judged: int = 1,
+    shrink_s: float = SHRINK_S,
+    met: list[Verdict] | None = None,
+) -> type[RuleBasedStateMachine]:
+    """A machine that draws a session from `opened` and plays it on `subject`, counting in `played`.
+
+    One session in `judged` is judged by every invariant at its end; the others are watched action by action alone.
+    What differs is raised as `Differs`; once something did, only what differs in the same invariant at the same stage
+    is raised again, so that Hypothesis makes that session smaller and no other. The smallest by then is raised as
+    `Enough` when `shrink_s` seconds are over; `met` holds the first that differed, then the smallest so far.
+    """
+    first: list[Verdict] = [] if met is None else met
+    until = float("inf")
+
+    class Machine(RuleBasedStateMachine):
+        watch: Watch | None = None
+
+        @initialize(case=opened, entering=st.integers(0, 2 * MOST_MATES))
+        def open(self, case: Case, entering: int) -> None:
+            """Open a session; its own request enters, and some of its mates."""
+            if time.monotonic() > until:
+                raise Enough
+            try:
+                self.watch = Watch(case, oracle, subject, played)
+            except NoTrace as absent:
+                played.declined[absent.outcome.why] += 1
+                reject()
+            for number in range(1 + min(entering, len(self._of("new")) - 1)):
+                self._do(Action("add", (number,)))
+
+        def _go_on(self, go_on: bool) -> None:
+            """All who can take a step, where `go_on`: what was disturbed shows in the next step."""
+            if go_on and self._of("living"):
+                self._do(Action("step", tuple(self._of("living"))))
+
+        def _do(self, action: Action) -> None:
+            self._told(lambda watch: watch.do(action))
+
+        def _told(self, what: Callable[[Watch], None]) -> None:
+            watch = self.watch
+            if watch is None:
+                return
+            self.watch = None  # nothing more is done to a session that broke
+            try:
+                what(watch)
+            except NoTrace as absent:
+                played.declined[absent.outcome.why] += 1
+                return
+            except Differs as differs:
+                nonlocal until
+                if not first:
+                    first.append(differs.verdict)
+                    until = time.monotonic() + shrink_s
+                if located(differs.verdict) == located(first[0]):
+                    first.append(min(first[-1], differs.verdict, key=_size))
+                    raise
+                return
+            self.watch = watch
+
+        def _of(self, kind: str) -> list[int]:
+            return sorted(getattr(self.watch, kind)) if self.watch is not None else []
+
+        @rule(data=st.data())
+        def step(self, data: st.DataObject) -> None:
+            """Any of the living, in any order of the batch; who waits may be named, and is left out.
+
+            Where nobody lives, somebody enters or comes back: Hypothesis may have left out the rules that do this.
+            """
+            for kind, waiting in (("restore", "evicted"), ("add", "new")):
+                if not self._of("living") and self._of(waiting):
+                    self._do(Action(kind, (self._of(waiting)[0],)))
+            everyone = [number for kind in ("new", "living", "evicted") for number in self._of(kind)]
+            order = data.draw(st.permutations(data.draw(st.sampled_from((self._of("living"), everyone))) or [0]))
+            self._do(Action("step", tuple(order[: data.draw(st.integers(1, len(order)))])))
+
+        @precondition(lambda self: self._of("living"))
+        @rule()
+        def step_all(self) -> None:
+            self._do(Action("step", tuple(self._of("living"))))
+
+        @precondition(lambda self: self._of("living"))
+        @rule(data=st.data(), backwards=st.booleans())
+        def step_two(self, data: st.DataObject, backwards: bool) -> None:
+            living = self._of("living")
+            at = data.draw(st.integers(0, len(living) - 1))
+            self._do(Action("step", tuple(living[at : at + 2][:: -1 if backwards else 1])))
+
+        @precondition(lambda self: self._of("new"))
+        @rule(data=st.data(), go_on=GO_ON)
+        def add(self, data: st.DataObject, go_on: bool) -> None:
+            self._do(Action("add", (data.draw(st.sampled_from(self._of("new"))),)))
+            self._go_on(go_on)
+
+        @precondition(lambda self: self._of("new") and self._of("living"))
+        @rule(data=st.data(), go_on=GO_ON)
+        def fork(self, data: st.DataObject, go_on: bool) -> None:
+            source, twin = (data.draw(st.sampled_from(self._of(kind))) for kind in ("living", "new"))
+            self._do(Action("fork", (source, twin)))
+            self._go_on(go_on)
+
+        @precondition(lambda self: self._of("living"))
+        @rule(data=st.data(), go_on=GO_ON)
+        def preempt(self, data: st.DataObject, go_on: bool) -> None:
+            order = data.draw(st.permutations(self._of("living")))
+            self._do(Action("preempt", tuple(order[: data.draw(st.integers(1, 2))])))
+            self._go_on(go_on)
+
+        @precondition(lambda self: self._of("living"))
+        @rule(data=st.data(), midway=st.booleans(), go_on=GO_ON)
+        def evict(self, data: st.DataObject, midway: bool, go_on: bool) -> None:
+            """Between steps, or between draft and verify."""
+            self._interrupt("evict", data.draw(st.sampled_from(self._of("living"))), midway)
+            self._go_on(go_on)
+
+        @precondition(lambda self: self._of("evicted"))
+        @rule(data=st.data(), go_on=GO_ON)
+        def restore(self, data: st.DataObject, go_on: bool) -> None:
+            self._do(Action("restore", (data.draw(st.sampled_from(self._of("evicted"))),)))
+            self._go_on(go_on)
+
+        @precondition(lambda self: len(self._of("living")) + len(self._of("evicted")) > 1)
+        @rule(data=st.data(), midway=st.booleans(), go_on=GO_ON)
+        def cancel(self, data: st.DataObject, midway: bool, go_on: bool) -> None:
+            """Between steps, or between draft and verify."""
+            gone = data.draw(st.sampled_from(self._of("living") + self._of("evicted")))
+            self._interrupt("cancel", gone, midway)
+            self._go_on(go_on)
+
+        def _interrupt(self, kind: str, number: int, midway: bool) -> None:
+            if midway and number in self._of("living"):
+                self._do(Action("preempt", (number,)))
+            self._do(Action(kind, (number,)))
+
+        @precondition(lambda self: self._of("living"))
+        @rule(data=st.data(), go_on=GO_ON)
+        def switch(self, data: st.DataObject, go_on: bool) -> None:
+            number = data.draw(st.sampled_from(self._of("living")))
+            known = self._switches(number)
+            if known:
+                self._do(Action("switch", (number,), data.draw(st.sampled_from(known))))
+                self._go_on(go_on)
+
+        def _switches(self, number: int) -> list[Draft]:
+            """Drafts that request `number` may switch to."""
+            assert self.watch is not None
+            case = self.watch.case
+            assert case.session is not None
+            mine = case.alone(number)
+            if not mine.sampling.greedy:
+                return []
+            drafts = [case.draft, *(mate.draft for mate in case.session.mates)]
+            most = max(map(largest, drafts))
+            fitting: list[Draft] = [Scripted()]
+            for draft in (BRANCHES, *drafts):
+                if largest(draft) <= most and draft not in fitting and not isinstance(draft, Scripted):
+                    fitting.append(draft)
+            return [draft for draft in fitting if _admitted(mine, draft, subject.declines)]
+
+        @precondition(lambda self: self.watch is not None)
+        @rule(data=st.data(), kind=st.sampled_from(("add", "restore", "evict", "cancel", "preempt", "step")))
+        def in_vain(self, data: st.DataObject, kind: str) -> None:
+            """Something to a request that is over, where it does nothing."""
+            assert self.watch is not None
+            assert self.watch.case.session is not None
+            everyone = set(range(1 + len(self.watch.case.session.mates)))
+            over = sorted(everyone - self.watch.new - self.watch.living - self.watch.evicted)
+            if over:
+                self._do(Action(kind, (data.draw(st.sampled_from(over)),)))
+
+        def teardown(self) -> None:
+            """The session ends; every request in it is judged."""
+            thoroughly = bool(first) or played.sessions % judged == 0
+            self._told(lambda watch: watch.close(thoroughly))
+            self.watch = None
+
+    return Machine
+
+
+def _admitted(mine: Case, draft: Draft, declines: Declines) -> bool:
+    try:
+        return not declines(replace(mine, draft=draft))
+    except Malformed:
+        return False
+
+
+def play(
+    subject: Subject,
+    oracle: Oracle,
+    played: Played,
+    kind: str | None = None,
+    dtype: str = "float32",
+    sessions: int = ROUND,
+    actions: int = 50,
+    number: int = 0,
+    judged: int = 1,
+    name: str | None = None,
+    fault: str | None = None,
+) -> Failure | None:
+    """Play `sessions` sessions of `actions` actions, drawn from seed `number`, and say what differs at its smallest.
+
+    Args:
+        subject: The backend, which has the door `serve`.
+        oracle: The truth.
+        played: Counts what was done.
+        kind: Of the KV layout; None draws any.
+        dtype: Working dtype.
+        sessions: How many; Hypothesis may draw a few more that it throws away.
+        actions: Of a session.
+        number: The seed.
+        judged: One session in this many is judged by every invariant at its end.
+        name: What `--backend` is given, for the command that replays a failure.
+        fault: What is planted in it, for that command too.
+    """
+    settled = exploring(sessions, SEARCHING, stateful_step_count=actions)
+    met: list[Verdict] = []
+    drawn = machine(subject, oracle, openings(kind, dtype, subject.declines), played, judged, met=met)
+    try:
+        with without_local_constants():
+            run_state_machine_as_test(seed(number)(drawn), settings=settled)
+    except (Differs, Enough, Flaky):  # an end from inside looks flaky to Hypothesis
+        if not met:
+            raise
+        return _failure(met[-1], oracle, subject, name or subject.name, fault)
+    return None
+
+
+def _failure(seen: Verdict, oracle: Oracle, subject: Subject, name: str, fault: str | None) -> Failure:
+    """The failure, judged again as a case by itself, as a replay will; what was seen live, if only that differs."""
+    invariant, stage = located(seen)
+    asked = [one for one in ALL if one.name == invariant]
+    best, until, progress = seen.case, time.monotonic() + SHRINK_S, True
+    while progress and time.monotonic() < until:  # without the machine: fewer mates, actions, nodes
+        progress = False
+        for case in nearer(best):
+            if time.monotonic() > until:
+                break
+            found = judge(case, asked, oracle, subject).first if size(case) < size(best) else None
+            if found is not None and found.stage is stage:
+                best, progress = case, True
+                break
+    verdict = judge(best, ALL, oracle, subject)
+    verdict = verdict if verdict.first is not None else seen
+    assert verdict.first is not None
+    return Failure(verdict, verdict.first, seen.case.id, fault=fault, backend=name)

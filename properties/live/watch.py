@@ -1,0 +1,260 @@
+"""Watch: one live session, and after every action the question whether any request differs from the oracle's."""
+
+from collections import Counter
+from dataclasses import dataclass, field, replace
+
+from properties.invariants import ALL
+from properties.invariants.sessions import allocator_conserves
+from properties.verdict.finding import Finding, Verdict
+from properties.verdict.invariant import Oracle
+from properties.verdict.judge import judge
+from properties.verdict.subject import Crashed, Declined, NoTrace, Subject
+from reference.case import Case
+from reference.layout import PAGED
+from reference.malformed import Malformed
+from reference.session import Action, Session
+from reference.trace import Stage, Trace
+
+INTERRUPTIONS = ("preempt", "evict", "cancel")
+
+LOOKING = tuple(one for one in ALL if one.every == 1 and one.name != "lossless.draft-independent")
+"""Invariants that judge a session as it was; that one runs every request anew, and the oracle's output says as much."""
+
+
+class Differs(Exception):
+    """A session differs from what it must be; `verdict` is of the case that its actions so far make."""
+
+    def __init__(self, verdict: Verdict) -> None:
+        found = verdict.first
+        assert found is not None
+        super().__init__(f"{found.invariant} at {found.stage.name}: {found.expected!r}, not {found.observed!r}")
+        self.verdict = verdict
+
+
+@dataclass
+class Played:
+    """What watched sessions came to.
+
+    Attributes:
+        sessions: Sessions that were closed without a difference.
+        judged: Of these, sessions whose every request was judged by every invariant that looks at a run as it was.
+        actions: Actions by kind, of those that named a request to which they could happen.
+        steps: Actions in which at least one request took a step.
+        advances: Steps of single requests.
+        interruptions: Requests interrupted, by kind.
+        undisturbed: Interruptions after which another request, there at the time, went on as the oracle does.
+        compared: Times that a request's output was compared with the oracle's.
+        ties: Requests whose output parted from the oracle's where every invariant admits it.
+        declined: Sessions that the backend declined, by its reason.
+    """
+
+    sessions: int = 0
+    judged: int = 0
+    actions: Counter[str] = field(default_factory=Counter)
+    steps: int = 0
+    advances: int = 0
+    interruptions: Counter[str] = field(default_factory=Counter)
+    undisturbed: int = 0
+    compared: int = 0
+    ties: int = 0
+    declined: Counter[str] = field(default_factory=Counter)
+
+
+class Watch:
+    """Plays actions on a live session of `case`, which lists who may enter and need not name any action.
+
+    After every action: pages are conserved, and the output of each request that took a step is as far as it goes what
+    the oracle emits for that request alone. At the end, every request is judged by every invariant that looks at a run
+    as it was.
+
+    Attributes:
+        case: The session, with the actions so far.
+        new: Requests that did not enter yet.
+        living: Requests that can take a step.
+        evicted: Requests that wait for their keys and values.
+    """
+
+    def __init__(self, case: Case, oracle: Oracle, subject: Subject, played: Played) -> None:
+        """Open the session.
+
+        Raises:
+            NoTrace: when the backend declines it, or breaks.
+        """
+        assert subject.serve is not None
+        assert case.session is not None
+        self.case = case
+        self.new = set(range(1 + len(case.session.mates)))
+        self.living: set[int] = set()
+        self.evicted: set[int] = set()
+        self._oracle = oracle
+        self._subject = subject
+        self._played = played
+        self._live = subject.serve(case)
+        self._cancelled: set[int] = set()
+        self._truth: dict[int, Trace | None] = {}
+        self._emitted: dict[int, int] = {}
+        self._parted: set[int] = set()
+        self._open: list[set[int]] = []
+        self._told = Trace((), (), None)
+
+    def do(self, action: Action) -> None:
+        """Do `action`, then look at every request.
+
+        Raises:
+            Differs: for whatever is not as it must be.
+            NoTrace: when the backend declines to go on.
+        """
+        assert self.case.session is not None
+        session = Session(self.case.session.mates, (*self.case.session.actions, action))
+        self.case = replace(self.case, session=session)
+        before = self.living
+        try:
+            self._live.do(action)
+            trace = self._live.trace
+        except NoTrace as broken:
+            if isinstance(broken.outcome, Declined):
+                raise
+            raise Differs(self._judged(broken.outcome)) from broken
+        if trace.shared is None or len(trace.shared.requests) != 1 + len(session.mates):
+            raise Differs(self._judged(Crashed(None, "the trace does not say what each request of the session did")))
+        self._told = trace
+        self._follow(action, trace)
+        self._count(action, before)
+        self._look_at_pages(trace)
+        advanced = [number for number in sorted(self._entered(trace)) if self._advanced(number, trace)]
+        self._played.steps += bool(advanced)
+        self._played.advances += len(advanced)
+        for number in advanced:
+            self._compare(number, trace)
+        for others in [others for others in self._open if others & set(advanced)]:
+            self._open.remove(others)
+            self._played.undisturbed += 1
+
+    def close(self, thoroughly: bool = True) -> None:
+        """Cancel who is left; if `thoroughly`, judge every request by every invariant that looks at a run as it was.
+
+        Raises:
+            Differs: for whatever is not as it must be.
+        """
+        for number in sorted(self.living | self.evicted):
+            self.do(Action("cancel", (number,)))
+        if thoroughly:
+            verdict = self._judged(self._told)
+            if verdict.findings:
+                raise Differs(verdict)
+            self._played.judged += 1
+        self._played.sessions += 1
+
+    # What became of whom.
+
+    def _entered(self, trace: Trace) -> set[int]:
+        assert trace.shared is not None
+        return {number for number, one in enumerate(trace.shared.requests) if one is not None}
+
+    def _follow(self, action: Action, trace: Trace) -> None:
+        """Who is new, living or evicted now: by the last account, and by what was done where there is none."""
+        assert trace.shared is not None
+        entered = self._entered(trace)
+        self.new -= entered
+        over = {number for number in entered if getattr(trace.shared.requests[number], "finish", None) is not None}
+        if action.kind == "cancel":
+            self._cancelled |= set(action.requests) & entered
+        over |= self._cancelled
+        if trace.shared.accounts:
+            self.living = set(trace.shared.accounts[-1].committed) - over
+            self.evicted = entered - self.living - over
+        else:
+            gone = {"evict": self.living, "restore": self.evicted}.get(action.kind, set()) & set(action.requests)
+            self.evicted = (self.evicted ^ gone) - over
+            self.living = entered - self.evicted - over
+
+    def _count(self, action: Action, before: set[int]) -> None:
+        if action.kind in INTERRUPTIONS:
+            for number in set(action.requests) & before:
+                self._played.interruptions[action.kind] += 1
+                if before - {number}:
+                    self._open.append(before - set(action.requests))
+        if set(action.requests) & (before | self.living):
+            self._played.actions[action.kind] += 1
+
+    def _advanced(self, number: int, trace: Trace) -> bool:
+        assert trace.shared is not None
+        one = trace.shared.requests[number]
+        assert one is not None
+        taken = len(one.steps)
+        grown = taken > self._emitted.get(number, 0)
+        self._emitted[number] = taken
+        return grown
+
+    # What must hold.
+
+    def _look_at_pages(self, trace: Trace) -> None:
+        assert trace.shared is not None
+        if self.case.layout.kind not in PAGED or not trace.shared.accounts:
+            return
+        last = replace(trace, shared=replace(trace.shared, accounts=trace.shared.accounts[-1:]))
+        said = allocator_conserves(self.case, self._oracle, self._seeing(last))
+        if any(isinstance(fact, Finding) for fact in said):
+            raise Differs(self._judged(trace))
+
+    def _compare(self, number: int, trace: Trace) -> None:
+        """The output so far begins the oracle's; where it parts, the invariants say whether it may."""
+        assert trace.shared is not None
+        one = trace.shared.requests[number]
+        assert one is not None
+        if number not in self._truth:
+            self._truth[number] = self._asked(number, trace.shared.prompts[number])
+        true = self._truth[number]
+        if true is None or number in self._parted:
+            return
+        self._played.compared += 1
+        wanted = true.output[: len(one.output)]
+        finish = true.finish if len(one.output) == len(true.output) else None
+        if (one.output, one.finish) == (wanted, finish):
+            return
+        verdict = self._judged(trace)
+        if verdict.findings:
+            raise Differs(verdict)
+        self._parted.add(number)
+        self._played.ties += 1
+
+    def _asked(self, number: int, prompt: tuple[int, ...]) -> Trace | None:
+        """The oracle's run of request `number` alone, or None where it has no one answer: coins of the backend's own.
+
+        A request that switches drafts is greedy, so that what it emits does not depend on them.
+        """
+        alone = self.case.alone(number)
+        before = prompt[: len(prompt) - len(alone.prompt)]
+        if not alone.sampling.greedy and not self._subject.takes_tape:
+            return None
+        try:
+            return self._oracle(replace(self.case.alone(number, before), steps=0))
+        except Malformed:
+            return None
+
+    def _judged(self, outcome: Trace | Crashed) -> Verdict:
+        """The verdict on the session so far."""
+        return judge(self.case, LOOKING, self._oracle, self._seeing(outcome))
+
+    def _seeing(self, outcome: Trace | Crashed) -> Subject:
+        """The backend, whose run of this session is what was seen of it live."""
+
+        def run(case: Case) -> Trace | Declined | Crashed:
+            if case == self.case:
+                return outcome
+            try:
+                return self._subject(case)
+            except NoTrace as absent:
+                return absent.outcome
+
+        one = self._subject
+        seen = Subject(one.name, run, one.reveals, tables=one.tables, takes_tape=one.takes_tape)
+        seen.notes = one.notes
+        return seen
+
+
+def located(verdict: Verdict) -> tuple[str, Stage]:
+    """The invariant and the stage of the finding nearest to the fault."""
+    found = verdict.first
+    assert found is not None
+    return found.invariant, found.stage

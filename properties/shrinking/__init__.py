@@ -1,0 +1,1 @@
+"""Shrinking: smaller cases and sessions next to a given one, simplest first."""

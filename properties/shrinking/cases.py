@@ -1,0 +1,260 @@
+"""Smaller cases next to a given one: what a person would try to take away, simplest first."""
+
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from properties.shrinking.sessions import (
+    Attempt,
+    alone,
+    burden,
+    cuts,
+    fewer_actions,
+    fewer_mates,
+    fuss,
+    layouts,
+    lengths_below,
+    plainer_mates,
+    prunings,
+    reshaped,
+    without,
+)
+from properties.strategies.acceptance import ORACLE, continuation, retold
+from properties.strategies.models import GALLERY
+from reference.architecture import Seeded
+from reference.case import Case
+from reference.draft import LanguageModel, Ngram, Scripted
+from reference.files.json_words import plain
+from reference.malformed import Malformed
+from reference.sampling import Sampling, Stops
+from reference.tree import Tree
+
+
+def size(case: Case) -> tuple[float, ...]:
+    """How much there is to hold in the head: nodes first, then prompt, draft, trees, output, model, settings."""
+    draft = case.draft
+    trees = draft.trees if isinstance(draft, Scripted) else (draft.shape,)
+    nodes = [len(tree) for tree in trees]
+    arch = case.model.architecture if isinstance(case.model, Seeded) else None
+    disorder = sum(up > node for tree in trees for node, up in enumerate(tree.parent))
+    settings = fuss(case.layout)
+    beside, actions, mates = burden(case)
+    stops = len(case.stops.eos) + len(case.stops.stop_tokens) + (case.stops.max_length > 0)
+    letters = sum(map(len, (*case.stops.stop_strings, *set(case.stops.pieces))))
+    weight = 0 if arch is None else GALLERY.index(arch) if arch in GALLERY else len(GALLERY)
+    tokens = sum(sum(tree.token) for tree in trees if isinstance(tree, Tree)) + sum(case.prompt)
+    learning = not isinstance(draft, Scripted)
+    return (
+        max((beside, *nodes)),
+        actions,
+        mates,
+        len(case.prompt),
+        learning,
+        sum(nodes),
+        case.stops.max_new_tokens,
+        weight,
+        settings + stops + len(case.stops.stop_strings) + _fuss(case),
+        letters,
+        disorder,
+        tokens,
+    )
+
+
+def _fuss(case: Case) -> int:
+    """Sampling settings that are not at rest."""
+    sampling, rest = case.sampling, Sampling()
+    return sum(getattr(sampling, name) != getattr(rest, name) for name in Sampling.__dataclass_fields__)
+
+
+Steps = Callable[[Case], Iterator[Attempt]]
+"""One kind of step to simpler cases, biggest steps first."""
+
+
+def attempts(steps: Steps, case: Case) -> Iterator[Case]:
+    """The valid cases to which `steps` leads."""
+    for attempt in steps(case):
+        with suppress(Malformed):  # that step leads out of what a case may be
+            yield attempt()
+
+
+def nearer(case: Case) -> Iterator[Case]:
+    """Cases one step simpler than `case`, biggest steps first; each is a valid case."""
+    for steps in STEPS:
+        yield from attempts(steps, case)
+
+
+def apart(one: Case, other: Case) -> int:
+    """How many things differ between two cases: settings, and places of a list that hold something else."""
+    left, right = _leaves(plain(one)), _leaves(plain(other))
+    return sum(left.get(key) != right.get(key) for key in left.keys() | right.keys())
+
+
+def _leaves(content: Any, path: str = "") -> dict[str, Any]:
+    """Everything that `content` holds, by where it lies."""
+    if isinstance(content, dict):
+        return {key: value for name in content for key, value in _leaves(content[name], f"{path}.{name}").items()}
+    if isinstance(content, (list, tuple)):
+        return {key: value for at, one in enumerate(content) for key, value in _leaves(one, f"{path}[{at}]").items()}
+    return {path: content}
+
+
+def _scripts(case: Case) -> Iterator[Attempt]:
+    """The trees that a learning draft proposes, written down."""
+    if not isinstance(case.draft, Scripted) and isinstance(case.model, Seeded):
+        yield partial(_written_down, case)
+
+
+def _written_down(case: Case) -> Case:
+    drafted = [step.drafted.tree for step in ORACLE(case).steps if step.drafted is not None]
+    return replace(case, draft=Scripted(tuple(drafted)))
+
+
+def _prompts(case: Case) -> Iterator[Attempt]:
+    prompt = case.prompt
+    for keep in lengths_below(len(prompt)):
+        if 0 < keep < len(prompt):
+            yield partial(_shortened, case, keep)
+            if isinstance(case.model, Seeded):
+                yield partial(steered_again, case, case.model, prompt[-keep:])
+
+
+def _models(case: Case) -> Iterator[Attempt]:
+    if not isinstance(case.model, Seeded) or not isinstance(case.draft, Scripted):
+        return
+    for arch in GALLERY:
+        if arch == case.model.architecture:
+            return
+        if arch.vocab_size >= 2:
+            plainer = Seeded(arch, 0)
+            yield partial(steered_again, case, plainer, tuple(token % arch.vocab_size for token in case.prompt))
+
+
+def steered_again(case: Case, model: Seeded, prompt: tuple[int, ...]) -> Case:
+    """`case` on another model or prompt, its scripted trees accepting the same nodes as before.
+
+    Raises:
+        Malformed: where another draft, or the vocabulary, does not allow it.
+    """
+    if not isinstance(case.draft, Scripted) or not isinstance(case.model, Seeded):
+        raise Malformed("draft", "only scripted trees can be steered")
+    old, ahead = continuation(case.model, case.prompt), continuation(model, prompt)
+    trees = retold(case.draft.trees, (case.prompt[-1], *old), (prompt[-1], *ahead), model.vocab_size)
+    stops = _renamed(case.stops, dict(reversed([*zip(old, ahead, strict=False)])), model.vocab_size)
+    if stops.max_length:
+        stops = replace(stops, max_length=stops.max_length - len(case.prompt) + len(prompt))
+    return replace(case, model=model, prompt=prompt, draft=Scripted(trees), stops=stops)
+
+
+def _renamed(stops: Stops, named: dict[int, int], vocab: int) -> Stops:
+    """`stops` in another vocabulary, where the tokens that greedy decoding names are called otherwise."""
+
+    def renamed(tokens: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(named.get(token, token % vocab) for token in tokens)
+
+    pieces = [stops.pieces[token % len(stops.pieces)] for token in range(vocab)] if stops.pieces else []
+    for token, name in named.items() if pieces else ():
+        pieces[name] = stops.pieces[token]
+    return replace(stops, eos=renamed(stops.eos), stop_tokens=renamed(stops.stop_tokens), pieces=tuple(pieces))
+
+
+def _shortened(case: Case, keep: int) -> Case:
+    """The last `keep` tokens of the prompt; as many may be emitted as before."""
+    stops, lost = case.stops, len(case.prompt) - keep
+    stops = replace(stops, max_length=stops.max_length - lost) if stops.max_length else stops
+    return replace(case, prompt=case.prompt[-keep:], stops=stops)
+
+
+def _trees(case: Case) -> Iterator[Attempt]:
+    if not isinstance(case.draft, Scripted):
+        return
+    trees = case.draft.trees
+    for at in reversed(range(len(trees))):
+        if at == len(trees) - 1 and at > 0:
+            yield partial(replace, case, draft=Scripted(trees[:-1]))
+        for gone in prunings(trees[at]):
+            yield partial(_pruned, case, trees, at, gone)
+
+
+def _pruned(case: Case, trees: tuple[Tree, ...], at: int, gone: tuple[int, ...]) -> Case:
+    return replace(case, draft=Scripted((*trees[:at], without(trees[at], *gone), *trees[at + 1 :])))
+
+
+def _shapes(case: Case) -> Iterator[Attempt]:
+    if not isinstance(case.draft, (Ngram, LanguageModel)):
+        return
+    draft = case.draft
+    for gone in prunings(draft.shape):
+        yield partial(_reshaped, case, draft, gone)
+    if isinstance(draft, LanguageModel) and draft.vocabulary:
+        yield partial(replace, case, draft=replace(draft, vocabulary=()))
+
+
+def _reshaped(case: Case, draft: Ngram | LanguageModel, gone: tuple[int, ...]) -> Case:
+    return replace(case, draft=replace(draft, shape=reshaped(draft.shape, *gone)))
+
+
+def _sampling(case: Case) -> Iterator[Attempt]:
+    """Settings at rest, one by one; the temperature last, since greedy decoding is another matter."""
+    rest = Sampling()
+    for name in (*(name for name in Sampling.__dataclass_fields__ if name != "temperature"), "temperature"):
+        if getattr(case.sampling, name) != getattr(rest, name):
+            yield partial(_calmer, case, name, getattr(rest, name))
+    if case.sampling.temperature not in (0.0, 1.0):
+        yield partial(_calmer, case, "temperature", 1.0)
+
+
+def _calmer(case: Case, name: str, value: Any) -> Case:
+    return replace(case, sampling=replace(case.sampling, **{name: value}))
+
+
+def _budgets(case: Case) -> Iterator[Attempt]:
+    stops = case.stops
+    for tokens in sorted({1, 2, stops.max_new_tokens // 2, stops.max_new_tokens - 1}):
+        if 0 < tokens < stops.max_new_tokens:
+            yield partial(replace, case, stops=replace(stops, max_new_tokens=tokens))
+
+
+def _stops(case: Case) -> Iterator[Attempt]:
+    stops = case.stops
+    rest = Stops(stops.max_new_tokens)
+    if stops != rest:
+        yield partial(replace, case, stops=rest)
+    for held in ({"eos": ()}, {"stop_tokens": ()}, {"stop_strings": (), "pieces": ()}, {"max_length": 0}):
+        if any(getattr(stops, name) != value for name, value in held.items()):
+            yield partial(_eased, case, held)
+    room = stops.room(len(case.prompt))
+    if stops.max_length and room > 1:
+        yield partial(_eased, case, {"max_length": stops.max_length - 1})
+    if stops.stop_strings:
+        yield from _texts(case)
+
+
+def _eased(case: Case, held: dict[str, Any]) -> Case:
+    return replace(case, stops=replace(case.stops, **held))
+
+
+def _texts(case: Case) -> Iterator[Attempt]:
+    """Fewer and shorter stop strings; pieces of one letter, then of none."""
+    strings, pieces = case.stops.stop_strings, case.stops.pieces
+    for at, one in enumerate(strings):
+        if len(strings) > 1:
+            yield partial(_eased, case, {"stop_strings": strings[:at] + strings[at + 1 :]})
+        for shorter in (one[1:], one[:-1]):
+            yield partial(_eased, case, {"stop_strings": (*strings[:at], shorter, *strings[at + 1 :])})
+    for most in (1, 2):
+        if max(map(len, pieces)) > most:
+            yield partial(_eased, case, {"pieces": tuple(piece[:most] for piece in pieces)})
+    for piece in sorted(set(pieces)):
+        for shorter in (piece[1:], piece[:-1]):
+            if piece:
+                changed = tuple(shorter if other == piece else other for other in pieces)
+                yield partial(_eased, case, {"pieces": changed})
+
+
+STEPS: tuple[Steps, ...] = (
+    alone, fewer_actions, fewer_mates, _budgets, cuts, _trees, _shapes, plainer_mates,
+    _scripts, _prompts, _models, _trees, layouts, _sampling, _stops,
+)  # fmt: skip
+"""Every kind of step, those first that take most away."""

@@ -1,0 +1,224 @@
+"""Closeness (rule N): how far a row may lie from the float64 oracle, in units of the backend's own control error."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from properties.tolerance.bounds import INNER, LOGITS, PAIR
+from properties.verdict.invariant import Oracle, Unobserved
+from properties.verdict.subject import NoTrace, Subject
+from reference.case import Case
+from reference.draft import Scripted
+from reference.sampling import Sampling
+from reference.trace import Array, Stage, Step, Trace
+from reference.tree import Tree
+
+UNIT = {"float64": 2.0**-53, "float32": 2.0**-24, "bfloat16": 2.0**-8, "float16": 2.0**-11}
+"""Unit roundoff of each working dtype."""
+
+EXACT = 1e-9
+"""What float64 runs must keep to, relative to the larger of 1 and the rms of the quantity."""
+
+PRIOR = {"float64": (5.0, 9.0), "float32": (5.0, 9.0), "bfloat16": (1.65, 1.65), "float16": (1.65, 1.65)}
+"""A-priori control error in units of sqrt(layers) * unit roundoff * rms (C.2): lower and upper end."""
+
+SANITY = 3.0
+"""The control may exceed its a-priori size by this factor before it is itself a finding."""
+
+CONTROL_TOKENS = 12
+"""Tokens of plain decode that the control looks at; fewer on a slow backend (`Subject.rarely`), but at least four."""
+
+
+@dataclass(frozen=True)
+class Noise:
+    """The backend's own error on this request, from plain decode of the same prompt (the control).
+
+    Attributes:
+        dtype: Working dtype.
+        logits: Sigma of logits: measured, or the a-priori floor if that is larger.
+        measured: What the control measured; 0 where it could not.
+        ceiling: What the control may measure at most.
+        scale: Rms of the oracle's logits.
+        attended: Sigma of each layer's attention outputs.
+        keys: Sigma of each layer's keys.
+        values: Sigma of each layer's values.
+        inner_scale: Rms of (attended, keys, values) over all layers.
+        control_ties: Tokens of the control other than the oracle's choice.
+    """
+
+    dtype: str
+    logits: float
+    measured: float
+    ceiling: float
+    scale: float
+    attended: Array
+    keys: Array
+    values: Array
+    inner_scale: tuple[float, float, float]
+    control_ties: int
+
+    def of_logits(self, pair: bool = False) -> float:
+        """The rms distance that a row of logits may have; `pair` for two runs of the backend."""
+        if self.dtype == "float64":
+            return EXACT * max(1.0, self.scale)
+        return (PAIR if pair else LOGITS)[self.dtype].sigmas * self.logits
+
+    def of_inner(self, kind: str, layer: int) -> float:
+        """The rms distance that a row of `attended`, `keys` or `values` of `layer` may have."""
+        if self.dtype == "float64":
+            return EXACT * max(1.0, self.inner_scale[("attended", "keys", "values").index(kind)])
+        return float(INNER[self.dtype].sigmas * getattr(self, kind)[layer])
+
+
+def rms(array: Array) -> Array:
+    """Root mean square over the last axis; NaN or infinite entries give infinity, so that nothing hides them."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        size = np.sqrt(np.mean(np.square(array.astype(np.float64)), axis=-1))
+    return np.where(np.isfinite(size), size, np.inf)
+
+
+def beyond(observed: Array, expected: Array, limit: float) -> Iterator[tuple[tuple[int, ...], float]]:
+    """Rows of `observed` whose rms distance to `expected` exceeds `limit`: (index, distance / limit), worst first."""
+    if observed.shape != expected.shape:
+        raise ValueError(f"shapes {observed.shape} and {expected.shape} cannot be compared")
+    if not observed.size:
+        return
+    distance = rms(observed - expected)
+    # A limit of zero, from a control that made no error at all, admits what is equal and nothing else.
+    distance = np.divide(distance, limit, out=np.where(distance > 0, np.inf, 0.0), where=limit > 0)
+    for flat in np.argsort(-distance, axis=None):
+        index = np.unravel_index(int(flat), distance.shape)
+        if distance[index] <= 1:
+            return
+        yield tuple(int(part) for part in index), float(distance[index])
+
+
+def chain(tokens: tuple[int, ...]) -> Tree:
+    """The tree of branching 1 that holds `tokens`, the first as its root."""
+    return Tree((0, *range(len(tokens) - 1)), tokens)
+
+
+def forced(case: Case, oracle: Oracle, output: tuple[int, ...]) -> Array:
+    """The oracle's logits [len(output), V] before each token of `output`, with the tokens before it given."""
+    tree = chain((case.prompt[-1], *output[:-1]))
+    step = oracle(case.rebased(case.prefix, tree)).steps[0]
+    assert step.scored is not None
+    return step.scored.logits
+
+
+def truth(case: Case, oracle: Oracle, step: Step, number: int) -> Step:
+    """The oracle's account of `step` from the state in which the backend began it, so that each step stands alone."""
+    if step.drafted is None:
+        raise Unobserved("the backend does not reveal its trees")
+    whole = oracle(case)
+    if number < len(whole.steps):
+        same = whole.steps[number]
+        if same.context == step.context and same.drafted is not None and same.drafted.tree == step.drafted.tree:
+            return same
+    return oracle(case.rebased(step.context, step.drafted.tree)).steps[0]
+
+
+def noise(case: Case, oracle: Oracle, subject: Subject) -> Noise:
+    """Measure the control: plain decode against the oracle on the same tokens, once per prompt, model and dtype."""
+    plain = replace(case.plain_decode(), sampling=Sampling())
+    tokens = max(4, CONTROL_TOKENS // subject.rarely)
+    shorter = replace(plain.stops, max_new_tokens=min(plain.stops.max_new_tokens, tokens))
+    control = plain if plain.stops == shorter else replace(plain, stops=shorter)
+    measured = subject.noted(("noise", control), lambda: _measure(control, oracle, subject))
+    assert isinstance(measured, Noise)
+    return measured
+
+
+def _measure(control: Case, oracle: Oracle, subject: Subject) -> Noise:
+    try:
+        run = subject(control)
+    except NoTrace:
+        # The broken run is a finding of its own where it is asked for; here only the a-priori floors remain.
+        run = Trace((), (), None)
+    output = run.output or (control.prompt[-1],)
+    tree = chain((control.prompt[-1], *output[:-1]))
+    step = oracle(control.rebased(control.prefix, tree)).steps[0]
+    assert step.scored is not None
+    wanted = step.scored.logits
+    scale = float(np.sqrt(np.mean(np.square(wanted))))
+    rows = [one.scored.logits[0] for one in run.steps if one.scored is not None]
+    measured = 0.0
+    # A backend whose arrays have other shapes has no control; where they are compared, the shape is the finding.
+    if len(rows) == len(wanted) and all(row.shape == wanted[0].shape for row in rows):
+        measured = float(np.sqrt(np.mean(np.square(rms(np.stack(rows) - wanted)))))
+    ties = sum(int(token) != int(row.argmax()) for token, row in zip(run.output, wanted, strict=False))
+    inner = _inner(control, oracle, run, step)
+    layers = len(inner["attended"][0])
+    low, high = (factor * np.sqrt(layers) * UNIT[control.dtype] for factor in PRIOR[control.dtype])
+    # Rotary tables of 16-bit models are float32's too: they turn by up to one of its unit roundoffs per position, which
+    # the control shares.
+    turned = control.longest * min(UNIT[control.dtype], UNIT["float32"])
+    floors = {
+        kind: np.clip(error, low * np.maximum(size, 1e-3 * size.max()), (SANITY * high + turned) * size.max())
+        for kind, (error, size) in inner.items()
+    }
+    sizes = [float(np.sqrt(np.mean(np.square(inner[kind][1])))) for kind in ("attended", "keys", "values")]
+    # Both rms are of a few numbers where vocabulary and prompt are small: three deviations of their ratio are granted.
+    few = 1.0 + 3.0 / np.sqrt(wanted.size)
+    ceiling = SANITY * high * scale * few if control.dtype != "float64" else EXACT * max(1.0, scale)
+    return Noise(
+        dtype=control.dtype,
+        # Capped, so that a fault common to control and tree does not inflate its own tolerance.
+        logits=min(max(measured, low * scale), max(ceiling, low * scale)),
+        measured=measured,
+        ceiling=ceiling,
+        scale=scale,
+        attended=floors["attended"],
+        keys=floors["keys"],
+        values=floors["values"],
+        inner_scale=(sizes[0], sizes[1], sizes[2]),
+        control_ties=ties,
+    )
+
+
+def _inner(control: Case, oracle: Oracle, run: Trace, step: Step) -> dict[str, tuple[Array, Array]]:
+    """For attended, keys and values: the control's rms error and the oracle's rms, each per layer."""
+    assert step.attended is not None
+    wanted = step.attended.output
+    rows = [one.attended.output for one in run.steps if one.attended is not None]
+    table = {"attended": (np.zeros(len(wanted)), _per_layer(wanted))}
+    fit = all(row.shape[:2] + row.shape[3:] == wanted.shape[:2] + wanted.shape[3:] for row in rows)
+    if fit and sum(row.shape[2] for row in rows) == wanted.shape[2]:
+        table["attended"] = (_per_layer(np.concatenate(rows, axis=2) - wanted), _per_layer(wanted))
+    held = (control.prompt + run.output)[:-1]
+    last = run.steps[-1].committed if run.steps else None
+    kept = oracle(kv_case(control, held)).steps[0].committed
+    assert kept is not None
+    for kind in ("keys", "values"):
+        if kept.before is None or not held:
+            table[kind] = (np.zeros(len(wanted)), np.ones(len(wanted)))
+            continue
+        true = getattr(kept.before, kind)
+        error = np.zeros(len(true))
+        if last is not None and last.after is not None and getattr(last.after, kind).shape == true.shape:
+            error = _per_layer(getattr(last.after, kind) - true, last.after.first)
+        table[kind] = (error, _per_layer(true))
+    return table
+
+
+def _per_layer(array: Array, first: tuple[int, ...] = ()) -> Array:
+    """Rms of each layer, [layers]; of KV, without the columns that are no longer held."""
+    if first:
+        held = [layer[:, begin:].reshape(-1) for layer, begin in zip(array, first, strict=True)]
+        return np.array([float(rms(one)) if one.size else 0.0 for one in held])
+    return np.asarray(rms(array.reshape(len(array), -1)))
+
+
+def kv_case(case: Case, tokens: tuple[int, ...]) -> Case:
+    """The case whose first step begins with the KV of exactly `tokens` committed: ask its trace for `before`."""
+    return case.rebased(tokens, Tree((0,), (case.prompt[-1],)))
+
+
+def draft_kv_case(case: Case, tokens: tuple[int, ...]) -> Case:
+    """`kv_case` for the draft model of `case`, run as a target of its own."""
+    assert not isinstance(case.draft, Scripted)
+    return kv_case(replace(case, model=case.draft.model, draft=Scripted()), tokens)  # type: ignore[union-attr]
+
+
+ALL_STAGES = frozenset(Stage)

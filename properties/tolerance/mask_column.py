@@ -1,0 +1,114 @@
+"""The column behind a wrong attention output: the one cell of the mask that, turned over, explains it."""
+
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+
+from properties.tolerance.closeness import EXACT, rms
+from properties.verdict.invariant import Oracle
+from reference.architecture import Seeded
+from reference.case import Case
+from reference.malformed import Malformed
+from reference.oracle.model import Inputs, attention
+from reference.trace import Array, Step
+from reference.tree import Tree
+
+EXPLAINED = 0.9
+"""Share of the squared difference that a column must account for."""
+
+CHANCE = 1e-3
+"""How often, at most, some column may explain by chance a difference that has nothing to do with columns."""
+
+
+@runtime_checkable
+class Explains(Protocol):
+    """An oracle that also shows what goes into attention; another backend in its place does not."""
+
+    def inputs(self, case: Case, context: tuple[int, ...], tree: Tree) -> Inputs:
+        """Queries, keys and values at each node of `tree` after `context`."""
+        ...
+
+
+def column(
+    case: Case, oracle: Oracle, true: Step, seen: Array, at: tuple[int, int, int], limit: float
+) -> dict[str, int | str]:
+    """Which column, shown to the row or hidden from it against the mask, gives what the backend's attention returned.
+
+    Every column of context and tree is turned over in turn, and attention computed with the oracle's own queries, keys
+    and values. A column is named only if what is left lies within the row's noise, is at most a tenth of the squared
+    difference, and no other column does as well. In 16 bits noise is so large that some column may do so by chance: the
+    share left over must be one that chance leaves in fewer than one row of a thousand, or nothing is said.
+
+    Args:
+        case: The case.
+        oracle: The oracle; if it does not show what goes into attention, nothing is said.
+        true: The oracle's step, rebased on the backend's own context and tree.
+        seen: The backend's attention output of that row and head, [head_dim].
+        at: Layer, head and node.
+        limit: The rms distance that noise may have.
+
+    Returns:
+        Coordinates for `Finding.where`: `column` and `cause`; `cause` alone where no single column explains it; nothing
+        where a column might explain it by chance.
+    """
+    if not isinstance(oracle, Explains) or true.drafted is None or true.lowered is None:
+        return {}
+    layer, head, node = at
+    try:
+        inputs = oracle.inputs(case, true.context, true.drafted.tree)
+    except Malformed:
+        return {}
+    group = inputs.queries.shape[1] // inputs.keys.shape[1]
+    query = inputs.queries[layer, head : head + 1, node]
+    keys, values = (one[layer, head // group] for one in (inputs.keys, inputs.values))
+    visible = true.lowered.visible[layer][node]
+    if not np.isfinite(seen).all() or len(visible) != len(keys):
+        return {"cause": NO_COLUMN}
+    cap = case.model.architecture.score_cap if isinstance(case.model, Seeded) else 0.0
+    if true.attended is not None and _left(query, keys, values, visible, true.attended.output[at], cap) > EXACT:
+        return {}  # a checkpoint's attention that is computed otherwise: scaled by another number, capped, with sinks
+    left = np.array([_left(query, keys, values, _turned(visible, one), seen, cap) for one in range(len(visible))])
+    wrong = _left(query, keys, values, visible, seen, cap)
+    explaining = np.flatnonzero(left <= min(limit, float(np.sqrt(1 - EXPLAINED)) * wrong))
+    if not len(explaining):
+        return {"cause": NO_COLUMN}
+    if (left[explaining] > wrong * _by_chance(visible, len(seen))[explaining]).any():
+        return {}
+    if len(explaining) > 1:
+        return {"cause": "one of columns " + _listed(explaining)}
+    found = int(explaining[0])
+    return {"column": found, "cause": MISSING if visible[found] else EXTRA}
+
+
+EXTRA, MISSING, NO_COLUMN = "extra column", "missing column", "no single column"
+"""What `cause` may say: a column the row may not see was attended to, one it must see was not, or neither alone."""
+
+
+def _by_chance(visible: Array, head_dim: int) -> Array:
+    """For each column, the share of a difference that it may leave over, so that it explains none by chance (CHANCE).
+
+    An error that has nothing to do with columns leaves a share r with a probability of about r to the power of the
+    dimensions in which it may move the output, and every column is tried. Wrong scores move the output only between the
+    values of visible columns, so one fewer than these, and [head_dim] at most; they bring in no hidden column.
+    """
+    between = max(1, min(head_dim, int(visible.sum()) - 1))
+    freedom = np.where(visible, between, head_dim)
+    return np.asarray((CHANCE / len(visible)) ** (1.0 / freedom))
+
+
+def _turned(visible: Array, column: int) -> Array:
+    other: Array = visible.copy()
+    other[column] = ~other[column]
+    return other
+
+
+def _left(query: Array, keys: Array, values: Array, visible: Array, seen: Array, cap: float) -> float:
+    """Rms distance of `seen` to attention over the columns `visible`, with soft cap `cap`; infinite for none."""
+    if not visible.any():
+        return float("inf")
+    return float(rms(seen - attention(query, keys[visible][:, None], values[visible][:, None], cap)[0]))
+
+
+def _listed(columns: Array) -> str:
+    named = [str(int(one)) for one in columns[:4]]
+    return ", ".join(named) + (f" and {len(columns) - 4} more" if len(columns) > 4 else "")

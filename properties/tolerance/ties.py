@@ -1,0 +1,95 @@
+"""Rule T: a token other than the oracle's is a tie only inside the noise of the logits, counted and never forgiven."""
+
+from collections.abc import Iterator
+
+import numpy as np
+from scipy.special import ndtr, pdtrc
+
+from properties.tally import Tally
+from properties.verdict.finding import Finding, Positions, Tie
+from reference.trace import Array, Stage
+
+TIE_SIGMA = 8.0
+"""Largest gap of a tie, in sigmas of the control (worst of 501 clean bfloat16 mismatches: 5.7; part C.4)."""
+
+INFLATION = 1.3
+"""Measured ties over predicted ones, in clean runs."""
+
+ALPHA = 1e-9
+"""Probability, were the backend right, of calling its number of ties too high."""
+
+VACUOUS = 0.25
+"""Share of positions in the tie zone above which a run's greedy comparison decides nothing."""
+
+
+def gaps(logits: Array, tokens: tuple[int, ...]) -> Array:
+    """How far below the best logit of its row each token lies: [len(tokens)]."""
+    rows = logits[: len(tokens)]
+    return np.asarray(rows.max(axis=1) - rows[np.arange(len(tokens)), list(tokens)])
+
+
+def decided(row: Array, sigma: float) -> bool:
+    """Whether the two best logits of `row` lie further apart than a tie can."""
+    if len(row) < 2:
+        return True
+    second, best = np.partition(row, -2)[-2:]
+    return bool(best - second > TIE_SIGMA * sigma)
+
+
+def near_and_predicted(logits: Array, sigma: float) -> tuple[int, float]:
+    """Rows whose top two lie within the tie zone, and the ties the noise predicts over all rows."""
+    if logits.shape[1] < 2 or sigma <= 0:
+        return 0, 0.0
+    top = -np.sort(-logits, axis=1)[:, :9]
+    apart = top[:, :1] - top[:, 1:]
+    near = int((apart[:, 0] <= TIE_SIGMA * sigma).sum())
+    return near, float(ndtr(-apart / (np.sqrt(2) * sigma)).sum())
+
+
+def judge_tokens(
+    invariant: str, logits: Array, output: tuple[int, ...], sigma: float, steps: list[int], control_ties: int
+) -> Iterator[Finding | Tie | Positions]:
+    """Judge each token of `output` against the oracle's logits [len(output), V] given the tokens before it.
+
+    Args:
+        invariant: Who asks.
+        logits: Teacher-forced oracle logits, so that one flip does not cascade.
+        output: The backend's tokens.
+        sigma: The control's noise.
+        steps: The speculative step that emitted each token.
+        control_ties: Ties of the control over its own tokens.
+    """
+    near, predicted = near_and_predicted(logits, sigma)
+    yield Positions(len(output), near, predicted, control_ties)
+    for position, gap in enumerate(gaps(logits, output)):
+        if gap == 0:
+            continue
+        if gap <= TIE_SIGMA * sigma:
+            yield Tie(invariant, position, float(gap / sigma))
+        else:
+            wanted = int(logits[position].argmax())
+            where: dict[str, int | str] = {"position": position}
+            step = steps[position] if position < len(steps) else 0
+            yield Finding(
+                invariant, Stage.EMITTED, step, where, wanted, output[position], float(gap / sigma / TIE_SIGMA)
+            )
+
+
+def too_many(tally: Tally) -> str | None:
+    """Why the ties of a whole run cannot be chance, or None."""
+    rate = INFLATION * tally.positions.predicted
+    count = len(tally.ties)
+    if count and pdtrc(count - 1, rate) < ALPHA:
+        return f"{count} ties where the noise of the control predicts {tally.positions.predicted:.3g}"
+    return None
+
+
+def vacuous(tally: Tally) -> str | None:
+    """Why the greedy comparison of a whole run decided too little, or None."""
+    judged, near = tally.positions.judged, tally.positions.near
+    if judged and near > VACUOUS * judged:
+        return (
+            f"{near} of {judged} greedy positions lie in the tie zone: the token comparison is inconclusive; "
+            "run in float32, or with another model"
+        )
+    return None

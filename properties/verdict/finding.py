@@ -1,0 +1,239 @@
+"""Finding, Tie and Verdict: facts about one case on one backend, without prose."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from reference.case import Case
+from reference.trace import Stage, Trace
+
+FINISHED = "a finished run"
+"""What a finding expects where a run broke off."""
+
+STAGE_UNKNOWN = "stage unknown"
+"""Its `side` where the backend could not tell in which stage."""
+
+
+CONTROL = "control"
+"""Its `side` where the backend's own plain decode, the unit of rule N, is what differs."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One difference.
+
+    Attributes:
+        invariant: Name of the invariant that does not hold.
+        stage: Where the difference shows first.
+        step: Index of the speculative step, from 0.
+        where: Coordinates by name, such as layer, head, node, row, column, slot, position, token.
+        expected: What the invariant asks for: a number, a short list, a word.
+        observed: What the backend did.
+        measure: The judged distance in units of its threshold, for numeric invariants; None where equality is asked.
+        said: The last lines of the backend's run where it broke: frames of the traceback, the innermost last, or what
+            its process printed last. Two findings are equal whatever their runs said.
+    """
+
+    invariant: str
+    stage: Stage
+    step: int
+    where: dict[str, int | str]
+    expected: Any
+    observed: Any
+    measure: float | None = None
+    said: tuple[str, ...] = field(default=(), compare=False)
+
+
+DRAFT_NUMBERS = frozenset({"draft.fidelity", "draft.rollback", "draft.switched"})
+"""Invariants that compare the numbers of a draft model with those of the same model run from scratch."""
+
+TARGET_ALONE = frozenset(
+    {
+        *(
+            f"structure.{name}"
+            for name in (
+                "parent-range",
+                "depth-consistent",
+                "validity-closed",
+                "ancestor-table",
+                "mask-is-ancestry",
+                "positions-are-depth",
+                "links-walk-the-tree",
+            )
+        ),
+        *(
+            f"attention.{name}"
+            for name in (
+                "context-exact",
+                "order-equivariant",
+                "subtree-removal",
+                "padding-inert",
+                "prefix-split",
+                "tree-equals-chain",
+                "visibility-exact",
+                "no-leakage",
+            )
+        ),
+        *(f"cache.{name}" for name in ("isolation", "untouched-slots", "commit-equivalence")),
+    }
+)
+"""Invariants that judge the target's forward and cache on a tree as it stands: no draft can make them fail."""
+
+
+def of_draft_numbers(finding: Finding) -> bool:
+    """Whether the finding says that a draft model computes other numbers than the same model from scratch."""
+    return finding.invariant in DRAFT_NUMBERS and finding.measure is not None
+
+
+def of_target_alone(finding: Finding) -> bool:
+    """Whether the finding shows the target's own forward or cache wrong, whatever the draft proposed."""
+    own = finding.where.get("side") != CONTROL and finding.where.get("cache") != "draft"
+    return finding.invariant in TARGET_ALONE and own and finding.expected != FINISHED
+
+
+@dataclass(frozen=True)
+class Tie:
+    """A token other than the oracle's inside the noise of the logits (rule T): counted, reported, never a match.
+
+    Attributes:
+        invariant: The invariant that met it.
+        position: Index in the output.
+        gap_sigma: How far below the oracle's best logit the emitted token lies, in sigmas of the control.
+    """
+
+    invariant: str
+    position: int
+    gap_sigma: float
+
+
+@dataclass(frozen=True)
+class Positions:
+    """What rule T counts over a run: judged positions, near-ties among them, and ties that the control predicts.
+
+    Attributes:
+        judged: Positions compared.
+        near: Positions whose top two oracle logits lie within 8 sigma.
+        predicted: Expected ties, from the control's noise (inflation not included).
+        control_ties: Ties of the backend's own plain decode over the same positions.
+    """
+
+    judged: int = 0
+    near: int = 0
+    predicted: float = 0.0
+    control_ties: int = 0
+
+    def __add__(self, other: "Positions") -> "Positions":
+        return Positions(
+            self.judged + other.judged,
+            self.near + other.near,
+            self.predicted + other.predicted,
+            self.control_ties + other.control_ties,
+        )
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """One test of a law by sampling; a run is red iff the sum of its e-values reaches tests / alpha.
+
+    Attributes:
+        invariant: Who asked.
+        log_e: Natural log of the e-value when the test stopped.
+        rounds: Rounds drawn; where whole generations are tested, their draws.
+        smallest_tv: Smallest total variation that the test would have seen with probability .99; None where it has no
+            such figure, since each draw has a law of its own.
+        p_screen: P-value of the screen; None where there was none.
+    """
+
+    invariant: str
+    log_e: float
+    rounds: int
+    smallest_tv: float | None = None
+    p_screen: float | None = None
+
+
+@dataclass(frozen=True)
+class Compared:
+    """Comparisons that an invariant made: without one, a case is not `checked` (`properties.verdict.judge`).
+
+    Attributes:
+        count: Rows of arrays, tokens, numbers or laws that were set beside what they must be, each from another source
+            than the thing itself; 0 where the evidence is there and nothing in it calls for a comparison.
+    """
+
+    count: int = 1
+
+
+Outcome = str
+"""Of one invariant on one case: checked (it compared something), failed, unobserved, or not_applicable."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Everything one case said about one backend.
+
+    Attributes:
+        case: The case.
+        backend: The backend's name.
+        outcomes: Invariant name to outcome; `failed` implies it was checked.
+        compared: Invariant name to comparisons made, for those that were checked or failed.
+        findings: Every difference, in the order of the invariants.
+        ties: Rule T's ties.
+        positions: Rule T's counts.
+        evidence: Tests of laws by sampling.
+        trace: The backend's trace of the case, or None when the run failed.
+        unsupported: Why the backend declined the case, or a backend in the oracle's place had no answer; or None.
+        forward_s: Seconds the backend spent in its forwards for this case and its variants.
+        attention_calls: Layers of the forwards for this case and its variants; 0 where they are not counted.
+        fallbacks: Why attention took a slower path than the backend is there for, and in how many of those.
+        commits: Commits of this case and its variants that asked for a faster way (`properties.commits`), by the way.
+        commit_fallbacks: Why such commits took another way, and how many did: `fast: the reason`.
+        accept_lengths: Accepted drafted tokens of each step.
+        revealed: Stages that the trace of the case holds, or None where there is no trace.
+    """
+
+    case: Case
+    backend: str
+    outcomes: dict[str, Outcome]
+    findings: tuple[Finding, ...] = ()
+    ties: tuple[Tie, ...] = ()
+    positions: Positions = field(default_factory=Positions)
+    evidence: tuple[Evidence, ...] = ()
+    trace: Trace | None = None
+    unsupported: str | None = None
+    forward_s: float = 0.0
+    attention_calls: int = 0
+    fallbacks: Mapping[str, int] = field(default_factory=dict)
+    accept_lengths: tuple[int, ...] = ()
+    revealed: frozenset[Stage] | None = None
+    compared: Mapping[str, int] = field(default_factory=dict)
+    commits: Mapping[str, int] = field(default_factory=dict)
+    commit_fallbacks: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def judged(self) -> bool:
+        """Whether at least one invariant was checked."""
+        return any(outcome in ("checked", "failed") for outcome in self.outcomes.values())
+
+    @property
+    def agreed(self) -> bool:
+        """Whether nothing differed; says nothing about what was not observed."""
+        return not self.findings
+
+    @property
+    def first(self) -> Finding | None:
+        """The finding nearest to the fault: of the earliest step, then the earliest stage.
+
+        A finding about a control comes last: it is another run than the case's, and its stage says nothing about this
+        one. Wrong numbers of a draft model give way to a finding about the target alone: every step is judged on the
+        tree as the draft proposed it, so the draft cannot be to blame for both, and the code that draft and target
+        share can.
+        """
+        nearest = min(
+            self.findings,
+            key=lambda finding: (finding.where.get("side") == CONTROL, finding.step, finding.stage),
+            default=None,
+        )
+        if nearest is None or not of_draft_numbers(nearest):
+            return nearest
+        shared = (finding for finding in self.findings if of_target_alone(finding))
+        return min(shared, key=lambda finding: (finding.step, finding.stage), default=nearest)

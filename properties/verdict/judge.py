@@ -1,0 +1,278 @@
+"""The judge: every applicable invariant on one case, one verdict; the command line and pytest share it."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from properties.verdict.finding import (
+    FINISHED,
+    STAGE_UNKNOWN,
+    Compared,
+    Evidence,
+    Finding,
+    Outcome,
+    Positions,
+    Tie,
+    Verdict,
+)
+from properties.verdict.invariant import Fact, Invariant, NoReference, NotApplicable, Oracle, Unobserved
+from properties.verdict.session_members import members, view
+from properties.verdict.subject import Crashed, Declined, NoTrace, Subject
+from reference.case import Case
+from reference.malformed import Malformed
+from reference.trace import Stage, Trace
+from reference.user_processors import Inadmissible
+
+FINDINGS_PER_INVARIANT = 3
+"""The first few differences of an invariant; the rest of a broken tensor explains nothing more."""
+
+
+def judge(case: Case, invariants: Sequence[Invariant], oracle: Oracle, subject: Subject) -> Verdict:
+    """Check `case` against every invariant that applies to it.
+
+    An invariant is `checked` where it compared something (`Compared`). One whose evidence is missing is unobserved; one
+    that has nothing to say, or asks for a run which the backend declines, is not applicable. A run that breaks is a
+    finding of `lossless.completes` and leaves the others unobserved; the steps it survived are judged as a shorter
+    case, whose findings come first.
+
+    Of a session, each request is judged as the case that it would be alone, by the invariants that look at a run as it
+    was; the session as a whole by those that speak of sessions.
+
+    Raises:
+        Inadmissible: when a custom processor of the case fails the oracle itself.
+    """
+    if case.session is None:
+        return _judged(case, invariants, oracle, subject, beside="session")
+    whole = _judged(case, invariants, oracle, subject, beside="request")
+    looking = [one for one in invariants if one.looks_at_run]
+    if whole.trace is not None:
+        for member in members(case, whole.trace):
+            whole = _joined(whole, _judged(member.alone, looking, oracle, view(subject, member)), member.number)
+    return replace(whole, outcomes={one.name: whole.outcomes.get(one.name, "not_applicable") for one in invariants})
+
+
+RANKED = ("failed", "checked", "unobserved", "not_applicable")
+"""Outcomes, the one that says most first."""
+
+
+def _joined(whole: Verdict, part: Verdict, request: int) -> Verdict:
+    """`whole` with what was found of one request."""
+    outcomes = {**part.outcomes, **whole.outcomes}
+    for name in set(part.outcomes) & set(whole.outcomes):
+        outcomes[name] = min(part.outcomes[name], whole.outcomes[name], key=RANKED.index)
+    found = tuple(replace(one, where={**one.where, "request": request}) for one in part.findings)
+    return replace(
+        whole,
+        outcomes=outcomes,
+        findings=(*whole.findings, *found),
+        ties=(*whole.ties, *part.ties),
+        positions=whole.positions + part.positions,
+        evidence=(*whole.evidence, *part.evidence),
+        unsupported=whole.unsupported or part.unsupported,
+        forward_s=whole.forward_s + part.forward_s,
+        attention_calls=whole.attention_calls + part.attention_calls,
+        fallbacks=Counter(whole.fallbacks) + Counter(part.fallbacks),
+        accept_lengths=(*whole.accept_lengths, *(part.accept_lengths if request else ())),
+        compared=Counter(whole.compared) + Counter(part.compared),
+        commits=Counter(whole.commits) + Counter(part.commits),
+        commit_fallbacks=Counter(whole.commit_fallbacks) + Counter(part.commit_fallbacks),
+    )
+
+
+def _judged(
+    case: Case, invariants: Sequence[Invariant], oracle: Oracle, subject: Subject, beside: str = "session"
+) -> Verdict:
+    """The verdict on one run; invariants that speak of `beside` have nothing to say about it."""
+    spent, called, fell_back = subject.forward_s, subject.attention_calls, subject.fallbacks.copy()
+    commits, commit_fallbacks = subject.commits.copy(), subject.commit_fallbacks.copy()
+    outcomes: dict[str, Outcome] = {}
+    findings: list[Finding] = []
+    ties: list[Tie] = []
+    positions = Positions()
+    evidence: list[Evidence] = []
+    compared: dict[str, int] = {}
+    unanswered = False
+    trace, declined = _first_run(case, subject)
+    if trace is None and declined is None and case.sampling.processors:
+        _blame_processors(case, oracle)
+    for invariant in invariants:
+        if declined is not None or invariant.speaks_of == beside or not invariant.applies(case):
+            outcomes[invariant.name] = "not_applicable"
+            continue
+        if not _observed(invariant, subject, trace):
+            outcomes[invariant.name] = "unobserved"
+            continue
+        said = _asked(invariant, case, oracle, subject, trace)
+        outcomes[invariant.name] = said.outcome
+        findings += said.findings
+        ties += said.ties
+        evidence += said.evidence
+        positions = positions + said.positions
+        unanswered = unanswered or said.unanswered
+        if said.judged:
+            compared[invariant.name] = said.compared
+    shorter = _until_it_broke(case, subject) if trace is None and declined is None else None
+    if shorter is not None:
+        # The steps before the break say where the fault lies; what broke later is its consequence.
+        earlier = judge(shorter, invariants, oracle, subject)
+        trace = earlier.trace
+        outcomes |= {name: outcome for name, outcome in earlier.outcomes.items() if outcome in ("checked", "failed")}
+        compared |= earlier.compared
+        outcomes |= {one.invariant: "failed" for one in findings}
+        survived = shorter.steps or len(shorter.session.actions if shorter.session else ())
+        findings = [*earlier.findings, *(replace(one, step=one.step + survived) for one in findings)]
+    return Verdict(
+        case=case,
+        backend=subject.name,
+        outcomes=outcomes,
+        findings=tuple(findings),
+        ties=tuple(ties),
+        positions=positions,
+        evidence=tuple(evidence),
+        trace=trace,
+        unsupported=_no_reference(case, oracle) if unanswered else declined,
+        forward_s=subject.forward_s - spent,
+        attention_calls=subject.attention_calls - called,
+        fallbacks=dict(subject.fallbacks - fell_back),
+        accept_lengths=tuple(len(step.accepted.path) - 1 for step in trace.steps if step.accepted) if trace else (),
+        revealed=None if trace is None else revealed_by(trace),
+        compared=compared,
+        commits=dict(subject.commits - commits),
+        commit_fallbacks=dict(subject.commit_fallbacks - commit_fallbacks),
+    )
+
+
+@dataclass
+class _Said:
+    """What one invariant said of one case; its outcome is `silent` where it made no comparison."""
+
+    findings: list[Finding] = field(default_factory=list)
+    ties: list[Tie] = field(default_factory=list)
+    evidence: list[Evidence] = field(default_factory=list)
+    positions: Positions = field(default_factory=Positions)
+    compared: int = 0
+    silent: Outcome = "unobserved"
+    cut_off: bool = False
+    unanswered: bool = False
+
+    def add(self, fact: Fact) -> None:
+        """Take one fact of the check."""
+        if isinstance(fact, Compared):
+            self.compared += fact.count
+            self.silent = "not_applicable"
+        elif isinstance(fact, Tie):
+            self.ties.append(fact)
+        elif isinstance(fact, Positions):
+            self.positions = self.positions + fact
+        elif isinstance(fact, Evidence):
+            self.evidence.append(fact)
+        else:
+            self.findings.append(fact)
+
+    @property
+    def judged(self) -> bool:
+        """Whether it found a difference, or compared something and lacked no evidence on the way."""
+        return bool(self.findings) or (self.compared > 0 and not self.cut_off)
+
+    @property
+    def outcome(self) -> Outcome:
+        """One of RANKED."""
+        return "failed" if self.findings else "checked" if self.judged else self.silent
+
+
+def _asked(invariant: Invariant, case: Case, oracle: Oracle, subject: Subject, trace: Trace | None) -> _Said:
+    """What `invariant` says of `case`, whose run gave `trace`, or None where it broke."""
+    said = _Said()
+    try:
+        for fact in invariant.check(case, oracle, subject):
+            said.add(fact)
+            if len(said.findings) == FINDINGS_PER_INVARIANT:
+                break
+    except Unobserved:
+        said.cut_off, said.silent = True, "unobserved"
+    except (NotApplicable, Malformed) as why:
+        # Malformed: the variant it asked for does not fit the model, such as one node past the context.
+        if isinstance(why, Inadmissible):
+            _blame_processors(case, oracle)
+        said.silent = "not_applicable"
+        said.unanswered = isinstance(why, NoReference)
+    except NoTrace as absent:
+        if isinstance(absent.outcome, Crashed) and trace is not None:
+            said.findings.append(crash(invariant.name, absent.outcome, len(trace.steps)))
+        said.silent = "not_applicable" if trace is not None else "unobserved"
+    return said
+
+
+def crash(invariant: str, outcome: Crashed, step: int = 0) -> Finding:
+    """The finding that a run broke: of the case itself, or of a variant that an invariant asked for.
+
+    Steps of a variant are not those of the case, so its finding comes after all of these (`step`).
+    """
+    where: dict[str, int | str] = {} if outcome.stage is not None else {"side": STAGE_UNKNOWN}
+    stage = outcome.stage if outcome.stage is not None else Stage.DRAFTED
+    return Finding(invariant, stage, step, where, FINISHED, outcome.why, said=outcome.said)
+
+
+def _blame_processors(case: Case, oracle: Oracle) -> None:
+    """Raise Inadmissible if a processor fails the oracle too: then it is to blame, and not what the backend gave it."""
+    try:
+        oracle(case)
+    except Inadmissible:
+        raise
+    except (Malformed, NoTrace):
+        return  # what becomes of that is said invariant by invariant
+
+
+def _first_run(case: Case, subject: Subject) -> tuple[Trace | None, str | None]:
+    """The trace, if there is one, and why the backend declined, if it did."""
+    try:
+        return subject(case), None
+    except NoTrace as absent:
+        return None, absent.outcome.why if isinstance(absent.outcome, Declined) else None
+
+
+def _no_reference(case: Case, oracle: Oracle) -> str | None:
+    """Why what stands in the oracle's place has no answer for `case`; None where it lacks one for variants alone."""
+    try:
+        oracle(case)
+    except NoReference as why:
+        return str(why)
+    return None
+
+
+def _until_it_broke(case: Case, subject: Subject) -> Case | None:
+    """The same case stopped after the last step or action that the backend survives, or None if it survives none."""
+    survived = None
+    if case.session is not None:
+        for count in range(1, len(case.session.actions)):
+            fewer = replace(case, session=replace(case.session, actions=case.session.actions[:count]))
+            try:
+                subject(fewer)
+            except NoTrace:
+                return survived
+            survived = fewer
+        return survived
+    for steps in range(1, case.stops.max_new_tokens + 1):
+        shorter = replace(case, steps=steps)
+        try:
+            if shorter == case or len(subject(shorter).steps) < steps:
+                return survived
+        except NoTrace:
+            return survived
+        survived = shorter
+    return survived
+
+
+def revealed_by(trace: Trace) -> frozenset[Stage]:
+    """The stages that any step of any request of a trace holds."""
+    runs = [trace] if trace.shared is None else [one for one in trace.shared.requests if one is not None]
+    steps = [step for run in runs for step in run.steps]
+    return frozenset(stage for stage in Stage if any(getattr(step, stage.word) is not None for step in steps))
+
+
+def _observed(invariant: Invariant, subject: Subject, trace: Trace | None) -> bool:
+    if not invariant.needs <= subject.reveals:
+        return False
+    if trace is None:
+        return not invariant.needs
+    return invariant.needs <= revealed_by(trace)

@@ -1,0 +1,193 @@
+"""Variants of a case for metamorphic invariants: the step they look at, and the ways to change it."""
+
+from dataclasses import replace
+
+import numpy as np
+
+from properties.verdict.invariant import NotApplicable, Unobserved
+from properties.verdict.subject import Subject
+from reference.architecture import Seeded
+from reference.case import Case
+from reference.draft import LanguageModel, Scripted
+from reference.sampling import Stops
+from reference.trace import Step
+from reference.tree import Tree
+from reference.weights import permutation, probe_architecture
+
+
+def focus(case: Case, subject: Subject) -> Case:
+    """The step of `case` with the largest tree, as a case of its own: tree scripted, context prefilled at once."""
+    steps = [step for step in subject(case).steps if step.drafted is not None]
+    if not steps:
+        raise Unobserved("the backend does not reveal its trees")
+    largest = max(steps, key=lambda step: len(step.drafted.tree) if step.drafted else 0)
+    assert largest.drafted is not None
+    whole = replace(case, layout=replace(case.layout, prefill_chunk=0))
+    return whole.rebased(largest.context, largest.drafted.tree)
+
+
+def tree_of(case: Case) -> Tree:
+    """The scripted tree of a one-step case."""
+    assert isinstance(case.draft, Scripted)
+    return case.draft.trees[0]
+
+
+def with_tree(case: Case, tree: Tree) -> Case:
+    """`case` proposing `tree` instead, with room to emit all of it."""
+    return case.rebased(case.prefix, tree)
+
+
+def first(case: Case, subject: Subject) -> Step:
+    """The first step of the backend's run of `case`."""
+    return subject(case).steps[0]
+
+
+def pending_root(case: Case, subject: Subject, number: int) -> int:
+    """The token that must be the root of step `number`: the prompt's last, then the last one emitted.
+
+    Raises:
+        Unobserved: The step before does not reveal what it emitted.
+    """
+    if number == 0:
+        return case.prompt[-1]
+    emitted = subject(case).steps[number - 1].emitted
+    if emitted is None:
+        raise Unobserved("the backend does not reveal what each step emitted")
+    return emitted.tokens[-1] if emitted.tokens else case.prompt[-1]
+
+
+def dice(case: Case, salt: str) -> np.random.Generator:
+    """Random choices that depend on the case alone, so that a replay makes the same."""
+    return np.random.default_rng([int(case.id, 16), sum(salt.encode())])
+
+
+def shuffled(case: Case) -> tuple[int, ...]:
+    """A row order of the case's tree, root first, that differs from its own where there is another."""
+    tree = tree_of(case)
+    if len(tree) < 3:
+        raise NotApplicable("fewer than two nodes under the root have one order only")
+    order = (0, *(1 + dice(case, "order").permutation(len(tree) - 1)).tolist())
+    return order if order != tuple(range(len(tree))) else (0, *range(len(tree) - 1, 0, -1))
+
+
+def pruned(case: Case) -> tuple[Case, tuple[int, ...]]:
+    """The case without one subtree, and the nodes that stayed, in their old numbers."""
+    tree = tree_of(case)
+    if len(tree) < 2:
+        raise NotApplicable("the bare root has no subtree to remove")
+    gone = int(dice(case, "prune").integers(1, len(tree)))
+    kept = tuple(node for node in range(len(tree)) if gone not in tree.path(node))
+    row = {node: at for at, node in enumerate(kept)}
+    smaller = Tree(tuple(row[tree.parent[node]] for node in kept), tuple(tree.token[node] for node in kept))
+    return with_tree(case, smaller), kept
+
+
+RENAMINGS = 8
+"""Permutations of a vocabulary that cases draw from."""
+
+
+def relabelled(case: Case) -> tuple[Case, tuple[int, ...]]:
+    """The case with every token id renamed, in the models and everywhere else, and the new id of each old one.
+
+    Raises:
+        NotApplicable: The vocabulary has one token.
+    """
+    assert isinstance(case.model, Seeded)
+    if case.model.vocab_size < 2:
+        raise NotApplicable("a vocabulary of one token has one naming")
+    # By the root token, not the case's digest: while a failing case shrinks, the renaming stays. Of a vocabulary of two
+    # tokens every second permutation leaves each token its name: the next one that does not is taken.
+    seed, same = 1 + case.prompt[-1] % RENAMINGS, tuple(range(case.model.vocab_size))
+    new = same
+    while new == same:
+        new = tuple(int(token) for token in permutation(seed, case.model.vocab_size))
+        seed += new == same
+
+    def renamed(tokens: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(new[token] for token in tokens)
+
+    draft = case.draft
+    if isinstance(draft, Scripted):
+        draft = Scripted(tuple(Tree(tree.parent, renamed(tree.token)) for tree in draft.trees))
+    elif isinstance(draft, LanguageModel):
+        assert isinstance(draft.model, Seeded)
+        draft = LanguageModel(replace(draft.model, relabel=seed), draft.shape, tuple(sorted(renamed(draft.vocabulary))))
+    held = case.stops
+    pieces = tuple(held.pieces[new.index(token)] for token in range(len(new))) if held.pieces else ()
+    stops = replace(held, eos=renamed(held.eos), stop_tokens=renamed(held.stop_tokens), pieces=pieces)
+    sampling = replace(case.sampling, bad_words=tuple(renamed(word) for word in case.sampling.bad_words))
+    model = replace(case.model, relabel=seed)
+    return replace(case, model=model, prompt=renamed(case.prompt), draft=draft, sampling=sampling, stops=stops), new
+
+
+PROBE_FORWARDS = 4
+"""Forwards a layer that the transparent probe may take."""
+
+
+def probes(case: Case, layer: int) -> list[tuple[Case, tuple[int, ...]]]:
+    """Transparent-weights probes of a one-step case, each with the KV columns it makes visible, in code order.
+
+    Context and tree keep their shape. A probed column holds the token of its code, every other row token 0, which
+    embeds to nothing; the logits of a node then spell out which probed columns it sees in `layer`
+    (statistics-and-numerics, C.6). Up to PROBE_CODES columns take one forward. Of longer contexts, PROBE_FORWARDS
+    forwards show the tree, the context's ends, the columns around the edges of every window and chunk and of the first
+    and the last page, and others drawn by the case.
+    """
+    assert isinstance(case.model, Seeded)
+    tree, context = tree_of(case), len(case.prefix)
+    rows = context + len(tree)
+    architecture = probe_architecture(case.model.architecture)
+    model = Seeded(architecture, 0, "transparent", layer)
+    nodes = list(range(context, rows))
+    window, chunk = architecture.reaches[layer]
+    positions = {context + depth for depth in tree.depth}
+    edges = [at - window + off for at in positions for off in (0, 1, 2)] if window else []
+    edges += [at - at % chunk + off for at in positions for off in (-1, 0)] if chunk else []
+    page = case.layout.page_size
+    edges += [at + off for at in (page, context - context % page) for off in (-1, 0)] if page else []
+    ends = [column for column in (0, context - 1, *edges) if 0 <= column < context]
+    others = dice(case, "probe").permutation(context).tolist()
+    wanted = list(dict.fromkeys([*nodes, *ends, *others]))
+    wide = architecture.head_dim
+    made = []
+    for at in range(0, min(len(wanted), PROBE_FORWARDS * wide), wide):
+        columns = tuple(sorted(wanted[at : at + wide]))
+        token = [0] * rows
+        for code, column in enumerate(columns):
+            token[column] = code + 1
+        named = Tree(tree.parent, tuple(token[context:]))
+        prompt = tuple(token[: context + 1])
+        made.append((replace(case, model=model, prompt=prompt, draft=Scripted((named,)), stops=Stops(1)), columns))
+    return made
+
+
+def leak_designs(tree: Tree) -> list[frozenset[int]]:
+    """Sets of nodes to keep while every other node changes, such that every pair is told apart by one of them.
+
+    For each node i and each node j that is no ancestor of it, some set holds i and its path but not j. Sets of depth
+    at most k tell deeper nodes apart; the rest is done either by one set per leaf (its path), or, where that takes
+    fewer runs, per level by the binary digits of the nodes' places (wide stars need 2 log2(leaves) runs).
+    """
+    depths = [frozenset(node for node in range(len(tree)) if tree.depth[node] <= k) for k in range(tree.height)]
+    paths = [frozenset(tree.path(leaf)) for leaf in tree.leaves]
+    digits: list[frozenset[int]] = []
+    for level in range(1, tree.height + 1):
+        at_level = [node for node in range(len(tree)) if tree.depth[node] == level]
+        for bit in range((len(at_level) - 1).bit_length()):
+            for value in (0, 1):
+                kept = {node for place, node in enumerate(at_level) if place >> bit & 1 == value}
+                below = {
+                    node for node in range(len(tree)) if tree.depth[node] < level or tree.path(node)[level] in kept
+                }
+                digits.append(frozenset(below))
+    best = paths if len(paths) <= len(digits) or not digits else digits
+    return [kept for kept in dict.fromkeys([*best, *depths]) if len(kept) < len(tree)]
+
+
+def changed_outside(case: Case, kept: frozenset[int]) -> Case:
+    """The case with another token at every node outside `kept`."""
+    tree = tree_of(case)
+    vocab = case.model.vocab_size
+    shift = dice(case, "leak").integers(1, vocab, size=len(tree))
+    token = tuple(one if node in kept else (one + int(shift[node])) % vocab for node, one in enumerate(tree.token))
+    return replace(case, draft=Scripted((Tree(tree.parent, token),)))

@@ -1,0 +1,212 @@
+"""Case files: JSON out, and JSON in with every unknown or malformed field refused by its path."""
+
+import json
+from collections.abc import Callable, Iterator
+from functools import cache
+from importlib.resources import files
+from typing import Any, TypeVar
+
+import jsonschema
+
+from reference.architecture import Architecture, Checkpoint, Model, Rope, Seeded
+from reference.case import SCHEMA, Case
+from reference.draft import Draft, LanguageModel, Ngram, Scripted
+from reference.files.json_words import plain
+from reference.layout import KvLayout
+from reference.malformed import Malformed, under
+from reference.rules import Rule
+from reference.sampling import Sampling, Stops
+from reference.session import Action, Mate, Session
+from reference.tree import RankTree, Tree
+
+T = TypeVar("T")
+
+
+def _is_integer(_: object, value: object) -> bool:
+    """JSON Schema takes 2.0 for an integer, but no list can be indexed with it."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+PLAIN: dict[str, tuple[type, ...]] = {"integer": (int,), "number": (int, float), "string": (str,)}
+"""Types of list items that are looked at without the validator, which takes 40 microseconds for each."""
+
+
+def _items(validator: Any, items: Any, content: Any, within: Any) -> Iterator[Any]:
+    """The keyword `items`: a list that is too long is not looked through, and one of plain items ends at the first bad.
+
+    `maxItems` refuses the long list; without this a file of 60 megabytes would be validated for half an hour.
+    """
+    if not isinstance(content, list) or len(content) > within.get("maxItems", len(content)):
+        return
+    types = PLAIN.get(items.get("type")) if set(items) <= {"type", "minimum", "maximum"} else None
+    least, most = items.get("minimum"), items.get("maximum")
+    for at, value in enumerate(content):
+        if types is None:
+            yield from validator.descend(value, items, path=at)
+        elif type(value) not in types or (least is not None and value < least) or (most is not None and value > most):
+            yield from validator.descend(value, items, path=at)
+            return
+
+
+def _most(_: Any, most: int, content: Any, __: Any) -> Iterator[Any]:
+    """The keyword `maxItems`, with a message that counts the items and does not repeat them."""
+    if isinstance(content, list) and len(content) > most:
+        yield jsonschema.exceptions.ValidationError(f"{len(content)} entries; at most {most} may stand here")
+
+
+_Validator = jsonschema.validators.extend(
+    jsonschema.Draft202012Validator,
+    validators={"items": _items, "maxItems": _most},
+    type_checker=jsonschema.Draft202012Validator.TYPE_CHECKER.redefine("integer", _is_integer),
+)
+
+
+def case_to_json(case: Case) -> dict[str, Any]:
+    """The case as a JSON object, with its schema version and id."""
+    return {"schema": SCHEMA, "id": case.id, **plain(case)}
+
+
+@cache
+def schema() -> dict[str, Any]:
+    """The JSON Schema that ships with the package."""
+    content: dict[str, Any] = json.loads((files("reference.files") / "case.schema.json").read_text())
+    return content
+
+
+def dotted(path: Any) -> str:
+    """A JSON path as it is written in messages: `draft.trees[0].token[2]`."""
+    text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)
+    return text.lstrip(".")
+
+
+def case_from_json(content: Any) -> Case:
+    """The case that `content`, a decoded JSON value, describes.
+
+    Raises:
+        Malformed: with the path of the field, for a newer schema, an unknown or missing field, a wrong type, or a
+            value that its field may not hold; also when `id` is not the digest of the rest.
+    """
+    if not isinstance(content, dict):
+        raise Malformed("", f"a case is a JSON object, not {type(content).__name__}")
+    version = content.get("schema")
+    if isinstance(version, int) and not isinstance(version, bool) and version > SCHEMA:
+        raise Malformed("schema", f"version {version} is newer than the {SCHEMA} known here: update specverify")
+    validator = _Validator(schema())
+    complaint = jsonschema.exceptions.best_match(validator.iter_errors(content))
+    if complaint is not None:
+        raise Malformed(dotted(complaint.absolute_path), _brief(complaint.message))
+    case = _case(content)
+    if content["id"] != case.id:
+        raise Malformed(
+            "id", f"{content['id']} is not the digest of this case ({case.id}): the file was edited or damaged"
+        )
+    return case
+
+
+def _brief(message: str) -> str:
+    line = " ".join(message.split())
+    return line if len(line) <= 160 else f"{line[:157]}..."
+
+
+def _built(path: str, make: Callable[[], T]) -> T:
+    try:
+        return make()
+    except Malformed as complaint:
+        raise complaint.under(path) from None
+
+
+def _tree(content: dict[str, Any], path: str) -> Tree:
+    return _built(path, lambda: Tree(tuple(content["parent"]), tuple(content["token"])))
+
+
+def _shape(content: dict[str, Any], path: str) -> RankTree:
+    return _built(path, lambda: RankTree(tuple(content["parent"]), tuple(content["rank"])))
+
+
+def _model(content: dict[str, Any], path: str) -> Model:
+    rest = {key: value for key, value in content.items() if key != "kind"}
+    if content["kind"] == "checkpoint":
+        return _built(path, lambda: Checkpoint(**rest))
+    fields = dict(rest.pop("architecture"))
+    # JSON has one kind of number: 2 may stand where a fraction is meant.
+    fields["norm_eps"] = float(fields["norm_eps"])
+    rope: dict[str, Any] = {}
+    for key, value in fields.pop("rope").items():
+        rope[key] = float(value) if isinstance(getattr(Rope, key), float) else value
+    short, long = tuple(map(float, rope.pop("short_factor"))), tuple(map(float, rope.pop("long_factor")))
+    turned = _built(f"{path}.architecture.rope", lambda: Rope(**rope, short_factor=short, long_factor=long))
+    for name in ("windows", "chunks", "unrotated"):
+        if name in fields:
+            fields[name] = tuple(fields[name])
+    for name in ("attn_scale", "score_cap"):
+        if name in fields:
+            fields[name] = float(fields[name])
+    architecture = _built(f"{path}.architecture", lambda: Architecture(**fields, rope=turned))
+    return _built(path, lambda: Seeded(architecture=architecture, **rest))
+
+
+def _draft(content: dict[str, Any]) -> Draft:
+    if content["kind"] == "scripted":
+        return Scripted(tuple(_tree(tree, f"draft.trees[{k}]") for k, tree in enumerate(content["trees"])))
+    shape = _shape(content["shape"], "draft.shape")
+    if content["kind"] == "ngram":
+        return _built("draft", lambda: Ngram(shape, content["order"]))
+    model = _model(content["model"], "draft.model")
+    return _built("draft", lambda: LanguageModel(model, shape, tuple(content["vocabulary"])))
+
+
+def _sampling(content: dict[str, Any]) -> Sampling:
+    rest: dict[str, Any] = {}
+    for key, value in content.items():
+        rest[key] = float(value) if isinstance(getattr(Sampling, key, None), float) else value
+    rest["tape"] = tuple(map(float, content["tape"]))
+    if "bad_words" in content:
+        rest["bad_words"] = tuple(tuple(word) for word in content["bad_words"])
+    if "processors" in content:
+        rest["processors"] = tuple(content["processors"])
+    if "rule" in content:
+        named: dict[str, Any] = dict(content["rule"])
+        named |= {key: float(value) for key, value in named.items() if key != "name"}
+        rest["rule"] = _built("sampling.rule", lambda: Rule(**named))
+    return _built("sampling", lambda: Sampling(**rest))
+
+
+def _stops(content: dict[str, Any]) -> Stops:
+    fields: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in content.items()}
+    return _built("stops", lambda: Stops(**fields))
+
+
+def _layout(content: dict[str, Any]) -> KvLayout:
+    return _built("layout", lambda: KvLayout(**{**content, "pages": tuple(content.get("pages", ()))}))
+
+
+def _mate(content: dict[str, Any]) -> Mate:
+    return Mate(
+        tuple(content["prompt"]), _draft(content["draft"]), _sampling(content["sampling"]), _stops(content["stops"])
+    )
+
+
+def _session(content: dict[str, Any]) -> Session:
+    mates, actions = [], []
+    for at, mate in enumerate(content["mates"]):
+        with under(f"mates[{at}]"):
+            mates.append(_mate(mate))
+    for at, action in enumerate(content["actions"]):
+        with under(f"actions[{at}]"):
+            draft = _draft(action["draft"]) if "draft" in action else None
+            actions.append(Action(action["kind"], tuple(action["requests"]), draft))
+    return Session(tuple(mates), tuple(actions))
+
+
+def _case(content: dict[str, Any]) -> Case:
+    return Case(
+        model=_model(content["model"], "model"),
+        prompt=tuple(content["prompt"]),
+        draft=_draft(content["draft"]),
+        layout=_layout(content["layout"]),
+        sampling=_sampling(content["sampling"]),
+        stops=_stops(content["stops"]),
+        dtype=content["dtype"],
+        steps=content["steps"],
+        session=_built("session", lambda: _session(content["session"])) if "session" in content else None,
+    )

@@ -1,0 +1,130 @@
+"""The tensors of one safetensors file: its header checked against its data, its numbers widened to float64.
+
+The format is read here by hand (8 bytes little-endian header size, JSON header, raw data;
+https://huggingface.co/docs/safetensors): NumPy has no bfloat16, and a damaged file should say what is wrong with it.
+"""
+
+import json
+import math
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from reference.files.fields import SHOWN, UnreadableCheckpoint, shown, unreadable
+from reference.files.regular import opened
+from reference.trace import Array
+
+WIDTH = {"BF16": 2, "F16": 2, "F32": 4, "F64": 8}
+"""Bytes of one number in each dtype that weights may have."""
+
+LARGEST_HEADER = 100_000_000
+"""Bytes; the limit of the safetensors library itself."""
+
+MOST_TENSORS = 1_000_000
+"""Tensors that one file may hold; the largest published checkpoints have some 100,000 in all."""
+
+MOST_AXES = 8
+"""Axes of a tensor; weights have one or two, those of experts three."""
+
+
+@dataclass(frozen=True)
+class Stored:
+    """Where a tensor lies: file, dtype, shape, first byte."""
+
+    file: Path
+    dtype: str
+    shape: tuple[int, ...]
+    begin: int
+
+    def values(self, name: str) -> Array:
+        """The tensor called `name`, widened to float64."""
+        count = math.prod(self.shape)
+        kind = {"BF16": "<u2", "F16": "<f2", "F32": "<f4", "F64": "<f8"}[self.dtype]
+        try:
+            raw = np.fromfile(self.file, dtype=kind, count=count, offset=self.begin)
+        except OSError as error:
+            raise unreadable(self.file, error) from None
+        if len(raw) != count:
+            raise damaged(self.file, "it ends within a tensor")
+        if self.dtype == "BF16":
+            # bfloat16 is the upper half of a float32.
+            raw = (raw.astype(np.uint32) << np.uint32(16)).view(np.float32)
+        if not np.isfinite(raw).all():
+            raise UnreadableCheckpoint(
+                f"{self.file}: tensor {cut(name)} holds NaN or infinity, so no output "
+                "is defined; download the file again"
+            )
+        return raw.astype(np.float64).reshape(self.shape)
+
+
+def header(file: Path) -> dict[str, Stored]:
+    """The tensors of one safetensors file, after checking that its data lies where and as long as it says."""
+    try:
+        with opened(file) as stream:
+            size = os.fstat(stream.fileno()).st_size
+            length = int.from_bytes(stream.read(8), "little")
+            if size < 8 or length > min(size - 8, LARGEST_HEADER):
+                raise damaged(file, "it ends within its header")
+            raw = stream.read(length)
+    except OSError as error:
+        raise unreadable(file, error) from None
+    try:
+        content = json.loads(raw)
+    except (ValueError, RecursionError):
+        raise damaged(file, "its header is not JSON") from None
+    except MemoryError:
+        raise damaged(file, "its header exceeds the memory of this machine") from None
+    if not isinstance(content, dict):
+        raise damaged(file, "its header is not a JSON object")
+    content.pop("__metadata__", None)
+    if len(content) > MOST_TENSORS:
+        raise UnreadableCheckpoint(f"{file}: {len(content)} tensors; at most {MOST_TENSORS} are read from one file")
+    stored: dict[str, Stored] = {}
+    spans: list[tuple[int, int]] = []
+    for name, entry in content.items():
+        dtype, shape, begin, end = _entry(file, name, entry)
+        stored[name] = Stored(file, dtype, shape, 8 + length + begin)
+        spans.append((begin, end))
+    # The data must be tiled without holes: the format demands it, and a file cut short shows here.
+    at = 0
+    for begin, end in sorted(spans):
+        if begin != at:
+            raise damaged(file, "its tensors overlap or leave holes")
+        at = end
+    if at != size - 8 - length:
+        raise damaged(file, f"its header promises {at} bytes of weights, it holds {size - 8 - length}")
+    return stored
+
+
+def _entry(file: Path, name: str, entry: Any) -> tuple[str, tuple[int, ...], int, int]:
+    """One header entry, checked: dtype, shape, begin and end of its bytes."""
+    broken = damaged(file, f"its header entry for {cut(name)} is broken")
+    try:
+        dtype, shape, (begin, end) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
+    except (TypeError, KeyError, ValueError):
+        raise broken from None
+    counts = (*shape, begin, end)
+    if len(shape) > MOST_AXES or any(type(count) is not int or not 0 <= count < 2**63 for count in counts):
+        raise broken
+    if not isinstance(dtype, str) or dtype not in WIDTH:
+        raise UnreadableCheckpoint(
+            f"{file}: tensor {cut(name)} has dtype {cut(dtype) if isinstance(dtype, str) else shown(dtype)}, "
+            f"not {', '.join(WIDTH)}; save the checkpoint unquantized"
+        )
+    if end - begin != math.prod(shape) * WIDTH[dtype]:
+        raise damaged(file, f"tensor {cut(name)} has {end - begin} bytes for shape {list(shape)} of {dtype}")
+    return dtype, shape, begin, end
+
+
+def cut(name: str) -> str:
+    """A name from a file as a message shows it: at most SHOWN letters, and no line break or control character."""
+    clean = "".join(letter if letter.isprintable() else "?" for letter in name[:SHOWN])
+    return clean if len(name) <= SHOWN else f"{clean}…"
+
+
+def damaged(file: Path, how: str) -> UnreadableCheckpoint:
+    """The complaint that `file` is not what its publisher wrote, and how one sees that."""
+    return UnreadableCheckpoint(f"{file}: truncated or corrupt ({how}); download the file again")

@@ -1,0 +1,275 @@
+"""Acceptance as it is defined: the greedy walk, and the rules of sampling as programs over coins."""
+
+import math
+from collections.abc import Callable, Collection, Sequence
+from fractions import Fraction
+from typing import NamedTuple
+
+from reference.oracle.coin_source import Chance, Number
+from reference.rules import Rule
+from reference.trace import Accepted, Array
+from reference.tree import Tree
+
+Row = Sequence[Number]
+Answer = tuple[tuple[int, ...], list[Number]]
+Program = Callable[[Chance, Rule, str, Tree, Sequence[Row], Sequence[Row], bool], Answer]
+"""What a rule is; `verify` says what goes in and what comes out."""
+
+
+class Question(NamedTuple):
+    """The arguments of a Program, in their order, for those who pass them on."""
+
+    chance: Chance
+    rule: Rule
+    draws: str
+    tree: Tree
+    target: Sequence[Row]
+    proposal: Sequence[Row]
+    sampled: bool
+
+
+def choice(row: Array) -> int:
+    """The greedy token of one row of logits: the largest, the lowest id among equals."""
+    best = 0
+    for token in range(1, len(row)):
+        if row[token] > row[best]:
+            best = token
+    return best
+
+
+def greedy_walk(tree: Tree, logits: Array) -> Accepted:
+    """The accepted path and bonus token for `logits` [nodes, vocabulary]; the first of two equal siblings wins.
+
+    >>> import numpy as np
+    >>> greedy_walk(Tree((0, 0, 0), (5, 1, 2)), np.eye(3)[[2, 0, 1]])
+    Accepted(path=(0, 2), bonus=1)
+    """
+    path = [0]
+    while True:
+        wanted = int(logits[path[-1]].argmax()) if len(logits[0]) > 4096 else choice(logits[path[-1]])
+        taken = [child for child in tree.children[path[-1]] if tree.token[child] == wanted]
+        if not taken:
+            return Accepted(tuple(path), wanted)
+        path.append(taken[0])
+
+
+def verify(
+    chance: Chance,
+    rule: Rule,
+    draws: str,
+    tree: Tree,
+    target: Sequence[Row],
+    proposal: Sequence[Row],
+    sampled: bool,
+) -> Answer:
+    """One verification: the accepted nodes, root first, and the weights of the law of the token after them.
+
+    Args:
+        chance: The coins.
+        rule: Its name says which program runs.
+        draws: How siblings were named, one of DRAWS.
+        tree: The drafted tree; a rule reads its `children` and `token` alone.
+        target: The target's law after each node.
+        proposal: For each node the law from which its token was drawn, before earlier siblings were removed; one-hot
+            if it was not drawn. Row 0 is not used.
+        sampled: Whether tokens were drawn at all.
+    """
+    return RULES[rule.name](chance, rule, draws, tree, target, proposal, sampled)
+
+
+def normalised(row: Row) -> list[Number]:
+    """`row` divided by its sum; a row of zeros stays one."""
+    total = sum(row)
+    return [value / total for value in row] if total > 0 else list(row)
+
+
+def without(row: Row, tokens: Collection[int]) -> list[Number]:
+    """`row` with `tokens` set to 0."""
+    return [0 * value if token in tokens else value for token, value in enumerate(row)]
+
+
+def residual(p: Row, q: Row) -> list[Number]:
+    """What is left of `p` where `q` has been rejected: relu(p - q), normalised."""
+    return normalised([max(a - b, 0 * a) for a, b in zip(p, q, strict=True)])
+
+
+def _ratio(p: Number, q: Number) -> Number:
+    """The ratio p / q, and 0 where the draft could not have drawn the token."""
+    return p / q if q > 0 else 0
+
+
+def _like(value: float, number: Number) -> Number:
+    """A threshold in the arithmetic of `number`: a float is an exact fraction."""
+    return value if isinstance(number, float) else Fraction(value)
+
+
+Level = Callable[[int], tuple[int | None, list[Number]]]
+"""What a rule does with the children of a node: the one it accepts, or None with the law that is left."""
+
+
+def _walk(tree: Tree, target: Sequence[Row], level: Level) -> Answer:
+    """Descend by `level` to a node without children, or where all are rejected."""
+    path = [0]
+    while tree.children[path[-1]]:
+        child, left = level(path[-1])
+        if child is None:
+            return tuple(path), _settled(left, target[path[-1]])
+        path.append(child)
+    return tuple(path), list(target[path[-1]])
+
+
+def _settled(left: list[Number], row: Row) -> list[Number]:
+    """`left`, or the target's own `row` where rounding has led to a rejection of probability 0 and nothing is left."""
+    return left if any(left) else list(row)
+
+
+def chain(
+    chance: Chance, rule: Rule, draws: str, tree: Tree, target: Sequence[Row], proposal: Sequence[Row], sampled: bool
+) -> Answer:
+    """Leviathan et al. 2023, algorithm 1: accept x if u < p(x)/q(x); a rejection leaves relu(p - q)."""
+
+    def level(node: int) -> tuple[int | None, list[Number]]:
+        child = tree.children[node][0]
+        p, q, x = target[node], proposal[child], tree.token[child]
+        if chance.below("accept", child, _ratio(p[x], q[x])):
+            return child, []
+        return None, residual(p, q)
+
+    return _walk(tree, target, level)
+
+
+def multi_round(
+    chance: Chance, rule: Rule, draws: str, tree: Tree, target: Sequence[Row], proposal: Sequence[Row], sampled: bool
+) -> Answer:
+    """Siblings in row order, each against what the ones before it left of p; q without the tokens already drawn."""
+    removed = sampled and draws == "without-replacement"
+
+    def level(node: int) -> tuple[int | None, list[Number]]:
+        p = list(target[node])
+        tried: set[int] = set()
+        for child in tree.children[node]:
+            x = tree.token[child]
+            q = normalised(without(proposal[child], tried)) if removed else proposal[child]
+            if chance.below("accept", child, _ratio(p[x], q[x])):
+                return child, []
+            p = residual(p, q)
+            tried.add(x)
+        return None, p
+
+    return _walk(tree, target, level)
+
+
+def specinfer(
+    chance: Chance, rule: Rule, draws: str, tree: Tree, target: Sequence[Row], proposal: Sequence[Row], sampled: bool
+) -> Answer:
+    """Miao et al. 2024, algorithm 2: a random one of the remaining siblings, against the draft that named it."""
+
+    def level(node: int) -> tuple[int | None, list[Number]]:
+        p, remaining = list(target[node]), list(tree.children[node])
+        for trial in tree.children[node]:
+            at = chance.choose("order", trial, [1] * len(remaining)) if len(remaining) > 1 else 0
+            child = remaining.pop(at)
+            x, q = tree.token[child], proposal[child]
+            if chance.below("accept", child, _ratio(p[x], q[x])):
+                return child, []
+            p = residual(p, q)
+        return None, p
+
+    return _walk(tree, target, level)
+
+
+def target_only(
+    chance: Chance, rule: Rule, draws: str, tree: Tree, target: Sequence[Row], proposal: Sequence[Row], sampled: bool
+) -> Answer:
+    """SGLang: one coin a level against the covered mass, in which a repeated sibling counts twice."""
+
+    def level(node: int) -> tuple[int | None, list[Number]]:
+        p = target[node]
+        covered: Number = 0
+        for child in tree.children[node]:
+            x = tree.token[child]
+            covered = covered + p[x]
+            if chance.below("accept", node, covered / _like(rule.threshold_acc, covered)):
+                return child, []
+            if p[x] >= rule.threshold_single:
+                return child, []
+        return None, normalised(without(p, {tree.token[child] for child in tree.children[node]}))
+
+    return _walk(tree, target, level)
+
+
+def eagle(
+    chance: Chance, rule: Rule, draws: str, tree: Tree, target: Sequence[Row], proposal: Sequence[Row], sampled: bool
+) -> Answer:
+    """EAGLE-2 and 3, evaluate_posterior: it compares token prefixes, so nodes with equal token paths are one.
+
+    The path names the first such node of each level, so with twins a node of it need not be the parent of the next.
+    """
+    path, same = [0], [0]
+    while True:
+        candidates = sorted(child for node in same for child in tree.children[node])
+        if not candidates:
+            return tuple(path), list(target[path[-1]])
+        p = list(target[path[-1]])
+        tried: set[int] = set()
+        for child in candidates:
+            x = tree.token[child]
+            if x in tried:
+                continue
+            if chance.below("accept", child, p[x]):
+                break
+            p = normalised(without(p, {x}))
+            tried.add(x)
+        else:
+            return tuple(path), _settled(p, target[path[-1]])
+        same = [twin for twin in candidates if tree.token[twin] == x]
+        path.append(same[0])
+
+
+def typical(
+    chance: Chance, rule: Rule, draws: str, tree: Tree, target: Sequence[Row], proposal: Sequence[Row], sampled: bool
+) -> Answer:
+    """Medusa: no coin at all. The longest acceptable path, then the likeliest, then the first end in row order."""
+    paths: list[tuple[tuple[int, ...], tuple[float, ...]]] = [((0,), ())]
+    for path, logs in paths:  # which grows while it is walked
+        p = [float(value) for value in target[path[-1]]]
+        entropy = -math.fsum(value * math.log(value) for value in p if value > 0)
+        least = min(rule.epsilon, rule.delta * math.exp(-entropy))
+        acceptable = [child for child in tree.children[path[-1]] if p[tree.token[child]] > least]
+        paths += [((*path, child), (*logs, math.log(p[tree.token[child]]))) for child in acceptable]
+    best, _ = min(paths, key=lambda one: (-len(one[0]), -math.fsum(one[1]), one[0][-1]))
+    return best, list(target[best[-1]])
+
+
+def block(
+    chance: Chance, rule: Rule, draws: str, tree: Tree, target: Sequence[Row], proposal: Sequence[Row], sampled: bool
+) -> Answer:
+    """Sun et al. 2024, algorithm 2: pi is the chain's joint ratio, and the last node whose coin is below h ends it."""
+    path, kept = [0], 0
+    while tree.children[path[-1]]:
+        path.append(tree.children[path[-1]][0])
+    pi: Number = 1
+    left = residual(target[0], proposal[path[1]]) if len(path) > 1 else list(target[0])
+    for i, node in enumerate(path[1:], 1):
+        x = tree.token[node]
+        pi = min(1, pi * _ratio(target[path[i - 1]][x], proposal[node][x]))
+        h, after = pi, list(target[node])
+        if i + 1 < len(path):
+            after = [max(pi * a - b, 0 * b) for a, b in zip(target[node], proposal[path[i + 1]], strict=True)]
+            # Where this is 0/0, target and draft agree from here on and a later node is accepted for certain.
+            h = _ratio(sum(after), sum(after) + 1 - pi)
+        if chance.below("accept", node, h):
+            kept, left = i, normalised(after)
+    return tuple(path[: kept + 1]), _settled(left, target[path[kept]])
+
+
+RULES: dict[str, Program] = {
+    "chain": chain,
+    "multi-round": multi_round,
+    "eagle": eagle,
+    "specinfer": specinfer,
+    "target-only": target_only,
+    "typical": typical,
+    "block": block,
+}
+"""The program of each rule of `reference.rules`."""

@@ -1,0 +1,197 @@
+"""Hugging Face checkpoint directories: config.json and safetensors read into float64, and known by their digest.
+
+Pickle is never opened, and neither is what is no regular file.
+"""
+
+import hashlib
+import os
+import re
+from pathlib import Path
+
+import numpy as np
+
+from reference.architecture import Architecture, Checkpoint
+from reference.files.fields import LARGEST_INDEX, UnreadableCheckpoint, read_json, shown, unreadable
+from reference.files.regular import irregular, opened
+from reference.files.stored import MOST_TENSORS, Stored, cut, header
+from reference.oracle.configuration import configured, sizes
+from reference.trace import Array
+from reference.weights import shapes
+
+__all__ = ["UnreadableCheckpoint", "identify", "read"]
+
+IGNORED = re.compile(r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq")
+"""Buffers that old checkpoints store and every reader computes anew."""
+
+EXPERTS = re.compile(r"\.experts\.")
+"""Names of weights of which each row uses some: the layers of a mixture of experts."""
+MOST_SHARDS = 10_000
+"""Weight files that an index may name; the largest published checkpoints have some hundreds."""
+
+LARGEST_BESIDE = 2**29
+"""Bytes of any other file that a tokenizer or a configuration is read from."""
+
+READ_BESIDE = (".json", ".jinja", ".model", ".txt")
+"""Endings of the files of a checkpoint, beside its weights, that transformers may read."""
+
+ADAPTER = "adapter_config.json"
+"""The file by which peft makes a model of two, one of which lies wherever this file says."""
+
+PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+
+
+def read(directory: str | Path) -> tuple[Architecture, dict[str, Array]]:
+    """The architecture and the state dict, float64, of the checkpoint in `directory`.
+
+    The dict holds exactly the names of `weights.shapes`; a tied head is not among them.
+
+    Raises:
+        UnreadableCheckpoint: with one line, whatever is wrong.
+    """
+    architecture, stored, _ = _opened(Path(directory))
+    try:
+        return architecture, {name: stored[name].values(name) for name in shapes(architecture)}
+    except MemoryError:
+        raise UnreadableCheckpoint(f"{directory}: its weights in float64 exceed the memory of this machine") from None
+
+
+def identify(directory: str | Path, understood: bool = True) -> Checkpoint:
+    """The checkpoint in `directory` as cases name it.
+
+    The digest runs over config.json and the safetensors files that `read` reads, in the order of their names, each
+    with its name and size before it.
+
+    Args:
+        directory: Where it lies.
+        understood: Whether this oracle will run it; False looks at sizes only, for a run against another backend.
+
+    Raises:
+        UnreadableCheckpoint: with one line, whatever is wrong.
+    """
+    root = Path(directory)
+    if understood:
+        architecture, stored, files = _opened(root)
+        vocab_size, max_positions = architecture.vocab_size, architecture.max_positions
+    else:
+        _check_folder(root)
+        vocab_size, max_positions = sizes(root / "config.json")
+        stored, files = _weights(root)
+    digest = hashlib.sha256()
+    for file in sorted([root / "config.json", *files], key=lambda each: each.name):
+        _digest(file, digest)
+    mixes_rows = any(EXPERTS.search(name) for name in stored)
+    return Checkpoint(str(root), f"sha256:{digest.hexdigest()}", vocab_size, max_positions, mixes_rows)
+
+
+def _digest(file: Path, digest: "hashlib._Hash") -> None:
+    """Feed `file` to `digest`: its name, a zero byte, its size in decimal, a zero byte, its content."""
+    try:
+        with opened(file) as stream:
+            digest.update(f"{file.name}\0{os.fstat(stream.fileno()).st_size}\0".encode())
+            while block := stream.read(1 << 20):
+                digest.update(block)
+    except OSError as error:
+        raise unreadable(file, error) from None
+
+
+def _opened(root: Path) -> tuple[Architecture, dict[str, Stored], list[Path]]:
+    """Architecture, tensors and weight files, with every header checked and no weight read yet."""
+    _check_folder(root)
+    architecture = configured(root / "config.json")
+    stored, files = _weights(root)
+    expected = shapes(architecture)
+    for name, shape in expected.items():
+        if name not in stored:
+            raise UnreadableCheckpoint(
+                f"{root}: tensor {name} is missing; config.json and weights do not belong together"
+            )
+        if stored[name].shape != shape:
+            raise UnreadableCheckpoint(
+                f"{stored[name].file}: tensor {name} has shape {list(stored[name].shape)}, config.json asks for "
+                f"{list(shape)}; config.json and weights do not belong together"
+            )
+    if architecture.tied and "lm_head.weight" in stored:
+        _check_tied(stored)
+        expected["lm_head.weight"] = ()
+    for name, tensor in stored.items():
+        if name not in expected and not IGNORED.fullmatch(name):
+            raise UnreadableCheckpoint(
+                f"{tensor.file}: tensor {cut(name)} has no place in the architecture config.json describes; "
+                "compare with plain transformers instead: --against transformers"
+            )
+    return architecture, stored, files
+
+
+def _check_folder(root: Path) -> None:
+    """Refuse a folder in which transformers would read something other than a regular file of moderate size."""
+    if not os.path.isdir(root):
+        what = "not a directory" if os.path.lexists(root) else "no such directory"
+        raise UnreadableCheckpoint(f"{root}: {what}; give the path of a Hugging Face checkpoint directory")
+    try:
+        entries = [*os.scandir(root)]
+        templates = root / "additional_chat_templates"
+        entries += os.scandir(templates) if templates.is_dir() else ()
+        for entry in entries:
+            if not os.path.exists(entry.path):  # a link to nowhere
+                continue
+            found = entry.stat()
+            kind = irregular(found.st_mode)
+            if kind is not None:
+                raise UnreadableCheckpoint(f"{entry.path}: it is {kind}, not a regular file; remove it")
+            if found.st_size > LARGEST_BESIDE and entry.name.endswith(READ_BESIDE):
+                raise UnreadableCheckpoint(f"{entry.path}: larger than {LARGEST_BESIDE // 2**20} MiB; remove it")
+            if entry.name == ADAPTER:
+                raise UnreadableCheckpoint(
+                    f"{entry.path}: asks for an adapter and for the weights of another model; merge it into the "
+                    "weights, or remove the file"
+                )
+    except OSError as error:
+        raise unreadable(root, error) from None
+
+
+def _check_tied(stored: dict[str, Stored]) -> None:
+    """A head stored although tied must equal the embedding: transformers 4 would tie them, 5 would not."""
+    head, embedding = stored["lm_head.weight"], stored["model.embed_tokens.weight"]
+    if head.shape != embedding.shape or not np.array_equal(
+        head.values("lm_head.weight"), embedding.values("model.embed_tokens.weight")
+    ):
+        raise UnreadableCheckpoint(
+            f"{head.file}: tensor lm_head.weight differs from the embedding although tie_word_embeddings is true; "
+            "set it to false or remove the tensor"
+        )
+
+
+def _weights(root: Path) -> tuple[dict[str, Stored], list[Path]]:
+    """Every stored tensor, and the files they came from; one file wins over an index, as in transformers."""
+    single, index = root / "model.safetensors", root / "model.safetensors.index.json"
+    if single.exists():
+        return header(single), [single]
+    if not index.exists():
+        pickled = sorted(name for name in os.listdir(root) if name.endswith(PICKLED))
+        if pickled:
+            raise UnreadableCheckpoint(
+                f"{root}: weights only as pickle ({pickled[0]}); pickle is never loaded; convert to safetensors"
+            )
+        raise UnreadableCheckpoint(f"{root}: model.safetensors is missing; download the weights as safetensors")
+    placed = read_json(index, LARGEST_INDEX).get("weight_map")
+    if not isinstance(placed, dict) or not all(isinstance(shard, str) for shard in placed.values()):
+        raise UnreadableCheckpoint(f"{index}: weight_map is missing or damaged; download the file again")
+    shards = sorted(set(placed.values()))
+    if len(shards) > MOST_SHARDS or len(placed) > MOST_TENSORS:
+        raise UnreadableCheckpoint(
+            f"{index}: {len(placed)} tensors in {len(shards)} files; at most {MOST_TENSORS} in {MOST_SHARDS} are read; "
+            "save the checkpoint in larger shards"
+        )
+    headers: dict[str, dict[str, Stored]] = {}
+    for shard in shards:
+        if Path(shard).name != shard:
+            raise UnreadableCheckpoint(f"{index}: shard {shown(shard)} lies outside the directory; correct weight_map")
+        if not os.path.exists(root / shard):
+            raise UnreadableCheckpoint(f"{root}: shard {cut(shard)} is missing; download it (the index names it)")
+        headers[shard] = header(root / shard)
+    for name, shard in placed.items():
+        if name not in headers[shard]:
+            raise UnreadableCheckpoint(
+                f"{root / shard}: tensor {cut(name)} is missing, though the index places it there; download both again"
+            )
+    return {name: headers[shard][name] for name, shard in placed.items()}, [root / shard for shard in headers]

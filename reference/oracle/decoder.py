@@ -1,0 +1,120 @@
+"""The oracle's run of a case: one speculative step after the other, each computed from scratch in float64."""
+
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import replace
+
+from reference.architecture import Model
+from reference.case import Case
+from reference.draft import LanguageModel
+from reference.oracle import acceptance, drafting, lowering, processing, rotary, stopping
+from reference.oracle.evaluator import Evaluator
+from reference.oracle.model import Inputs, Parameters, load
+from reference.oracle.sampled_step import SampledStep, certain
+from reference.oracle.shared_prefix import SharedPrefix
+from reference.trace import Accounting, Attended, Committed, Emitted, Scored, Step, Trace, frozen
+from reference.tree import Tree
+
+KV_STEPS = 4
+"""Steps of a run whose context KV the trace holds; a later state is asked for as a case of its own."""
+
+
+class Oracle:
+    """Answers cases; memoised, so that invariants may ask again and again.
+
+    Attributes:
+        evaluator: How models are run: `PathByPath`, or `SharedPrefix`, which tests prove equal to it.
+    """
+
+    def __init__(self, evaluator: Callable[[Parameters], Evaluator] = SharedPrefix, keep: int = 64) -> None:
+        self.evaluator = evaluator
+        self._keep = keep
+        self._evaluators: OrderedDict[tuple[Model, str], Evaluator] = OrderedDict()
+        self._traces: OrderedDict[Case, Trace] = OrderedDict()
+
+    def __call__(self, case: Case) -> Trace:
+        """The truth about `case`."""
+        if case not in self._traces:
+            self._traces[case] = self._run(case)
+            while len(self._traces) > self._keep:
+                self._traces.popitem(last=False)
+        return self._traces[case]
+
+    def model(self, model: Model, dtype: str) -> Evaluator:
+        """The evaluator of `model`, its weights rounded to `dtype`."""
+        key = (model, dtype)
+        if key not in self._evaluators:
+            self._evaluators[key] = self.evaluator(load(model, dtype))
+            while len(self._evaluators) > 8:
+                self._evaluators.popitem(last=False)
+        self._evaluators.move_to_end(key)
+        return self._evaluators[key]
+
+    def inputs(self, case: Case, context: tuple[int, ...], tree: Tree) -> Inputs:
+        """What goes into attention at every node of `tree` after `context`, on the target of `case`.
+
+        Raises:
+            Malformed: as the evaluator, where they do not fit the model.
+        """
+        return self.model(case.model, case.dtype).inputs(context, tree)
+
+    def _run(self, case: Case) -> Trace:
+        target = self.model(case.model, case.dtype)
+        arch = target.parameters.architecture
+        rotary.check_span(arch.rope, arch.max_positions, len(case.prefix), case.longest)
+        draft = self.model(case.draft.model, case.dtype) if isinstance(case.draft, LanguageModel) else None
+        output: tuple[int, ...] = ()
+        finish = None
+        steps: list[Step] = []
+        while finish is None and (not case.steps or len(steps) < case.steps):
+            step = self._step(case, target, draft, output, len(steps))
+            assert step.emitted is not None
+            output, finish = output + step.emitted.tokens, step.emitted.finish
+            steps.append(step)
+        return Trace(tuple(steps), output, finish, _accounting(steps))
+
+    def _step(
+        self, case: Case, target: Evaluator, draft: Evaluator | None, output: tuple[int, ...], number: int
+    ) -> Step:
+        tokens = case.prompt + output
+        sampled = SampledStep(case, output, number)
+        if sampled.drawn:
+            assert draft is not None
+            drafted = sampled.draw(tokens, draft)
+        else:
+            drafted = drafting.propose(case.draft, tokens, number, draft)
+        if case.layout.stay_in_chunk:
+            drafted = drafting.in_chunk(drafted, len(tokens) - 1, target.parameters.architecture)
+        tree, context = drafted.tree, tokens[:-1]
+        nodes = target.nodes(context, tree)
+        law = None
+        if case.sampling.greedy:
+            scores = sampled.scores(tree, nodes.logits) if case.sampling.processes else nodes.logits
+            accepted = acceptance.greedy_walk(tree, scores)
+        else:
+            law = sampled.laws(tree, nodes.logits)
+            proposal = certain(tree, law.shape[1]) if drafted.proposal is None else drafted.proposal
+            drafted = replace(drafted, proposal=frozen(proposal))
+            accepted = sampled.accept(tree, law, proposal)
+        block = (*[tree.token[node] for node in accepted.path[1:]], accepted.bonus)
+        kept, finish = stopping.clipped(block, output, case.stops, len(case.prompt), case.sampling.min_tokens)
+        rows = [nodes.logits[node] for node in accepted.path]
+        logprobs = tuple(processing.logprob(row, token) for row, token in zip(rows, kept, strict=False))
+        return Step(
+            context=context,
+            drafted=drafted,
+            lowered=lowering.lower(tree, len(context), target.parameters.architecture),
+            attended=Attended(nodes.attended),
+            scored=Scored(nodes.logits, law),
+            accepted=accepted,
+            emitted=Emitted(kept, finish, logprobs),
+            committed=Committed(
+                length=len(tokens) + len(kept) - 1, before=target.kv(context) if number < KV_STEPS else None
+            ),
+        )
+
+
+def _accounting(steps: list[Step]) -> Accounting:
+    proposed = sum(len(step.drafted.tree) - 1 for step in steps if step.drafted)
+    lengths = tuple(len(step.accepted.path) - 1 for step in steps if step.accepted)
+    return Accounting(len(steps), 0, proposed, sum(lengths), proposed - sum(lengths), lengths)

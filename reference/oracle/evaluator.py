@@ -1,0 +1,25 @@
+"""How the oracle runs a model: the interface that the naive and the prefix-sharing evaluator have in common."""
+
+from typing import Protocol
+
+from reference.oracle.model import Inputs, Nodes, Parameters
+from reference.trace import Kv
+from reference.tree import Tree
+
+
+class Evaluator(Protocol):
+    """A model in float64."""
+
+    parameters: Parameters
+
+    def nodes(self, context: tuple[int, ...], tree: Tree) -> Nodes:
+        """Logits and attention outputs of each node: those of running `context` and the node's path in sequence."""
+        ...
+
+    def inputs(self, context: tuple[int, ...], tree: Tree) -> Inputs:
+        """What goes into attention at each node of that run."""
+        ...
+
+    def kv(self, tokens: tuple[int, ...]) -> Kv:
+        """Rotated keys and values of running `tokens` in sequence."""
+        ...

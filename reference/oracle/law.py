@@ -1,0 +1,289 @@
+"""Laws: what a round of drafting and acceptance emits, how often, and how far that is from the target's own law."""
+
+import operator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from numbers import Rational
+from typing import cast
+
+from reference.malformed import Malformed
+from reference.oracle import acceptance, processing
+from reference.oracle.acceptance import Answer, Program, Question, Row, normalised
+from reference.oracle.coin_source import Chance, Number, enumerated
+from reference.oracle.tree_growth import Growth, Lazily, Path, Unfinished
+from reference.probability_world import Given, World
+from reference.rules import Rule
+from reference.tree import Shape, Tree
+
+Law = dict[Path, Number]
+"""Emitted block (tokens below the root, and the one after them) -> probability."""
+
+NONE: Number = 0
+"""Probability 0, in either arithmetic."""
+
+
+def given_law(given: Given, sampled: bool, exact: bool = False, program: Program | None = None) -> Law:
+    """The law of the block that one verification of a fixed tree emits.
+
+    Args:
+        given: Tree and probabilities.
+        sampled: Whether the tokens were drawn from the proposals (else these are one-hot).
+        exact: Compute with fractions, each float being one and each row normalised; else in float64.
+        program: A rule to run in place of the one that `given` names.
+    """
+    target, proposal = (
+        [_row(row.tolist(), exact and any(row)) for row in table] for table in (given.target, given.proposal)
+    )
+    rule, draws = given.sampling.rule, given.sampling.draws
+
+    def program_of(chance: Chance) -> tuple[Path, tuple[Number, ...]]:
+        return _verified(program, Question(chance, rule, draws, given.tree, target, proposal, sampled))
+
+    return _emitted(enumerated(program_of))
+
+
+def world_law(world: World, exact: bool = False, program: Program | None = None, whole_tree_first: bool = True) -> Law:
+    """The law of the block that one round emits: drafting, verification, and the token after it.
+
+    `reference.oracle.processing` processes the rows with the path as output; `exact` then takes them for fractions
+    and normalises them. The rest is `round_law`'s.
+    """
+    target, draft = target_rows(world, exact), draft_rows(world, exact)
+    rule, draws = world.sampling.rule, world.sampling.draws
+    return round_law(world.shape, target, draft, rule, draws, world.tokens, program, whole_tree_first)
+
+
+def round_law(
+    shape: Shape,
+    target: Callable[[Path], Row],
+    draft: Callable[[Path, int], Row],
+    rule: Rule,
+    draws: str,
+    tokens: Path | None = None,
+    program: Program | None = None,
+    whole_tree_first: bool = True,
+) -> Law:
+    """The law of the block that one round emits, for rows in whatever arithmetic they come.
+
+    Args:
+        shape: The tree to draft. A sibling for which its draft's law has no token left is not drafted, nor is what
+            would hang below it.
+        target: The target's law after a path of tokens below the root.
+        draft: The law after a path from which the k-th child there is named.
+        rule: Of acceptance.
+        draws: One of DRAWS.
+        tokens: The drafted tokens where they are given (the root's first): nothing is then drawn.
+        program: A rule to run in place of `rule`'s.
+        whole_tree_first: Draft the whole tree before the rule sees it, as engines do. Else a node's children are drawn
+            when the rule first looks at them: the same law for any rule that reads no more than it needs (`children`
+            and `token`), in far fewer runs.
+    """
+    sampled = tokens is None and draws != "top-k"
+
+    def program_of(chance: Chance) -> tuple[Path, tuple[Number, ...]]:
+        growth = Growth(chance, shape, draft, draws, tokens)
+        if whole_tree_first:
+            kept, tree = growth.tree()
+            rows = [target(growth.path[node]) for node in kept]
+            proposal: Sequence[Row] = [growth.proposal[node] for node in kept]
+        else:
+            # A rule reads no more of a tree than this.
+            tree = cast(Tree, Unfinished(Lazily(growth.children), growth.token))
+            rows = cast(list[Row], Lazily(lambda node: target(growth.path[node])))
+            proposal = cast(Sequence[Row], growth.proposal)
+        return _verified(program, Question(chance, rule, draws, tree, rows, proposal, sampled))
+
+    return _emitted(enumerated(program_of))
+
+
+def _verified(program: Program | None, asked: Question) -> tuple[Path, tuple[Number, ...]]:
+    """Accepted tokens and the weights after them; Malformed names what a rule of the user's own did wrong."""
+    if program is None:
+        path, weights = acceptance.verify(*asked)
+    else:
+        try:
+            answer = program(*asked)
+        except Exception as error:
+            raise Malformed("rule", f"raised {type(error).__name__}: {error}") from error
+        path, weights = _checked(answer, asked.tree, len(asked.target[0]))
+    return tuple(asked.tree.token[node] for node in path[1:]), tuple(weights)
+
+
+def _checked(answer: Answer, tree: Tree, vocab: int) -> Answer:
+    """A rule's answer, if it is a path from the root and a law over the vocabulary; Malformed otherwise."""
+    try:
+        path, weights = answer
+        path, weights = tuple(operator.index(node) for node in path), list(weights)
+        numbers = all(isinstance(weight, (Rational, float)) for weight in weights)
+    except (TypeError, ValueError):
+        numbers = False
+    if not numbers:
+        shown = " ".join(repr(answer).split())[:80]
+        raise Malformed("rule", f"answered {shown}, not (path of node indices, weights as fractions or floats)")
+    if not path or path[0] != 0:
+        raise Malformed("rule", f"answered path {tuple(path)}, which does not begin at the root (0)")
+    same = [0]  # by token path: a rule may take twins for one
+    for node in path[1:]:
+        candidates = [child for above in same for child in tree.children[above]]
+        if node not in candidates:
+            raise Malformed("rule", f"answered path {tuple(path)}: {node} is no child of the node before it")
+        same = [child for child in candidates if tree.token[child] == tree.token[node]]
+    if len(weights) != vocab:
+        raise Malformed("rule", f"answered {len(weights)} weights for a vocabulary of {vocab}")
+    # NaN is not >= 0 either.
+    if not all(weight >= 0 for weight in weights) or not 0 < sum(weights) < float("inf"):
+        raise Malformed("rule", f"answered weights that are no law: {[float(weight) for weight in weights]}")
+    return path, weights
+
+
+def _emitted(law: dict[tuple[Path, tuple[Number, ...]], Number]) -> Law:
+    """The law of whole blocks from the law of (accepted tokens, weights of the token after them)."""
+    blocks: Law = {}
+    for (tokens, weights), mass in law.items():
+        for token, weight in enumerate(normalised(weights)):
+            if weight > 0:
+                _add(blocks, (*tokens, token), mass * weight)
+    return blocks
+
+
+def _add(law: Law, block: Path, mass: Number) -> None:
+    law[block] = law.get(block, NONE) + mass
+
+
+def _sum(masses: Iterable[Number]) -> Number:
+    return sum(masses, NONE)
+
+
+def _apart(a: Number, b: Number) -> Number:
+    return a - b if a > b else b - a
+
+
+def _row(row: Sequence[float], exact: bool) -> list[Number]:
+    """`row`, or with `exact` the fractions that its floats are, normalised."""
+    return normalised([Fraction(value) for value in row]) if exact else list(row)
+
+
+def target_rows(world: World, exact: bool = False) -> Callable[[Path], Row]:
+    """The target's processed law after a path of tokens below the root, each computed once."""
+    known: dict[Path, Row] = {}
+
+    def continuation(path: Path) -> Row:
+        if path not in known:
+            logits = world.target[world.row(path)]
+            known[path] = _row(processing.law(logits, world.sampling, world.stops, world.prompt, path).tolist(), exact)
+        return known[path]
+
+    return continuation
+
+
+def draft_rows(world: World, exact: bool = False) -> Callable[[Path, int], Row]:
+    """The processed law that names the k-th child after a path, each computed once."""
+    known: dict[tuple[Path, int], Row] = {}
+
+    def proposal(path: Path, k: int) -> Row:
+        table = k % len(world.drafts)
+        if (path, table) not in known:
+            logits = world.drafts[table][world.row(path)]
+            row = processing.law(logits, world.sampling, world.stops, world.prompt, path).tolist()
+            known[path, table] = _row(row, exact)
+        return known[path, table]
+
+    return proposal
+
+
+def distance(a: Law, b: Law) -> Number:
+    """Total variation of two laws over blocks."""
+    return _sum(_apart(a.get(block, NONE), b.get(block, NONE)) for block in a.keys() | b.keys()) / 2
+
+
+def expected_length(law: Law) -> Number:
+    """Mean number of tokens emitted."""
+    return _sum(len(block) * mass for block, mass in law.items())
+
+
+def _prefixes(law: Law, height: int) -> dict[Path, dict[int, Number]]:
+    """For each emitted prefix shorter than `height`: the mass of the blocks that go on from it, by their next token."""
+    after: dict[Path, dict[int, Number]] = {(): {}}
+    for block, mass in law.items():
+        for at, token in enumerate(block[:height]):
+            following = after.setdefault(block[:at], {})
+            following[token] = following.get(token, NONE) + mass
+    return after
+
+
+def total_variation(law: Law, continuation: Callable[[Path], Row], height: int) -> Number:
+    """How far `law`, completed, is from the target's own law of `height` tokens.
+
+    Completed: a block shorter than `height` goes on as the target does, so that P(x) is the sum over j of
+    P(the block is x_1..j) * prod_{i > j} p(x_i | x_<i); lossless means P = prod p. Below a prefix that no block goes on
+    from, both are p's continuation, so their difference there sums to the difference at the prefix, and only emitted
+    prefixes need be visited. A longer block counts by its first `height` tokens.
+
+    Args:
+        law: Of blocks, none of them empty.
+        continuation: The target's law after a path.
+        height: Tokens compared; what the longest block has, for the whole claim.
+    """
+    ended: Law = {}
+    for block, mass in law.items():
+        _add(ended, block[:height], mass)
+    after = _prefixes(law, height)
+
+    def below(path: Path, completed: Number, true: Number) -> Number:
+        """Sum of |P - prod p| over the sequences that begin with `path`, whose own masses are given."""
+        if path not in after:
+            return _apart(completed, true)
+        p = continuation(path)
+        unseen = _sum(value for token, value in enumerate(p) if token not in after[path])
+        gone = _sum(
+            below((*path, token), completed * p[token] + ended.get((*path, token), NONE), true * p[token])
+            for token in after[path]
+        )
+        return gone + _apart(completed, true) * unseen
+
+    return below((), 0, 1) / 2
+
+
+@dataclass(frozen=True)
+class Bias:
+    """What follows one emitted prefix, against what should.
+
+    Attributes:
+        context: The prefix, tokens below the root.
+        reach: Probability that a block goes on from it.
+        law: Of the token that follows, given that one does.
+        target: What it should be.
+    """
+
+    context: Path
+    reach: Number
+    law: list[Number]
+    target: list[Number]
+
+    @property
+    def total_variation(self) -> Number:
+        """Between the two."""
+        return _sum(_apart(a, b) for a, b in zip(self.law, self.target, strict=True)) / 2
+
+    @property
+    def weight(self) -> Number:
+        """The total variation times the reach: what this prefix contributes."""
+        return self.reach * self.total_variation
+
+
+def where_from(law: Law, continuation: Callable[[Path], Row], height: int) -> list[Bias]:
+    """Every emitted prefix shorter than `height`, the worst first: the law is lossless iff none has any weight.
+
+    For a lossless rule the token after an emitted prefix, given that the block goes on, has the target's law: no
+    correction for the length is needed (by induction on the completed law).
+    """
+    return sorted(_biases(law, continuation, height), key=lambda bias: (-bias.weight, bias.context))
+
+
+def _biases(law: Law, continuation: Callable[[Path], Row], height: int) -> Iterator[Bias]:
+    for context, following in _prefixes(law, height).items():
+        p = list(continuation(context))
+        reach = _sum(following.values())
+        if reach > 0:
+            yield Bias(context, reach, [following.get(token, NONE) / reach for token in range(len(p))], p)

@@ -1,0 +1,125 @@
+"""Processing: from a node's logits to the law of its token, one row at a time, in the order that Sampling states."""
+
+import math
+
+import numpy as np
+
+from reference import user_processors
+from reference.malformed import Malformed
+from reference.sampling import Sampling, Stops
+from reference.trace import Array
+
+
+def scores(logits: Array, sampling: Sampling, stops: Stops, prompt: tuple[int, ...], output: tuple[int, ...]) -> Array:
+    """Logits [V] after penalties, bad words, min_tokens and custom processors, as float64 [V].
+
+    Args:
+        logits: Of the node.
+        sampling: The settings.
+        stops: Whose eos and stop tokens may not come before `min_tokens`.
+        prompt: What the request came with.
+        output: What has been emitted since, then the tokens from below the root down to the node.
+    """
+    row = np.array(logits, dtype=np.float64)
+    context = prompt + output
+    for token in set(context):
+        if sampling.repetition_penalty != 1.0:
+            penalty = sampling.repetition_penalty
+            row[token] = row[token] * penalty if row[token] < 0 else row[token] / penalty
+    for token in set(output):
+        row[token] -= sampling.presence_penalty
+    for token in set(output):
+        row[token] -= sampling.frequency_penalty * output.count(token)
+    for word in sampling.bad_words:
+        before = word[:-1]
+        if context[len(context) - len(before) :] == before:
+            row[word[-1]] = -math.inf
+    if len(output) < sampling.min_tokens:
+        for token in (*stops.eos, *stops.stop_tokens):
+            row[token] = -math.inf
+    for name in sampling.processors:
+        row = user_processors.applied(name, context, row)
+    return row
+
+
+def law(logits: Array, sampling: Sampling, stops: Stops, prompt: tuple[int, ...], output: tuple[int, ...]) -> Array:
+    """The law float64 [V] of the token after a node; `scores` has the arguments.
+
+    Raises:
+        ValueError: The temperature is 0: the choice is the arg-max of the scores, and no law.
+        Malformed: No token is left.
+    """
+    if sampling.greedy:
+        raise ValueError("temperature 0 has no law: choose the arg-max of the scores")
+    row = _kept_by_rank(_tempered(scores(logits, sampling, stops, prompt, output), sampling), sampling.top_k)
+    p = _kept_by_mass(softmax(row), sampling.top_p)
+    p = np.where(p >= sampling.min_p * p.max(), p, 0.0)
+    return np.asarray(p / p.sum())
+
+
+def logprob(logits: Array, token: int) -> float:
+    """Log-softmax of the raw logits [V] at `token`: what the model said, before any processing."""
+    row = np.asarray(logits, dtype=np.float64)
+    top = float(row.max())
+    return float(row[token]) - top - math.log(float(np.exp(row - top).sum()))
+
+
+def softmax(row: Array) -> Array:
+    """Probabilities [V] of scores [V], of which one at least is finite."""
+    shifted = np.exp(row - row.max())
+    return np.asarray(shifted / shifted.sum())
+
+
+def margin(logits: Array, sampling: Sampling, stops: Stops, prompt: tuple[int, ...], output: tuple[int, ...]) -> float:
+    """How near the row comes to keeping another set of tokens, relative; infinite where nothing is dropped by rank.
+
+    The smallest of: the gap of log-probability between the last that top-k keeps and the next (0 if equals are kept
+    beyond k); the distance of the masses to top_p, and of the two probabilities at its edge; the distance of
+    the probabilities to min_p's threshold. An engine that computes less precisely than this may rightly differ.
+    """
+    row = _tempered(scores(logits, sampling, stops, prompt, output), sampling)
+    near = [math.inf]
+    falling = np.sort(row)[::-1]
+    if 0 < sampling.top_k < len(row) and np.isfinite(falling[sampling.top_k - 1]):
+        near.append(float(falling[sampling.top_k - 1] - falling[sampling.top_k]))
+    p = softmax(_kept_by_rank(row, sampling.top_k))
+    if sampling.top_p < 1.0:
+        likely = np.sort(p[p > 0])[::-1]
+        before = np.cumsum(likely) - likely
+        kept = int((before[1:] < sampling.top_p).sum()) + 1
+        near += [float(gap) for gap in np.abs(before[1:] - sampling.top_p) / sampling.top_p]
+        near += [float(1.0 - likely[kept] / likely[kept - 1])] if kept < len(likely) else []
+    p = _kept_by_mass(p, sampling.top_p)
+    if sampling.min_p > 0.0:
+        others = np.delete(p, p.argmax())
+        near += [float(gap) for gap in np.abs(others[others > 0] / p.max() / sampling.min_p - 1.0)]
+    return min(near)
+
+
+def _tempered(row: Array, sampling: Sampling) -> Array:
+    """Scores by the temperature; where that overflows, less the largest first, which changes no law."""
+    if not np.isfinite(row.max()):
+        raise Malformed("sampling", "what it bans leaves no token")
+    with np.errstate(over="ignore"):
+        scaled = row / sampling.temperature
+        return np.asarray(scaled if np.isfinite(scaled.max()) else (row - row.max()) / sampling.temperature)
+
+
+def _kept_by_rank(row: Array, top_k: int) -> Array:
+    """Scores below the `top_k`-th largest become -inf; its equals stay."""
+    if not 0 < top_k < len(row):
+        return row
+    return np.where(row < np.sort(row)[-top_k], -np.inf, row)
+
+
+def _kept_by_mass(p: Array, top_p: float) -> Array:
+    """Tokens before which, by descending probability and ascending id, `top_p` is not yet reached; others become 0."""
+    if top_p >= 1.0:
+        return p
+    kept, mass = np.zeros_like(p), 0.0
+    for token in sorted(range(len(p)), key=lambda at: (-p[at], at)):
+        if mass >= top_p:
+            break
+        kept[token] = p[token]
+        mass += p[token]
+    return kept

@@ -1,0 +1,285 @@
+"""The same answers as the naive oracle, sharing work between paths that share a prefix; proven equal in tests/meta."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from reference.oracle import rotary
+from reference.oracle.model import (
+    Inputs,
+    Nodes,
+    Parameters,
+    capped,
+    first_seen,
+    linear,
+    rms_norm,
+    swiglu,
+    temperature,
+    turned,
+)
+from reference.trace import Array, Kv
+from reference.tree import Tree
+
+BLOCK = 128
+"""Context tokens that run through the layers at a time, which bounds the memory of a long prompt."""
+
+REMEMBERED = 4
+"""Contexts whose KV is kept."""
+
+
+class _Context:
+    """KV of one token sequence, float64 [layers, kv_heads, length, head_dim], in buffers that only ever append."""
+
+    def __init__(self, parameters: Parameters, long: bool) -> None:
+        arch = parameters.architecture
+        self.long = long
+        self.length = 0
+        self.tokens: Array = np.empty(0, dtype=np.int64)
+        self.keys: Array = np.empty((arch.layers, arch.kv_heads, 0, arch.head_dim))
+        self.values: Array = np.empty_like(self.keys)
+
+    def shared(self, tokens: Array) -> int:
+        """How many tokens from the first on are those of `tokens`."""
+        both = min(self.length, len(tokens))
+        differs = self.tokens[:both] != tokens[:both]
+        return int(differs.argmax()) if differs.any() else both
+
+    def reserve(self, source: "_Context", kept: int, needed: int) -> None:
+        """Room for `needed` tokens, the first `kept` of them taken from `source` (possibly itself)."""
+        if self is source and needed <= len(self.tokens):
+            return
+        room = max(64, needed + needed // 2)
+        for name, axis in (("tokens", 0), ("keys", 2), ("values", 2)):
+            old = getattr(source, name)
+            new = np.empty((*old.shape[:axis], room, *old.shape[axis + 1 :]), old.dtype)
+            head = (slice(None),) * axis + (slice(kept),)
+            new[head] = old[head]
+            setattr(self, name, new)
+        self.length = kept
+
+
+@dataclass(frozen=True)
+class _Level:
+    """The nodes of one depth, as rows of a breadth-first order: [first, last), and each row's path from the root."""
+
+    first: int
+    last: int
+    paths: Array  # int [last - first, depth + 1]
+
+
+def _levels(tree: Tree) -> tuple[list[int], list[_Level]]:
+    """The nodes in breadth-first order, and the levels of that order."""
+    order, levels = [0], [_Level(0, 1, np.zeros((1, 1), dtype=np.int64))]
+    while True:
+        above = levels[-1]
+        below = [(row, child) for row in range(above.first, above.last) for child in tree.children[order[row]]]
+        if not below:
+            return order, levels
+        first = len(order)
+        order += [child for _, child in below]
+        rows = np.arange(first, len(order))
+        parents = np.array([row for row, _ in below]) - above.first
+        levels.append(_Level(first, len(order), np.column_stack([above.paths[parents], rows])))
+
+
+class SharedPrefix:
+    """The oracle in use: keeps the KV of recent contexts, and runs a whole tree level by level on top of one."""
+
+    def __init__(self, parameters: Parameters) -> None:
+        self.parameters = parameters
+        self._recent: list[_Context] = []  # the latest used last
+        self._frequencies: dict[bool, tuple[Array, float]] = {}
+
+    def nodes(self, context: tuple[int, ...], tree: Tree) -> Nodes:
+        """Logits and attention of every node of `tree`, hanging from the tokens of `context` (possibly none).
+
+        Raises:
+            Malformed: the model's rotary frequencies change between the context and the deepest node.
+        """
+        return self._run(context, tree)[0]
+
+    def inputs(self, context: tuple[int, ...], tree: Tree) -> Inputs:
+        """What goes into attention at every node of `tree`."""
+        _, row, held, through = self._run(context, tree)
+        queries, keys, values = (np.stack(kept)[:, :, row] for kept in zip(*through, strict=True))
+        above = slice(len(context))
+        return Inputs(
+            queries,
+            np.concatenate([held.keys[:, :, above], keys], axis=2),
+            np.concatenate([held.values[:, :, above], values], axis=2),
+        )
+
+    def _run(self, context: tuple[int, ...], tree: Tree) -> tuple[Nodes, Array, _Context, list[tuple[Array, ...]]]:
+        """The nodes' results, the row of each node, the context's KV, and queries, keys and values of rows by layer."""
+        order, levels = _levels(tree)
+        arch = self.parameters.architecture
+        start = len(context)
+        longest = start + len(levels)
+        rotary.check_span(arch.rope, arch.max_positions, start, longest)
+        held = self._context(context, rotary.is_long(arch.rope, longest))
+        cos, sin = self._table(held.long, start, longest)
+        depth = np.repeat(np.arange(len(levels)), [level.last - level.first for level in levels])
+        cos, sin, positions = cos[depth], sin[depth], start + depth
+        x = self.parameters.state["model.embed_tokens.weight"][np.array(tree.token)[order]]
+        attended = np.empty((arch.layers, arch.heads, len(order), arch.head_dim))
+        through: list[tuple[Array, ...]] = []
+        for layer, reach in enumerate(arch.reaches):
+            queries, keys, values = self._project(layer, x, cos, sin, positions)
+            through.append((queries, keys, values))
+            above = held.keys[layer, :, :start], held.values[layer, :, :start]
+            mixed = _tree_attention(queries, *above, keys, values, levels, reach, arch.score_cap)
+            attended[layer] = mixed
+            x = self._finish(layer, x, mixed)
+        row = np.empty(len(order), dtype=np.int64)
+        row[order] = np.arange(len(order))
+        last = rms_norm(x[row], self.parameters.state["model.norm.weight"], arch.norm_eps)
+        return Nodes(last @ self.parameters.head.T, attended[:, :, row]), row, held, through
+
+    def kv(self, tokens: tuple[int, ...]) -> Kv:
+        """Rotated keys and values of the sequence `tokens`, as read-only views."""
+        rope, length = self.parameters.architecture.rope, len(tokens)
+        rotary.check_span(rope, self.parameters.architecture.max_positions, length, length)
+        held = self._context(tokens, rotary.is_long(rope, length))
+        keys, values = held.keys[:, :, :length], held.values[:, :, :length]
+        keys.flags.writeable = values.flags.writeable = False
+        return Kv(keys, values)
+
+    def _context(self, tokens: tuple[int, ...], long: bool) -> _Context:
+        """A context that begins with `tokens`: a remembered one, one grown, or one branched off and remembered."""
+        wanted = np.array(tokens, dtype=np.int64)
+        held, kept = _Context(self.parameters, long), 0
+        for known in self._recent:
+            shared = known.shared(wanted) if known.long == long else 0
+            if shared >= kept and shared:
+                held, kept = known, shared
+        if kept < len(wanted):
+            source = held
+            if kept < held.length:  # it goes on otherwise: branch off
+                held = _Context(self.parameters, long)
+            held.reserve(source, kept, len(wanted))
+            for at in range(kept, len(wanted), BLOCK):
+                self._append(held, wanted[at : at + BLOCK])
+        if tokens:
+            self._recent = [*(known for known in self._recent if known is not held), held][-REMEMBERED:]
+        return held
+
+    def _append(self, held: _Context, tokens: Array) -> None:
+        """Runs `tokens` through the layers behind what `held` holds, causally, and keeps their KV."""
+        arch = self.parameters.architecture
+        start, end = held.length, held.length + len(tokens)
+        cos, sin = self._table(held.long, start, end)
+        x = self.parameters.state["model.embed_tokens.weight"][tokens]
+        for layer, reach in enumerate(arch.reaches):
+            queries, keys, values = self._project(layer, x, cos, sin, np.arange(start, end))
+            held.keys[layer, :, start:end] = keys
+            held.values[layer, :, start:end] = values
+            if layer + 1 < arch.layers:  # nobody asks for what the last layer makes of the context
+                seen = held.keys[layer, :, :end], held.values[layer, :, :end]
+                x = self._finish(layer, x, _block_attention(queries, *seen, reach, arch.score_cap))
+        held.tokens[start:end] = tokens
+        held.length = end
+
+    def _table(self, long: bool, start: int, end: int) -> tuple[Array, Array]:
+        if long not in self._frequencies:
+            arch = self.parameters.architecture
+            length = arch.rope.original + 1 if long else 1
+            self._frequencies[long] = rotary.frequencies(arch.rope, arch.head_dim, arch.max_positions, length)
+        return rotary.table(np.arange(start, end), *self._frequencies[long])
+
+    def _project(self, layer: int, x: Array, cos: Array, sin: Array, positions: Array) -> tuple[Array, Array, Array]:
+        """Queries [heads, T, head_dim], keys and values [kv_heads, T, head_dim] of the rows `x` [T, hidden]."""
+        arch, state, at = self.parameters.architecture, self.parameters.state, f"model.layers.{layer}"
+        normed = rms_norm(x, state[f"{at}.input_layernorm.weight"], arch.norm_eps)
+
+        def heads(name: str) -> Array:
+            y: Array = linear(normed, state, f"{at}.self_attn.{name}_proj").reshape(len(x), -1, arch.head_dim)
+            gain = state.get(f"{at}.self_attn.{name}_norm.weight")
+            if gain is not None:
+                y = rms_norm(y, gain, arch.norm_eps)
+            by_head: Array = y.swapaxes(0, 1)
+            return by_head
+
+        queries, keys = heads("q"), heads("k")
+        if layer not in arch.unrotated:
+            queries, keys = turned(arch, queries, cos, sin), turned(arch, keys, cos, sin)
+        return queries * temperature(arch, layer, positions)[:, None], keys, heads("v")
+
+    def _finish(self, layer: int, x: Array, mixed: Array) -> Array:
+        """The rest of the layer: output projection of `mixed` [heads, T, head_dim] and feed-forward, on `x`."""
+        arch, state, at = self.parameters.architecture, self.parameters.state, f"model.layers.{layer}"
+        x = x + linear(mixed.swapaxes(0, 1).reshape(len(x), -1), state, f"{at}.self_attn.o_proj")
+        normed = rms_norm(x, state[f"{at}.post_attention_layernorm.weight"], arch.norm_eps)
+        finished: Array = x + swiglu(normed, state, at)
+        return finished
+
+
+def _block_attention(queries: Array, keys: Array, values: Array, reach: tuple[int, int], cap: float) -> Array:
+    """Causal attention of the last T rows: queries [heads, T, d], keys and values [kv_heads, end, d], T <= end.
+
+    `reach` and `cap` are the layer's window and chunk, and the soft cap of its scores.
+    """
+    heads, rows, width = queries.shape
+    kv_heads, end, _ = keys.shape
+    row = np.arange(end - rows, end)[:, None]
+    begin = np.array([[first_seen(reach, position)] for position in range(end - rows, end)])
+    first = int(begin[0, 0])  # sight never begins earlier for a later row
+    column = np.arange(first, end)
+    hidden = (column > row) | (column < begin)
+    grouped = (queries / np.sqrt(width)).reshape(kv_heads, -1, width)
+    scores = capped((grouped @ keys[:, first:].swapaxes(1, 2)).reshape(heads, rows, -1), cap)
+    scores += np.where(hidden, -np.inf, 0.0)
+    scores -= scores.max(axis=-1, keepdims=True)
+    np.exp(scores, out=scores)
+    scores /= scores.sum(axis=-1, keepdims=True)
+    mixed: Array = scores.reshape(kv_heads, -1, end - first) @ values[:, first:]
+    return mixed.reshape(heads, rows, width)
+
+
+def _tree_attention(
+    queries: Array,
+    above_keys: Array,
+    above_values: Array,
+    keys: Array,
+    values: Array,
+    levels: list[_Level],
+    reach: tuple[int, int],
+    cap: float,
+) -> Array:
+    """Every node over the context above and its own path, gathered row by row; nothing else is ever touched.
+
+    Args:
+        queries: [heads, nodes, d], nodes in the order of `levels`.
+        above_keys: [kv_heads, context, d], as `above_values`.
+        above_values: See above_keys.
+        keys: [kv_heads, nodes, d], as `values`.
+        values: See keys.
+        levels: The nodes by depth.
+        reach: The layer's window and chunk, counted along a node's own sequence.
+        cap: The soft cap of the scores, 0 for none.
+
+    Returns:
+        [heads, nodes, d].
+    """
+    (heads, nodes, width), (kv_heads, context, _) = queries.shape, above_keys.shape
+    group = heads // kv_heads
+    # [kv_heads, nodes, group, d]: one product with the context per KV head, one with the path per node.
+    asked = (queries / np.sqrt(width)).reshape(kv_heads, group, nodes, width).swapaxes(1, 2).copy()
+    mixed = np.empty_like(asked)
+    for depth, level in enumerate(levels):
+        here = slice(level.first, level.last)
+        first = first_seen(reach, context + depth)  # a logical position
+        path = level.paths[:, max(0, first - context) :]
+        query = asked[:, here]
+        flat = query.reshape(kv_heads, -1, width)
+        far = capped((flat @ above_keys[:, first:].swapaxes(1, 2)).reshape(*query.shape[:3], -1), cap)
+        near = capped(query @ keys[:, path].swapaxes(2, 3), cap)
+        # One softmax over both stretches; `near` always holds the node itself, `far` may be empty.
+        peak = np.maximum(far.max(axis=-1, keepdims=True, initial=-np.inf), near.max(axis=-1, keepdims=True))
+        for scores in (far, near):
+            scores -= peak
+            np.exp(scores, out=scores)
+        total = far.sum(axis=-1, keepdims=True) + near.sum(axis=-1, keepdims=True)
+        seen = (far.reshape(*flat.shape[:2], -1) @ above_values[:, first:]).reshape(query.shape)
+        mixed[:, here] = (seen + near @ values[:, path]) / total
+    joined: Array = mixed.swapaxes(1, 2).reshape(heads, nodes, width)
+    return joined

@@ -1,0 +1,145 @@
+"""What each invariant says of a finding where one sentence with its facts will do."""
+
+PLAIN: dict[str, str] = {
+    "structure.parent-range": "The parent of {row} is given as {observed}; it must be {expected}.",
+    "structure.depth-consistent": "{Row} is given depth {observed}; its parent puts it at depth {expected}.",
+    "structure.validity-closed": (
+        "{Row} is wrongly marked as valid or as padding: real rows are valid, and no valid row hangs from padding."
+    ),
+    "structure.ancestor-table": (
+        "The ancestor table names {observed} as the ancestor of {row} at {depth}; walking up its parents gives "
+        "{expected}."
+    ),
+    "structure.positions-are-depth": (
+        "{Row} is placed at position {observed}; the committed length plus its depth is {expected}."
+    ),
+    "structure.links-walk-the-tree": (
+        "The first-child and next-sibling links do not walk the tree: at {row} they lead to {observed} instead of "
+        "{expected}."
+    ),
+    "attention.no-leakage": (
+        "Changing only what {node} may not see changed its result: something leaks into it from outside its path."
+    ),
+    "attention.order-equivariant": "The same tree with its rows in another order gave {node} another result{by}.",
+    "attention.tree-equals-chain": "Decoding {node} alone, after the tokens of its path, gave another result{by}.",
+    "attention.subtree-removal": "Taking away nodes that {node} cannot see changed its result{by}.",
+    "attention.padding-inert": (
+        "Padding the tree with empty rows changed {node}{by}: padding must read and write nothing."
+    ),
+    "attention.prefix-split": (
+        "The same tokens, split otherwise between what is cached already and what the forward computes, gave {node} "
+        "another result{by}."
+    ),
+    "acceptance.greedy-walk": (
+        "Walking the tree by the arg-max of the backend's own logits accepts {expected}; it accepted {observed}."
+    ),
+    "acceptance.support": (
+        "At {node} the backend chose token {observed}, to which the target gives no probability; it allows {expected}."
+    ),
+    "acceptance.superset-accepts-no-less": (
+        "With further candidates in the tree the accepted path must be {expected}; it was {observed}."
+    ),
+    "acceptance.chain-degenerate": (
+        "On a tree that is a single chain, acceptance must be that of plain speculation, {expected}; it was {observed}."
+    ),
+    "acceptance.vocabulary-permutation": (
+        "Renaming the token ids must rename the outcome to {expected} and change nothing else; it gave {observed}."
+    ),
+    "acceptance.sampled-walk": (
+        "By the coins of the tape, its own laws and its own proposals, the step must accept {expected}; it accepted "
+        "{observed}."
+    ),
+    "acceptance.law-exact": (
+        "Over all coins, acceptance of this step's tree gives {block} probability {observed}; its rule "
+        "gives it {expected}{by}."
+    ),
+    "acceptance.law-joint": (
+        "Over all coins, on a world of tables drawn for this case, the probability of {token} {context} is "
+        "{observed}; it must be {expected}{by}."
+    ),
+    "acceptance.support-at-edges": (
+        "With a coin at the end of its range, {token} was emitted at {position} though its probability is 0."
+    ),
+    "acceptance.renamed-law": (
+        "Renaming the token ids of a world changed its law: {block} has probability {observed} instead "
+        "of {expected}{by}."
+    ),
+    "acceptance.coins-once": ("What each coin decides must be {expected}; {coin} made {observed}."),
+    "acceptance.proposal-consistent": (
+        "The verifier is told that {node} was drawn with probability {observed} for {token}; it was drawn with "
+        "{expected}{by}."
+    ),
+    "cache.isolation": (
+        "The verify forward changed the {kind} at {slot} of the committed cache, which it may only read until the "
+        "commit."
+    ),
+    "cache.untouched-slots": "The step changed the {kind} at {slot}, which it neither wrote nor moved.",
+    "cache.stale-unreachable": (
+        "Filling free, padded and stale cells with other numbers changed what came out{by}: {observed}. Something "
+        "reads a cell that holds nothing."
+    ),
+    "attention.page-permutation": "The same columns in other pages gave other bits{by}: {observed}.",
+    "cache.page-boundary": "The same columns, cut into pages elsewhere, gave other bits{by}: {observed}.",
+    "cache.layout-equivalent": "This layout does not give what {expected} gives{by}: {observed}.",
+    "attention.batch-mate-independent": (
+        "In company the request is not what it is alone: expected {expected}, got {observed}{by}."
+    ),
+    "lossless.schedule-independent": (
+        "With the requests of each batch in another order, the request gave {expected} instead of {observed}."
+    ),
+    "lossless.interruption-isolated": (
+        "What was done to another request changed this one: expected {expected}, got {observed}{by}."
+    ),
+    "lossless.takes-part": "The request did not take part as the actions say: expected {expected}, got {observed}.",
+    "cache.allocator-conserves": "The pages do not add up after this action: expected {expected}, found {observed}.",
+    "cache.prefix-reuse": (
+        "With a reused prefix the request gave {observed}; computing the prefix anew gives {expected}{by}."
+    ),
+    "draft.fidelity": (
+        "The draft, run step by step on its own cache, scores {node} otherwise than from scratch{by}: its state has "
+        "drifted."
+    ),
+    "draft.switched": (
+        "The request switched drafts; the draft that it has then scores {node} otherwise from scratch than it did{by}."
+    ),
+    "draft.rollback": (
+        "After its rejected nodes were rolled back, the draft is not as one that never saw them: expected {expected}, "
+        "got {observed}{by}."
+    ),
+    "draft.vocabulary-map": (
+        "The draft's own id at {node} stands for target token {expected}, but the node carries {observed}."
+    ),
+    "lossless.greedy-match": (
+        "The output leaves the target's own greedy text at {position}: token {observed} instead of {expected}, and no "
+        "near-tie excuses it{by}."
+    ),
+    "lossless.draft-independent": (
+        "Another draft changed the text: at {position} the output is {observed} instead of {expected}; drafts may "
+        "change only the speed."
+    ),
+    "lossless.stops": "The output does not end where the request says: expected {expected}, got {observed}.",
+    "lossless.state-isolated": (
+        "After another request on the same engine the same case gave {observed} instead of {expected}: state survives "
+        "between requests."
+    ),
+    "lossless.accounting": (
+        "The backend's counters do not add up to the steps it shows: expected {expected}, counted {observed}."
+    ),
+    "lossless.deterministic": "The same case run twice gave {observed} after {expected}: runs must repeat bit for bit.",
+    "lossless.processors-per-node": (
+        "At {node} the law gives {token} probability {observed}; temperature and processors, seeing that node's own "
+        "path, give it {expected}{by}."
+    ),
+    "lossless.logprobs": (
+        "The log-probability reported for {token} at {position} is {observed}; the target's is {expected}{by}."
+    ),
+    "lossless.distribution": (
+        "On its own random numbers, {draws} are not from the law of the rule: the evidence against it, {side}, is "
+        "e^{observed}."
+    ),
+    "lossless.seeded": (
+        "The output of {request} must follow from its own seed, {expected}; among other neighbours it was {observed}."
+    ),
+    "lossless.completes": "The backend did not finish the case, or its own check stopped it: {observed}.",
+}
+"""By invariant; `{node}`, `{expected}` and the like are the finding's own facts, as `reports.vocabulary` reads them."""

@@ -1,0 +1,93 @@
+"""Rich renderables as plain text: 80 columns, no colour, no control codes, the same on every machine."""
+
+import io
+from collections.abc import Iterable
+
+from rich.cells import cell_len
+from rich.console import Console, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from reports.format import cut
+
+WIDTH = 80
+"""Columns of a page; a wide character counts as two."""
+
+MARGIN = 2
+"""Columns by which the body of a page is indented."""
+
+LABEL = 12
+"""Columns of a label."""
+
+INDENT = MARGIN + LABEL + 2
+"""Column at which the text after a label begins."""
+
+SAID_LINES = 15
+"""Lines of what a broken run said last that a page shows; the bundle has all that were kept."""
+
+
+def printed(*parts: RenderableType, width: int = WIDTH) -> str:
+    """The parts one below the other, without trailing blanks, ending in a newline unless empty.
+
+    Neither the terminal nor the environment (COLUMNS, FORCE_COLOR, NO_COLOR) has a say.
+    """
+    sheet = io.StringIO()
+    console = Console(
+        file=sheet,
+        width=width,
+        color_system=None,
+        force_terminal=False,
+        force_jupyter=False,
+        force_interactive=False,
+        legacy_windows=False,
+        markup=False,
+        emoji=False,
+        highlight=False,
+        _environ={},
+    )
+    for part in parts:
+        console.print(part)
+    lines = [line.rstrip() for line in sheet.getvalue().split("\n")]
+    return "\n".join(lines)
+
+
+def folded(text: str) -> Text:
+    """Text that wraps at blanks, and inside a word only where the word alone is too wide."""
+    return Text(text, overflow="fold", no_wrap=False)
+
+
+def columns(width: int) -> Table:
+    """An empty grid of two columns, the first `width` wide and never wrapped, the second wrapping in what is left."""
+    grid = Table.grid(padding=(0, 2, 0, 0), pad_edge=False)
+    grid.add_column(width=width, no_wrap=True)
+    grid.add_column(overflow="fold")
+    return grid
+
+
+def indented(text: str, by: int = MARGIN) -> str:
+    """Every line of `text` that is not empty moved `by` columns to the right."""
+    return "".join(" " * by + line if line.strip() else line for line in text.splitlines(keepends=True))
+
+
+def labelled(rows: Iterable[tuple[str, str]], width: int = WIDTH) -> str:
+    """Lines of a label and its text, indented by the margin; the text wraps under itself, never under its label."""
+    grid = columns(LABEL)
+    for label, text in rows:
+        grid.add_row(Text(label), folded(text))
+    return indented(printed(grid, width=width - MARGIN)) if grid.row_count else ""
+
+
+def last_lines(said: tuple[str, ...]) -> str:
+    """The last SAID_LINES of `said`, each without control characters and two lines of a labelled text at most."""
+    return "\n".join(cut(line, 2 * (WIDTH - INDENT)) for line in said[-SAID_LINES:])
+
+
+def beside(left: str, right: str, gap: int = 4, least: int = 28, width: int = WIDTH) -> str:
+    """`left` as it stands with `right` wrapped next to it, or below it where fewer than `least` columns remain."""
+    wide = max((cell_len(line) for line in left.splitlines()), default=0)
+    if not left or width - wide - gap < least:
+        parts = [Text(part.rstrip("\n"), overflow="fold") for part in (left, right) if part]
+        return "\n".join(printed(part, width=width) for part in parts)
+    grid = columns(wide + gap - 2)
+    grid.add_row(Text(left.rstrip("\n")), folded(right))
+    return printed(grid, width=width)

@@ -1,0 +1,1 @@
+"""The pages a person reads at 80 columns."""

@@ -1,0 +1,298 @@
+"""The page of a law: the first token against the target's, the total variation, where it comes from, bars, a table."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+from rich.bar import Bar
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from reference.oracle.acceptance import Row
+from reference.oracle.coin_source import Number
+from reference.oracle.law import Bias
+from reference.oracle.tree_growth import Path
+from reports.format import clean, number, plural
+from reports.layout80 import MARGIN, WIDTH, folded, indented, labelled, printed
+
+MOST_ROWS = 12
+"""Tokens of a law that are printed: those whose probabilities differ most, then the likeliest."""
+
+WORST = 3
+"""Contexts that are named."""
+
+EXACT = 18
+"""Characters of a fraction that is printed beside its decimal."""
+
+DIGITS = 10_000
+"""Bits of a fraction that JSON holds; Python writes no integer of many more digits."""
+
+
+@dataclass(frozen=True)
+class LawFacts:
+    """What was found out about one rule.
+
+    Attributes:
+        rule: Its name.
+        setting: Thresholds and whatever else was set, in words.
+        draws: How siblings were named, in words.
+        tree: The tree, in words.
+        promise: Whether it declares to be lossless in this setting; None where it declares nothing.
+        condition: Under which conditions it declares that; empty where there are none.
+        source: Where it was published.
+        sentence: What it does.
+        why: Why the promise does not hold here, where the reason is known.
+        biased: Whether the law is another than the target's.
+        exact: Whether it is known in fractions.
+        total_variation: Of the completed law.
+        expected: Tokens emitted per step.
+        height: The most tokens of a step.
+        cells: Blocks that can be emitted.
+        evaluations: Runs of the rule.
+        biases: What follows each emitted prefix, the worst first.
+        world: Where it was measured; the worst one, where there were several.
+    """
+
+    rule: str
+    setting: str
+    draws: str
+    tree: str
+    promise: bool | None
+    condition: str
+    source: str
+    sentence: str
+    why: str
+    biased: bool
+    exact: bool
+    total_variation: Number
+    expected: Number
+    height: int
+    cells: int
+    evaluations: int
+    biases: tuple[Bias, ...]
+    world: str = ""
+
+    @property
+    def broken(self) -> bool:
+        """Whether it promises what it does not keep."""
+        return self.biased and self.promise is True
+
+    @property
+    def verdict(self) -> str:
+        """The law and the promise, in a few words."""
+        if self.promise is None:
+            return f"{'LOSSY' if self.biased else 'LOSSLESS'}, nothing claimed"
+        if self.broken:
+            return "BROKEN PROMISE"
+        if self.biased:
+            return "LOSSY as declared"
+        return "LOSSLESS as declared" if self.promise else "LOSSLESS here, though not declared"
+
+    @property
+    def first(self) -> Bias:
+        """The first token."""
+        return next(bias for bias in self.biases if bias.context == ())
+
+    @property
+    def worst(self) -> list[Bias]:
+        """The prefixes that contribute to the bias, the worst first; none where there is no bias."""
+        return [bias for bias in self.biases if bias.weight > 1e-12] if self.biased else []
+
+
+def law_page(facts: LawFacts, picture: bool) -> str:
+    """One law on one page of 80 columns, with bars if `picture`."""
+    head = f"{clean(facts.rule)}{f'  {facts.source}' if facts.source else ''}"
+    setting = [("", facts.sentence)] if facts.sentence else []
+    setting += [("draws", facts.draws), ("tree", facts.tree)]
+    setting += [("setting", facts.setting)] if facts.setting else []
+    parts = [printed(folded(head)) + labelled(setting), _probabilities(facts.first)]
+    if picture:
+        parts.append(_bars(facts.first))
+        parts += [_bars(bias) for bias in facts.worst[:1] if bias.context != ()]
+    parts.append(labelled(_results(facts)))
+    parts.append(printed(folded(f"{facts.verdict}  {_because(facts)}")))
+    return "\n".join(parts)
+
+
+def _results(facts: LawFacts) -> list[tuple[str, str]]:
+    off = facts.total_variation
+    told = f"total variation {_both(off)} from the target's law of {plural(facts.height, 'token')}"
+    if not facts.exact:
+        told += " (computed in floats)"
+    rows = [("law", told)]
+    rows.append(("tokens", f"{_both(facts.expected)} per step, of {facts.height} at most"))
+    worst = facts.worst
+    where = [in_words(bias) for bias in worst[:WORST]]
+    if len(worst) > WORST:
+        where.append(f"and {plural(len(worst) - WORST, 'more context')} with less")
+    rows += [("where from" if at == 0 else "", line) for at, line in enumerate(where)]
+    if not worst:
+        rows.append(("where from", "nowhere: whatever was emitted, the next token has the target's law"))
+    rows.append(("enumerated", f"{plural(facts.evaluations, 'run')} of the rule, {plural(facts.cells, 'block')}"))
+    return rows
+
+
+def _because(facts: LawFacts) -> str:
+    if facts.why:
+        return facts.why
+    condition = f" on this condition: {facts.condition}" if facts.condition else ""
+    if facts.promise is None:
+        return "--claims-lossless makes this a gate (exit code 1 where it is lossy)"
+    if facts.broken:
+        return f"it promises the target's own law{condition}"
+    if facts.promise:
+        return f"the target's own law{condition}"
+    return f"it promises the target's own law{condition}" if facts.condition else "it promises no law"
+
+
+def in_words(bias: Bias) -> str:
+    """A context and the token that is furthest off, such as `after tokens 3, token 2 gets .41 where ...`."""
+    token = max(range(len(bias.law)), key=lambda at: abs(float(bias.law[at] - bias.target[at])))
+    got, due = _apart(bias.law[token], bias.target[token])
+    if bias.context == ():
+        return f"at the first token, token {token} gets {got} where the target gives {due}"
+    return (
+        f"after tokens {_path(bias.context)}, token {token} gets {got} where the target gives {due}"
+        f" (a block goes on from there with probability {number(float(bias.reach))})"
+    )
+
+
+def _path(context: Path) -> str:
+    return " ".join(map(str, context))
+
+
+def _apart(a: Number, b: Number) -> tuple[str, str]:
+    """Two numbers with as many digits as it takes to tell them apart."""
+    for digits in range(3, 17):
+        shown = f"{float(a):.{digits}g}", f"{float(b):.{digits}g}"
+        if shown[0] != shown[1]:
+            break
+    return shown
+
+
+def exact_text(value: Number) -> str | None:
+    """A fraction as text, None for a float and for one too long to write."""
+    if isinstance(value, float):
+        return None
+    one = Fraction(value)
+    return None if max(one.numerator.bit_length(), one.denominator.bit_length()) > DIGITS else str(one)
+
+
+def _both(value: Number) -> str:
+    """A number as a fraction, where that is short, and as a decimal."""
+    decimal, exact = number(float(value)), exact_text(value)
+    if exact is None or len(exact) > EXACT or exact == decimal:
+        return decimal
+    return f"{exact} = {float(value):.6g}"
+
+
+def _shown_tokens(bias: Bias) -> list[int]:
+    """The tokens to print, in order."""
+    gap = [abs(float(got - due)) for got, due in zip(bias.law, bias.target, strict=True)]
+    ranked = sorted(range(len(gap)), key=lambda at: (-gap[at], -float(bias.target[at]), at))
+    return sorted(ranked[:MOST_ROWS])
+
+
+def _left_out(bias: Bias) -> str:
+    more = len(bias.law) - MOST_ROWS
+    return indented(f"{plural(more, 'token')} more, each less far off\n") if more > 0 else ""
+
+
+def _probabilities(bias: Bias) -> str:
+    """Target and law of the first token, as decimals and, where all are short, as fractions."""
+    tokens = _shown_tokens(bias)
+    fractions = [[exact_text(row[token]) for token in tokens] for row in (bias.target, bias.law)]
+    short = all(text is not None and len(text) <= EXACT for texts in fractions for text in texts)
+    table = Table(box=None, padding=(0, 3, 0, 0), pad_edge=False)
+    table.add_column("first token")
+    for name in ("target", "law", "law - target", *(["target =", "law ="] if short else [])):
+        table.add_column(name, justify="right")
+    for at, token in enumerate(tokens):
+        p, got = float(bias.target[token]), float(bias.law[token])
+        off = float(bias.law[token] - bias.target[token])
+        row = [str(token), f"{p:.6g}", f"{got:.6g}", f"{off:+.3g}" if off else "0"]
+        table.add_row(*row, *(str(texts[at]) for texts in fractions if short))
+    return indented(printed(table, width=WIDTH - MARGIN)) + _left_out(bias)
+
+
+def _bars(bias: Bias) -> str:
+    """Two bars for each token, the target's above the law's, to one scale."""
+    tokens = _shown_tokens(bias)
+    top = max(float(value) for row in (bias.target, bias.law) for value in row)
+    title = "first token" if bias.context == () else f"after tokens {_path(bias.context)}"
+    table = Table.grid(padding=(0, 2, 0, 0))
+    table.add_column(justify="right")
+    table.add_column()
+    table.add_column(width=46)
+    table.add_column(justify="right")
+    for token in tokens:
+        for name, row in (("target", bias.target), ("law", bias.law)):
+            value = float(row[token])
+            label = str(token) if name == "target" else ""
+            table.add_row(Text(label), Text(name), Bar(top, 0, value, width=46), Text(f"{value:.4f}"))
+    return indented(printed(Group(Text(title), table), width=WIDTH - MARGIN)) + _left_out(bias)
+
+
+def law_table(rows: Iterable[LawFacts]) -> str:
+    """One line for each rule and kind of draft; the total variation is the largest among the worlds."""
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    for name in ("rule", "draws", "declared"):
+        table.add_column(name, no_wrap=True)
+    for name in ("total variation", "cells", "runs"):
+        table.add_column(name, justify="right", no_wrap=name != "total variation")
+    conditions: dict[str, str] = {}
+    for facts in rows:
+        draws = ", ".join(part for part in (facts.draws, facts.setting) if part)
+        declared = "BROKEN" if facts.broken else "lossless" if facts.promise else "lossy"
+        if facts.condition:
+            conditions[facts.rule] = facts.condition
+            declared += " *"
+        off = "0" if facts.total_variation == 0 else f"{float(facts.total_variation):.3g}"
+        cells = (facts.rule, draws, declared, off, str(facts.cells), str(facts.evaluations))
+        table.add_row(*(Text(cell) for cell in cells))
+    notes = [f"* {rule} is lossless on this condition: {condition}" for rule, condition in conditions.items()]
+    return printed(table) + "\n" + "".join(printed(folded(note)) for note in notes)
+
+
+def law_record(facts: LawFacts) -> dict[str, Any]:
+    """The facts as one JSON object."""
+    return {
+        "rule": facts.rule,
+        "setting": facts.setting,
+        "draws": facts.draws,
+        "world": facts.world,
+        "tree": facts.tree,
+        "lossless": facts.promise is True,
+        "condition": facts.condition,
+        "verdict": facts.verdict,
+        "exact": facts.exact,
+        "total_variation": float(facts.total_variation),
+        "total_variation_exact": exact_text(facts.total_variation),
+        "expected_tokens": float(facts.expected),
+        "cells": facts.cells,
+        "evaluations": facts.evaluations,
+        "first_token": {"law": _floats(facts.first.law), "target": _floats(facts.first.target)},
+        "where_from": [_context(bias) for bias in facts.worst[:WORST]],
+    }
+
+
+def _context(bias: Bias) -> dict[str, Any]:
+    return {
+        "context": list(bias.context),
+        "reach": float(bias.reach),
+        "total_variation": float(bias.total_variation),
+        "law": _floats(bias.law),
+        "target": _floats(bias.target),
+        "words": in_words(bias),
+    }
+
+
+def _floats(row: Row) -> list[float]:
+    return [float(value) for value in row]
+
+
+def law_records(rows: Iterable[LawFacts]) -> dict[str, Any]:
+    """What `--json` gives."""
+    return {"rules": [law_record(facts) for facts in rows]}

@@ -1,0 +1,96 @@
+"""The scene of a finding: the tree of its step, the accepted path, and the node that it concerns."""
+
+import operator
+from dataclasses import dataclass
+from typing import Any
+
+from properties.verdict.finding import Finding, Verdict
+from reference.case import Case
+from reference.draft import Scripted
+from reference.trace import Stage, Step
+from reference.tree import Tree
+
+
+@dataclass(frozen=True)
+class Scene:
+    """What the trace shows around a finding; what it does not show is None.
+
+    Attributes:
+        tree: The tree proposed at that step, as the backend reveals it or else as the case scripts it.
+        path: The nodes that the backend accepted.
+        node: The node that the finding names, by node, by row, or as the writer of the slot it names.
+        writer: The node whose forward wrote the slot that the finding names.
+        context: Columns of the committed context, which stand before those of the tree.
+    """
+
+    tree: Tree | None = None
+    path: tuple[int, ...] | None = None
+    node: int | None = None
+    writer: int | None = None
+    context: int | None = None
+
+    @property
+    def writer_rejected(self) -> bool:
+        """Whether the slot was written by a node that is known not to have been accepted."""
+        return self.writer is not None and self.path is not None and self.writer not in self.path
+
+
+def scene_of(verdict: Verdict, finding: Finding) -> Scene:
+    """The scene in which `finding` lies."""
+    steps = verdict.trace.steps if verdict.trace else ()
+    step = steps[finding.step] if 0 <= finding.step < len(steps) else None
+    tree = step.drafted.tree if step and step.drafted else _scripted(verdict.case, finding.step, steps)
+    if tree is None:
+        return Scene()
+    path = None
+    if step and step.accepted:
+        path = tuple(node for node in step.accepted.path if 0 <= node < len(tree))
+    writer = _writer(finding, step, len(tree))
+    node = _named(finding.where, "node", len(tree))
+    if node is None:
+        node = _named(finding.where, "row", len(tree))
+    return Scene(tree, path, writer if node is None else node, writer, len(step.context) if step else None)
+
+
+def revealed_by(verdict: Verdict) -> frozenset[Stage]:
+    """The stages that the backend's trace shows in any step."""
+    steps = verdict.trace.steps if verdict.trace else ()
+    return frozenset(stage for stage in Stage for step in steps if getattr(step, stage.word) is not None)
+
+
+def _scripted(case: Case, index: int, steps: tuple[Step, ...]) -> Tree | None:
+    """The scripted tree of step `index` under the token pending there, as far as the trace tells which that is."""
+    if not isinstance(case.draft, Scripted) or index < 0:
+        return None
+    before = steps[index - 1].emitted if 0 < index <= len(steps) else None
+    root = before.tokens[-1] if before and before.tokens else None
+    if index == 0:
+        root = case.prompt[-1]
+    if index < len(case.draft.trees):
+        tree = case.draft.trees[index]
+        return tree if root is None else tree.rooted(root)
+    return None if root is None else Tree((0,), (root,))
+
+
+def _named(where: dict[str, Any], name: str, size: int) -> int | None:
+    try:
+        at = operator.index(where[name])
+    except (KeyError, TypeError):
+        return None
+    return at if 0 <= at < size else None
+
+
+def _writer(finding: Finding, step: Step | None, size: int) -> int | None:
+    if step is None or step.lowered is None or finding.stage is not Stage.COMMITTED:
+        return None
+    if finding.where.get("cache", "target") != "target":
+        return None
+    slot = _named(finding.where, "slot", 1 << 31)
+    if slot is None:
+        slot = _named(finding.where, "position", 1 << 31)
+    if slot is None:
+        return None
+    lowered = step.lowered
+    rows = [int(row) for row in lowered.retrieve_index]
+    writers = [node for node, row in enumerate(rows) if 0 <= row < len(lowered.slot) and int(lowered.slot[row]) == slot]
+    return writers[0] if len(writers) == 1 and writers[0] < size else None

@@ -1,0 +1,240 @@
+"""One English account of each finding: what the invariant asks, and what the backend did instead."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from properties.tolerance.mask_column import EXTRA, MISSING
+from properties.verdict.finding import FINISHED, STAGE_UNKNOWN, Finding
+from reference.trace import Stage
+from reports.format import address, clean, coordinate, excess, places, show
+from reports.invariant_sentences import PLAIN
+from reports.tree_scene import Scene
+
+Sentence = str | Callable[["Told"], str]
+
+
+class Told(dict[str, str]):
+    """What a sentence may name: each coordinate by its name, and `expected`, `observed`, `row`, `by`.
+
+    A coordinate that the finding lacks reads as something indefinite ("a node"), so that every sentence can be told
+    of every finding. `used` collects the coordinates that were named.
+    """
+
+    def __init__(self, finding: Finding, scene: Scene) -> None:
+        super().__init__()
+        self.finding = finding
+        self.scene = scene
+        self.used: set[str] = set()
+
+    def __missing__(self, key: str) -> str:
+        where: Mapping[str, Any] = self.finding.where
+        if key in ("expected", "observed"):
+            return show(getattr(self.finding, key))
+        if key == "by":
+            return f" ({excess(self.finding)})" if self.finding.measure is not None else ""
+        if key == "which":
+            return self._whose()
+        if key == "row":
+            key = "node" if "node" in where and "row" not in where else "row"
+        elif key == "node":
+            key = "row" if "row" in where and "node" not in where else "node"
+        elif key == "slot":
+            key = "position" if "position" in where and "slot" not in where else "slot"
+        if key in where:
+            self.used.add(key)
+            return coordinate(key, where[key])
+        return {"kind": "key or value", "cache": "target cache", "variant": "the variant"}.get(key, f"a {key}")
+
+    def _whose(self) -> str:
+        """What the finding's column is, in brackets: a position of the context, or a node of the tree."""
+        column, tree = self.finding.where.get("column"), self.scene.tree
+        if not isinstance(column, int) or self.scene.context is None or tree is None:
+            return ""
+        node = column - self.scene.context
+        return f" (position {column} of the context)" if node < 0 else f" (node {node})" if node < len(tree) else ""
+
+    def truth(self) -> tuple[bool, bool] | None:
+        """Expected and observed, where both say whether a cell is seen."""
+        both = [show(value) for value in (self.finding.expected, self.finding.observed)]
+        known = {"visible": True, "true": True, "hidden": False, "false": False}
+        return (known[both[0]], known[both[1]]) if all(value in known for value in both) else None
+
+
+def _mask(told: Told) -> str:
+    seen = told.truth()
+    if seen == (False, True):
+        return "The mask lets {row} see {column}, which is neither in its committed context nor one of its ancestors."
+    if seen == (True, False):
+        return "The mask hides {column} from {row}, though it belongs to its context."
+    return "The mask of {row} is not its committed context plus its ancestors and itself."
+
+
+def _attended(told: Told) -> str:
+    seen = told.truth()
+    if seen == (False, True):
+        return "{Node} attended to {column}, which it may not see: the transparent probe shows it in its logits."
+    if seen == (True, False):
+        return "{Node} did not attend to {column}, which it must see: the transparent probe finds no trace of it."
+    return "{Node} did not attend to exactly the rows it may see, read off the transparent probe."
+
+
+def _context(told: Told) -> str:
+    cause = told.finding.where.get("cause")
+    if told.finding.stage is Stage.ATTENDED and cause in (EXTRA, MISSING):
+        told.used.add("cause")
+        if cause == EXTRA:
+            return "{Node} attended to {column}{which}, which it may not see: that alone explains its output{by}."
+        return "{Node} did not attend to {column}{which}, which it must see: that alone explains its output{by}."
+    what = "What attention returned for" if told.finding.stage is Stage.ATTENDED else "What the forward computed for"
+    return f"{what} {{node}} is not what its own path gives from scratch{{by}}: it saw something else, or went wrong."
+
+
+def _fast(told: Told) -> str:
+    if told.finding.stage is Stage.EMITTED:
+        return "With a faster commit the output is {observed} instead of {expected}."
+    return (
+        "The faster commit left another {kind} at {slot} than gathering the whole cache by the accepted path does{by}."
+    )
+
+
+def _committed(told: Told) -> str:
+    if told.scene.writer_rejected:
+        return f"Node {told.scene.writer} was rejected, and it was the one that wrote {{slot}}. " + (
+            "After the commit, the {kind} there is not that of the accepted path{by}."
+        )
+    return (
+        "After the commit, the {kind} at {slot} of the {cache} is not that of decoding the accepted tokens alone{by}."
+    )
+
+
+SENTENCES: dict[str, Sentence] = {
+    **PLAIN,
+    "structure.mask-is-ancestry": _mask,
+    "attention.context-exact": _context,
+    "attention.visibility-exact": _attended,
+    "cache.commit-equivalence": _committed,
+    "cache.fast-equals-full": _fast,
+}
+"""A sentence, or what makes one, for each invariant of ours; braces name what Told knows, capitals where it starts."""
+
+SIDES: dict[tuple[str, str], str] = {
+    ("structure.positions-are-depth", "slot"): (
+        "The slot that {row} writes is not its own past the committed tokens: expected {expected}, got {observed}."
+    ),
+    ("structure.validity-closed", "rows"): "The backend lowered the tree to {observed} instead of {expected}.",
+    ("attention.context-exact", "control"): (
+        "Even without speculation the backend is further from the reference ({observed}) than its dtype explains "
+        "({expected}): its plain decode is at fault."
+    ),
+    ("acceptance.greedy-walk", "bonus"): (
+        "After {node}, where the walk ends, the arg-max is token {expected}; the backend chose {observed}."
+    ),
+    ("acceptance.coins-once", "output"): (
+        "Changing only coins that decided nothing changed the output from {expected} to {observed}."
+    ),
+    ("acceptance.sampled-walk", "bonus"): (
+        "After {node}, where the walk ends, the bonus coin draws token {expected}; the backend emitted {observed}."
+    ),
+    ("acceptance.proposal-consistent", "token"): (
+        "By its coin and the law that the verifier is told of, {node} carries token {expected}; it carries {observed}."
+    ),
+    ("acceptance.support", "length"): "The step emitted {observed} tokens; its accepted path allows {expected}.",
+    ("acceptance.chain-degenerate", "fallback"): (
+        "A chain can be committed by its length alone, but the backend fell back: {observed}."
+    ),
+    ("cache.commit-equivalence", "length"): (
+        "After the commit the {cache} holds {observed} tokens; those committed so far are {expected}."
+    ),
+    ("cache.commit-equivalence", "between"): (
+        "When the next step began, the {kind} at {slot} of the {cache} was no longer what the commit had left there, "
+        "nor that of decoding the accepted tokens alone: {observed} instead of {expected}{by}."
+    ),
+    ("cache.fast-equals-full", "way"): "The step asked for {expected}; it was committed otherwise: {observed}.",
+    ("cache.untouched-slots", "length"): (
+        "The step did not leave the committed length as it must: expected {expected}, got {observed}."
+    ),
+    ("draft.fidelity", "root"): "The root of the tree carries token {observed}; the pending token is {expected}.",
+    ("draft.fidelity", "tree"): "The draft proposed {observed}; from scratch it proposes {expected}.",
+    (
+        "draft.fidelity",
+        "token",
+    ): "{Node} carries token {observed}; from scratch the draft proposes {expected}{by}.",
+    ("draft.fidelity", "logits"): (
+        "At {node} the draft, run step by step on its own cache, scores {token} {observed}; from scratch it scores it "
+        "{expected}{by}: its state has drifted."
+    ),
+    ("draft.rollback", "logits"): (
+        "After its rejected nodes were rolled back, the draft scores {token} {observed} at {node}; a draft that never "
+        "saw them scores it {expected}{by}."
+    ),
+    ("draft.switched", "logits"): (
+        "At {node} the draft that the request switched to scores {token} {observed}; from scratch it scores it "
+        "{expected}{by}."
+    ),
+    ("draft.switched", "root"): "The root of the tree carries token {observed}; the pending token is {expected}.",
+    (
+        "draft.switched",
+        "tree",
+    ): "The request drafted {observed}; the draft switched to proposes {expected}.",
+    (
+        "draft.switched",
+        "token",
+    ): "{Node} carries token {observed}; the draft switched to proposes {expected} from scratch{by}.",
+    ("lossless.draft-independent", "finish"): (
+        "With another draft the output ends for another reason: {observed} instead of {expected}."
+    ),
+}
+"""The account where a finding concerns another side of what its invariant compares."""
+
+SHAPE = "What the backend shows for {invariant} has {observed}; tree, model and context give it {expected}."
+"""The account of records that have not even the same size."""
+
+BROKEN = "A run that {invariant} asks for did not finish: {observed}."
+"""The account of an invariant on whose variant of the case the backend broke."""
+
+GENERIC = "{invariant} does not hold: it asks for {expected}, and the backend gave {observed}{by}."
+"""The account of an invariant that is not ours."""
+
+
+def reference_of(against: str | None) -> str:
+    """What a run was compared with, in words, from what `--against` was given (None: the NumPy oracle)."""
+    known = {None: "the oracle", "transformers": "plain transformers"}
+    return known.get(against) or f"the backend {clean(str(against))}"
+
+
+def account(finding: Finding, scene: Scene | None = None, complete: bool = True) -> str:
+    """What went wrong, in one or two sentences.
+
+    Args:
+        finding: The facts.
+        scene: What the trace shows around them, where known.
+        complete: Also name the stage, the step and those coordinates that the sentence leaves out.
+    """
+    told = Told(finding, scene or Scene())
+    sentence = SENTENCES.get(finding.invariant, GENERIC)
+    side = str(finding.where.get("side"))
+    if (finding.invariant, side) in SIDES:
+        sentence = SIDES[finding.invariant, side]
+        told.used.add("side")
+    elif side == "shape" or str(finding.observed).endswith(" rows"):
+        sentence = SHAPE
+    if isinstance(finding.expected, str) and finding.expected == FINISHED and finding.invariant != "lossless.completes":
+        sentence = BROKEN
+    template = sentence if isinstance(sentence, str) else sentence(told)
+    text = _filled(template, told)
+    if not complete:
+        return text
+    if sentence in (GENERIC, BROKEN):
+        return f"{text[:-1]} ({address(finding)})."
+    named = told.used | ({"side"} if finding.where.get("side") == STAGE_UNKNOWN else set())
+    rest = places(finding.where, without=frozenset(named))
+    return f"{text[:-1]} ({rest})." if rest else text
+
+
+def _filled(template: str, told: Told) -> str:
+    told["invariant"] = show(told.finding.invariant)
+    for name in ("row", "node"):
+        if f"{{{name.capitalize()}}}" in template:
+            word = told[name]
+            told[name.capitalize()] = word[:1].upper() + word[1:]
+    return template.format_map(told)

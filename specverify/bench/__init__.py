@@ -1,0 +1,1 @@
+"""The benches: figures of speed, as ratios measured side by side in one run."""

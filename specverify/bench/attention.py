@@ -1,0 +1,163 @@
+"""The command `bench attention`: our split and kernel beside SDPA, FlexAttention and one reading of the KV cache."""
+
+import random
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from backends.engine.attention.flex import Flex
+from backends.engine.attention.sdpa import Sdpa
+from backends.engine.attention.split import Split
+from backends.engine.columns import Attend, Columns
+from specverify.setup.devices import missing
+from specverify.setup.errors import MissingInput
+
+REPETITIONS = 7
+BASE = "sdpa"
+"""The path that the others are divided by: SDPA under the dense mask."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What is measured on a device: prefixes, nodes and batches one against the other, heads and dtype of one model."""
+
+    prefixes: tuple[int, ...]
+    nodes: tuple[int, ...]
+    batches: tuple[int, ...]
+    heads: int
+    kv_heads: int
+    dim: int
+    dtype: torch.dtype
+
+
+SETTINGS = {
+    "cpu": Setting((512, 2048, 8192), (8, 64), (1, 4), 8, 2, 64, torch.float32),
+    # Llama-3-8B's heads.
+    "cuda": Setting((2048, 8192), (8, 64), (1, 8, 32), 32, 8, 128, torch.bfloat16),
+}
+
+
+@dataclass(frozen=True)
+class Scene:
+    """One forward's attention in one layer; every lane has the same prefix and a random tree."""
+
+    query: Tensor
+    columns: Columns
+    scaling: float
+
+
+def scenes(setting: Setting, device: str) -> Iterator[tuple[dict[str, int], Scene]]:
+    """Every combination, with random numbers."""
+    for batch in setting.batches:
+        for prefix in setting.prefixes:
+            for nodes in setting.nodes:
+                yield {"batch": batch, "prefix": prefix, "nodes": nodes}, _scene(setting, batch, prefix, nodes, device)
+
+
+def _scene(setting: Setting, batch: int, prefix: int, nodes: int, device: str) -> Scene:
+    dice, made = random.Random(nodes), torch.Generator().manual_seed(0)
+    ancestry = torch.eye(nodes, dtype=torch.bool)
+    for node in range(1, nodes):
+        ancestry[node] |= ancestry[dice.randrange(node)]
+    visible = torch.cat([torch.ones(nodes, prefix, dtype=torch.bool), ancestry], 1)
+    width = prefix + nodes
+    shapes = [(setting.heads, nodes), (setting.kv_heads, width), (setting.kv_heads, width)]
+    query, key, value = (
+        torch.randn(batch, heads, rows, setting.dim, generator=made).to(device, setting.dtype) for heads, rows in shapes
+    )
+    masks = visible.expand(batch, 1, nodes, width).contiguous().to(device)
+    ends = torch.full((batch,), prefix, dtype=torch.int32)
+    return Scene(query, Columns(key, value, masks, ends, None, lambda _: None), setting.dim**-0.5)
+
+
+def paths(device: str) -> dict[str, Attend | str]:
+    """What is compared, by name; a string says why a path is not there."""
+    found: dict[str, Attend | str] = {"split": Split(), BASE: Sdpa()}
+    if device == "cpu":
+        found["flex"] = Flex()
+        found["triton"] = "on the CPU the kernel is only interpreted: a time would mean nothing"
+    else:
+        from backends.engine.attention.triton_launch import compiled
+
+        found["flex"] = Flex(compiled=True)
+        found["triton"] = compiled()
+    return found
+
+
+def _attended(attend: Attend, scene: Scene) -> Tensor:
+    return attend(scene.query, scene.columns, scene.scaling)
+
+
+def read_once(scene: Scene) -> None:
+    """Move as many bytes as reading keys and values once would: copying the keys reads and writes them."""
+    scene.columns.key.clone()
+
+
+def measure(device: str, repetitions: int = REPETITIONS) -> dict[str, Any]:
+    """Time every path in every scene; a repetition visits all paths of a scene in random order.
+
+    Returns:
+        rows: batch, prefix, nodes, path, us (median, microseconds), ratio (over SDPA), over_read (over reading the KV
+        once); absent: path to why; device, threads, dtype, heads, kv_heads, dim, repetitions.
+
+    Raises:
+        MissingInput: where the device is not here.
+    """
+    why = missing(device)
+    if why is not None:
+        raise MissingInput(f"bench attention --device {device}: {why}")
+    setting = SETTINGS[device]
+    try:
+        offered = paths(device)
+    except ImportError as absent:
+        raise MissingInput(f"bench attention --device {device}: {absent}") from None
+    runs: dict[str, Callable[[Scene], object]] = {
+        name: partial(_attended, one) for name, one in offered.items() if not isinstance(one, str)
+    }
+    runs["read"] = read_once
+    order, rows = random.Random(0), []
+    for place, scene in scenes(setting, device):
+        times: dict[str, list[float]] = {name: [] for name in runs}
+        for repetition in range(repetitions + 1):
+            for name in order.sample(list(runs), len(runs)):
+                spent = _seconds(partial(runs[name], scene), device)
+                if repetition:  # the first one warms up, and compiles
+                    times[name].append(spent)
+        medians = {name: statistics.median(spent) for name, spent in times.items()}
+        rows += [
+            {
+                **place,
+                "path": name,
+                "us": 1e6 * spent,
+                "ratio": spent / medians[BASE],
+                "over_read": spent / medians["read"],
+            }
+            for name, spent in medians.items()
+        ]
+    return {
+        "rows": rows,
+        "absent": {name: one for name, one in offered.items() if isinstance(one, str)},
+        "device": torch.cuda.get_device_name() if device == "cuda" else device,
+        "threads": torch.get_num_threads(),
+        "dtype": str(setting.dtype).removeprefix("torch."),
+        "heads": setting.heads,
+        "kv_heads": setting.kv_heads,
+        "dim": setting.dim,
+        "repetitions": repetitions,
+    }
+
+
+def _seconds(run: Callable[[], object], device: str) -> float:
+    if device != "cpu":
+        torch.accelerator.synchronize()
+    began = time.perf_counter()
+    run()
+    if device != "cpu":
+        torch.accelerator.synchronize()
+    return time.perf_counter() - began

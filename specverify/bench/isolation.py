@@ -1,0 +1,58 @@
+"""The command `bench isolation`: what a process of its own costs a backend, each case judged here and there in turn."""
+
+import gc
+import time
+from typing import Any
+
+from hypothesis import given, seed
+
+from properties.invariants import ALL
+from properties.strategies import cases
+from properties.strategies.settings import exploring
+from properties.verdict.invariant import taking_turns
+from properties.verdict.judge import judge
+from reference.case import Case
+from reference.oracle.decoder import Oracle
+from specverify.isolation.isolated import Isolated
+from specverify.isolation.wanted import Wanted
+from specverify.setup.plan import default_dtypes
+from specverify.setup.subjects import open_planted, subject_of
+
+
+def measure(backend: str, count: int, number: int) -> dict[str, Any]:
+    """Judge `count` drawn cases on a backend in this process and on one in a process of its own, in turn.
+
+    Which of the two comes first alternates from case to case; each has an oracle of its own, so that neither finds
+    answers that the other paid for. Drawing is done once, and counted for both.
+
+    Returns:
+        backend, cases, drawing_s, here_s and isolated_s (judging alone, wall time), ratio: (drawing_s + isolated_s)
+        over (drawing_s + here_s); here_cpu_s and isolated_cpu_s (processor time, both processes), and cpu_ratio
+        likewise: the price of a run with a worker for each core, where one process works while another one waits.
+    """
+    import torch
+
+    torch.set_num_threads(1)
+    drawn: list[Case] = []
+    began = time.perf_counter()
+    seed(number)(exploring(count)(given(cases(default_dtypes(backend)))(lambda case: drawn.append(case))))()
+    drawing = time.perf_counter() - began
+    here = subject_of(open_planted(backend, None))
+    gc.freeze()  # as a worker does
+    spent = dict.fromkeys(("here_s", "isolated_s", "here_cpu_s", "isolated_cpu_s"), 0.0)
+    with Isolated(Wanted(backend)) as apart:
+        began_there = apart.processor_s
+        sides = [("here", here, Oracle()), ("isolated", apart.subject(), Oracle())]
+        for at, case in enumerate(drawn):
+            for name, subject, oracle in sides if at % 2 else reversed(sides):
+                began, busy = time.perf_counter(), time.process_time()
+                judge(case, taking_turns(case, ALL), oracle, subject)
+                spent[f"{name}_s"] += time.perf_counter() - began
+                spent[f"{name}_cpu_s"] += time.process_time() - busy
+        spent["isolated_cpu_s"] += apart.processor_s - began_there
+    gc.unfreeze()
+    ratios = {
+        name: (drawing + spent[f"isolated{kind}"]) / (drawing + spent[f"here{kind}"])
+        for name, kind in (("ratio", "_s"), ("cpu_ratio", "_cpu_s"))
+    }
+    return {"backend": backend, "cases": len(drawn), "drawing_s": drawing, **spent, **ratios}

@@ -1,0 +1,156 @@
+"""The command `bench kv`: what commit and verify of each KV layout cost as prefix, pages and accepted length grow."""
+
+import random
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from backends.engine.kv.arena import Arena
+from backends.engine.kv.base import KvCache, Room
+from backends.engine.model.reach import Reach
+from reference.layout import COMMITS, KINDS, PAGED, KvLayout
+
+PREFIXES = (128, 512, 2048, 8192)
+PAGES = (1, 16, 128)
+ACCEPTED = (1, 4, 8)
+ROWS = 16
+"""Rows of the block."""
+
+REPETITIONS = 9
+WINDOW = 256
+"""Of `sliding`, whose rings would else be plain buffers."""
+
+LAYERS, HEADS, DIM = 2, 4, 64
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One thing that is timed: a layout, committed columns, and accepted rows."""
+
+    layout: KvLayout
+    prefix: int
+    accepted: int
+
+    @property
+    def name(self) -> str:
+        """The layout, with the way of its commit or the size of its pages."""
+        kind = self.layout.kind
+        return f"{kind} {self.layout.commit}" if kind == "branch" else kind
+
+    @property
+    def smallest(self) -> "Cell":
+        """The cell with the shortest prefix that this one is divided by."""
+        return replace(self, prefix=PREFIXES[0])
+
+
+@dataclass(frozen=True)
+class Anything:
+    """A model that only has a room."""
+
+    reach: Reach
+
+    def room(self, capacity: int, rows: int) -> Room:
+        """See `arena.Model`."""
+        return Room((self.reach,) * LAYERS, HEADS, DIM, capacity, rows, torch.device("cpu"), torch.float32)
+
+
+def cells(kind: str | None) -> Iterator[Cell]:
+    """Every cell of one layout, or of all of them; accepted lengths and pages vary one at a time."""
+    for name in [kind] if kind else KINDS:
+        ways = [KvLayout(commit=way) for way in COMMITS] if name == "branch" else []
+        if name in PAGED:
+            ways = [KvLayout(kind=name, page_size=size) for size in PAGES]
+        for layout in ways or [KvLayout(kind=name)]:
+            for prefix in PREFIXES:
+                for accepted in ACCEPTED:
+                    yield Cell(layout, prefix, accepted)
+
+
+def _opened(cell: Cell) -> KvCache:
+    """A cache with the cell's prefix committed."""
+    layout, capacity = cell.layout, cell.prefix + 2 * ROWS
+    pages = layout.pages_for(capacity) if layout.kind in PAGED else 0
+    reach = Reach(window=WINDOW if layout.kind == "sliding" else 0)
+    cache = Arena(layout, pages).lease(Anything(reach), None, capacity, ROWS).target
+    width = min(cell.prefix, cache.most_rows or cell.prefix)
+    for at in range(0, cell.prefix, width):
+        rows = min(width, cell.prefix - at)
+        cache.open(rows)
+        for layer in range(LAYERS):
+            cache.write(layer, *torch.randn(2, HEADS, rows, DIM))
+        cache.commit(list(range(rows)))
+    return cache
+
+
+def _step(cache: KvCache, cell: Cell, keys: torch.Tensor) -> tuple[float, float]:
+    """Seconds of one block written and read in every layer, and of its commit; then all is as it was."""
+    # Out of row order, or nothing would have to be moved; but `length` takes nothing else.
+    ordered = cell.layout.commit == "length" or cell.layout.kind == "overwrite"
+    path = list(range(cell.accepted)) if ordered else [0, *range(2, cell.accepted + 1)]
+    _cold()
+    began = time.perf_counter()
+    cache.open(ROWS)
+    made = []  # what verify made is let go of when the clock of the commit has stopped
+    for layer in range(LAYERS):
+        cache.write(layer, keys[0], keys[1])
+        made.append(cache.read(layer))
+    verified = time.perf_counter()
+    _cold()
+    again = time.perf_counter()
+    cache.commit(path)
+    done = time.perf_counter()
+    cache.crop(cell.prefix)
+    return verified - began, done - again
+
+
+_OTHER = torch.zeros(4 * 2**20)
+
+
+def _cold() -> None:
+    """Push everything out of the processor's caches: a long prefix would do that to the commit, a short one not."""
+    _OTHER.add_(1)
+
+
+def measure(kind: str | None, repetitions: int, seconds: Callable[..., Any] = _step) -> dict[str, Any]:
+    """Time every cell; each repetition visits all of one layout's cells, so that ratios compare like with like.
+
+    Returns:
+        rows: for each cell its name, page_size, prefix, accepted, verify_us and commit_us (medians in microseconds),
+        and verify_ratio and commit_ratio over the cell with the shortest prefix; repetitions, block, layers.
+    """
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    keys = torch.randn(2, HEADS, ROWS, DIM)
+    order = random.Random(0)
+    rows: list[dict[str, Any]] = []
+    groups: dict[KvLayout, list[Cell]] = {}
+    for cell in cells(kind):
+        groups.setdefault(cell.layout, []).append(cell)
+    for group in groups.values():
+        caches = {cell: _opened(cell) for cell in group}
+        times: dict[Cell, list[tuple[float, float]]] = {cell: [] for cell in group}
+        for repetition in range(repetitions + 2):
+            for cell in order.sample(group, len(group)):
+                taken = seconds(caches[cell], cell, keys)
+                if repetition >= 2:  # the first two warm up
+                    times[cell].append(taken)
+        medians = {cell: list(map(statistics.median, zip(*taken, strict=True))) for cell, taken in times.items()}
+        for cell, (verify, commit) in medians.items():
+            first_verify, first_commit = medians[cell.smallest]
+            rows.append(
+                {
+                    "layout": cell.name,
+                    "page_size": cell.layout.page_size,
+                    "prefix": cell.prefix,
+                    "accepted": cell.accepted,
+                    "verify_us": verify * 1e6,
+                    "commit_us": commit * 1e6,
+                    "verify_ratio": verify / first_verify,
+                    "commit_ratio": commit / first_commit,
+                }
+            )
+    return {"rows": rows, "repetitions": repetitions, "block": ROWS, "layers": LAYERS, "smallest_prefix": PREFIXES[0]}

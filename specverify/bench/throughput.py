@@ -1,0 +1,53 @@
+"""The command `bench`, first part: how fast cases are judged, and what checking costs over the backend's forwards."""
+
+import time
+from typing import Any
+
+from properties.invariants import ALL
+from properties.strategies import cases
+from properties.strategies.settings import explore
+from properties.tally import Tally
+from properties.verdict.finding import Verdict
+from properties.verdict.invariant import taking_turns
+from properties.verdict.judge import judge
+from reference.case import Case
+from reference.oracle.decoder import Oracle
+from specverify.setup.plan import default_dtypes
+from specverify.setup.subjects import open_planted, subject_of
+
+
+def throughput(backend: str, count: int, number: int, dtypes: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Draw and judge `count` cases in this process, as one worker of `diff` does.
+
+    Returns:
+        cases, seconds, cases_per_second, drawing_s (strategies), judging_s, forward_s (inside the backend's own
+        forwards), runs (of the backend), overhead (seconds over forward_s: the ratio to keep at 2 or below).
+    """
+    import torch
+
+    torch.set_num_threads(1)
+    opened = open_planted(backend, None)
+    subject, oracle, tally = subject_of(opened), Oracle(), Tally(backend)
+    judging = 0.0
+
+    def one(case: Case) -> None:
+        nonlocal judging
+        began = time.perf_counter()
+        verdict: Verdict = judge(case, taking_turns(case, ALL), oracle, subject)
+        judging += time.perf_counter() - began
+        tally.add(verdict)
+
+    began = time.perf_counter()
+    explore(number, count, cases(dtypes or default_dtypes(backend)), one)
+    seconds = time.perf_counter() - began
+    return {
+        "backend": backend,
+        "cases": tally.cases,
+        "seconds": seconds,
+        "cases_per_second": tally.cases / seconds,
+        "drawing_s": seconds - judging,
+        "judging_s": judging,
+        "forward_s": subject.forward_s,
+        "runs": subject.runs,
+        "overhead": seconds / subject.forward_s,
+    }

@@ -1,0 +1,222 @@
+"""The reference of a run: the NumPy oracle, another backend, or plain transformers for models without an oracle."""
+
+from collections import OrderedDict
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from backends.base import Unsupported
+from properties.verdict.invariant import NoReference, Oracle
+from properties.verdict.subject import Declined, NoTrace, Subject
+from reference.architecture import Architecture, Model, Rope, Seeded
+from reference.case import Case
+from reference.oracle import rotary
+from reference.oracle.decoder import Oracle as NumpyOracle
+from reference.oracle.evaluator import Evaluator
+from reference.oracle.model import Inputs, Nodes, Parameters
+from reference.sampling import Stops
+from reference.trace import Array, Kv, Trace
+from reference.tree import Tree
+from specverify.isolation import door
+from specverify.isolation.wanted import Wanted
+from specverify.setup.plan import TRANSFORMERS
+from specverify.setup.selection import check_declared
+
+if TYPE_CHECKING:
+    from backends.transformers_reference import PlainTransformers, Sequence
+
+REMEMBERED = 2**28
+"""Bytes of sequences that an evaluator keeps."""
+
+
+def reference_named(
+    against: str | None,
+    open_ones: ExitStack,
+    checkpoint: Model | None = None,
+    dtype: str = "float32",
+    layout: str | None = None,
+) -> Oracle:
+    """What takes the oracle's place for `--against`: None means the NumPy oracle itself.
+
+    Args:
+        against: `transformers`, a backend's name, `pkg.module:factory`, or None.
+        open_ones: Closes the backend that is opened, in a process of its own.
+        checkpoint: The model of every case, where there is one: the reference runs it once, so that a model it cannot
+            run is refused before any case.
+        dtype: Working dtype of those cases.
+        layout: The KV layout of every case, which a backend must declare; None for any.
+
+    Raises:
+        Unsupported: where the reference cannot run `checkpoint`.
+        Unknown: where a backend does not declare `layout`.
+        UnknownBackend, Unavailable, WrongFlag: as `backends.registry.open_backend`.
+    """
+    if against is None:
+        return NumpyOracle()
+    if against == TRANSFORMERS:
+        oracle = TransformersOracle()
+        if checkpoint is not None:
+            oracle.model(checkpoint, dtype).kv((0, 0))
+        return oracle
+    backend = open_ones.enter_context(door.opened(Wanted(against, threads=1 if checkpoint is None else 0)))
+    if layout is not None:
+        check_declared(layout, against, backend.declaration.layouts)
+    exact = "float64" in backend.declaration.dtypes and checkpoint is None
+    other = backend.subject()
+    if checkpoint is not None:
+        _refuse_declined(other, Case(checkpoint, (0, 0), stops=Stops(1), dtype=dtype))
+
+    def ask(case: Case) -> Trace:
+        try:
+            return other(replace(case, dtype="float64") if exact else case)
+        except NoTrace as absent:
+            declines = "declines" if isinstance(absent.outcome, Declined) else "breaks on"
+            raise NoReference(f"the reference {against} {declines} it: {absent.outcome.why}") from absent
+
+    return ask
+
+
+def _refuse_declined(other: Subject, case: Case) -> None:
+    """Run `case` on `other`, which is to be the reference; raises Unsupported if it declines, with its reason."""
+    try:
+        other(case)
+    except NoTrace as absent:
+        if isinstance(absent.outcome, Declined):
+            raise Unsupported(absent.outcome.why) from absent
+
+
+class TransformersOracle(NumpyOracle):
+    """The oracle with plain transformers in place of its own model: rules, commits and stops stay the oracle's."""
+
+    def model(self, model: Model, dtype: str) -> Evaluator:
+        """The evaluator of `model`, its weights rounded to `dtype` and held in float64; two checkpoints are kept.
+
+        Raises:
+            Unsupported: where plain transformers cannot run it.
+        """
+        key = (model, dtype)
+        if key not in self._evaluators:
+            self._evaluators[key] = ByTransformers(model, dtype)
+            while len(self._evaluators) > (8 if isinstance(model, Seeded) else 2):
+                self._evaluators.popitem(last=False)
+        self._evaluators.move_to_end(key)
+        return self._evaluators[key]
+
+
+class ByTransformers:
+    """A model that plain transformers runs, path by path, each path from scratch and without a KV cache.
+
+    A row of a path is read off the run of the whole path: the model is causal, which the reference checks on the
+    masks of every run, so what follows a row cannot change it.
+
+    Attributes:
+        parameters: The architecture; of a model that the oracle does not know, only its sizes, windows, chunks and the
+            span of its rotary tables are true. The state dict is empty.
+    """
+
+    def __init__(self, model: Model, dtype: str) -> None:
+        from backends.transformers_reference import PlainTransformers  # brings torch
+
+        self._plain = PlainTransformers(model, dtype)
+        self.parameters = Parameters(_architecture(model, self._plain), {})
+        self._runs: OrderedDict[tuple[int, ...], Sequence] = OrderedDict()
+        self._held = 0
+
+    def nodes(self, context: tuple[int, ...], tree: Tree) -> Nodes:
+        """Logits and attention of every node of `tree`, hanging from the tokens of `context` (possibly none).
+
+        Raises:
+            Malformed: the model's rotary frequencies change between the context and the deepest node.
+        """
+        rows = self._rows(context, tree)
+        return Nodes(
+            np.stack([run.logits[at] for run, at in rows]),
+            np.stack([run.attended[:, :, at] for run, at in rows], axis=2),
+        )
+
+    def inputs(self, context: tuple[int, ...], tree: Tree) -> Inputs:
+        """What goes into attention at every node of `tree`: its own row of its own sequence."""
+        rows = self._rows(context, tree)
+        above = slice(len(context))
+
+        def columns(kind: str) -> Array:
+            first: Array = getattr(rows[0][0], kind)[:, :, above]
+            return np.concatenate([first, *(getattr(run, kind)[:, :, at : at + 1] for run, at in rows)], axis=2)
+
+        return Inputs(np.stack([run.queries[:, :, at] for run, at in rows], axis=2), columns("keys"), columns("values"))
+
+    def kv(self, tokens: tuple[int, ...]) -> Kv:
+        """Keys and values of the sequence `tokens`, as attention gets them."""
+        run = self._run(tokens or (0,))
+        return Kv(run.keys[:, :, : len(tokens)], run.values[:, :, : len(tokens)])
+
+    def _rows(self, context: tuple[int, ...], tree: Tree) -> "list[tuple[Sequence, int]]":
+        """For each node, the run of a path through it and its place there."""
+        arch = self.parameters.architecture
+        rotary.check_span(arch.rope, arch.max_positions, len(context), len(context) + tree.height + 1)
+        found: dict[int, tuple[Sequence, int]] = {}
+        for leaf in range(len(tree)):
+            if tree.children[leaf]:
+                continue
+            run = self._run((*context, *tree.tokens_to(leaf)))
+            for depth, node in enumerate(tree.path(leaf)):
+                found.setdefault(node, (run, len(context) + depth))
+        return [found[node] for node in range(len(tree))]
+
+    def _run(self, tokens: tuple[int, ...]) -> "Sequence":
+        if tokens not in self._runs:
+            self._runs[tokens] = self._plain.run(tokens)
+            self._held += _size(self._runs[tokens])
+            while self._held > REMEMBERED and len(self._runs) > 1:
+                self._held -= _size(self._runs.popitem(last=False)[1])
+        self._runs.move_to_end(tokens)
+        return self._runs[tokens]
+
+
+def _size(run: "Sequence") -> int:
+    return sum(int(one.nbytes) for one in vars(run).values())
+
+
+def _architecture(model: Model, plain: "PlainTransformers") -> Architecture:
+    """The architecture of a built-in; of a checkpoint, one that stands in for it.
+
+    Of the stand-in, vocabulary, longest sequence, windows, chunks and the span of the rotary tables are those of the
+    checkpoint; nothing else of it is read, and its family and widths say nothing.
+    """
+    if isinstance(model, Seeded):
+        return model.architecture
+    windows, chunks = (tuple(one) for one in zip(*plain.reaches, strict=True))
+    return Architecture(
+        family="llama",
+        vocab_size=model.vocab_size,
+        hidden_size=1,
+        intermediate_size=1,
+        heads=1,
+        kv_heads=1,
+        head_dim=2,
+        windows=windows,
+        rope=_span(plain.config),
+        max_positions=model.max_positions,
+        chunks=chunks if any(chunks) else (),
+    )
+
+
+def _span(config: Any) -> Rope:
+    """A rotary variant whose tables change where those of `config` do.
+
+    Raises:
+        Unsupported: where layers differ in a variant whose tables change with the length of the sequence.
+    """
+    given = getattr(config, "rope_parameters", None) or {}
+    kinds = [one for one in given.values() if isinstance(one, dict)] or [given]
+    changing = [one for one in kinds if one.get("rope_type") in ("dynamic", "longrope")]
+    if not changing:
+        return Rope()
+    if len(changing) < len(kinds) or any(one != changing[0] for one in changing):
+        raise Unsupported("layers with different rotary variants, one of which changes with the length: not judged")
+    if changing[0]["rope_type"] == "dynamic":
+        return Rope(kind="dynamic", factor=float(changing[0]["factor"]))
+    original = int(changing[0]["original_max_position_embeddings"])
+    return Rope(kind="longrope", original=original, short_factor=(1.0,), long_factor=(1.0,))

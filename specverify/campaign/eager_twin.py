@@ -1,0 +1,37 @@
+"""Beside: the failing case on the eager backend of the same device, which says whether fused attention is to blame."""
+
+from dataclasses import replace
+
+from backends.base import Unavailable
+from backends.registry import eager_beside
+from properties.invariants import ALL
+from properties.tally import Beside, Failure
+from properties.verdict.invariant import Oracle
+from properties.verdict.judge import judge
+from specverify.isolation import door
+from specverify.isolation.wanted import Wanted
+
+
+def with_eager(failure: Failure, oracle: Oracle) -> Failure:
+    """The failure, with what the device's eager backend, free of faults, makes of its case under what failed."""
+    name = eager_beside(failure.backend)
+    if name is None:
+        return failure
+    return replace(failure, beside=_asked(name, failure, oracle))
+
+
+def _asked(name: str, failure: Failure, oracle: Oracle) -> Beside:
+    failed = {one.invariant for one in failure.verdict.findings}
+    concerned = tuple(one for one in ALL if one.name in failed)
+    case = failure.verdict.case
+    try:
+        with door.opened(Wanted(name, threads=1 if failure.model is None else 0)) as backend:
+            backend.admit(case.sampling.processors, (case.model.vocab_size,))
+            verdict = judge(case, concerned, oracle, backend.subject())
+    except Unavailable as why:
+        return Beside(name, f"not run: {why}")
+    if verdict.first is not None:
+        return Beside(name, "differs", verdict.first)
+    if verdict.unsupported is not None:
+        return Beside(name, f"not judged: {verdict.unsupported}")
+    return Beside(name, "agrees" if "checked" in verdict.outcomes.values() else "not judged")

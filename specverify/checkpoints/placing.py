@@ -1,0 +1,88 @@
+"""Puts the checkpoints of a saved case where the command line says they lie; a name in a file alone opens nothing."""
+
+import shlex
+from dataclasses import replace
+
+from reference.architecture import Checkpoint, Model
+from reference.case import Case
+from reference.draft import Draft, LanguageModel
+from reference.malformed import Malformed
+from reports.bundle import Bundle
+from reports.format import clean, cut
+from specverify.checkpoints.opening import open_checkpoint
+from specverify.setup.errors import UnusableInput
+
+BUILT_IN = "builtin:"
+"""Names of our own that begin so are safe in a file: a closed list of packages, no path and no network."""
+
+
+def placed(saved: Bundle, models: tuple[str, ...], file: str, understood: bool = True) -> Case:
+    """The case of a bundle, each of its checkpoints at a place that the user named.
+
+    A hub id in the file would send the user's token to the hub, a path in it would open any folder of this machine:
+    so only `models` are opened, and taken for the checkpoints that have their digests.
+
+    Args:
+        saved: The bundle.
+        models: Every `--model` of the command line: a directory, a hub id or `builtin:NAME`. Where there is none and
+            the bundle was saved with a built-in model, that one is opened.
+        file: The bundle's file, for messages.
+        understood: Whether the oracle is to run them.
+
+    Raises:
+        UnusableInput: a checkpoint of the case is not among `models`; the line says what to type.
+        MissingInput: a model that the user named is not on this machine.
+    """
+    wanted = saved.case.checkpoints
+    if not wanted:
+        return saved.case
+    if not models and saved.model is not None and saved.model.startswith(BUILT_IN):
+        models = (saved.model,)
+    found = {one.digest: one for one in (open_checkpoint(name, understood) for name in models)}
+    for checkpoint in wanted:
+        if checkpoint.digest not in found:
+            target = checkpoint == saved.case.model
+            if len(found) == 1 and not found.keys() & {one.digest for one in wanted}:
+                raise UnusableInput(_other(checkpoint, *found.values()))
+            raise UnusableInput(_unnamed(checkpoint, (saved.model if target else None), file))
+    try:
+        return _moved(saved.case, found)
+    except Malformed as why:
+        raise UnusableInput(f"the case does not fit its checkpoint: {why}") from None
+
+
+def _other(wanted: Checkpoint, found: Checkpoint) -> str:
+    """The line for a user who named one checkpoint, which is none of the case."""
+    return (
+        f"{found.source}: other weights ({found.digest[:19]}...) than the case was saved with "
+        f"({wanted.digest[:19]}...); give the right checkpoint with --model"
+    )
+
+
+def _unnamed(wanted: Checkpoint, asked: str | None, file: str) -> str:
+    """The line for a user who did not name the checkpoint `wanted`; `asked` is how `--model` called it at the time."""
+    name = cut(clean(asked or wanted.source), 200)
+    return (
+        f"{file}: runs the checkpoint {name} ({wanted.digest[:19]}...), and a name in a file opens nothing: "
+        f"add --model {shlex.quote(name)}, or the folder where these weights lie"
+    )
+
+
+def _moved(case: Case, found: dict[str, Checkpoint]) -> Case:
+    """`case` with every checkpoint replaced by the one in `found` that has its digest."""
+
+    def model_of(model: Model) -> Model:
+        return found[model.digest] if isinstance(model, Checkpoint) else model
+
+    def draft_of(draft: Draft) -> Draft:
+        return replace(draft, model=model_of(draft.model)) if isinstance(draft, LanguageModel) else draft
+
+    session = case.session
+    if session is not None:
+        mates = tuple(replace(mate, draft=draft_of(mate.draft)) for mate in session.mates)
+        actions = tuple(
+            replace(action, draft=None if action.draft is None else draft_of(action.draft))
+            for action in session.actions
+        )
+        session = replace(session, mates=mates, actions=actions)
+    return replace(case, model=model_of(case.model), draft=draft_of(case.draft), session=session)

@@ -1,0 +1,1 @@
+"""The commands: options and arguments of each, and what it runs."""

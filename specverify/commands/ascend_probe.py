@@ -1,0 +1,42 @@
+"""The command `doctor --probe ascend`: which rules of the operators' contract hold on the device that is here."""
+
+from typing import Any
+
+from backends.base import Unavailable
+
+
+def probed() -> list[dict[str, Any]]:
+    """One row per rule and operator: name, state (ok, struck, absent), detail.
+
+    Raises:
+        Unavailable: where torch_npu or a device is missing; the emulation is never probed in its place.
+    """
+    from backends.ascend.device import missing
+
+    why = missing()
+    if why is not None:
+        raise Unavailable(f"--probe ascend needs an Ascend device: {why}; nothing emulated is probed in its place")
+    import torch
+
+    from backends.ascend.probe.probe import Ground
+
+    return rows_of(Ground(torch.ops, "npu", emulated=False, settle=torch.accelerator.synchronize))
+
+
+def rows_of(ground: Any) -> list[dict[str, Any]]:
+    """The rows of a probe on `ground`; of an emulation, every row says so."""
+    from backends.ascend.probe.probe import probe
+
+    words = {"holds": "ok", "struck": "struck", "not run": "absent"}
+    label = "EMULATED: " if ground.emulated else ""
+    return [
+        {
+            "name": one.rule,
+            "state": words[one.state],
+            "detail": f"{label}{one.operator}: {one.documented}: {one.detail}",
+            "rule": one.rule,
+            "operator": one.operator,
+            "emulated": ground.emulated,
+        }
+        for one in probe(ground)
+    ]

@@ -1,0 +1,177 @@
+"""The command `diff`: its options, their contradictions, and the plan that they make."""
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from backends.flags import MODES
+from reference.case import DTYPES
+from specverify.commands import guard_options, sampling_options
+from specverify.setup.plan import (
+    DEFAULT_CASES,
+    TRANSFORMERS,
+    Plan,
+    default_cases,
+    default_dtypes,
+    default_jobs,
+)
+
+DEVICES = {"cpu": "cpu-eager", "cuda": "cuda-eager", "npu": "ascend-eager"}
+"""The backend that `--device` means when `--backend` is not given."""
+
+EVERY = 10**9
+"""More distinct causes than there are: `--keep-going`."""
+
+
+@click.command()
+@click.option("--backend", help="Backend name or pkg.module:factory (default cpu-eager, or the fault's own).")
+@click.option(
+    "--against", help="The reference in place of the NumPy oracle: a backend, or `transformers`, run plainly."
+)
+@click.option("--model", help="Checkpoint directory, hub id, or builtin:NAME (default: seeded built-in models).")
+@click.option("--prompts", help="Prompt file, or builtin:humaneval; needs --model.")
+@click.option("--invariant", "invariants", multiple=True, metavar="GLOB", help="Only these invariants; repeatable.")
+@click.option(
+    "--cases",
+    type=click.IntRange(min=1),
+    help=f"Cases, or prompts with --model (default {DEFAULT_CASES}, fewer on a slow backend, and 20).",
+)
+@click.option("--new-tokens", type=click.IntRange(min=1), default=64, show_default=True, help="Tokens per prompt.")
+@sampling_options.options
+@click.option(
+    "--time-budget", type=click.FloatRange(min=0, min_open=True), metavar="S", help="Begin no case after S s."
+)
+@click.option("--dtype", "dtypes", multiple=True, type=click.Choice(DTYPES), help="Working dtype; repeatable.")
+@click.option("--device", type=click.Choice(list(DEVICES)), help="Pick the eager backend of this device.")
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the whole run.")
+@click.option("--jobs", type=click.IntRange(min=1), help="Worker processes (default: one per core, up to 4).")
+@click.option("--report", type=click.Path(path_type=Path), default=Path(".specverify"), help="Folder for reports.")
+@click.option("--junit", metavar="FILE", help="Write a JUnit XML report.")
+@click.option("--json", "json_file", metavar="FILE|-", help="Write the result as one JSON object.")
+@click.option("--layout", metavar="NAME", help="Only this KV layout: `list layouts` (default: all, mixed).")
+@click.option("--fault", metavar="NAME", help="Plant this catalogue fault in the engine first.")
+@click.option("--mode", type=click.Choice(MODES), help="reference: eager attention only (default: as flags say).")
+@click.option(
+    "--processor",
+    "processors",
+    multiple=True,
+    metavar="pkg.module:function",
+    help="A logits processor of your own, for sampled cases; repeatable.",
+)
+@guard_options.options
+@click.option("--keep-going", is_flag=True, help="Judge every case, and tell each distinct cause once.")
+@click.option("--max-failures", type=click.IntRange(min=1), metavar="N", help="Stop at the N-th distinct cause.")
+def diff(
+    backend: str | None,
+    against: str | None,
+    model: str | None,
+    prompts: str | None,
+    invariants: tuple[str, ...],
+    cases: int | None,
+    new_tokens: int,
+    time_budget: float | None,
+    dtypes: tuple[str, ...],
+    device: str | None,
+    seed: int,
+    jobs: int | None,
+    report: Path,
+    junit: str | None,
+    json_file: str | None,
+    layout: str | None,
+    fault: str | None,
+    mode: str | None,
+    processors: tuple[str, ...],
+    case_timeout: float | None,
+    memory_limit: int | None,
+    keep_going: bool,
+    max_failures: int | None,
+    **settings: Any,
+) -> int:
+    """Draw cases, run oracle and backend, judge, shrink, report."""
+    from specverify.campaign import recorder
+
+    if prompts is not None and model is None:
+        raise click.UsageError("--prompts needs --model: the built-in models have no tokenizer")
+    sampling = sampling_options.sampling_of(model, settings)
+    name = backend or (DEVICES[device] if device else _backend_of(fault))
+    _check_names(name, device, against, invariants, fault)
+    if model is not None and against == name and fault is None:
+        raise click.UsageError(
+            f"--against {against} is the backend itself, which agrees with itself whatever it computes: "
+            f"name another, or --against {TRANSFORMERS}"
+        )
+    if layout is not None:
+        from specverify.setup.selection import check_layout
+
+        if model is not None:
+            raise click.UsageError("--layout is for drawn cases, not for --model")
+        check_layout(layout, (name, against) if against not in (None, TRANSFORMERS) else (name,))
+    if keep_going and max_failures is not None:
+        raise click.UsageError("--keep-going and --max-failures contradict each other: give one of them")
+    if model is None:  # a checkpoint has a vocabulary of its own to try them on
+        from specverify.setup.processors import admit
+
+        admit(processors)
+    elif processors and sampling.greedy:
+        raise click.UsageError("--processor needs --temperature here: prompts are sampled with it or decoded without")
+    plan = Plan(
+        backend=name,
+        against=against,
+        model=model,
+        prompts=prompts,
+        invariants=invariants,
+        cases=cases or (default_cases(name) if model is None else 20),
+        new_tokens=new_tokens,
+        sampling=sampling,
+        time_budget_s=time_budget or 0.0,
+        dtypes=dtypes or (default_dtypes(name) if model is None else default_dtypes(name)[:1]),
+        seed=seed,
+        jobs=1 if model is not None else jobs or default_jobs(device or "cpu"),
+        fault=fault,
+        processors=processors,
+        layout=layout,
+        mode=mode,
+        case_timeout_s=case_timeout,
+        memory=memory_limit,
+        max_failures=EVERY if keep_going else max_failures or 1,
+    )
+    return recorder.diff(plan, report, junit, json_file)
+
+
+def _backend_of(fault: str | None) -> str:
+    """The backend to run when none is named: where the fault is to be planted, or the first there is."""
+    if fault is None:
+        return DEVICES["cpu"]
+    from specverify.setup.subjects import fault_named  # brings torch, which this process needs for nothing else
+
+    return fault_named(fault).on
+
+
+def _check_names(
+    backend: str, device: str | None, against: str | None, invariants: tuple[str, ...], fault: str | None
+) -> None:
+    """Refuse names that mean nothing before any worker starts; devices are looked for by the workers."""
+    from backends.base import Unavailable
+    from backends.registry import ROWS, UnknownBackend
+    from specverify.setup.selection import invariants_matching
+
+    if device is not None and device not in [row.device for row in ROWS]:
+        raise Unavailable(
+            f"--device {device}: no backend here runs on it: `specverify list backends` names those we have"
+        )
+    invariants_matching(invariants)
+    if fault is not None:
+        from specverify.setup.subjects import fault_named  # brings torch, which this process needs for nothing else
+
+        fault_named(fault)
+    for one in filter(None, (backend, against)):
+        if one is against and one == TRANSFORMERS:
+            continue
+        if ":" not in one and one not in [row.name for row in ROWS]:
+            known = ", ".join(row.name for row in ROWS)
+            raise UnknownBackend(f"no backend is called {one!r}: known are {known}, or give pkg.module:factory")
+    if device is not None:
+        of = next((row.device for row in ROWS if row.name == backend), device)
+        if of != device:
+            raise click.UsageError(f"--device {device} contradicts --backend {backend}, which runs on {of}")

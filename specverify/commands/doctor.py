@@ -1,0 +1,32 @@
+"""The command `doctor`: what is installed, missing or shadowed, or which rules hold on a device."""
+
+import click
+
+
+@click.command()
+@click.option("--probe", type=click.Choice(["ascend"]), help="Run the operators' contract on the device instead.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def doctor(probe: str | None, as_json: bool) -> int:
+    """Say what is installed, what is missing, what is shadowed. Exit 3 if something needed is not there.
+
+    With --probe, say which documented rules of the device's operators hold on it: exit 1 if one does not.
+    """
+    from reports.pages.tables import rows_table
+    from reports.writing import write_json
+    from specverify.setup.checks import examine, healthy
+
+    if probe is not None:
+        from specverify.commands.ascend_probe import probed
+
+        found = probed()
+        if as_json:
+            write_json("-", {"probe": probe, "rules": found})
+        else:
+            click.echo(rows_table(f"probe {probe}", found))
+        return 1 if any(row["state"] == "struck" for row in found) else 0
+    rows = examine()
+    if as_json:
+        write_json("-", {"healthy": healthy(rows), "checks": rows})
+    else:
+        click.echo(rows_table("doctor", rows))
+    return 0 if healthy(rows) else 3

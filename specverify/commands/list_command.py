@@ -1,0 +1,28 @@
+"""The command `list`: backends, layouts, invariants, faults, their catalogue and models."""
+
+from typing import Any
+
+import click
+
+
+@click.command("list")
+@click.argument(
+    "subject",
+    required=False,
+    type=click.Choice(["backends", "layouts", "invariants", "faults", "catalogue", "models"]),
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def list_(subject: str | None, as_json: bool) -> int:
+    """List backends (available, or why not), KV layouts, invariants, faults, the catalogue of reports, models."""
+    from reports.pages.tables import rows_table
+    from reports.writing import write_json
+    from specverify.commands.subjects import SUBJECTS, listing
+
+    chosen = [subject] if subject else list(SUBJECTS)
+    content: Any = {one: listing(one) for one in chosen}
+    if as_json:
+        write_json("-", content[subject] if subject else content)
+        return 0
+    for one in chosen:
+        click.echo(rows_table(one, content[one]))
+    return 0

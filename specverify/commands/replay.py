@@ -1,0 +1,59 @@
+"""The command `replay`: one saved case is run again, and its finding compared with the one that was saved."""
+
+import click
+
+from backends.flags import MODES
+from specverify.commands import guard_options
+
+
+@click.command()
+@click.argument("file", type=click.Path())
+@click.option("--backend", help="Backend to run it on (default: the one it was saved with).")
+@click.option("--fault", metavar="NAME", help="Plant this catalogue fault first.")
+@click.option(
+    "--model",
+    "models",
+    multiple=True,
+    metavar="DIR|ID",
+    help="Where a checkpoint of the case lies: a name in the file alone opens nothing; repeatable.",
+)
+@click.option(
+    "--processor",
+    "processors",
+    multiple=True,
+    metavar="pkg.module:function",
+    help="Admit a logits processor that the case names; repeatable.",
+)
+@click.option("--mode", type=click.Choice(MODES), help="reference: eager attention only (default: as flags say).")
+@guard_options.options
+@click.option("--against", help="The reference instead of the NumPy oracle (default: the one it was saved with).")
+@click.option("--json", "json_file", metavar="FILE|-", help="Write the result as one JSON object.")
+def replay(
+    file: str,
+    backend: str | None,
+    fault: str | None,
+    models: tuple[str, ...],
+    processors: tuple[str, ...],
+    mode: str | None,
+    against: str | None,
+    case_timeout: float | None,
+    memory_limit: int | None,
+    json_file: str | None,
+) -> int:
+    """Run one saved case again: FAILED (same finding), CHANGED (another), FIXED (none)."""
+    from reports import record, writing
+    from reports.pages import terminal
+    from specverify.campaign.replay import replay as run
+
+    if json_file is not None:
+        writing.check(json_file)
+    result = run(file, backend, fault, models, processors, mode, against, case_timeout, memory_limit)
+    to_stderr = json_file == "-"
+    if result.failure is not None:
+        click.echo(terminal.failure_page(result.failure), err=to_stderr)
+    click.echo(f"{result.word}  {result.why}", err=to_stderr)
+    if json_file is not None:
+        found = None if result.failure is None else record.failure_fact(result.failure)
+        facts = {"result": result.word, "why": result.why, "finding": found, "emulated": result.emulated}
+        writing.write_json(json_file, facts | {"saved_fault": result.saved_fault})
+    return result.exit_code

@@ -1,0 +1,61 @@
+"""The options of `diff --model` that make prompts be sampled instead of decoded greedily."""
+
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from reference.malformed import Malformed
+from reference.rules import DRAWS, RULES, Rule
+from reference.sampling import Sampling
+
+NAMES = ("temperature", "top_k", "top_p", "rule", "draws")
+"""What `options` adds to a command."""
+
+
+def options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options to a click command, which hands what it gets for them to `sampling_of`."""
+    for added in reversed(
+        (
+            click.option(
+                "--temperature",
+                type=click.FloatRange(min=0, min_open=True),
+                help="With --model: sample every prompt at this temperature (default: greedy).",
+            ),
+            click.option("--top-k", type=click.IntRange(min=1), help="With --temperature: tokens kept."),
+            click.option(
+                "--top-p", type=click.FloatRange(0, 1, min_open=True), help="With --temperature: mass that is kept."
+            ),
+            click.option("--rule", type=click.Choice(list(RULES)), help="Acceptance rule (default multi-round)."),
+            click.option(
+                "--draws", type=click.Choice(DRAWS), help="How a model draft names siblings (default: as the rule)."
+            ),
+        )
+    ):
+        command = added(command)
+    return command
+
+
+def sampling_of(model: str | None, given: dict[str, Any]) -> Sampling:
+    """The settings that the options ask for; greedy where there are none.
+
+    Raises:
+        UsageError: for options without --model, whose drawn cases choose their own, or without --temperature.
+    """
+    named = [f"--{name.replace('_', '-')}" for name in NAMES if given.get(name) is not None]
+    if named and model is None:
+        raise click.UsageError(f"{named[0]} needs --model: the built-in models' cases draw their own settings")
+    if named and given.get("temperature") is None:
+        raise click.UsageError(f"{named[0]} needs --temperature: without one, prompts are decoded greedily")
+    if not named:
+        return Sampling()
+    from specverify.law.command import PUBLISHED
+
+    rule = Rule(given["rule"] or Rule().name)
+    draws = given["draws"] or PUBLISHED.get(rule.name, "without-replacement")
+    try:
+        return Sampling(
+            given["temperature"], top_k=given["top_k"] or 0, top_p=given["top_p"] or 1.0, rule=rule, draws=draws
+        )
+    except Malformed as why:  # what no range can refuse, such as a temperature that is no number
+        raise click.UsageError(str(why)) from None

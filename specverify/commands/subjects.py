@@ -1,0 +1,108 @@
+"""The command `list`: backends, layouts, invariants, faults, their catalogue and models, each with its sentence."""
+
+from collections.abc import Callable
+from typing import Any
+
+from backends import faults
+from backends.faults.unplanted import UNPLANTED, reports
+from backends.registry import ROWS, why_unavailable
+from properties.invariants import ALL
+from properties.strategies.models import GALLERY
+from reference.architecture import Architecture
+from reference.layout import KINDS
+from specverify.checkpoints.opening import BUILT_IN
+
+SUBJECTS = ("backends", "layouts", "invariants", "faults", "catalogue", "models")
+
+
+def listing(subject: str) -> list[dict[str, Any]]:
+    """The rows of one subject, as `--json` prints them."""
+    made: dict[str, Callable[[], list[dict[str, Any]]]] = {
+        "backends": backends,
+        "layouts": layouts,
+        "invariants": invariants,
+        "faults": plantable,
+        "catalogue": catalogue,
+        "models": models,
+    }
+    return made[subject]()
+
+
+def backends() -> list[dict[str, Any]]:
+    """Every backend we ship, and why it cannot be opened here (`unavailable`), if so."""
+    return [
+        {
+            "name": row.name,
+            "device": row.device,
+            "emulated": row.emulated,
+            "sentence": row.sentence,
+            "unavailable": why_unavailable(row.name),
+        }
+        for row in ROWS
+    ]
+
+
+def layouts() -> list[dict[str, Any]]:
+    """Every KV layout, and the backends that declare it, whether or not they can be opened here."""
+    return [
+        {"name": kind, "sentence": words, "backends": [row.name for row in ROWS if kind in row.layouts]}
+        for kind, words in KINDS.items()
+    ]
+
+
+def invariants() -> list[dict[str, Any]]:
+    """Every invariant with the stages it needs."""
+    return [
+        {"name": one.name, "sentence": one.statement, "needs": [stage.word for stage in sorted(one.needs)]}
+        for one in ALL
+    ]
+
+
+def plantable() -> list[dict[str, Any]]:
+    """Every fault that can be planted."""
+    return [
+        {
+            "name": fault.name,
+            "id": fault.id,
+            "stage": fault.stage.word,
+            "on": fault.on,
+            "sentence": fault.sentence,
+            "source": fault.source,
+            "trigger": fault.trigger,
+        }
+        for fault in faults.ALL
+    ]
+
+
+def catalogue() -> list[dict[str, Any]]:
+    """Every report of the catalogue: the faults planted for it, or why none can be."""
+    rows = []
+    for report in reports():
+        planted = [fault.name for fault in faults.ALL if fault.id == report.id]
+        rows.append(
+            {
+                "name": report.id,
+                "state": "planted" if planted else "not planted",
+                "title": report.title,
+                "source": report.source,
+                "faults": planted,
+                "sentence": ", ".join(planted) if planted else UNPLANTED[report.id],
+            }
+        )
+    return rows
+
+
+def models() -> list[dict[str, Any]]:
+    """The seeded gallery that cases draw from, and the checkpoints that packages ship."""
+    drawn = [{"name": f"gallery:{at}", "sentence": _described(arch)} for at, arch in enumerate(GALLERY)]
+    shipped = [{"name": f"builtin:{name}", "sentence": words} for name, (_, _, words) in BUILT_IN.items()]
+    return [*shipped, *drawn]
+
+
+def _described(arch: Architecture) -> str:
+    windows = f", windows {'/'.join(map(str, arch.windows))}" if any(arch.windows) else ""
+    tied = ", tied" if arch.tied else ""
+    return (
+        f"{arch.family}, {arch.layers} layer{'s' * (arch.layers > 1)}, {arch.heads} heads on {arch.kv_heads} KV, "
+        f"vocabulary {arch.vocab_size}, rotary {arch.rope.kind}{windows}{tied}"
+    )

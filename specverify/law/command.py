@@ -1,0 +1,166 @@
+"""The command `law`: its options become a rule in a small world, whose exact law is printed and written."""
+
+from dataclasses import dataclass, fields
+from fractions import Fraction
+from typing import cast
+
+import click
+
+from reference.malformed import Malformed
+from reference.rules import RULES, Rule
+from reference.tree import Shape
+from reports import writing
+from reports.pages.law import LawFacts, law_page, law_records, law_table
+from specverify.law.enumeration import Asked, measured
+from specverify.law.world_file import THRESHOLDS, Told, read
+from specverify.law.world_options import Tables, exactly, fitting, full, listed, numbers, shaped
+from specverify.setup.errors import UnusableInput
+
+PUBLISHED = {"eagle": "top-k", "target-only": "top-k", "typical": "top-k", "specinfer": "with-replacement"}
+"""How siblings are named where nothing is said: as the rule was published; the others' without replacement."""
+
+OWN_THRESHOLDS = {"target-only": ("threshold_single", "threshold_acc"), "typical": ("epsilon", "delta")}
+"""Thresholds that mean something to a rule."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What was typed; None and False stand for what was not."""
+
+    rule: str | None = None
+    p: str | None = None
+    q: str | None = None
+    draws: str | None = None
+    siblings: int | None = None
+    depth: int | None = None
+    tree: str | None = None
+    tokens: str | None = None
+    threshold_single: str | None = None
+    threshold_acc: str | None = None
+    epsilon: str | None = None
+    delta: str | None = None
+    world: str | None = None
+    soft_q: bool = False
+    own: str | None = None
+    claims_lossless: bool = False
+    table: bool = False
+    picture: bool = False
+    max_runs: int | None = None
+    json_file: str | None = None
+
+    def given(self, *but: str) -> list[str]:
+        """The options that were typed, as they are typed, without those named."""
+        names = {"rule": "RULE", "own": "--rule", "json_file": "--json"}
+        typed = [field.name for field in fields(self) if getattr(self, field.name) not in (None, False)]
+        return [names.get(name, f"--{name.replace('_', '-')}") for name in typed if name not in but]
+
+
+def law(options: Options) -> int:
+    """Enumerate, print, write; exit code 1 where a promise is broken."""
+    if options.json_file is not None:
+        writing.check(options.json_file)
+    if options.table:
+        from specverify.law.standard_worlds import standard
+
+        others = options.given("table", "json_file")
+        if others:
+            raise click.UsageError(f"--table has rules and worlds of its own: leave out {', '.join(others)}")
+        found = standard()
+        page = law_table(found)
+    else:
+        found = [_asked(options)]
+        page = law_page(found[0], options.picture)
+    click.echo(page, nl=False, err=options.json_file == "-")
+    if options.json_file is not None:
+        writing.write_json(options.json_file, law_records(found))
+    return 1 if any(facts.broken for facts in found) else 0
+
+
+def _asked(options: Options) -> LawFacts:
+    """The facts about the one rule that the options name."""
+    if (options.rule is None) == (options.own is None):
+        known = f"RULE ({', '.join(RULES)}) or --rule pkg.module:function"
+        raise click.UsageError(f"give {known}{', not both' if options.rule else '; or --table'}")
+    if options.claims_lossless and options.own is None:
+        raise click.UsageError("--claims-lossless is for --rule: the built-in rules declare what they are")
+    told = _told(options)
+    thresholds = {**told.thresholds, **_thresholds(options)}
+    try:
+        # Typed as floats, but compared and divided alone: as fractions they keep the law exact.
+        rule = Rule(options.rule or "multi-round", **{name: cast(float, value) for name, value in thresholds.items()})
+    except Malformed as why:
+        raise UnusableInput(f"{why.path}: {why.why}") from None
+    refused = rule.refuses(told.tables.shape) if options.own is None else None
+    if refused is not None:
+        raise UnusableInput(f"{refused}, or give --siblings 1")
+    draws = options.draws or told.draws or ("top-k" if options.soft_q else PUBLISHED.get(options.rule or ""))
+    draws = draws or "without-replacement"
+    if told.tables.tokens is not None and (options.draws is not None or options.soft_q):
+        raise click.UsageError("--draws and --soft-q mean nothing where tokens are given: none is drawn")
+    if options.soft_q and (draws != "top-k" or len(told.tables.drafts) > 1):
+        raise click.UsageError("--soft-q needs --draws top-k and one draft: drawn tokens have the soft q already")
+    return measured(
+        Asked(
+            rule,
+            told.tables,
+            draws,
+            _in_words(rule, thresholds, options),
+            options.soft_q,
+            options.own,
+            options.claims_lossless,
+        ),
+        options.max_runs,
+    )
+
+
+def _told(options: Options) -> Told:
+    """The world that the options describe, or the file they name."""
+    if options.world is not None:
+        clash = [
+            name for name in ("p", "q", "siblings", "depth", "tree", "tokens") if getattr(options, name) is not None
+        ]
+        if clash:
+            raise click.UsageError(f"--world has it all: leave out {', '.join(f'--{name}' for name in clash)}")
+        return read(options.world)
+    if options.tree is not None and (options.siblings or options.depth):
+        raise click.UsageError("--tree says it all: leave out --siblings and --depth")
+    shape = _shape(options)
+    if options.p is None and options.q is None:
+        from specverify.law.standard_worlds import HEAVY_EXACT
+
+        p, q = HEAVY_EXACT
+    elif options.p is None or (options.q is None and options.tokens is None):
+        raise click.UsageError("--p and --q come together (--q alone may be missing where --tokens are given)")
+    else:
+        p = listed(options.p, "--p")
+        q = p if options.q is None else listed(options.q, "--q")
+        if len(p) != len(q):
+            raise UnusableInput(f"--p has {len(p)} probabilities and --q {len(q)}: give one for each token to both")
+    tokens = None
+    if options.tokens is not None:
+        tokens = fitting(numbers(options.tokens, "--tokens"), shape, len(p), "--tokens")
+    return Told(Tables(shape, {(): p}, ({(): q},), tokens), None, {})
+
+
+def _shape(options: Options) -> Shape:
+    if options.tree is not None:
+        return shaped(numbers(options.tree, "--tree"), "--tree")
+    chain = options.rule is not None and RULES[options.rule].chains_only
+    if options.siblings is None and options.depth is None:
+        return Shape((0, 0, 1) if chain else (0, 0, 0, 1, 1))
+    return full(options.siblings or (1 if chain else 2), options.depth or 1)
+
+
+def _thresholds(options: Options) -> dict[str, Fraction]:
+    typed = {name: getattr(options, name) for name in THRESHOLDS if getattr(options, name) is not None}
+    for name in typed:
+        if options.rule is not None and name not in OWN_THRESHOLDS.get(options.rule, ()):
+            raise click.UsageError(f"--{name.replace('_', '-')} means nothing to the rule {options.rule}")
+    return {name: exactly(text, f"--{name.replace('_', '-')}") for name, text in typed.items()}
+
+
+def _in_words(rule: Rule, thresholds: dict[str, Fraction], options: Options) -> str:
+    """What was set: thresholds that the rule reads, and whether q is handed over as it is."""
+    heeded = THRESHOLDS if options.own is not None else OWN_THRESHOLDS.get(rule.name, ())
+    parts = [f"{name} {thresholds[name]}" for name in heeded if name in thresholds]
+    return ", ".join(parts + (["soft q handed over"] if options.soft_q else []))

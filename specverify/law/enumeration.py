@@ -1,0 +1,158 @@
+"""The exact law of one rule in one small world, by enumeration, and what the rule declares of itself there."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from reference.malformed import Malformed
+from reference.oracle import acceptance
+from reference.oracle.acceptance import Answer, Program, Question
+from reference.oracle.law import Law, expected_length, round_law, total_variation, where_from
+from reference.rules import Rule
+from reports.format import cut
+from reports.pages.law import LawFacts
+from specverify.law.user_rule import own_rule
+from specverify.law.world_options import MOST_TOKENS, Tables
+from specverify.setup.errors import UnusableInput
+
+MOST_RUNS = 20_000
+"""Runs of a rule before a world is called too large; fewer where the vocabulary makes each run long."""
+
+MOST_WORK = 120_000
+"""Runs times tokens of the vocabulary: some ten seconds."""
+
+NOISE = 1e-10
+"""Total variation that floats may show where a rule of the user's own computes in them; fractions are exact."""
+
+READ_Q = ("chain", "multi-round", "specinfer", "block")
+"""Rules that compare p with q; the others read the target alone."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A rule in a world.
+
+    Attributes:
+        rule: The built-in rule, or the thresholds that the user's own is told.
+        tables: The world.
+        draws: One of DRAWS; ignored where tokens are given.
+        setting: What was set, in words.
+        soft: Whether top-k tokens come with the soft q, as if they had been drawn from it.
+        own: The user's own rule, `pkg.module:function`.
+        claims: Whether that one claims to be lossless.
+    """
+
+    rule: Rule
+    tables: Tables
+    draws: str
+    setting: str = ""
+    soft: bool = False
+    own: str | None = None
+    claims: bool = False
+
+
+def measured(asked: Asked, most: int | None = None) -> LawFacts:
+    """The facts, by enumeration of every decision that can happen.
+
+    Args:
+        asked: Rule and world.
+        most: Runs of the rule at most; None for as many as take some ten seconds.
+
+    Raises:
+        UnusableInput: The world is too large, or the user's own rule errs.
+    """
+    tables, rule = asked.tables, asked.rule
+    runs = _Runs(asked, min(MOST_RUNS, MOST_WORK // tables.vocab) if most is None else most)
+    blocks = _law(asked, runs)
+    height = tables.shape.height + 1
+    off = total_variation(blocks, tables.target_row, height)
+    exact = not any(isinstance(mass, float) for mass in blocks.values())
+    given = tables.tokens is not None
+    promise: bool | None = rule.lossless("top-k" if given else asked.draws, tables.distinct(asked.draws))
+    declared = rule.promise
+    condition, why = declared.condition, ""
+    if asked.own is not None:
+        promise, condition = (True if asked.claims else None), ""
+    elif asked.soft and rule.name in READ_Q:
+        promise, condition = False, "tokens are drawn from the q that is handed over"
+        why = f"a greedy draft treated as a sample: {rule.name} promises the target's law only where {condition}"
+    return LawFacts(
+        rule=asked.own or rule.name,
+        setting=asked.setting,
+        draws="given" if given else asked.draws,
+        tree=_tree(tables),
+        promise=promise,
+        condition=condition,
+        source="" if asked.own else declared.source,
+        sentence="" if asked.own else declared.sentence,
+        why=why,
+        biased=off != 0 if exact else off > NOISE,
+        exact=exact,
+        total_variation=off,
+        expected=expected_length(blocks),
+        height=height,
+        cells=len(blocks),
+        evaluations=runs.count,
+        biases=tuple(where_from(blocks, tables.target_row, height)),
+    )
+
+
+def _tree(tables: Tables) -> str:
+    parents = " ".join(map(str, tables.shape.parent))
+    told = f", tokens {' '.join(map(str, tables.tokens))}" if tables.tokens is not None else ""
+    return f"parents {parents} (node 0 is the root){told}; {tables.vocab} tokens"
+
+
+def _law(asked: Asked, runs: "_Runs") -> Law:
+    tables = asked.tables
+    # The built-in rules look at nothing but children and tokens, so their trees can be drawn as they are walked.
+    whole = asked.soft or asked.own is not None
+    try:
+        blocks = round_law(
+            tables.shape,
+            tables.target_row,
+            tables.draft_row,
+            asked.rule,
+            asked.draws,
+            tables.tokens,
+            runs,
+            whole_tree_first=whole,
+        )
+    except Malformed as why:
+        if isinstance(why.__cause__, UnusableInput):
+            raise why.__cause__ from None
+        raise UnusableInput(cut(f"--rule {asked.own}: {why.why}" if asked.own else str(why))) from why
+    total = sum(blocks.values())
+    if not -NOISE < float(total) - 1.0 < NOISE:
+        raise UnusableInput(
+            f"--rule {asked.own}: its runs add up to {float(total):.6g}, not to 1:"
+            " it may depend on nothing but its arguments and coins"
+        )
+    return blocks
+
+
+class _Runs:
+    """A rule that counts how often it is run, and stops when that is too often.
+
+    Attributes:
+        count: Runs so far.
+    """
+
+    def __init__(self, asked: Asked, most: int) -> None:
+        self._program: Program = acceptance.verify if asked.own is None else own_rule(asked.own)
+        self._tables, self._soft, self._most = asked.tables, asked.soft, most
+        self.count = 0
+
+    def __call__(self, *arguments: Any) -> Answer:
+        """One run; UnusableInput for the one too many."""
+        self.count += 1
+        if self.count > self._most:
+            raise UnusableInput(
+                f"too large a world: more than {self._most} runs of the rule; give it fewer nodes or tokens (of at most"
+                f" {MOST_TOKENS}), --draws top-k, or more time with --max-runs"
+            )
+        asked = Question(*arguments)
+        if self._soft:
+            above = [asked.tree.tokens_to(up)[1:] for up in asked.tree.parent]
+            soft = [self._tables.draft_row(path, 0) for path in above]
+            asked = asked._replace(proposal=soft, sampled=True)
+        return self._program(*asked)

@@ -1,0 +1,81 @@
+"""The standard set of `law --table`: every built-in rule under every kind of draft, in worlds designed to tell."""
+
+import itertools
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from fractions import Fraction
+from typing import cast
+
+from properties.laws.worlds import HEAVY
+from reference.oracle.acceptance import Row
+from reference.oracle.tree_growth import Path
+from reference.rules import DRAWS, RULES, Rule
+from reference.tree import Shape
+from reports.pages.law import LawFacts
+from specverify.law.enumeration import Asked, measured
+from specverify.law.world_options import Tables
+
+HEAVY_EXACT: tuple[Row, Row] = (
+    [Fraction(repr(float(value))) for value in HEAVY[0]],
+    [Fraction(repr(float(value))) for value in HEAVY[1]],
+)
+"""The designed pair of target and draft as the decimals that it is written in."""
+
+LOSSY = (("threshold_acc", Fraction(9, 10)), ("threshold_single", Fraction(1, 5)))
+"""Settings in which target-only promises nothing."""
+
+
+def standard() -> list[LawFacts]:
+    """One row for each rule and kind of draft: the facts of its worst world, cells and runs of all worlds together."""
+    rows = [
+        _row({world: Asked(Rule(name), tables, draws) for world, tables in worlds(name).items()})
+        for name, draws in itertools.product(RULES, DRAWS)
+    ]
+    loose = worlds("target-only")
+    for name, value in LOSSY:
+        rule = Rule("target-only", **{name: cast(float, value)})  # compared and divided alone: exact as a fraction
+        rows.append(_row({at: Asked(rule, one, "top-k", f"{name} {value}") for at, one in loose.items()}))
+    twins = {at: replace(one, tokens=(0, *(1 + up for up in one.shape.parent[1:]))) for at, one in loose.items()}
+    rows.append(_row({at: Asked(Rule("target-only"), one, "top-k", "repeated siblings") for at, one in twins.items()}))
+    return rows
+
+
+def _row(asked: dict[str, Asked]) -> LawFacts:
+    found = [replace(measured(one), world=world) for world, one in asked.items()]
+    worst = max(found, key=lambda facts: facts.total_variation)
+    cells, evaluations = sum(one.cells for one in found), sum(one.evaluations for one in found)
+    return replace(worst, cells=cells, evaluations=evaluations)
+
+
+def worlds(rule: str) -> dict[str, Tables]:
+    """The standard worlds by name, with chains for rules that verify nothing else; every context has its own row."""
+    if RULES[rule].chains_only:
+        deep, wide = Shape((0, 0, 1)), Shape((0, 0, 1, 2))
+    else:
+        deep, wide = Shape((0, 0, 0, 1, 1)), Shape((0, 0, 0, 0))
+    made = {"heavy": _tables(deep, 6, lambda name, path: _turned(HEAVY_EXACT[name == "q"], sum(path)))}
+    for seed, (shape, vocab) in enumerate(((deep, 3), (deep, 3), (wide, 4))):
+        made[f"random {seed}"] = _tables(shape, vocab, _drawn(seed, vocab))
+    return made
+
+
+def _tables(shape: Shape, vocab: int, row: Callable[[str, Path], Row]) -> Tables:
+    paths = [path for depth in range(shape.height + 1) for path in itertools.product(range(vocab), repeat=depth)]
+    return Tables(shape, {path: row("p", path) for path in paths}, ({path: row("q", path) for path in paths},))
+
+
+def _turned(row: Row, by: int) -> Row:
+    """`row` moved along the vocabulary, so that contexts differ and p and q still belong together."""
+    return [row[(at + by) % len(row)] for at in range(len(row))]
+
+
+def _drawn(seed: int, vocab: int) -> Callable[[str, Path], Row]:
+    """Rows of small rationals, each from a seed of its own."""
+
+    def row(name: str, path: Path) -> Row:
+        rng = random.Random(f"{seed} {name} {path}")
+        weights = [rng.randint(1, 9) for _ in range(vocab)]
+        return [Fraction(weight, sum(weights)) for weight in weights]
+
+    return row

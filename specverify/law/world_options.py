@@ -1,0 +1,145 @@
+"""A small world from options: exact probabilities, a tree, and the rows that target and draft say after a path."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+from reference.malformed import Malformed
+from reference.oracle.acceptance import Row, normalised
+from reference.oracle.tree_growth import Path
+from reference.tree import Shape, Tree
+from specverify.setup.errors import UnusableInput
+
+MOST_NODES = 32
+"""Nodes of a tree that is enumerated, the root included."""
+
+MOST_TOKENS = 256
+"""Tokens of a vocabulary that is enumerated."""
+
+OFF = Fraction(1, 10**6)
+"""How far from 1 a row may sum; it is then normalised."""
+
+NUMBER = re.compile(r"[+-]?(?:\d+/\d+|(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d{1,2})?)", re.ASCII | re.IGNORECASE)
+"""A fraction, or a decimal whose exponent cannot ask for more digits than fit in memory."""
+
+LONGEST = 80
+"""Characters of one number."""
+
+
+@dataclass(frozen=True)
+class Tables:
+    """Tables in place of models, in fractions; a path without a row has the row of the empty path.
+
+    Attributes:
+        shape: The tree to draft.
+        target: The target's law after a path of tokens below the root.
+        drafts: The same of each draft; the k-th child of a node is named by draft `k % len(drafts)`.
+        tokens: The drafted tokens where they are given, the root's first; nothing is then drawn.
+    """
+
+    shape: Shape
+    target: dict[Path, Row]
+    drafts: tuple[dict[Path, Row], ...]
+    tokens: Path | None = None
+
+    @property
+    def vocab(self) -> int:
+        """Size of the vocabulary."""
+        return len(self.target[()])
+
+    def target_row(self, path: Path) -> Row:
+        """The target's law after `path`."""
+        return self.target.get(path) or self.target[()]
+
+    def draft_row(self, path: Path, k: int) -> Row:
+        """The law that names the k-th child after `path`."""
+        table = self.drafts[k % len(self.drafts)]
+        return table.get(path) or table[()]
+
+    def distinct(self, draws: str) -> bool:
+        """Whether siblings are sure to differ."""
+        if self.tokens is not None:
+            return not Tree(self.shape.parent, self.tokens).has_twins
+        if all(len(below) <= 1 for below in self.shape.children) or draws == "without-replacement":
+            return True
+        return draws == "top-k" and len(self.drafts) == 1
+
+
+def exactly(written: object, where: str) -> Fraction:
+    """The number that `written` (text, or an int) is, as a fraction: a decimal is not rounded to a float.
+
+    Raises:
+        UnusableInput: It is none, NaN, infinite, or has no end of digits; `where` says which.
+    """
+    text = str(written).strip() if isinstance(written, str) or type(written) is int else ""
+    if len(text) > LONGEST or not NUMBER.fullmatch(text) or re.search(r"/0+$", text):
+        shown = repr(written) if len(repr(written)) <= LONGEST else f"{repr(written)[:LONGEST]}…"
+        raise UnusableInput(f"{where}: {shown} is not a number (write 0.6 or 3/5)")
+    return Fraction(text)
+
+
+def probabilities(written: Sequence[object], where: str) -> Row:
+    """The law that `written` is; a sum within OFF of 1 is normalised.
+
+    Raises:
+        UnusableInput: A number is none or negative, they do not sum to 1, or there are too many.
+    """
+    if len(written) > MOST_TOKENS:
+        raise UnusableInput(f"{where}: {len(written)} tokens are too many to enumerate; use {MOST_TOKENS} at most")
+    row = [exactly(one, f"{where}[{at}]") for at, one in enumerate(written)]
+    for at, value in enumerate(row):
+        if value < 0:
+            raise UnusableInput(f"{where}[{at}]: {written[at]} is negative")
+    total = sum(row, Fraction(0))
+    if abs(total - 1) > OFF:
+        raise UnusableInput(f"{where}: sums to {float(total):.9g}, not to 1 (1/3 is exact where 0.333 is not)")
+    return normalised(row)
+
+
+def listed(text: str, where: str) -> Row:
+    """A law from text with commas."""
+    return probabilities(text.split(","), where)
+
+
+def numbers(text: str, where: str) -> Path:
+    """Whole numbers from text with commas."""
+    parts = [part.strip() for part in text.split(",")]
+    for at, part in enumerate(parts):
+        if not re.fullmatch(r"\d{1,6}", part, re.ASCII):
+            raise UnusableInput(f"{where}[{at}]: {part[:LONGEST]!r} is not a whole number of 0 or more")
+    return tuple(int(part) for part in parts)
+
+
+def shaped(parents: Path, where: str) -> Shape:
+    """The tree of these parents; UnusableInput where they are none, or too many."""
+    if len(parents) > MOST_NODES:
+        raise UnusableInput(f"{where}: {len(parents)} nodes are too many to enumerate; use {MOST_NODES} at most")
+    try:
+        return Shape(parents)
+    except Malformed as why:
+        raise UnusableInput(f"{where}: {why} (node 0 is the root and its own parent)") from None
+
+
+def full(siblings: int, depth: int) -> Shape:
+    """The tree in which every node above `depth` has `siblings` children, level by level."""
+    if depth >= MOST_NODES or sum(siblings**level for level in range(depth + 1)) > MOST_NODES:
+        raise UnusableInput(
+            f"--siblings {siblings} --depth {depth}: the tree has more than {MOST_NODES} nodes; make it smaller"
+        )
+    parents, level = [0], [0]
+    for _ in range(depth):
+        below = [up for up in level for _ in range(siblings)]
+        level = list(range(len(parents), len(parents) + len(below)))
+        parents += below
+    return Shape(tuple(parents))
+
+
+def fitting(tokens: Path, shape: Shape, vocab: int, where: str) -> Path:
+    """`tokens`, if they are one for each node of `shape` and of the vocabulary."""
+    if len(tokens) != len(shape):
+        raise UnusableInput(f"{where}: {len(tokens)} tokens for {len(shape)} nodes (the root's is the first)")
+    for node, token in enumerate(tokens):
+        if not 0 <= token < vocab:
+            raise UnusableInput(f"{where}[{node}]: token {token} is outside the vocabulary of {vocab}")
+    return tokens

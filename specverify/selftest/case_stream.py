@@ -1,0 +1,52 @@
+"""Streams: the cases that a search of one seed draws, drawn once for all the hunts of a process."""
+
+from collections.abc import Iterator
+from functools import cache
+
+from properties.strategies import cases
+from properties.strategies.settings import explore
+from reference.case import Case
+from specverify.campaign.search import BARREN, ROUND, round_seed
+
+
+class Stream:
+    """Cases of one seed, each once, in the order in which `Search.run` judges them while nothing differs.
+
+    `rarely` is the backend's (`backends.base.Declaration`): a slow one is given shorter prompts.
+    """
+
+    def __init__(self, number: int, dtypes: tuple[str, ...], rarely: int = 1) -> None:
+        self._number, self._dtypes, self._rarely = number, dtypes, rarely
+        self._drawn: dict[Case, None] = {}
+        self._cases: list[Case] = []
+        self._rounds = 0
+
+    def __iter__(self) -> Iterator[Case]:
+        """As many as are wanted; the end only where rounds bring nothing new."""
+        at = 0
+        while True:
+            while at < len(self._cases):
+                yield self._cases[at]
+                at += 1
+            for _ in range(BARREN):
+                self._round()
+                if at < len(self._cases):
+                    break
+            else:
+                return
+
+    def _round(self) -> None:
+        def collect(case: Case) -> None:
+            if case not in self._drawn:
+                self._drawn[case] = None
+                self._cases.append(case)
+
+        drawn = cases(self._dtypes, rarely=self._rarely)
+        explore(round_seed(self._number, self._rounds), ROUND, drawn, collect)
+        self._rounds += 1
+
+
+@cache
+def stream(number: int, dtypes: tuple[str, ...], rarely: int = 1) -> Stream:
+    """The stream of seed `number`, kept for the life of the process."""
+    return Stream(number, dtypes, rarely)

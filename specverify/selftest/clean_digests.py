@@ -1,0 +1,101 @@
+"""The sieve: what a clean backend does on a case; where a planted one does the same, nothing is judged twice."""
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, is_dataclass, replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from backends.base import Backend
+from backends.engine.seams import Seams
+from properties.invariants import distribution, laws
+from properties.verdict.invariant import Invariant
+from properties.verdict.subject import NoTrace, Subject
+from reference.case import Case
+from specverify.setup.subjects import open_planted, subject_of
+
+KEPT = 4096
+"""Digests held for each backend."""
+
+ON_TABLES = {one.name for one in (*laws.INVARIANTS, *distribution.INVARIANTS)}
+"""Invariants that ask the backend's sampling on tables or coins of their own, of which a case's run shows little."""
+
+TABLES_ALONE = ON_TABLES - {"lossless.distribution"}
+"""Those of them that ask nothing else; the other one also asks whole generations by the request path."""
+
+
+class Sieve:
+    """Digests of what one clean backend does, bit by bit, by case."""
+
+    def __init__(self, backend: str) -> None:
+        self._backend = open_planted(backend, None)
+        self._clean = subject_of(self._backend, keep=2)
+        self._held: OrderedDict[Case, str] = OrderedDict()
+
+    def samples_like(self, planted: Backend) -> bool:
+        """Whether `planted` samples by the very functions of the clean backend: no table tells the two apart.
+
+        Whose sampling is no seam of ours is taken to differ.
+        """
+        one, other = (getattr(backend, "seams", None) for backend in (self._backend, planted))
+        return isinstance(one, Seams) and isinstance(other, Seams) and one.sampling == other.sampling
+
+    def left(
+        self, case: Case, planted: Subject, invariants: tuple[Invariant, ...], tables: bool
+    ) -> tuple[Invariant, ...]:
+        """Of `invariants`, those that have something to judge on `case`.
+
+        All where the run of `planted` differs in a bit from the clean one; else those on tables, if `tables` says that
+        `planted` samples by functions of its own, or none. What only a variant of the case or another generation from
+        its prompt would show is passed over then.
+        """
+        if case not in self._held:
+            self._held[case] = digest(self._clean, case)
+            while len(self._held) > KEPT:
+                self._held.popitem(last=False)
+        if digest(planted, case) != self._held[case]:
+            return invariants
+        return () if not tables else tuple(one for one in invariants if one.name in ON_TABLES)
+
+
+@cache
+def sieve(backend: str) -> Sieve:
+    """The sieve of a backend, opened once for each process."""
+    return Sieve(backend)
+
+
+def digest(subject: Subject, case: Case) -> str:
+    """Of everything that `subject` reveals of `case`, seconds apart, or of how it ended otherwise."""
+    try:
+        outcome: object = replace(subject(case), forward_s=0.0)
+    except NoTrace as absent:
+        outcome = absent.outcome
+    told = hashlib.blake2b(digest_size=16)
+    for part in _parts(outcome):
+        told.update(part)
+    return told.hexdigest()
+
+
+def _parts(value: Any) -> Iterator[bytes]:
+    """Every bit of a value, and where one thing in it ends and the next begins."""
+    if isinstance(value, np.ndarray):
+        yield f"{value.dtype.str}{value.shape}".encode()
+        yield value.tobytes()
+    elif is_dataclass(value):
+        yield type(value).__name__.encode()
+        for field in fields(value):
+            yield from _parts(getattr(value, field.name))
+    elif isinstance(value, (tuple, list)):
+        yield f"{len(value)}[".encode()
+        for one in value:
+            yield from _parts(one)
+    elif isinstance(value, Mapping):
+        yield f"{len(value)}{{".encode()
+        for key, one in value.items():
+            yield repr(key).encode()
+            yield from _parts(one)
+    else:
+        yield f"{value!r},".encode()

@@ -1,0 +1,212 @@
+"""A hunt: ordinary cases are drawn against a backend, with one fault planted in it or none, until one differs."""
+
+import signal
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from itertools import islice
+from multiprocessing.synchronize import Event
+
+from backends import faults
+from backends.base import Backend, Unavailable
+from properties.invariants import ALL
+from properties.shrinking.sessions import burden
+from properties.verdict.finding import Verdict
+from properties.verdict.invariant import Invariant, taking_turns
+from properties.verdict.subject import Subject
+from reference.case import Case
+from reference.draft import largest
+from reference.oracle.decoder import Oracle
+from specverify.campaign.search import Search
+from specverify.selftest.case_stream import stream
+from specverify.selftest.clean_digests import TABLES_ALONE, sieve
+from specverify.setup.plan import Plan
+from specverify.setup.selection import Unknown
+from specverify.setup.subjects import open_planted, subject_of
+
+SMALL = 4
+"""Nodes, and actions of a session, at which a hunt stops to make its find smaller; `diff` goes on."""
+
+
+@dataclass(frozen=True)
+class Ground:
+    """Where one hunt goes.
+
+    Attributes:
+        fault: What is planted, or None for a clean run.
+        backend: Name or `pkg.module:factory`.
+        seed: Of the draws.
+        cases: To draw at most.
+        dtypes: Working dtypes to draw from.
+        shrink_s: Seconds for making what is found smaller.
+        sieved: Whether a case on which the backend does bit for bit what it does clean is judged on tables alone.
+        until: Wall clock (`time.time`) after which no further case begins.
+        skip: Cases of the seed's order that other hunts of the same fault judge, before this one's first.
+    """
+
+    fault: str | None
+    backend: str
+    seed: int
+    cases: int
+    dtypes: tuple[str, ...]
+    shrink_s: float
+    until: float
+    sieved: bool = False
+    skip: int = 0
+
+
+@dataclass(frozen=True)
+class Bag:
+    """What one hunt came to.
+
+    Attributes:
+        fault: As in its ground.
+        backend: As in its ground.
+        cases: Judged, the one that differed included.
+        seconds: Until the first difference, or until the end; shrinking is not counted.
+        cpu: Seconds of processor time, shrinking included.
+        caught: Whether a case differed.
+        by: The invariant that located the first difference, or None.
+        stage: The stage that it named, or None.
+        nodes: Of the largest tree that any request of the smallest case has, its root counted.
+        actions: Actions of that case's session; 0 without one.
+        case: Its id, or None.
+        failed: Every invariant that differed on the case as drawn or at its smallest.
+        missing: Why the backend cannot be opened here, or None.
+        skip: As in its ground: the difference met is that of case number `skip + cases` of the seed's order.
+    """
+
+    fault: str | None
+    backend: str
+    cases: int = 0
+    seconds: float = 0.0
+    cpu: float = 0.0
+    caught: bool = False
+    by: str | None = None
+    stage: str | None = None
+    nodes: int = 0
+    actions: int = 0
+    case: str | None = None
+    failed: tuple[str, ...] = ()
+    missing: str | None = None
+    skip: int = 0
+
+
+_stops: list[Event] = []
+
+
+def enter(stop: Event) -> None:
+    """Begin a worker: it leaves Ctrl-C to its parent, and its hunts end after the case at hand once `stop` is set."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _stops.append(stop)
+
+
+@cache
+def _oracle() -> Oracle:
+    """One oracle for all hunts of a process: equal seeds draw equal cases, whatever is planted."""
+    return Oracle()
+
+
+def hunt(ground: Ground) -> Bag:
+    """Go there. Faults never meet: each is planted in a backend opened for it.
+
+    A backend that is not here, or that the fault cannot be planted in, is told in the bag's `missing`.
+
+    Raises:
+        UnknownBackend: for a backend that means nothing.
+    """
+    try:
+        backend = open_planted(ground.backend, ground.fault)
+    except (Unavailable, Unknown) as why:
+        return Bag(ground.fault, ground.backend, missing=str(why))
+    judged: list[Verdict] = []
+    began, busy = time.perf_counter(), time.process_time()
+    met_at = 0.0
+
+    def arrived(verdict: Verdict) -> None:
+        nonlocal met_at
+        judged.append(verdict)
+        met_at = time.perf_counter()
+
+    declared = backend.declaration.dtypes
+    dtypes = tuple(one for one in ground.dtypes if one in declared) or declared[:1]
+    plan = Plan(
+        backend=ground.backend,
+        cases=ground.cases,
+        dtypes=dtypes,
+        seed=ground.seed,
+        fault=ground.fault,
+        shrink_s=ground.shrink_s,
+    )
+
+    def stopped() -> bool:
+        return time.time() > ground.until or any(one.is_set() for one in _stops)
+
+    subject = subject_of(backend)
+    tables = asks_tables(ground, backend)
+    invariants = tuple(one for one in ALL if tables or one.name not in TABLES_ALONE)
+    search = Search(plan, invariants, _oracle(), subject, arrived, stopped)
+    search.run_given(_posed(ground, dtypes, subject, tables))
+    seconds = (met_at or time.perf_counter()) - began
+    if search.differs and subject.rarely > 1:
+        # On a slow backend the smallest case is judged by the invariants that judged the drawn one: all of them would
+        # run an interpreted kernel behind a far prompt for half a minute, to say which others fail too.
+        search.invariants = tuple(one for one in invariants if one.name in judged[-1].outcomes)
+    # The shrinking has a bound of its own.
+    search.stopped = lambda: any(one.is_set() for one in _stops) or _small(search.smallest)
+    failure = search.failure(search_nearest=False)
+    if failure is None:
+        busy = time.process_time() - busy
+        return Bag(ground.fault, ground.backend, len(judged), seconds, busy, skip=ground.skip)
+    smallest = failure.verdict
+    failed = {name for one in (judged[-1], smallest) for name, outcome in one.outcomes.items() if outcome == "failed"}
+    session = smallest.case.session
+    return Bag(
+        ground.fault,
+        ground.backend,
+        len(judged),
+        seconds,
+        time.process_time() - busy,
+        caught=True,
+        by=failure.finding.invariant,
+        stage=failure.finding.stage.word,
+        nodes=nodes_of(smallest.case),
+        actions=len(session.actions) if session is not None else 0,
+        case=smallest.case.id,
+        failed=tuple(sorted(failed)),
+        skip=ground.skip,
+    )
+
+
+def nodes_of(case: Case) -> int:
+    """Of the largest tree that any request has, its root counted."""
+    return max(largest(case.draft), burden(case)[0])
+
+
+def _small(case: Case | None) -> bool:
+    """Whether a hunt has no need of a smaller case: SMALL nodes, and no session or few actions."""
+    if case is None or nodes_of(case) > SMALL:
+        return False
+    return case.session is None or len(case.session.actions) <= SMALL
+
+
+def asks_tables(ground: Ground, backend: Backend) -> bool:
+    """Whether tables can tell `backend` from the clean one; not where the fault planted in it leaves sampling alone."""
+    return ground.fault is None or not sieve(ground.backend).samples_like(backend)
+
+
+def _posed(
+    ground: Ground, dtypes: tuple[str, ...], subject: Subject, tables: bool
+) -> Iterator[tuple[Case, tuple[Invariant, ...]]]:
+    """The cases that a search of the ground's seed draws, each with the invariants to judge."""
+    drawn = stream(ground.seed, dtypes, subject.rarely)
+    for case in islice(drawn, ground.skip, ground.skip + ground.cases):
+        turns = taking_turns(case, ALL, subject.rarely)
+        asked = tuple(one for one in turns if tables or one.name not in TABLES_ALONE)
+        yield case, sieve(ground.backend).left(case, subject, asked, tables) if ground.sieved else asked
+
+
+def grounds_of(names: list[str], backend: str | None) -> dict[str, str]:
+    """The backend of each fault: the one given, or the one that the fault names."""
+    return {name: backend or faults.named(name).on for name in names}

@@ -1,0 +1,192 @@
+"""The command `selftest`: plants each fault, searches as `diff` does, and says which invariant caught it, or none."""
+
+import multiprocessing as mp
+import os
+import time
+from collections.abc import Iterator
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+import click
+
+from backends import faults
+from backends.faults.fault import Fault
+from properties.invariants import ALL
+from reports import writing
+from reports.pages.selftest import Caught, Clean, SelfTest, facts, page
+from reports.progress import Progress
+from reports.record import Lines
+from specverify.campaign.threads import ForWorkers
+from specverify.selftest.hunt import Bag, Ground, enter, grounds_of, hunt
+from specverify.setup.plan import SELFTEST_S, default_dtypes, drawing_seed
+from specverify.setup.selection import Unknown
+from specverify.setup.subjects import check_seams
+
+ROUNDS = ((60, True), (150, True), (150, True), (60, False), (300, True), (600, True), (150, False), (2000, True))
+"""Cases judged against a fault that is still at large, round by round, and whether through the sieve: short rounds
+first, so that no hard fault starves the others; those without it see what only variants of a case show. Each round goes
+on where the one before ended, in the order in which `diff --jobs 1` with the same seed draws its cases."""
+
+CLEAN_EVERY = 16
+"""For so many hunts there is one with nothing planted."""
+
+CLEAN_CASES = 8
+"""Cases of a hunt with nothing planted; all invariants whose turn it is are asked."""
+
+SHRINK_S = 2.5
+"""Seconds for making one find smaller."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What was typed."""
+
+    globs: tuple[str, ...] = ()
+    backend: str | None = None
+    budget_s: float = SELFTEST_S
+    seed: int = 0
+    jobs: int | None = None
+    json_file: str | None = None
+
+
+def chosen(globs: tuple[str, ...]) -> list[Fault]:
+    """The faults that any of `globs` matches, by name or catalogue id; all without globs.
+
+    Raises:
+        Unknown: for a glob that matches none.
+    """
+    for glob in globs:
+        if not any(fnmatchcase(name, glob) for one in faults.ALL for name in (one.name, one.id)):
+            raise Unknown(f"--fault {glob}: no fault matches; `specverify list faults` names them")
+    wanted = globs or ("*",)
+    return [one for one in faults.ALL if any(fnmatchcase(name, glob) for glob in wanted for name in (one.name, one.id))]
+
+
+def selftest(options: Options, folder: Path) -> int:
+    """Run it; exit code 1 where a fault escapes or a clean run differs, 3 where nothing could be judged.
+
+    Each hunt is appended to `selftest.jsonl` in `folder` as it ends, so that an interrupted test loses nothing.
+
+    Raises:
+        Unknown: for a fault glob that matches nothing, or a backend that exposes no seams.
+        UnknownBackend, Unavailable: for a backend that means nothing, or is not here.
+    """
+    if options.backend is not None:
+        check_seams(options.backend)
+    if options.json_file is not None:
+        writing.check(options.json_file)
+    wanted = chosen(options.globs)
+    names = [one.name for one in wanted]
+    began = time.time()
+    report = SelfTest(
+        [Caught(one.name, one.id, one.stage.word, dict(one.harmless)) for one in wanted],
+        invariants=[one.name for one in ALL],
+    )
+    folder.mkdir(parents=True, exist_ok=True)
+    with Lines(folder / "selftest.jsonl") as lines, Progress(None) as progress:
+        for bag in _bags(names, options, began + options.budget_s, report):
+            _note(report, bag)
+            lines.append(vars(bag))
+            progress.advance(bag.cases, failures=int(bag.caught))
+    report.seconds = time.time() - began
+    click.echo(page(report), err=options.json_file == "-")
+    if options.json_file is not None:
+        writing.write_json(options.json_file, facts(report))
+    return report.exit_code
+
+
+def _bags(names: list[str], options: Options, until: float, report: SelfTest) -> Iterator[Bag]:
+    """Each hunt as it ends: rounds of growing length over the faults still at large, clean ones in between."""
+    backends = grounds_of(names, options.backend)
+    jobs = options.jobs or min(os.cpu_count() or 1, 4)
+    context = mp.get_context("spawn")
+    stop = context.Event()
+    with ForWorkers(1), ProcessPoolExecutor(jobs, context, initializer=enter, initargs=(stop,)) as pool:
+        course = Course(names, backends, options.seed, until)
+        pending = {pool.submit(hunt, ground) for ground in course.first()}
+        try:
+            while pending:
+                done, pending = wait(pending, return_when=FIRST_COMPLETED)
+                for one in done:
+                    yield (bag := one.result())
+                    pending |= {pool.submit(hunt, ground) for ground in course.after(bag)}
+                pending |= {pool.submit(hunt, ground) for ground in course.spare(jobs - len(pending))}
+                if not course.at_large and not course.clean_due:
+                    stop.set()  # what is under way beside the round that caught the last fault
+        except BrokenProcessPool:
+            report.errors.append("a worker died: its hunts were not judged; try --jobs 1, and --fault to find which")
+        except KeyboardInterrupt:
+            report.errors.append("interrupted: what did not run is not a pass")
+            stop.set()
+            for one in pending:
+                one.cancel()
+
+
+class Course:
+    """Which hunt comes when: the next round of a fault queues behind whatever waits, so that no worker is idle."""
+
+    def __init__(self, names: list[str], backends: dict[str, str], seed: int, until: float) -> None:
+        self._names, self._backends, self._seed, self._until = names, backends, seed, until
+        self._round = dict.fromkeys(names, 0)
+        self.at_large = set(names)
+        self.clean_due = 0
+        self._made = 0
+
+    def first(self) -> list[Ground]:
+        """The first round, faults of one backend together."""
+        ordered = sorted(self._names, key=lambda name: self._backends[name])
+        return [ground for name in ordered for ground in self._hunts(name)]
+
+    def after(self, bag: Bag) -> list[Ground]:
+        """What follows a hunt: the fault's next round if it is at large, and there is time."""
+        self.clean_due -= bag.fault is None
+        if bag.caught or bag.missing is not None:
+            self.at_large.discard(bag.fault or "")
+        if bag.fault not in self.at_large or time.time() > self._until:
+            return []
+        return self._next(bag.fault)
+
+    def spare(self, workers: int) -> list[Ground]:
+        """For workers that would be idle: later rounds of faults at large, beside those that are under way."""
+        if workers <= 0 or time.time() > self._until:
+            return []
+        least_hunted = sorted(self.at_large, key=lambda name: (self._round[name], name))[:workers]
+        return [ground for name in least_hunted for ground in self._next(name)]
+
+    def _next(self, name: str) -> list[Ground]:
+        self._round[name] += 1
+        return self._hunts(name) if self._round[name] < len(ROUNDS) else []
+
+    def _hunts(self, name: str) -> list[Ground]:
+        number, backend = self._round[name], self._backends[name]
+        cases, sieved = ROUNDS[number]
+        skip = sum(count for count, _ in ROUNDS[:number])
+        dtypes = default_dtypes(backend)
+        made = [Ground(name, backend, drawing_seed(self._seed), cases, dtypes, SHRINK_S, self._until, sieved, skip)]
+        self._made += 1
+        if self._made % CLEAN_EVERY == 1:
+            clean = drawing_seed(self._seed, self._made)
+            self.clean_due += 1
+            made.append(Ground(None, backend, clean, CLEAN_CASES, dtypes, SHRINK_S, self._until))
+        return made
+
+
+def _note(report: SelfTest, bag: Bag) -> None:
+    """Count one hunt."""
+    if bag.fault is None:
+        report.clean.append(Clean(bag.backend, bag.cases, bag.by, bag.case, bag.missing))
+        return
+    row = next(one for one in report.faults if one.name == bag.fault)
+    if row.caught:
+        return  # by another round, which ran beside this one
+    row.backend, row.missing = bag.backend, bag.missing
+    # Where in the order of `diff` the fault was met, or how far it was hunted: rounds may run beside each other.
+    row.cases = bag.skip + bag.cases if bag.caught else max(row.cases, bag.skip + bag.cases)
+    row.seconds += bag.seconds
+    row.cpu += bag.cpu
+    if bag.caught:
+        row.caught, row.by, row.stage_named, row.case = True, bag.by, bag.stage, bag.case
+        row.nodes, row.actions, row.failed = bag.nodes, bag.actions, bag.failed

@@ -1,0 +1,1 @@
+"""What a run needs before its first case: plan, subjects, selection, devices and environment."""

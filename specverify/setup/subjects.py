@@ -1,0 +1,216 @@
+"""Opens what a plan names: backends as Subjects, faults by name."""
+
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+from backends import faults
+from backends.admission import LiveDoor, Misshapen, admitted, admitted_blocks
+from backends.base import Backend, Serving, StageFailure, Tabled, Unsupported
+from backends.faults.fault import Fault
+from backends.flags import Mode, mode_of
+from backends.registry import open_backend
+from properties.verdict.subject import Crashed, Declined, Live, NoTrace, Subject
+from reference.case import Case
+from reference.probability_world import Blocks, Given, World
+from reference.session import Action
+from reference.tape import stride
+from reference.trace import Array, Stage, Trace
+from specverify.setup.admits import outside
+from specverify.setup.selection import Unknown
+
+
+def fault_named(name: str) -> Fault:
+    """The catalogue fault of that name.
+
+    Raises:
+        Unknown: when there is none.
+    """
+    try:
+        return faults.named(name)
+    except KeyError as why:
+        raise Unknown(str(why.args[0])) from None
+
+
+def check_seams(name: str) -> None:
+    """Open a backend only to see whether faults can be planted in it.
+
+    Raises:
+        Unknown: for a backend that exposes no seams.
+        UnknownBackend, Unavailable, WrongFlag: as `backends.registry.open_backend`.
+    """
+    nothing = Fault("nothing", "", Stage.DRAFTED, "Nothing goes wrong.", "", "", lambda seams: seams)
+    try:
+        faults.plant(open_backend(name), nothing)
+    except Unsupported as why:
+        raise Unknown(str(why)) from None
+
+
+def open_planted(name: str, fault: str | None, mode: str | None = None) -> Backend:
+    """Open a backend, with a fault in it if one is named, in the mode that is named or that the environment asks for.
+
+    Raises:
+        Unknown: for an unknown fault, a backend that exposes no seams to plant it in, or a mode that it does not have.
+        UnknownBackend, Unavailable, WrongFlag: as `backends.registry.open_backend`.
+    """
+    backend = open_backend(name)
+    if fault is not None:
+        try:
+            faults.plant(backend, fault_named(fault))
+        except Unsupported as why:
+            raise Unknown(str(why)) from None
+    if mode is not None:
+        if mode_in(backend) is None:
+            raise Unknown(f"--mode {mode}: backend {backend.declaration.name} has no modes of ours")
+        backend.mode = mode_of(mode)  # type: ignore[attr-defined]
+    return backend
+
+
+def mode_in(backend: Backend) -> Mode | None:
+    """The mode in which a backend of ours runs; None for one that has none."""
+    mode = getattr(backend, "mode", None)
+    return mode if isinstance(mode, Mode) else None
+
+
+def subject_of(backend: Backend, keep: int = 48) -> Subject:
+    """`backend` as invariants see it: what it declines and how it breaks become values."""
+    declared = backend.declaration
+
+    def run(case: Case) -> Trace | Declined | Crashed:
+        reason = outside(declared, case)
+        if reason is not None:
+            return Declined(reason)
+        try:
+            return admitted(backend.run(case), case, declared)
+        except (Exception, SystemExit, GeneratorExit) as why:
+            return ended(why)
+
+    def serve(case: Case) -> Live:
+        assert isinstance(backend, Serving)
+        reason = outside(declared, case)
+        if reason is not None:
+            raise NoTrace(Declined(reason))
+        return GuardedLive(backend, case, LiveDoor(case, declared))
+
+    tables = Guarded(backend) if isinstance(backend, Tabled) else None
+    door = serve if declared.sessions and isinstance(backend, Serving) else None
+    subject = Subject(declared.name, run, declared.reveals, keep, tables, declared.takes_tape, door)
+    subject.declines = lambda case: outside(declared, case)
+    subject.rarely = declared.rarely
+    return subject
+
+
+def ended(why: BaseException) -> Declined | Crashed:
+    """What an exception of a backend means: an engine under test may raise anything, and that is a finding."""
+    if isinstance(why, Unsupported):
+        return Declined(str(why))
+    if isinstance(why, Misshapen):
+        return Crashed(why.stage, why.why)  # the frames would be those of the door
+    if isinstance(why, StageFailure):
+        return Crashed(why.stage, why.why, last_frames(why))
+    return Crashed(None, in_words(why), last_frames(why))
+
+
+def in_words(why: BaseException) -> str:
+    """An exception in one line: its type, and the beginning of what it says, if it can be put into words."""
+    try:
+        said = " ".join(str(why).split())[:200]
+    except Exception:  # the message is a stranger's code too
+        said = "(it cannot be put into words)"
+    return f"{type(why).__name__}: {said}"
+
+
+FRAMES = 6
+"""Frames of a traceback that a crash keeps, the innermost ones: the backend's own, and not ours that called it."""
+
+OURS = Path(__file__).resolve().parent
+"""The folder whose frames say nothing of the backend."""
+
+SOURCE = 120
+"""Characters of a source line that a frame keeps."""
+
+
+def last_frames(why: BaseException) -> tuple[str, ...]:
+    """The innermost FRAMES frames of the error behind `why`, each `file:line in function: source line`, latest last.
+
+    Of an error raised from another, the frames are those of the first. Of a file, the last two parts of its path stay.
+    """
+    while why.__cause__ is not None:
+        why = why.__cause__
+    frames = [frame for frame in traceback.extract_tb(why.__traceback__) if OURS not in Path(frame.filename).parents]
+    return tuple(
+        f"{'/'.join(Path(frame.filename).parts[-2:])}:{frame.lineno} in {frame.name}: {(frame.line or '')[:SOURCE]}"
+        for frame in frames[-FRAMES:]
+    )
+
+
+class GuardedLive:
+    """A backend's live session, whose refusals and breaks become what invariants understand."""
+
+    def __init__(self, backend: Serving, case: Case, door: LiveDoor) -> None:
+        self._door = door
+        try:
+            self._live = backend.serve(case)
+        except Exception as why:
+            raise NoTrace(ended(why)) from why
+
+    def do(self, action: Action) -> None:
+        """As `Live.do`; raises NoTrace."""
+        try:
+            self._live.do(action)
+            self._door.do(action)
+        except (Exception, SystemExit, GeneratorExit) as why:
+            raise NoTrace(ended(why)) from why
+
+    @property
+    def trace(self) -> Trace:
+        """As `Live.trace`; raises NoTrace."""
+        try:
+            return self._door.admit(self._live.trace)
+        except Exception as why:
+            raise NoTrace(ended(why)) from why
+
+
+class Guarded:
+    """A backend's tables, whose refusals and breaks become what invariants understand."""
+
+    def __init__(self, tables: Tabled) -> None:
+        self._tables = tables
+
+    def verify(self, given: Given, tape: Array) -> Blocks:
+        """As `Tabled.verify`; raises NoTrace."""
+        size = len(tape), given.tree, given.target.shape[1], tape.shape[1]
+        return self._guarded(lambda: admitted_blocks(self._tables.verify(given, tape), *size))
+
+    def rounds(self, world: World, tape: Array) -> Blocks:
+        """As `Tabled.rounds`; raises NoTrace."""
+        size = len(tape), world.shape, world.vocab, tape.shape[1]
+        return self._guarded(lambda: admitted_blocks(self._tables.rounds(world, tape), *size))
+
+    def samples(self, world: World, seeds: Array) -> Blocks:
+        """As `Tabled.samples`; raises NoTrace."""
+        size = len(seeds), world.shape, world.vocab, stride(len(world.shape))
+        return self._guarded(lambda: admitted_blocks(self._tables.samples(world, seeds), *size))
+
+    def _guarded(self, ask: Callable[[], Blocks]) -> Blocks:
+        try:
+            return ask()
+        except Unsupported as why:
+            raise NoTrace(Declined(str(why))) from why
+        except Misshapen as why:
+            raise NoTrace(Crashed(why.stage, why.why)) from why
+        except Exception as why:
+            raise NoTrace(Crashed(Stage.ACCEPTED, in_words(why), last_frames(why))) from why
+
+
+def manifest(backend: Backend) -> dict[str, str]:
+    """What of a run depends on the backend: device, mode, and whether it was emulated."""
+    device, mode = backend.declaration.device, mode_in(backend)
+    words = {"device": device}
+    if device == "cuda":
+        import torch
+
+        words["device"] = torch.cuda.get_device_name()
+    if mode is not None:
+        words["mode"] = mode.word
+    return words | ({"emulated": "true"} if backend.declaration.emulated else {})

@@ -1,0 +1,104 @@
+"""Measures this project itself, for those who change it: `python -m tests.measure mutants|search|calibration`.
+
+Nothing here judges an engine of a user: these commands say how well our own invariants, draws and sampling tests do.
+"""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from specverify.campaign import threads
+
+threads.single()
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+def cli() -> None:
+    """Measure the checks themselves: what they catch, what cases they draw, how often they cry wolf."""
+
+
+@cli.command()
+@click.option("--tests", type=click.IntRange(min=1), default=10_000, show_default=True, help="Black-box tests to run.")
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
+@click.option("--json", "json_file", metavar="FILE|-", help="Write the figures as one JSON object.")
+def calibration(tests: int, seed: int, json_file: str | None) -> int:
+    """Run sampling tests of correct samplers, which must not raise an alarm; exit 1 if one does."""
+    from tests.measure.calibration import calibrate
+    from tests.measure.pages import calibration_table
+
+    figures = calibrate(tests, seed)
+    return _told(figures, calibration_table(figures), json_file)
+
+
+@cli.command()
+@click.option("--cases", type=click.IntRange(min=1), default=200, show_default=True, help="Cases of each search.")
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
+@click.option("--json", "json_file", metavar="FILE|-", help="Write the figures as one JSON object.")
+def search(cases: int, seed: int, json_file: str | None) -> int:
+    """Count drawn cases until each condition appears under which faults show; nothing is judged."""
+    from tests.measure import search_coverage
+    from tests.measure.pages import search_table
+
+    figures = search_coverage.measure(cases, seed)
+    return _told(figures, search_table(figures), json_file)
+
+
+@cli.command()
+@click.option("--of", type=click.Choice(["engine", "reference"]), default="engine", show_default=True, help="Whose.")
+@click.option("--sample", type=click.IntRange(min=0), default=400, show_default=True, help="How many, 0 for all.")
+@click.option("--jobs", type=click.IntRange(min=1), default=1, show_default=True, help="Processes.")
+@click.option("--budget", type=click.FloatRange(min=1), metavar="S", help="Begin none after S s.")
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
+@click.option(
+    "--report",
+    type=click.Path(path_type=Path),
+    default=Path(".specverify"),
+    show_default=True,
+    help="Folder of results, taken up again.",
+)
+@click.option("--json", "json_file", metavar="FILE|-", help="Write the figures as one JSON object.")
+def mutants(
+    of: str, sample: int, jobs: int, budget: float | None, seed: int, report: Path, json_file: str | None
+) -> int:
+    """Say what share of one-line errors in the engine the invariants catch (in the oracle: its tests).
+
+    Exit 1 below the goal, 3 where not all of them were judged.
+    """
+    from tests.measure.mutation import bench
+    from tests.measure.pages import mutants_page
+
+    asked = bench.Options(of, sample, seed, jobs, budget, report)
+    figures = bench.bench(asked, bench.scope_of(asked))
+    return _told(figures, mutants_page(figures), json_file)
+
+
+def _told(figures: dict[str, Any], page: str, json_file: str | None) -> int:
+    from reports.writing import write_json
+
+    click.echo(page, err=json_file == "-")
+    if json_file is not None:
+        write_json(json_file, figures)
+    return 1 if figures.get("red") else 3 if figures.get("unfinished") else 0
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command line; what is missing is one line on standard error and exit code 3."""
+    from specverify.setup.errors import MissingInput
+
+    try:
+        code = cli.main(args=arguments, prog_name="python -m tests.measure", standalone_mode=False)
+    except click.exceptions.Abort:
+        code = 3
+    except click.ClickException as why:
+        why.show()
+        code = 2
+    except MissingInput as why:
+        click.echo(f"tests.measure: {why}", err=True)
+        code = 3
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,184 @@
+"""Mutants of the engine, judged: each in a process of its own, by the invariants, on cases that reach its line."""
+
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from properties.invariants import ALL, distribution, laws
+from properties.tally import Tally, condemned
+from properties.tolerance.ties import too_many
+from properties.verdict.invariant import Invariant, taking_turns
+from properties.verdict.judge import judge
+from properties.verdict.subject import Subject
+from reference.case import Case
+from reference.files.case_json import case_from_json, case_to_json
+from reference.oracle.decoder import Oracle
+from tests.measure.mutation.generate import Mutant
+from tests.measure.mutation.loader import forget, install_mutant, install_notes
+
+ON_TABLES = {one.name for one in (*laws.INVARIANTS, *distribution.INVARIANTS)}
+"""Invariants that ask the backend's sampling on tables of their own, of which a run of the case shows little."""
+
+SAMPLING = "backends.engine.sampling"
+"""What runs on tables."""
+
+COMPLETES = "lossless.completes"
+"""The invariant that a run which breaks does not keep."""
+
+Tell = Callable[[str], None]
+"""Says that something goes on, and what."""
+
+
+@dataclass(frozen=True)
+class Posed:
+    """One case, and what the clean engine did when it was judged on it.
+
+    Attributes:
+        case: The case.
+        name: The file of the corpus that it comes from; empty for a drawn one.
+        reached: Statements that ran, as `module:line`.
+        digest: Of the bits of its own run.
+        declined: Why the clean engine does not take it, or None.
+    """
+
+    case: Case
+    name: str
+    reached: frozenset[str]
+    digest: str
+    declined: str | None
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What the clean engine does on some cases of one backend.
+
+    Attributes:
+        always: Statements that run before any case: of modules, classes, and the backend's opening.
+        posed: The cases.
+        findings: Invariants that do not hold on the clean engine, with the case, which is left out.
+    """
+
+    always: frozenset[str]
+    posed: tuple[Posed, ...]
+    findings: tuple[str, ...] = ()
+
+
+def surveyed(backend: str, modules: list[str], cases: Iterable[tuple[str, Case]], how: str, tell: Tell) -> Any:
+    """Judge the clean engine, in this process, which imports it for that; returns what `survey_of` reads.
+
+    `how` is as `judged` takes it, or `tables` for what `sieved` asks where nothing differs.
+    """
+    forget("backends")
+    reached = install_notes(modules)
+    subject = _subject(backend)
+    always = _words(reached)
+    posed, findings, oracle = [], [], Oracle()
+    from specverify.selftest.clean_digests import digest
+
+    for name, case in cases:
+        reached.clear()
+        own = digest(subject, case)
+        verdict = judge(case, _asked(case, subject, how), oracle, subject)
+        if verdict.findings:
+            findings += [f"{backend}: {one.invariant} on {case.id}" for one in verdict.findings]
+        else:
+            posed.append([case_to_json(case), name, sorted(_words(reached)), own, verdict.unsupported])
+        tell(case.id)
+    return {"always": sorted(always), "posed": posed, "findings": findings}
+
+
+def survey_of(content: dict[str, Any]) -> Survey:
+    """The survey that `surveyed` returned, read back."""
+    posed = [
+        Posed(case_from_json(case), name, frozenset(reached), digest, declined)
+        for case, name, reached, digest, declined in content["posed"]
+    ]
+    return Survey(frozenset(content["always"]), tuple(posed), tuple(content["findings"]))
+
+
+def reaching(mutant: Mutant, survey: Survey) -> tuple[Posed, ...]:
+    """The cases on which the mutant's statement runs: on the others it is the engine itself."""
+    statement = f"{mutant.module}:{mutant.statement}"
+    noted = any(one.startswith(mutant.module + ":") for one in survey.always)
+    if not noted or statement in survey.always:
+        return survey.posed
+    return tuple(one for one in survey.posed if statement in one.reached)
+
+
+def judged(mutant: Mutant, backend: str, posed: tuple[Posed, ...], how: str, tell: Tell) -> dict[str, Any]:
+    """Judge the mutant in this process, which imports it for that, until a case differs.
+
+    Args:
+        mutant: What to plant.
+        backend: The backend to open, or one and ` in mode ` one of its modes.
+        posed: Cases, with what the clean engine does on them.
+        how: `sieved` judges a case only where its own run differs in a bit from the clean engine's, but mutants of
+            sampling on tables everywhere; `kept` does so too, and asks every invariant; `turns` as `diff` does.
+        tell: Called with each case's id before it is judged.
+    """
+    forget("backends")
+    install_mutant(mutant)
+    try:
+        subject = _subject(backend)
+    except Exception as why:
+        return _caught("import", f"{type(why).__name__}: {why}", 0)
+    from specverify.selftest.clean_digests import digest
+
+    oracle, differing = Oracle(), 0
+    tally = Tally(backend)
+    for count, one in enumerate(posed, 1):
+        tell(one.case.id)
+        differs = how == "turns" or digest(subject, one.case) != one.digest
+        differing += differs
+        if not differs and not mutant.module.startswith(SAMPLING):
+            continue
+        asked = _asked(one.case, subject, how if differs else "tables")
+        verdict = judge(one.case, asked, oracle, subject)
+        if verdict.first is not None:
+            broke = any(finding.invariant == COMPLETES for finding in verdict.findings)
+            return _caught("crash" if broke else "finding", verdict.first.invariant, count) | {"case": one.case.id}
+        if verdict.unsupported is not None and one.declined is None:
+            return _caught("refusal", verdict.unsupported, count) | {"case": one.case.id}
+        tally.add(verdict)
+    # What only a whole run can say, as in `diff`: samples or ties that cannot be chance.
+    excess = condemned(tally) or too_many(tally)
+    if excess is not None:
+        return _caught("evidence", excess, len(posed))
+    return {"outcome": "survived", "judged": len(posed), "differing": differing}
+
+
+def _caught(how: str, by: str, count: int) -> dict[str, Any]:
+    return {"outcome": "caught", "how": how, "by": " ".join(by.split())[:200], "judged": count}
+
+
+IN_MODE = " in mode "
+"""Stands between a backend and the mode in which it is to be opened."""
+
+
+def _subject(backend: str) -> Subject:
+    from specverify.setup.subjects import open_planted, subject_of
+
+    name, _, mode = backend.partition(IN_MODE)
+    return subject_of(open_planted(name, None, mode or None))
+
+
+def _asked(case: Case, subject: Subject, how: str) -> tuple[Invariant, ...]:
+    if how == "kept":
+        return ALL if subject.rarely == 1 else tuple(one for one in ALL if one.every == 1)
+    asked = taking_turns(case, ALL, subject.rarely)
+    return asked if how != "tables" else tuple(one for one in asked if one.name in ON_TABLES)
+
+
+def _words(reached: set[tuple[str, int]]) -> frozenset[str]:
+    return frozenset(f"{module}:{line}" for module, line in reached)
+
+
+def corpus(folder: Path) -> list[tuple[str, Case, str | None]]:
+    """The kept cases, of faults and of mutants: name of the file, case, and the backend that it was found on."""
+    kept = []
+    for file in sorted((*folder.glob("*.json"), *folder.glob("cases/*.json"))):
+        content = json.loads(file.read_text(encoding="utf-8"))
+        kept.append((file.stem, case_from_json(content["case"]), content.get("backend")))
+    return kept

@@ -1,0 +1,296 @@
+"""Mutants: each way in which one operator, constant, argument or statement of a module could have been wrong."""
+
+import ast
+import copy
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from tests.measure.mutation.operators import (
+    NAMES,
+    PLAIN,
+    SWAPPED,
+    SYMMETRIC,
+    about_types,
+    bare_call,
+    called,
+    collapsed,
+    is_number,
+    joins,
+    names_types,
+    stored,
+)
+
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+@dataclass(frozen=True, order=True)
+class Mutant:
+    """One change of one module.
+
+    Attributes:
+        module: Its dotted name.
+        line: Of what is replaced, from 1.
+        column: From 0, in bytes.
+        operator: What kind of change it is.
+        number: Which of its kind at this place, from 0.
+        begin: Offset of what is replaced, in bytes of the source.
+        end: Where it ends.
+        replacement: What stands there instead.
+        within: Names of the classes and functions around it, dotted; empty at the top of the module.
+        statement: Line of the innermost statement around it.
+        before: The lines that it changes, white space collapsed.
+        after: The same, changed.
+    """
+
+    module: str
+    line: int
+    column: int
+    operator: str
+    number: int
+    begin: int
+    end: int
+    replacement: str
+    within: str
+    statement: int
+    before: str
+    after: str
+
+    @property
+    def id(self) -> str:
+        """A name that stays while the source stays."""
+        return f"{self.module}:{self.line}:{self.column}:{self.operator}:{self.number}"
+
+    @property
+    def key(self) -> tuple[str, str, str, str, str]:
+        """A name that survives lines moving."""
+        return self.module, self.within, self.operator, self.before, self.after
+
+    def applied(self, source: str) -> str:
+        """`source` with the change in it."""
+        content = source.encode()
+        return (content[: self.begin] + self.replacement.encode() + content[self.end :]).decode()
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the walk is: names around, the statement, names that the function has so far, and why nothing counts."""
+
+    within: tuple[str, ...] = ()
+    statement: int = 0
+    known: frozenset[str] | None = None
+    boolean: bool = False
+    skipped: str | None = None
+
+
+def mutants_of(module: str, source: str) -> tuple[list[Mutant], Counter[str]]:
+    """Every mutant of `source`, in order, and how many were left out, by rule.
+
+    Left out is what changes no value that is computed: annotations, decorators, texts, asserts, what is raised,
+    `__repr__`, and `strict` of zip.
+    """
+    walk = _Walk(module, source)
+    walk.body(ast.parse(source).body, Place())
+    return sorted(walk.made), walk.skipped
+
+
+class _Walk:
+    """One pass over a module."""
+
+    def __init__(self, module: str, source: str) -> None:
+        self.made: list[Mutant] = []
+        self.skipped: Counter[str] = Counter()
+        self._module = module
+        self._content = source.encode()
+        self._starts = [0]
+        for line in self._content.splitlines(keepends=True):
+            self._starts.append(self._starts[-1] + len(line))
+        self._seen: set[tuple[int, int, str]] = set()
+        self._numbers: Counter[tuple[int, int, str]] = Counter()
+
+    def body(self, statements: list[ast.stmt], place: Place) -> frozenset[str] | None:
+        """Walk statements one after the other; returns the names known behind them."""
+        known = place.known
+        for statement in statements:
+            self._statement(statement, replace(place, statement=statement.lineno, known=known))
+            if known is not None:
+                known |= stored(statement)
+        return known
+
+    def _statement(self, node: ast.stmt, place: Place) -> None:
+        if isinstance(node, FUNCTIONS):
+            self._function(node, place)
+        elif isinstance(node, ast.ClassDef):
+            self._skipping(node.decorator_list, place, "decorators")
+            self.body(node.body, Place((*place.within, node.name), node.lineno, None, False, place.skipped))
+        elif isinstance(node, (ast.Raise, ast.Assert)):
+            self._skipping([node], place, "what is raised" if isinstance(node, ast.Raise) else "asserts")
+        elif isinstance(node, (ast.If, ast.While)):
+            if about_types(node.test):
+                return
+            for value in ("True", "False") if isinstance(node, ast.If) else ("False",):
+                self._make(node.test, value, "branch", place)
+            self._expression(node.test, place)
+            self._blocks(node, place)
+        else:
+            self._simple(node, place)
+
+    def _simple(self, node: ast.stmt, place: Place) -> None:
+        if isinstance(node, ast.AnnAssign):
+            self._skipping([node.annotation], place, "annotations")
+            if node.value is not None:
+                self._deletion(node, place)
+                self._expression(node.value, place)
+            return
+        if isinstance(node, (ast.Break, ast.Continue)):
+            self._make(node, "continue" if isinstance(node, ast.Break) else "break", "jump", place)
+        elif isinstance(node, (ast.Assign, ast.AugAssign)) or bare_call(node):
+            self._deletion(node, place)
+        if isinstance(node, ast.AugAssign):
+            self._operator(node, place)
+        if isinstance(node, ast.Return) and place.boolean and not isinstance(node.value, (ast.Constant, type(None))):
+            for value in ("True", "False"):
+                self._make(node.value, value, "return", place)
+        if isinstance(node, ast.Assign) and place.known is None and names_types(node.value):
+            self._skipping([node.value], place, "annotations")
+            return
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, (ast.expr, ast.withitem)):
+                self._expression(child, place)
+        self._blocks(node, place)
+
+    def _blocks(self, node: ast.stmt, place: Place) -> None:
+        known = place.known
+        if known is not None and isinstance(node, (ast.For, ast.With)):
+            known |= stored(node)
+        for name in ("body", "orelse", "finalbody"):
+            known = self.body(getattr(node, name, []), replace(place, known=known))
+        for handler in getattr(node, "handlers", []):
+            self.body(handler.body, place)
+
+    def _function(self, node: ast.FunctionDef | ast.AsyncFunctionDef, place: Place) -> None:
+        self._skipping(node.decorator_list, place, "decorators")
+        arguments = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+        self._skipping([one.annotation for one in arguments if one.annotation], place, "annotations")
+        for default in [*node.args.defaults, *filter(None, node.args.kw_defaults)]:
+            self._expression(default, place)
+        boolean = isinstance(node.returns, ast.Name) and node.returns.id == "bool"
+        skipped = "__repr__" if node.name == "__repr__" else place.skipped
+        names = frozenset(one.arg for one in arguments)
+        self.body(node.body, Place((*place.within, node.name), node.lineno, names, boolean, skipped))
+
+    def _skipping(self, nodes: Sequence[ast.AST], place: Place, why: str) -> None:
+        hidden = replace(place, skipped=place.skipped or why)
+        for node in nodes:
+            for child in [node] if isinstance(node, ast.expr) else ast.iter_child_nodes(node):
+                self._expression(child, hidden)
+
+    def _expression(self, node: ast.AST, place: Place) -> None:
+        """Everything inside an expression, the outermost first."""
+        if isinstance(node, ast.JoinedStr):
+            place = replace(place, skipped=place.skipped or "texts")
+        if isinstance(node, (ast.Compare, ast.BoolOp, ast.BinOp)):
+            self._operator(node, place)
+        elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+            self._make(node, ast.unparse(node.operand), "not", place)
+        elif isinstance(node, ast.Constant):
+            self._constant(node, place)
+        elif isinstance(node, ast.IfExp):
+            for value in ("True", "False"):
+                self._make(node.test, value, "branch", place)
+        elif isinstance(node, ast.comprehension):
+            for one in node.ifs:
+                self._make(one, "True", "branch", place)
+        elif isinstance(node, ast.Slice):
+            for bound in (node.lower, node.upper):
+                self._shifted(bound, place)
+        elif isinstance(node, ast.Call):
+            self._call(node, place)
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.keyword) and child.arg == "strict":
+                self._skipping([child], place, "strict of zip")
+            else:
+                self._expression(child, place)
+
+    def _operator(self, node: ast.Compare | ast.BoolOp | ast.BinOp | ast.AugAssign, place: Place) -> None:
+        kind = {ast.Compare: "compare", ast.BoolOp: "and-or"}.get(type(node), "arithmetic")
+        for at, one in enumerate(node.ops if isinstance(node, ast.Compare) else [node.op]):
+            other = SWAPPED.get(type(one))
+            if other is None or (isinstance(node, ast.BinOp) and joins(node)):
+                continue
+            changed = copy.deepcopy(node)
+            if isinstance(changed, ast.Compare):
+                changed.ops[at] = other()  # type: ignore[call-overload]
+            else:
+                changed.op = other()  # type: ignore[assignment]
+            self._make(node, ast.unparse(changed), kind, place)
+
+    def _constant(self, node: ast.Constant, place: Place) -> None:
+        if isinstance(node.value, bool):
+            self._make(node, str(not node.value), "boolean", place)
+        elif isinstance(node.value, int):
+            for other in (node.value + 1, node.value - 1):
+                self._make(node, str(other), "constant", place)
+        elif isinstance(node.value, float):
+            self._make(node, repr(node.value + 1), "constant", place)
+
+    def _shifted(self, bound: ast.expr | None, place: Place) -> None:
+        if bound is not None and not is_number(bound):
+            for sign in "+-":
+                self._make(bound, f"{ast.unparse(bound)} {sign} 1", "bound", place)
+
+    def _call(self, node: ast.Call, place: Place) -> None:
+        name = called(node)
+        if name in NAMES and isinstance(node.func, (ast.Name, ast.Attribute)):
+            changed = copy.deepcopy(node.func)
+            if isinstance(changed, ast.Name):
+                changed.id = NAMES[name]
+            else:
+                changed.attr = NAMES[name]
+            self._make(node.func, ast.unparse(changed), "name", place)
+        if name == "range":
+            for bound in node.args[:2]:
+                self._shifted(bound, place)
+        for at, keyword in enumerate(node.keywords):
+            if keyword.arg not in (None, "strict"):
+                changed_call = copy.deepcopy(node)
+                del changed_call.keywords[at]
+                self._make(node, ast.unparse(changed_call), "argument", place)
+        for at, (one, two) in enumerate(zip(node.args, node.args[1:], strict=False)):
+            twins = isinstance(one, PLAIN) and isinstance(two, PLAIN) and ast.dump(one) != ast.dump(two)
+            if twins and name not in SYMMETRIC:
+                changed_call = copy.deepcopy(node)
+                changed_call.args[at : at + 2] = changed_call.args[at + 1], changed_call.args[at]
+                self._make(node, ast.unparse(changed_call), "exchange", place)
+
+    def _deletion(self, node: ast.stmt, place: Place) -> None:
+        """Leave out a statement of a function; not the one that makes a name, without which nothing runs."""
+        if place.known is None:
+            return
+        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+        names = {name for target in targets if target is not None for name in stored(target)}
+        if names <= place.known:
+            self._make(node, "pass", "deletion", place)
+
+    def _make(self, node: ast.AST, replacement: str, operator: str, place: Place) -> None:
+        assert isinstance(node, (ast.expr, ast.stmt))
+        assert node.end_lineno is not None
+        assert node.end_col_offset is not None
+        begin = self._starts[node.lineno - 1] + node.col_offset
+        end = self._starts[node.end_lineno - 1] + node.end_col_offset
+        if isinstance(node, ast.expr) and not replacement.replace("_", "").replace(".", "").isalnum():
+            replacement = f"({replacement})"
+        if (begin, end, replacement) in self._seen:
+            return
+        self._seen.add((begin, end, replacement))
+        if place.skipped is not None:
+            self.skipped[place.skipped] += 1
+            return
+        first, last = self._starts[node.lineno - 1], self._starts[node.end_lineno]
+        before = self._content[first:last]
+        after = self._content[first:begin] + replacement.encode() + self._content[end:last]
+        at = (node.lineno, node.col_offset, operator)
+        number = self._numbers[at]
+        self._numbers[at] += 1
+        spot = (self._module, *at, number, begin, end, replacement, ".".join(place.within), place.statement)
+        self.made.append(Mutant(*spot, collapsed(before), collapsed(after)))

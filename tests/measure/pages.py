@@ -1,0 +1,84 @@
+"""Pages of what was measured: the score of mutants with every survivor, what draws reach, and false alarms."""
+
+from typing import Any
+
+from rich.table import Table
+
+from reports.format import clean, number, plural
+from reports.layout80 import printed
+
+
+def mutants_page(figures: dict[str, Any]) -> str:
+    """The page; the figures are those of `tests.measure.mutation.bench.figures_of`."""
+    judged = figures["caught"] + figures["survived"]
+    lines = [
+        f"mutants --of {figures['of']}: {figures['caught']} of {judged} caught, {figures['score']:.1%} "
+        f"(goal {figures['goal']:.0%})",
+        f"  sample {figures['sample']} of {figures['population']}, seed {figures['seed']}; "
+        f"{figures['equivalent']} known to be equivalent; {sum(figures['not_run'].values())} not run here",
+        f"  caught at: {_counts(figures['caught_at'])}",
+        f"  caught as: {_counts(figures['caught_how'])}",
+        f"  left out by rule: {_counts(figures['skipped'])}",
+    ]
+    lines += [f"  not run: {count} × {why}" for why, count in figures["not_run"].items()]
+    if figures["not_judged"] or figures["not_finished"]:
+        lines.append(
+            f"  NOT FINISHED: {plural(figures['not_judged'], 'mutant')} not judged, "
+            f"{figures['not_finished']} survived what there was time for"
+        )
+    lines += [f"  THE CLEAN ENGINE DIFFERS: {clean(one)}" for one in figures["clean_findings"]]
+    lines += [f"  RECORD FITS NO LINE: {clean(one)}" for one in figures["idle_records"]]
+    lines += [f"  caught by {name}: {count}" for name, count in list(figures["caught_by"].items())[:12]]
+    for one in figures["survivors"]:
+        lines.append(f"survived {one['id']} in {one['within'] or 'the module'} ({one['stage']}, {one['judged']} cases, "
+                     f"{one['differing']} differ)")  # fmt: skip
+        lines += [f"  - {clean(one['before'])}", f"  + {clean(one['after'])}"]
+    return "\n".join(lines)
+
+
+def _counts(of: dict[str, int]) -> str:
+    return ", ".join(f"{name} {count}" for name, count in of.items()) or "none"
+
+
+def search_table(figures: dict[str, Any]) -> str:
+    """What `search` found: where each condition first appears, the median over searches, and its share."""
+    title = f"search: {plural(figures['searches'], 'search')} of {plural(figures['cases'], 'case')}, "
+    title += f"seed {figures['seed']}, in {number(figures['seconds'])} s"
+    table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0))
+    table.add_column("condition", overflow="fold")
+    table.add_column("first case", justify="right", no_wrap=True)
+    table.add_column("share", justify="right", no_wrap=True)
+    for row in figures["rows"]:
+        first = "not met" if row["first"] is None else str(row["first"])
+        table.add_row(clean(row["name"]), first, f"{100 * row['share']:.1f} %")
+    return printed(table)
+
+
+def calibration_table(figures: dict[str, Any]) -> str:
+    """What `calibration` found: each figure, what it ought to be, and whether the gate stayed quiet."""
+    tests, screen = figures["tests"], figures["screen_ks"]
+    mean = f"{number(figures['mean_e'])} ± {number(figures['standard_error'])}"
+    rows = [
+        ("tests", str(tests), f"seed {figures['seed']}, each planned to show a total variation of {figures['tv']:g}"),
+        ("mean e-value", mean, "at most 1 where samplers are correct"),
+    ]
+    uniform = f"Kolmogorov-Smirnov, p-value {number(screen['p_value'])}; near 0 where the screen's p-values are uniform"
+    rows += [
+        (f"e at least {tail['e']}", number(tail["share"]), f"of all; at most {number(tail['markov'])}")
+        for tail in figures["tails"]
+    ]
+    rows += [
+        ("screen", number(screen["statistic"]), uniform),
+        ("flagged", str(figures["flagged"]), "went on from the screen to the bet"),
+        ("suspect", str(figures["suspect"]), "undecided when the samples were used up"),
+        ("failed", str(figures["failed"]), f"over the bar of {tests} tests on their own"),
+        ("gate", "RED" if figures["red"] else "quiet", f"the whole run, false alarms at most {figures['alpha_run']:g}"),
+        ("samples", str(figures["samples"]), f"in {number(figures['seconds'])} s"),
+    ]
+    table = Table(title="calibration", title_justify="left", box=None, show_header=False, padding=(0, 2, 0, 0))
+    table.add_column(no_wrap=True)
+    table.add_column(justify="right", no_wrap=True)
+    table.add_column(ratio=1)
+    for row in rows:
+        table.add_row(*row)
+    return printed(table)

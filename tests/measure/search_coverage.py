@@ -1,0 +1,57 @@
+"""The measure `search`: how many ordinary cases it takes until each condition appears under which faults show."""
+
+import statistics
+import time
+from itertools import islice
+from typing import Any
+
+from properties.strategies.conditions import CONDITIONS
+from specverify.selftest.case_stream import Stream
+from specverify.setup.plan import default_dtypes
+
+SEARCHES = 7
+"""Searches, each with a seed of its own, whose medians are told."""
+
+
+def measure(cases: int, number: int, searches: int = SEARCHES) -> dict[str, Any]:
+    """Draw `cases` cases in each of `searches` searches, as `diff` draws them, and look for every condition.
+
+    Nothing is judged and no backend runs; what a request accepts is the oracle's word.
+
+    Returns:
+        rows: for each condition its name, sentence, share of all cases, and `first`, the median over the searches of
+        the first case that is an example (None where fewer than half of them met one); cases, searches, seed, seconds.
+    """
+    began = time.perf_counter()
+    firsts: dict[str, list[float]] = {one.name: [] for one in CONDITIONS}
+    counts = dict.fromkeys(firsts, 0)
+    total = 0
+    for turn in range(searches):
+        met = dict.fromkeys(firsts, float("inf"))
+        drawn = Stream(1000 * number + turn, default_dtypes("cpu-eager"))
+        for at, case in enumerate(islice(drawn, cases), 1):
+            total += 1
+            for one in CONDITIONS:
+                if one.holds(case):
+                    counts[one.name] += 1
+                    met[one.name] = min(met[one.name], at)
+        for name, earliest in met.items():
+            firsts[name].append(earliest)
+    rows = []
+    for one in CONDITIONS:
+        first = statistics.median_low(firsts[one.name])
+        rows.append(
+            {
+                "name": one.name,
+                "sentence": one.sentence,
+                "share": counts[one.name] / total,
+                "first": None if first == float("inf") else int(first),
+            }
+        )
+    return {
+        "rows": rows,
+        "cases": cases,
+        "searches": searches,
+        "seed": number,
+        "seconds": time.perf_counter() - began,
+    }

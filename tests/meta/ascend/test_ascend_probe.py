@@ -1,0 +1,106 @@
+"""The contract probe: on the emulation every rule holds and says EMULATED; a device that does otherwise is told."""
+
+import json
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from backends.ascend import device
+from backends.ascend.operators.install import install
+from backends.ascend.operators.rules import RULES
+from backends.ascend.probe.examples import EXAMPLES
+from backends.ascend.probe.probe import Ground, probe
+from specverify.cli import main
+from specverify.commands import ascend_probe
+from specverify.commands.ascend_probe import rows_of
+
+install()
+
+
+def settled() -> None:
+    """The CPU is never late."""
+
+
+EMULATION = Ground(torch.ops, "cpu", emulated=True, settle=settled)
+
+
+def test_on_the_emulation_every_rule_holds_and_every_row_says_emulated() -> None:
+    rows = rows_of(EMULATION)
+    assert {row["rule"] for row in rows} == {*RULES, "numbers"}
+    assert [row for row in rows if row["state"] != "ok"] == []
+    assert all(row["detail"].startswith("EMULATED: ") and row["emulated"] for row in rows)
+
+
+def test_a_device_that_does_otherwise_is_told() -> None:
+    """Its operators take whatever they are given; what touches memory of others is never asked of a device."""
+    asked: list[str] = []
+
+    def lax(name: str) -> Any:
+        def operator(**given: Any) -> tuple[torch.Tensor]:
+            asked.append(name)
+            return (given.get("query", torch.zeros(1)),)
+
+        return operator
+
+    class Space:
+        def __getattr__(self, name: str) -> Any:
+            return lax(name)
+
+    ground = Ground(SimpleNamespace(npu=Space(), atb=Space()), "cpu", emulated=False, settle=settled)
+    rows = rows_of(ground)
+    states = {row["rule"]: row["state"] for row in rows}
+    foreign = {one.rule for one in EXAMPLES if one.foreign}
+    for rule in RULES.values():
+        expected = "absent" if rule.id in foreign else "struck" if rule.verdict == "rejects" else "ok"
+        assert states[rule.id] == expected, rule.id
+    assert states["numbers"] == "struck"
+    assert "_npu_reshape_and_cache" in asked
+    assert not any("EMULATED" in row["detail"] for row in rows)
+
+
+def test_an_operator_that_is_not_there_holds_no_rule_and_breaks_none() -> None:
+    found = probe(Ground(SimpleNamespace(npu=torch.ops.npu, atb=SimpleNamespace()), "cpu", True, settled))
+    absent = [one for one in found if one.operator.startswith("_npu")]
+    assert {one.state for one in absent} == {"not run"}
+    assert all(one.detail.startswith("no such operator here: ") for one in absent)
+    assert {one.state for one in found if one not in absent} == {"holds"}
+
+
+def test_a_kernel_that_fails_late_is_a_refusal_all_the_same() -> None:
+    class Late:
+        def __getattr__(self, name: str) -> Any:
+            return lambda **_: (torch.zeros(1),)
+
+    def fail() -> None:
+        raise RuntimeError("error code is 507015, aicore exception")
+
+    rows = rows_of(Ground(SimpleNamespace(npu=Late(), atb=Late()), "cpu", emulated=False, settle=fail))
+    assert {row["state"] for row in rows} == {"struck", "absent"}
+    assert any("aicore exception" in row["detail"] for row in rows)
+
+
+def test_without_a_device_it_is_exit_code_3_and_one_line(capfd: pytest.CaptureFixture[str]) -> None:
+    if device.missing() is None:
+        pytest.skip("this machine has an Ascend device")
+    with pytest.raises(SystemExit) as ended:
+        main(["doctor", "--probe", "ascend"])
+    told = capfd.readouterr()
+    assert ended.value.code == 3
+    assert told.out == ""
+    assert told.err.count("\n") == 1
+    assert "torch_npu" in told.err
+    assert "nothing emulated is probed" in told.err
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_the_table_and_the_json(as_json: bool, capfd: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
+    monkeypatch.setattr(ascend_probe, "probed", lambda: rows_of(EMULATION))
+    with pytest.raises(SystemExit) as ended:
+        main(["doctor", "--probe", "ascend", *(["--json"] if as_json else [])])
+    out = capfd.readouterr().out
+    assert ended.value.code == 0
+    assert "EMULATED" in out
+    if as_json:
+        assert {row["rule"] for row in json.loads(out)["rules"]} == {*RULES, "numbers"}

@@ -1,0 +1,160 @@
+"""Fallbacks of attention are counted from the engine to every report, and a run that was all fallback is no pass."""
+
+import json
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from torch import Tensor
+
+from backends.base import Backend
+from backends.engine.attention.eager import eager
+from backends.engine.backend import EngineBackend
+from backends.engine.columns import Columns
+from backends.engine.composition import SEAMS
+from properties.invariants import ALL
+from properties.strategies.models import GALLERY
+from properties.tally import Counts, Failure, Tally, nothing_fused
+from properties.verdict.finding import Verdict
+from properties.verdict.judge import judge
+from reference.architecture import Seeded
+from reference.case import Case
+from reference.draft import LanguageModel, Scripted
+from reference.sampling import Stops
+from reference.session import Action, Session
+from reference.tree import RankTree, Tree
+from reports.pages.terminal import failure_page, summary_page
+from reports.record import summary, verdict_line
+from specverify.cli import main
+from specverify.setup.subjects import subject_of
+from tests.corruption import ORACLE
+from tests.inprocess import in_this_process
+
+REASON = "the block is longer than one row"
+
+
+def picky(query: Tensor, columns: Columns, scaling: float) -> Tensor:
+    """Attention that takes single rows itself, and leaves longer blocks to a slower path."""
+    if query.shape[2] > 1:
+        columns.announce(REASON)
+    return eager(query, columns, scaling)
+
+
+def reluctant(query: Tensor, columns: Columns, scaling: float) -> Tensor:
+    """Attention that leaves everything to a slower path."""
+    columns.announce("nothing suits it")
+    return eager(query, columns, scaling)
+
+
+def open_picky() -> Backend:
+    return EngineBackend("picky", "cpu", replace(SEAMS, attend=picky, draft_attend=picky))
+
+
+def open_reluctant() -> Backend:
+    return EngineBackend("reluctant", "cpu", replace(SEAMS, attend=reluctant, draft_attend=reluctant))
+
+
+MODEL = Seeded(GALLERY[1], 0)
+LAYERS = GALLERY[1].layers
+CASE = Case(MODEL, (3, 5, 7), Scripted((Tree((0, 0, 0), (7, 1, 2)),)), stops=Stops(2))
+
+
+def test_calls_and_fallbacks_of_a_run_add_up_layer_by_layer() -> None:
+    trace = open_picky().run(CASE)
+    forwards = 1 + len(trace.steps)  # prefill of two tokens, then each tree; those of one node do not fall back
+    assert trace.attention_calls == LAYERS * forwards
+    longer = 1 + sum(len(step.drafted.tree) > 1 for step in trace.steps if step.drafted)
+    assert trace.fallbacks == {REASON: LAYERS * longer}
+    assert 0 < longer < forwards
+
+
+def test_calls_of_the_draft_count_and_runs_do_not_mix() -> None:
+    backend = open_picky()
+    drafting = replace(CASE, draft=LanguageModel(MODEL, RankTree((0, 0, 0), (0, 0, 1))))
+    alone, again = backend.run(drafting), backend.run(drafting)
+    assert alone.attention_calls == again.attention_calls > LAYERS * (1 + len(alone.steps))
+    assert alone.fallbacks == again.fallbacks
+    session = replace(CASE, session=Session((), (Action("add", (0,)), Action("step", (0,)))))
+    assert backend.run(session).fallbacks == {REASON: 2 * LAYERS}
+
+
+def judged(backend: Backend) -> Verdict:
+    return judge(CASE, (), ORACLE, subject_of(backend))
+
+
+def test_a_verdict_counts_its_own_runs() -> None:
+    subject = subject_of(open_picky())
+    one = judge(CASE, (), ORACLE, subject)
+    other = judge(replace(CASE, stops=Stops(1)), (), ORACLE, subject)
+    assert one.attention_calls == open_picky().run(CASE).attention_calls
+    assert one.fallbacks == open_picky().run(CASE).fallbacks
+    assert 0 < other.attention_calls < one.attention_calls
+    assert verdict_line(one)["fallbacks"] == dict(one.fallbacks)
+
+
+def test_reports_say_each_reason_with_its_count_and_are_quiet_without() -> None:
+    tally = Tally("picky", invariants={"structure.parent-range": Counts(checked=1)})
+    tally.add(judged(open_picky()))
+    count, calls = tally.fallbacks[REASON], tally.attention_calls
+    page = " ".join(summary_page(tally).split())
+    assert f"fell back {count} of {calls} attention calls: {REASON}" in page
+    assert summary(tally)["fallbacks"] == {REASON: count}
+    assert summary(tally)["attention_calls"] == calls
+    quiet = Tally("cpu-eager")
+    quiet.add(judged(EngineBackend("cpu-eager", "cpu")))
+    assert quiet.attention_calls > 0
+    assert "fell back" not in summary_page(quiet)
+    assert "fallbacks" not in verdict_line(judged(EngineBackend("cpu-eager", "cpu")))
+
+
+def test_a_failure_says_which_path_ran() -> None:
+    verdict = judged(open_picky())
+    finding = judge(CASE, (), ORACLE, subject_of(open_picky())).first
+    assert finding is None
+    found = next(iter(_wrong().findings))
+    page = failure_page(Failure(replace(verdict, findings=(found,)), found, CASE.id))
+    assert REASON in page
+
+
+def _wrong() -> Verdict:
+    def doubled(query: Tensor, columns: Columns, scaling: float) -> Tensor:
+        return 2 * eager(query, columns, scaling)
+
+    return judge(CASE, ALL, ORACLE, subject_of(EngineBackend("wrong", "cpu", replace(SEAMS, attend=doubled))))
+
+
+@pytest.mark.parametrize(
+    ("fell", "calls", "condemned"), [(10, 10, True), (9, 10, False), (0, 10, False), (0, 0, False)]
+)
+def test_a_run_in_which_every_call_fell_back_ran_nothing_fused(fell: int, calls: int, condemned: bool) -> None:
+    why = nothing_fused(Tally("x", attention_calls=calls, fallbacks=Counter({"why": fell})))
+    assert (why is not None) is condemned
+    if why is not None:
+        assert why.startswith("nothing ran fused: all 10 attention calls fell back")
+
+
+def test_diff_does_not_pass_a_backend_that_ran_nothing_of_its_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    in_this_process(monkeypatch)
+    for name, code in (("reluctant", 3), ("picky", 0)):
+        told = tmp_path / f"{name}.json"
+        arguments = [
+            "diff",
+            "--backend",
+            f"tests.meta.engine.test_fallbacks:open_{name}",
+            "--cases",
+            "3",
+            "--jobs",
+            "1",
+        ]
+        with pytest.raises(SystemExit) as ended:
+            main([*arguments, "--report", str(tmp_path), "--json", str(told)])
+        assert ended.value.code == code
+        page = " ".join(capsys.readouterr().out.split())
+        content = json.loads(told.read_text())
+        assert ("nothing ran fused" in page) is (name == "reluctant")
+        assert "fell back" in page
+        assert 0 < sum(content["fallbacks"].values()) <= content["attention_calls"]
+        assert content["outcome"] == {3: "unjudged", 0: "agree"}[code]

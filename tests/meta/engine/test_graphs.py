@@ -1,0 +1,126 @@
+"""Recorded verify forwards: what is replayed from a graph of operators is what the model computes, step after step."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from backends.compositions.eager import open_cpu
+from backends.engine.backend import EngineBackend
+from backends.engine.model.models import Shelf
+from properties.strategies.models import GALLERY
+from reference.architecture import Seeded
+from reference.case import Case
+from reference.draft import Ngram, Scripted
+from reference.layout import KvLayout
+from reference.sampling import Stops
+from reference.trace import Trace
+from reference.tree import RankTree, Tree
+
+
+class OperatorGraphs:
+    """Records as a CUDA graph does, operators and addresses and no Python, but on the CPU: by tracing to aten."""
+
+    def __init__(self, fails: str | None = None) -> None:
+        self.recorded = self.replayed = 0
+        self.fails = fails
+
+    def record(self, run: Callable[[], list[Tensor]]) -> tuple[list[Tensor], Callable[[], None]]:
+        if self.fails is not None:
+            raise RuntimeError(self.fails)
+        graph: Any = make_fx(run)()
+        results: list[Tensor] = [one.clone() for one in graph()]
+        self.recorded += 1
+
+        def replay() -> None:
+            self.replayed += 1
+            for held, new in zip(results, graph(), strict=True):
+                held.copy_(new)
+
+        return results, replay
+
+
+SHAPE = RankTree((0, 0, 0, 1), (0, 1, 0, 0))
+CASE = Case(
+    Seeded(GALLERY[0], 3),
+    (1, 2, 1, 2, 1),
+    Ngram(SHAPE, 2),
+    KvLayout(kind="static"),
+    stops=Stops(max_new_tokens=9),
+)
+
+
+def run(case: Case, recorder: OperatorGraphs) -> Trace:
+    return EngineBackend("cpu-recorded", "cpu", recorder=recorder).run(case)
+
+
+def same(one: Trace, other: Trace) -> None:
+    assert one.output == other.output
+    for step, twin in zip(one.steps, other.steps, strict=True):
+        assert step.scored is not None
+        assert twin.scored is not None
+        assert step.attended is not None
+        assert twin.attended is not None
+        assert step.committed is not None
+        assert twin.committed is not None
+        assert np.array_equal(step.scored.logits, twin.scored.logits)
+        assert np.array_equal(step.attended.output, twin.attended.output)
+        assert step.committed.after is not None
+        assert twin.committed.after is not None
+        assert np.array_equal(step.committed.after.keys, twin.committed.after.keys)
+        assert np.array_equal(step.committed.after.values, twin.committed.after.values)
+
+
+@pytest.mark.parametrize("at", [0, 3, 7, 22])
+def test_a_replayed_forward_is_the_forward(at: int) -> None:
+    case = replace(CASE, model=Seeded(GALLERY[at], 3))
+    recorder = OperatorGraphs()
+    replayed = run(case, recorder)
+    same(replayed, open_cpu().run(case))
+    sizes = {len(step.drafted.tree) for step in replayed.steps if step.drafted is not None}
+    assert recorder.recorded == len(sizes) < len(replayed.steps)
+    assert recorder.replayed == len(replayed.steps) > 2
+    assert replayed.fallbacks == {}
+
+
+def test_each_size_of_tree_is_recorded_once() -> None:
+    trees = (Tree((0, 0, 0), (1, 2, 0)), Tree((0, 0), (0, 2)), Tree((0, 0, 1), (0, 1, 2)))
+    case = replace(CASE, draft=Scripted(trees), steps=3)
+    case = replace(case, draft=Scripted((trees[0].rooted(1), *trees[1:])))
+    recorder = OperatorGraphs()
+    same(run(case, recorder), open_cpu().run(case))
+    assert (recorder.recorded, recorder.replayed) == (2, 3)
+
+
+@pytest.mark.parametrize("kind", ["branch", "paged", "overwrite", "scratch"])
+def test_other_layouts_say_why_they_are_not_recorded(kind: str) -> None:
+    case = replace(CASE, layout=KvLayout(kind=kind, page_size=4 if kind == "paged" else 0))
+    recorder = OperatorGraphs()
+    trace = run(case, recorder)
+    same(trace, open_cpu().run(case))
+    layers = len(Shelf("cpu").open(case.model, case.dtype).reaches)
+    why = "not captured: only layout static hands attention the same tensors in every step"
+    assert trace.fallbacks == {why: layers * len(trace.steps)}
+    assert recorder.recorded == 0
+
+
+def test_what_cannot_be_recorded_runs_as_it_is_and_says_why() -> None:
+    recorder = OperatorGraphs(fails="operation not permitted\n when stream is capturing")
+    trace = run(CASE, recorder)
+    same(trace, open_cpu().run(CASE))
+    (why,) = trace.fallbacks
+    assert why == "not captured: operation not permitted when stream is capturing"
+
+
+def test_a_recording_that_forgot_an_input_would_show() -> None:
+    """The stand-in for CUDA's graphs bakes in what is not refilled, as they do."""
+    number = torch.tensor([1.0])
+    (result,), replay = OperatorGraphs().record(lambda: [number + float(number)])
+    number.fill_(5.0)
+    replay()
+    assert result.item() == 6.0

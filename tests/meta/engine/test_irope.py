@@ -1,0 +1,190 @@
+"""Chunked attention with layers without rotary embedding: words, temperature, and trees cut at a chunk's end."""
+
+from dataclasses import replace
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from backends.base import Unsupported
+from backends.compositions.eager import open_cpu
+from backends.engine.draft.truncation import inside_chunk
+from backends.engine.model.llama4 import Temperature
+from backends.engine.model.models import config_of
+from backends.engine.model.reach import Reach, reaches_of
+from properties.invariants import ALL
+from properties.strategies.models import GALLERY
+from properties.verdict.judge import judge
+from reference.architecture import Architecture, Seeded
+from reference.case import Case
+from reference.draft import Draft, LanguageModel, Ngram, Scripted
+from reference.files.case_json import case_from_json, case_to_json
+from reference.files.json_words import plain
+from reference.layout import KvLayout
+from reference.malformed import Malformed
+from reference.oracle import drafting
+from reference.oracle.decoder import Oracle
+from reference.oracle.model import temperature
+from reference.sampling import Sampling, Stops
+from reference.trace import Drafted
+from reference.tree import RankTree, Tree
+from specverify.setup.subjects import subject_of
+
+CHUNKED = [arch for arch in GALLERY if arch.chunks]
+ARCH = Architecture(
+    "llama4", 11, 12, 16, 2, 1, 4, (0, 0), qk_norm=True, chunks=(4, 0), unrotated=(1,), floor_scale=3, attn_scale=0.5
+)
+SHAPE = RankTree((0, 0, 0, 1, 3, 2, 4), (0, 0, 1, 0, 0, 0, 0))
+"""Two branches, the first of depth 4."""
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"chunks": (4,)}, "chunks: 1 entries for 2 layers"),
+        ({"chunks": (4, -1)}, "chunks: a chunk is a number"),
+        ({"chunks": (0, 0)}, "chunks: no layer has a chunk"),
+        ({"windows": (3, 0)}, r"chunks\[0\]: a layer has a window or a chunk"),
+        ({"unrotated": (2,)}, r"unrotated: layers 0\.\.1 in ascending order"),
+        ({"unrotated": (1, 0)}, "unrotated: "),
+        ({"unrotated": (1, 1)}, "unrotated: "),
+        ({"unrotated": ()}, "floor_scale: scales the queries of unrotated layers"),
+        ({"floor_scale": -1}, "floor_scale: -1 is negative"),
+        ({"attn_scale": 0.0}, "attn_scale: "),
+        ({"attn_scale": float("nan")}, "attn_scale: "),
+    ],
+)
+def test_nonsense_is_refused_by_its_field(change: dict[str, Any], words: str) -> None:
+    with pytest.raises(Malformed, match=words):
+        replace(ARCH, **change)
+
+
+def test_files_of_other_models_do_not_know_the_new_fields() -> None:
+    content = plain(Case(Seeded(GALLERY[5], 0), (1, 2)))
+    assert not {"chunks", "unrotated", "floor_scale", "attn_scale"} & set(content["model"]["architecture"])
+    assert "stay_in_chunk" not in content["layout"]
+
+
+@pytest.mark.parametrize("arch", [ARCH, *CHUNKED])
+def test_a_file_holds_all_of_it(arch: Architecture) -> None:
+    case = Case(Seeded(arch, 3), (1, 2), layout=KvLayout(stay_in_chunk=True))
+    assert case_from_json(case_to_json(case)) == case
+
+
+@pytest.mark.parametrize(
+    ("arch", "words"),
+    [
+        (replace(ARCH, family="llama", qk_norm=False), "llama with chunks or layers without rotary"),
+        (replace(ARCH, chunks=(4, 8)), "llama4 needs equal chunks in all layers that have one"),
+        (replace(ARCH, chunks=(), windows=(3, 3)), "llama4 with a sliding window"),
+    ],
+)
+def test_what_transformers_lacks_is_unsupported(arch: Architecture, words: str) -> None:
+    with pytest.raises(Unsupported, match=words):
+        config_of(arch)
+
+
+def test_reaches_are_read_off_the_config() -> None:
+    assert reaches_of(config_of(ARCH)) == [Reach(chunk=4), Reach()]
+    assert reaches_of(config_of(GALLERY[5])) == [Reach(window=5)] * 2
+    odd = config_of(ARCH)
+    odd.layer_types = ["full_attention", "linear_attention"]
+    with pytest.raises(Unsupported, match="layers of kind linear_attention"):
+        reaches_of(odd)
+
+
+def test_the_temperature_is_that_of_the_position() -> None:
+    """By hand: floor 3 leaves positions 0 and 1 alone, then goes up every third one."""
+    positions = np.array([0, 1, 2, 4, 5, 8, 2])
+    wanted = 1 + 0.5 * np.log([1, 1, 2, 2, 3, 4, 2])
+    np.testing.assert_allclose(temperature(ARCH, 1, positions), wanted, rtol=1e-15)
+    assert (temperature(ARCH, 0, positions) == 1).all()
+    query = torch.ones(1, 2, len(positions), 4, dtype=torch.float64)
+    scaled = Temperature(3, 0.5)(query, torch.tensor(positions)[None])
+    np.testing.assert_allclose(scaled[0, 1, :, 2].numpy(), wanted, rtol=1e-15)
+
+
+def test_both_cuts_keep_the_nodes_of_the_roots_chunk() -> None:
+    """Every tree of up to 5 nodes, every chunk and position, against a walk from token to token."""
+    for nodes in range(1, 6):
+        for ups in product(*(range(node) for node in range(1, nodes))):
+            tree = Tree((0, *ups), tuple(range(nodes)))
+            for chunk, position in product((1, 2, 3, 4), (0, 1, 2, 5, 7, 11)):
+                held = [node for node in range(nodes) if not _crosses(len(tree.path(node)) - 1, position, chunk)]
+                reaches = [Reach(), Reach(chunk=chunk), Reach(window=1), Reach(chunk=9)]
+                assert inside_chunk(tree, position, reaches) == held
+                arch = replace(ARCH, windows=(0, 0), chunks=(chunk, 9))
+                cut = drafting.in_chunk(Drafted(tree, draft_ids=tree.token), position, arch)
+                assert cut.tree.token == tuple(held) == cut.draft_ids
+                assert [held[up] for up in cut.tree.parent] == [tree.parent[node] for node in held]
+
+
+def _crosses(steps: int, position: int, chunk: int) -> bool:
+    """Whether any of `steps` steps from `position` lands on the first token of a chunk."""
+    return any((position + step) % chunk == 0 for step in range(1, steps + 1))
+
+
+DRAFTS: list[Draft] = [
+    Scripted((Tree(SHAPE.parent, (3, 1, 2, 4, 5, 6, 0)),) * 2),
+    Ngram(SHAPE, 2),
+    LanguageModel(Seeded(ARCH, 1), SHAPE),
+]
+LAYOUTS = [
+    KvLayout(),
+    KvLayout(stay_in_chunk=True),
+    KvLayout(stay_in_chunk=True, padded_nodes=9, prefill_chunk=3),
+    KvLayout(kind="sliding", poison="nan"),
+    KvLayout(kind="sliding", stay_in_chunk=True, prefill_chunk=5),
+    KvLayout(kind="paged", page_size=3),
+]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda one: f"{one.kind}-{one.stay_in_chunk}-{one.prefill_chunk}")
+@pytest.mark.parametrize("draft", DRAFTS, ids=lambda one: type(one).__name__)
+def test_the_engine_equals_the_oracle_around_a_chunks_end(draft: Draft, layout: KvLayout) -> None:
+    """Trees begin at every place of a chunk of 4, greedy and sampled."""
+    backend, oracle = open_cpu(), Oracle()
+    cut = 0
+    for length, heat in product((1, 2, 3, 4), (0.0, 1.0)):
+        prompt = (*(1, 4, 3) * 3, 3)[-length:]
+        sampling = Sampling(heat, draws="without-replacement")
+        case = Case(Seeded(ARCH, 0), prompt, draft, layout, sampling, Stops(6), "float64")
+        seen, true = backend.run(case), oracle(case)
+        assert seen.output == true.output
+        for mine, its in zip(seen.steps, true.steps, strict=True):
+            assert mine.drafted is not None
+            assert its.drafted is not None
+            assert mine.scored is not None
+            assert its.scored is not None
+            assert mine.drafted.tree == its.drafted.tree
+            ends = (len(mine.context) + its.drafted.tree.height) // 4
+            crosses = ends != len(mine.context) // 4
+            cut += len(its.drafted.tree) < len(SHAPE)
+            assert not (crosses and layout.stay_in_chunk)
+            np.testing.assert_allclose(mine.scored.logits, its.scored.logits, rtol=0, atol=1e-9)
+            assert mine.accepted == its.accepted
+    assert cut or not layout.stay_in_chunk
+
+
+@pytest.mark.parametrize("draws", ["without-replacement", "with-replacement"])
+def test_coins_of_a_cut_tree_keep_the_places_of_the_whole(draws: str) -> None:
+    """A cut renumbers nodes; the coins that drew them were those of the draft's own shape."""
+    model = Seeded(next(arch for arch in CHUNKED if arch.chunks == (8, 8)), 0)
+    shape = RankTree((0, 0, 1, 2, 2, 0), (0, 2, 0, 0, 1, 1))
+    case = Case(
+        model,
+        (1, 6, 4, 4, 3, 6),
+        LanguageModel(model, shape),
+        KvLayout(stay_in_chunk=True),
+        Sampling(8.0, draws=draws),
+        Stops(1),
+    )
+    subject = subject_of(open_cpu())
+    drafted = subject(case).steps[0].drafted
+    assert drafted is not None
+    assert len(drafted.tree) == 4
+    held = [one for one in ALL if one.name in ("acceptance.proposal-consistent", "acceptance.sampled-walk")]
+    verdict = judge(case, held, Oracle(), subject)
+    assert (verdict.findings, set(verdict.outcomes.values())) == ((), {"checked"})

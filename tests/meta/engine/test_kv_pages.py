@@ -1,0 +1,316 @@
+"""The allocator, block tables, the prefix cache and the arena: no page is lost, and no sharer sees another's writes."""
+
+from collections import Counter
+
+import pytest
+import torch
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from backends.engine.kv.arena import LARGE, Arena, Lease
+from backends.engine.kv.base import KvCache, OutOfPages, Room
+from backends.engine.kv.pages import Blocks, Pages
+from backends.engine.kv.prefix import PrefixCache
+from backends.engine.model.reach import Reach
+from reference.layout import KvLayout
+
+
+class Anything:
+    """A model of two layers that only has a room."""
+
+    def room(self, capacity: int, rows: int) -> Room:
+        return Room((Reach(), Reach(window=3)), 1, 2, capacity, rows, torch.device("cpu"), torch.float64)
+
+
+class Pool(RuleBasedStateMachine):
+    """Requests with target and draft caches over one pool that is too small, prefixes kept, everything poisoned."""
+
+    @initialize(
+        size=st.sampled_from((1, 2, 3, 5, 16)),
+        pages=st.integers(2, 14).flatmap(lambda count: st.permutations(range(count))),
+        overhang=st.sampled_from((0, 0, 1, 4)),
+    )
+    def begin(self, size: int, pages: list[int], overhang: int) -> None:
+        layout = KvLayout(kind="prefix", page_size=size, pages=tuple(pages), overhang=overhang, poison="large")
+        self.arena = Arena(layout)
+        self.target, self.drafts = Anything(), [None, Anything(), Anything()]
+        self.leases: list[Lease] = []
+        self.tokens: list[list[int]] = []
+
+    def _written(self, cache: KvCache, tokens: list[int]) -> None:
+        """Commit what `cache` lacks: column c of a run of tokens holds that run's own number, in every layer."""
+        missing = range(cache.length, len(tokens))
+        if missing:
+            cache.open(len(missing))
+            for layer in range(cache.layers):
+                new = torch.tensor([self._number(cache, tokens, one) + layer for one in missing]).expand(1, 2, -1)
+                cache.write(layer, new.transpose(1, 2).double(), -new.transpose(1, 2).double())
+            cache.commit(list(range(len(missing))))
+
+    def _number(self, cache: KvCache, tokens: list[int], column: int) -> float:
+        return hash((tuple(tokens[: column + 1]), cache.pool is self._draft_pool(cache))) % 9973  # type: ignore[attr-defined]
+
+    def _draft_pool(self, cache: KvCache) -> object:
+        return next((one.draft.pool for one in self.leases if one.draft is cache), None)  # type: ignore[attr-defined]
+
+    def _grow(self, at: int, more: list[int]) -> None:
+        lease, tokens = self.leases[at], self.tokens[at] + more
+        assert lease.blocks is not None
+        try:
+            lease.blocks.reserve(len(tokens))
+            lease.blocks.own(min(cache.length for cache in lease.caches), len(tokens))
+        except OutOfPages:
+            return
+        self.tokens[at] = tokens
+        for cache in lease.caches:
+            self._written(cache, tokens)
+
+    some = st.lists(st.integers(0, 1), min_size=1, max_size=7)
+
+    @rule(tokens=some, draft=st.integers(0, 2))
+    def add(self, tokens: list[int], draft: int) -> None:
+        lease = self.arena.lease(self.target, self.drafts[draft], 64, 8, tuple(tokens))
+        for cache in lease.caches:
+            assert cache.length == lease.reused <= len(tokens), "a hit reaches target and draft alike"
+        self.leases.append(lease)
+        self.tokens.append(tokens[: lease.reused])
+        self._grow(len(self.leases) - 1, tokens[lease.reused :])
+
+    @precondition(lambda self: self.leases)
+    @rule(at=st.integers(0, 99), more=some)
+    def grow(self, at: int, more: list[int]) -> None:
+        self._grow(at % len(self.leases), more)
+
+    @precondition(lambda self: self.leases)
+    @rule(at=st.integers(0, 99), rows=st.integers(1, 5))
+    def reject(self, at: int, rows: int) -> None:
+        """A block is written and nothing of it kept."""
+        lease = self.leases[at % len(self.leases)]
+        for cache in lease.caches:
+            try:
+                cache.open(rows)
+            except OutOfPages:
+                continue
+            for layer in range(cache.layers):
+                cache.write(layer, *torch.full((2, 1, rows, 2), LARGE, dtype=torch.float64))
+            cache.commit([])
+
+    @precondition(lambda self: self.leases)
+    @rule(at=st.integers(0, 99), draft=st.integers(0, 2))
+    def fork(self, at: int, draft: int) -> None:
+        at %= len(self.leases)
+        twin = self.arena.fork(self.leases[at], self.target, self.drafts[draft], 64, 8)
+        self.leases.append(twin)
+        self.tokens.append(list(self.tokens[at]))
+        self._grow(len(self.leases) - 1, [])
+
+    @precondition(lambda self: self.leases)
+    @rule(at=st.integers(0, 99), draft=st.integers(0, 2))
+    def switch(self, at: int, draft: int) -> None:
+        at %= len(self.leases)
+        self.leases[at] = self.arena.with_draft(self.leases[at], self.drafts[draft], 64, 8)
+        self._grow(at, [])
+
+    @precondition(lambda self: self.leases)
+    @rule(at=st.integers(0, 99), kept=st.booleans())
+    def end(self, at: int, kept: bool) -> None:
+        at %= len(self.leases)
+        lease, tokens = self.leases.pop(at), self.tokens.pop(at)
+        self.arena.give_back(lease, tuple(tokens) if kept else ())
+        assert lease.blocks is not None
+        assert not lease.blocks.table
+
+    @rule()
+    def poison(self) -> None:
+        self.arena.poison(self.leases)
+
+    @invariant()
+    def no_page_is_lost(self) -> None:
+        pages, prefix = self.arena.pages, self.arena.prefix
+        assert prefix is not None
+        holders = Counter(page for lease in self.leases for page in (lease.blocks.table if lease.blocks else ()))
+        holders.update(prefix.kept)
+        assert holders == pages.held
+        assert sorted([*pages.free, *pages.held]) == list(range(pages.total))
+        for lease in self.leases:
+            assert lease.blocks is not None
+            lease.blocks.check()
+
+    @invariant()
+    def a_kept_page_can_be_found(self) -> None:
+        prefix, size = self.arena.prefix, self.arena.layout.page_size
+        assert prefix is not None
+        keys = list(prefix._kept)
+        for place, (owner, tokens) in enumerate(keys):
+            if len(tokens) > size:
+                before = (owner, tokens[:-size])
+                assert before in keys[place + 1 :], "its predecessor is kept, and was used no earlier"
+
+    @invariant()
+    def every_column_is_its_own(self) -> None:
+        for lease, tokens in zip(self.leases, self.tokens, strict=True):
+            for cache in lease.caches:
+                wanted = [self._number(cache, tokens, column) for column in range(cache.length)]
+                for layer in range(cache.layers):
+                    _, keys, values = cache.held(layer)
+                    assert keys[0, :, 0].tolist() == [one + layer for one in wanted]
+                    assert values[0, :, 1].tolist() == [-one - layer for one in wanted]
+
+
+Pool.TestCase.settings = settings(
+    max_examples=60, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
+)
+TestPool = Pool.TestCase
+
+
+def test_a_page_is_handed_out_in_the_order_of_the_free_list() -> None:
+    pages = Pages((2, 0, 3, 1))
+    assert pages.take(2) == [2, 0]
+    pages.drop(2)
+    assert (pages.free, pages.held) == ((3, 1, 2), {0: 1})
+    with pytest.raises(OutOfPages, match="4 pages are needed, 3 of 4 are free"):
+        pages.take(4)
+    assert pages.free == (3, 1, 2), "all or none"
+
+
+def test_what_nobody_holds_is_neither_freed_nor_shared() -> None:
+    pages = Pages((0, 1))
+    (page,) = pages.take(1)
+    pages.share(page)
+    pages.drop(page)
+    assert pages.free == (1,)
+    pages.drop(page)
+    with pytest.raises(ValueError, match="page 0 is freed twice"):
+        pages.drop(page)
+    with pytest.raises(ValueError, match="page 0 is shared, but belongs to nobody"):
+        pages.share(page)
+    with pytest.raises(ValueError, match="a page stands twice in the free list"):
+        Pages((1, 1))
+
+
+def test_a_table_reserves_all_or_nothing() -> None:
+    pages = Pages(range(3))
+    blocks = Blocks(pages, 4, overhang=3)
+    blocks.reserve(5)
+    assert (blocks.table, blocks.allocated) == ([0, 1], 8)
+    with pytest.raises(OutOfPages, match="2 pages are needed, 1 of 3 are free"):
+        blocks.reserve(13)
+    assert (blocks.table, pages.free) == ([0, 1], (2,))
+    blocks.release()
+    assert pages.free == (2, 1, 0), "the overhang first"
+
+
+BAD = {
+    "block 1: page 9 is outside the pool of 4": [0, 9],
+    "block 0: page -1 is outside the pool of 4": [-1],
+    "block 1: page 3 belongs to nobody": [0, 3],
+    "a page stands twice in the block table": [1, 0, 1],
+}
+
+
+@pytest.mark.parametrize("message", BAD)
+def test_a_bad_table_is_refused(message: str) -> None:
+    pages = Pages(range(4))
+    blocks = Blocks(pages, 4)
+    blocks.table = pages.take(2)
+    blocks.check()
+    blocks.table = BAD[message]
+    with pytest.raises(ValueError, match=message):
+        blocks.check()
+
+
+def test_a_shared_page_is_copied_before_it_is_written() -> None:
+    pages = Pages(range(4))
+    mine, yours, copied = Blocks(pages, 2), Blocks(pages, 2), []
+    mine.reserve(4)
+    yours.adopt(mine.table)
+    yours.copy.append(lambda source, target: copied.append((source, target)))
+    yours.own(3, 4)
+    assert (mine.table, yours.table, copied) == ([0, 1], [0, 2], [(1, 2)])
+    yours.own(3, 4)
+    yours.own(2, 2)
+    assert copied == [(1, 2)], "a page of its own is not copied, nor one that is not written"
+
+
+def kept(cache: PrefixCache, pages: Pages, tokens: tuple[int, ...]) -> list[int]:
+    """Insert a request that had `tokens` and is over; the pages it had."""
+    blocks = Blocks(pages, 2)
+    blocks.adopt(cache.match(None, tokens))
+    blocks.reserve(len(tokens))
+    cache.insert(None, tokens, blocks.table)
+    table = list(blocks.table)
+    blocks.release()
+    return table
+
+
+def test_the_least_recently_used_page_goes_first() -> None:
+    pages = Pages(range(6))
+    cache = PrefixCache(pages, 2)
+    first, second = kept(cache, pages, (0, 0, 1, 1)), kept(cache, pages, (5, 5, 6, 6, 7))
+    assert (cache.kept, pages.free) == ((first[1], first[0], second[1], second[0]), (5, second[2]))
+    assert cache.match(None, (0, 0, 1, 1, 2)) == first
+    assert cache.match("another draft", (0, 0, 1, 1, 2)) == []
+    assert cache.match(None, (0,)) == []
+    pages.take(3)
+    assert cache.kept == (second[0], first[1], first[0]), "one page was missing, one went"
+    cache.clear()
+    assert len(pages.free) == 3
+
+
+def test_a_page_that_is_in_use_is_not_evicted() -> None:
+    pages = Pages(range(3))
+    cache = PrefixCache(pages, 2)
+    kept(cache, pages, (0, 0, 1, 1))
+    user = Blocks(pages, 2)
+    user.adopt(cache.match(None, (0, 0)))
+    with pytest.raises(OutOfPages, match="3 pages are needed, 2 of 3 are free"):
+        pages.take(3)
+    assert cache.kept == tuple(user.table)
+    assert pages.held[user.table[0]] == 2
+
+
+def test_pages_after_an_evicted_one_are_let_go_of_but_stay_with_their_holder() -> None:
+    """Two requests compute the same beginning at once; one is kept, the end of the other, and a fork of that other."""
+    pages = Pages(range(6))
+    cache = PrefixCache(pages, 2)
+    one, other = Blocks(pages, 2), Blocks(pages, 2)
+    one.reserve(2)
+    other.reserve(4)
+    fork = Blocks(pages, 2)
+    fork.adopt(other.table)
+    cache.insert(None, (0, 0), one.table)
+    cache.insert(None, (0, 0, 1, 1), other.table)
+    one.release()
+    other.release()
+    assert cache.kept == (2, 0)
+    pages.take(4)
+    assert not len(cache)
+    assert (fork.table, pages.held[2]) == ([1, 2], 1)
+
+
+def test_a_prefix_is_kept_only_where_target_and_draft_committed_it() -> None:
+    arena = Arena(KvLayout(kind="prefix", page_size=2, pages=tuple(range(8))))
+    target, draft = Anything(), Anything()
+    lease = arena.lease(target, draft, 16, 4)
+    assert lease.draft is not None
+    for cache, columns in ((lease.target, 6), (lease.draft, 3)):
+        cache.open(columns)
+        cache.commit(list(range(columns)))
+    arena.give_back(lease, (1, 2, 3, 4, 5, 6, 7))
+    assert arena.prefix is not None
+    assert len(arena.prefix) == 1
+    again = arena.lease(target, draft, 16, 4, (1, 2, 3, 4, 5, 6))
+    assert [cache.length for cache in again.caches] == [2, 2]
+    assert arena.lease(target, Anything(), 16, 4, (1, 2, 3, 4)).reused == 0
+
+
+def test_a_target_that_drafts_for_itself_has_two_caches() -> None:
+    model = Anything()
+    lease = Arena(KvLayout(kind="paged", page_size=4), 4).lease(model, model, 16, 4)
+    assert lease.draft is not None
+    for number, cache in enumerate(lease.caches):
+        cache.open(2)
+        for layer in range(2):
+            cache.write(layer, *torch.full((2, 1, 2, 2), 1.0 + number, dtype=torch.float64))
+    assert [float(cache.block(0)[0][0, 0, 0]) for cache in lease.caches] == [1.0, 2.0]

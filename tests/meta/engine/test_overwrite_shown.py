@@ -1,0 +1,101 @@
+"""Position-overwrite runs where the cache is shown to be updated before attention reads it, and nowhere else."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from backends.base import Unsupported
+from backends.compositions.eager import open_cpu
+from backends.engine.attention.eager import eager
+from backends.engine.backend import EngineBackend
+from backends.engine.columns import Columns
+from backends.engine.kv.lanes import Lanes
+from backends.engine.kv.seams import KvSeams
+from backends.engine.model import update_order_check
+from properties.strategies.models import GALLERY
+from reference.architecture import Seeded
+from reference.case import Case
+from reference.draft import LanguageModel, Scripted
+from reference.layout import KvLayout
+from reference.sampling import Stops
+from reference.tree import RankTree, Tree
+
+TREE = Tree((0, 0, 0, 1), (2, 1, 3, 1))
+CASE = Case(Seeded(GALLERY[0], 3), (1, 2), Scripted((TREE,)), KvLayout(kind="overwrite"), stops=Stops(max_new_tokens=4))
+
+
+class ReadsFirst(Lanes):
+    """Attention gets what lay in the cells before this forward wrote its rows there."""
+
+    def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any) -> tuple[Any, Any]:
+        stale = [tuple(one.clone() for one in cache.read(layer_idx)) for cache in self._caches]
+        super().update(key_states, value_states, layer_idx)
+        return torch.stack([keys for keys, _ in stale]), torch.stack([values for _, values in stale])
+
+
+def with_lanes(lanes: type[Lanes]) -> EngineBackend:
+    backend = open_cpu()
+    backend.seams = replace(backend.seams, kv=KvSeams(lanes=lanes))
+    return backend
+
+
+def test_a_cache_that_is_read_before_it_is_updated_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = with_lanes(ReadsFirst)
+    with pytest.raises(Unsupported, match="layout overwrite: it could not be shown that the cache is updated before"):
+        backend.run(CASE)
+    # Without the probe it would have run, and wrongly.
+    right = open_cpu().run(CASE).steps[0].scored
+    monkeypatch.setattr(update_order_check, "_probe", lambda *_: True)
+    wrong = with_lanes(ReadsFirst).run(CASE).steps[0].scored
+    assert right is not None
+    assert wrong is not None
+    assert abs(right.logits - wrong.logits).max() > 1e-3
+
+
+@pytest.mark.parametrize("kind", ["static", "scratch"])
+def test_other_layouts_are_not_asked(kind: str) -> None:
+    assert with_lanes(ReadsFirst).run(replace(CASE, layout=KvLayout(kind=kind))).output
+
+
+def test_a_draft_is_asked_too() -> None:
+    backend = open_cpu()
+
+    def stale(query: Tensor, columns: Columns, scaling: float) -> Tensor:
+        memory.append(columns.value)
+        return eager(query, replace(columns, value=columns.value * len(memory)), scaling)
+
+    memory: list[Tensor] = []
+    backend.seams = replace(backend.seams, draft_attend=stale)
+    draft = LanguageModel(Seeded(GALLERY[0], 4), RankTree((0, 0), (0, 0)))
+    assert backend.run(CASE).output
+    with pytest.raises(Unsupported, match="layout overwrite"):
+        backend.run(replace(CASE, draft=draft))
+
+
+def test_a_model_is_asked_once_for_each_attention(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, probe = [], update_order_check._probe
+    monkeypatch.setattr(update_order_check, "_probe", lambda *given: asked.append(given) or probe(*given))  # type: ignore[func-returns-value]
+    backend = open_cpu()
+    for case in (CASE, replace(CASE, prompt=(3, 1, 2)), replace(CASE, dtype="float64"), CASE):
+        assert backend.run(case).output
+    assert len(asked) == 2, "one model in two dtypes"
+
+    def other(*given: Any) -> Tensor:
+        return eager(*given)
+
+    backend.seams = replace(backend.seams, attend=other)
+    backend.run(CASE)
+    assert len(asked) == 3
+    assert all(update_order_check._shown[model][attend, lanes] for model, attend, lanes in asked)
+
+
+@pytest.mark.parametrize("arch", GALLERY)
+@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16", "float16"])
+def test_every_model_of_the_gallery_is_shown(arch: Any, dtype: str) -> None:
+    case = replace(
+        CASE, model=Seeded(arch, 1), dtype=dtype, prompt=(1, 0), draft=Scripted(), stops=Stops(max_new_tokens=1)
+    )
+    assert open_cpu().run(case).output

@@ -1,0 +1,103 @@
+"""The soft cap of attention: the oracle against Gemma 2's own code, and every backend computes it or refuses it."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from transformers.models.gemma2.modeling_gemma2 import eager_attention_forward
+
+from backends.compositions.eager import open_cpu
+from backends.flags import mode_of
+from backends.registry import ROWS, open_backend, why_unavailable
+from properties.invariants import ALL
+from properties.strategies.models import CAPPED, GALLERY
+from properties.verdict.judge import judge
+from reference.architecture import Seeded
+from reference.case import Case
+from reference.draft import Scripted
+from reference.malformed import Malformed
+from reference.oracle.decoder import Oracle
+from reference.oracle.model import PathByPath, attention
+from reference.sampling import Stops
+from reference.trace import Array
+from reference.tree import Tree
+from specverify.setup.subjects import subject_of
+from tests.corruption import ORACLE
+
+TREE = Tree((0, 0, 0, 1, 2, 1), (3, 5, 7, 5, 11, 4))
+CONTEXT_EXACT = tuple(one for one in ALL if one.name == "attention.context-exact")
+
+
+def case_of(at: int, dtype: str = "float32") -> Case:
+    prompt = (1, 2, 3, 4, 9, 8, 7, 1, 0, 6, 3)
+    return Case(Seeded(GALLERY[at], 1), prompt, Scripted((TREE,)), stops=Stops(2), steps=1, dtype=dtype)
+
+
+class Module(torch.nn.Module):
+    num_key_value_groups = 2
+
+
+@pytest.mark.parametrize("cap", [0.0, 0.7, 30.0])
+def test_attention_is_gemma_2s(cap: float) -> None:
+    rng = np.random.default_rng(4)
+    query, keys, values = rng.normal(size=(4, 6)), rng.normal(size=(9, 2, 6)), rng.normal(size=(9, 2, 6))
+    theirs, _ = eager_attention_forward(
+        Module(),
+        torch.tensor(query)[None, :, None],
+        *(torch.tensor(one).transpose(0, 1)[None] for one in (keys, values)),
+        None,
+        scaling=6**-0.5,
+        softcap=cap or None,
+    )
+    # Their softmax is in float32 whatever the inputs.
+    np.testing.assert_allclose(attention(query, keys, values, cap), theirs[0, 0].numpy(), atol=1e-6)
+
+
+@pytest.mark.parametrize("at", CAPPED)
+def test_both_oracles_and_the_engine_agree_and_see_it(at: int) -> None:
+    def logits(case: Case, oracle: Oracle) -> Array:
+        scored = oracle(case).steps[0].scored
+        assert scored is not None
+        return scored.logits
+
+    case = case_of(at, "float64")
+    true = logits(case, ORACLE)
+    np.testing.assert_allclose(logits(case, Oracle(evaluator=PathByPath)), true, rtol=0, atol=1e-12)
+    scored = open_cpu().run(case).steps[0].scored
+    assert scored is not None
+    np.testing.assert_allclose(scored.logits, true, rtol=0, atol=1e-12)
+    without = replace(case, model=Seeded(replace(GALLERY[at], score_cap=0.0), 1))
+    assert np.abs(logits(without, ORACLE) - true).max() > 0.5, "the cap changes nothing: this model tests nothing"
+
+
+def test_every_backend_computes_it_or_refuses_it_by_name() -> None:
+    """A path that reads the scores without the cap would be wrong and silent."""
+    computed, refused = set(), set()
+    for name in [row.name for row in ROWS if why_unavailable(row.name) is None]:
+        backend = open_backend(name)
+        backend.mode = mode_of("performance")  # type: ignore[attr-defined]
+        case = case_of(CAPPED[0], backend.declaration.dtypes[0])
+        verdict = judge(case, CONTEXT_EXACT, ORACLE, subject_of(backend))
+        if verdict.unsupported is not None:
+            assert verdict.unsupported.startswith("softcap: "), name
+            refused.add(name)
+        else:
+            assert (verdict.outcomes, verdict.findings) == ({"attention.context-exact": "checked"}, ()), name
+            computed.add(name)
+    assert "cpu-eager" in computed
+    assert {name for name in refused if "fused" in name}
+    assert not {name for name in computed if "fused" in name}
+
+
+def test_a_fused_backend_computes_it_in_mode_reference() -> None:
+    backend = open_backend("cpu-fused")
+    backend.mode = mode_of("reference")  # type: ignore[attr-defined]
+    verdict = judge(case_of(CAPPED[0]), CONTEXT_EXACT, ORACLE, subject_of(backend))
+    assert (verdict.unsupported, verdict.findings) == (None, ())
+
+
+def test_a_cap_that_is_none_is_refused() -> None:
+    for cap in (-1.0, 1e7, float("nan")):
+        with pytest.raises(Malformed, match="score_cap"):
+            replace(GALLERY[0], score_cap=cap)

@@ -1,0 +1,232 @@
+"""Our Triton kernel under its interpreter: against float64 softmax, over shapes, dtypes, pages, splits and poison."""
+
+import os
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("triton", reason="Triton is not installed: pip install -e '.[triton]', on Linux")
+
+import triton
+import triton.language as tl
+
+from backends.base import Unavailable
+from backends.compositions.split import open_interpreted, open_torch
+from backends.engine.attention import triton_kernels
+from backends.engine.attention.compact import Compact
+from backends.engine.attention.triton_launch import Plan, TritonTree, interpreted, plan_for_cpu
+from backends.registry import open_backend
+from properties.strategies.models import GALLERY
+from reference.architecture import Seeded
+from reference.case import Case
+from reference.draft import Scripted
+from reference.layout import KvLayout
+from reference.sampling import Stops
+from reference.tree import Tree
+from tests.treeattention import Scene, constant, hidden_changed, scene
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+KERNEL = interpreted()
+SIXTEEN_BIT = 2.0
+"""What weights rounded to 16 bits add to the bound of an attention that rounds once."""
+
+
+def cut(splits: int, tile: int = 16, rows: int = 16) -> TritonTree:
+    """The kernel with a plan of our choice."""
+
+    def plan(query: Tensor, kv_heads: int, packed: Compact) -> Plan:
+        return Plan(rows, tile, splits)
+
+    return replace(KERNEL, plan=plan)
+
+
+def run(made: Scene, kernel: TritonTree = KERNEL) -> Tensor:
+    return kernel(made.query, made.columns, made.scaling)
+
+
+def bound(made: Scene) -> float:
+    return 1.0 if made.query.dtype == torch.float32 else SIXTEEN_BIT
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("splits", [0, 2])
+def test_the_kernel_is_the_softmax(dtype: torch.dtype, splits: int) -> None:
+    """Empty prefixes, tiles and pages that end before, at and after a prefix, more rows than a tile, unequal lanes."""
+    scenes = [
+        scene(((0, 1),), 1, 1, 4, dtype),
+        scene(((15, 3), (16, 2)), 2, 1, 6, dtype, page=16),
+        scene(((17, 20), (0, 33), (3, 1)), 4, 2, 8, dtype, page=1),
+        scene(((33, 5),), 2, 2, 8, dtype, window=5),
+    ]
+    for number, made in enumerate(scenes):
+        assert made.error(run(made, cut(splits))) <= bound(made), number
+
+
+@pytest.mark.parametrize("dim", [64, 128, 256])
+def test_large_heads(dim: int) -> None:
+    for dtype, splits in ((torch.float32, 0), (torch.bfloat16, 3)):
+        made = scene(((40, 7),), 4, 2, dim, dtype, page=7)
+        assert made.error(run(made, cut(splits))) <= bound(made)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_the_shape_sweep(dtype: torch.dtype) -> None:
+    """q_len 1 to 8 and more than 16, batches of 1 to 4, lengths around tile and page, GQA ratios, head dimensions."""
+    ran = 0
+    for q_len in (1, 2, 3, 4, 5, 6, 7, 8, 17, 31, 32, 33, 64):
+        for batch in (1, 2, 3, 4):
+            for around, page in ((0, 0), (16, 0), (16, 16), (32, 5), (64, 1), (128, 128)):
+                lanes = tuple((max(0, around - 1 + lane), max(1, q_len - lane)) for lane in range(batch))
+                ratio, dim = ((1, 8), (2, 64), (4, 128), (3, 256))[(q_len + batch) % 4]
+                made = scene(lanes, 2 * ratio, 2, dim, dtype, page, window=(0, 0, 9)[ran % 3], seed=ran)
+                plan = KERNEL if ran % 2 else cut(1 + ran % 4, (16, 32, 64)[ran % 3], 32)
+                assert made.error(run(made, plan)) <= bound(made), (lanes, ratio, dim, page)
+                ran += 1
+    assert ran == 13 * 4 * 6
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_equal_scores_give_the_mean_of_what_is_seen(dtype: torch.dtype) -> None:
+    """Q = K = 0, and a value of its own in every column; the tree is asymmetric, so a transposed mask shows."""
+    made = constant(scene(((20, 18), (3, 7)), 2, 1, 4, dtype, page=5))
+    out = run(made, cut(2))
+    assert made.error(out) <= bound(made)
+    turned = made.columns.visible.clone()
+    turned[0, 0, :, 20:38] = turned[0, 0, :, 20:38].T.clone()
+    other = run(replace(made, columns=replace(made.columns, visible=turned)), cut(2))
+    assert made.error(other) > 5 * bound(made)
+
+
+@pytest.mark.parametrize("splits", [0, 2])
+def test_what_a_row_may_not_see_changes_no_bit_of_it(splits: int) -> None:
+    """Cells that no lane owns, and those after a lane's end in its last page, hold NaN throughout."""
+    made = scene(((18, 34), (5, 3)), 2, 1, 4, page=4)
+    kernel = cut(splits, rows=64)
+    base = run(made, kernel)
+    assert bool(base.isfinite().all())
+    for row, by in ((0, 30000.0), (3, 7.0), (31, 30000.0), (33, 7.0)):
+        changed = run(hidden_changed(made, row, by), kernel)
+        assert torch.equal(changed[0, :, row], base[0, :, row]), row
+        assert not torch.equal(changed[0], base[0])
+        assert torch.equal(changed[1], base[1])
+
+
+def test_a_row_that_sees_nothing_gives_zeros() -> None:
+    made = scene(((4, 3),))
+    visible = made.columns.visible.clone()
+    visible[0, 0, 1] = False
+    blind = replace(made, columns=replace(made.columns, visible=visible))
+    for splits in (0, 2):
+        assert torch.equal(run(blind, cut(splits))[0, :, 1], torch.zeros(4, 8))
+
+
+def test_pages_in_any_order_and_gathered_columns_give_the_same_bits() -> None:
+    """The kernel's tiles follow columns, whatever pages they come from."""
+    for splits in (0, 2):
+        flat = run(scene(((37, 9),)), cut(splits))
+        for page in (1, 5, 64):
+            assert torch.equal(run(scene(((37, 9),), page=page), cut(splits)), flat)
+
+
+def test_one_side_may_dominate() -> None:
+    """Nothing overflows; log-sum-exps are as coarse as float32 is at the size of the scores, and no coarser."""
+    made = scene(((20, 6),))
+    for side in (slice(0, 20), slice(20, None)):
+        for size in (1e4, -1e4, 20.0, -20.0):
+            key = torch.zeros_like(made.columns.key)
+            key[:, :, side] = size
+            one = replace(made, query=torch.ones_like(made.query), columns=replace(made.columns, key=key))
+            assert one.error(run(one, cut(2))) <= 1 + abs(size) * 8**0.5 / 32, (side, size)
+
+
+def test_float64_is_refused() -> None:
+    made = scene(dtype=torch.float64)
+    with pytest.raises(ValueError, match="not in float64"):
+        run(made)
+
+
+def test_the_plan_for_the_interpreter_splits_long_prefixes() -> None:
+    query = torch.zeros(1, 4, 6, 8)
+
+    def plan(prefix: int) -> Plan:
+        made = scene(((prefix, 6),))
+        return plan_for_cpu(query, 2, KERNEL.compact(made.query, made.columns))
+
+    assert plan(10) == Plan(16, 16, 0)
+    assert plan(95).splits == 0
+    assert plan(128) == Plan(16, 64, 2)
+
+
+def test_the_interpreter_leaves_the_process_as_it_was() -> None:
+    """Triton compiles other kernels in the same process, and torch's FlexAttention may import it before or after."""
+    before = tl.load, tl.dot, tl.max, tl.tensor.__add__
+    run(scene())
+    assert (tl.load, tl.dot, tl.max, tl.tensor.__add__) == before
+    knobs = getattr(triton, "knobs", None)  # triton 3.2 has no such module
+    assert knobs is None or not knobs.runtime.interpret
+    assert "TRITON_INTERPRET" not in os.environ
+    assert isinstance(triton.jit(triton_kernels.tree), triton.JITFunction)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION")
+def test_the_kernels_compile_for_a_gpu_that_is_not_here() -> None:
+    """To the machine code of an H100 or H200; it is not run."""
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    constants = {"GROUP": 4, "DIM": 64, "WIDE": 64, "ROWS": 64, "TILE": 64, "PARTLY": True, "WIDEN": False}
+    for splits in (0, 4):
+        types = {name: "*bf16" for name in ("query", "key", "value")}
+        types |= {"out": "*fp32", "lse": "*fp32"} if splits else {"out": "*bf16", "lse": "*i32"}
+        types |= {name: "*i32" for name in ("table", "first", "prefixes", "widths", "bits")} | {"scaling": "fp32"}
+        found = _compiled(triton_kernels.tree, types, {**constants, "SPLITS": splits}, ASTSource, GPUTarget)
+        assert "mma" in found["ptx"]
+    merging = {"PARTS": 5, "DIM": 64, "WIDE": 64, "ROWS": 16}
+    assert _compiled(
+        triton_kernels.merge, {"out": "*fp32", "lse": "*fp32", "merged": "*bf16"}, merging, ASTSource, GPUTarget
+    )
+
+
+def _compiled(kernel: Any, types: dict[str, str], constants: dict[str, Any], source: Any, target: Any) -> Any:
+    names = triton.jit(kernel).arg_names
+    signature = {name: "constexpr" if name in constants else types.get(name, "i32") for name in names}
+    made = triton.compile(source(triton.jit(kernel), signature, constants), target=target("cuda", 90, 32))
+    assert made.asm["cubin"]
+    return made.asm
+
+
+# In the engine.
+
+
+def test_the_backend_gives_what_the_split_in_torch_gives() -> None:
+    tree = Tree((0, 0, 3, 0, 1), (6, 1, 2, 3, 1))
+    for number, layout in ((1, KvLayout(kind="paged", page_size=2)), (5, KvLayout(kind="sliding")), (6, KvLayout())):
+        case = Case(
+            Seeded(GALLERY[number], 0), (3, 1, 2, 2, 6), Scripted((tree,)), layout, stops=Stops(4), dtype="float32"
+        )
+        assert open_interpreted().run(case).output == open_torch().run(case).output
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_without_a_device_its_backend_names_the_twin() -> None:
+    with pytest.raises(
+        Unavailable, match=r"cuda-fused needs an NVIDIA device: .*; triton-interpreted runs its kernel"
+    ) as caught:
+        open_backend("cuda-fused")
+    assert "\n" not in str(caught.value)
+
+
+def test_without_triton_the_line_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none() -> TritonTree:
+        raise ImportError("No module named 'triton'")
+
+    monkeypatch.setattr("backends.compositions.split.interpreted", none)
+    with pytest.raises(
+        Unavailable, match=r"triton-interpreted needs Triton \(pip install 'triton>=3.0', on Linux\): No"
+    ):
+        open_interpreted()

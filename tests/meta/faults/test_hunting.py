@@ -1,0 +1,186 @@
+"""How a self-test hunts: cases as a search draws them, none judged twice for nothing, no worker idle, strangers too."""
+
+import sys
+import time
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "strangers"))
+
+from properties.invariants import ALL
+from properties.shrinking.cases import STEPS, attempts
+from properties.shrinking.sessions import prunings, without
+from properties.strategies.models import GALLERY
+from properties.verdict.finding import Verdict
+from properties.verdict.judge import judge
+from reference.architecture import Seeded
+from reference.case import Case
+from reference.draft import Scripted
+from reference.oracle.decoder import Oracle
+from reference.sampling import Sampling, Stops
+from reference.trace import Stage
+from reference.tree import Tree
+from reports.pages.selftest import Caught, SelfTest
+from specverify.campaign import search as searching
+from specverify.campaign.search import Search
+from specverify.cli import main
+from specverify.selftest.case_stream import Stream
+from specverify.selftest.clean_digests import ON_TABLES, TABLES_ALONE, Sieve
+from specverify.selftest.hunt import Bag, Ground, asks_tables, hunt, nodes_of
+from specverify.selftest.schedule import CLEAN_EVERY, ROUNDS, Course, _note
+from specverify.setup.plan import Plan, default_dtypes
+from specverify.setup.subjects import open_planted, subject_of
+
+CHAIN = Case(Seeded(GALLERY[1], 0), (3, 1, 4), Scripted((Tree((0, 0, 1), (4, 2, 5)),)), stops=Stops(2))
+BRANCHED = Case(Seeded(GALLERY[1], 0), (3, 1, 4), Scripted((Tree((0, 0, 0), (4, 2, 5)),)), stops=Stops(2))
+SAMPLED = Case(CHAIN.model, CHAIN.prompt, CHAIN.draft, sampling=Sampling(1.0), stops=Stops(2))
+
+
+def test_a_stream_is_what_a_search_judges(monkeypatch: pytest.MonkeyPatch) -> None:
+    judged: list[Case] = []
+
+    def noted(case: Case, *_: object) -> Verdict:
+        judged.append(case)
+        return Verdict(case, "x", {})
+
+    monkeypatch.setattr(searching, "judge", noted)
+    subject = subject_of(open_planted("cpu-eager", None))
+    Search(Plan(cases=15, seed=3), ALL, None, subject, lambda verdict: None, lambda: False).run()  # type: ignore[arg-type]
+    assert len(judged) == 15
+    assert judged == list(islice(Stream(3, ("float32", "float64")), 15))
+
+
+def test_a_hunt_judges_the_cases_of_a_diff_of_one_worker_in_its_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked_seed = 3
+    judged: list[str] = []
+
+    def noted(case: Case, *_: object) -> Verdict:
+        judged.append(case.id)
+        return Verdict(case, "x", {})
+
+    monkeypatch.setattr(searching, "judge", noted)
+    plan = replace(Plan(cases=30, seed=asked_seed).slice(0), dtypes=default_dtypes("cpu-eager"))
+    subject = subject_of(open_planted("cpu-eager", None))
+    Search(plan, ALL, None, subject, lambda verdict: None, lambda: False).run()  # type: ignore[arg-type]
+    drawn, judged[:] = list(judged), []
+    assert len(set(drawn)) == 30
+    course = Course(["tree-masked-as-chain"], {"tree-masked-as-chain": "cpu-eager"}, asked_seed, time.time() + 60)
+    first = next(ground for ground in course.first() if ground.fault)
+    for part in (replace(first, cases=10), replace(first, cases=20, skip=10)):
+        bag = hunt(replace(part, sieved=False))
+        assert (bag.skip, bag.cases) == (part.skip, part.cases)
+    assert judged == drawn
+
+
+def test_a_fault_counts_the_cases_up_to_the_one_that_met_it() -> None:
+    report = SelfTest([Caught("f", "BZ-001", "lowered", {})])
+    _note(report, Bag("f", "cpu-eager", cases=60))
+    _note(report, Bag("f", "cpu-eager", cases=60, skip=210))
+    assert report.faults[0].cases == 270
+    _note(report, Bag("f", "cpu-eager", cases=7, skip=60, caught=True, by="x", stage="lowered"))
+    assert report.faults[0].cases == 67, "the round that met it ran beside a later one"
+
+
+def test_a_case_on_which_nothing_is_done_otherwise_is_left_to_the_tables() -> None:
+    sieve = Sieve("cpu-eager")
+    planted = subject_of(open_planted("cpu-eager", "tree-masked-as-chain"))
+    for tables in (True, False):
+        assert sieve.left(BRANCHED, planted, ALL, tables) == ALL
+    left = sieve.left(CHAIN, planted, ALL, tables=True)
+    assert {one.name for one in left} == ON_TABLES
+    assert {one.name for one in ALL} > ON_TABLES
+    assert sieve.left(CHAIN, planted, ALL, tables=False) == ()
+    clean = subject_of(open_planted("cpu-eager", None))
+    for case in (CHAIN, BRANCHED, SAMPLED):
+        assert {one.name for one in sieve.left(case, clean, ALL, tables=True)} == ON_TABLES
+
+
+def test_tables_are_asked_of_those_alone_whose_sampling_was_touched() -> None:
+    sieve = Sieve("cpu-eager")
+    moved, law = (open_planted("cpu-eager", name) for name in ("page-known-by-own-tokens", "coin-at-threshold-accepts"))
+    assert sieve.samples_like(moved)
+    assert not sieve.samples_like(law)
+    assert not sieve.samples_like(open_planted("terse_engine:terse", None))
+    sampled = Ground("coin-at-threshold-accepts", "cpu-eager", 0, 1, ("float32",), 1.0, 0.0, True)
+    assert asks_tables(sampled, law)
+    assert asks_tables(replace(sampled, fault=None), open_planted("cpu-eager", None)), "a clean hunt asks all"
+    assert not asks_tables(replace(sampled, fault="page-known-by-own-tokens"), moved)
+    # Whole generations are asked beside the tables (`lossless.distribution`), so that one stays.
+    assert ON_TABLES - {"lossless.distribution"} == TABLES_ALONE
+
+
+def test_a_variant_that_differs_by_itself_is_located_as_a_case_of_its_own() -> None:
+    subject = subject_of(open_planted("cpu-eager", "tree-masked-as-chain"))
+    oracle = Oracle()
+    looking = tuple(one for one in ALL if one.looks_at_run)
+    assert judge(CHAIN, looking, oracle, subject).agreed  # in the order of a chain, a mask of chains is right
+    search = Search(Plan(shrink_s=0.0), ALL, oracle, subject, lambda verdict: None, lambda: False)
+    search.run_given([(CHAIN, tuple(one for one in ALL if one.name == "attention.order-equivariant"))])
+    failure = search.failure(search_nearest=False)
+    assert failure is not None
+    assert failure.finding.stage is Stage.LOWERED
+    assert failure.verdict.case != CHAIN
+    assert nodes_of(failure.verdict.case) == 3
+    assert not judge(failure.verdict.case, looking, oracle, subject).agreed
+
+
+def test_a_crash_is_no_clean_run() -> None:
+    sieve = Sieve("cpu-eager")
+    broken = subject_of(open_planted("terse_engine:crashing", None))
+    assert sieve.left(CHAIN, broken, ALL, tables=False) == ALL
+
+
+def test_a_fault_at_large_is_hunted_again_for_longer_and_clean_hunts_come_between() -> None:
+    names = [f"f{at}" for at in range(CLEAN_EVERY + 1)]
+    course = Course(names, dict.fromkeys(names, "cpu-eager"), 5, time.time() + 60)
+    first = course.first()
+    assert [ground.fault for ground in first if ground.fault] == names
+    assert sum(ground.fault is None for ground in first) == 2
+    rounds = [first[0]]
+    while after := course.after(Bag("f0", "cpu-eager", cases=rounds[-1].cases)):
+        rounds += [ground for ground in after if ground.fault]
+    assert [(ground.cases, ground.sieved) for ground in rounds] == list(ROUNDS)
+    assert {ground.seed for ground in rounds} == {Plan(seed=5).slice(0).seed}
+    ends = [ground.skip + ground.cases for ground in rounds]
+    assert [ground.skip for ground in rounds] == [0, *ends[:-1]], "each round goes on where the one before ended"
+    assert course.after(Bag("f1", "cpu-eager", caught=True)) == []
+    assert course.after(Bag("f2", "cpu-eager", missing="no such device")) == []
+    late = Course(names, dict.fromkeys(names, "cpu-eager"), 5, time.time() - 1)
+    assert late.after(Bag("f0", "cpu-eager", cases=60)) == []
+
+
+def test_large_trees_lose_many_nodes_at_once_and_every_step_is_smaller() -> None:
+    tree = Tree((0, *(at // 3 for at in range(39))), (0,) * 40)
+    sizes = [len(without(tree, *gone)) for gone in prunings(tree)]
+    assert sizes[0] <= 21
+    assert max(sizes) == 39
+    assert min(sizes) >= 1
+    wide = Case(CHAIN.model, CHAIN.prompt, Scripted((Tree(tree.parent, (4, *(2,) * 39)),)), stops=Stops(2))
+    assert all(case != wide for steps in STEPS for case in attempts(steps, wide))
+
+
+def test_a_strangers_backend_with_seams_is_hunted() -> None:
+    ground = Ground(
+        "tree-masked-as-chain", "seamed_engine:seamed", 0, 12, ("float32", "float64"), 1.0, time.time() + 60
+    )
+    bag = hunt(ground)
+    assert bag.caught
+    assert bag.stage == "lowered"
+
+
+def test_a_fault_that_does_not_fit_a_backend_is_not_run_there() -> None:
+    bag = hunt(Ground("ascend-mask-inverted", "seamed_engine:seamed", 0, 4, ("float32",), 1.0, time.time() + 60))
+    assert bag.missing is not None
+    assert "plant it in" in bag.missing
+    assert bag.cases == 0
+
+
+def test_a_backend_without_seams_is_refused_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["selftest", "--backend", "terse_engine:terse", "--report", str(tmp_path)])
+    assert ended.value.code == 2
+    out, err = capsys.readouterr()
+    assert (out, err) == ("", "specverify: backend terse exposes no engine seams: no fault can be planted in it\n")

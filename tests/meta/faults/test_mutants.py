@@ -1,0 +1,232 @@
+"""Mutation scores: mutants are stable, run where they should, are caught where they must be, and are judged once."""
+
+import ast
+import json
+import os
+import random
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from reference.files.case_json import case_from_json
+from tests.measure.mutation import engine_scope, oracle_scope
+from tests.measure.mutation.bench import Options, bench, sampled
+from tests.measure.mutation.engine_judge import Posed, Survey, corpus, judged, reaching
+from tests.measure.mutation.generate import Mutant, mutants_of
+from tests.measure.mutation.known import known
+from tests.measure.mutation.loader import source_of
+from tests.measure.mutation.pool import Work, run
+from tests.measure.pages import mutants_page
+
+CORPUS = Path(__file__).resolve().parents[2] / "corpus"
+REFERENCE = oracle_scope.Reference(Path("nowhere")).modules()
+EVERY = {name: mutants_of(name, source_of(name)[1])[0] for name in (*engine_scope.modules(), *REFERENCE)}
+
+SOURCE = '''
+def far(one: int, two: "int | None" = 3, *, deep: bool = False) -> bool:
+    """A docstring of 5 < 6."""
+    total = one
+    total += 2
+    if not deep and total < 4:
+        raise ValueError(f"{total + 1} is too {'far' if deep else 'near'}")
+    for at in range(total):
+        if at == 3:
+            break
+    assert total > 0
+    return min(total, one) in [far(one, total, deep=deep) for one in range(2) if one][1:total]
+'''
+
+
+def one_child(work: Work) -> dict[str, Any]:
+    """What it returns, in a child that imports without pytest, which would rewrite every module of ours first."""
+
+    def plainly(tell: Callable[[str], None]) -> Any:
+        sys.meta_path[:] = [one for one in sys.meta_path if type(one).__name__ != "AssertionRewritingHook"]
+        return work(tell)
+
+    (outcome,) = run([(None, plainly)], 1, 30.0, lambda: False)
+    returned: dict[str, Any] = outcome[1]["returned"]
+    return returned
+
+
+def of_line(module: str, part: str, operator: str, number: int = 0) -> Mutant:
+    """The mutant of an operator on the line that holds `part`."""
+    return [one for one in EVERY[module] if part in one.before and one.operator == operator][number]
+
+
+def test_every_kind_of_change_is_made_and_texts_types_and_asserts_are_left() -> None:
+    made, skipped = mutants_of("m", SOURCE)
+    changed = {(one.operator, one.applied(SOURCE).splitlines()[one.line - 1].strip()) for one in made}
+    assert {
+        ("constant", 'def far(one: int, two: "int | None" = 4, *, deep: bool = False) -> bool:'),
+        ("boolean", 'def far(one: int, two: "int | None" = 3, *, deep: bool = True) -> bool:'),
+        ("deletion", "pass"),
+        ("arithmetic", "total -= 2"),
+        ("and-or", "if (not deep or total < 4):"),
+        ("not", "if deep and total < 4:"),
+        ("compare", "if not deep and (total <= 4):"),
+        ("branch", "if True:"),
+        ("branch", "if False:"),
+        ("bound", "for at in range((total - 1)):"),
+        ("jump", "continue"),
+        ("return", "return False"),
+    } <= changed
+    last = {one.after for one in made if one.line == 12}
+    assert {
+        "return max(total, one) in [far(one, total, deep=deep) for one in range(2) if one][1:total]",
+        "return (min(total, one) not in [far(one, total, deep=deep) for one in range(2) if one][1:total])",
+        "return min(total, one) in [(far(total, one, deep=deep)) for one in range(2) if one][1:total]",
+        "return min(total, one) in [(far(one, total)) for one in range(2) if one][1:total]",
+        "return min(total, one) in [far(one, total, deep=deep) for one in range(2) if True][1:total]",
+        "return min(total, one) in [far(one, total, deep=deep) for one in range(2) if one][1:(total + 1)]",
+    } <= last
+    assert not [one for one in made if one.line in (3, 7, 11)]
+    assert set(skipped) == {"annotations", "texts", "what is raised", "asserts"} - {"annotations", "texts"}
+
+
+def test_mutants_are_the_same_every_time_and_each_changes_the_program() -> None:
+    modules = ["backends.engine.lower_tree", "reference.tree"]
+    every, drawn, _ = sampled(modules, 20, 3)
+    assert [one.id for one in every] == [one.id for name in modules for one in EVERY[name]]
+    assert len({one.id for one in every}) == len(every)
+    assert drawn == sampled(modules, 20, 3)[1] != sampled(modules, 20, 4)[1]
+    for one in drawn:
+        source = source_of(one.module)[1]
+        assert ast.dump(ast.parse(one.applied(source))) != ast.dump(ast.parse(source)), one.id
+
+
+def test_a_wrong_ancestor_mask_is_caught_and_an_idle_default_is_not() -> None:
+    kept = [
+        (name, case)
+        for name, case, _ in corpus(CORPUS)
+        if name in ("tree-masked-as-chain", "ring-trimmed-for-one-token")
+    ]
+    posed = tuple(Posed(case, name, frozenset(), "", None) for name, case in kept)
+    wrong = of_line("backends.engine.accept", "==", "compare")
+    came = one_child(partial(judged, wrong, "cpu-eager", posed, "turns"))
+    assert (came["outcome"], came["how"]) == ("caught", "finding"), came
+    idle = of_line("backends.engine.kv.lanes", "def get_seq_length", "constant")
+    came = one_child(partial(judged, idle, "cpu-eager", posed[:1], "turns"))
+    assert came == {"outcome": "survived", "judged": 1, "differing": 1}
+
+
+@pytest.mark.slow
+def test_a_wrong_oracle_is_caught_by_its_tests() -> None:
+    wrong = of_line("reference.oracle.stopping", "min_tokens", "compare")
+    names = ["tests/meta/oracle/test_stopping.py::test_min_tokens_passes_over_what_completes_before_it"]
+    came = one_child(partial(oracle_scope.tested, wrong, names))
+    assert (came["outcome"], came["how"]) == ("caught", "test"), came
+
+
+def test_only_cases_that_reach_the_statement_are_judged() -> None:
+    case = case_from_json(json.loads(next(iter(sorted(CORPUS.glob("*.json")))).read_text())["case"])
+    mutant = of_line("backends.engine.accept", "==", "compare")
+    there, elsewhere = (f"{mutant.module}:{line}" for line in (mutant.statement, mutant.statement + 1))
+    posed = tuple(Posed(case, "", frozenset({line}), "", None) for line in (there, elsewhere))
+    assert reaching(mutant, Survey(frozenset({elsewhere}), posed)) == posed[:1]
+    assert reaching(mutant, Survey(frozenset({there}), posed)) == posed, "it runs at import, before any case"
+    assert reaching(mutant, Survey(frozenset(), posed)) == posed, "its module could not be noted"
+
+
+class Counting:
+    """A scope of one module, whose mutants are caught where their line is even."""
+
+    silence_s = 30.0
+    module = "reference.tape"
+
+    def __init__(self, digest: str) -> None:
+        self.digest = digest
+        self.stages = engine_scope.STAGES[:2]
+        self.differing: list[str] = []
+        self.asked: list[tuple[str, str]] = []
+
+    def modules(self) -> list[str]:
+        return [self.module]
+
+    def work(self, mutant: Mutant, stage: Any) -> Work:
+        self.asked.append((mutant.id, stage.name))
+        return partial(self._outcome, mutant.line % 2 == 0)
+
+    @staticmethod
+    def _outcome(caught: bool, tell: Callable[[str], None]) -> dict[str, Any]:
+        return {"outcome": "caught", "how": "finding", "by": "x"} if caught else {"outcome": "survived", "judged": 1}
+
+
+def test_what_was_judged_is_not_judged_again(tmp_path: Path) -> None:
+    options = Options("reference", 5, 1, 2, None, tmp_path)
+    first = Counting("a")
+    figures = bench(options, first)
+    judged_once = figures["caught"] + 2 * figures["survived"]
+    assert len(first.asked) == judged_once
+    assert figures["caught"] + figures["survived"] == 5 - figures["equivalent"]
+    assert figures["survived"] == len(figures["survivors"]) > 0
+    assert figures["red"]
+    assert not figures["unfinished"]
+    assert figures["survivors"][0]["before"] in mutants_page(figures)
+    again = Counting("a")
+    assert bench(options, again)["survivors"] == figures["survivors"]
+    assert again.asked == []
+    changed = Counting("b")
+    bench(options, changed)
+    assert len(changed.asked) == 2 * figures["survived"], "survivors of other source are judged again"
+
+
+def test_a_run_that_is_out_of_time_is_no_pass(tmp_path: Path) -> None:
+    figures = bench(Options("reference", 8, 1, 1, 1e-9, tmp_path), Counting("a"))
+    assert figures["unfinished"]
+    assert not figures["red"], "what was not judged has not survived"
+    assert figures["not_judged"] + figures["equivalent"] == 8
+    assert "NOT FINISHED" in mutants_page(figures)
+
+
+def test_a_child_that_hangs_or_dies_is_said_to() -> None:
+    def spins(tell: Callable[[str], None]) -> None:
+        tell("case 3")
+        while True:
+            pass
+
+    def dies(tell: Callable[[str], None]) -> None:
+        tell("case 4")
+        os._exit(9)
+
+    outcomes = [one for _, one in run([(None, spins), (None, dies)], 1, 0.2, lambda: False)]
+    assert [(one["ended"], one["said"]) for one in outcomes] == [("silent", "case 3"), ("died", "case 4")]
+
+
+def test_every_record_speaks_of_source_that_there_is(tmp_path: Path) -> None:
+    every = [one for made in EVERY.values() for one in made]
+    assert known().idle(every) == []
+    stale = tmp_path / "known.json"
+    mutant = random.Random(0).choice(every)
+    record = dict(zip(("module", "within", "operator", "before", "after"), mutant.key, strict=True)) | {"why": "x"}
+    stale.write_text(json.dumps({"not_run": [], "equivalent": [record, record | {"before": "gone = 1"}]}))
+    records = known(stale)
+    assert records.idle(every) == [f"{mutant.module} {mutant.within}: gone = 1"]
+    assert records.why_equivalent(mutant) == "x"
+
+
+def test_half_the_time_is_for_the_quickest_tests_and_half_for_files_in_turn() -> None:
+    line = "reference.tree:9"
+
+    def test(file: str, at: int, seconds: float, reaches: bool = True) -> oracle_scope.Tested:
+        return oracle_scope.Tested(f"{file}.py::test_{at}", seconds, frozenset([line] if reaches else []))
+
+    # Ten quick tests fill one half, the slow file's two the other; its third, and other quick ones, find no room.
+    half = oracle_scope.ENOUGH_S / 2
+    many = [test("many", at, half / 10 + at / 1000) for at in range(20)]
+    slow = [test("slow", at, half * 0.4 + at / 1000) for at in range(3)]
+    away = test("away", 0, half / 100, reaches=False)
+    chosen = oracle_scope.choice([*slow, away, *many], line)
+    assert slow[0] in chosen
+    assert slow[2] not in chosen
+    assert many[8] in chosen
+    assert many[19] not in chosen
+    assert chosen == sorted(chosen, key=lambda one: (one is away, one.seconds))
+    assert sum(one.seconds for one in chosen) <= oracle_scope.ENOUGH_S
+    assert oracle_scope.choice([*slow[:1], test("slow", 9, 999.0)], line) == slow[:1]
+    assert oracle_scope.choice([test("slow", 9, 999.0)], line), "one at least"
+    assert oracle_scope.in_turn([*many[:2], *slow[:2]]) == [many[0], slow[0], many[1], slow[1]]

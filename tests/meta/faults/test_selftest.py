@@ -1,0 +1,144 @@
+"""The self-test: a hunt finds what is planted and nothing else; what escapes, or a false alarm, is exit code 1."""
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from backends import faults
+from reference.rules import DRAWS
+from reports.pages.selftest import Caught, Clean, SelfTest, facts, page
+from specverify.cli import main
+from specverify.selftest import schedule
+from specverify.selftest.hunt import Bag, Ground, hunt
+from specverify.selftest.schedule import ROUNDS, Course
+
+EASY = "tree-masked-as-chain"
+
+
+def ground(fault: str | None, backend: str = "cpu-eager", cases: int = 12) -> Ground:
+    return Ground(fault, backend, 0, cases, ("float32", "float64"), 3.0, time.time() + 60)
+
+
+def test_a_hunt_finds_what_is_planted() -> None:
+    bag = hunt(ground(EASY))
+    assert bag.caught
+    assert bag.stage == faults.named(EASY).stage.word
+    assert bag.by is not None
+    assert bag.by in bag.failed
+    assert 1 <= bag.cases <= 12
+    assert bag.nodes >= 1
+    assert bag.case is not None
+
+
+def test_a_clean_hunt_finds_nothing() -> None:
+    bag = hunt(ground(None))
+    assert (bag.caught, bag.cases, bag.by, bag.failed) == (False, 12, None, ())
+
+
+def test_a_backend_that_is_not_here_is_said_and_no_pass() -> None:
+    bag = hunt(ground(None, "ascend-fused"))
+    assert bag.missing is not None
+    assert bag.cases == 0
+
+
+def made(**of: bool) -> SelfTest:
+    return SelfTest(
+        [Caught(name, "BZ-1", "lowered", caught=caught, by="a.b" if caught else None, stage_named="lowered",
+                cases=3, nodes=2, failed=("a.b",) if caught else ()) for name, caught in of.items()],
+        [Clean("cpu-eager", 40, None, None)],
+        ["a.b", "c.d"],
+        seconds=2.0,
+    )  # fmt: skip
+
+
+def test_what_escapes_is_exit_code_one() -> None:
+    assert made(one=True, two=True).exit_code == 0
+    report = made(one=True, two=False)
+    assert report.exit_code == 1
+    assert "ESCAPED: two" in page(report)
+    assert facts(report)["escaped"] == ["two"]
+    assert facts(report)["idle"] == ["c.d"]
+
+
+def test_a_false_alarm_is_exit_code_one() -> None:
+    report = made(one=True)
+    report.clean.append(Clean("cpu-eager", 3, "a.b", "cafe"))
+    assert report.exit_code == 1
+    assert "FALSE ALARM  cpu-eager  a.b  case cafe" in page(report)
+    assert facts(report)["clean"]["cases"] == 43
+
+
+def test_what_did_not_run_is_no_pass() -> None:
+    report = made(one=True)
+    report.errors.append("interrupted")
+    assert report.exit_code == 3
+    hurried = made(one=True, two=False)
+    hurried.faults[1].cases = 0
+    assert hurried.exit_code == 3
+    assert "not hunted for want of time: 1 fault" in page(hurried)
+    assert "ESCAPED" not in page(hurried)
+    absent = made(one=False)
+    absent.faults[0].missing = "no such device"
+    assert absent.exit_code == 3
+    assert "NOT RUN" in page(absent)
+    assert "no such device" in page(absent)
+
+
+def test_an_equivalent_fault_cannot_escape() -> None:
+    report = made(one=True, two=False)
+    report.faults[1].equivalent = dict.fromkeys(DRAWS, "proof")
+    assert report.exit_code == 0
+    assert "(equivalent)" in page(report)
+
+
+@pytest.mark.parametrize("width", [80])
+def test_the_page_fits(width: int) -> None:
+    report = made(**{one.name: True for one in faults.ALL})
+    assert max(map(len, page(report).splitlines())) <= width
+
+
+def test_the_command_plants_searches_and_writes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(schedule, "_bags", lambda names, options, until, report: iter(
+        [hunt(ground(names[0])), Bag(None, "cpu-eager", 9)]
+    ))  # fmt: skip
+    file = tmp_path / "out.json"
+    with pytest.raises(SystemExit) as ended:
+        main(["selftest", "--fault", EASY, "--report", str(tmp_path), "--json", str(file)])
+    assert ended.value.code == 0, capsys.readouterr().out
+    content = json.loads(file.read_text())
+    (row,) = content["faults"]
+    wanted = {"name", "id", "stage_planted", "stage_named", "caught", "by", "cases", "seconds", "nodes", "equivalent"}
+    assert wanted <= set(row)
+    assert content["clean"] == {"cases": 9, "findings": []}
+    lines = [json.loads(line) for line in (tmp_path / "selftest.jsonl").read_text().splitlines()]
+    assert [line["fault"] for line in lines] == [EASY, None]
+
+
+def test_a_glob_that_matches_nothing_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["selftest", "--fault", "nosuch*"])
+    assert ended.value.code == 2
+    assert capsys.readouterr().err == (
+        "specverify: --fault nosuch*: no fault matches; `specverify list faults` names them\n"
+    )
+
+
+def test_idle_workers_take_later_rounds_and_no_clean_hunt_is_cut() -> None:
+    course = Course([EASY], {EASY: "cpu-eager"}, 0, time.time() + 60)
+    assert [one.fault for one in course.first()] == [EASY, None]
+    (later,) = course.spare(1)
+    assert (later.fault, later.cases) == (EASY, ROUNDS[1][0])
+    assert course.after(Bag(EASY, "cpu-eager", 3, caught=True)) == course.spare(1) == []
+    assert (course.at_large, course.clean_due) == (set(), 1)
+    course.after(Bag(None, "cpu-eager", 12))
+    assert not course.clean_due
+
+
+def test_idle_workers_hunt_what_was_hunted_least() -> None:
+    course = Course(["one", "other"], {"one": "cpu-eager", "other": "cpu-eager"}, 0, time.time() + 60)
+    later = [ground.fault for _ in range(4) for ground in course.spare(1) if ground.fault]
+    assert later == ["one", "other", "one", "other"]

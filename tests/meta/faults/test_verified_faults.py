@@ -1,0 +1,48 @@
+"""Faults of the kernel that verifies: the enumerated law of a world that triggers each is wrong, unless proven not."""
+
+import numpy as np
+import pytest
+import torch
+
+from backends import faults
+from backends.compositions.eager import open_cpu
+from backends.engine.backend import EngineBackend
+from backends.faults.sampling.verify_kernel import FAULTS
+from properties.laws import enumeration
+from properties.laws.worlds import laws_of
+from reference.oracle import law
+from reference.probability_world import World
+from reference.rules import DRAWS, Rule
+from reference.sampling import Sampling
+from reference.tape import stride
+from reference.tree import Shape
+
+torch.set_num_threads(1)
+CHAIN, FORK = Shape((0, 0, 1)), Shape((0, 0, 1, 1))
+LIMIT = 1e-10
+
+
+def world(rule: str, draws: str) -> World:
+    """Three tokens, drawn from laws unlike the target's, so that there are rejections at every level."""
+    shape = CHAIN if rule == "block" else FORK
+    target, drafts = laws_of("random", np.random.default_rng(5), 1 + 3 + 9, 3, 1)
+    sampling = Sampling(1.0, rule=Rule(rule), draws=draws)
+    return World(shape, np.log(target), np.log(drafts), sampling, (0, 1, 2))
+
+
+def distance(backend: EngineBackend, one: World) -> float:
+    found = enumeration.law(
+        lambda tape: backend.rounds(one, tape), stride(len(one.shape)), order=enumeration.decisions(one.shape)
+    )
+    return float(law.total_variation(dict(found.outcomes), law.target_rows(one), one.shape.height + 1))
+
+
+@pytest.mark.parametrize("draws", DRAWS)
+def test_only_a_fault_that_harms_something_moves_the_law(draws: str) -> None:
+    clean = {rule: distance(open_cpu(), world(rule, draws)) for rule in ("block", "multi-round")}
+    assert max(clean.values()) <= LIMIT
+    for fault in FAULTS:
+        backend = open_cpu()
+        faults.plant(backend, fault)
+        off = distance(backend, world("block" if "block" in fault.name else "multi-round", draws))
+        assert (off <= LIMIT) == (draws in fault.harmless), f"{fault.name}: total variation {off:.3g}"

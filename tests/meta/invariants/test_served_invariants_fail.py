@@ -1,0 +1,212 @@
+"""Serving: drafts that are switched, requests that wait for nobody, and counters, each wrong once and right once."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from backends import faults
+from backends.compositions.eager import open_cpu
+from backends.engine.kv.prefix import PrefixCache
+from backends.faults.fault import Fault
+from properties.strategies.models import GALLERY, small
+from properties.verdict.finding import Compared, Finding
+from properties.verdict.subject import Crashed, Declined, Subject
+from reference.architecture import Seeded
+from reference.case import Case
+from reference.draft import Draft, LanguageModel, Ngram, Scripted
+from reference.layout import KvLayout
+from reference.sampling import Stops
+from reference.session import Action, Mate, Session
+from reference.trace import Stage, Trace
+from reference.tree import RankTree, Tree
+from specverify.setup.subjects import subject_of
+from tests.corruption import BY_NAME, ORACLE, corrupted, outcomes
+
+MODEL = Seeded(GALLERY[1], 0)
+PROMPT = (3, 14, 15, 9, 6)
+FORK = RankTree((0, 0, 1, 0), (0, 0, 0, 1))
+OWN = LanguageModel(MODEL, FORK)
+STRANGER = LanguageModel(small(17, 0), FORK)
+SCRIPT = Scripted((Tree((0, 0, 0), (6, 1, 2)), Tree((0, 0), (6, 4))))
+
+
+def clean() -> Subject:
+    return subject_of(open_cpu())
+
+
+def findings(name: str, subject: Subject, case: Case) -> tuple[Finding, ...]:
+    ((_, outcome, found),) = outcomes(name, subject, {"it": case})
+    assert outcome == ("failed" if found else "checked")
+    return found
+
+
+def session(mates: tuple[Mate, ...], happened: str, layout: KvLayout, draft: Draft = Scripted()) -> Case:
+    """Actions in words: `kind number number, ...`."""
+    words = [one.split() for one in happened.split(", ")]
+    told = tuple(Action(kind, tuple(map(int, numbers))) for kind, *numbers in words)
+    return Case(MODEL, PROMPT, draft, layout, stops=Stops(3), session=Session(mates, told))
+
+
+def switching(old: Draft, new: Draft) -> Case:
+    """Two steps by one draft and two by another."""
+    step = Action("step", (0,))
+    actions = (Action("add", (0,)), step, step, Action("switch", (0,), new), step, step)
+    return Case(MODEL, PROMPT, old, stops=Stops(16), session=Session((), actions))
+
+
+def otherwise(change: Callable[[Case], Case]) -> Subject:
+    """The clean engine, which runs another case than it was asked for."""
+    engine = clean()
+
+    def run(case: Case) -> Trace | Declined | Crashed:
+        return engine(change(case))
+
+    return Subject("otherwise", run, engine.reveals)
+
+
+def switched_to(draft: Draft) -> Callable[[Case], Case]:
+    """Whatever a request switches to, it gets this draft."""
+
+    def change(case: Case) -> Case:
+        assert case.session is not None
+        actions = tuple(replace(one, draft=draft) if one.draft is not None else one for one in case.session.actions)
+        return replace(case, session=replace(case.session, actions=actions))
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "instead"),
+    [
+        (OWN, STRANGER, OWN),
+        (STRANGER, OWN, STRANGER),
+        (OWN, Ngram(FORK), OWN),
+        (Ngram(FORK), SCRIPT, Scripted(SCRIPT.trees[1:])),
+        (Scripted(), SCRIPT, Scripted()),
+    ],
+    ids=["the-old-model-stays", "a-stranger-stays", "no-trie", "the-script-goes-on", "no-script"],
+)
+def test_a_switch_that_keeps_the_old_draft_is_named(old: Draft, new: Draft, instead: Draft) -> None:
+    case = switching(old, new)
+    assert not findings("draft.switched", clean(), case)
+    first, *_ = findings("draft.switched", otherwise(switched_to(instead)), case)
+    assert (first.stage, first.step, first.where["request"]) == (Stage.DRAFTED, 2, 0)
+
+
+def test_a_request_that_never_switches_is_not_asked() -> None:
+    case = session((), "add 0, step 0", KvLayout(), OWN)
+    ((_, outcome, _),) = outcomes("draft.switched", clean(), {"it": case})
+    assert outcome == "not_applicable"
+
+
+class Hoarding(PrefixCache):
+    """A prefix cache that lets go of nothing."""
+
+    def evict(self, count: int) -> None:
+        """Too bad."""
+
+
+def hoarding() -> Subject:
+    backend = open_cpu()
+    faults.plant(
+        backend,
+        Fault(
+            *("hoards", "", Stage.COMMITTED, "A prefix cache lets go of nothing.", "", ""),
+            lambda seams: replace(seams, kv=replace(seams.kv, prefix=Hoarding)),
+        ),
+    )
+    return subject_of(backend)
+
+
+def mate(*prompt: int) -> Mate:
+    return Mate(prompt, stops=Stops(3))
+
+
+FULL = "add 1, step 1, cancel 1, add 2, step 2, cancel 2, "
+"""Their pages are kept, and few are free."""
+
+
+@pytest.mark.parametrize(
+    ("happened", "says"),
+    [
+        (FULL + "add 0", "add"),
+        (FULL + "add 3, step 3, step 3, step 3, step 3, step 3, step 3", "step"),
+        ("add 0, evict 0, " + FULL + "restore 0", "restore"),
+    ],
+    ids=["to-enter", "to-step", "to-come-back"],
+)
+def test_who_is_alone_waits_for_nobody(happened: str, says: str) -> None:
+    layout = KvLayout(kind="prefix", page_size=2, pages=tuple(range(8)))
+    others = (mate(7, 8, 2, 7, 1, 5, 5), mate(1, 2, 3, 4, 5, 6, 7), Mate((9,), stops=Stops(12)))
+    case = session(others, happened, layout)
+    assert not findings("lossless.takes-part", clean(), case)
+    (one,) = findings("lossless.takes-part", hoarding(), case)
+    assert str(one.expected).startswith(says)
+    assert one.observed == "it waits"
+
+
+def test_a_pool_that_is_too_small_for_two_makes_one_wait_and_nobody_is_blamed() -> None:
+    layout = KvLayout(kind="paged", page_size=2, pages=tuple(range(6)))
+    case = session((mate(*PROMPT),), "add 0, add 1, step 0 1, step 1", layout)
+    trace = clean()(case)
+    assert trace.shared is not None
+    assert trace.shared.accounts[-1].committed == {0: 4, 1: 4}, "neither should have found room for a step"
+    assert not findings("lossless.takes-part", clean(), case)
+
+
+def idle(case: Case, trace: Trace, time: int) -> Trace:
+    """Request 1 took no step."""
+    assert trace.shared is not None
+    first, second, *others = trace.shared.requests
+    assert second is not None
+    stood = replace(second, steps=(), output=(), finish=None)
+    return replace(trace, shared=replace(trace.shared, requests=(first, stood, *others)))
+
+
+def test_nobody_forks_from_a_request_that_has_ended() -> None:
+    case = session(
+        (mate(4), mate(7, 8)), "add 0, add 2, step 0, step 0, step 0, fork 0 1, step 1, fork 2 1, step 1", KvLayout()
+    )
+    trace = clean()(case)
+    assert trace.shared is not None
+    assert trace.finish == "length"
+    assert trace.shared.prompts[1] == (7, 8, 4)
+    assert not findings("lossless.takes-part", clean(), case)
+    (one,) = findings("lossless.takes-part", corrupted(idle), case)
+    assert (one.where, one.expected, one.observed) == ({"request": 1}, 1, 0)
+
+
+def test_nobody_steps_more_often_than_was_asked() -> None:
+    case = Case(MODEL, PROMPT, stops=Stops(12), steps=2)
+    assert not findings("lossless.takes-part", clean(), case)
+    (one,) = findings("lossless.takes-part", otherwise(lambda asked: replace(asked, steps=3)), case)
+    assert (one.step, one.expected, one.observed) == (2, "at most 2 steps", 3)
+
+
+def test_pages_without_a_prefix_cache_are_kept_by_nobody() -> None:
+    case = session((mate(*PROMPT),), "add 0, step 0, cancel 0, add 1, step 1", KvLayout(kind="paged", page_size=2))
+    keeping = otherwise(lambda asked: replace(asked, layout=replace(asked.layout, kind="prefix")))
+    assert not findings("cache.allocator-conserves", clean(), case)
+    (one,) = findings("cache.allocator-conserves", keeping, case)
+    assert one.where["side"] == "a page is kept, and the layout has no prefix cache"
+
+
+def counted(case: Case, trace: Trace, time: int) -> Trace:
+    assert trace.accounting is not None
+    return replace(trace, accounting=replace(trace.accounting, draft_calls=len(trace.steps)))
+
+
+def fell_back(case: Case, trace: Trace, time: int) -> Trace:
+    return replace(trace, fallbacks={"a reason": trace.attention_calls + 1})
+
+
+def test_counters_that_cannot_be_are_named() -> None:
+    case = Case(MODEL, PROMPT, STRANGER, stops=Stops(3))
+    assert not findings("lossless.accounting", clean(), case)
+    assert [one.where["side"] for one in findings("lossless.accounting", corrupted(counted), case)] == ["draft_calls"]
+    (one,) = findings("lossless.accounting", corrupted(fell_back), case)
+    assert one.where["side"] == "fallback: a reason"
+    uncounted = replace(clean()(case), attention_calls=0, fallbacks={"a reason": 3})
+    silent = Subject("silent", lambda _: uncounted, clean().reveals)
+    assert list(BY_NAME["lossless.accounting"].check(case, ORACLE, silent)) == [Compared(5)]

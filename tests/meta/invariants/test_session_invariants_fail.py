@@ -1,0 +1,166 @@
+"""Faults of batches, of shared state and of the draft's cache in step: each is named at its stage by one invariant."""
+
+from dataclasses import replace
+from functools import cache
+
+import pytest
+
+from backends.compositions.eager import open_cpu
+from backends.faults.drafting import draft_cache
+from backends.faults.fault import Fault
+from backends.faults.serving import batches, leaked_state
+from properties.invariants import ALL
+from properties.strategies.acceptance import continuation
+from properties.strategies.models import GALLERY
+from properties.verdict.judge import judge
+from properties.verdict.subject import Crashed, Declined, Subject
+from reference.architecture import Seeded
+from reference.case import Case
+from reference.draft import Draft, LanguageModel, Scripted
+from reference.layout import KvLayout
+from reference.sampling import Sampling, Stops
+from reference.session import Action, Mate, Session
+from reference.trace import Stage, Trace
+from reference.tree import RankTree, Tree
+from specverify.setup.subjects import subject_of
+from tests.corruption import BY_NAME, ORACLE, planted
+
+FAULTS = (*batches.FAULTS, *leaked_state.FAULTS, *draft_cache.FAULTS)
+
+MODEL = Seeded(GALLERY[1], 0)
+PROMPT, OTHER = (3, 14, 15, 9, 6), (7, 8, 2)
+
+PAGED, PREFIX = KvLayout(kind="paged", page_size=2), KvLayout(kind="prefix", page_size=1)
+
+TOGETHER = "add 0, add 1, step 0 1"
+RESTARTED = "add 0, step 0, evict 0, restore 0, step 0"
+
+
+def session(
+    draft: Draft,
+    mate: Draft,
+    actions: str,
+    layout: KvLayout = KvLayout(),
+    stops: Stops = Stops(6),
+    sampling: Sampling = Sampling(),
+    beside: tuple[int, ...] = OTHER,
+) -> Case:
+    """Two requests, and what happens to them in words: `kind number number, ...`."""
+    happened = [one.split() for one in actions.split(", ")]
+    told = tuple(Action(kind, tuple(map(int, numbers))) for kind, *numbers in happened)
+    company = Session((Mate(beside, mate, stops=Stops(6)),), told)
+    return Case(MODEL, PROMPT, draft, layout, sampling, stops, session=company)
+
+
+def own(*parent: int, vocabulary: tuple[int, ...] = ()) -> LanguageModel:
+    """The target as its own draft: under each node its best tokens, the best first."""
+    rank = tuple(parent[1:node].count(parent[node]) if node else 0 for node in range(len(parent)))
+    return LanguageModel(MODEL, RankTree(parent, rank), vocabulary)
+
+
+def best_last(*parent: int) -> LanguageModel:
+    """The same with the best token last among siblings, so that what is accepted is not in place."""
+    draft = own(*parent)
+    most = [parent[1:].count(up) for up in parent]
+    rank = tuple(most[node] - 1 - one if node else 0 for node, one in enumerate(draft.shape.rank))
+    return replace(draft, shape=RankTree(parent, rank))
+
+
+@cache
+def fixed_cases() -> dict[str, Case]:
+    """For each fault a case that triggers it, and what else there is to see in it is right."""
+    a, b, c, *_ = continuation(MODEL, PROMPT)
+    d, e, *_ = continuation(MODEL, OTHER)
+    root = Scripted()
+    line = Scripted((Tree((0, 0, 1), (6, a, b)),))
+    fork = Scripted((Tree((0, 0, 0), (6, (a + 1) % 17, a)),))
+    mates = Scripted((Tree((0, 0, 1), (2, d, e)),))
+    broad = Scripted((Tree((0, 0, 0, 0, 0), (6, 1, 2, 4, 5)),))
+    unlike = Scripted((Tree((0, 0, 1), (6, a, b)), Tree((0, 0, 0), (c, 1, 2))))
+    unsure = tuple(token for token in range(17) if token == a or token != b)
+    wider = best_last(0, 0, 1, 0, 3)
+    return {
+        "tree-size-of-first-lane": session(root, mates, TOGETHER),
+        "padded-rows-over-neighbours": session(root, mates, TOGETHER),
+        "padding-writes-slot-zero": session(line, root, TOGETHER, PAGED),
+        "mask-of-first-lane": session(fork, mates, TOGETHER),
+        "caches-in-slot-order": session(line, mates, "add 0, add 1, step 1 0", PAGED),
+        "filler-of-batch-seen": session(root, root, TOGETHER),
+        "padding-rows-of-batch-seen": session(root, mates, TOGETHER),
+        "buffer-without-room-for-tree": Case(MODEL, PROMPT, broad, KvLayout(kind="static"), stops=Stops(1)),
+        "step-keyed-by-token-count": Case(MODEL, PROMPT, unlike, stops=Stops(7)),
+        "lowering-reused-for-other-tree": session(
+            fork, Scripted((Tree((0, 0, 1), (5, 1, 1)),)), TOGETHER, beside=(1, 2, 3, 4, 5)
+        ),
+        "positions-of-first-lane": session(root, root, TOGETHER),
+        "penalties-of-first-lane": session(
+            line, mates, "add 0, add 1, step 1 0", sampling=Sampling(1.0, repetition_penalty=9.0)
+        ),
+        "joiner-inherits-accepted-length": session(line, root, "add 0, step 0, cancel 0, add 1, step 1"),
+        "accepted-length-of-first-lane": session(root, mates, TOGETHER),
+        "one-end-ends-the-batch": session(root, root, TOGETHER, stops=Stops(1)),
+        "draft-fed-its-own-guess": Case(MODEL, PROMPT, own(0, 0, vocabulary=unsure), stops=Stops(8)),
+        "unverified-rows-restored": session(best_last(0, 0, 1, 0), root, RESTARTED),
+        "draft-pages-shared-one-token-short": session(
+            own(0, 0), own(0, 0), "add 0, step 0, add 1, step 1", PREFIX, Stops(1)
+        ),
+        "draft-in-targets-pool": Case(MODEL, PROMPT, wider, PAGED, stops=Stops(8)),
+        "one-cache-for-target-and-draft": Case(MODEL, PROMPT, own(0, 0, 1)),
+        "root-scores-survive-restart": session(own(0, 0, 1), root, RESTARTED),
+        "rejected-rows-rewritten": Case(MODEL, PROMPT, wider),
+        "accepted-leaf-fed-as-bonus": Case(MODEL, PROMPT, own(0, 0), stops=Stops(8)),
+        "fork-marks-draft-complete": session(own(0, 0, 1), own(0, 0, 1), "add 0, fork 0 1, step 1", PAGED),
+        "prefix-kept-without-draft": session(
+            own(0, 0, 1), own(0, 0, 1), "add 0, cancel 0, add 1, step 1", PREFIX, beside=PROMPT
+        ),
+    }
+
+
+NAMED = {
+    Stage.DRAFTED: "draft.fidelity",
+    Stage.LOWERED: "structure.positions-are-depth",
+    Stage.ATTENDED: "attention.batch-mate-independent",
+    Stage.SCORED: "lossless.processors-per-node",
+    Stage.EMITTED: "lossless.stops",
+    Stage.COMMITTED: "cache.commit-equivalence",
+}
+"""What names a fault of a stage."""
+
+OTHERWISE = {
+    "buffer-without-room-for-tree": "lossless.completes",
+    "step-keyed-by-token-count": "attention.context-exact",
+    "lowering-reused-for-other-tree": "structure.parent-range",
+    "one-cache-for-target-and-draft": "structure.mask-is-ancestry",
+}
+"""Where another invariant does."""
+
+LOOKING = tuple(one for one in ALL if one.looks_at_run or one.name == "lossless.completes")
+
+
+def test_every_fault_has_its_case() -> None:
+    assert set(fixed_cases()) == {fault.name for fault in FAULTS}
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+def test_fault_is_named_where_it_was_planted(fault: Fault) -> None:
+    case, name = fixed_cases()[fault.name], OTHERWISE.get(fault.name, NAMED[fault.stage])
+    asked = tuple(dict.fromkeys((BY_NAME[name], *LOOKING)))
+    clean = judge(case, asked, ORACLE, subject_of(open_cpu()))
+    assert clean.agreed, clean.findings[:1]
+    assert clean.outcomes[name] == "checked"
+    verdict = judge(case, asked, ORACLE, planted(fault.name))
+    assert verdict.first is not None
+    assert verdict.first.stage is fault.stage
+    assert name in {one.invariant for one in verdict.findings if one.stage is fault.stage}
+
+
+def test_a_session_that_breaks_off_is_a_finding() -> None:
+    clean = subject_of(open_cpu())
+
+    def run(case: Case) -> Trace | Declined | Crashed:
+        broken = case.session is not None and len(case.session.actions) == 3
+        return Crashed(Stage.ATTENDED, "out of range") if broken else clean(case)
+
+    subject = Subject("broken", run, clean.reveals)
+    verdict = judge(fixed_cases()["filler-of-batch-seen"], ALL, ORACLE, subject)
+    assert [(one.invariant, one.stage) for one in verdict.findings] == [("lossless.completes", Stage.ATTENDED)]

@@ -1,0 +1,32 @@
+"""`python -m tests.measure calibration`: quiet on correct samplers, and exit code 1 on a wrong one."""
+
+import json
+import re
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from tests.measure import calibration
+from tests.measure.__main__ import main
+
+
+def test_calibration(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    told = tmp_path / "c.json"
+    with pytest.raises(SystemExit) as ended:
+        main(["calibration", "--tests", "300", "--seed", "3", "--json", str(told)])
+    assert ended.value.code == 0
+    out, _ = capfd.readouterr()
+    assert re.search(r"^gate +quiet ", out, re.MULTILINE)
+    assert re.search(r"^tests +300 +seed 3, ", out, re.MULTILINE)
+    figures = json.loads(told.read_text())
+    assert (figures["tests"], figures["seed"], figures["red"]) == (300, 3, False)
+    assert figures["mean_e"] <= 1
+    # The same command on a sampler that is wrong.
+    monkeypatch.setattr(calibration, "calibrate", partial(calibration.calibrate, bias=0.2))
+    with pytest.raises(SystemExit) as ended:
+        main(["calibration", "--tests", "20", "--json", "-"])
+    assert ended.value.code == 1
+    out, err = capfd.readouterr()
+    assert json.loads(out)["red"] is True
+    assert re.search(r"^gate +RED ", err, re.MULTILINE)

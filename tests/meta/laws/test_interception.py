@@ -1,0 +1,234 @@
+"""Interception: a stranger's eager sampler has its exact law, its faults show, and what cannot be read is refused."""
+
+import math
+import random
+from collections.abc import Callable, Hashable
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from backends.interception.intercept import NotInterceptable, TooManyRuns, intercepted
+from tests.strangers.eager_sampler import FAULTS, EagerSampler
+
+VOCAB = 4
+P = torch.tensor([0.5, 0.25, 0.25])
+
+
+def models() -> tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]:
+    made = torch.Generator().manual_seed(0)
+    target = tuple(1.5 * torch.randn((VOCAB,) * depth, generator=made) for depth in (1, 2, 3))
+    draft = tuple(target[depth] + torch.randn((VOCAB,) * (depth + 1), generator=made) for depth in (0, 1))
+    return target, draft
+
+
+def distance(sampler: EagerSampler) -> float:
+    """Total variation between the completed law of three tokens and the target's."""
+    law = intercepted(sampler.round)
+    assert sum(law.values()) == 1
+    first, second, third = (torch.softmax(part.double() / sampler.temperature, -1).numpy() for part in sampler.target)
+    found = np.zeros((VOCAB,) * 3)
+    for tokens, mass in law.items():
+        if len(tokens) == 1:
+            found[tokens] += float(mass) * second[tokens][:, None] * third[tokens]
+        elif len(tokens) == 2:
+            found[tokens] += float(mass) * third[tokens]
+        else:
+            found[tokens] += float(mass)
+    return float(np.abs(found - first[:, None, None] * second[:, :, None] * third).sum() / 2)
+
+
+@pytest.mark.parametrize("sampled", [True, False])
+def test_an_unmodified_sampler_has_the_law_of_its_target(sampled: bool) -> None:
+    assert distance(EagerSampler(*models(), sampled=sampled)) <= 1e-7
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_each_fault_moves_the_law(fault: str) -> None:
+    assert distance(EagerSampler(*models(), fault=fault)) > 1e-2
+
+
+@pytest.mark.parametrize("fault", FAULTS[2:])
+def test_faults_of_the_bonus_move_the_law_of_best_siblings_too(fault: str) -> None:
+    assert distance(EagerSampler(*models(), sampled=False, fault=fault)) > 1e-2
+
+
+def uniform_in_place() -> tuple[bool, ...]:
+    coins = torch.empty(2)
+    coins.uniform_()
+    return tuple((coins[:, None] >= 0.75).flatten().tolist())
+
+
+def race_in_place() -> int:
+    weights = P.clone()
+    weights.div_(torch.empty(3).exponential_())
+    return int(weights.argmax(dim=-1))
+
+
+QUARTERS = {0: Fraction(1, 2), 1: Fraction(1, 4), 2: Fraction(1, 4)}
+
+KNOWN: dict[str, tuple[Callable[[], Hashable], dict[Any, Fraction]]] = {
+    "inverse CDF of a tensor coin": (lambda: int((P.cumsum(0) <= torch.rand(1)).sum()), QUARTERS),
+    "multinomial": (lambda: int(P.multinomial(1)), QUARTERS),
+    "with replacement": (
+        lambda: tuple(torch.multinomial(P[:2], 2, True).tolist()),
+        {(i, j): Fraction(2 - i, 3) * Fraction(2 - j, 3) for i in (0, 1) for j in (0, 1)},
+    ),
+    "without replacement": (
+        lambda: tuple(torch.multinomial(P, 2).tolist()),
+        {(i, j): QUARTERS[i] * QUARTERS[j] / (1 - QUARTERS[i]) for i in QUARTERS for j in QUARTERS if i != j},
+    ),
+    "exponential race": (lambda: int((P / torch.empty_like(P).exponential_()).argmax(-1)), QUARTERS),
+    "exponential race in place": (race_in_place, QUARTERS),
+    "numpy's choice": (lambda: int(np.random.choice(3, p=[0.5, 0.25, 0.25])), QUARTERS),  # noqa: NPY002
+    "uniform_": (
+        uniform_in_place,
+        {
+            (i, j): Fraction(1 + 2 * (not i), 4) * Fraction(1 + 2 * (not j), 4)
+            for i in (False, True)
+            for j in (False, True)
+        },
+    ),
+    "item of a moved coin": (
+        lambda: torch.rand(3).reshape(3, 1)[1].squeeze().item() < 0.25,
+        {True: Fraction(1, 4), False: Fraction(3, 4)},
+    ),
+    "a threshold on the left": (lambda: bool(P[1] >= torch.rand(())), {True: Fraction(2**22 + 1, 2**24)}),
+    "numpy's threshold": (
+        lambda: bool(np.float64(0.25) > np.random.default_rng().random()),
+        {True: Fraction(1, 4)},
+    ),
+    # A zero-probability token is accepted by a coin of exactly 0, and by no other.
+    "less or equal 0": (lambda: bool(random.random() <= torch.tensor(0.0)), {True: Fraction(1, 2**53)}),
+    # A Python float is rounded to float32 before torch compares it, so coins close to 1 are no longer below it.
+    "below 1 in float32": (
+        lambda: bool(random.random() < torch.tensor(1.0)),
+        {False: Fraction(1, 2**25)},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_known_draws_have_exact_weights(name: str) -> None:
+    fn, wanted = KNOWN[name]
+    law = intercepted(fn)
+    assert sum(law.values()) == 1
+    if sum(wanted.values()) == 1:
+        assert law == wanted
+    else:
+        assert {key: law[key] for key in wanted} == wanted
+
+
+def test_a_coin_compared_again_remembers() -> None:
+    def fn() -> tuple[bool, bool]:
+        coin = random.random()
+        return coin < 0.5, coin < 0.25
+
+    quarter = Fraction(1, 4)
+    assert intercepted(fn) == {(True, True): quarter, (True, False): quarter, (False, False): 2 * quarter}
+
+
+def stale_view() -> bool:
+    coins = torch.empty(2)
+    view = coins.view(-1)
+    coins.uniform_()
+    return bool((view < 0.5).any())
+
+
+def shared_noise() -> tuple[int, int]:
+    noise = torch.empty(3).exponential_()
+    return int((P / noise).argmax()), int((P.flip(0) / noise).argmax())
+
+
+BOUND = random.random
+
+REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
+    "mul on a coin": (lambda: random.random() * 2 < 1, "mul"),
+    "reflected arithmetic": (lambda: 1 - random.random() < 0.5, "rsub"),
+    "equality": (lambda: random.random() == 0.0, "eq"),
+    "truth": (lambda: bool(random.random()), "bool"),
+    "math": (lambda: math.log(random.random()), "float"),
+    "copied into a tensor": (lambda: bool(torch.tensor(random.random()) < 0.5), "torch's tensor"),
+    "stored into a tensor": (lambda: torch.zeros(2).copy_(torch.rand(2)), "copy_"),
+    "torch arithmetic": (lambda: bool((torch.rand(1) * 2 < 1).all()), "mul"),
+    "torch's own truth": (lambda: bool(torch.rand(1)), "bool"),
+    "searchsorted": (lambda: int(torch.searchsorted(P.cumsum(0), torch.rand(1))), "searchsorted"),
+    "through NumPy": (lambda: float(torch.rand(2).numpy()[0]), "numpy"),
+    "two coins": (lambda: random.random() < random.random(), "two coins"),
+    "two tensors of coins": (lambda: bool(torch.rand(1) < torch.rand(1)), "two draws"),
+    "an older view": (stale_view, "view"),
+    "normal": (lambda: bool(torch.randn(1) < 0), "randn"),
+    "shuffle": (lambda: random.shuffle([1, 2]), "random.shuffle"),
+    "numpy's normal": (lambda: bool(np.random.normal() < 0), "numpy.random.normal"),  # noqa: NPY002
+    "Gumbel from noise": (lambda: int((P.log() - torch.empty(3).exponential_().log()).argmax()), "exponential noise"),
+    "noise used twice": (shared_noise, "twice"),
+    "more than there are": (lambda: torch.multinomial(torch.tensor([1.0, 0.0]), 2).tolist(), "fewer"),
+    "a name imported before": (lambda: BOUND() < 0.5, "not watched"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_read_is_refused_by_name(name: str) -> None:
+    fn, word = REFUSED[name]
+    with pytest.raises(NotInterceptable, match=word):
+        intercepted(fn)
+
+
+def test_memory_between_runs_is_noticed() -> None:
+    calls: list[int] = []
+
+    def fn() -> bool:
+        calls.append(1)
+        return random.random() < 1 / (1 + len(calls))
+
+    with pytest.raises(NotInterceptable, match="replayed"):
+        intercepted(fn)
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_loops_that_end_by_chance_alone_are_stopped(first: bool) -> None:
+    def fn() -> int:
+        count = 0
+        while (random.random() < 0.5) == first:
+            count += 1
+        return count
+
+    with pytest.raises(TooManyRuns):
+        intercepted(fn, most_runs=50, most_draws=100)
+
+
+def test_an_outcome_must_be_a_value() -> None:
+    for fn in (lambda: torch.rand(1), lambda: [1], lambda: random.random()):
+        with pytest.raises(TypeError, match="tuple of token ids"):
+            intercepted(fn)
+
+
+@pytest.mark.parametrize("breaks", [True, False])
+def test_everything_is_left_as_found(breaks: bool) -> None:
+    names: list[tuple[Any, str]] = [(random, "random"), (random, "seed"), (random, "shuffle"), (torch, "manual_seed")]
+    names += [(np.random, "choice"), (np.random, "default_rng"), (torch, "multinomial")]
+    before = [getattr(*name) for name in names]
+    states = random.getstate(), torch.get_rng_state(), np.random.get_state()[1].tolist()  # type: ignore[index]  # noqa: NPY002
+
+    def fn() -> bool:
+        random.seed(1)
+        torch.manual_seed(1)
+        np.random.seed(1)  # noqa: NPY002
+        answer = random.random() < 0.5 and bool(torch.rand(1) < 0.5)
+        if breaks:
+            raise KeyError("its own error")
+        return answer
+
+    if breaks:
+        with pytest.raises(KeyError, match="its own error"):
+            intercepted(fn)
+    else:
+        assert intercepted(fn) == {True: Fraction(1, 4), False: Fraction(3, 4)}
+    assert [getattr(*name) for name in names] == before
+    assert random.getstate() == states[0]
+    assert torch.equal(torch.get_rng_state(), states[1])
+    assert np.random.get_state()[1].tolist() == states[2]  # type: ignore[index]  # noqa: NPY002
+    assert isinstance(random.random(), float)
+    assert not torch.rand(3).isnan().any()

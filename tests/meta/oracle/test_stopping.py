@@ -1,0 +1,376 @@
+"""Where an output ends does not depend on how it was cut into blocks, and the engine finds it where the oracle does."""
+
+import json
+import random
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from itertools import pairwise, product
+from typing import Any
+
+import pytest
+
+from backends import faults
+from backends.base import Declaration
+from backends.compositions.eager import open_cpu
+from backends.engine import stops as engine
+from backends.faults.output import stop_conditions
+from properties.invariants import ALL
+from properties.strategies.acceptance import continuation, retold
+from properties.strategies.models import GALLERY
+from properties.verdict.judge import judge
+from properties.verdict.subject import Subject
+from reference.architecture import Seeded
+from reference.case import Case
+from reference.draft import LanguageModel, Scripted
+from reference.files.case_json import case_from_json, case_to_json
+from reference.malformed import Malformed
+from reference.oracle.decoder import Oracle
+from reference.oracle.stopping import clipped, completes, ending
+from reference.sampling import Sampling, Stops
+from reference.trace import Stage, Trace
+from reference.tree import RankTree, Tree
+from specverify.setup.subjects import subject_of
+
+Block = tuple[int, ...]
+
+MODEL = Seeded(GALLERY[9], 0)
+VOCABULARY = GALLERY[9].vocab_size
+PROMPT = (3, 1, 4)
+AHEAD = continuation(MODEL, PROMPT)
+LINE = Scripted((Tree((0, 0, 1, 2, 3), (PROMPT[-1], *AHEAD[:4])),))
+"""A chain of four right tokens: the first block is five tokens long."""
+
+
+def splits(text: Block) -> Iterator[tuple[Block, ...]]:
+    """Every way to cut `text` into blocks."""
+    for cuts in product((False, True), repeat=len(text) - 1):
+        at = [0, *(place + 1 for place, cut in enumerate(cuts) if cut), len(text)]
+        yield tuple(text[one:other] for one, other in pairwise(at))
+
+
+def drawn(rng: random.Random) -> tuple[Stops, int, int]:
+    """Stops of every kind, the length of a prompt, and min_tokens."""
+    vocab, prompt = rng.randint(2, 5), rng.randint(1, 4)
+    pieces = tuple("".join(rng.choices("ab", k=rng.randint(0, 3))) for _ in range(vocab))
+    strings = tuple("".join(rng.choices("ab", k=rng.randint(1, 6))) for _ in range(rng.randint(0, 3)))
+    eos, stop = (tuple(rng.sample(range(vocab), rng.choice((0, 0, 1)))) for _ in range(2))
+    length = rng.choice((0, 0, prompt + rng.randint(1, 9)))
+    stops = Stops(rng.randint(1, 12), eos, stop, strings, pieces if strings else (), length)
+    return stops, prompt, rng.choice((0, 0, rng.randint(0, 7)))
+
+
+def by_hand(text: Block, stops: Stops, prompt: int, least: int) -> tuple[Block, str | None]:
+    """The end of `text`, written another way: each kind of end by itself, then the first of them."""
+    length = min(stops.max_new_tokens, stops.max_length - prompt if stops.max_length else stops.max_new_tokens)
+    ends = [(length, 2, "length")]
+    ends += [(at + 1, 0, "eos") for at in range(least, len(text)) if text[at] in stops.eos]
+    ends += [(at + 1, 1, "stop") for at in range(least, len(text)) if text[at] in stops.stop_tokens]
+    if stops.stop_strings:
+        owner = [at for at, token in enumerate(text) for _ in stops.pieces[token]]
+        whole = "".join(stops.pieces[token] for token in text)
+        for one in stops.stop_strings:
+            for start in range(len(whole) - len(one) + 1):
+                last = owner[start + len(one) - 1]
+                if whole[start : start + len(one)] == one and last >= least:
+                    ends.append((last + 1, 1, "stop"))
+    at, _, why = min(ends)
+    return (text[:at], why) if at <= len(text) else (text, None)
+
+
+def in_blocks(blocks: tuple[Block, ...], stops: Stops, prompt: int, least: int) -> tuple[Block, str | None]:
+    output: Block = ()
+    for block in blocks:
+        kept, why = clipped(block, output, stops, prompt, least)
+        output += kept
+        if why is not None:
+            return output, why
+    return output, None
+
+
+def test_the_end_does_not_depend_on_the_blocks() -> None:
+    rng, reasons = random.Random(1), Counter[str | None]()
+    for _ in range(250):
+        stops, prompt, least = drawn(rng)
+        vocab = len(stops.pieces) or 3
+        text = tuple(rng.choices(range(vocab), k=7))
+        wanted = by_hand(text, stops, prompt, least)
+        reasons[wanted[1]] += 1
+        for blocks in splits(text):
+            assert in_blocks(blocks, stops, prompt, least) == wanted
+    assert min(reasons[why] for why in ("eos", "stop", "length")) > 20
+
+
+def test_the_engine_ends_where_the_oracle_does() -> None:
+    """Block by block, by the state it carries, which never holds more text than a stop string could begin in."""
+    rng, reasons, across = random.Random(2), Counter[str | None](), 0
+    for _ in range(5000):
+        stops, prompt, least = drawn(rng)
+        vocab = len(stops.pieces) or 3
+        case = Case(
+            Seeded(replace(GALLERY[0], vocab_size=vocab), 0) if vocab != 5 else Seeded(GALLERY[0], 0),
+            (0,) * prompt,
+            stops=replace(stops, eos=(), stop_tokens=()),
+            sampling=Sampling(min_tokens=least),
+        )
+        limits = replace(engine.limits(case), eos=frozenset(stops.eos), stop=frozenset(stops.stop_tokens))
+        written, why = engine.Written(), None
+        output: Block = ()
+        while why is None:
+            block = tuple(rng.choices(range(vocab), k=rng.randint(1, 6)))
+            wanted = clipped(block, output, stops, prompt, least)
+            kept, why = engine.clip(list(block), written, limits)
+            assert (tuple(kept), why) == wanted
+            if why == "stop" and output and kept[-1] not in stops.stop_tokens:
+                across += not completes(tuple(kept), stops)
+            written = engine.follow(written, kept, limits)
+            output += wanted[0]
+            longest = max(map(len, stops.stop_strings), default=1)
+            assert len(written.tail) < longest
+            assert written.tokens == len(output)
+        reasons[why] += 1
+    assert min(reasons[why] for why in ("eos", "stop", "length")) > 300
+    assert across > 50
+
+
+PIECES = ("", "a", "b", "ab", "xab")
+
+
+@pytest.mark.parametrize(
+    ("strings", "text", "kept"),
+    [
+        (("ab",), (1, 2, 3), 2),  # over two tokens
+        (("ab",), (1, 0, 2, 3), 3),  # a token without text between them
+        (("ba",), (3, 3, 1), 2),  # from the middle of one to the middle of the next
+        (("xa",), (1, 4, 1), 2),  # inside one token, which is emitted whole
+        (("b", "abab"), (1, 1, 2), 3),
+        (("aab", "ab"), (1, 1, 2), 3),
+        (("abab",), (3, 1, 1), None),
+    ],
+)
+def test_stop_strings(strings: tuple[str, ...], text: Block, kept: int | None) -> None:
+    stops = Stops(9, stop_strings=strings, pieces=PIECES)
+    expected = (text, None) if kept is None else (text[:kept], "stop")
+    for blocks in splits(text):
+        assert in_blocks(blocks, stops, 1, 0) == expected
+
+
+def test_min_tokens_passes_over_what_completes_before_it() -> None:
+    stops = Stops(9, stop_strings=("ab",), pieces=PIECES)
+    assert clipped((3, 1, 1, 2, 1), (), stops, 1, 2) == ((3, 1, 1, 2), "stop")
+    assert clipped((1, 2, 1), (), stops, 1, 1) == ((1, 2), "stop")  # begun before it, completed after it
+    assert clipped((1, 2, 1), (), stops, 1, 2) == ((1, 2, 1), None)
+    assert ending((2,), Stops(1, eos=(2,)), 1, 1) == "length"
+    assert ending((0, 2), Stops(9, eos=(2,), stop_tokens=(2,)), 1, 1) == "eos"
+
+
+def test_length_is_the_shorter_of_both_limits() -> None:
+    assert clipped((0, 0, 0), (0,), Stops(9, max_length=6), 3) == ((0, 0), "length")
+    assert clipped((0, 0, 0), (0,), Stops(2, max_length=6), 3) == ((0,), "length")
+    assert clipped((0, 5, 0), (0,), Stops(9, eos=(5,), max_length=6), 3) == ((0, 5), "eos")
+
+
+def run(case: Case) -> Trace:
+    """The engine's run; the oracle's must be the same, and every invariant of it hold."""
+    subject = subject_of(open_cpu())
+    names = {"lossless.stops", "lossless.draft-independent", "cache.commit-equivalence", "lossless.logprobs"}
+    verdict = judge(case, [one for one in ALL if one.name in names], Oracle(), subject)
+    assert verdict.findings == ()
+    trace, wanted = subject(case), Oracle()(case)
+    assert (trace.output, trace.finish) == (wanted.output, wanted.finish)
+    return trace
+
+
+def letters(at: int) -> tuple[str, ...]:
+    """Pieces of which that of `AHEAD[at]` alone completes `yz`; the token before it begins it."""
+    pieces = ["x"] * VOCABULARY
+    pieces[AHEAD[at]] = "z."
+    if at:
+        pieces[AHEAD[at - 1]] = "xy"
+    return tuple(pieces)
+
+
+@pytest.mark.parametrize("at", range(5))
+def test_every_stop_on_every_position_of_a_block(at: int) -> None:
+    """What was accepted beyond is neither emitted nor kept, and the block reaches beyond but for the bonus."""
+    assert len(set(AHEAD[:5])) == 5
+    string = "yz" if at else "z."
+    kinds = {
+        "eos": Stops(8, eos=(AHEAD[at],)),
+        "stop": Stops(8, stop_tokens=(AHEAD[at],)),
+        "string": Stops(8, stop_strings=(string,), pieces=letters(at)),
+        "budget": Stops(at + 1),
+        "length": Stops(8, max_length=len(PROMPT) + at + 1),
+    }
+    for kind, stops in kinds.items():
+        trace = run(Case(MODEL, PROMPT, LINE, stops=stops))
+        assert trace.output == AHEAD[: at + 1]
+        assert trace.finish == {"string": "stop", "budget": "length"}.get(kind, kind)
+        (step,) = trace.steps
+        assert step.accepted is not None
+        assert step.emitted is not None
+        assert step.committed is not None
+        assert len(step.accepted.path) == 5
+        assert step.emitted.logprobs is not None
+        assert len(step.emitted.logprobs) == at + 1
+        assert step.committed.length == len(PROMPT) + at
+
+
+@pytest.mark.parametrize("at", range(4))
+def test_min_tokens_on_every_position_of_a_block(at: int) -> None:
+    """A stop string is passed over, an end token banned, and the text goes on inside the block."""
+    least = Sampling(min_tokens=at + 1)
+    string = "yz" if at else "z."
+    passed = run(Case(MODEL, PROMPT, LINE, stops=Stops(6, stop_strings=(string,), pieces=letters(at)), sampling=least))
+    assert (passed.output, passed.finish) == (AHEAD[:6], "length")
+    stops = Stops(8, eos=(AHEAD[at],))
+    other = run(Case(MODEL, PROMPT, sampling=least, stops=stops)).output
+    assert AHEAD[at] not in other[: at + 1]
+    banned = retold(LINE.trees, (PROMPT[-1], *AHEAD), (PROMPT[-1], *other), VOCABULARY)
+    if len(other) > at + 1:
+        trace = run(Case(MODEL, PROMPT, Scripted(banned), sampling=least, stops=stops))
+        assert trace.output == other
+        accepted = trace.steps[0].accepted
+        assert accepted is not None
+        assert len(accepted.path) > at
+
+
+def test_a_draft_with_its_own_cache_keeps_nothing_beyond() -> None:
+    shape = RankTree((0, 0, 1, 2, 3), (0, 0, 0, 0, 0))
+    for at in range(5):
+        stops = Stops(8, stop_strings=("yz" if at else "z.",), pieces=letters(at))
+        trace = run(Case(MODEL, PROMPT, LanguageModel(MODEL, shape), stops=stops))
+        assert trace.output == AHEAD[: at + 1]
+
+
+@pytest.mark.parametrize(
+    ("make", "line"),
+    [
+        (lambda: Stops(stop_strings=("",), pieces=("a",)), "stop_strings[0]: an empty text"),
+        (lambda: Stops(stop_strings=("a",)), "pieces: missing"),
+        (lambda: Stops(pieces=("a",)), "pieces: there is no stop string"),
+        (lambda: Stops(stop_strings=("\ud83d",), pieces=("a",)), "stop_strings[0]: holds half a surrogate pair"),
+        (lambda: Stops(stop_strings=("a",), pieces=("a", "\ude00")), "pieces[1]: holds half a surrogate pair"),
+        (lambda: Stops(max_length=-1), "max_length: -1 is negative"),
+        (lambda: Case(MODEL, PROMPT, stops=Stops(stop_strings=("a",), pieces=("a",))), "stops.pieces: 1 texts for a"),
+        (lambda: Case(MODEL, PROMPT, stops=Stops(max_length=3)), "stops.max_length: 3 leaves nothing to emit"),
+        (lambda: Case(MODEL, PROMPT, stops=Stops(max_length=9999)), "stops.max_length: 9999 is more than the model's"),
+    ],
+)
+def test_bad_input_is_one_line(make: Any, line: str) -> None:
+    with pytest.raises(Malformed) as complaint:
+        make()
+    assert str(complaint.value).startswith(line)
+    assert "\n" not in str(complaint.value)
+
+
+def test_a_tree_may_not_reach_beyond_the_context_and_max_length_bounds_it() -> None:
+    context = MODEL.architecture.max_positions
+    long = (1,) * (context - 6)
+    tree = Scripted((Tree((0, 0, 1, 2), (1, 1, 1, 1)),))
+    with pytest.raises(Malformed, match="prompt: needs up to"):
+        Case(MODEL, long, tree, stops=Stops(8))
+    assert Case(MODEL, long, tree, stops=Stops(8, max_length=context - 3)).longest == context
+    with pytest.raises(Malformed, match="prompt: needs up to"):
+        Case(MODEL, long, tree, stops=Stops(8, max_length=context - 2))
+
+
+def test_a_case_file_holds_all_of_it_and_older_ones_are_as_they_were() -> None:
+    stops = Stops(4, (1,), (2,), ("é\n", '"'), tuple(f"piece {at}" for at in range(VOCABULARY)), 7)
+    case = Case(MODEL, PROMPT, LINE, stops=stops)
+    assert case_from_json(json.loads(json.dumps(case_to_json(case)))) == case
+    plain = case_to_json(Case(MODEL, PROMPT, stops=Stops(4)))
+    assert set(plain["stops"]) == {"max_new_tokens", "eos", "stop_tokens"}
+    for name, value, line in (
+        ("stop_strings", [1], "stops.stop_strings[0]: 1 is not of type 'string'"),
+        ("stop_strings", [""], "stops.stop_strings[0]: an empty text is complete before it starts"),
+        ("pieces", ["a"], "stops.pieces: there is no stop string to look for in them"),
+        ("max_length", 2.0, "stops.max_length: 2.0 is not of type 'integer'"),
+        ("stop_words", [], "stops: Additional properties"),
+    ):
+        with pytest.raises(Malformed) as complaint:
+            case_from_json({**plain, "stops": {**plain["stops"], name: value}})
+        assert str(complaint.value).startswith(line)
+
+
+class Modest:
+    """A backend that knows what backends knew before there were stop strings."""
+
+    declaration = Declaration("modest", "cpu", frozenset(), ("float32",), ("scripted",), ("path",))
+
+    def run(self, case: Case) -> Trace:
+        raise AssertionError("it was asked for what it does not declare")
+
+
+@pytest.mark.parametrize(
+    ("stops", "name"),
+    [(Stops(stop_strings=("a",), pieces=("a",) * VOCABULARY), "stop_strings"), (Stops(max_length=9), "max_length")],
+)
+def test_a_backend_without_them_declines(stops: Stops, name: str) -> None:
+    verdict = judge(Case(MODEL, PROMPT, stops=stops), ALL, Oracle(), subject_of(Modest()))
+    assert verdict.unsupported == f"modest declares no {name}"
+
+
+def planted(name: str) -> Subject:
+    backend = open_cpu()
+    faults.plant(backend, faults.named(name))
+    return subject_of(backend)
+
+
+def early(text: str, at: int, budget: int = 8) -> Stops:
+    """Ends that `AHEAD[at]` completes."""
+    return Stops(budget, stop_strings=(text,), pieces=letters(at))
+
+
+THIRD = Stops(8, AHEAD[2:3])
+SHORT = Scripted((Tree((0, 0), (PROMPT[-1], AHEAD[0])),))
+BAD_STOPS = {
+    "stop-string-cuts-text-only": Case(MODEL, PROMPT, LINE, stops=early("z.", 0)),
+    "stop-string-outside-window": Case(MODEL, PROMPT, LINE, stops=early("z.", 0)),
+    "stop-string-tail-forgotten": Case(MODEL, PROMPT, SHORT, stops=early("yz", 2)),
+    "budget-masks-stops": Case(MODEL, PROMPT, LINE, stops=early("z.", 0, budget=4)),
+    "context-clip-by-what-is-left": Case(MODEL, PROMPT, LINE, stops=Stops(8, max_length=len(PROMPT) + 4)),
+    "stop-string-before-min-tokens": Case(MODEL, PROMPT, LINE, stops=early("yz", 2), sampling=Sampling(min_tokens=3)),
+    "min-tokens-one-row-too-many": Case(MODEL, PROMPT, LINE, stops=THIRD, sampling=Sampling(min_tokens=2)),
+    "min-tokens-for-first-row-only": Case(MODEL, PROMPT, LINE, stops=THIRD, sampling=Sampling(min_tokens=4)),
+}
+"""A case for each fault of stopping."""
+
+
+def test_every_fault_of_stopping_has_its_case() -> None:
+    assert {fault.name for fault in stop_conditions.FAULTS} == set(BAD_STOPS)
+
+
+@pytest.mark.parametrize("name", BAD_STOPS)
+def test_faults_of_stopping_are_found_where_they_strike(name: str) -> None:
+    case = BAD_STOPS[name]
+    assert judge(case, ALL, Oracle(), subject_of(open_cpu())).findings == ()
+    first = judge(case, ALL, Oracle(), planted(name)).first
+    assert first is not None
+    assert first.stage is faults.named(name).stage
+
+
+def always(shown: Trace, case: Case) -> Trace:
+    return shown
+
+
+def test_kept_beyond_the_cut_is_found() -> None:
+    """KV of the block's rest in the committed cache, and log-probabilities of tokens that were not emitted."""
+    invariant = [one for one in ALL if one.name == "lossless.stops"]
+    case = Case(MODEL, PROMPT, LINE, stops=early("z.", 0))
+    trace = open_cpu().run(case)
+    (step,) = trace.steps
+    assert step.committed is not None
+    assert step.emitted is not None
+    assert step.emitted.logprobs is not None
+    longer = replace(step.committed, length=step.committed.length + 1)
+    more = replace(step.emitted, logprobs=(*step.emitted.logprobs, -1.0))
+    for broken, stage in (
+        (replace(step, committed=longer), Stage.COMMITTED),
+        (replace(step, emitted=more), Stage.EMITTED),
+    ):
+        shown = replace(trace, steps=(broken,))
+        subject = Subject("broken", partial(always, shown), frozenset(Stage))
+        (finding,) = judge(case, invariant, Oracle(), subject).findings
+        assert finding.stage is stage

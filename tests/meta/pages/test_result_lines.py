@@ -1,0 +1,91 @@
+"""Lines of results.jsonl say which run wrote them, and a failure's line holds the case itself."""
+
+import json
+import os
+from dataclasses import replace
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from properties.strategies.models import GALLERY
+from properties.tally import Tally
+from properties.verdict.finding import Finding, Verdict
+from reference.architecture import Seeded
+from reference.case import Case
+from reference.draft import Scripted
+from reference.files.case_json import case_from_json
+from reference.trace import Stage
+from reference.tree import Tree
+from reports.record import Lines, run_fact, verdict_line
+from specverify import __version__
+from specverify.campaign import campaign
+from specverify.campaign.recorder import diff
+from specverify.setup.plan import Plan
+
+CASE = Case(Seeded(GALLERY[3], 0), (3, 1, 4), Scripted((Tree((0, 0), (4, 5)),)))
+FINDING = Finding("cache.isolation", Stage.ATTENDED, 0, {"slot": 1}, [1.0], [2.0])
+AGREES = Verdict(CASE, "x", {"cache.isolation": "checked"})
+DIFFERS = replace(AGREES, outcomes={"cache.isolation": "failed"}, findings=(FINDING,))
+
+
+def rows(file: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+def test_every_line_names_its_run_and_a_failure_its_case(tmp_path: Path) -> None:
+    run = run_fact("1.2", 7, "kv-truncated-not-gathered")
+    with Lines(tmp_path / "x.jsonl", run) as lines:
+        lines.add(AGREES)
+        lines.add(DIFFERS)
+    agreeing, differing = rows(tmp_path / "x.jsonl")
+    for row, verdict in ((agreeing, AGREES), (differing, DIFFERS)):
+        assert {name: row[name] for name in run} == run
+        assert row.items() >= verdict_line(verdict).items()
+        told = datetime.fromisoformat(row["time"])
+        assert told.utcoffset() == timedelta(0)
+        assert abs(datetime.now(timezone.utc) - told) < timedelta(hours=1)
+    assert "case" not in agreeing
+    assert case_from_json(differing["case"]) == CASE
+
+
+def test_two_runs_have_different_ids() -> None:
+    first, second = run_fact("1", 0, None), run_fact("1", 0, None)
+    assert first["run"] != second["run"]
+    assert len(first["run"]) == 12
+
+
+def test_a_line_is_one_write_to_a_file_open_for_appending(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[bytes] = []
+    flags: list[int] = []
+    write, opened = os.write, os.open
+
+    def noted(handle: int, content: bytes) -> int:
+        written.append(content)
+        return write(handle, content)
+
+    def noted_flags(path: str, how: int, mode: int = 0o777) -> int:
+        flags.append(how)
+        return opened(path, how, mode)
+
+    monkeypatch.setattr(os, "write", noted)
+    monkeypatch.setattr(os, "open", noted_flags)
+    with Lines(tmp_path / "x.jsonl", run_fact("1", 0, None)) as lines:
+        lines.add(DIFFERS)
+    assert len(written) == 1
+    assert written[0].endswith(b"}\n")
+    assert all(how & os.O_APPEND for how in flags)
+
+
+def test_diff_writes_its_seed_version_and_fault(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def ran(plan: Plan, listener: campaign.Listener) -> tuple[Tally, None]:
+        listener.arrived(AGREES)
+        return Tally("x"), None
+
+    monkeypatch.setattr(campaign, "run", ran)
+    diff(Plan(seed=11, fault="stale-row"), tmp_path, None, None)
+    (row,) = rows(tmp_path / "results.jsonl")
+    assert (row["seed"], row["version"], row["fault"]) == (11, __version__, "stale-row")

@@ -1,0 +1,113 @@
+"""The house keeps its order: what may be imported where, what files are called, and how they begin."""
+
+import ast
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+ROOMS = ("specverify", "reference", "backends", "properties", "reports")
+FILES = sorted(file for room in ROOMS for file in (ROOT / room).rglob("*.py"))
+MOST_LINES = 400
+VAGUE = re.compile(r"(?:^|_)(utils?|helpers?|managers?|common|misc)(?:_|$)")
+
+
+def name_of(file: Path) -> str:
+    return str(file.relative_to(ROOT))
+
+
+def imported(file: Path) -> Iterator[str]:
+    """Names of the modules that a file imports, wherever in it: `torch.nn`, `reference.tree`."""
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{name_of(file)}:{node.lineno}: a relative import"
+            yield node.module or ""
+
+
+def outside(room: str, allowed: set[str]) -> list[str]:
+    """What files of a room import from elsewhere than `allowed` and the standard library."""
+    return [
+        f"{name_of(file)} imports {module}"
+        for file in FILES
+        if file.is_relative_to(ROOT / room)
+        for module in imported(file)
+        if module.split(".")[0] not in allowed | sys.stdlib_module_names
+    ]
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_the_name_of_a_room_means_this_checkout(room: str) -> None:
+    found = find_spec(room)
+    assert found is not None
+    assert found.origin is not None
+    assert Path(found.origin).resolve() == ROOT / room / "__init__.py"
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_a_room_is_typed_and_holds_packages(room: str) -> None:
+    assert (ROOT / room / "py.typed").is_file()
+    folders = {file.parent for file in FILES if file.is_relative_to(ROOT / room)}
+    assert [str(folder) for folder in folders if not (folder / "__init__.py").is_file()] == []
+
+
+def test_the_oracle_knows_numpy_and_itself() -> None:
+    assert outside("reference", {"reference", "numpy", "jsonschema"}) == []
+
+
+def test_what_must_hold_is_stated_without_an_engine() -> None:
+    assert outside("properties", {"properties", "reference", "numpy", "scipy", "hypothesis"}) == []
+
+
+def test_reports_know_facts_and_paper() -> None:
+    assert outside("reports", {"reports", "properties", "reference", "numpy", "rich", "junitparser"}) == []
+
+
+@pytest.mark.parametrize("file", FILES, ids=name_of)
+def test_a_file_of_a_room(file: Path) -> None:
+    text = file.read_text()
+    assert text.count("\n") <= MOST_LINES
+    opening = ast.get_docstring(ast.parse(text))
+    assert opening, "a file opens with a docstring"
+    sentence = opening.split("\n\n")[0]
+    assert sentence.endswith("."), "one sentence, and its full stop"
+    assert "\n" not in sentence, "one sentence on one line"
+    assert re.search(r"[a-z)`]\. [A-Z]", sentence) is None, "one sentence, not two"
+    for part in file.relative_to(ROOT).with_suffix("").parts:
+        assert VAGUE.search(part) is None, f"{part} says nothing of what it holds"
+    assert re.search(r"pickle\.loads?\b|torch\.load\b|import pickle\b|from pickle\b", text) is None
+
+
+def test_a_folder_without_a_module_has_no_vague_name_either() -> None:
+    folders = [path for room in (*ROOMS, "tests") for path in (ROOT / room).rglob("*") if path.is_dir()]
+    assert folders
+    assert [name_of(path) for path in folders if VAGUE.search(path.name)] == []
+
+
+def test_the_arrows_point_down() -> None:
+    linter = shutil.which("lint-imports", path=str(Path(sys.executable).parent)) or shutil.which("lint-imports")
+    if linter is None:
+        pytest.skip("import-linter is not installed (pip install -e '.[dev]')")
+    ended = subprocess.run([linter, "--no-cache"], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert " 0 broken" in ended.stdout
+
+
+def test_these_tests_see_what_they_forbid(tmp_path: Path) -> None:
+    file = tmp_path / "x.py"
+    file.write_text(
+        "import numpy as np\ndef f():\n    from torch.nn import Module\n    import reference.tree, pickle\n"
+    )
+    assert sorted(imported(file)) == ["numpy", "pickle", "reference.tree", "torch.nn"]
+    assert VAGUE.search("test_utils")
+    assert VAGUE.search("helpers")
+    assert VAGUE.search("common")
+    assert not VAGUE.search("uncommon")
+    assert len(FILES) > 60

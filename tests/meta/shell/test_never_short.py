@@ -1,0 +1,360 @@
+"""A run that compared too little is no pass, whatever kept it short; each way of falling short has its line."""
+
+import json
+import os
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from backends.base import Backend, Declaration
+from backends.compositions.eager import open_cpu
+from properties.shortfall import LEAST_JUDGED, shortfalls
+from properties.strategies.models import GALLERY
+from properties.tally import Counts, Failure, Tally
+from properties.verdict.finding import Finding, Verdict
+from reference.architecture import Seeded
+from reference.case import Case
+from reference.sampling import Stops
+from reference.trace import Stage, Trace
+from reports import bundle
+from reports.writing import Unwritable
+from specverify.campaign import campaign
+from specverify.campaign.messages import Began, Broken, Died, Done, Found, Located, Opened
+from specverify.cli import main
+from specverify.interrupts import Interrupts
+from specverify.setup.plan import Plan
+from tests.inprocess import in_this_process
+
+CASE = Case(Seeded(GALLERY[0], 1), (1, 2), stops=Stops(2))
+OTHER = replace(CASE, prompt=(2, 1))
+FINDING = Finding("lossless.completes", Stage.DRAFTED, 0, {}, "a finished run", "no run")
+
+
+@dataclass
+class Shy:
+    """Our engine, which declines, hides or spoils what it is told to."""
+
+    declaration: Declaration
+    inner: Backend
+    spoil: Callable[[Case, Trace], Trace]
+
+    def run(self, case: Case) -> Trace:
+        return self.spoil(case, self.inner.run(case))
+
+
+def declining() -> Shy:
+    inner = open_cpu()
+    few = replace(inner.declaration, name="shy", dtypes=("float16",), drafts=("scripted",), sessions=False)
+    return Shy(few, inner, lambda case, trace: trace)
+
+
+def breaking() -> Shy:
+    """Breaks on every case."""
+    inner = open_cpu()
+
+    def spoil(case: Case, trace: Trace) -> Trace:
+        raise RuntimeError("broken")
+
+    return Shy(replace(inner.declaration, name="breaking"), inner, spoil)
+
+
+def wordless() -> Shy:
+    """Declares every stage, and shows nothing but an output that is wrong."""
+    inner = open_cpu()
+    return Shy(
+        replace(inner.declaration, name="wordless"),
+        inner,
+        lambda case, trace: Trace((), tuple((token + 1) % case.model.vocab_size for token in trace.output), None),
+    )
+
+
+def hiding() -> Shy:
+    """Declares to reveal what attention returned, and never does."""
+    inner = open_cpu()
+
+    def spoil(case: Case, trace: Trace) -> Trace:
+        return replace(trace, steps=tuple(replace(step, attended=None) for step in trace.steps))
+
+    return Shy(replace(inner.declaration, name="hiding", sessions=False), inner, spoil)
+
+
+def run(
+    capfd: pytest.CaptureFixture[str], patch: pytest.MonkeyPatch, folder: Path, *words: str
+) -> tuple[int, str, dict[str, Any]]:
+    """Exit code, page and JSON of a `diff` in this process."""
+    in_this_process(patch)
+    patch.chdir(folder)
+    with pytest.raises(SystemExit) as ended:
+        main(["diff", "--jobs", "1", "--json", "result.json", *words])
+    assert isinstance(ended.value.code, int)
+    page = " ".join(capfd.readouterr().out.split())
+    return ended.value.code, page, json.loads((folder / "result.json").read_text())
+
+
+@pytest.mark.parametrize(
+    ("engine", "line"),
+    [
+        ("declining", "cases were declined"),
+        (
+            "wordless",
+            "wordless declares that it reveals drafted, lowered, attended, scored,",
+        ),
+        ("hiding", "hiding declares that it reveals attended, and none of"),
+    ],
+)
+def test_an_engine_that_shows_too_little_is_no_pass(
+    engine: str, line: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    backend = f"tests.meta.shell.test_never_short:{engine}"
+    monkeypatch.syspath_prepend(str(Path(__file__).resolve().parents[3]))
+    code, page, result = run(
+        capfd, monkeypatch, tmp_path, "--backend", backend, "--cases", "12", "--invariant", "structure.*"
+    )
+    assert code == 3
+    assert page.startswith("COULD NOT JUDGE")
+    assert line in page
+    assert any(line in error for error in result["errors"])
+    assert result["wanted"] == 12
+    assert result["judged"] + sum(result["declined"].values()) <= result["cases"]
+
+
+@pytest.mark.parametrize(("engine", "word"), [("declining", "declines"), ("breaking", "breaks on")])
+def test_a_case_without_an_answer_of_the_reference_is_counted_with_the_reason(
+    engine: str, word: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    other = f"tests.meta.shell.test_never_short:{engine}"
+    monkeypatch.syspath_prepend(str(Path(__file__).resolve().parents[3]))
+    words = ("--against", other, "--cases", "12", "--seed", "1", "--invariant", "attention.context-exact")
+    code, page, result = run(capfd, monkeypatch, tmp_path, *words)
+    assert code == 3
+    assert "cases were declined (most often: the reference" in page
+    assert all(reason.startswith(f"the reference {other} {word} it: ") for reason in result["declined"])
+    assert sum(result["declined"].values()) > 6
+    assert result["findings"] == []
+
+
+def tally(**facts: Any) -> Tally:
+    """A run of forty cases in which everything was judged."""
+    whole = Tally("x", cases=40, wanted=40, judged=40, opened=True, traces=40)
+    whole.invariants = {name: Counts(checked=40) for name in ("a", "b", "c")}
+    for name, value in facts.items():
+        setattr(whole, name, value)
+    return whole
+
+
+BUDGET = "time budget of 5 s used up"
+SHORT: dict[str, tuple[dict[str, Any], str]] = {
+    "missing": ({"cases": 17}, "23 of 40 cases were not judged, and nothing says why"),
+    "declined": ({"unsupported": {"no": 21}}, "21 of 40 cases were declined (most often: no)"),
+    "silent": ({"judged": 19}, "no invariant could be judged in 21 of 40 cases"),
+    "one case": ({"cases": 1, "judged": 1, "stopped": BUDGET}, f"{BUDGET} after 1 of 40 cases: give it more time"),
+    "unasked": (
+        {"cases": 12, "judged": 12, "stopped": BUDGET, "invariants": {"a": Counts(1), "b": Counts(), "c": Counts()}},
+        f"{BUDGET} before 2 of 3 invariants had their turn",
+    ),
+    "unrevealed": (
+        {"declared": frozenset({Stage.SCORED, Stage.EMITTED}), "revealed": frozenset({Stage.EMITTED})},
+        "x declares that it reveals scored, and none of 40 traces holds it",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SHORT)
+def test_each_shortfall_has_its_line(name: str) -> None:
+    facts, line = SHORT[name]
+    (said,) = shortfalls(tally(**facts))
+    assert said.startswith(line)
+
+
+def test_a_run_that_is_whole_or_says_why_it_is_not_falls_short_of_nothing() -> None:
+    assert shortfalls(tally()) == []
+    assert shortfalls(tally(cases=17, judged=17, stopped="there are no more cases to draw")) == []
+    assert shortfalls(tally(cases=20, judged=LEAST_JUDGED, stopped=BUDGET, unsupported={"no": 10})) == []
+    assert shortfalls(tally(unsupported={"no": 20}, judged=20)) == []
+
+
+def verdict(case: Case = CASE, *findings: Finding) -> Verdict:
+    return Verdict(case, "x", {"lossless.completes": "failed" if findings else "checked"}, findings)
+
+
+OPENED = Opened("x", "cpu", False, {}, ("lossless.completes",), 2)
+
+
+class Script:
+    """A crew that says what it is told to, and remembers what it hears."""
+
+    def __init__(self, *said: tuple[int, object]) -> None:
+        self.said = list(said)
+        self.heard: list[str] = []
+        self.replaced: list[tuple[int, frozenset[str]]] = []
+
+    def __call__(self, plan: Plan, deadline: float) -> "Script":
+        return self
+
+    def news(self, timeout: float) -> list[tuple[int, object]]:
+        said, self.said = self.said, []
+        return said
+
+    def tell(self, word: str, but: int | None = None) -> None:
+        self.heard.append(word)
+
+    def replace(self, at: int, judged: frozenset[str]) -> None:
+        self.replaced.append((at, judged))
+
+    def end(self) -> None: ...
+
+
+class Deaf:
+    """Records in memory."""
+
+    def __init__(self) -> None:
+        self.saved: list[str] = []
+        self.lost_cases: list[Case] = []
+
+    def opened(self, news: Opened) -> None: ...
+
+    def arrived(self, verdict: Verdict) -> str | None:
+        return None
+
+    def found(self, failure: Failure, before: Failure | None) -> tuple[Failure, str | None]:
+        self.saved.append(failure.verdict.case.id)
+        return failure, None
+
+    def lost(self, case: Case) -> str | None:
+        self.lost_cases.append(case)
+        return "kept.json"
+
+
+def campaign_of(
+    patch: pytest.MonkeyPatch, *said: tuple[int, object], **plan: Any
+) -> tuple[Tally, int | None, Script, Deaf]:
+    crew, listener = Script(*said), Deaf()
+    patch.setattr(campaign, "Crew", crew)
+    whole, code = campaign.run(Plan(**{"cases": 2, **plan}), listener)
+    return whole, code, crew, listener
+
+
+def failure(case: Case) -> Failure:
+    return Failure(verdict(case, FINDING), FINDING, case.id)
+
+
+def test_a_worker_that_died_is_replaced_and_judges_no_case_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, code, crew, _ = campaign_of(
+        monkeypatch,
+        *((0, OPENED), (0, verdict()), (0, Began(OTHER)), (0, Died("signal SIGKILL"))),
+        *((0, Began(OTHER)), (0, verdict(OTHER)), (0, Done())),
+    )
+    assert crew.replaced == [(0, frozenset({CASE.id}))]
+    assert (whole.outcome, code, whole.cases, whole.replaced) == ("agree", None, 2, 1)
+
+
+def test_a_case_at_which_two_workers_died_is_given_up_saved_and_no_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    died = [(0, Began(OTHER)), (0, Died("signal SIGKILL"))]
+    whole, _, crew, listener = campaign_of(
+        monkeypatch, (0, OPENED), (0, verdict()), *died, *died, (0, Done(exhausted=True))
+    )
+    assert crew.replaced[-1] == (0, frozenset({CASE.id, OTHER.id}))
+    assert listener.lost_cases == [OTHER]
+    assert whole.exit_code == 3
+    assert f"case {OTHER.id} (saved as kept.json) was given up" in whole.errors[0]
+
+
+def test_what_a_worker_found_outlives_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, _, crew, listener = campaign_of(
+        monkeypatch,
+        *((0, OPENED), (0, verdict(CASE, FINDING)), (0, Found(failure(CASE))), (0, Died("signal SIGKILL"))),
+    )
+    assert (whole.exit_code, crew.replaced, listener.saved) == (1, [], [CASE.id])
+    assert "while it made a failure smaller: the failure is told as it was" in whole.errors[0]
+
+
+def test_the_first_failure_ends_the_drawing_unless_more_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = [(0, OPENED), (0, verdict(CASE, FINDING)), (0, Found(failure(CASE)))]
+    smaller = (0, Located(failure(OTHER), 1.0))
+    whole, _, crew, listener = campaign_of(monkeypatch, *said, smaller, (0, Done()))
+    assert "enough" in crew.heard
+    assert whole.stopped == "at the first failure; --keep-going judges the rest"
+    assert listener.saved == [CASE.id, OTHER.id]
+    assert [one.verdict.case for one in whole.failures] == [OTHER]
+    _, _, crew, _ = campaign_of(monkeypatch, *said, smaller, (0, Done()), max_failures=2)
+    assert "enough" not in crew.heard
+
+
+def test_a_case_that_differed_is_exit_1_whatever_came_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, _, _, _ = campaign_of(
+        monkeypatch, (0, OPENED), (0, verdict(CASE, FINDING)), (0, Broken("internal error", 3))
+    )
+    assert (whole.failures, whole.exit_code) == ([], 1)
+
+
+def test_a_worker_that_ends_early_without_a_reason_is_no_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, _, _, _ = campaign_of(monkeypatch, (0, OPENED), (0, verdict()), (0, Done()))
+    assert (whole.exit_code, whole.errors) == (3, ["1 of 2 cases were not judged, and nothing says why"])
+
+
+def test_a_budget_that_ran_out_after_the_last_case_cut_nothing_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = [(0, OPENED), (0, verdict()), (0, verdict(OTHER)), (0, Done())]
+    whole, _, _, _ = campaign_of(monkeypatch, *said, time_budget_s=1e-9)
+    assert (whole.stopped, whole.exit_code) == (None, 0)
+    whole, _, _, _ = campaign_of(monkeypatch, *said[:2], (0, Done()), time_budget_s=1e-9)
+    assert whole.exit_code == 3
+    assert whole.stopped == "time budget of 1e-09 s used up"
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
+def test_each_signal_asks_to_end_well(name: str) -> None:
+    before = signal.getsignal(getattr(signal, name))
+    with Interrupts() as interrupts:
+        os.kill(os.getpid(), getattr(signal, name))
+        assert interrupts.word == {"SIGINT": "Ctrl-C"}.get(name, name)
+        if name == "SIGINT":
+            with pytest.raises(KeyboardInterrupt):
+                os.kill(os.getpid(), signal.SIGINT)
+    assert signal.getsignal(getattr(signal, name)) == before
+
+
+def test_reports_that_would_be_one_file_are_refused(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    in_this_process(monkeypatch)
+    monkeypatch.chdir(tmp_path)
+    for words in (
+        ["--json", ".specverify/results.jsonl"],
+        ["--json", "x", "--junit", "./x"],
+        ["--json", "-", "--junit", "-"],
+    ):
+        with pytest.raises(SystemExit) as ended:
+            main(["diff", "--cases", "1", *words])
+        assert ended.value.code == 2
+        assert "would be one file" in capfd.readouterr().err
+
+
+def test_a_finding_is_shown_where_its_bundle_cannot_be_written(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def full(folder: object, failure: Failure, environment: object) -> Path:
+        raise Unwritable(str(folder), "No space left on device; choose another place")
+
+    monkeypatch.setattr(bundle, "save", full)
+    code, page, result = run(capfd, monkeypatch, tmp_path, "--fault", "kv-truncated-not-gathered", "--cases", "40")
+    assert code == 1
+    assert page.startswith("DIFFER cpu-eager")
+    assert "No space left on device" in page
+    assert f'"prompt": {result["findings"][0]["case"]["prompt"]}' in page
+
+
+def test_results_that_cannot_be_written_are_no_pass(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    in_this_process(monkeypatch)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / ".specverify").mkdir()
+    (tmp_path / ".specverify" / "results.jsonl").symlink_to("/dev/full")
+    with pytest.raises(SystemExit) as ended:
+        main(["diff", "--jobs", "1", "--cases", "2", "--invariant", "structure.*"])
+    assert ended.value.code == 3
+    assert "No space left on device" in " ".join(capfd.readouterr().out.split())

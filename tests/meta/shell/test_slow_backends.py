@@ -1,0 +1,42 @@
+"""Slow backends: they draw fewer cases by default, and their control run is shorter."""
+
+from dataclasses import replace
+
+import pytest
+
+from properties.strategies.models import GALLERY
+from properties.tolerance.closeness import noise
+from properties.verdict.subject import Subject
+from reference.architecture import Seeded
+from reference.case import Case
+from reference.draft import Scripted
+from reference.oracle.decoder import Oracle
+from reference.sampling import Stops
+from reference.trace import Trace
+from specverify.setup.plan import DEFAULT_CASES, default_cases
+from specverify.setup.subjects import open_planted, subject_of
+
+
+def test_an_interpreted_kernel_draws_fewer_cases_than_others_and_a_stranger_as_many_as_any() -> None:
+    assert default_cases("triton-interpreted") < DEFAULT_CASES
+    assert default_cases("cpu-eager") == default_cases("a.stranger:engine") == DEFAULT_CASES
+
+
+@pytest.mark.parametrize(("rarely", "tokens"), [(1, 12), (2, 6), (4, 4), (100, 4)])
+def test_the_control_is_as_much_shorter_as_variants_are_rarer_but_never_a_token_or_two(
+    rarely: int, tokens: int
+) -> None:
+    behind = subject_of(open_planted("cpu-eager", None))
+    asked: list[int] = []
+
+    def run(case: Case) -> Trace:
+        asked.append(case.stops.max_new_tokens)
+        return behind(case)
+
+    subject = Subject("counted", run, behind.reveals)
+    subject.rarely = rarely
+    case = Case(Seeded(GALLERY[7], 0), (5, 6, 7), Scripted(), stops=Stops(30), dtype="float32")
+    assert noise(case, Oracle(), subject).measured > 0
+    assert asked == [tokens]
+    assert noise(replace(case, stops=Stops(2)), Oracle(), subject).measured > 0
+    assert asked[1:] == [2]

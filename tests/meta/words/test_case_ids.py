@@ -1,0 +1,103 @@
+"""Ids that cases once had stay theirs: files written by every earlier version, with the id that it gave them.
+
+Each line of the golden file was read by the first version that knew all its fields, which computed the same id. Never
+write a line anew: a changed id is a changed meaning of every saved case. A younger field gets a line of its own.
+"""
+
+import importlib
+import json
+import pkgutil
+from collections.abc import Iterator
+from dataclasses import Field, fields, is_dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import reference
+from reference.architecture import Checkpoint
+from reference.case import Case
+from reference.draft import LanguageModel
+from reference.files.case_json import case_from_json, case_to_json
+from reference.files.json_words import plain
+from reference.malformed import Malformed
+from reference.tree import RankTree
+
+LINES = (Path(__file__).parent / "golden" / "case_ids.jsonl").read_text(encoding="utf-8").splitlines()
+SAVED: dict[str, dict[str, Any]] = {line["of"]: line["case"] for line in map(json.loads, LINES)}
+
+
+def younger(word: type) -> list[Field[Any]]:
+    """Fields of a dataclass that files leave out at their default."""
+    return [field for field in fields(word) if field.metadata.get("omit_default")]
+
+
+def words() -> Iterator[type]:
+    """Every dataclass of `reference`."""
+    for module in pkgutil.iter_modules(reference.__path__):
+        for one in vars(importlib.import_module(f"reference.{module.name}")).values():
+            if isinstance(one, type) and is_dataclass(one) and one.__module__ == f"reference.{module.name}":
+                yield one
+
+
+def below(word: Any) -> Iterator[Any]:
+    """A word, and all words inside it."""
+    yield word
+    for field in fields(word):
+        value = getattr(word, field.name)
+        for one in value if isinstance(value, tuple) else (value,):
+            if is_dataclass(one):
+                yield from below(one)
+
+
+def test_a_saved_case_reads_and_writes_as_it_was_saved_and_keeps_its_id() -> None:
+    for name, content in SAVED.items():
+        case = case_from_json(content)
+        assert case.id == content["id"], name
+        assert json.loads(json.dumps(case_to_json(case))) == content, name
+    assert len({content["id"] for content in SAVED.values()}) == len(SAVED), "one id each"
+
+
+def test_every_younger_field_is_written_by_some_saved_case_and_left_out_by_others() -> None:
+    held = [word for content in SAVED.values() for word in below(case_from_json(content))]
+    known = {(word, field.name) for word in words() for field in younger(word)}
+    assert len(known) >= 32, "as many as were released"
+    for word, name in sorted(known, key=str):
+        default = next(field.default for field in younger(word) if field.name == name)
+        at_default = {getattr(one, name) == default for one in held if type(one) is word}
+        assert at_default == {True, False}, f"a saved case is missing for {word.__name__}.{name}"
+
+
+def test_an_id_that_is_another_cases_is_refused() -> None:
+    first, second = list(SAVED.values())[:2]
+    with pytest.raises(Malformed, match=rf"^id: {second['id']} is not the digest of this case \({first['id']}\)"):
+        case_from_json({**first, "id": second["id"]})
+
+
+def test_where_a_checkpoint_lay_is_no_part_of_the_id() -> None:
+    case = case_from_json(SAVED["checkpoint"])
+    assert isinstance(case.model, Checkpoint)
+    moved = replace(case.model, source="elsewhere")
+    assert replace(case, model=moved).id == case.id
+    assert replace(case, model=replace(moved, digest="sha256:" + "00" * 32)).id != case.id
+
+    def drafted_by(model: Checkpoint) -> Case:
+        return replace(case, draft=LanguageModel(model, RankTree((0, 0), (0, 0))))
+
+    assert drafted_by(moved).id == drafted_by(case.model).id != case.id
+
+
+def test_words_become_what_json_holds() -> None:
+    value = {1: (2, np.int64(3)), "a": [{2.5: None}], "b": np.float32(0.5)}
+    assert plain(value) == {"1": [2, 3], "a": [{"2.5": None}], "b": 0.5}
+    assert json.loads(json.dumps(plain(value))) == plain(value)
+
+
+def test_a_complaint_about_a_file_is_one_line_of_160_characters_at_most() -> None:
+    content = SAVED["scripted"]
+    for size in (1, *range(90, 105), 300):
+        with pytest.raises(Malformed) as told:
+            case_from_json({**content, "dtype": "x" * size})
+        line, whole = told.value.why, f"'{'x' * size}' is not one of ['float64', 'float32', 'bfloat16', 'float16']"
+        assert line == (whole if len(whole) <= 160 else f"{whole[:157]}...")

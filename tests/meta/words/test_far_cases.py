@@ -1,0 +1,209 @@
+"""Long prompts: drawn where kernels split, shorter for slow backends, made small in few tries, and split in fact."""
+
+from dataclasses import replace
+from importlib import import_module
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, seed
+from hypothesis import strategies as st
+
+from backends.engine.attention.triton_launch import plan_for_cpu, plan_for_gpu
+from properties.shrinking.cases import nearer
+from properties.shrinking.sessions import lengths_below, plainer_mates
+from properties.strategies import sessions
+from properties.strategies.far_conditions import FAR, INTERPRETED, SPLIT
+from properties.strategies.models import FAR as FAR_MODELS
+from properties.strategies.models import FAR_POSITIONS, GALLERY, small
+from properties.strategies.prompts import LONGEST, MARKS, far_lengths, far_prompts
+from properties.strategies.settings import exploring
+from properties.verdict.finding import Verdict
+from properties.verdict.subject import Declined, Subject
+from reference.architecture import Seeded
+from reference.case import Case
+from reference.draft import LanguageModel, Scripted
+from reference.oracle.decoder import Oracle
+from reference.sampling import Stops
+from reference.session import Action, Mate, Session
+from reference.tree import RankTree, Tree
+from specverify.campaign.search import Search
+from specverify.setup.plan import Plan
+from specverify.setup.subjects import open_planted, subject_of
+
+MODEL = Seeded(FAR_MODELS[0], 0)
+
+
+def tokens(length: int) -> tuple[int, ...]:
+    return tuple(np.random.default_rng(length).integers(0, MODEL.vocab_size, length).tolist())
+
+
+def beside(own: int, other: int) -> Case:
+    """Two requests of so many prompt tokens that take one step in one batch."""
+    together = (Action("add", (0,)), Action("add", (1,)), Action("step", (0, 1)))
+    mate = Mate(tokens(other), stops=Stops(1))
+    return Case(MODEL, tokens(own), stops=Stops(1), session=Session((mate,), together), dtype="float32")
+
+
+def packed(longest: int) -> Any:
+    return SimpleNamespace(longest=longest, widest=8)
+
+
+@pytest.mark.parametrize("name", ["float32", "bfloat16", "float16"])
+def test_the_thresholds_that_draws_aim_at_are_those_of_the_kernel(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    device = SimpleNamespace(multi_processor_count=132)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: device)
+    query = torch.zeros((2, 2, 8, 8), dtype=getattr(torch, name))
+    least = SPLIT[name]
+    assert least in MARKS
+    assert not plan_for_gpu(query, 1, packed(least - 1)).splits
+    assert plan_for_gpu(query, 1, packed(least)).splits > 1
+    assert INTERPRETED in MARKS
+    assert not plan_for_cpu(query, 1, packed(INTERPRETED - 1)).splits
+    assert plan_for_cpu(query, 1, packed(INTERPRETED)).splits > 1
+
+
+@pytest.mark.parametrize("most", [2048, 512])
+def test_long_prompts_and_their_prefixes_end_below_at_and_above_every_mark(most: int) -> None:
+    lengths = set(far_lengths(most))
+    assert lengths == {mark + off for mark in (128, 256, 512, 1024, 2048) if mark <= most for off in (-1, 0, 1, 2)}
+    met: set[int] = set()
+    seed(3)(exploring(20)(given(far_prompts(MODEL, most))(lambda prompt: met.add(len(prompt)))))()
+    assert met <= lengths
+    assert max(met) > LONGEST
+    assert max(met) + 200 < FAR_POSITIONS == min(arch.max_positions for arch in FAR_MODELS)
+
+
+def test_a_search_draws_long_prompts_and_shorter_ones_for_a_slow_backend(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawing = import_module("properties.strategies.cases")
+    monkeypatch.setattr(drawing, "FAR", 1)  # all cases, where it is one in twenty
+    monkeypatch.setattr(drawing, "accompanied", lambda case, layout: st.just(case))
+    longest = {}
+    for rarely in (1, 4):
+        lengths: list[int] = []
+        subject = Subject("nothing", lambda case: Declined("it is not there"), frozenset())
+        subject.rarely = rarely
+
+        def emit(verdict: Verdict, lengths: list[int] = lengths) -> None:
+            lengths.append(len(verdict.case.prompt))
+
+        Search(Plan(cases=16), (), Oracle(), subject, emit, lambda: False).run()
+        assert len(lengths) == 16
+        assert min(lengths) >= MARKS[0] - 1
+        longest[rarely] = max(lengths)
+    assert longest[1] > 1000
+    assert LONGEST < longest[4] <= 514
+
+
+def test_mates_draft_with_another_model_where_a_model_drafts() -> None:
+    shape = RankTree((0, 0), (0, 0))
+    model = Seeded(GALLERY[0], 0)
+    one = Case(model, (1, 2, 3), LanguageModel(small(5, 0), shape))
+    drafts = set()
+
+    def note(mate: Mate) -> None:
+        drafts.add(mate.draft)
+
+    rival = LanguageModel(small(5, 1), shape)
+    seed(1)(exploring(40)(given(sessions.mates(one, None, rival))(note)))()
+    assert drafts == {one.draft, rival}
+    found: set[LanguageModel | None] = set()
+    seed(1)(exploring(60)(given(sessions.rivals(one))(lambda met: found.add(met))))()
+    assert found == {None, rival, LanguageModel(model, shape)}
+
+
+def test_a_long_prompt_is_brought_to_any_length_in_few_tries() -> None:
+    """One token at a time, 2049 would come down to 1280 in more than 700 tries."""
+    for wanted in (1, 129, 514, 1280, 2048):
+        length, tries = 2049, 0
+        while shorter := [one for one in lengths_below(length) if one >= wanted]:
+            length, tries = shorter[0], tries + 1
+        assert length == wanted
+        assert tries <= 15
+
+
+def test_a_session_of_long_prompts_is_made_small() -> None:
+    """Both lanes come down to the columns that are needed, in some hundred tries."""
+    case = beside(2049, 1030)
+
+    def fails(one: Case) -> bool:
+        mates = one.session.mates if one.session is not None else ()
+        return len(one.prefix) >= 512 and any(len(mate.prompt) > 512 for mate in mates)
+
+    tried = 0
+    shrunk = True
+    while shrunk:
+        shrunk = False
+        for one in nearer(case):
+            tried += 1
+            if fails(one) and len(one.prompt) + len(one.session.mates[0].prompt) < len(case.prompt) + len(  # type: ignore[union-attr]
+                case.session.mates[0].prompt  # type: ignore[union-attr]
+            ):
+                case, shrunk = one, True
+                break
+    assert case.session is not None
+    assert (len(case.prompt), len(case.session.mates[0].prompt)) == (513, 513)
+    assert tried < 500
+    (kept, *_) = [one().session.mates[0] for one in plainer_mates(beside(9, 2000))]  # type: ignore[union-attr]
+    assert len(kept.prompt) == 1
+
+
+def test_the_fault_of_split_lanes_needs_two_of_them() -> None:
+    """One lane of 129 columns is split, and one of 60 beside it is not: a case with one is as it should be."""
+    pytest.importorskip("triton", reason="Triton is not installed: pip install -e '.[triton]', on Linux")
+    clean, faulty = (
+        subject_of(open_planted("triton-interpreted", fault)) for fault in (None, "lanes-beyond-split-threshold")
+    )
+    for other, same in ((60, True), (100, False)):
+        case = beside(129, other)
+        logits = []
+        for subject in (clean, faulty):
+            shared = subject(case).shared
+            assert shared is not None
+            runs = [one for one in shared.requests if one is not None]
+            logits.append([one.steps[0].scored.logits for one in runs if one.steps[0].scored is not None])
+        assert len(logits[0]) == 2
+        assert all(np.array_equal(one, two) for one, two in zip(*logits, strict=True)) is same
+
+
+SHAPE = RankTree((0, 0), (0, 0))
+ENTERS = (Action("add", (0,)), Action("step", (0,)))
+
+
+def drafted(layout: str, other: LanguageModel, *actions: Action) -> Case:
+    pages = replace(Case(MODEL, (0,)).layout, kind=layout, page_size=1)
+    mine = LanguageModel(small(5, 0), SHAPE)
+    mate = Mate((0, 1, 2), other, stops=Stops(4))
+    return Case(Seeded(GALLERY[0], 0), (0, 1, 2), mine, pages, stops=Stops(4), session=Session((mate,), actions))
+
+
+FORKED = (*ENTERS, Action("fork", (0, 1)), Action("step", (1,)))
+MET = (*ENTERS, Action("cancel", (0,)), Action("add", (1,)), Action("step", (1,)))
+LIKE, UNLIKE = LanguageModel(small(5, 0), SHAPE), LanguageModel(small(5, 1), SHAPE)
+TREE = Scripted((Tree((0,), (tokens(1025)[-1],)),))
+
+
+@pytest.mark.parametrize(
+    ("name", "example", "other"),
+    [
+        ("prefix of 512 columns", beside(9, 513), beside(512, 512)),
+        ("prefix of 1024 columns", Case(MODEL, tokens(1025), TREE), beside(1024, 1)),
+        ("prefix of 2048 columns", beside(2049, 1), beside(2048, 1)),
+        ("split-K under the interpreter", beside(129, 1), beside(128, 1)),
+        ("split-K on a GPU", beside(513, 1), replace(beside(513, 1), dtype="bfloat16")),
+        ("two lanes split", beside(513, 513), beside(513, 512)),
+        ("two lanes split beside a short one", replace(beside(513, 513), session=Session(
+            (Mate(tokens(513)), Mate((0,))), (*(Action("add", (one,)) for one in range(3)), Action("step", (0, 1, 2)))
+        )), beside(513, 513)),
+        ("fork across draft models", drafted("paged", UNLIKE, *FORKED), drafted("paged", LIKE, *FORKED)),
+        ("fork across draft models", drafted("paged", UNLIKE, *FORKED), drafted("paged", UNLIKE, *FORKED[:-1])),
+        ("prefix hit across draft models", drafted("prefix", UNLIKE, *MET), drafted("prefix", LIKE, *MET)),
+        ("prefix hit across draft models", drafted("prefix", UNLIKE, *MET), drafted("paged", UNLIKE, *MET)),
+    ],
+)  # fmt: skip
+def test_a_condition_holds_where_it_should_and_nowhere_else(name: str, example: Case, other: Case) -> None:
+    (condition,) = [one for one in FAR if one.name == name]
+    assert condition.holds(example)
+    assert not condition.holds(other)

@@ -1,0 +1,97 @@
+"""The measure `search` says when each condition first appears among drawn cases, and predicates see what they name."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from properties.strategies.conditions import CONDITIONS
+from properties.strategies.models import GALLERY
+from reference.architecture import Seeded
+from reference.case import Case
+from reference.draft import LanguageModel, Scripted
+from reference.layout import KvLayout
+from reference.sampling import Sampling, Stops
+from reference.session import Action, Mate, Session
+from reference.tree import RankTree, Tree
+from specverify.selftest.case_stream import stream
+from tests.measure import search_coverage
+from tests.measure.__main__ import main
+from tests.measure.pages import search_table
+from tests.measure.search_coverage import measure
+
+MODEL = Seeded(GALLERY[1], 0)
+PLAIN = Case(MODEL, (3, 1, 4), Scripted((Tree((0, 0, 1), (4, 2, 5)),)), stops=Stops(4))
+PAGES = KvLayout(kind="prefix", page_size=2)
+DRAFT = LanguageModel(MODEL, RankTree((0, 0, 0, 1, 2), (0, 1, 0, 0, 0)))
+TOGETHER = (Action("add", (0,)), Action("add", (1,)), Action("step", (1, 0)))
+
+
+def names(case: Case) -> set[str]:
+    return {one.name for one in CONDITIONS if one.holds(case)}
+
+
+def session(*actions: Action, prompt: tuple[int, ...] = (3, 1, 4, 1), **fields: object) -> Case:
+    mate = Mate(prompt, DRAFT if "draft" in fields else Scripted(), stops=Stops(4))
+    return replace(PLAIN, session=Session((mate,), actions), **fields)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("name", "example", "other"),
+    [
+        ("more than a page", replace(PLAIN, prompt=(3, 1, 1, 4), layout=PAGES), replace(PLAIN, layout=PAGES)),
+        ("page in part", replace(PLAIN, prompt=(1, 4), layout=PAGES), replace(PLAIN, layout=PAGES)),
+        ("page full", replace(PLAIN, layout=PAGES), replace(PLAIN, prompt=(1, 4), layout=PAGES)),
+        ("batch", session(*TOGETHER), session(*TOGETHER[:2])),
+        ("batch", session(*TOGETHER), session(TOGETHER[0], TOGETHER[2])),
+        ("ragged trees", session(*TOGETHER), replace(session(*TOGETHER), draft=Scripted())),
+        ("ragged prefixes", session(*TOGETHER), session(*TOGETHER, prompt=(2, 2, 2))),
+        ("prefix hit", session(*TOGETHER, layout=PAGES), session(*TOGETHER, prompt=(1, 3, 4), layout=PAGES)),
+        ("interruption", session(*TOGETHER, Action("evict", (1,))), session(*TOGETHER)),
+        ("fork", session(TOGETHER[0], Action("fork", (0, 1))), session(*TOGETHER, Action("fork", (0, 1)))),
+        ("model draft", replace(PLAIN, draft=DRAFT), PLAIN),
+        ("model draft, two parents", replace(PLAIN, draft=DRAFT), replace(
+            PLAIN, draft=LanguageModel(MODEL, RankTree((0, 0, 1), (0, 0, 0))))),
+        ("samples, without replacement, siblings",
+         replace(PLAIN, draft=DRAFT, sampling=Sampling(1.0, draws="without-replacement")),
+         replace(PLAIN, draft=DRAFT, sampling=Sampling(1.0))),
+        ("more than 32 rows", replace(PLAIN, draft=Scripted((Tree((0,) * 33, (4, *(2,) * 32)),))), PLAIN),
+        ("accepts nothing", replace(PLAIN, draft=Scripted((Tree((0, 0), (4, 0)),))), replace(PLAIN, draft=Scripted())),
+    ],
+)  # fmt: skip
+def test_a_condition_holds_where_it_should_and_nowhere_else(name: str, example: Case, other: Case) -> None:
+    assert name in names(example)
+    assert name not in names(other)
+
+
+def test_every_condition_has_a_name_of_its_own_and_a_sentence() -> None:
+    assert len({one.name for one in CONDITIONS}) == len(CONDITIONS)
+    assert all(one.sentence.endswith(".") for one in CONDITIONS)
+
+
+def test_ordinary_cases_meet_conditions_and_the_figures_are_theirs() -> None:
+    figures = measure(12, 0, searches=2)
+    assert {row["name"] for row in figures["rows"]} == {one.name for one in CONDITIONS}
+    drawn = [
+        case for turn in range(2) for _, case in zip(range(12), stream(turn, ("float32", "float64")), strict=False)
+    ]
+    for row in figures["rows"]:
+        (condition,) = [one for one in CONDITIONS if one.name == row["name"]]
+        met = [condition.holds(case) for case in drawn]
+        assert row["share"] == sum(met) / 24
+        earliest = sorted(part.index(True) + 1 if any(part) else 99 for part in (met[:12], met[12:]))[0]
+        assert row["first"] == (None if earliest == 99 else earliest)
+    page = search_table(figures)
+    assert max(map(len, page.splitlines())) <= 80
+
+
+def test_the_command(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(search_coverage, "SEARCHES", 1)
+    monkeypatch.setattr(search_coverage, "measure", lambda cases, seed: measure(cases, seed, 1))
+    with pytest.raises(SystemExit) as end:
+        main(["search", "--cases", "6", "--json", "-"])
+    out, err = capfd.readouterr()
+    assert end.value.code == 0
+    content = json.loads(out)
+    assert (content["cases"], content["searches"]) == (6, 1)
+    assert "search: 1 search of 6 cases" in err
