@@ -10,7 +10,7 @@ from typing import Any
 from properties.tally import Failure
 from reference.architecture import Checkpoint
 from reference.case import Case
-from reference.files.case_json import case_from_json, case_to_json
+from reference.case_json import case_from_json, case_to_json
 from reference.files.regular import read_whole
 from reference.malformed import Malformed
 from reference.trace import Stage

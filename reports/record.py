@@ -14,7 +14,7 @@ from properties.laws.sampled.gate import ALPHA_RUN
 from properties.tally import Beside, Failure, Tally
 from properties.verdict.finding import Finding, Verdict
 from reference.case import Case
-from reference.files.case_json import case_to_json
+from reference.case_json import case_to_json
 from reports.bundle import replay_command
 from reports.case_diff import differences
 from reports.writing import Unwritable, as_json, jsonable

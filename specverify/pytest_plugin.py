@@ -62,7 +62,7 @@ class BackendUnderTest:
         from reference.oracle.decoder import Oracle
         from specverify.isolation import door
         from specverify.isolation.wanted import Wanted
-        from specverify.setup.plan import default_dtypes
+        from specverify.plan import default_dtypes
 
         self._door = door.opened(Wanted(name))
         self.dtypes = default_dtypes(name)

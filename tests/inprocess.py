@@ -13,8 +13,8 @@ from specverify.campaign.messages import Broken
 from specverify.isolation import door
 from specverify.isolation.limits import Patience
 from specverify.isolation.wanted import Wanted
+from specverify.plan import Plan
 from specverify.setup import processors
-from specverify.setup.plan import Plan
 from specverify.setup.subjects import manifest, open_planted, subject_of
 
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from backends.base import StageFailure
-from backends.engine.model.reach import Reach
+from backends.engine.reach import Reach
 from reference.trace import Stage
 from reference.tree import Tree
 

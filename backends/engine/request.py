@@ -12,7 +12,7 @@ from backends.engine.kv.branch import Branch
 from backends.engine.lower_tree import TreeTensors, check_structure
 from backends.engine.model.causal_lm import CausalLm, Rows
 from backends.engine.sampling.step import StepSampling
-from backends.engine.seams import Seams
+from backends.engine.step_seams import StepSeams
 from backends.engine.tracing import Revealer
 from reference.case import Case
 from reference.trace import Accepted, Accounting, Committed, Emitted, Kv, Stage, Step, Trace
@@ -48,7 +48,7 @@ class Request:
         at: The stage that it is in, for whoever must say where a run broke.
     """
 
-    def __init__(self, case: Case, target: CausalLm, lease: Lease, draft: Draft, seams: Seams) -> None:
+    def __init__(self, case: Case, target: CausalLm, lease: Lease, draft: Draft, seams: StepSeams) -> None:
         self.case = case
         self.tokens = list(case.prompt)
         self.lease = lease

@@ -1,68 +1,24 @@
-"""The engine's seams: the functions it is composed of, each with a contract, so that one can be exchanged by name."""
+"""The engine's seams: what it is composed of, each part with a contract, so that one can be exchanged by name."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
-from torch import Tensor
 
 from backends.engine.kv.arena import Arena
-from backends.engine.kv.base import KvCache
-from backends.engine.kv.seams import KvSeams
-from backends.engine.sampling.seams import SamplingSeams
-
-if TYPE_CHECKING:
-    from backends.engine.columns import Attend
-    from backends.engine.lower_tree import TreeTensors
-    from backends.engine.model.causal_lm import Rows
-    from backends.engine.model.reach import Reach
-    from backends.engine.request import Request
-    from backends.engine.stops import Limits, Written
-    from reference.tree import RankTree, Tree
+from backends.engine.model.causal_lm import Rows
+from backends.engine.request import Request
+from backends.engine.step_seams import StepSeams
 
 
-@dataclass(frozen=True)
-class Seams:
-    """One function per decision of a speculative step; the default engine is `backends.engine.composition.SEAMS`.
+@dataclass(frozen=True, kw_only=True)
+class Seams(StepSeams):
+    """The whole engine; the default one is `backends.engine.composition.SEAMS`.
 
     Attributes:
-        name_children: Draft logits and ranks to draft ids and target ids.
-        branch_rows: Positions and visible branch columns of the draft's inner nodes.
-        draft_attend: Attention of the draft model.
-        inside_chunk: Rows of a drafted tree that lie in the chunk of its root.
-        tensorise: A tree to its index tensors.
         gather: Requests of a batch, each with its tree, to what they bring to the verify forward.
-        attend: Attention of the target.
-        prefill_attend: Attention of its prefills, where it is another; None for the same.
-        score: Flat logits of the verify forward to one row per node.
-        walk: Logits to accepted rows and bonus.
-        clip: An accepted block to what is emitted of it after what is written, and why the output ends.
-        commit: Keeps the accepted rows of the target's cache; returns why the layout's fast way was not taken.
-        advance: Rows kept by a commit to how far positions move on.
-        roll_back: Keeps the accepted rows of the draft's cache that were fed.
-        logprobs: Logits to log-probabilities, row by row.
-        kv: The classes of which caches are made.
         arena: Where caches come from and go back to.
         request: One request, phase by phase.
-        sampling: What decides where the request samples.
     """
 
-    name_children: Callable[[Tensor, list[int], Tensor], tuple[list[int], list[int]]]
-    branch_rows: "Callable[[RankTree, list[int], dict[int, int], int], tuple[list[int], list[list[int]]]]"
-    draft_attend: "Attend"
-    inside_chunk: "Callable[[Tree, int, list[Reach]], list[int]]"
-    tensorise: "Callable[[Tree, int, int, list[Reach], int], TreeTensors]"
-    gather: "Callable[[list[Request]], list[Rows]]"
-    attend: "Attend"
-    score: Callable[[Tensor, Tensor], Tensor]
-    walk: "Callable[[TreeTensors, Tensor], tuple[list[int], int]]"
-    clip: "Callable[[list[int], Written, Limits], tuple[list[int], str | None]]"
-    commit: Callable[[KvCache, list[int]], str | None]
-    advance: Callable[[int], int]
-    roll_back: Callable[[KvCache, list[int]], None]
-    logprobs: Callable[[Tensor], Tensor]
-    kv: KvSeams
+    gather: Callable[[list[Request]], list[Rows]]
     arena: type[Arena]
-    request: "type[Request]"
-    sampling: SamplingSeams
-    prefill_attend: "Attend | None" = None
+    request: type[Request]

@@ -2,8 +2,8 @@
 
 from collections.abc import Callable, Iterator
 
-from properties.seen import Condition, Seen
 from properties.strategies.far_conditions import FAR
+from properties.strategies.seen import Condition, Seen
 from reference.architecture import Seeded
 from reference.case import Case
 from reference.draft import LanguageModel, Ngram, Scripted, largest

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from properties.seen import Condition, Seen
+from properties.strategies.seen import Condition, Seen
 from reference.draft import LanguageModel
 from reference.layout import PAGED
 from reference.session import Action

@@ -3,23 +3,13 @@
 from collections.abc import Iterator
 
 import numpy as np
-from scipy.special import ndtr, pdtrc
+from scipy.special import ndtr
 
-from properties.tally import Tally
 from properties.verdict.finding import Finding, Positions, Tie
 from reference.trace import Array, Stage
 
 TIE_SIGMA = 8.0
 """Largest gap of a tie, in sigmas of the control (worst of 501 clean bfloat16 mismatches: 5.7; part C.4)."""
-
-INFLATION = 1.3
-"""Measured ties over predicted ones, in clean runs."""
-
-ALPHA = 1e-9
-"""Probability, were the backend right, of calling its number of ties too high."""
-
-VACUOUS = 0.25
-"""Share of positions in the tie zone above which a run's greedy comparison decides nothing."""
 
 
 def gaps(logits: Array, tokens: tuple[int, ...]) -> Array:
@@ -73,23 +63,3 @@ def judge_tokens(
             yield Finding(
                 invariant, Stage.EMITTED, step, where, wanted, output[position], float(gap / sigma / TIE_SIGMA)
             )
-
-
-def too_many(tally: Tally) -> str | None:
-    """Why the ties of a whole run cannot be chance, or None."""
-    rate = INFLATION * tally.positions.predicted
-    count = len(tally.ties)
-    if count and pdtrc(count - 1, rate) < ALPHA:
-        return f"{count} ties where the noise of the control predicts {tally.positions.predicted:.3g}"
-    return None
-
-
-def vacuous(tally: Tally) -> str | None:
-    """Why the greedy comparison of a whole run decided too little, or None."""
-    judged, near = tally.positions.judged, tally.positions.near
-    if judged and near > VACUOUS * judged:
-        return (
-            f"{near} of {judged} greedy positions lie in the tie zone: the token comparison is inconclusive; "
-            "run in float32, or with another model"
-        )
-    return None

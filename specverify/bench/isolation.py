@@ -15,7 +15,7 @@ from reference.case import Case
 from reference.oracle.decoder import Oracle
 from specverify.isolation.isolated import Isolated
 from specverify.isolation.wanted import Wanted
-from specverify.setup.plan import default_dtypes
+from specverify.plan import default_dtypes
 from specverify.setup.subjects import open_planted, subject_of
 
 

@@ -11,7 +11,7 @@ import torch
 
 from backends.engine.kv.arena import Arena
 from backends.engine.kv.base import KvCache, Room
-from backends.engine.model.reach import Reach
+from backends.engine.reach import Reach
 from reference.layout import COMMITS, KINDS, PAGED, KvLayout
 
 PREFIXES = (128, 512, 2048, 8192)

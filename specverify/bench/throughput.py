@@ -12,7 +12,7 @@ from properties.verdict.invariant import taking_turns
 from properties.verdict.judge import judge
 from reference.case import Case
 from reference.oracle.decoder import Oracle
-from specverify.setup.plan import default_dtypes
+from specverify.plan import default_dtypes
 from specverify.setup.subjects import open_planted, subject_of
 
 

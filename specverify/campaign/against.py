@@ -21,7 +21,7 @@ from reference.trace import Array, Kv, Trace
 from reference.tree import Tree
 from specverify.isolation import door
 from specverify.isolation.wanted import Wanted
-from specverify.setup.plan import TRANSFORMERS
+from specverify.plan import TRANSFORMERS
 from specverify.setup.selection import check_declared
 
 if TYPE_CHECKING:

@@ -7,14 +7,14 @@ from typing import Protocol
 from properties.same_cause import by_cause
 from properties.shortfall import shortfalls
 from properties.tally import Counts, Failure, Tally, condemned, nothing_fused
-from properties.tolerance.ties import too_many, vacuous
+from properties.tie_count import too_many, vacuous
 from properties.verdict.finding import Verdict
 from reference.case import Case
 from specverify.campaign.crew import Crew
 from specverify.campaign.messages import ENOUGH, STOP, Began, Broken, Died, Done, Found, Located, Opened, Trouble
 from specverify.interrupts import Interrupts
+from specverify.plan import Plan
 from specverify.setup.environment import environment
-from specverify.setup.plan import Plan
 
 GRACE_S = 15.0
 """Seconds that workers get to finish their cases after an interrupt."""

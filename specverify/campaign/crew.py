@@ -14,8 +14,8 @@ from typing import Any
 
 from specverify.campaign.messages import STOP, Died
 from specverify.campaign.threads import ForWorkers
-from specverify.setup.plan import Plan
-from specverify.worker_entry import begin, packed
+from specverify.campaign.worker_entry import begin, packed
+from specverify.plan import Plan
 
 JOIN_S = 2.0
 """Seconds that a worker which has said all gets to end, before it is killed."""

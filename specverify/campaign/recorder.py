@@ -8,16 +8,16 @@ from pathlib import Path
 from properties.tally import Failure, Tally
 from properties.verdict.finding import Verdict
 from reference.case import Case
-from reference.files.case_json import case_to_json
+from reference.case_json import case_to_json
 from reports import bundle, junit, record, writing
 from reports.pages import terminal
 from reports.progress import Progress
 from specverify import __version__
 from specverify.campaign import campaign
 from specverify.campaign.messages import Opened
+from specverify.plan import Plan
 from specverify.setup.environment import environment
 from specverify.setup.errors import UnusableInput
-from specverify.setup.plan import Plan
 
 
 def diff(plan: Plan, report: Path, junit_file: str | None, json_file: str | None) -> int:

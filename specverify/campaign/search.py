@@ -17,7 +17,7 @@ from properties.verdict.subject import Subject
 from reference.case import Case
 from reference.trace import Stage
 from specverify.campaign.shrinking import Shrinking
-from specverify.setup.plan import Plan
+from specverify.plan import Plan
 
 Emit = Callable[[Verdict], None]
 

@@ -17,7 +17,7 @@ from properties.verdict.judge import judge
 from properties.verdict.subject import Subject
 from reference.case import Case
 from reference.trace import Stage
-from specverify.setup.plan import Plan
+from specverify.plan import Plan
 
 DRAWN_SHARE = 0.6
 """The part of a plan's shrinking time that Hypothesis gets; the greedy steps get the rest."""

@@ -21,9 +21,9 @@ from specverify.campaign.search import Search, stripped
 from specverify.checkpoints import cases
 from specverify.checkpoints.opening import open_checkpoint
 from specverify.isolation import door
+from specverify.plan import Plan
 from specverify.setup import processors
 from specverify.setup.errors import MissingInput, UnusableInput
-from specverify.setup.plan import Plan
 from specverify.setup.selection import Unknown, check_declared, invariants_matching
 
 Tell = Callable[[object], None]

@@ -24,9 +24,9 @@ from reference.sampling import Stops
 from reference.trace import Array, Trace
 from reference.tree import RankTree, Tree
 from specverify.checkpoints.opening import DEMO, directory_of, open_checkpoint
+from specverify.plan import Plan
 from specverify.setup import processors
 from specverify.setup.errors import MissingInput, UnusableInput
-from specverify.setup.plan import Plan
 
 TOKEN_LEVEL = (
     "acceptance.greedy-walk",

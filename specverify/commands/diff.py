@@ -8,14 +8,7 @@ import click
 from backends.flags import MODES
 from reference.case import DTYPES
 from specverify.commands import guard_options, sampling_options
-from specverify.setup.plan import (
-    DEFAULT_CASES,
-    TRANSFORMERS,
-    Plan,
-    default_cases,
-    default_dtypes,
-    default_jobs,
-)
+from specverify.plan import DEFAULT_CASES, TRANSFORMERS, Plan, default_cases, default_dtypes, default_jobs
 
 DEVICES = {"cpu": "cpu-eager", "cuda": "cuda-eager", "npu": "ascend-eager"}
 """The backend that `--device` means when `--backend` is not given."""

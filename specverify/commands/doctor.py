@@ -13,7 +13,7 @@ def doctor(probe: str | None, as_json: bool) -> int:
     """
     from reports.pages.tables import rows_table
     from reports.writing import write_json
-    from specverify.setup.checks import examine, healthy
+    from specverify.commands.doctor_checks import examine, healthy
 
     if probe is not None:
         from specverify.commands.ascend_probe import probed

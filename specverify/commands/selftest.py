@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from specverify.setup.plan import SELFTEST_S
+from specverify.plan import SELFTEST_S
 
 
 @click.command()

@@ -19,9 +19,9 @@ from reference.case import Case
 from reference.draft import largest
 from reference.oracle.decoder import Oracle
 from specverify.campaign.search import Search
+from specverify.plan import Plan
 from specverify.selftest.case_stream import stream
 from specverify.selftest.clean_digests import TABLES_ALONE, sieve
-from specverify.setup.plan import Plan
 from specverify.setup.selection import Unknown
 from specverify.setup.subjects import open_planted, subject_of
 

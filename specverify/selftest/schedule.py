@@ -20,8 +20,8 @@ from reports.pages.selftest import Caught, Clean, SelfTest, facts, page
 from reports.progress import Progress
 from reports.record import Lines
 from specverify.campaign.threads import ForWorkers
+from specverify.plan import SELFTEST_S, default_dtypes, drawing_seed
 from specverify.selftest.hunt import Bag, Ground, enter, grounds_of, hunt
-from specverify.setup.plan import SELFTEST_S, default_dtypes, drawing_seed
 from specverify.setup.selection import Unknown
 from specverify.setup.subjects import check_seams
 

@@ -1,45 +1,17 @@
 """npu_fused_infer_attention_score, emulated: the documented contract on the CPU, without quantisation or MLA."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from backends.ascend.operators.infer_call import Call
 from backends.ascend.operators.layouts import LAYOUTS, RANKS, from_bnsd, to_bnsd
 from backends.ascend.operators.masked import WIDE_OPEN, attend, by_mode, check_compressed
 from backends.ascend.operators.pages import Cache, cache_of, check_table
 from backends.ascend.operators.ragged import ragged
 from backends.ascend.operators.rules import NotEmulated, defined, demand
-
-
-@dataclass(frozen=True)
-class Call:
-    """The arguments of one call that the emulation knows, by the names of version 1; see the operator's schema."""
-
-    query: Tensor
-    key: Tensor
-    value: Tensor
-    atten_mask: Tensor | None
-    actual_seq_lengths: Sequence[int] | None
-    actual_seq_lengths_kv: Sequence[int] | None
-    block_table: Tensor | None
-    num_heads: int
-    scale: float
-    pre_tokens: int
-    next_tokens: int
-    input_layout: str
-    num_key_value_heads: int
-    sparse_mode: int
-    inner_precise: int
-    block_size: int
-    softmax_lse_flag: bool
-
-    @property
-    def kv_heads(self) -> int:
-        """0 means as many as query heads."""
-        return self.num_key_value_heads or self.num_heads
 
 
 def version_1(

@@ -1,20 +1,17 @@
 """Layout TND of npu_fused_infer_attention_score, emulated: requests one after another, and no mask of one's own."""
 
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from backends.ascend.operators.infer_call import Call
 from backends.ascend.operators.masked import attend, by_mode, check_compressed
 from backends.ascend.operators.pages import cache_of
 from backends.ascend.operators.rules import demand
 
-if TYPE_CHECKING:
-    from backends.ascend.operators.infer_attention import Call
 
-
-def ragged(call: "Call") -> tuple[Tensor, Tensor]:
+def ragged(call: Call) -> tuple[Tensor, Tensor]:
     """Output [T, N, D] and log of the sum of exponentials, float32 [T, N, 1]."""
     query, table, mode = call.query, call.block_table, call.sparse_mode
     total, heads, dim = query.shape

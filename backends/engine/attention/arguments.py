@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from backends.base import Unsupported
-from backends.engine.model.reach import Reach
+from backends.engine.reach import Reach
 
 INERT = {
     "position_ids": "the engine gives them itself, and rotary embedding and the masks have used them already",

@@ -8,7 +8,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 
 from backends.engine.attention.arguments import refuse_other_mask, refuse_other_window, refuse_unknown
 from backends.engine.columns import Attend
-from backends.engine.model.reach import Reach
+from backends.engine.reach import Reach
 
 if TYPE_CHECKING:
     from backends.engine.kv.lanes import Lanes

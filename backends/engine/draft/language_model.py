@@ -7,7 +7,7 @@ from backends.engine.draft.base import Proposal
 from backends.engine.kv.base import KvCache
 from backends.engine.model.causal_lm import CausalLm, Rows
 from backends.engine.sampling.step import StepSampling
-from backends.engine.seams import Seams
+from backends.engine.step_seams import StepSeams
 from reference.tree import RankTree, Tree
 
 
@@ -25,7 +25,7 @@ class ModelDraft:
         lm: CausalLm,
         shape: RankTree,
         vocabulary: tuple[int, ...],
-        seams: Seams,
+        seams: StepSeams,
         cache: KvCache,
         refeed: bool = False,
     ) -> None:

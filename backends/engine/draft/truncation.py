@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from backends.engine.draft.base import Proposal
-from backends.engine.model.reach import Reach
+from backends.engine.reach import Reach
 from reference.tree import Tree
 
 

@@ -6,7 +6,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from backends.engine.model.reach import Reach
+from backends.engine.reach import Reach
 
 Pair = tuple[Tensor, Tensor]
 """Keys and values."""

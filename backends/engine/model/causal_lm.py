@@ -13,7 +13,7 @@ from backends.engine.columns import Attend, Columns
 from backends.engine.kv.base import KvCache, Room
 from backends.engine.kv.lanes import Lanes
 from backends.engine.model.graphs import Graphs, Inputs, Still
-from backends.engine.model.reach import Reach, reaches_of
+from backends.engine.reach import Reach, reaches_of
 
 
 @dataclass(frozen=True)

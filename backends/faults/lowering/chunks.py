@@ -5,7 +5,7 @@ from dataclasses import replace
 import torch
 
 from backends.engine.lower_tree import TreeTensors
-from backends.engine.model.reach import Reach
+from backends.engine.reach import Reach
 from backends.engine.seams import Seams
 from backends.faults.fault import Fault
 from reference.trace import Stage

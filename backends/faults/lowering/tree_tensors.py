@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from backends.engine.lower_tree import TreeTensors
-from backends.engine.model.reach import Reach
+from backends.engine.reach import Reach
 from backends.engine.seams import Seams
 from backends.faults.fault import Fault
 from reference.trace import Stage

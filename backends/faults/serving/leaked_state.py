@@ -12,7 +12,7 @@ from backends.engine.kv.lanes import Lanes
 from backends.engine.kv.seams import KvSeams
 from backends.engine.lower_tree import TreeTensors
 from backends.engine.model.causal_lm import Rows
-from backends.engine.model.reach import Reach
+from backends.engine.reach import Reach
 from backends.engine.request import Request
 from backends.engine.seams import Seams
 from backends.faults.fault import Fault

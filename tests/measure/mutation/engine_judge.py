@@ -8,12 +8,12 @@ from typing import Any
 
 from properties.invariants import ALL, distribution, laws
 from properties.tally import Tally, condemned
-from properties.tolerance.ties import too_many
+from properties.tie_count import too_many
 from properties.verdict.invariant import Invariant, taking_turns
 from properties.verdict.judge import judge
 from properties.verdict.subject import Subject
 from reference.case import Case
-from reference.files.case_json import case_from_json, case_to_json
+from reference.case_json import case_from_json, case_to_json
 from reference.oracle.decoder import Oracle
 from tests.measure.mutation.generate import Mutant
 from tests.measure.mutation.loader import forget, install_mutant, install_notes

@@ -25,8 +25,8 @@ from backends.flags import FAST_REORDER, FLAGS, FORCE_EAGER, NO_FUSED, NO_FUSED_
 from backends.registry import ROWS, open_backend
 from reference.layout import FAST_SWITCH
 from specverify.cli import main
+from specverify.plan import default_dtypes
 from specverify.setup.environment import environment
-from specverify.setup.plan import default_dtypes
 from specverify.setup.subjects import open_planted
 
 install()

@@ -18,7 +18,7 @@ from reference.oracle.decoder import Oracle
 from reference.weights import shapes
 from specverify.checkpoints.cases import prepare
 from specverify.cli import main
-from specverify.setup.plan import Plan
+from specverify.plan import Plan
 from specverify.setup.subjects import open_planted, subject_of
 
 VOCABULARY = 61

@@ -23,7 +23,7 @@ from backends.engine.lower_tree import TreeTensors, check_structure, tensorise
 from backends.engine.model.causal_lm import Rows
 from backends.engine.model.float64_modules import inverse_frequencies
 from backends.engine.model.models import Shelf, config_of
-from backends.engine.model.reach import Reach
+from backends.engine.reach import Reach
 from properties.strategies.models import GALLERY, ROPES
 from reference.architecture import Architecture, Rope, Seeded
 from reference.case import Case

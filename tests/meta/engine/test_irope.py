@@ -13,14 +13,14 @@ from backends.compositions.eager import open_cpu
 from backends.engine.draft.truncation import inside_chunk
 from backends.engine.model.llama4 import Temperature
 from backends.engine.model.models import config_of
-from backends.engine.model.reach import Reach, reaches_of
+from backends.engine.reach import Reach, reaches_of
 from properties.invariants import ALL
 from properties.strategies.models import GALLERY
 from properties.verdict.judge import judge
 from reference.architecture import Architecture, Seeded
 from reference.case import Case
+from reference.case_json import case_from_json, case_to_json
 from reference.draft import Draft, LanguageModel, Ngram, Scripted
-from reference.files.case_json import case_from_json, case_to_json
 from reference.files.json_words import plain
 from reference.layout import KvLayout
 from reference.malformed import Malformed

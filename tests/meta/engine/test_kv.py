@@ -12,7 +12,7 @@ from torch import Tensor
 
 from backends.engine.kv.arena import LARGE, Arena, Lease
 from backends.engine.kv.base import KvCache, Pair, Room
-from backends.engine.model.reach import Reach
+from backends.engine.reach import Reach
 from reference.layout import COMMITS, KINDS, PAGED, KvLayout
 
 CAPACITY, ROWS, HEADS, DIM = 40, 6, 2, 3

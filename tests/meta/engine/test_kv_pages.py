@@ -12,7 +12,7 @@ from backends.engine.kv.arena import LARGE, Arena, Lease
 from backends.engine.kv.base import KvCache, OutOfPages, Room
 from backends.engine.kv.pages import Blocks, Pages
 from backends.engine.kv.prefix import PrefixCache
-from backends.engine.model.reach import Reach
+from backends.engine.reach import Reach
 from reference.layout import KvLayout
 
 

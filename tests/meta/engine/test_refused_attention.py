@@ -17,7 +17,7 @@ from backends.engine.kv.base import Room
 from backends.engine.kv.branch import Branch
 from backends.engine.kv.lanes import Lanes
 from backends.engine.model.models import Shelf
-from backends.engine.model.reach import Reach
+from backends.engine.reach import Reach
 from reference.case import Case
 from reference.draft import Scripted
 from reference.oracle.checkpoint import identify

@@ -11,8 +11,8 @@ from properties.tally import Also, Failure
 from properties.verdict.finding import FINISHED, Finding, Verdict
 from reference.architecture import Seeded
 from reference.case import Case
+from reference.case_json import case_from_json
 from reference.draft import Scripted
-from reference.files.case_json import case_from_json
 from reference.oracle.decoder import Oracle
 from reference.sampling import Stops
 from reference.trace import Stage
@@ -21,7 +21,7 @@ from reports.pages.terminal import failure_page
 from reports.record import failure_fact
 from reports.writing import as_json
 from specverify.campaign.search import Search
-from specverify.setup.plan import Plan
+from specverify.plan import Plan
 from specverify.setup.subjects import open_planted, subject_of
 
 SMALL = Case(Seeded(GALLERY[0], 0), (1, 2), Scripted((Tree((0,), (2,)),)), stops=Stops(1))

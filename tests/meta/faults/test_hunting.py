@@ -27,11 +27,11 @@ from reports.pages.selftest import Caught, SelfTest
 from specverify.campaign import search as searching
 from specverify.campaign.search import Search
 from specverify.cli import main
+from specverify.plan import Plan, default_dtypes
 from specverify.selftest.case_stream import Stream
 from specverify.selftest.clean_digests import ON_TABLES, TABLES_ALONE, Sieve
 from specverify.selftest.hunt import Bag, Ground, asks_tables, hunt, nodes_of
 from specverify.selftest.schedule import CLEAN_EVERY, ROUNDS, Course, _note
-from specverify.setup.plan import Plan, default_dtypes
 from specverify.setup.subjects import open_planted, subject_of
 
 CHAIN = Case(Seeded(GALLERY[1], 0), (3, 1, 4), Scripted((Tree((0, 0, 1), (4, 2, 5)),)), stops=Stops(2))

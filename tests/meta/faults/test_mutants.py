@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from reference.files.case_json import case_from_json
+from reference.case_json import case_from_json
 from tests.measure.mutation import engine_scope, oracle_scope
 from tests.measure.mutation.bench import Options, bench, sampled
 from tests.measure.mutation.engine_judge import Posed, Survey, corpus, judged, reaching

@@ -27,7 +27,7 @@ from reference.trace import Stage
 from reference.tree import RankTree
 from reports.pages.terminal import failure_page
 from specverify.campaign.search import Search
-from specverify.setup.plan import Plan
+from specverify.plan import Plan
 from specverify.setup.subjects import open_planted, subject_of
 from tests.corruption import BY_NAME, ORACLE
 

@@ -14,17 +14,9 @@ from properties.invariants import ALL
 from properties.strategies.acceptance import continuation
 from properties.strategies.models import GALLERY, small
 from properties.tally import Tally
+from properties.tie_count import INFLATION, too_many, vacuous
 from properties.tolerance.closeness import Noise, beyond, noise, rms
-from properties.tolerance.ties import (
-    INFLATION,
-    TIE_SIGMA,
-    decided,
-    gaps,
-    judge_tokens,
-    near_and_predicted,
-    too_many,
-    vacuous,
-)
+from properties.tolerance.ties import TIE_SIGMA, decided, gaps, judge_tokens, near_and_predicted
 from properties.verdict.finding import Finding, Positions, Tie
 from properties.verdict.judge import judge
 from properties.verdict.subject import Crashed

@@ -18,9 +18,10 @@ from properties.invariants import drafts, rows
 from properties.strategies import cases
 from properties.strategies.models import GALLERY
 from properties.tally import Tally
+from properties.tie_count import INFLATION, too_many, vacuous
 from properties.tolerance.bounds import INNER, LOGITS, PAIR
 from properties.tolerance.closeness import beyond
-from properties.tolerance.ties import INFLATION, near_and_predicted, too_many, vacuous
+from properties.tolerance.ties import near_and_predicted
 from properties.verdict.finding import Compared, Finding, Tie
 from properties.verdict.judge import judge
 from reference.architecture import Seeded

@@ -7,7 +7,7 @@ import pytest
 
 from backends.compositions.eager import open_cpu
 from backends.engine.lower_tree import TreeTensors
-from backends.engine.model.reach import Reach
+from backends.engine.reach import Reach
 from properties.strategies.models import GALLERY, SEEDS
 from properties.tolerance.closeness import noise, rms
 from properties.verdict.subject import Subject

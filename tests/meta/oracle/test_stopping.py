@@ -23,8 +23,8 @@ from properties.verdict.judge import judge
 from properties.verdict.subject import Subject
 from reference.architecture import Seeded
 from reference.case import Case
+from reference.case_json import case_from_json, case_to_json
 from reference.draft import LanguageModel, Scripted
-from reference.files.case_json import case_from_json, case_to_json
 from reference.malformed import Malformed
 from reference.oracle.decoder import Oracle
 from reference.oracle.stopping import clipped, completes, ending

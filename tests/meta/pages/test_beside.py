@@ -27,7 +27,7 @@ from specverify.cli import main
 from specverify.commands import subjects
 from specverify.isolation import door
 from specverify.isolation.wanted import Wanted
-from specverify.setup.plan import Plan
+from specverify.plan import Plan
 from specverify.setup.subjects import open_planted, subject_of
 from tests import inprocess
 from tests.corruption import ORACLE

@@ -13,8 +13,8 @@ from properties.tally import Failure
 from properties.verdict.finding import Finding, Verdict
 from reference.architecture import Architecture, Checkpoint, Seeded
 from reference.case import Case
+from reference.case_json import case_from_json, case_to_json
 from reference.draft import LanguageModel, Ngram, Scripted
-from reference.files.case_json import case_from_json, case_to_json
 from reference.layout import COMMITS, KINDS, PAGED, POISONS, SYNCS, KvLayout
 from reference.sampling import Sampling, Stops
 from reference.trace import Stage
@@ -219,7 +219,7 @@ def mutated(kind: str, draw: random.Random) -> bytes:
 
 def redigest(content: Any) -> None:
     """Give an edited case the id that it would have, so that the checks behind the digest are reached."""
-    from reference.files import case_json
+    from reference import case_json
 
     try:
         content["id"] = case_json._case(content).id

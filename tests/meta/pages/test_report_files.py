@@ -20,8 +20,8 @@ from properties.tally import Counts, Failure, Tally
 from properties.verdict.finding import Finding, Tie, Verdict
 from reference.architecture import Architecture, Seeded
 from reference.case import Case
+from reference.case_json import case_from_json
 from reference.draft import Scripted
-from reference.files.case_json import case_from_json
 from reference.trace import Accepted, Stage, Step, Trace
 from reference.tree import Tree
 from reports.junit import junit

@@ -14,15 +14,15 @@ from properties.tally import Tally
 from properties.verdict.finding import Finding, Verdict
 from reference.architecture import Seeded
 from reference.case import Case
+from reference.case_json import case_from_json
 from reference.draft import Scripted
-from reference.files.case_json import case_from_json
 from reference.trace import Stage
 from reference.tree import Tree
 from reports.record import Lines, run_fact, verdict_line
 from specverify import __version__
 from specverify.campaign import campaign
 from specverify.campaign.recorder import diff
-from specverify.setup.plan import Plan
+from specverify.plan import Plan
 
 CASE = Case(Seeded(GALLERY[3], 0), (3, 1, 4), Scripted((Tree((0, 0), (4, 5)),)))
 FINDING = Finding("cache.isolation", Stage.ATTENDED, 0, {"slot": 1}, [1.0], [2.0])

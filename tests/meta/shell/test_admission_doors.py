@@ -35,7 +35,7 @@ from reference.trace import Shared, Stage, Trace
 from reference.tree import RankTree, Shape, Tree
 from reports import bundle
 from specverify.campaign.search import Search
-from specverify.setup.plan import Plan
+from specverify.plan import Plan
 from specverify.setup.subjects import subject_of
 
 ENGINE = open_cpu()

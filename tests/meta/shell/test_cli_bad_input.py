@@ -16,8 +16,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from reference.architecture import Architecture, Seeded
 from reference.case import Case
+from reference.case_json import case_to_json
 from reference.draft import LanguageModel
-from reference.files.case_json import case_to_json
 from reference.oracle.checkpoint import identify
 from reference.sampling import Stops
 from reference.tree import RankTree

@@ -21,15 +21,15 @@ from properties.strategies.models import GALLERY
 from properties.verdict.finding import Verdict
 from reference.architecture import Seeded
 from reference.case import Case
+from reference.case_json import case_to_json
 from reference.draft import Scripted
-from reference.files.case_json import case_to_json
 from reference.layout import KINDS, KvLayout
 from reference.oracle.decoder import Oracle
 from reference.sampling import Stops
 from reference.tree import Tree
 from specverify.campaign.search import Search
 from specverify.cli import main
-from specverify.setup.plan import Plan
+from specverify.plan import Plan
 from specverify.setup.subjects import subject_of
 from tests.inprocess import in_this_process
 

@@ -14,8 +14,8 @@ import pytest
 from reference import user_processors
 from reference.architecture import Architecture, Seeded
 from reference.case import Case
+from reference.case_json import case_from_json, case_to_json
 from reference.draft import Scripted
-from reference.files.case_json import case_from_json, case_to_json
 from reference.sampling import Sampling, Stops
 from reference.tree import Tree
 from specverify.cli import main

@@ -14,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
+from reference import case_json
 from reference.architecture import Architecture, Seeded
 from reference.case import Case
-from reference.files import case_json
-from reference.files.case_json import case_to_json
+from reference.case_json import case_to_json
 from reference.oracle.checkpoint import UnreadableCheckpoint, identify, read
 from reference.sampling import Stops
 from reference.weights import shapes

@@ -18,8 +18,8 @@ from properties.verdict.judge import judge
 from properties.verdict.subject import Crashed
 from reference.architecture import Seeded
 from reference.case import Case
+from reference.case_json import case_to_json
 from reference.draft import Scripted
-from reference.files.case_json import case_to_json
 from reference.oracle.decoder import Oracle
 from reference.sampling import Stops
 from reference.trace import Trace

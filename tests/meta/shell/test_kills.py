@@ -105,7 +105,7 @@ def nobody_is_left(folder: Path) -> None:
 
 def test_a_workers_first_steps_need_no_import_that_takes_seconds() -> None:
     """Until the kernel knows whose death ends a worker, the death of the campaign leaves an orphan."""
-    program = "import sys, specverify.worker_entry; print({'numpy', 'torch', 'hypothesis'} & set(sys.modules))"
+    program = "import sys, specverify.campaign.worker_entry; print({'numpy', 'torch', 'hypothesis'} & set(sys.modules))"
     ran = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
     assert ran.stdout == "set()\n"
 

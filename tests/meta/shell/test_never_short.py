@@ -26,7 +26,7 @@ from specverify.campaign import campaign
 from specverify.campaign.messages import Began, Broken, Died, Done, Found, Located, Opened
 from specverify.cli import main
 from specverify.interrupts import Interrupts
-from specverify.setup.plan import Plan
+from specverify.plan import Plan
 from tests.inprocess import in_this_process
 
 CASE = Case(Seeded(GALLERY[0], 1), (1, 2), stops=Stops(2))

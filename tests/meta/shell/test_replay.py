@@ -16,7 +16,7 @@ from backends import faults
 from properties.invariants import ALL
 from reference.architecture import Architecture, Seeded
 from reference.case import Case
-from reference.files.case_json import case_to_json
+from reference.case_json import case_to_json
 from reference.sampling import Sampling, Stops
 from specverify.cli import main
 

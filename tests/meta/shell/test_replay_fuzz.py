@@ -20,8 +20,8 @@ from properties.tally import Failure
 from properties.verdict.finding import Finding, Verdict
 from reference.architecture import FAMILIES, ROPE_KINDS, Architecture, Checkpoint, Rope, Seeded
 from reference.case import DTYPES, Case
+from reference.case_json import case_to_json
 from reference.draft import LanguageModel, Ngram, Scripted
-from reference.files.case_json import case_to_json
 from reference.layout import COMMITS
 from reference.oracle.checkpoint import identify
 from reference.sampling import Stops
@@ -171,7 +171,7 @@ def changed(content: Any, draw: random.Random) -> None:
 
 def redigest(content: Any) -> None:
     """Give an edited case the id that it would have, so that what lies behind the digest is reached."""
-    from reference.files import case_json
+    from reference import case_json
 
     try:
         content["id"] = case_json._case(content).id

@@ -20,7 +20,7 @@ from reference.sampling import Sampling
 from reference.weights import shapes
 from specverify.checkpoints.cases import prepare
 from specverify.commands.sampling_options import NAMES, sampling_of
-from specverify.setup.plan import Plan
+from specverify.plan import Plan
 from specverify.setup.selection import invariants_matching
 from specverify.setup.subjects import open_planted, subject_of
 

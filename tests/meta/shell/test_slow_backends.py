@@ -13,7 +13,7 @@ from reference.draft import Scripted
 from reference.oracle.decoder import Oracle
 from reference.sampling import Stops
 from reference.trace import Trace
-from specverify.setup.plan import DEFAULT_CASES, default_cases
+from specverify.plan import DEFAULT_CASES, default_cases
 from specverify.setup.subjects import open_planted, subject_of
 
 

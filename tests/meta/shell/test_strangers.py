@@ -22,8 +22,8 @@ from reference.tree import Tree
 from reports import bundle
 from specverify.campaign.replay import replay
 from specverify.campaign.search import Search
+from specverify.plan import Plan
 from specverify.setup.errors import UnusableInput
-from specverify.setup.plan import Plan
 from specverify.setup.selection import invariants_matching
 from specverify.setup.subjects import open_planted, subject_of
 

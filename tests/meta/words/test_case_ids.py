@@ -18,8 +18,8 @@ import pytest
 import reference
 from reference.architecture import Checkpoint
 from reference.case import Case
+from reference.case_json import case_from_json, case_to_json
 from reference.draft import LanguageModel
-from reference.files.case_json import case_from_json, case_to_json
 from reference.files.json_words import plain
 from reference.malformed import Malformed
 from reference.tree import RankTree

@@ -10,8 +10,8 @@ import pytest
 
 from reference.architecture import Architecture, Seeded
 from reference.case import Case
+from reference.case_json import case_from_json, case_to_json
 from reference.draft import LanguageModel, Ngram, Scripted
-from reference.files.case_json import case_from_json, case_to_json
 from reference.layout import KvLayout
 from reference.malformed import Malformed
 from reference.probability_world import Given, World

@@ -30,7 +30,7 @@ from reference.sampling import Stops
 from reference.session import Action, Mate, Session
 from reference.tree import RankTree, Tree
 from specverify.campaign.search import Search
-from specverify.setup.plan import Plan
+from specverify.plan import Plan
 from specverify.setup.subjects import open_planted, subject_of
 
 MODEL = Seeded(FAR_MODELS[0], 0)

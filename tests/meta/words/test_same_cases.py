@@ -21,8 +21,8 @@ from properties.strategies.settings import explore, exploring, without_local_con
 from reference.oracle.decoder import Oracle
 from specverify.bench.throughput import throughput
 from specverify.campaign.search import Search
+from specverify.plan import DEFAULT_DTYPES, Plan
 from specverify.selftest.case_stream import Stream
-from specverify.setup.plan import DEFAULT_DTYPES, Plan
 from specverify.setup.subjects import open_planted, subject_of
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -26,8 +26,8 @@ from reference.sampling import Stops
 from reference.trace import Trace
 from reference.tree import Shape, Tree
 from specverify.campaign.search import ROUND
+from specverify.plan import DEFAULT_DTYPES
 from specverify.selftest.case_stream import Stream
-from specverify.setup.plan import DEFAULT_DTYPES
 
 SEARCHES, DRAWN = 20, 20
 """Searches of seeds of their own, and cases drawn in each."""

@@ -69,7 +69,7 @@ def case_to_json(case: Case) -> dict[str, Any]:
 @cache
 def schema() -> dict[str, Any]:
     """The JSON Schema that ships with the package."""
-    content: dict[str, Any] = json.loads((files("reference.files") / "case.schema.json").read_text())
+    content: dict[str, Any] = json.loads((files("reference") / "case.schema.json").read_text())
     return content
 
 

@@ -1,0 +1,34 @@
+"""What the ties of a whole run amount to: too many for chance, or so many near ties that nothing was decided."""
+
+from scipy.special import pdtrc
+
+from properties.tally import Tally
+
+INFLATION = 1.3
+"""Measured ties over predicted ones, in clean runs."""
+
+ALPHA = 1e-9
+"""Probability, were the backend right, of calling its number of ties too high."""
+
+VACUOUS = 0.25
+"""Share of positions in the tie zone above which a run's greedy comparison decides nothing."""
+
+
+def too_many(tally: Tally) -> str | None:
+    """Why the ties of a whole run cannot be chance, or None."""
+    rate = INFLATION * tally.positions.predicted
+    count = len(tally.ties)
+    if count and pdtrc(count - 1, rate) < ALPHA:
+        return f"{count} ties where the noise of the control predicts {tally.positions.predicted:.3g}"
+    return None
+
+
+def vacuous(tally: Tally) -> str | None:
+    """Why the greedy comparison of a whole run decided too little, or None."""
+    judged, near = tally.positions.judged, tally.positions.near
+    if judged and near > VACUOUS * judged:
+        return (
+            f"{near} of {judged} greedy positions lie in the tie zone: the token comparison is inconclusive; "
+            "run in float32, or with another model"
+        )
+    return None
