@@ -16,11 +16,11 @@ from properties.verdict.subject import Declined, NoTrace, Subject
 from properties.verdict.variants import dice
 from reference.architecture import Checkpoint
 from reference.case import Case
-from reference.draft import Draft, Scripted
+from reference.draft import Draft
 from reference.malformed import Malformed
 from reference.session import Action, Mate, Session
 from reference.trace import Shared, Trace
-from reference.tree import RankTree, Shape
+from reference.tree import Shape
 
 RUN_TESTS = 10_000
 """Tests that one run may hold: a single law is a finding of its own once its evidence would condemn so large a run."""
@@ -152,12 +152,10 @@ def _runs(case: Case, effort: Effort) -> Iterator[Case]:
 
 
 def _cut(draft: Draft, nodes: int) -> Draft:
-    """The draft with the first `nodes` of its static tree; scripts stay as they are."""
-    if not nodes or isinstance(draft, Scripted):
+    """The draft with the first `nodes` of each tree; scripts stay as they are."""
+    if not nodes or draft.trees is not None:
         return draft
-    shape = pruned(Shape(draft.shape.parent), nodes)
-    rank = tuple(shape.children[shape.parent[node]].index(node) if node else 0 for node in range(len(shape)))
-    return replace(draft, shape=RankTree(shape.parent, rank))
+    return draft.with_shapes(tuple(pruned(Shape(shape.parent), nodes) for shape in draft.shapes))
 
 
 def _requests(run: Case, subject: Subject, pairs: bool) -> Iterator[tuple[Case, Trace]]:

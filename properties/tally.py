@@ -8,7 +8,6 @@ import numpy as np
 from properties.laws.sampled.gate import ALPHA_RUN, culprits, red
 from properties.verdict.finding import Evidence, Finding, Positions, Tie, Verdict
 from reference.case import Case
-from reference.files.json_words import TAGS
 from reference.trace import Stage
 
 
@@ -182,7 +181,7 @@ class Tally:
                 counts.checked += 1
             setattr(counts, outcome, getattr(counts, outcome) + 1)
             counts.compared += verdict.compared.get(name, 0)
-        kind = TAGS[type(verdict.case.draft).__name__]
+        kind = verdict.case.draft.TAG
         steps, accepted = self.accepted_by_draft.get(kind, (0, 0))
         if verdict.accept_lengths:
             lengths = verdict.accept_lengths

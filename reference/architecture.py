@@ -1,6 +1,7 @@
 """Which model a case runs: an architecture with seeded weights, or a checkpoint known by its digest."""
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from reference.malformed import Malformed
 from reference.rules import LATER
@@ -172,6 +173,8 @@ class Seeded:
         relabel: 0 keeps the vocabulary; another number renames every token id by the permutation of that seed.
     """
 
+    TAG: ClassVar[str] = "seeded"
+
     architecture: Architecture
     seed: int
     weights: str = "margin"
@@ -215,6 +218,8 @@ class Checkpoint:
             experts computes together the rows that choose the same expert, so that the bits of one row may change with
             another row, and no more than its bits.
     """
+
+    TAG: ClassVar[str] = "checkpoint"
 
     source: str
     digest: str

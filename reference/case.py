@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from reference.architecture import Checkpoint, Model, Seeded
-from reference.draft import Draft, LanguageModel, Scripted, largest
+from reference.draft import Draft, Scripted, largest
 from reference.files.json_words import plain
 from reference.layout import KvLayout
 from reference.malformed import Malformed, under
@@ -63,20 +63,17 @@ class Case:
                     raise Malformed(f"{where}[{at}]", f"{token} is not in the vocabulary of {vocab}")
         self._check_sampling()
         self._check_stops()
-        if isinstance(self.draft, Scripted) and self.draft.trees and self.draft.trees[0].token[0] != self.prompt[-1]:
-            raise Malformed(
-                "draft.trees[0].token[0]",
-                f"{self.draft.trees[0].token[0]} is not the last prompt token {self.prompt[-1]}",
-            )
-        if isinstance(self.draft, LanguageModel) and self.draft.model.vocab_size != vocab:
-            raise Malformed(
-                "draft.model", f"its vocabulary of {self.draft.model.vocab_size} is not the target's {vocab}"
-            )
+        with under("draft"):
+            self.draft.check(self.prompt[-1])
+        drafter = self.draft.model
+        if drafter is not None and drafter.vocab_size != vocab:
+            raise Malformed("draft.model", f"its vocabulary of {drafter.vocab_size} is not the target's {vocab}")
         if self.longest > self.max_positions:
             raise Malformed("prompt", f"needs up to {self.longest} positions; the model admits {self.max_positions}")
-        if isinstance(self.draft, LanguageModel) and self.longest > max_positions(self.draft.model):
-            admitted = max_positions(self.draft.model)
-            raise Malformed("draft.model", f"needs up to {self.longest} positions; the draft admits {admitted}")
+        if drafter is not None and self.longest > max_positions(drafter):
+            raise Malformed(
+                "draft.model", f"needs up to {self.longest} positions; the draft admits {max_positions(drafter)}"
+            )
         self._check_pages()
         if self.session is not None:
             self._check_session(self.session)
@@ -126,8 +123,7 @@ class Case:
         if len(ended) >= self.model.vocab_size:
             raise Malformed("sampling", "bad_words and min_tokens may ban the whole vocabulary at once")
         if not self.sampling.greedy:
-            shapes = self.draft.trees if isinstance(self.draft, Scripted) else (self.draft.shape,)
-            for refused in filter(None, map(self.sampling.rule.refuses, shapes)):
+            for refused in filter(None, map(self.sampling.rule.refuses, self.draft.shapes)):
                 raise Malformed("sampling.rule", refused)
 
     def _check_stops(self) -> None:
@@ -154,7 +150,7 @@ class Case:
         if self.session is not None:
             drafts += [mate.draft for mate in self.session.mates]
             drafts += [action.draft for action in self.session.actions]
-        models = [self.model, *(draft.model for draft in drafts if isinstance(draft, LanguageModel))]
+        models = [self.model, *(draft.model for draft in drafts if draft is not None)]
         found: dict[str, Checkpoint] = {}
         for model in models:
             if isinstance(model, Checkpoint):
@@ -164,10 +160,7 @@ class Case:
     def _token_fields(self) -> list[tuple[str, tuple[int, ...]]]:
         fields = [("prompt", self.prompt), ("stops.eos", self.stops.eos), ("stops.stop_tokens", self.stops.stop_tokens)]
         fields += [(f"sampling.bad_words[{k}]", word) for k, word in enumerate(self.sampling.bad_words)]
-        if isinstance(self.draft, Scripted):
-            fields += [(f"draft.trees[{k}].token", tree.token) for k, tree in enumerate(self.draft.trees)]
-        if isinstance(self.draft, LanguageModel):
-            fields.append(("draft.vocabulary", self.draft.vocabulary))
+        fields += [(f"draft.{where}", tokens) for where, tokens in self.draft.token_fields()]
         return fields
 
     @property
@@ -178,11 +171,7 @@ class Case:
     @property
     def longest(self) -> int:
         """Positions the run may touch at most: prompt, output, and a tree hanging from the last token."""
-        if isinstance(self.draft, Scripted):
-            height = max((tree.height for tree in self.draft.trees), default=0)
-        else:
-            height = self.draft.shape.height
-        return len(self.prompt) + self.stops.room(len(self.prompt)) + height
+        return len(self.prompt) + self.stops.room(len(self.prompt)) + self.draft.height
 
     @property
     def prefix(self) -> tuple[int, ...]:

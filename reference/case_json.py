@@ -2,22 +2,22 @@
 
 import json
 from collections.abc import Callable, Iterator
+from copy import deepcopy
 from functools import cache
 from importlib.resources import files
 from typing import Any, TypeVar
 
 import jsonschema
 
-from reference.architecture import Architecture, Checkpoint, Model, Rope, Seeded
 from reference.case import SCHEMA, Case
-from reference.draft import Draft, LanguageModel, Ngram, Scripted
+from reference.draft import KINDS, Draft
+from reference.files.json_parts import model_from_json
 from reference.files.json_words import plain
 from reference.layout import KvLayout
 from reference.malformed import Malformed, under
 from reference.rules import Rule
 from reference.sampling import Sampling, Stops
 from reference.session import Action, Mate, Session
-from reference.tree import RankTree, Tree
 
 T = TypeVar("T")
 
@@ -67,9 +67,20 @@ def case_to_json(case: Case) -> dict[str, Any]:
 
 
 @cache
-def schema() -> dict[str, Any]:
-    """The JSON Schema that ships with the package."""
+def _shipped() -> dict[str, Any]:
     content: dict[str, Any] = json.loads((files("reference") / "case.schema.json").read_text())
+    return content
+
+
+def schema() -> dict[str, Any]:
+    """The JSON Schema that ships with the package, and that of each kind of draft which brings its own."""
+    own = {tag: kind.SCHEMA for tag, kind in KINDS.items() if kind.SCHEMA is not None}
+    if not own:
+        return _shipped()
+    content = deepcopy(_shipped())
+    drafts = content["$defs"]["draft"]
+    drafts["properties"]["kind"]["enum"] += list(own)
+    drafts["allOf"] += [{"if": {"properties": {"kind": {"const": tag}}}, "then": then} for tag, then in own.items()]
     return content
 
 
@@ -115,44 +126,9 @@ def _built(path: str, make: Callable[[], T]) -> T:
         raise complaint.under(path) from None
 
 
-def _tree(content: dict[str, Any], path: str) -> Tree:
-    return _built(path, lambda: Tree(tuple(content["parent"]), tuple(content["token"])))
-
-
-def _shape(content: dict[str, Any], path: str) -> RankTree:
-    return _built(path, lambda: RankTree(tuple(content["parent"]), tuple(content["rank"])))
-
-
-def _model(content: dict[str, Any], path: str) -> Model:
-    rest = {key: value for key, value in content.items() if key != "kind"}
-    if content["kind"] == "checkpoint":
-        return _built(path, lambda: Checkpoint(**rest))
-    fields = dict(rest.pop("architecture"))
-    # JSON has one kind of number: 2 may stand where a fraction is meant.
-    fields["norm_eps"] = float(fields["norm_eps"])
-    rope: dict[str, Any] = {}
-    for key, value in fields.pop("rope").items():
-        rope[key] = float(value) if isinstance(getattr(Rope, key), float) else value
-    short, long = tuple(map(float, rope.pop("short_factor"))), tuple(map(float, rope.pop("long_factor")))
-    turned = _built(f"{path}.architecture.rope", lambda: Rope(**rope, short_factor=short, long_factor=long))
-    for name in ("windows", "chunks", "unrotated"):
-        if name in fields:
-            fields[name] = tuple(fields[name])
-    for name in ("attn_scale", "score_cap"):
-        if name in fields:
-            fields[name] = float(fields[name])
-    architecture = _built(f"{path}.architecture", lambda: Architecture(**fields, rope=turned))
-    return _built(path, lambda: Seeded(architecture=architecture, **rest))
-
-
 def _draft(content: dict[str, Any]) -> Draft:
-    if content["kind"] == "scripted":
-        return Scripted(tuple(_tree(tree, f"draft.trees[{k}]") for k, tree in enumerate(content["trees"])))
-    shape = _shape(content["shape"], "draft.shape")
-    if content["kind"] == "ngram":
-        return _built("draft", lambda: Ngram(shape, content["order"]))
-    model = _model(content["model"], "draft.model")
-    return _built("draft", lambda: LanguageModel(model, shape, tuple(content["vocabulary"])))
+    with under("draft"):
+        return KINDS[content["kind"]].read(content)
 
 
 def _sampling(content: dict[str, Any]) -> Sampling:
@@ -200,7 +176,7 @@ def _session(content: dict[str, Any]) -> Session:
 
 def _case(content: dict[str, Any]) -> Case:
     return Case(
-        model=_model(content["model"], "model"),
+        model=_built("model", lambda: model_from_json(content["model"])),
         prompt=tuple(content["prompt"]),
         draft=_draft(content["draft"]),
         layout=_layout(content["layout"]),

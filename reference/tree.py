@@ -1,9 +1,12 @@
 """Tree: the candidate tokens of one speculative step, node 0 being the pending root."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
+from typing import TypeVar
 
 from reference.malformed import Malformed
+
+Own = TypeVar("Own", bound="Shape")
 
 
 def check_parents(parent: tuple[int, ...]) -> None:
@@ -75,6 +78,16 @@ class Shape:
     def height(self) -> int:
         """Depth of the deepest node."""
         return max(self.depth)
+
+    def part(self: Own, kept: list[int]) -> Own:
+        """The nodes `kept`, in that order: the root first, and with each node its parent. Their own fields stay."""
+        row = {node: at for at, node in enumerate(kept)}
+        held = {
+            one.name: tuple(getattr(self, one.name)[node] for node in kept)
+            for one in fields(self)
+            if one.name != "parent"
+        }
+        return type(self)(parent=tuple(row[self.parent[node]] for node in kept), **held)
 
 
 @dataclass(frozen=True)

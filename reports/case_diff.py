@@ -5,7 +5,6 @@ from typing import Any
 
 from reference.architecture import Checkpoint, Model
 from reference.case import Case
-from reference.draft import Ngram, Scripted
 from reference.files.json_words import plain
 from reference.layout import KvLayout
 from reference.sampling import Sampling
@@ -50,7 +49,7 @@ NAMES = {
 
 def described(case: Case) -> str:
     """The size and the settings of a case: `3 nodes, prompt of 2 tokens, 2 layers, greedy, float32, commit by path`."""
-    words = [_trees(case), f"prompt of {plural(len(case.prompt), 'token')}", _model(case.model)]
+    words = [case.draft.told, f"prompt of {plural(len(case.prompt), 'token')}", _model(case.model)]
     words.append("greedy" if case.sampling.greedy else _sampled(case.sampling))
     if case.sampling.processes:
         words.append("logits processed")
@@ -81,19 +80,6 @@ def _sampled(sampling: Sampling) -> str:
     return f"temperature {show(sampling.temperature)}, {sampling.rule.name} acceptance{drawn}"
 
 
-def _trees(case: Case) -> str:
-    draft = case.draft
-    if not isinstance(draft, Scripted):
-        kind = "n-gram" if isinstance(draft, Ngram) else "model"
-        return f"{kind} draft of {plural(len(draft.shape), 'node')}"
-    sizes = [len(tree) for tree in draft.trees]
-    if not sizes:
-        return "no tree"
-    if len(sizes) == 1:
-        return plural(sizes[0], "node")
-    return f"{len(sizes)} trees of {' + '.join(map(str, sizes[:6]))}{' + …' if len(sizes) > 6 else ''} nodes"
-
-
 def _model(model: Model) -> str:
     if isinstance(model, Checkpoint):
         return f"checkpoint {show(model.source)}"
@@ -104,7 +90,7 @@ def differences(near: Case, case: Case) -> list[str]:
     """How `near` differs from `case`, one phrase per field, each saying what `near` has and what `case` has."""
     phrases = []
     left, right = plain(near), plain(case)
-    if isinstance(near.draft, Scripted) and isinstance(case.draft, Scripted):
+    if near.draft.trees is not None and case.draft.trees is not None:
         phrases += _tree_differences(near.draft.trees, case.draft.trees)
         del left["draft"], right["draft"]
     flat_left, flat_right = _flat(left), _flat(right)

@@ -6,7 +6,6 @@ from typing import Any
 
 from properties.verdict.finding import Finding, Verdict
 from reference.case import Case
-from reference.draft import Scripted
 from reference.trace import Stage, Step
 from reference.tree import Tree
 
@@ -60,7 +59,7 @@ def revealed_by(verdict: Verdict) -> frozenset[Stage]:
 
 def _scripted(case: Case, index: int, steps: tuple[Step, ...]) -> Tree | None:
     """The scripted tree of step `index` under the token pending there, as far as the trace tells which that is."""
-    if not isinstance(case.draft, Scripted) or index < 0:
+    if case.draft.trees is None or index < 0:
         return None
     before = steps[index - 1].emitted if 0 < index <= len(steps) else None
     root = before.tokens[-1] if before and before.tokens else None

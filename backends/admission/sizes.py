@@ -6,7 +6,7 @@ from functools import cached_property
 from backends.admission.arrays import Axis
 from reference.architecture import Architecture, Model, Seeded
 from reference.case import Case
-from reference.draft import Draft, LanguageModel
+from reference.draft import Draft
 from reference.tape import stride
 
 
@@ -60,9 +60,9 @@ def sizes_of(case: Case, takes_tape: bool, switched: tuple[Draft, ...] = ()) -> 
         switched: Drafts that the request switches to in its session.
     """
     arch = _architecture(case.model)
-    models = {one for one in (case.draft, *switched) if isinstance(one, LanguageModel)}
-    caches = {_cache(one.model) for one in models}
-    widths = {len(one.vocabulary) or one.model.vocab_size for one in models}
+    drafting = [(one.model, len(one.vocabulary)) for one in (case.draft, *switched) if one.model is not None]
+    caches = {_cache(model) for model, _ in drafting}
+    widths = {named or model.vocab_size for model, named in drafting}
     return Sizes(
         vocabulary=case.model.vocab_size,
         heads=arch.heads if arch is not None else None,

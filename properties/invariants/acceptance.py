@@ -15,7 +15,6 @@ from properties.verdict.subject import Subject
 from properties.verdict.variants import dice, first, focus, relabelled, tree_of, with_tree
 from reference.architecture import Seeded
 from reference.case import Case
-from reference.draft import LanguageModel
 from reference.oracle.acceptance import greedy_walk
 from reference.oracle.processing import scores
 from reference.trace import Array, Stage, Step
@@ -212,7 +211,7 @@ def greedy_only(case: Case) -> bool:
 def _relabels(case: Case) -> bool:
     if not case.sampling.greedy or case.sampling.processors:
         return False
-    models = (case.model, case.draft.model) if isinstance(case.draft, LanguageModel) else (case.model,)
+    models = (case.model, case.draft.model or case.model)
     return all(isinstance(model, Seeded) and not model.relabel for model in models)
 
 

@@ -14,7 +14,7 @@ from properties.verdict.subject import Subject
 from properties.verdict.variants import pending_root
 from reference.architecture import Architecture, Seeded
 from reference.case import Case
-from reference.draft import LanguageModel, Scripted
+from reference.draft import Scripted
 from reference.trace import Array, Committed, Kv, Stage, Step
 
 NEEDS = needing(Stage.COMMITTED)
@@ -121,7 +121,7 @@ def commit_equivalence(case: Case, oracle: Oracle, subject: Subject) -> Iterator
         if record.after is not None:
             looked = looked or bool(tokens)
             yield from _against("target", number, record.after, tokens, kv_case(case, tokens), oracle, error)
-        if record.draft is not None and isinstance(case.draft, LanguageModel):
+        if record.draft is not None and case.draft.model is not None:
             # Fed anew each step, it holds what was there when the step began, and the root.
             context = len(subject(case).steps[number].context)
             least = len(tokens) - 1 if case.layout.draft_sync == "keep" else min(context + 1, len(tokens) - 1)

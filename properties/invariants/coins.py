@@ -13,7 +13,6 @@ from properties.verdict.subject import Subject
 from reference import tape
 from reference.architecture import Seeded
 from reference.case import Case
-from reference.draft import LanguageModel
 from reference.oracle import acceptance, processing, tree_growth
 from reference.oracle.coin_source import Taped
 from reference.oracle.sampled_step import one_hot
@@ -121,7 +120,6 @@ def proposal_consistent(case: Case, oracle: Oracle, subject: Subject) -> Iterato
 
 def _drawn_from(case: Case, step: Step) -> tuple[Array, list[bool]]:
     """The law each node's token was drawn from, by definition, of the draft's own logits; and rows near an edge."""
-    assert isinstance(case.draft, LanguageModel)
     assert step.drafted is not None
     assert step.drafted.logits is not None
     assert step.drafted.proposal is not None
@@ -173,8 +171,7 @@ def _placed(case: Case, step: Step) -> list[int]:
     A tree cut otherwise than at the chunk's end keeps its own numbers here; that is draft.fidelity's business.
     """
     assert step.drafted is not None
-    assert isinstance(case.draft, LanguageModel)
-    count, shape, root = len(step.drafted.tree), case.draft.shape, len(step.context)
+    count, shape, root = len(step.drafted.tree), case.draft.shapes[0], len(step.context)
     arch = case.model.architecture if isinstance(case.model, Seeded) else None
     chunks = [chunk for _, chunk in arch.reaches if chunk] if arch is not None else []
     if len(shape) == count or not chunks:

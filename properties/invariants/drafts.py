@@ -13,7 +13,7 @@ from properties.verdict.invariant import Fact, Invariant, NotApplicable, Oracle,
 from properties.verdict.subject import Subject
 from properties.verdict.variants import pending_root
 from reference.case import Case
-from reference.draft import LanguageModel, Scripted
+from reference.draft import Scripted
 from reference.sampling import Sampling, Stops
 from reference.session import Account, Action
 from reference.trace import Array, Drafted, Shared, Stage, Step
@@ -51,8 +51,8 @@ def _proposed(
         return
     if retold:
         return
-    if isinstance(case.draft, Scripted):
-        script = case.draft.trees
+    script = case.draft.trees
+    if script is not None:
         wanted = (script[place] if place < len(script) else Tree((0,), (pending,))).rooted(pending)
         if case.layout.stay_in_chunk:
             alone = replace(case, draft=Scripted((wanted,)), sampling=Sampling())
@@ -64,7 +64,7 @@ def _proposed(
             yield from _tree_differs(name, number, _line(wanted), _line(step.drafted.tree))
         return
     logits = step.drafted.logits
-    if isinstance(case.draft, LanguageModel) and logits is not None:
+    if case.draft.model is not None and logits is not None:
         size = len(step.drafted.tree), len(case.draft.vocabulary) or case.model.vocab_size
         if logits.shape != size:
             yield Finding(name, Stage.DRAFTED, number, {"side": "shape"}, str(size), str(logits.shape))
@@ -125,14 +125,14 @@ def happened(case: Case, shared: Shared) -> list[tuple[Action, Account]]:
 def drawn(case: Case) -> bool:
     """Whether the draft's tokens are drawn by coins, so that only its scores can be compared with the oracle's."""
     sampling = case.sampling
-    return isinstance(case.draft, LanguageModel) and not sampling.greedy and sampling.draws != "top-k"
+    return case.draft.has_law and not sampling.greedy and sampling.draws != "top-k"
 
 
 def _rows(
     case: Case, oracle: Oracle, number: int, context: tuple[int, ...], seen: Drafted
 ) -> Iterator[Finding | Compared]:
     """The scores at each node that was asked are the draft model's own on the tree as it was drawn."""
-    assert isinstance(case.draft, LanguageModel)
+    assert case.draft.model is not None
     if seen.logits is None:
         raise Unobserved("the backend does not reveal its draft's logits, which is all that can be compared of draws")
     alone = replace(case, model=case.draft.model, draft=Scripted())
@@ -158,7 +158,7 @@ def _scores_differ(
     Its token is the target's id of the draft id whose score is furthest off; a score that is not a number is.
     """
     worst = int(np.nan_to_num(np.abs(observed - expected), nan=np.inf).argmax())
-    vocabulary = case.draft.vocabulary if isinstance(case.draft, LanguageModel) else ()
+    vocabulary = case.draft.vocabulary
     token = vocabulary[worst] if vocabulary else worst
     where: dict[str, int | str] = {"node": node, "token": token, "side": "logits"}
     return Finding(name, Stage.DRAFTED, number, where, float(expected[worst]), float(observed[worst]), away)
@@ -241,7 +241,6 @@ def rollback(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
 
 def vocabulary_map(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     """Each drafted token is the target id that its draft id means, and no other id is ever drafted."""
-    assert isinstance(case.draft, LanguageModel)
     vocabulary = case.draft.vocabulary
     for number, step in enumerate(subject(case).steps):
         if step.drafted is None or step.drafted.draft_ids is None:
@@ -257,11 +256,11 @@ def vocabulary_map(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fac
 
 
 def _learns(case: Case) -> bool:
-    return not isinstance(case.draft, Scripted)
+    return case.draft.trees is None
 
 
 def _maps(case: Case) -> bool:
-    return isinstance(case.draft, LanguageModel) and bool(case.draft.vocabulary)
+    return bool(case.draft.vocabulary)
 
 
 def _switches(case: Case) -> bool:

@@ -14,7 +14,6 @@ from properties.verdict.judge import crash
 from properties.verdict.subject import Crashed, NoTrace, Subject
 from properties.verdict.variants import dice
 from reference.case import Case
-from reference.draft import LanguageModel, Scripted
 from reference.oracle.processing import scores
 from reference.oracle.stopping import clipped, ending
 from reference.trace import Array, Stage, Step, Trace
@@ -161,8 +160,8 @@ def _other_request(case: Case) -> Case:
     rng = dice(case, "other")
     prompt = tuple(int(token) for token in rng.integers(0, case.model.vocab_size, size=1 + len(case.prompt) // 2))
     draft = case.draft
-    if isinstance(draft, Scripted):
-        draft = Scripted(tuple(tree.rooted(prompt[-1]) for tree in reversed(draft.trees)))
+    if draft.trees is not None:
+        draft = draft.with_shapes(tuple(tree.rooted(prompt[-1]) for tree in reversed(draft.trees)))
     return replace(case, prompt=prompt, draft=draft, steps=1)
 
 
@@ -240,7 +239,7 @@ def accounting(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
         if getattr(counted, name) != value:
             yield Finding("lossless.accounting", Stage.COMMITTED, 0, {"side": name}, value, getattr(counted, name))
     ranked = sum(step.drafted.tree.height for step in shown if step.drafted)
-    if isinstance(case.draft, LanguageModel) and counted.draft_calls < ranked:
+    if case.draft.model is not None and counted.draft_calls < ranked:
         expected = f"at least {ranked}"
         yield Finding("lossless.accounting", Stage.COMMITTED, 0, {"side": "draft_calls"}, expected, counted.draft_calls)
     for number, step in enumerate(shown):

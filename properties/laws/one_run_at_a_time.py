@@ -12,12 +12,11 @@ from properties.verdict.invariant import NotApplicable, Oracle
 from properties.verdict.subject import Subject
 from reference import tape
 from reference.case import Case
-from reference.draft import LanguageModel, Scripted
 from reference.oracle import law, processing
 from reference.probability_world import Blocks
 from reference.sampling import Stops
 from reference.trace import Array
-from reference.tree import RankTree, Shape, Tree
+from reference.tree import Shape, Tree
 
 MOST_RUNS = 1000
 """Runs of one law; a case that needs more is left to another."""
@@ -60,17 +59,16 @@ def one_step(case: Case) -> Case:
     sure, sampling = deterministic(case), replace(case.sampling, tape=())
     if sampling.processors:
         raise NotApplicable("what custom processors make of noise has no bound")
-    if isinstance(case.draft, Scripted):
-        first = case.draft.trees[0] if case.draft.trees else Tree((0,), case.prompt[-1:])
-        shape = pruned(Shape(first.parent), NODES[True])
+    draft = case.draft
+    if draft.trees is not None:
+        first = draft.trees[0] if draft.trees else Tree((0,), case.prompt[-1:])
         kept = sorted(sorted(range(len(first)), key=lambda node: (first.depth[node], node))[: NODES[True]])
-        draft: Scripted | LanguageModel = Scripted((Tree(shape.parent, tuple(first.token[node] for node in kept)),))
-    elif isinstance(case.draft, LanguageModel):
-        shape = pruned(Shape(case.draft.shape.parent), NODES[sure])
-        rank = tuple(shape.children[shape.parent[node]].index(node) if node else 0 for node in range(len(shape)))
-        draft = replace(case.draft, shape=RankTree(shape.parent, rank))
+        shape: Shape = first.part(kept)
+    elif draft.has_law:
+        shape = pruned(Shape(draft.shapes[0].parent), NODES[sure])
     else:
         raise NotApplicable("a draft that looks at the text keeps its tree")
+    draft = draft.with_shapes((shape,))
     vocab = case.model.vocab_size
     ends = vocab * len(shape) * (1 if sure else vocab ** (len(shape) - 1))
     if ends > MOST_ENDS:
@@ -92,7 +90,7 @@ def by_run(case: Case, oracle: Oracle, subject: Subject) -> ByRun:
         NoTrace: A run broke, or was declined.
     """
     step = one_step(case)
-    shape = step.draft.trees[0] if isinstance(step.draft, Scripted) else step.draft.shape
+    shape = step.draft.shapes[0]
     rows = _rows(step, oracle, subject, shape)
     found = _law(step, shape, subject)
     height = shape.height + 1

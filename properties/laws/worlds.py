@@ -6,7 +6,6 @@ import numpy as np
 
 from properties.verdict.variants import dice
 from reference.case import Case
-from reference.draft import LanguageModel, Scripted
 from reference.probability_world import World
 from reference.rules import DRAWS
 from reference.sampling import Sampling, Stops
@@ -33,7 +32,7 @@ def world_of(case: Case, salt: str = "world") -> World:
     """
     rng = dice(case, salt)
     draft = case.draft
-    shape = (draft.trees[0] if draft.trees else Shape((0,))) if isinstance(draft, Scripted) else draft.shape
+    shape = draft.shapes[0] if draft.shapes else Shape((0,))
     sampling = case.sampling
     drawn = sampling.draws != "top-k"
     cut = pruned(Shape(shape.parent), int(rng.integers(3, 5 if drawn else 8)))
@@ -97,13 +96,13 @@ def _settings(sampling: Sampling, vocab: int, kind: str) -> tuple[Sampling, Stop
 
 def deterministic(case: Case) -> bool:
     """Whether the case's tokens are not drawn."""
-    return not isinstance(case.draft, LanguageModel) or case.sampling.draws == DRAWS[0]
+    return not case.draft.has_law or case.sampling.draws == DRAWS[0]
 
 
 def promised(case: Case) -> bool:
     """Whether the case's rule is lossless for the trees of this case."""
     sampling = case.sampling
     if deterministic(case):
-        twins = isinstance(case.draft, Scripted) and any(tree.has_twins for tree in case.draft.trees)
+        twins = any(tree.has_twins for tree in case.draft.trees or ())
         return sampling.rule.lossless("top-k", not twins)
     return sampling.rule.lossless(sampling.draws, sampling.draws != "with-replacement")

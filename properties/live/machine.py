@@ -264,7 +264,7 @@ def machine(
             most = max(map(largest, drafts))
             fitting: list[Draft] = [Scripted()]
             for draft in (BRANCHES, *drafts):
-                if largest(draft) <= most and draft not in fitting and not isinstance(draft, Scripted):
+                if largest(draft) <= most and draft not in fitting and draft.trees is None:
                     fitting.append(draft)
             return [draft for draft in fitting if _admitted(mine, draft, subject.declines)]
 

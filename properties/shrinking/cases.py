@@ -18,14 +18,13 @@ from properties.shrinking.sessions import (
     lengths_below,
     plainer_mates,
     prunings,
-    reshaped,
     without,
 )
 from properties.strategies.acceptance import ORACLE, continuation, retold
 from properties.strategies.models import GALLERY
 from reference.architecture import Seeded
 from reference.case import Case
-from reference.draft import LanguageModel, Ngram, Scripted
+from reference.draft import Scripted
 from reference.files.json_words import plain
 from reference.malformed import Malformed
 from reference.sampling import Sampling, Stops
@@ -35,7 +34,7 @@ from reference.tree import Tree
 def size(case: Case) -> tuple[float, ...]:
     """How much there is to hold in the head: nodes first, then prompt, draft, trees, output, model, settings."""
     draft = case.draft
-    trees = draft.trees if isinstance(draft, Scripted) else (draft.shape,)
+    trees = draft.shapes
     nodes = [len(tree) for tree in trees]
     arch = case.model.architecture if isinstance(case.model, Seeded) else None
     disorder = sum(up > node for tree in trees for node, up in enumerate(tree.parent))
@@ -45,7 +44,7 @@ def size(case: Case) -> tuple[float, ...]:
     letters = sum(map(len, (*case.stops.stop_strings, *set(case.stops.pieces))))
     weight = 0 if arch is None else GALLERY.index(arch) if arch in GALLERY else len(GALLERY)
     tokens = sum(sum(tree.token) for tree in trees if isinstance(tree, Tree)) + sum(case.prompt)
-    learning = not isinstance(draft, Scripted)
+    learning = draft.trees is None
     return (
         max((beside, *nodes)),
         actions,
@@ -102,7 +101,7 @@ def _leaves(content: Any, path: str = "") -> dict[str, Any]:
 
 def _scripts(case: Case) -> Iterator[Attempt]:
     """The trees that a learning draft proposes, written down."""
-    if not isinstance(case.draft, Scripted) and isinstance(case.model, Seeded):
+    if case.draft.trees is None and isinstance(case.model, Seeded):
         yield partial(_written_down, case)
 
 
@@ -121,7 +120,7 @@ def _prompts(case: Case) -> Iterator[Attempt]:
 
 
 def _models(case: Case) -> Iterator[Attempt]:
-    if not isinstance(case.model, Seeded) or not isinstance(case.draft, Scripted):
+    if not isinstance(case.model, Seeded) or case.draft.trees is None:
         return
     for arch in GALLERY:
         if arch == case.model.architecture:
@@ -137,7 +136,7 @@ def steered_again(case: Case, model: Seeded, prompt: tuple[int, ...]) -> Case:
     Raises:
         Malformed: where another draft, or the vocabulary, does not allow it.
     """
-    if not isinstance(case.draft, Scripted) or not isinstance(case.model, Seeded):
+    if case.draft.trees is None or not isinstance(case.model, Seeded):
         raise Malformed("draft", "only scripted trees can be steered")
     old, ahead = continuation(case.model, case.prompt), continuation(model, prompt)
     trees = retold(case.draft.trees, (case.prompt[-1], *old), (prompt[-1], *ahead), model.vocab_size)
@@ -167,9 +166,9 @@ def _shortened(case: Case, keep: int) -> Case:
 
 
 def _trees(case: Case) -> Iterator[Attempt]:
-    if not isinstance(case.draft, Scripted):
-        return
     trees = case.draft.trees
+    if trees is None:
+        return
     for at in reversed(range(len(trees))):
         if at == len(trees) - 1 and at > 0:
             yield partial(replace, case, draft=Scripted(trees[:-1]))
@@ -178,21 +177,23 @@ def _trees(case: Case) -> Iterator[Attempt]:
 
 
 def _pruned(case: Case, trees: tuple[Tree, ...], at: int, gone: tuple[int, ...]) -> Case:
-    return replace(case, draft=Scripted((*trees[:at], without(trees[at], *gone), *trees[at + 1 :])))
+    return replace(case, draft=case.draft.with_shapes((*trees[:at], without(trees[at], *gone), *trees[at + 1 :])))
 
 
 def _shapes(case: Case) -> Iterator[Attempt]:
-    if not isinstance(case.draft, (Ngram, LanguageModel)):
-        return
     draft = case.draft
-    for gone in prunings(draft.shape):
-        yield partial(_reshaped, case, draft, gone)
-    if isinstance(draft, LanguageModel) and draft.vocabulary:
-        yield partial(replace, case, draft=replace(draft, vocabulary=()))
+    if draft.trees is not None:
+        return
+    for at, shape in enumerate(draft.shapes):
+        for gone in prunings(shape):
+            yield partial(_reshaped, case, at, gone)
+    for simpler in draft.simpler():
+        yield partial(replace, case, draft=simpler)
 
 
-def _reshaped(case: Case, draft: Ngram | LanguageModel, gone: tuple[int, ...]) -> Case:
-    return replace(case, draft=replace(draft, shape=reshaped(draft.shape, *gone)))
+def _reshaped(case: Case, at: int, gone: tuple[int, ...]) -> Case:
+    shapes = case.draft.shapes
+    return replace(case, draft=case.draft.with_shapes((*shapes[:at], without(shapes[at], *gone), *shapes[at + 1 :])))
 
 
 def _sampling(case: Case) -> Iterator[Attempt]:

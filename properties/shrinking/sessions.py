@@ -6,11 +6,11 @@ from functools import partial
 from typing import Any
 
 from reference.case import Case
-from reference.draft import Draft, LanguageModel, Ngram, Scripted, largest
+from reference.draft import Draft, Scripted, largest
 from reference.layout import PAGED, KvLayout
 from reference.sampling import Sampling, Stops
 from reference.session import Action, Mate, Session
-from reference.tree import RankTree, Shape, Tree
+from reference.tree import Shape
 
 Attempt = Callable[[], Case]
 """Makes a smaller case, or raises Malformed where there is no such case."""
@@ -139,16 +139,12 @@ def _plainer_mates(mate: Mate) -> Iterator[Mate]:
 
 def _pruned(draft: Draft) -> Iterator[Draft]:
     """The draft with one node less in one tree, or one tree less."""
-    if isinstance(draft, Scripted):
-        if len(draft.trees) > 1:
-            yield Scripted(draft.trees[:-1])
-        for at, tree in enumerate(draft.trees):
-            for gone in prunings(tree):
-                yield Scripted((*draft.trees[:at], without(tree, *gone), *draft.trees[at + 1 :]))
-        return
-    assert isinstance(draft, (Ngram, LanguageModel))
-    for gone in prunings(draft.shape):
-        yield replace(draft, shape=reshaped(draft.shape, *gone))
+    shapes = draft.shapes
+    if len(shapes) > 1:
+        yield draft.with_shapes(shapes[:-1])
+    for at, shape in enumerate(shapes):
+        for gone in prunings(shape):
+            yield draft.with_shapes((*shapes[:at], without(shape, *gone), *shapes[at + 1 :]))
 
 
 CUTS = ((2, 1), (1, 2), (2, 2), (3, 2), (2, 3), (3, 3), (4, 2), (2, 4), (5, 3), (3, 5), (5, 5))
@@ -170,9 +166,7 @@ def _cut_all(case: Case, own: int, theirs: int) -> Case:
 
 def cut(draft: Draft, nodes: int) -> Draft:
     """The draft with the first `nodes` nodes of each tree, level by level."""
-    if isinstance(draft, Scripted):
-        return Scripted(tuple(without(tree, *_beyond(tree, nodes)) for tree in draft.trees))
-    return replace(draft, shape=reshaped(draft.shape, *_beyond(draft.shape, nodes)))
+    return draft.with_shapes(tuple(without(shape, *_beyond(shape, nodes)) for shape in draft.shapes))
 
 
 def _beyond(shape: Shape, nodes: int) -> list[int]:
@@ -190,17 +184,9 @@ def prunings(shape: Shape) -> Iterator[tuple[int, ...]]:
     yield from ((node,) for node in sorted(order, key=lambda node: -weight[node]))
 
 
-def without(tree: Tree, *gone: int) -> Tree:
-    """`tree` without the subtrees at `gone`."""
-    kept = [node for node in range(len(tree)) if not set(gone) & set(tree.path(node))]
-    row = {node: at for at, node in enumerate(kept)}
-    return Tree(tuple(row[tree.parent[node]] for node in kept), tuple(tree.token[node] for node in kept))
-
-
-def reshaped(shape: RankTree, *gone: int) -> RankTree:
+def without(shape: Shape, *gone: int) -> Shape:
     """`shape` without the subtrees at `gone`."""
-    smaller = without(Tree(shape.parent, shape.rank), *gone)
-    return RankTree(smaller.parent, smaller.token)
+    return shape.part([node for node in range(len(shape)) if not set(gone) & set(shape.path(node))])
 
 
 def layouts(case: Case) -> Iterator[Attempt]:

@@ -10,7 +10,7 @@ from properties.tolerance.closeness import chain
 from properties.verdict.session_members import Member, members
 from reference.architecture import Model
 from reference.case import Case
-from reference.draft import Draft, LanguageModel, Scripted
+from reference.draft import Draft, Scripted
 from reference.malformed import Malformed
 from reference.sampling import Sampling
 from reference.trace import Trace
@@ -65,5 +65,5 @@ def _models(alone: Case, case: Case) -> list[Model]:
     if case.session is not None:
         drafts += [mate.draft for mate in case.session.mates]
         drafts += [action.draft for action in case.session.actions if action.draft is not None]
-    models = [alone.model, *(draft.model for draft in drafts if isinstance(draft, LanguageModel))]
+    models = [alone.model, *(draft.model for draft in drafts if draft.model is not None)]
     return list(dict.fromkeys(models))

@@ -8,13 +8,13 @@ from properties.strategies.acceptance import continuation, first_law, postponed,
 from properties.strategies.layouts import layouts
 from properties.strategies.models import drafts, far_targets, targets
 from properties.strategies.prompts import MARKS, far_prompts, prompts
-from properties.strategies.sampling import TEMPERATURES, as_chain, samplings, with_min_tokens
+from properties.strategies.sampling import TEMPERATURES, samplings, with_min_tokens
 from properties.strategies.sessions import with_session
 from properties.strategies.stops import places, stops_for
 from properties.strategies.trees import MAX_NODES, as_many, deep_parents, parents, side_by_side
 from reference.architecture import Seeded
 from reference.case import Case
-from reference.draft import Draft, LanguageModel, Ngram, Scripted
+from reference.draft import Draft, LanguageModel, Ngram, Scripted, largest
 from reference.layout import KvLayout
 from reference.sampling import Stops
 from reference.tree import RankTree, Shape, Tree
@@ -115,18 +115,17 @@ def single_cases(
     stops, least = draw(stops_for(model, prompt, places(draft, prompt[-1], ahead)))
     if company and draw(st.integers(0, 2)):
         stops, least = LASTING, 0
-    if least and isinstance(draft, Scripted):
+    if least and draft.trees is not None:
         banned = postponed(model, prompt, stops, least)
         draft = Scripted(retold(draft.trees, (prompt[-1], *ahead), (prompt[-1], *banned), model.vocab_size))
     if temperature > 0 and draw(st.integers(0, 3)) == 0:
-        draft = as_chain(draft)
-    nodes = max((len(tree) for tree in draft.trees), default=1) if isinstance(draft, Scripted) else len(draft.shape)
+        draft = draft.as_chain()
     ranked = first_law(model, prompt, temperature)
     settings = draw(samplings(model, draft, stops, temperature, processors, ranked))
     sampling = with_min_tokens(settings, least, model, stops)
     whole = Case(model, prompt, draft, KvLayout(), sampling, stops, dtype)
     bounded = any((*model.architecture.windows, *model.architecture.chunks))
-    held = draw(layouts(whole.longest, nodes, len(prompt), layout, bounded=bounded))
+    held = draw(layouts(whole.longest, largest(draft), len(prompt), layout, bounded=bounded))
     stay = any(model.architecture.chunks) and draw(st.booleans())
     return replace(whole, layout=replace(held, stay_in_chunk=stay))
 

@@ -6,7 +6,7 @@ from properties.strategies.far_conditions import FAR
 from properties.strategies.seen import Condition, Seen
 from reference.architecture import Seeded
 from reference.case import Case
-from reference.draft import LanguageModel, Ngram, Scripted, largest
+from reference.draft import largest
 from reference.layout import PAGED
 from reference.tree import Shape
 
@@ -18,7 +18,7 @@ def _paged(of: Seen) -> int:
 
 def _shape(of: Seen) -> Shape | None:
     draft = of.case.draft
-    return draft.shape if isinstance(draft, LanguageModel) else None
+    return None if draft.model is None else draft.shapes[0]
 
 
 def _branches_below(shape: Shape, levels: int) -> bool:
@@ -56,9 +56,9 @@ def _crossing(of: Seen) -> bool:
 def _cut(of: Seen) -> bool:
     """A step whose tree has fewer nodes than were proposed."""
     draft = of.case.draft
-    if isinstance(draft, Ngram):
+    if draft.trees is None and draft.model is None:  # it may find no token for a node, which is no cut
         return False
-    trees = draft.trees if isinstance(draft, Scripted) else (draft.shape,) * len(of.walks)
+    trees = draft.shapes if draft.trees is not None else draft.shapes * len(of.walks)
     return any(len(tree) < len(told) for (tree, _), told in zip(of.walks, trees, strict=False))
 
 

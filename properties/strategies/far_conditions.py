@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 
 from properties.strategies.seen import Condition, Seen
-from reference.draft import LanguageModel
 from reference.layout import PAGED
 from reference.session import Action
 
@@ -32,7 +31,7 @@ def _lanes(of: Seen) -> Iterator[tuple[int, int]]:
 def _drafts_unlike(of: Seen, one: int, other: int) -> bool:
     """Whether two requests are drafted for by unlike models."""
     mine, theirs = of.requests[one].draft, of.requests[other].draft
-    return isinstance(mine, LanguageModel) and isinstance(theirs, LanguageModel) and mine.model != theirs.model
+    return mine.model is not None and theirs.model is not None and mine.model != theirs.model
 
 
 def _steps(later: tuple[Action, ...], request: int) -> bool:

@@ -5,10 +5,10 @@ from dataclasses import replace
 from hypothesis import strategies as st
 
 from reference.architecture import Seeded
-from reference.draft import Draft, Scripted
+from reference.draft import Draft
 from reference.rules import DRAWS, RULES, Rule
 from reference.sampling import Sampling, Stops
-from reference.tree import RankTree, Shape, Tree
+from reference.tree import Shape
 
 TEMPERATURES = (1.0, 0.4, 2.5, 8.0)
 """Built-in models are sure of themselves: high temperatures spread their laws."""
@@ -105,7 +105,7 @@ def samplings(
     held |= {
         "temperature": temperature,
         "tape": tape,
-        "rule": draw(rules(all(map(_is_chain, _shapes(draft))))),
+        "rule": draw(rules(all(map(_is_chain, draft.shapes)))),
         "draws": draw(st.sampled_from((*DRAWS, "without-replacement"))),
         "seed": draw(st.integers(0, 2**20)),
     }
@@ -122,26 +122,5 @@ def with_min_tokens(sampling: Sampling, least: int, model: Seeded, stops: Stops)
     return replace(sampling, min_tokens=least)
 
 
-def _shapes(draft: Draft) -> tuple[Shape, ...]:
-    return draft.trees if isinstance(draft, Scripted) else (draft.shape,)
-
-
 def _is_chain(shape: Shape) -> bool:
     return all(len(below) <= 1 for below in shape.children)
-
-
-def as_chain(draft: Draft) -> Draft:
-    """The draft with the path to its first deepest node left of each tree, as rules for chains want it.
-
-    A draft that makes its own tokens gets two levels at least: on one, all those rules are the same.
-    """
-    if isinstance(draft, Scripted):
-        return Scripted(tuple(_line(tree) for tree in draft.trees))
-    height = max(draft.shape.height, 2)
-    line = RankTree((0, *range(height)), (0,) * (height + 1))
-    return type(draft)(**{**{name: getattr(draft, name) for name in type(draft).__dataclass_fields__}, "shape": line})
-
-
-def _line(tree: Tree) -> Tree:
-    deepest = tree.path(tree.depth.index(tree.height))
-    return Tree((0, *range(len(deepest) - 1)), tuple(tree.token[node] for node in deepest))

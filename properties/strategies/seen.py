@@ -7,7 +7,7 @@ from functools import cached_property, lru_cache
 from properties.strategies.acceptance import ORACLE
 from reference.architecture import Seeded
 from reference.case import Case
-from reference.draft import LanguageModel
+from reference.draft import Draft
 from reference.session import Action
 from reference.trace import Step
 from reference.tree import Tree
@@ -57,10 +57,10 @@ class Seen:
                 met += [together] if len(together) > 1 else []
         return tuple(met)
 
-    def drafts(self, number: int) -> LanguageModel | None:
-        """The model that drafts for a request."""
+    def drafts(self, number: int) -> Draft | None:
+        """The draft of a request, if it runs a model."""
         draft = self.requests[number].draft
-        return draft if isinstance(draft, LanguageModel) else None
+        return None if draft.model is None else draft
 
     @property
     def chunk(self) -> int:

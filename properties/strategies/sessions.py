@@ -11,7 +11,7 @@ from properties.strategies.prompts import LONGEST
 from properties.strategies.trees import as_many
 from reference.architecture import Seeded
 from reference.case import Case
-from reference.draft import Draft, LanguageModel, Ngram, Scripted, largest
+from reference.draft import Draft, Ngram, Scripted, largest
 from reference.layout import KvLayout
 from reference.malformed import Malformed
 from reference.sampling import Sampling, Stops
@@ -73,21 +73,21 @@ def related(draw: st.DrawFn, case: Case) -> tuple[int, ...]:
 
 
 @st.composite
-def rivals(draw: st.DrawFn, case: Case) -> LanguageModel | None:
+def rivals(draw: st.DrawFn, case: Case) -> Draft | None:
     """The draft of `case` with another model in it, in one of three where a model drafts, else nothing.
 
     Pages of the target may be shared between requests with unlike draft models, the pages of their drafts may not.
     """
-    if not isinstance(case.draft, LanguageModel) or draw(st.integers(0, 2)) < 2:
-        return None
     target, taken = case.model, case.draft.model
+    if taken is None or draw(st.integers(0, 2)) < 2:
+        return None
     assert isinstance(target, Seeded)
     assert isinstance(taken, Seeded)
-    return replace(case.draft, model=draw(other_drafts(target, taken)))
+    return case.draft.on(draw(other_drafts(target, taken)))
 
 
 @st.composite
-def mates(draw: st.DrawFn, case: Case, stranger: Case | None, rival: LanguageModel | None = None) -> Mate:
+def mates(draw: st.DrawFn, case: Case, stranger: Case | None, rival: Draft | None = None) -> Mate:
     """Another request on the model of `case`: with the draft of `stranger` or its own, and a related prompt.
 
     Without a stranger all have one draft, as in most servers, or draft with `rival` half of the time, if there is one.
@@ -103,8 +103,8 @@ def mates(draw: st.DrawFn, case: Case, stranger: Case | None, rival: LanguageMod
     elif kind != "same":
         others: st.SearchStrategy[Draft] = st.sampled_from((BRANCHES, Scripted()))
         draft = draw(alike(case) if kind == "alike" else others)
-    if isinstance(draft, Scripted):
-        trees = draft.trees
+    trees = draft.trees
+    if trees is not None:
         if draft is from_whom.draft and trees and draw(st.integers(0, 3)):
             assert isinstance(case.model, Seeded)
             old, new = ((*one[-1:], *continuation(case.model, one)) for one in (from_whom.prompt, prompt))

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from properties.strategies.acceptance import LOOKAHEAD, accepted_path, continuation
 from properties.strategies.prompts import tokens
 from reference.architecture import Seeded
-from reference.draft import Draft, Scripted
+from reference.draft import Draft
 from reference.sampling import Stops
 
 KINDS = ("none", "none", "none", "eos", "stop", "string", "max_length", "string", "eos", "stop", "all")
@@ -20,7 +20,7 @@ def places(draft: Draft, root: int, ahead: tuple[int, ...]) -> tuple[int, ...]:
 
     Of other drafts nothing is known, so all indices.
     """
-    if not isinstance(draft, Scripted):
+    if draft.trees is None:
         return tuple(range(len(ahead)))
     start, longest = 0, range(1)
     for tree in draft.trees:

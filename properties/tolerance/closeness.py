@@ -217,8 +217,8 @@ def kv_case(case: Case, tokens: tuple[int, ...]) -> Case:
 
 def draft_kv_case(case: Case, tokens: tuple[int, ...]) -> Case:
     """`kv_case` for the draft model of `case`, run as a target of its own."""
-    assert not isinstance(case.draft, Scripted)
-    return kv_case(replace(case, model=case.draft.model, draft=Scripted()), tokens)  # type: ignore[union-attr]
+    assert case.draft.model is not None
+    return kv_case(replace(case, model=case.draft.model, draft=Scripted()), tokens)
 
 
 ALL_STAGES = frozenset(Stage)

@@ -8,7 +8,7 @@ from properties.verdict.invariant import NotApplicable, Unobserved
 from properties.verdict.subject import Subject
 from reference.architecture import Seeded
 from reference.case import Case
-from reference.draft import LanguageModel, Scripted
+from reference.draft import Scripted
 from reference.sampling import Stops
 from reference.trace import Step
 from reference.tree import Tree
@@ -28,7 +28,7 @@ def focus(case: Case, subject: Subject) -> Case:
 
 def tree_of(case: Case) -> Tree:
     """The scripted tree of a one-step case."""
-    assert isinstance(case.draft, Scripted)
+    assert case.draft.trees is not None
     return case.draft.trees[0]
 
 
@@ -106,18 +106,19 @@ def relabelled(case: Case) -> tuple[Case, tuple[int, ...]]:
     def renamed(tokens: tuple[int, ...]) -> tuple[int, ...]:
         return tuple(new[token] for token in tokens)
 
-    draft = case.draft
-    if isinstance(draft, Scripted):
-        draft = Scripted(tuple(Tree(tree.parent, renamed(tree.token)) for tree in draft.trees))
-    elif isinstance(draft, LanguageModel):
-        assert isinstance(draft.model, Seeded)
-        draft = LanguageModel(replace(draft.model, relabel=seed), draft.shape, tuple(sorted(renamed(draft.vocabulary))))
     held = case.stops
     pieces = tuple(held.pieces[new.index(token)] for token in range(len(new))) if held.pieces else ()
     stops = replace(held, eos=renamed(held.eos), stop_tokens=renamed(held.stop_tokens), pieces=pieces)
     sampling = replace(case.sampling, bad_words=tuple(renamed(word) for word in case.sampling.bad_words))
     model = replace(case.model, relabel=seed)
-    return replace(case, model=model, prompt=renamed(case.prompt), draft=draft, sampling=sampling, stops=stops), new
+    return replace(
+        case,
+        model=model,
+        prompt=renamed(case.prompt),
+        draft=case.draft.renamed(renamed, seed),
+        sampling=sampling,
+        stops=stops,
+    ), new
 
 
 PROBE_FORWARDS = 4

@@ -3,15 +3,6 @@
 from dataclasses import fields, is_dataclass
 from typing import Any
 
-TAGS = {
-    "Seeded": "seeded",
-    "Checkpoint": "checkpoint",
-    "Scripted": "scripted",
-    "Ngram": "ngram",
-    "LanguageModel": "model",
-}
-"""The `kind` written for each class that stands in a union."""
-
 
 def plain(value: Any) -> Any:
     """`value` as JSON would hold it: objects, lists, numbers, strings; tuples become lists, NumPy numbers numbers.
@@ -26,7 +17,7 @@ def plain(value: Any) -> Any:
             for field, item in held
             if not (field.metadata.get("omit_default") and item == field.default)
         }
-        tag = TAGS.get(type(value).__name__)
+        tag = getattr(type(value), "TAG", None)  # of a class that stands beside others in one field
         return {"kind": tag, **content} if tag else content
     if isinstance(value, (tuple, list)):
         return [plain(item) for item in value]

@@ -6,8 +6,9 @@ from dataclasses import replace
 
 from reference.architecture import Model
 from reference.case import Case
-from reference.draft import LanguageModel
-from reference.oracle import acceptance, drafting, lowering, processing, rotary, stopping
+from reference.oracle import acceptance, lowering, processing, rotary, stopping
+from reference.oracle.draft import Question, proposed
+from reference.oracle.draft.chunk import in_chunk
 from reference.oracle.evaluator import Evaluator
 from reference.oracle.model import Inputs, Parameters, load
 from reference.oracle.sampled_step import SampledStep, certain
@@ -62,7 +63,7 @@ class Oracle:
         target = self.model(case.model, case.dtype)
         arch = target.parameters.architecture
         rotary.check_span(arch.rope, arch.max_positions, len(case.prefix), case.longest)
-        draft = self.model(case.draft.model, case.dtype) if isinstance(case.draft, LanguageModel) else None
+        draft = None if case.draft.model is None else self.model(case.draft.model, case.dtype)
         output: tuple[int, ...] = ()
         finish = None
         steps: list[Step] = []
@@ -78,13 +79,10 @@ class Oracle:
     ) -> Step:
         tokens = case.prompt + output
         sampled = SampledStep(case, output, number)
-        if sampled.drawn:
-            assert draft is not None
-            drafted = sampled.draw(tokens, draft)
-        else:
-            drafted = drafting.propose(case.draft, tokens, number, draft)
+        question = Question(tokens, number, draft, sampled)
+        drafted = proposed(case.draft, question)
         if case.layout.stay_in_chunk:
-            drafted = drafting.in_chunk(drafted, len(tokens) - 1, target.parameters.architecture)
+            drafted = in_chunk(drafted, len(tokens) - 1, target.parameters.architecture)
         tree, context = drafted.tree, tokens[:-1]
         nodes = target.nodes(context, tree)
         law = None

@@ -4,11 +4,9 @@ import numpy as np
 
 from reference import tape
 from reference.case import Case
-from reference.draft import LanguageModel
-from reference.oracle import acceptance, drafting, processing, tree_growth
+from reference.oracle import acceptance, processing, tree_growth
 from reference.oracle.coin_source import Taped
-from reference.oracle.evaluator import Evaluator
-from reference.trace import Accepted, Array, Drafted, frozen
+from reference.trace import Accepted, Array
 from reference.tree import Tree
 
 
@@ -25,7 +23,7 @@ class SampledStep:
     def drawn(self) -> bool:
         """Whether the draft's tokens come from its law by coins, not by rank."""
         sampling = self._case.sampling
-        return isinstance(self._case.draft, LanguageModel) and not sampling.greedy and sampling.draws != "top-k"
+        return self._case.draft.has_law and not sampling.greedy and sampling.draws != "top-k"
 
     def law(self, logits: Array, path: tuple[int, ...]) -> Array:
         """The processed law after `path`, the tokens below the root."""
@@ -48,49 +46,30 @@ class SampledStep:
             ]
         )
 
-    def draw(self, tokens: tuple[int, ...], evaluator: Evaluator) -> Drafted:
-        """A static tree under `tokens[-1]` whose siblings are drawn in row order; ranks say nothing here.
+    def siblings(self, below: tuple[int, ...], logits: Array, path: tuple[int, ...]) -> tuple[list[int], Array]:
+        """The tokens of the children `below`, drawn in row order, and what the verifier is told of each.
 
-        Where a law has fewer tokens than children want, the others are the best by logit of what is left, surely.
+        Where the law has fewer tokens than children want, the others are the best by logit of what is left, surely.
+
+        Args:
+            below: Sibling nodes.
+            logits: The draft's scores over the target's vocabulary, -inf where it cannot name a token.
+            path: Tokens below the root, down to the siblings' parent.
+
+        Returns:
+            A token for each of `below`, and proposals [len(below), vocabulary].
         """
-        draft = self._case.draft
-        assert isinstance(draft, LanguageModel)
-        shape, vocab = draft.shape, draft.model.vocab_size
-        named = np.array(draft.vocabulary or range(vocab))
-        token, draft_id = [tokens[-1]] * len(shape), [0] * len(shape)
-        logits = np.full((len(shape), len(named)), np.nan)
-        proposal = np.full((len(shape), vocab), 1.0 / vocab)
-        level = [0]
-        while level:
-            inner = [node for node in level if shape.children[node]] if level != [0] else [0]
-            if inner:
-                rows = drafting.scores(evaluator, tokens[:-1], shape, token, inner)[:, named]
-                for node, row in zip(inner, rows, strict=True):
-                    logits[node] = row
-                    spread = np.full(vocab, -np.inf)
-                    spread[named] = row
-                    path = tuple(token[up] for up in shape.path(node)[1:])
-                    self._name(shape.children[node], spread, path, token, proposal)
-            level = [child for node in level for child in shape.children[node]]
-        for node in range(1, len(shape)):
-            draft_id[node] = int(np.flatnonzero(named == token[node])[0])
-        return Drafted(Tree(shape.parent, tuple(token)), frozen(logits), tuple(draft_id), frozen(proposal))
-
-    def _name(
-        self, below: tuple[int, ...], logits: Array, path: tuple[int, ...], token: list[int], proposal: Array
-    ) -> None:
-        """Draw the children `below`, writing their tokens and proposals."""
         law = self.law(logits, path).tolist()
         drawn = tree_growth.siblings(self.chance, self._case.sampling.draws, [law] * len(below), below)
-        held = set(drawn.values())
+        held, tokens, told = set(drawn.values()), [], []
         for child in below:
-            if child in drawn:
-                token[child], proposal[child] = drawn[child], law
-            else:
-                left = [(-logits[one], one) for one in range(len(law)) if one not in held]
-                token[child] = min(left)[1]
-                held.add(token[child])
-                proposal[child] = one_hot((token[child],), len(law))[0]
+            token = drawn.get(child)
+            if token is None:
+                token = min((-logits[one], one) for one in range(len(law)) if one not in held)[1]
+                held.add(token)
+            tokens.append(token)
+            told.append(law if child in drawn else one_hot((token,), len(law))[0])
+        return tokens, np.array(told).reshape(len(below), len(law))
 
     def accept(self, tree: Tree, law: Array, proposal: Array) -> Accepted:
         """Verify by the case's rule, then draw the last token."""

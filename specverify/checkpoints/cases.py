@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from properties.strategies.acceptance import accepted_path
-from properties.strategies.sampling import as_chain
 from properties.verdict.invariant import Invariant, Oracle
 from properties.verdict.subject import NoTrace, Subject
 from reference.architecture import Checkpoint
@@ -137,7 +136,7 @@ def _with(base: Case, draft: Draft, plan: Plan, turn: int) -> Case:
     """`base` drafted by `draft`; where the plan samples, on coins of its own, and on chains if its rule wants them."""
     if plan.sampling.greedy:
         return replace(base, draft=draft)
-    fitting = as_chain(draft) if plan.sampling.rule.promise.chains_only else draft
+    fitting = draft.as_chain() if plan.sampling.rule.promise.chains_only else draft
     seed = int(np.random.default_rng([plan.seed, turn]).integers(0, 2**62))
     return replace(base, draft=fitting, sampling=replace(plan.sampling, processors=plan.processors, seed=seed))
 

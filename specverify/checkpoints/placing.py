@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from reference.architecture import Checkpoint, Model
 from reference.case import Case
-from reference.draft import Draft, LanguageModel
+from reference.draft import Draft
 from reference.malformed import Malformed
 from reports.bundle import Bundle
 from reports.format import clean, cut
@@ -75,7 +75,7 @@ def _moved(case: Case, found: dict[str, Checkpoint]) -> Case:
         return found[model.digest] if isinstance(model, Checkpoint) else model
 
     def draft_of(draft: Draft) -> Draft:
-        return replace(draft, model=model_of(draft.model)) if isinstance(draft, LanguageModel) else draft
+        return draft if draft.model is None else draft.on(model_of(draft.model))
 
     session = case.session
     if session is not None:

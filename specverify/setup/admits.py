@@ -16,7 +16,7 @@ def outside(declared: Declaration, case: Case) -> str | None:
             replace(requests[one.requests[0]], draft=one.draft) for one in case.session.actions if one.draft is not None
         ]
         return next((why for why in (outside(declared, one) for one in (*requests, *switched)) if why), None)
-    kind = {"Scripted": "scripted", "Ngram": "ngram", "LanguageModel": "model"}[type(case.draft).__name__]
+    kind = case.draft.TAG
     if case.dtype not in declared.dtypes:
         return f"{declared.name} declares no dtype {case.dtype}"
     if kind not in declared.drafts:

@@ -11,7 +11,6 @@ from backends.engine.model.causal_lm import Rows
 from backends.engine.request import Request
 from backends.engine.seams import Seams
 from backends.faults.fault import Fault
-from reference.draft import Scripted
 from reference.trace import Stage
 from reference.tree import Shape
 
@@ -67,10 +66,7 @@ def prefill_as_block(seams: Seams) -> Seams:
     class Uniform(Request):
         def prefill(self) -> None:
             right, draft = self._seams, self.case.draft
-            shape: Shape | None = draft.trees[0] if isinstance(draft, Scripted) and draft.trees else None
-            if not isinstance(draft, Scripted):
-                shape = draft.shape
-            if shape is not None:
+            for shape in draft.shapes[:1]:
                 self._seams = replace(right, prefill_attend=_masked_as(shape, right.prefill_attend or right.attend))
             super().prefill()
             self._seams = right

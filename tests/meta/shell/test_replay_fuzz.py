@@ -79,7 +79,7 @@ def drawn() -> list[Case]:
     @exploring(25)
     @given(cases())
     def draw(case: Case) -> None:
-        nodes = sum(map(len, case.draft.trees)) if isinstance(case.draft, Scripted) else len(case.draft.shape)
+        nodes = sum(map(len, case.draft.shapes))
         assert isinstance(case.model, Seeded)
         if len(case.prompt) < 16 and nodes < 10 and case.model.architecture.layers < 3:
             found.append(case)

@@ -1,0 +1,59 @@
+"""LanguageModel: a small causal language model with a KV cache of its own drafts."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from reference.architecture import Model, Seeded
+from reference.draft.base import Tokens
+from reference.draft.static import Static
+from reference.files.json_parts import model_from_json, rank_tree_from_json
+from reference.malformed import Malformed, under
+from reference.tree import RankTree
+
+
+@dataclass(frozen=True)
+class LanguageModel(Static):
+    """A small causal model with a KV cache of its own: node i is the `rank[i]`-th best token after its parent.
+
+    Attributes:
+        model: The draft's own weights; its vocabulary size is the target's.
+        shape: The static tree it fills.
+        vocabulary: Target ids that the draft's head can name, ascending (EAGLE-3's reduced vocabulary: draft id d
+            means target id `vocabulary[d]`); empty means all of them.
+    """
+
+    TAG = "model"
+    WORD = "model"
+    has_law = True
+
+    model: Model
+    shape: RankTree
+    vocabulary: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if any(a >= b for a, b in zip(self.vocabulary, self.vocabulary[1:], strict=False)):
+            raise Malformed("vocabulary", "target ids must ascend")
+        named = len(self.vocabulary) or self.model.vocab_size
+        if max(self.shape.rank) >= named:
+            raise Malformed("shape.rank", f"rank {max(self.shape.rank)} needs more than the {named} tokens it can name")
+
+    @classmethod
+    def read(cls, content: Mapping[str, Any]) -> "LanguageModel":
+        """See `Draft`."""
+        with under("shape"):
+            shape = rank_tree_from_json(content["shape"])
+        with under("model"):
+            model = model_from_json(content["model"])
+        return cls(model, shape, tuple(content["vocabulary"]))
+
+    def renamed(self, renamed: Callable[[Tokens], Tokens], relabel: int) -> "LanguageModel":
+        """See `Draft`."""
+        assert isinstance(self.model, Seeded), "the weights of a checkpoint have no other names"
+        model = replace(self.model, relabel=relabel)
+        return replace(self, model=model, vocabulary=tuple(sorted(renamed(self.vocabulary))))
+
+    def simpler(self) -> Iterator["LanguageModel"]:
+        """Without a vocabulary of its own."""
+        if self.vocabulary:
+            yield replace(self, vocabulary=())

@@ -1,0 +1,39 @@
+"""Ngram: a trie over the tokens so far (prompt lookup, as a tree)."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from reference.draft.static import Static
+from reference.files.json_parts import rank_tree_from_json
+from reference.malformed import Malformed, under
+from reference.tree import RankTree
+
+
+@dataclass(frozen=True)
+class Ngram(Static):
+    """A trie over the tokens so far: a node's children are the tokens that most often followed its context.
+
+    The context of a node is the longest suffix, `order - 1` tokens at most and one at least, of sequence + path that
+    occurs earlier with a successor. Successors rank by how often they followed it, then by how recently. A rank that
+    does not exist leaves its node and the nodes below it out of the tree.
+    """
+
+    TAG = "ngram"
+    WORD = "n-gram"
+    model = None
+    vocabulary = ()
+
+    shape: RankTree
+    order: int = 3
+
+    def __post_init__(self) -> None:
+        if self.order < 2:
+            raise Malformed("order", f"{self.order}: a context needs at least one token (order 2)")
+
+    @classmethod
+    def read(cls, content: Mapping[str, Any]) -> "Ngram":
+        """See `Draft`."""
+        with under("shape"):
+            shape = rank_tree_from_json(content["shape"])
+        return cls(shape, content["order"])

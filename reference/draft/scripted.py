@@ -1,0 +1,74 @@
+"""Scripted: the case holds the trees themselves, one for each step, and the bare root once they run out."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from reference.draft.base import Draft, Tokens
+from reference.files.json_parts import tree_from_json
+from reference.malformed import Malformed, under
+from reference.tree import Shape, Tree
+
+
+@dataclass(frozen=True)
+class Scripted(Draft):
+    """The case draws the trees itself: `trees[k]` is proposed at step k, and the bare root once they run out."""
+
+    TAG = "scripted"
+    model = None
+    vocabulary = ()
+    reads = None
+
+    trees: tuple[Tree, ...] = ()
+
+    @classmethod
+    def read(cls, content: Mapping[str, Any]) -> "Scripted":
+        """See `Draft`."""
+        trees = []
+        for at, tree in enumerate(content["trees"]):
+            with under(f"trees[{at}]"):
+                trees.append(tree_from_json(tree))
+        return cls(tuple(trees))
+
+    @property
+    def shapes(self) -> tuple[Shape, ...]:
+        """See `Draft`."""
+        return self.trees
+
+    def with_shapes(self, shapes: tuple[Shape, ...]) -> "Scripted":
+        """See `Draft`; every shape carries its tokens."""
+        trees = tuple(shape for shape in shapes if isinstance(shape, Tree))
+        if len(trees) < len(shapes):
+            raise Malformed("trees", "a script needs the tokens of its trees")
+        return Scripted(trees)
+
+    def as_chain(self) -> "Scripted":
+        """The path to the first deepest node of each tree."""
+        return Scripted(tuple(_deepest_path(tree) for tree in self.trees))
+
+    @property
+    def told(self) -> str:
+        """See `Draft`."""
+        sizes = [len(tree) for tree in self.trees]
+        if len(sizes) < 2:
+            return f"{sizes[0]} node{'s' * (sizes[0] > 1)}" if sizes else "no tree"
+        return f"{len(sizes)} trees of {' + '.join(map(str, sizes[:6]))}{' + …' if len(sizes) > 6 else ''} nodes"
+
+    def renamed(self, renamed: Callable[[Tokens], Tokens], relabel: int) -> "Scripted":
+        """See `Draft`."""
+        return Scripted(tuple(Tree(tree.parent, renamed(tree.token)) for tree in self.trees))
+
+    def token_fields(self) -> list[tuple[str, Tokens]]:
+        """See `Draft`."""
+        return [(f"trees[{at}].token", tree.token) for at, tree in enumerate(self.trees)]
+
+    def check(self, pending: int) -> None:
+        """Raise Malformed unless the first tree hangs from the pending root."""
+        if self.trees and self.trees[0].token[0] != pending:
+            token = self.trees[0].token[0]
+            raise Malformed("trees[0].token[0]", f"{token} is not the last prompt token {pending}")
+
+
+def _deepest_path(tree: Tree) -> Tree:
+    path = tree.path(tree.depth.index(tree.height))
+    return Tree((0, *range(len(path) - 1)), tuple(tree.token[node] for node in path))

@@ -1,0 +1,42 @@
+"""The parts of a case file that several of its objects hold: trees and models, from checked JSON objects."""
+
+from typing import Any
+
+from reference.architecture import Architecture, Checkpoint, Model, Rope, Seeded
+from reference.malformed import under
+from reference.tree import RankTree, Tree
+
+
+def tree_from_json(content: dict[str, Any]) -> Tree:
+    """A tree with its tokens; raises Malformed with the path below it."""
+    return Tree(tuple(content["parent"]), tuple(content["token"]))
+
+
+def rank_tree_from_json(content: dict[str, Any]) -> RankTree:
+    """A tree of ranks; raises Malformed with the path below it."""
+    return RankTree(tuple(content["parent"]), tuple(content["rank"]))
+
+
+def model_from_json(content: dict[str, Any]) -> Model:
+    """A model; raises Malformed with the path below it."""
+    rest = {key: value for key, value in content.items() if key != "kind"}
+    if content["kind"] == "checkpoint":
+        return Checkpoint(**rest)
+    fields = dict(rest.pop("architecture"))
+    # JSON has one kind of number: 2 may stand where a fraction is meant.
+    fields["norm_eps"] = float(fields["norm_eps"])
+    rope: dict[str, Any] = {}
+    for key, value in fields.pop("rope").items():
+        rope[key] = float(value) if isinstance(getattr(Rope, key), float) else value
+    short, long = tuple(map(float, rope.pop("short_factor"))), tuple(map(float, rope.pop("long_factor")))
+    with under("architecture.rope"):
+        turned = Rope(**rope, short_factor=short, long_factor=long)
+    for name in ("windows", "chunks", "unrotated"):
+        if name in fields:
+            fields[name] = tuple(fields[name])
+    for name in ("attn_scale", "score_cap"):
+        if name in fields:
+            fields[name] = float(fields[name])
+    with under("architecture"):
+        architecture = Architecture(**fields, rope=turned)
+    return Seeded(architecture=architecture, **rest)

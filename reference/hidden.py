@@ -1,0 +1,42 @@
+"""HiddenStates: which of the target's hidden states a draft reads, as a descriptor that both sides can be held to."""
+
+from dataclasses import dataclass
+
+from reference.malformed import Malformed
+
+PLACES = ("residual", "normed")
+"""Where a hidden state is taken: the residual stream after a layer, or the output of the norm after the last layer."""
+
+
+@dataclass(frozen=True)
+class HiddenStates:
+    """Hidden states of the target, side by side in the order of `layers`: [positions, len(layers) * hidden size].
+
+    Attributes:
+        layers: Layers after which the residual stream is taken, from 0; -1 means the embeddings (EAGLE-3 reads three
+            layers; transformers' `hidden_states[i]` is layer i - 1). For `normed` no layer is named.
+        place: One of PLACES (EAGLE reads the output of the last norm, EAGLE-3 the residual stream).
+    """
+
+    layers: tuple[int, ...] = ()
+    place: str = "residual"
+
+    def __post_init__(self) -> None:
+        if self.place not in PLACES:
+            raise Malformed("place", f"{self.place!r} is none of {', '.join(PLACES)}")
+        if (self.place == "normed") != (not self.layers):
+            raise Malformed("layers", "the residual stream is taken after named layers, the last norm's output is not")
+        if len(set(self.layers)) < len(self.layers) or any(layer < -1 for layer in self.layers):
+            raise Malformed("layers", f"{list(self.layers)}: layers count from 0, -1 means the embeddings, each once")
+
+    def __str__(self) -> str:
+        """`residual after layers 1, 4`, or `output of the last norm`."""
+        if self.place == "normed":
+            return "output of the last norm"
+        names = ", ".join("embeddings" if layer < 0 else str(layer) for layer in self.layers)
+        return f"residual stream after layer{'s' * (len(self.layers) > 1)} {names}"
+
+    @property
+    def parts(self) -> int:
+        """How many states of the target's hidden size lie side by side."""
+        return len(self.layers) or 1

@@ -1,0 +1,27 @@
+"""The part of a drafted tree that lies in the chunk of its root, for targets whose layers attend in chunks."""
+
+from reference.architecture import Architecture
+from reference.trace import Array, Drafted, frozen
+
+
+def in_chunk(drafted: Drafted, position: int, architecture: Architecture) -> Drafted:
+    """What stays of `drafted`, its root at `position`, if nodes outside the root's chunk are cut.
+
+    A node stays if position // c is the same for it and for the root, c being the shortest chunk of any layer.
+    """
+    chunks = [chunk for _, chunk in architecture.reaches if chunk]
+    tree = drafted.tree
+    if not chunks:
+        return drafted
+    size = min(chunks)
+    kept = [node for node in range(len(tree)) if (position + tree.depth[node]) // size == position // size]
+
+    def rows(table: Array | None) -> Array | None:
+        return None if table is None else frozen(table[kept])
+
+    return Drafted(
+        tree.part(kept),
+        rows(drafted.logits),
+        None if drafted.draft_ids is None else tuple(drafted.draft_ids[node] for node in kept),
+        rows(drafted.proposal),
+    )

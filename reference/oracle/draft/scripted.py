@@ -1,0 +1,14 @@
+"""A script proposes its trees one by one, then the bare root."""
+
+from reference.draft import Scripted
+from reference.oracle.draft.question import Question, means
+from reference.trace import Drafted
+from reference.tree import Tree
+
+
+@means(Scripted.TAG)
+def proposed(draft: Scripted, question: Question) -> Drafted:
+    """The tree of this step with the pending root in place of its own."""
+    root = question.tokens[-1]
+    tree = draft.trees[question.step] if question.step < len(draft.trees) else Tree((0,), (root,))
+    return Drafted(tree.rooted(root))
