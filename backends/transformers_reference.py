@@ -182,6 +182,32 @@ class PlainTransformers:
         )
         return Sequence(logits.numpy(), *stacked)
 
+    def states(self, tokens: tuple[int, ...]) -> Array:
+        """The residual stream, float64 [layers + 2, T, hidden size]: see `reference.oracle.evaluator.Evaluator`.
+
+        Transformers itself hands over all of it but what leaves the last layer, which is what enters the last norm.
+
+        Raises:
+            Unsupported: the model has no last norm where transformers' decoders have it.
+        """
+        body = self._network.base_model
+        norm = getattr(body, "norm", None)
+        if norm is None:
+            raise Unsupported(f"{type(self._network).__name__} has no last norm under the name that decoders give it")
+        last: list[torch.Tensor] = []
+        hook = norm.register_forward_pre_hook(lambda _, given: last.append(given[0]))
+        noted = _seen.set([])
+        try:
+            with wide():
+                said = body(
+                    torch.tensor([tokens]), use_cache=False, output_hidden_states=True, **self._capped
+                ).hidden_states
+        finally:
+            _seen.reset(noted)
+            hook.remove()
+        states: Array = torch.stack([*said[:-1], last[0], said[-1]])[:, 0].numpy()
+        return states
+
     def _check_mask(self, layer: _Layer, reach: tuple[int, int]) -> None:
         """Raise Unsupported unless the mask hides what lies after a row or out of its reach, and adds nothing else."""
         length = layer.query.shape[1]

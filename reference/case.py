@@ -68,6 +68,7 @@ class Case:
         drafter = self.draft.model
         if drafter is not None and drafter.vocab_size != vocab:
             raise Malformed("draft.model", f"its vocabulary of {drafter.vocab_size} is not the target's {vocab}")
+        self._check_reads()
         if self.longest > self.max_positions:
             raise Malformed("prompt", f"needs up to {self.longest} positions; the model admits {self.max_positions}")
         if drafter is not None and self.longest > max_positions(drafter):
@@ -77,6 +78,14 @@ class Case:
         self._check_pages()
         if self.session is not None:
             self._check_session(self.session)
+
+    def _check_reads(self) -> None:
+        """Refuse a draft that reads hidden states which the target does not have."""
+        reads = self.draft.reads
+        if reads is not None and isinstance(self.model, Seeded):
+            layers = self.model.architecture.layers
+            if max(reads.layers, default=0) >= layers:
+                raise Malformed("draft.reads", f"{reads}: the target has layers 0 to {layers - 1}")
 
     def _check_pages(self) -> None:
         """Refuse a free list that cannot hold this request alone, whatever else happens."""

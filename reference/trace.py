@@ -93,10 +93,13 @@ class Scored:
     Attributes:
         logits: As the model gave them.
         law: What the next token is drawn from at each node, temperature and all processing applied; None if greedy.
+        hidden: The hidden states that the draft of the case reads (`Draft.reads`), float [nodes, width]; None where it
+            reads none.
     """
 
     logits: Array
     law: Array | None = None
+    hidden: Array | None = None
 
 
 @dataclass(frozen=True)

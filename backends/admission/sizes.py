@@ -36,6 +36,7 @@ class Sizes:
         draft: The draft model's cache; all None where the request may draft with several models, or with none.
         draft_vocabulary: Ids that the draft scores; None where it is not a single model.
         coins: Coins of one step on the tape; None for a backend that takes no tape.
+        hidden: Width of the hidden states that the draft reads.
     """
 
     vocabulary: int
@@ -44,6 +45,7 @@ class Sizes:
     draft: Cache
     draft_vocabulary: int | None
     coins: int | None
+    hidden: int | None = None
 
     @property
     def last_token(self) -> int:
@@ -70,6 +72,7 @@ def sizes_of(case: Case, takes_tape: bool, switched: tuple[Draft, ...] = ()) -> 
         draft=caches.pop() if len(caches) == 1 else Cache(),
         draft_vocabulary=widths.pop() if len(widths) == 1 else None,
         coins=stride(case.most_nodes) if takes_tape else None,
+        hidden=None if arch is None or case.draft.reads is None else case.draft.reads.parts * arch.hidden_size,
     )
 
 

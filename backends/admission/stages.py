@@ -165,7 +165,12 @@ def _scored(value: object, sizes: Sizes, nodes: int | None) -> Scored:
     logits = array("scored.logits", one.logits, "float", (("nodes", nodes), vocabulary))
     if not len(logits):
         raise refusal("scored.logits", one.logits, "a row for the root at least")
-    return Scored(logits, _optional("scored.law", one.law, (("nodes", len(logits)), vocabulary)))
+    rows: Axis = ("nodes", len(logits))
+    return Scored(
+        logits,
+        _optional("scored.law", one.law, (rows, vocabulary)),
+        _optional("scored.hidden", one.hidden, (rows, ("width", sizes.hidden))),
+    )
 
 
 def _optional(field: str, value: object, axes: tuple[Axis, ...]) -> Array | None:

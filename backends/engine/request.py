@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
 from backends.engine import stops
@@ -46,6 +47,7 @@ class Request:
         draft: What proposes its trees.
         finish: Why it is over, or None.
         at: The stage that it is in, for whoever must say where a run broke.
+        verified: Hidden states of its rows in the verify forward, [R, width], where its draft reads some.
     """
 
     def __init__(self, case: Case, target: CausalLm, lease: Lease, draft: Draft, seams: StepSeams) -> None:
@@ -55,6 +57,7 @@ class Request:
         self.draft = draft
         self.finish: str | None = None
         self.at = Stage.DRAFTED
+        self.verified: Tensor | None = None
         self._target = target
         self._seams = seams
         self._reveal = Revealer()
@@ -62,6 +65,7 @@ class Request:
         self._limits, self._written = stops.limits(case), stops.Written()
         self._counters = Counters()
         self._steps: list[Step] = []
+        self._hidden: list[Tensor] = []  # of every committed token, where the draft reads them
         self._block: Block | None = None
 
     def prefill(self) -> None:
@@ -70,13 +74,17 @@ class Request:
         cache = self.lease.target
         missing = tuple(self.tokens[cache.length : -1])
         attend, lanes = self._seams.prefill_attend or self._seams.attend, self._seams.kv.single
-        self._target.prefill(missing, cache, attend, self.case.layout.prefill_chunk, lanes)
+        chunk, reads = self.case.layout.prefill_chunk, self.case.draft.reads
+        if reads is not None and cache.length:
+            raise ValueError("a draft that reads hidden states needs those of tokens whose KV was there already")
+        self._hidden = self._target.prefill(missing, cache, attend, chunk, lanes, reads)
 
     def propose(self) -> None:
         """Draft a tree."""
         self.at = Stage.DRAFTED
         chance = self._chance()
-        proposal = self.draft.propose(self.tokens, chance if chance is not None and chance.samples else None)
+        sampled = chance if chance is not None and chance.samples else None
+        proposal = self.draft.propose(self.tokens, sampled, self._states())
         layout, reaches = self.case.layout, self._target.reaches
         nodes = list(range(len(proposal.tree)))
         if layout.stay_in_chunk:
@@ -136,6 +144,8 @@ class Request:
         self._position += self._seams.advance(len(kept))
         self.draft.settle([block.nodes[row] for row in kept])
         self.tokens += emitted
+        if self.verified is not None:
+            self._hidden.append(self.verified[kept])
         self._counters.proposed += len(tree) - 1
         self._counters.lengths.append(len(path) - 1)
         self._steps.append(
@@ -144,12 +154,26 @@ class Request:
                 reveal.drafted(block.proposal, told),
                 reveal.lowered(tensors),
                 attended,
-                reveal.scored(logits, law),
+                reveal.scored(logits, law, self._scored_states(tensors)),
                 Accepted(tuple(path), bonus, None if law is None or chance is None else chance.spent),
                 Emitted(tuple(emitted), self.finish, tuple(logprobs)),
                 self._committed(block.before, verified, fallback),
             )
         )
+
+    def _states(self) -> Tensor | None:
+        """Hidden states of the committed tokens, [len(tokens) - 1, width]; None where the draft reads none."""
+        reads = self.case.draft.reads
+        if reads is None:
+            return None
+        if not self._hidden:  # a prompt of one token: nothing is committed yet
+            width = reads.parts * int(self._target.model.config.hidden_size)
+            return torch.empty(0, width, dtype=self._target.dtype, device=self._target.device)
+        return torch.cat(self._hidden)
+
+    def _scored_states(self, tensors: TreeTensors) -> Tensor | None:
+        """Hidden states of the verify forward, a row for each node."""
+        return None if self.verified is None else self.verified[tensors.retrieve_index.to(self.verified.device)]
 
     def _chance(self) -> StepSampling | None:
         """What decides by chance or by history in this step; None for plain greedy decoding."""

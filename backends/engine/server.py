@@ -9,20 +9,18 @@ from torch import Tensor
 
 from backends.base import StageFailure, Unsupported
 from backends.engine.columns import Attend
-from backends.engine.draft.base import Draft
-from backends.engine.draft.language_model import ModelDraft
-from backends.engine.draft.ngram import NgramDraft
-from backends.engine.draft.scripted import ScriptedDraft
+from backends.engine.draft import Draft, Opening, opened
 from backends.engine.kv.arena import Lease, refuse_small_pool
 from backends.engine.kv.base import OutOfPages
 from backends.engine.kv.lanes import Lanes
 from backends.engine.model.causal_lm import CausalLm
+from backends.engine.model.hidden import HiddenTap
 from backends.engine.model.models import Shelf, refuse_long
 from backends.engine.model.update_order_check import require_update_first
 from backends.engine.request import Request
 from backends.engine.seams import Seams
 from reference.case import Case
-from reference.draft import LanguageModel, Ngram, largest
+from reference.draft import largest
 from reference.layout import PAGED
 from reference.malformed import Malformed
 from reference.session import Account, Action, Session
@@ -123,6 +121,9 @@ class Server:
             case = self.case.alone(twin, tuple(old.tokens))
         except Malformed:  # together they do not fit the model: it does not enter
             return
+        if case.draft.reads is not None:  # columns that are shared bring no hidden states: it computes its own
+            self._enter(twin, case, self._lease(case, ()))
+            return
         model = self._draft_model(case)
         self._enter(twin, case, self._arena.fork(old.lease, self._target, model, self._capacity, self._rows))
 
@@ -148,6 +149,8 @@ class Server:
             request.prefill()
 
     def _switch(self, request: Request, case: Case) -> None:
+        if case.draft.reads not in (None, request.case.draft.reads):
+            raise Unsupported("a switch to a draft that reads hidden states: those of earlier tokens were not kept")
         if largest(case.draft) >= self._rows:
             raise Unsupported(f"a switch to trees of {largest(case.draft)} nodes: there is room for {self._rows - 1}")
         model = self._draft_model(case)
@@ -168,11 +171,16 @@ class Server:
                 request.propose()
         heads: list[Tensor] = []
         rows = self._seams.gather(batch)
+        reads = [one.case.draft.reads for one in batch if one.case.draft.reads is not None]
+        tap = HiddenTap(*reads) if reads else None
         with _naming(batch[0]):
             flat = self._target.forward(
-                rows, self._seams.attend, filler=self._arena.filler, lanes=self._seams.kv.lanes, watch=heads
+                rows, self._seams.attend, filler=self._arena.filler, lanes=self._seams.kv.lanes, watch=heads, tap=tap
             )
         for lane, request in enumerate(batch):
+            mine = request.case.draft.reads
+            if tap is not None and mine is not None:
+                request.verified = tap.taken[mine][lane, : len(rows[lane].tokens)]
             with _naming(request):
                 request.settle(flat[lane], [one[lane, :, : len(rows[lane].tokens)] for one in heads])
         for number in numbers:
@@ -215,22 +223,23 @@ class Server:
         return model
 
     def _draft_model(self, case: Case) -> CausalLm | None:
-        if not isinstance(case.draft, LanguageModel):
+        if case.draft.model is None:
             return None
         return self._open(replace(case, model=case.draft.model), self._seams.draft_attend, self._seams.kv.single)
 
     def _lease(self, case: Case, tokens: tuple[int, ...]) -> Lease:
-        return self._arena.lease(self._target, self._draft_model(case), self._capacity, self._rows, tokens)
+        """Caches that may begin with what the prefix cache holds, which brings no hidden states for a draft to read."""
+        known = tokens if case.draft.reads is None else ()
+        return self._arena.lease(self._target, self._draft_model(case), self._capacity, self._rows, known)
 
     def _draft(self, case: Case, lease: Lease) -> Draft:
-        draft = case.draft
-        if isinstance(draft, LanguageModel):
-            model = self._draft_model(case)
-            assert model is not None
-            assert lease.draft is not None
-            refeed = case.layout.draft_sync == "refeed"
-            return ModelDraft(model, draft.shape, draft.vocabulary, self._seams, lease.draft, refeed)
-        return NgramDraft(draft.shape, draft.order) if isinstance(draft, Ngram) else ScriptedDraft(draft.trees)
+        draft = opened(Opening(case, self._draft_model(case), lease.draft, self._seams))
+        if draft.reads != case.draft.reads:
+            raise Unsupported(
+                f"the draft reads {draft.reads or 'no hidden states'}, and the case gives it "
+                f"{case.draft.reads or 'no hidden states'}"
+            )
+        return draft
 
     # What is seen of it.
 

@@ -43,9 +43,9 @@ class Revealer:
         fields = {name: array(getattr(tensors, name)) for name in Lowered.__dataclass_fields__ if name != "visible"}
         return Lowered(**fields, visible=tuple(masks[id(mask)] for mask in tensors.visible))
 
-    def scored(self, logits: Tensor, law: Tensor | None) -> Scored:
-        """The logits and the law made of them, one row per node."""
-        return Scored(array(logits), None if law is None else array(law))
+    def scored(self, logits: Tensor, law: Tensor | None, hidden: Tensor | None = None) -> Scored:
+        """The logits, the law made of them, and the hidden states that a draft reads, one row per node."""
+        return Scored(array(logits), None if law is None else array(law), None if hidden is None else array(hidden))
 
     def kv(self, cache: KvCache | None) -> Kv | None:
         """A copy of a cache, [layers, kv_heads, length, head_dim]; None for no cache, an empty one, or no budget.

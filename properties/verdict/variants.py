@@ -90,7 +90,7 @@ def relabelled(case: Case) -> tuple[Case, tuple[int, ...]]:
     """The case with every token id renamed, in the models and everywhere else, and the new id of each old one.
 
     Raises:
-        NotApplicable: The vocabulary has one token.
+        NotApplicable: The vocabulary has one token, or the draft knows ids.
     """
     assert isinstance(case.model, Seeded)
     if case.model.vocab_size < 2:
@@ -106,6 +106,9 @@ def relabelled(case: Case) -> tuple[Case, tuple[int, ...]]:
     def renamed(tokens: tuple[int, ...]) -> tuple[int, ...]:
         return tuple(new[token] for token in tokens)
 
+    draft = case.draft.renamed(renamed, seed)
+    if draft is None:
+        raise NotApplicable("the draft's own rule names tokens by their ids")
     held = case.stops
     pieces = tuple(held.pieces[new.index(token)] for token in range(len(new))) if held.pieces else ()
     stops = replace(held, eos=renamed(held.eos), stop_tokens=renamed(held.stop_tokens), pieces=pieces)
@@ -115,7 +118,7 @@ def relabelled(case: Case) -> tuple[Case, tuple[int, ...]]:
         case,
         model=model,
         prompt=renamed(case.prompt),
-        draft=case.draft.renamed(renamed, seed),
+        draft=draft,
         sampling=sampling,
         stops=stops,
     ), new

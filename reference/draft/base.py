@@ -71,8 +71,11 @@ class Draft(ABC):
     def told(self) -> str:
         """The draft in a few words for a page: `n-gram draft of 5 nodes`."""
 
-    def renamed(self: Own, renamed: Callable[[Tokens], Tokens], relabel: int) -> Own:
-        """The draft after every token id was renamed; models of it are relabelled by the seed `relabel`."""
+    def renamed(self: Own, renamed: Callable[[Tokens], Tokens], relabel: int) -> Own | None:
+        """The draft after every token id was renamed; models of it are relabelled by the seed `relabel`.
+
+        None where the draft names tokens by a rule of its own, which knows their ids.
+        """
         return self
 
     def simpler(self: Own) -> Iterator[Own]:

@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import ClassVar, TypeVar
 
 from reference.draft.base import Draft, only
+from reference.hidden import HiddenStates
 from reference.tree import RankTree, Shape
 
 Own = TypeVar("Own", bound="Static")
@@ -14,7 +15,7 @@ class Static(Draft):
 
     WORD: ClassVar[str]
     trees = None
-    reads = None
+    reads: HiddenStates | None = None
     shape: RankTree
 
     @property

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from reference.files.fields import SHOWN, UnreadableCheckpoint, shown, unreadable
 from reference.files.regular import opened
-from reference.trace import Array
 
 WIDTH = {"BF16": 2, "F16": 2, "F32": 4, "F64": 8}
 """Bytes of one number in each dtype that weights may have."""
@@ -39,7 +39,7 @@ class Stored:
     shape: tuple[int, ...]
     begin: int
 
-    def values(self, name: str) -> Array:
+    def values(self, name: str) -> NDArray[Any]:
         """The tensor called `name`, widened to float64."""
         count = math.prod(self.shape)
         kind = {"BF16": "<u2", "F16": "<f2", "F32": "<f4", "F64": "<f8"}[self.dtype]

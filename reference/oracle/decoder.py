@@ -4,8 +4,11 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import replace
 
+import numpy as np
+
 from reference.architecture import Model
 from reference.case import Case
+from reference.hidden import HiddenStates
 from reference.oracle import acceptance, lowering, processing, rotary, stopping
 from reference.oracle.draft import Question, proposed
 from reference.oracle.draft.chunk import in_chunk
@@ -13,7 +16,7 @@ from reference.oracle.evaluator import Evaluator
 from reference.oracle.model import Inputs, Parameters, load
 from reference.oracle.sampled_step import SampledStep, certain
 from reference.oracle.shared_prefix import SharedPrefix
-from reference.trace import Accounting, Attended, Committed, Emitted, Scored, Step, Trace, frozen
+from reference.trace import Accounting, Array, Attended, Committed, Emitted, Scored, Step, Trace, frozen
 from reference.tree import Tree
 
 KV_STEPS = 4
@@ -79,7 +82,9 @@ class Oracle:
     ) -> Step:
         tokens = case.prompt + output
         sampled = SampledStep(case, output, number)
-        question = Question(tokens, number, draft, sampled)
+        reads = case.draft.reads
+        known = None if reads is None else picked(target.states(tokens[:-1]), reads)
+        question = Question(tokens, number, draft, sampled, known)
         drafted = proposed(case.draft, question)
         if case.layout.stay_in_chunk:
             drafted = in_chunk(drafted, len(tokens) - 1, target.parameters.architecture)
@@ -103,13 +108,25 @@ class Oracle:
             drafted=drafted,
             lowered=lowering.lower(tree, len(context), target.parameters.architecture),
             attended=Attended(nodes.attended),
-            scored=Scored(nodes.logits, law),
+            scored=Scored(nodes.logits, law, None if reads is None else _states(target, reads, context, tree)),
             accepted=accepted,
             emitted=Emitted(kept, finish, logprobs),
             committed=Committed(
                 length=len(tokens) + len(kept) - 1, before=target.kv(context) if number < KV_STEPS else None
             ),
         )
+
+
+def picked(states: Array, reads: HiddenStates) -> Array:
+    """The part of `Evaluator.states` that `reads` describes: [tokens, width]."""
+    places = [layer + 1 for layer in reads.layers] or [-1]
+    return np.concatenate([states[place] for place in places], axis=-1)
+
+
+def _states(target: Evaluator, reads: HiddenStates, context: tuple[int, ...], tree: Tree) -> Array:
+    """The hidden states at each node of `tree`, each the last row of its own sequence: [nodes, width]."""
+    runs = [target.states((*context, *tree.tokens_to(node))) for node in range(len(tree))]
+    return frozen(np.stack([picked(run, reads)[-1] for run in runs]))
 
 
 def _accounting(steps: list[Step]) -> Accounting:

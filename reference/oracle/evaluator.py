@@ -3,7 +3,7 @@
 from typing import Protocol
 
 from reference.oracle.model import Inputs, Nodes, Parameters
-from reference.trace import Kv
+from reference.trace import Array, Kv
 from reference.tree import Tree
 
 
@@ -18,6 +18,13 @@ class Evaluator(Protocol):
 
     def inputs(self, context: tuple[int, ...], tree: Tree) -> Inputs:
         """What goes into attention at each node of that run."""
+        ...
+
+    def states(self, tokens: tuple[int, ...]) -> Array:
+        """The residual stream of running `tokens` in sequence: float64 [layers + 2, len(tokens), hidden size].
+
+        First what enters layer 0, then what leaves each layer, last the output of the last norm.
+        """
         ...
 
     def kv(self, tokens: tuple[int, ...]) -> Kv:

@@ -202,6 +202,7 @@ class _Sequence:
     queries: Array  # [layers, heads, head_dim]
     attended: Array  # [layers, heads, head_dim]
     logits: Array  # [vocabulary]
+    states: Array  # [layers + 2, T, hidden size]; see Evaluator.states
 
 
 class PathByPath:
@@ -234,6 +235,13 @@ class PathByPath:
             np.concatenate([runs[0].values[:, :, :above], *(run.values[:, :, -1:] for run in runs)], axis=2),
         )
 
+    def states(self, tokens: tuple[int, ...]) -> Array:
+        """See `Evaluator`."""
+        if not tokens:
+            arch = self.parameters.architecture
+            return np.empty((arch.layers + 2, 0, arch.hidden_size))
+        return self._run(tokens).states
+
     def kv(self, tokens: tuple[int, ...]) -> Kv:
         """Rotated keys and values of the sequence `tokens`."""
         if not tokens:
@@ -262,6 +270,7 @@ class PathByPath:
             return y * temperature(arch, layer, positions)[:, None, None] if name == "q" else y
 
         x = state["model.embed_tokens.weight"][list(tokens)]
+        states = [x]
         kept_keys, kept_values, asked, attended = [], [], [], []
         for layer, reach in enumerate(arch.reaches):
             at = f"model.layers.{layer}"
@@ -273,11 +282,17 @@ class PathByPath:
                 mixed[t] = attention(queries[t], keys[first : t + 1], values[first : t + 1], arch.score_cap)
             x = x + linear(mixed.reshape(length, -1), state, f"{at}.self_attn.o_proj")
             x = x + swiglu(rms_norm(x, state[f"{at}.post_attention_layernorm.weight"], arch.norm_eps), state, at)
+            states.append(x)
             kept_keys.append(keys.swapaxes(0, 1))
             kept_values.append(values.swapaxes(0, 1))
             asked.append(queries[-1])
             attended.append(mixed[-1])
-        last = rms_norm(x[-1], state["model.norm.weight"], arch.norm_eps)
+        states.append(rms_norm(x, state["model.norm.weight"], arch.norm_eps))
         return _Sequence(
-            np.stack(kept_keys), np.stack(kept_values), np.stack(asked), np.stack(attended), self.parameters.head @ last
+            np.stack(kept_keys),
+            np.stack(kept_values),
+            np.stack(asked),
+            np.stack(attended),
+            self.parameters.head @ states[-1][-1],
+            np.stack(states),
         )

@@ -9,6 +9,7 @@ from reference.oracle.model import (
     Inputs,
     Nodes,
     Parameters,
+    PathByPath,
     capped,
     first_seen,
     linear,
@@ -134,6 +135,10 @@ class SharedPrefix:
         row[order] = np.arange(len(order))
         last = rms_norm(x[row], self.parameters.state["model.norm.weight"], arch.norm_eps)
         return Nodes(last @ self.parameters.head.T, attended[:, :, row]), row, held, through
+
+    def states(self, tokens: tuple[int, ...]) -> Array:
+        """The residual stream of `tokens`, which few drafts read: run from scratch, since contexts keep KV alone."""
+        return PathByPath(self.parameters).states(tokens)
 
     def kv(self, tokens: tuple[int, ...]) -> Kv:
         """Rotated keys and values of the sequence `tokens`, as read-only views."""

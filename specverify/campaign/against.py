@@ -147,6 +147,11 @@ class ByTransformers:
 
         return Inputs(np.stack([run.queries[:, :, at] for run, at in rows], axis=2), columns("keys"), columns("values"))
 
+    def states(self, tokens: tuple[int, ...]) -> Array:
+        """See `Evaluator`."""
+        states: Array = self._plain.states(tokens or (0,))[:, : len(tokens)]
+        return states
+
     def kv(self, tokens: tuple[int, ...]) -> Kv:
         """Keys and values of the sequence `tokens`, as attention gets them."""
         run = self._run(tokens or (0,))

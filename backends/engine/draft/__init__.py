@@ -1,1 +1,21 @@
-"""What may propose trees to the engine, behind one interface (`backends/engine/draft/base.py`)."""
+"""What proposes trees to the engine: one file for each kind of draft, known by its tag.
+
+The interface stands in `backends/engine/draft/base.py`. Every module of this folder is imported, so that a new kind is
+a new file here and no line elsewhere.
+"""
+
+from importlib import import_module
+from pkgutil import iter_modules
+
+from backends.engine.draft.base import OPENERS, Draft, Opening
+
+for _module in iter_modules(__path__):
+    import_module(f"{__name__}.{_module.name}")
+
+
+def opened(opening: Opening) -> Draft:
+    """The engine's draft for the case of `opening`."""
+    return OPENERS[opening.case.draft.TAG](opening)
+
+
+__all__ = ["OPENERS", "Draft", "Opening", "opened"]

@@ -3,11 +3,13 @@
 import torch
 from torch import Tensor
 
-from backends.engine.draft.base import Proposal
+from backends.engine.draft.base import Opening, Proposal, opens
 from backends.engine.kv.base import KvCache
 from backends.engine.model.causal_lm import CausalLm, Rows
 from backends.engine.sampling.step import StepSampling
 from backends.engine.step_seams import StepSeams
+from reference.draft import LanguageModel
+from reference.hidden import HiddenStates
 from reference.tree import RankTree, Tree
 
 
@@ -19,6 +21,8 @@ class ModelDraft:
     the last accepted token is one of those fed next time. With `refeed` no row of a block is kept: all accepted tokens
     are fed again.
     """
+
+    reads: HiddenStates | None = None
 
     def __init__(
         self,
@@ -39,7 +43,7 @@ class ModelDraft:
         self.cache: KvCache = cache
         self.calls = 0
 
-    def propose(self, tokens: list[int], chance: StepSampling | None = None) -> Proposal:
+    def propose(self, tokens: list[int], chance: StepSampling | None = None, hidden: Tensor | None = None) -> Proposal:
         """Propose the static tree under `tokens[-1]`, of the best tokens, or of drawn ones if `chance` draws."""
         scores = self._catch_up(tokens)
         self._slots = {}
@@ -165,3 +169,14 @@ def branch_rows(
 def roll_back(cache: KvCache, fed: list[int]) -> None:
     """Keep the open rows `fed`, in the order of their positions, and no other."""
     cache.commit(fed)
+
+
+@opens(LanguageModel.TAG)
+def opened(opening: Opening) -> ModelDraft:
+    """The draft's model over the cache that the request leased for it."""
+    draft = opening.case.draft
+    assert isinstance(draft, LanguageModel)
+    assert opening.model is not None
+    assert opening.cache is not None
+    refeed = opening.case.layout.draft_sync == "refeed"
+    return ModelDraft(opening.model, draft.shape, draft.vocabulary, opening.seams, opening.cache, refeed)

@@ -1,8 +1,12 @@
 """A draft from a trie of the n-grams seen so far in prompt and output (prompt lookup, as a tree)."""
 
-from backends.engine.draft.base import Proposal
+from torch import Tensor
+
+from backends.engine.draft.base import Opening, Proposal, opens
 from backends.engine.kv.base import KvCache
 from backends.engine.sampling.step import StepSampling
+from reference.draft import Ngram
+from reference.hidden import HiddenStates
 from reference.tree import RankTree, Tree
 
 Followers = dict[int, tuple[int, int]]
@@ -14,6 +18,7 @@ class NgramDraft:
 
     cache: KvCache | None = None
     calls = 0
+    reads: HiddenStates | None = None
 
     def __init__(self, shape: RankTree, order: int) -> None:
         self._shape = shape
@@ -21,7 +26,7 @@ class NgramDraft:
         self._trie: dict[tuple[int, ...], Followers] = {}
         self._seen = 0
 
-    def propose(self, tokens: list[int], chance: StepSampling | None = None) -> Proposal:
+    def propose(self, tokens: list[int], chance: StepSampling | None = None, hidden: Tensor | None = None) -> Proposal:
         """Fill the static shape; nodes whose rank does not exist, and those below them, are left out."""
         self._grow(tokens)
         by_depth = sorted(range(1, len(self._shape)), key=lambda node: self._shape.depth[node])
@@ -62,3 +67,11 @@ class NgramDraft:
             if followers:
                 return sorted(followers, key=lambda token: followers[token], reverse=True)
         return []
+
+
+@opens(Ngram.TAG)
+def opened(opening: Opening) -> NgramDraft:
+    """An empty trie; it grows with the tokens of the request."""
+    draft = opening.case.draft
+    assert isinstance(draft, Ngram)
+    return NgramDraft(draft.shape, draft.order)

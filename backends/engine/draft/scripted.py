@@ -1,8 +1,12 @@
 """A draft that proposes the trees its case drew, one per step, then the bare root."""
 
-from backends.engine.draft.base import Proposal
+from torch import Tensor
+
+from backends.engine.draft.base import Opening, Proposal, opens
 from backends.engine.kv.base import KvCache
 from backends.engine.sampling.step import StepSampling
+from reference.draft import Scripted
+from reference.hidden import HiddenStates
 from reference.tree import Tree
 
 
@@ -11,12 +15,13 @@ class ScriptedDraft:
 
     cache: KvCache | None = None
     calls = 0
+    reads: HiddenStates | None = None
 
     def __init__(self, trees: tuple[Tree, ...]) -> None:
         self._trees = trees
         self._at = 0
 
-    def propose(self, tokens: list[int], chance: StepSampling | None = None) -> Proposal:
+    def propose(self, tokens: list[int], chance: StepSampling | None = None, hidden: Tensor | None = None) -> Proposal:
         """Return the next tree of the script with the engine's own pending token as its root."""
         tree = self._trees[self._at] if self._at < len(self._trees) else Tree((0,), (tokens[-1],))
         return Proposal(tree.rooted(tokens[-1]))
@@ -30,3 +35,10 @@ class ScriptedDraft:
 
     def abandon(self) -> None:
         """The same tree comes again."""
+
+
+@opens(Scripted.TAG)
+def opened(opening: Opening) -> ScriptedDraft:
+    """The script of the case."""
+    assert opening.case.draft.trees is not None
+    return ScriptedDraft(opening.case.draft.trees)

@@ -2,6 +2,7 @@
 
 import time
 from collections import Counter
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +14,9 @@ from backends.engine.columns import Attend, Columns
 from backends.engine.kv.base import KvCache, Room
 from backends.engine.kv.lanes import Lanes
 from backends.engine.model.graphs import Graphs, Inputs, Still
+from backends.engine.model.hidden import HiddenTap
 from backends.engine.reach import Reach, reaches_of
+from reference.hidden import HiddenStates
 
 
 @dataclass(frozen=True)
@@ -77,6 +80,7 @@ class CausalLm:
         filler: float = 0.0,
         lanes: type[Lanes] = Lanes,
         watch: list[Tensor] | None = None,
+        tap: HiddenTap | None = None,
     ) -> list[Tensor]:
         """Run the rows of every request in one forward, each over its own cache.
 
@@ -87,6 +91,7 @@ class CausalLm:
             filler: What lies in padding columns.
             lanes: What makes one cache of many.
             watch: Gets what attention returned, [B, H, T, D] for each layer.
+            tap: Gets the hidden states that it was made for.
 
         Returns:
             For each request, logits [rows scored, vocabulary] in the working dtype.
@@ -108,7 +113,7 @@ class CausalLm:
         }
         began = time.perf_counter()
         logits = None
-        if self.graphs is not None and watch is not None:
+        if self.graphs is not None and watch is not None and tap is None:  # a replay runs no hook
             recorded = self.graphs.run(self._network, inputs, Still(caches, widths, filler), attend)
             if isinstance(recorded, str):
                 cache.fallbacks += [recorded] * len(self.reaches)
@@ -116,7 +121,8 @@ class CausalLm:
                 logits, heads = recorded
                 watch += heads
         if logits is None:
-            logits = self._network(inputs, cache, _watched(attend, watch), score)
+            with tap.on(self.model.base_model) if tap is not None else nullcontext():
+                logits = self._network(inputs, cache, _watched(attend, watch), score)
         if self.device.type != "cpu":
             torch.accelerator.synchronize()
         self.forward_s += time.perf_counter() - began
@@ -144,20 +150,40 @@ class CausalLm:
         return lanes.masks(layer, [one.visible[layer] for one in batch]).to(self.device)
 
     def prefill(
-        self, tokens: tuple[int, ...], cache: KvCache, attend: Attend, chunk: int, lanes: type[Lanes] = Lanes
-    ) -> None:
-        """Append the KV of `tokens` to `cache` as one causal run, `chunk` tokens per forward (0: all that fit)."""
+        self,
+        tokens: tuple[int, ...],
+        cache: KvCache,
+        attend: Attend,
+        chunk: int,
+        lanes: type[Lanes] = Lanes,
+        reads: HiddenStates | None = None,
+    ) -> list[Tensor]:
+        """Append the KV of `tokens` to `cache` as one causal run, `chunk` tokens per forward (0: all that fit).
+
+        Returns:
+            The hidden states `reads` of the tokens, [tokens of a forward, width] each; none where none are read.
+        """
+        hidden = []
         width = min(chunk or len(tokens), cache.most_rows or len(tokens)) or 1
         for at in range(0, len(tokens), width):
-            self.append(tokens[at : at + width], cache, attend, 0, lanes)
+            tap = None if reads is None else HiddenTap(reads)
+            self.append(tokens[at : at + width], cache, attend, 0, lanes, tap)
+            hidden += [tap.taken[reads][0]] if tap is not None and reads is not None else []
+        return hidden
 
     def append(
-        self, tokens: tuple[int, ...], cache: KvCache, attend: Attend, score: int, lanes: type[Lanes] = Lanes
+        self,
+        tokens: tuple[int, ...],
+        cache: KvCache,
+        attend: Attend,
+        score: int,
+        lanes: type[Lanes] = Lanes,
+        tap: HiddenTap | None = None,
     ) -> Tensor:
-        """Run `tokens` after what is committed in `cache`, and commit them; see `forward` for `score`."""
+        """Run `tokens` after what is committed in `cache`, and commit them; see `forward` for `score` and `tap`."""
         rows = torch.arange(cache.length, cache.length + len(tokens))
         given = Rows(torch.tensor(tokens), rows, causal(rows, self.reaches), cache)
-        (logits,) = self.forward([given], attend, score, lanes=lanes)
+        (logits,) = self.forward([given], attend, score, lanes=lanes, tap=tap)
         cache.commit(list(range(len(tokens))))
         return logits
 

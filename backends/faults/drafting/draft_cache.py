@@ -131,8 +131,10 @@ def one_cache(seams: Seams) -> Seams:
             return replace(lease, draft=lease.target) if draft is target else lease
 
     class Lodging(ModelDraft):
-        def propose(self, tokens: list[int], chance: StepSampling | None = None) -> Proposal:
-            proposal = super().propose(tokens, chance)
+        def propose(
+            self, tokens: list[int], chance: StepSampling | None = None, hidden: Tensor | None = None
+        ) -> Proposal:
+            proposal = super().propose(tokens, chance, hidden)
             self.cache.commit(list(range(self.cache.rows)))  # the target knows of no rows that are not its own
             return proposal
 

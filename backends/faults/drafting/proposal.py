@@ -76,8 +76,10 @@ def leaves_drawn(seams: Seams) -> Seams:
     """Levels of a greedy draft take their best tokens; the last one, named after the loop, is drawn."""
 
     class Drawing(ModelDraft):
-        def propose(self, tokens: list[int], chance: StepSampling | None = None) -> Proposal:
-            best = super().propose(tokens, chance)
+        def propose(
+            self, tokens: list[int], chance: StepSampling | None = None, hidden: Tensor | None = None
+        ) -> Proposal:
+            best = super().propose(tokens, chance, hidden)
             if chance is not None:
                 return best
             assert best.logits is not None
@@ -106,7 +108,7 @@ def pool_outlives_request(seams: Seams) -> Seams:
 
     class Pooled(Request):
         def propose(self) -> None:
-            if isinstance(self.draft, NgramDraft):
+            if type(self.draft) is NgramDraft:
                 self.draft._trie = pool
             super().propose()
 

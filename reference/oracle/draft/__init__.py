@@ -17,3 +17,6 @@ for _module in iter_modules(__path__):
 def proposed(draft: Draft, question: Question) -> Drafted:
     """The tree that `draft` must propose under the pending root `question.tokens[-1]`."""
     return MEANINGS[draft.TAG](draft, question)
+
+
+__all__ = ["MEANINGS", "Question", "proposed"]

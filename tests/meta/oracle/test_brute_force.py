@@ -64,6 +64,9 @@ class Table:
             rows.append(self.row((*context, *tail)))
         return Nodes(np.stack(rows), np.zeros((1, 1, len(tree), 2)))
 
+    def states(self, tokens: tuple[int, ...]) -> Array:
+        raise NotImplementedError("no draft here reads hidden states")
+
     def inputs(self, context: tuple[int, ...], tree: Tree) -> Inputs:
         empty = np.zeros((1, 1, len(context) + len(tree), 2))
         return Inputs(empty[:, :, len(context) :], empty, empty)

@@ -1,0 +1,74 @@
+"""Takes the hidden states that a draft reads out of the target's forwards, by hooks on its layers and its last norm."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from backends.base import Unsupported
+from reference.hidden import HiddenStates
+
+
+class HiddenTap:
+    """Hidden states of the rows of one forward.
+
+    Attributes:
+        taken: For each descriptor, what the forward computed, [B, T, width] in the working dtype.
+    """
+
+    def __init__(self, *wanted: HiddenStates) -> None:
+        self._wanted = tuple(dict.fromkeys(wanted))
+        self.taken: dict[HiddenStates, Tensor] = {}
+
+    @contextmanager
+    def on(self, body: Any) -> Iterator[None]:
+        """Listen to one forward of `body`, a transformers decoder without its head.
+
+        Raises:
+            Unsupported: the model has no such layer, or its layers are not where transformers' decoders have them.
+        """
+        layers, norm = getattr(body, "layers", None), getattr(body, "norm", None)
+        if layers is None or norm is None:
+            raise Unsupported(f"{type(body).__name__} has no layers and norm whose hidden states a draft could read")
+        found: dict[int | str, Tensor] = {}
+        with ExitStack() as hooks:
+            for place in {layer for one in self._wanted for layer in one.layers}:
+                if place >= len(layers):
+                    named = ", ".join(str(one) for one in self._wanted)
+                    raise Unsupported(f"the draft reads the {named}; the target has layers 0 to {len(layers) - 1}")
+                hooks.enter_context(_hooked(layers, place, found))
+            if any(one.place == "normed" for one in self._wanted):
+                hooks.enter_context(_listening(norm.register_forward_hook(_keeps(found, "normed"))))
+            yield
+        for one in self._wanted:
+            parts = [found[place] for place in (one.layers or ("normed",))]
+            self.taken[one] = torch.cat(parts, dim=-1)
+
+
+def _hooked(layers: Any, place: int, found: dict[int | str, Tensor]) -> Any:
+    """Listens to the residual stream after layer `place`; -1: to what enters the first layer."""
+    if place >= 0:
+        return _listening(layers[place].register_forward_hook(_keeps(found, place)))
+
+    def before(_: Any, given: tuple[Any, ...], named: dict[str, Any]) -> None:
+        found[-1] = given[0] if given else named["hidden_states"]
+
+    return _listening(layers[0].register_forward_pre_hook(before, with_kwargs=True))
+
+
+def _keeps(found: dict[int | str, Tensor], place: int | str) -> Any:
+    def after(_: Any, __: Any, output: Any) -> None:
+        # Layers of transformers 5 return the residual stream itself, others a tuple that begins with it.
+        found[place] = output[0] if isinstance(output, tuple) else output
+
+    return after
+
+
+@contextmanager
+def _listening(handle: Any) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        handle.remove()
