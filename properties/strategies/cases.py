@@ -4,92 +4,25 @@ from dataclasses import replace
 
 from hypothesis import strategies as st
 
-from properties.strategies.acceptance import continuation, first_law, postponed, retold, steered
+from properties.strategies.acceptance import continuation, first_law, postponed, retold
+from properties.strategies.draft import any_draft
 from properties.strategies.layouts import layouts
-from properties.strategies.models import drafts, far_targets, targets
+from properties.strategies.models import far_targets, targets
 from properties.strategies.prompts import MARKS, far_prompts, prompts
 from properties.strategies.sampling import TEMPERATURES, samplings, with_min_tokens
 from properties.strategies.sessions import with_session
 from properties.strategies.stops import places, stops_for
-from properties.strategies.trees import MAX_NODES, as_many, deep_parents, parents, side_by_side
 from reference.architecture import Seeded
 from reference.case import Case
-from reference.draft import Draft, LanguageModel, Ngram, Scripted, largest
+from reference.draft import Scripted, largest
 from reference.layout import KvLayout
 from reference.sampling import Stops
-from reference.tree import RankTree, Shape, Tree
 
 LASTING = Stops(12)
 """For requests that are still there when something happens to them."""
 
 FAR = 20
 """One case in so many has a long prompt."""
-
-STATIC_NODES = 12
-"""Nodes of a static tree at most: the draft model runs each inner level of it."""
-
-
-@st.composite
-def scripts(draw: st.DrawFn, model: Seeded, prompt: tuple[int, ...], ahead: tuple[int, ...]) -> Scripted:
-    """One to three trees, each under the root that the steps before it lead to, if the target goes on with `ahead`."""
-    trees: list[Tree] = []
-    root = prompt[-1]
-    for step in range(draw(st.integers(1, 3))):
-        through = step == 0 and draw(st.integers(0, 4)) > 2
-        shapes = deep_parents() if through else parents(MAX_NODES if step == 0 else 8)
-        if step > 0 and len(trees[-1]) <= 8 and draw(st.booleans()):
-            shapes = as_many(len(trees[-1]))  # what is kept by the number of rows must not be met again
-        one = draw(steered(root, ahead, model.vocab_size, shapes, through))
-        trees.append(one.tree)
-        if one.accepted + 1 > len(ahead):
-            break
-        root, ahead = ahead[one.accepted], ahead[one.accepted + 1 :]
-    return Scripted(tuple(trees))
-
-
-@st.composite
-def rank_trees(draw: st.DrawFn, named: int) -> RankTree:
-    """Static trees whose nodes have at most `named` children, ranks in an order of their own."""
-    some = st.integers(3, 6).flatmap(as_many)
-    chains = st.builds(side_by_side, st.integers(2, 3), st.integers(2, 3))
-    parent = list(draw(st.one_of(parents(STATIC_NODES, shuffle=False), some, chains)))
-    for node in range(1, len(parent)):
-        while parent[:node].count(parent[node]) - (parent[node] == 0) >= min(named, 4):
-            parent[node] += 1
-    shape = Shape(tuple(parent))
-    turn = draw(st.integers(0, 3))
-    rank = [0] * len(parent)
-    for below in shape.children:
-        for at, node in enumerate(below):
-            rank[node] = (at + turn) % len(below)
-    return RankTree(tuple(parent), tuple(rank))
-
-
-@st.composite
-def vocabularies(draw: st.DrawFn, vocab: int) -> tuple[int, ...]:
-    """The whole vocabulary (empty), or some of its ids, at least two."""
-    if vocab < 4 or draw(st.booleans()):
-        return ()
-    step = draw(st.integers(2, 3))
-    return tuple(sorted({*range(draw(st.integers(0, 1)), vocab, step), vocab - 1}))
-
-
-@st.composite
-def any_draft(
-    draw: st.DrawFn, model: Seeded, prompt: tuple[int, ...], ahead: tuple[int, ...], learning: bool = False
-) -> Draft:
-    """Scripted trees most often, a model half of the time if `learning`; else a trie; some with their own vocabulary.
-
-    `learning` holds where tokens may be drawn, and in sessions, where a draft's cache has most to lose.
-    """
-    kind = draw(st.sampled_from((0, 5, 1, 5, 4, 5) if learning else (0, 1, 2, 5, 3, 4)))
-    if kind == 4:
-        return Ngram(draw(rank_trees(model.vocab_size)), draw(st.integers(2, 4)))
-    if kind == 5:
-        vocabulary = draw(vocabularies(model.vocab_size))
-        shape = draw(rank_trees(len(vocabulary) or model.vocab_size))
-        return LanguageModel(draw(drafts(model)), shape, vocabulary)
-    return draw(scripts(model, prompt, ahead))
 
 
 @st.composite

@@ -1,0 +1,28 @@
+"""Scripted trees whose tokens are steered, so that every number of them is accepted."""
+
+from hypothesis import strategies as st
+
+from properties.strategies.acceptance import steered
+from properties.strategies.draft.drawing import Given, draws
+from properties.strategies.trees import MAX_NODES, as_many, deep_parents, parents
+from reference.draft import Scripted
+from reference.tree import Tree
+
+
+@draws(Scripted.TAG)
+@st.composite
+def scripts(draw: st.DrawFn, given: Given) -> Scripted:
+    """One to three trees, each under the root that the steps before it lead to, if the target writes `ahead`."""
+    trees: list[Tree] = []
+    root, ahead = given.prompt[-1], given.ahead
+    for step in range(draw(st.integers(1, 3))):
+        through = step == 0 and draw(st.integers(0, 4)) > 2
+        shapes = deep_parents() if through else parents(MAX_NODES if step == 0 else 8)
+        if step > 0 and len(trees[-1]) <= 8 and draw(st.booleans()):
+            shapes = as_many(len(trees[-1]))  # what is kept by the number of rows must not be met again
+        one = draw(steered(root, ahead, given.model.vocab_size, shapes, through))
+        trees.append(one.tree)
+        if one.accepted + 1 > len(ahead):
+            break
+        root, ahead = ahead[one.accepted], ahead[one.accepted + 1 :]
+    return Scripted(tuple(trees))

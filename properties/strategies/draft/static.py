@@ -1,0 +1,27 @@
+"""Static trees of ranks, which drafts fill that make their own tokens."""
+
+from hypothesis import strategies as st
+
+from properties.strategies.trees import as_many, parents, side_by_side
+from reference.tree import RankTree, Shape
+
+STATIC_NODES = 12
+"""Nodes of a static tree at most: the draft model runs each inner level of it."""
+
+
+@st.composite
+def rank_trees(draw: st.DrawFn, named: int) -> RankTree:
+    """Static trees whose nodes have at most `named` children, ranks in an order of their own."""
+    some = st.integers(3, 6).flatmap(as_many)
+    chains = st.builds(side_by_side, st.integers(2, 3), st.integers(2, 3))
+    parent = list(draw(st.one_of(parents(STATIC_NODES, shuffle=False), some, chains)))
+    for node in range(1, len(parent)):
+        while parent[:node].count(parent[node]) - (parent[node] == 0) >= min(named, 4):
+            parent[node] += 1
+    shape = Shape(tuple(parent))
+    turn = draw(st.integers(0, 3))
+    rank = [0] * len(parent)
+    for below in shape.children:
+        for at, node in enumerate(below):
+            rank[node] = (at + turn) % len(below)
+    return RankTree(tuple(parent), tuple(rank))
