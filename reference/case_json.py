@@ -9,8 +9,9 @@ from typing import Any, TypeVar
 
 import jsonschema
 
+from reference import draft, layout
 from reference.case import SCHEMA, Case
-from reference.draft import KINDS, Draft
+from reference.draft import Draft
 from reference.files.json_parts import model_from_json
 from reference.files.json_words import plain
 from reference.layout import KvLayout
@@ -73,11 +74,16 @@ def _shipped() -> dict[str, Any]:
 
 
 def schema() -> dict[str, Any]:
-    """The JSON Schema that ships with the package, and that of each kind of draft which brings its own."""
-    own = {tag: kind.SCHEMA for tag, kind in KINDS.items() if kind.SCHEMA is not None}
-    if not own:
-        return _shipped()
-    content = deepcopy(_shipped())
+    """The JSON Schema that ships with the package, and what kinds bring along that it does not know.
+
+    A kind of draft brings the schema of its object, a KV layout its name.
+    """
+    shipped = _shipped()
+    own = {tag: kind.SCHEMA for tag, kind in draft.KINDS.items() if kind.SCHEMA is not None}
+    if not own and shipped["properties"]["layout"]["properties"]["kind"]["enum"] == list(layout.KINDS):
+        return shipped
+    content = deepcopy(shipped)
+    content["properties"]["layout"]["properties"]["kind"]["enum"] = list(layout.KINDS)
     drafts = content["$defs"]["draft"]
     drafts["properties"]["kind"]["enum"] += list(own)
     drafts["allOf"] += [{"if": {"properties": {"kind": {"const": tag}}}, "then": then} for tag, then in own.items()]
@@ -128,7 +134,7 @@ def _built(path: str, make: Callable[[], T]) -> T:
 
 def _draft(content: dict[str, Any]) -> Draft:
     with under("draft"):
-        return KINDS[content["kind"]].read(content)
+        return draft.KINDS[content["kind"]].read(content)
 
 
 def _sampling(content: dict[str, Any]) -> Sampling:

@@ -16,19 +16,61 @@ NOT_IN_ORDER = "the accepted path is not a prefix of the row order"
 FAST_SWITCH = "EA_FAST_CACHE_REORDER"
 """Environment switch of the fast reorder, as EAGLE-Pangu calls it: 0 never, 1 also where `path` is asked for."""
 
-KINDS = {
-    "branch": "a replica of the committed cache takes the rows; the commit brings accepted rows home",
-    "overwrite": "verify writes [pos, pos + rows) in place; then the logical position moves on",
-    "scratch": "rows live in a buffer of their own; the commit copies accepted rows over",
-    "static": "one pre-allocated buffer, attended from end to end under the mask",
-    "sliding": "layers with a window keep a ring of what they can still see",
-    "paged": "pages of a shared pool, found through a block table, over-allocated",
-    "prefix": "paged, and full pages of finished requests are kept for requests that begin alike",
-}
-"""Every layout by name, with what it is."""
 
-PAGED = ("paged", "prefix")
-"""Layouts with pages."""
+@dataclass(frozen=True)
+class LayoutKind:
+    """What the product must know of one layout, wherever it is declared, drawn, judged or told.
+
+    Attributes:
+        sentence: What it is, for lists.
+        commits: The ways of its commit; of one way, a case says `path`.
+        pages: Whether its columns lie in pages of a pool that requests share.
+        keeps_prefixes: Whether full pages of finished requests are kept for requests that begin alike.
+        bitwise: Whether attention runs the same operations as over a `branch` cache, so that every bit is the same;
+            elsewhere numbers are compared within the bound of rule N.
+        reads_stale: Whether attention reads free and stale cells under its mask, so that they must be finite.
+        ring: Whether a layer with a window keeps only what it can still see: prefills go in blocks of a tree's size.
+        in_place: Whether rows are written where they are to stay: the cache must be updated before attention reads it,
+            and accepted rows must come in row order.
+        simpler: The layout that shrinking tries in its place, besides `branch`.
+    """
+
+    sentence: str
+    commits: tuple[str, ...] = ("path",)
+    pages: bool = False
+    keeps_prefixes: bool = False
+    bitwise: bool = True
+    reads_stale: bool = False
+    ring: bool = False
+    in_place: bool = False
+    simpler: str | None = None
+
+
+KINDS: dict[str, LayoutKind] = {
+    "branch": LayoutKind(
+        "a replica of the committed cache takes the rows; the commit brings accepted rows home", commits=COMMITS
+    ),
+    "overwrite": LayoutKind(
+        "verify writes [pos, pos + rows) in place; then the logical position moves on", in_place=True
+    ),
+    "scratch": LayoutKind("rows live in a buffer of their own; the commit copies accepted rows over"),
+    "static": LayoutKind(
+        "one pre-allocated buffer, attended from end to end under the mask", bitwise=False, reads_stale=True
+    ),
+    "sliding": LayoutKind("layers with a window keep a ring of what they can still see", bitwise=False, ring=True),
+    "paged": LayoutKind("pages of a shared pool, found through a block table, over-allocated", pages=True),
+    "prefix": LayoutKind(
+        "paged, and full pages of finished requests are kept for requests that begin alike",
+        pages=True,
+        keeps_prefixes=True,
+        bitwise=False,
+        simpler="paged",
+    ),
+}
+"""Every layout by name. What makes its cache stands in `backends.engine.kv.layouts`."""
+
+PLAIN = "branch"
+"""The layout that every other one is compared with."""
 
 SYNCS = ("keep", "refeed")
 
@@ -79,13 +121,14 @@ class KvLayout:
         for name in ("padded_nodes", "prefill_chunk", "overhang"):
             if getattr(self, name) < 0:
                 raise Malformed(name, f"{getattr(self, name)} is negative")
-        if self.kind != "branch" and self.commit != "path":
+        if self.commit not in self.traits.commits:
             raise Malformed("commit", f"{self.commit!r} is a way of branch, not of {self.kind}")
-        if self.kind in PAGED:
+        if self.traits.pages:
             self._check_pages()
         elif self.page_size or self.pages or self.overhang:
+            paged = [kind for kind, traits in KINDS.items() if traits.pages]
             name = "page_size" if self.page_size else "pages" if self.pages else "overhang"
-            raise Malformed(name, f"{self.kind} has no pages (layouts with pages: {', '.join(PAGED)})")
+            raise Malformed(name, f"{self.kind} has no pages (layouts with pages: {', '.join(paged)})")
 
     def _one_of(self, name: str, known: tuple[str, ...]) -> None:
         if getattr(self, name) not in known:
@@ -103,6 +146,11 @@ class KvLayout:
             if page in seen:
                 raise Malformed(f"pages[{at}]", f"page {page} is owned twice: it stands in the free list before")
             seen.add(page)
+
+    @property
+    def traits(self) -> LayoutKind:
+        """What there is to know of its kind."""
+        return KINDS[self.kind]
 
     def pages_for(self, columns: int) -> int:
         """Pages that hold `columns` columns and the overhang."""

@@ -66,7 +66,7 @@ def described(case: Case) -> str:
 
 def _layout(layout: KvLayout) -> str:
     """Kind and way of the commit, page size and poison."""
-    words = f"commit by {layout.commit}" if layout.kind == "branch" else f"KV {layout.kind}"
+    words = f"commit by {layout.commit}" if len(layout.traits.commits) > 1 else f"KV {layout.kind}"
     if layout.page_size:
         words += f", pages of {layout.page_size}"
     if layout.draft_sync != "keep":

@@ -6,21 +6,25 @@ from typing import Any
 from backends.admission.misshapen import described, refusal
 from backends.admission.numbers import flag, real, whole
 from backends.base import Declaration
+from reference import draft
 from reference.case import DTYPES
 from reference.layout import COMMITS, KINDS
 from reference.rules import RULES
 from reference.sampling import Stops
 from reference.trace import Stage
 
-WORDS: dict[str, tuple[str, ...]] = {
-    "dtypes": DTYPES,
-    "drafts": ("scripted", "ngram", "model"),
-    "commits": COMMITS,
-    "layouts": tuple(KINDS),
-    "rules": tuple(RULES),
-    "stops": tuple(field.name for field in dataclasses.fields(Stops)),
-}
-"""The fields that hold words, each with the words that it may hold."""
+
+def words() -> dict[str, tuple[str, ...]]:
+    """The fields that hold words, each with the words that it may hold."""
+    return {
+        "dtypes": DTYPES,
+        "drafts": tuple(draft.KINDS),
+        "commits": COMMITS,
+        "layouts": tuple(KINDS),
+        "rules": tuple(RULES),
+        "stops": tuple(field.name for field in dataclasses.fields(Stops)),
+    }
+
 
 FLAGS = ("sessions", "takes_tape", "processes", "emulated")
 
@@ -36,7 +40,7 @@ def check_declaration(declared: Declaration) -> None:
         if not isinstance(text, str) or not text.strip():
             raise refusal(f"declaration.{name}", text, "a word")
     _check_reveals(declared.reveals)
-    for name, known in WORDS.items():
+    for name, known in words().items():
         _check_words(f"declaration.{name}", getattr(declared, name), known)
     if not declared.dtypes:
         raise refusal("declaration.dtypes", declared.dtypes, "at least one dtype, the default first")

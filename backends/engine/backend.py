@@ -4,6 +4,7 @@ import torch
 
 from backends.base import Declaration, Live, Unsupported
 from backends.engine.composition import SEAMS
+from backends.engine.draft import OPENERS
 from backends.engine.model.graphs import Recorder
 from backends.engine.model.models import DTYPES, Shelf
 from backends.engine.sampling.rounds import Tables
@@ -34,7 +35,7 @@ class EngineBackend:
         device: str,
         seams: Seams = SEAMS,
         dtypes: tuple[str, ...] = ("float32", "float64", "bfloat16", "float16"),
-        layouts: tuple[str, ...] = tuple(KINDS),
+        layouts: tuple[str, ...] = (),
         emulated: bool = False,
         recorder: Recorder | None = None,
         rarely: int = 1,
@@ -44,9 +45,9 @@ class EngineBackend:
             device=torch.device(device).type,
             reveals=frozenset(Stage),
             dtypes=dtypes,
-            drafts=("scripted", "ngram", "model"),
+            drafts=tuple(OPENERS),
             commits=COMMITS,
-            layouts=layouts,
+            layouts=layouts or tuple(KINDS),
             sessions=True,
             takes_tape=True,
             max_temperature=float("inf"),

@@ -21,7 +21,6 @@ from backends.engine.request import Request
 from backends.engine.seams import Seams
 from reference.case import Case
 from reference.draft import largest
-from reference.layout import PAGED
 from reference.malformed import Malformed
 from reference.session import Account, Action, Session
 from reference.trace import Shared, Trace
@@ -52,7 +51,7 @@ class Server:
         self._rows = max(case.layout.padded_nodes, *map(largest, drafts)) + 1
         # A fork, which may come at any time, begins with all that its source has by then.
         self._capacity = sum(one.longest for one in plans) + self._rows
-        pages = case.layout.pages_for(self._capacity) * len(plans) if case.layout.kind in PAGED else 0
+        pages = case.layout.pages_for(self._capacity) * len(plans) if case.layout.traits.pages else 0
         if case.session is None:  # with one it would wait for others
             refuse_small_pool(case.layout, self._capacity)
         self._arena = seams.arena(case.layout, pages, seams.kv)
@@ -217,7 +216,7 @@ class Server:
     def _open(self, case: Case, attend: Attend, lanes: type[Lanes]) -> CausalLm:
         refuse_long(case.model, case.longest)
         model = self._shelf.open(case.model, case.dtype)
-        if case.layout.kind == "overwrite":
+        if case.layout.traits.in_place:
             require_update_first(model, attend, lanes)
         self._models.setdefault(model, (model.forward_s, model.fallbacks.copy(), model.attention_calls))
         return model

@@ -258,7 +258,7 @@ def _both_ways(
 
 
 def _speculates(case: Case) -> bool:
-    return case.draft != Scripted() and case.layout.kind == "branch"
+    return case.draft != Scripted() and len(case.layout.traits.commits) > 1
 
 
 INVARIANTS = (

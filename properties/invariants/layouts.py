@@ -12,10 +12,9 @@ from properties.verdict.invariant import TURNS, Fact, Invariant, NotApplicable, 
 from properties.verdict.subject import Subject
 from properties.verdict.variants import dice
 from reference.case import Case
-from reference.layout import PAGED, POISONS, KvLayout
+from reference.layout import PLAIN, POISONS, KvLayout
 from reference.trace import Array, Stage, Step, Trace
 
-BITWISE = ("branch", "overwrite", "scratch", "paged")
 """Layouts that run the same operations in the same shapes on the same numbers (DESIGN.md)."""
 
 
@@ -96,8 +95,8 @@ def page_boundary(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact
 def layout_equivalent(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     """Branch and commit by path on the same case: the same output, and the same numbers."""
     name = "cache.layout-equivalent"
-    plain = replace(case.layout, kind="branch", commit="path", page_size=0, pages=(), overhang=0, poison="")
-    if case.layout.kind in BITWISE:
+    plain = replace(case.layout, kind=PLAIN, commit="path", page_size=0, pages=(), overhang=0, poison="")
+    if case.layout.traits.bitwise:
         yield from _same_bits(name, case, subject, plain, "branch and commit by path")
         return
     base, other = subject(case), subject(replace(case, layout=plain))
@@ -118,11 +117,11 @@ def layout_equivalent(case: Case, oracle: Oracle, subject: Subject) -> Iterator[
 
 
 def _poisonable(case: Case) -> bool:
-    return case.layout.kind != "branch" or case.session is not None
+    return case.layout.kind != PLAIN or case.session is not None
 
 
 def _paged(case: Case) -> bool:
-    return case.layout.kind in PAGED
+    return case.layout.traits.pages
 
 
 NEEDS = needing(Stage.SCORED)
@@ -151,7 +150,7 @@ INVARIANTS = (
         "Where pages end changes no bit of what comes out.",
         NEEDS,
         page_boundary,
-        lambda case: case.layout.kind == "paged",
+        lambda case: case.layout.traits.pages and not case.layout.traits.keeps_prefixes,
         every=TURNS,
         speaks_of="both",
     ),
@@ -160,7 +159,7 @@ INVARIANTS = (
         "Every layout gives what branch and commit by path gives, bit for bit where the same operations run.",
         NEEDS,
         layout_equivalent,
-        lambda case: case.layout.kind != "branch",
+        lambda case: case.layout.kind != PLAIN,
         every=TURNS,
     ),
 )

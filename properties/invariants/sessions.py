@@ -15,7 +15,6 @@ from properties.verdict.session_members import Member, members
 from properties.verdict.subject import Subject
 from properties.verdict.variants import dice
 from reference.case import Case
-from reference.layout import PAGED
 from reference.session import Account, Session
 from reference.trace import Stage, Trace
 
@@ -86,7 +85,7 @@ def allocator_conserves(case: Case, oracle: Oracle, subject: Subject) -> Iterato
     assert case.session is not None
     for number, account in enumerate(_accounts(subject(case))):
         yield Compared(account.total)
-        for what, expected, observed in _broken(account, case.layout.kind == "prefix"):
+        for what, expected, observed in _broken(account, case.layout.traits.keeps_prefixes):
             # In steps, as findings of requests are: that many batches ran before.
             step = sum(action.kind == "step" for action in case.session.actions[:number])
             where: dict[str, int | str] = {"action": number, "side": what}
@@ -184,11 +183,11 @@ def _session(case: Case) -> bool:
 
 
 def _paged(case: Case) -> bool:
-    return case.session is not None and case.layout.kind in PAGED
+    return case.session is not None and case.layout.traits.pages
 
 
 def _prefixed(case: Case) -> bool:
-    return case.session is not None and case.layout.kind == "prefix"
+    return case.session is not None and case.layout.traits.keeps_prefixes
 
 
 SCORED = needing(Stage.SCORED)

@@ -10,7 +10,6 @@ from properties.verdict.invariant import Oracle
 from properties.verdict.judge import judge
 from properties.verdict.subject import Crashed, Declined, NoTrace, Subject
 from reference.case import Case
-from reference.layout import PAGED
 from reference.malformed import Malformed
 from reference.session import Action, Session
 from reference.trace import Stage, Trace
@@ -190,7 +189,7 @@ class Watch:
 
     def _look_at_pages(self, trace: Trace) -> None:
         assert trace.shared is not None
-        if self.case.layout.kind not in PAGED or not trace.shared.accounts:
+        if not self.case.layout.traits.pages or not trace.shared.accounts:
             return
         last = replace(trace, shared=replace(trace.shared, accounts=trace.shared.accounts[-1:]))
         said = allocator_conserves(self.case, self._oracle, self._seeing(last))

@@ -7,7 +7,7 @@ from typing import Any
 
 from reference.case import Case
 from reference.draft import Draft, Scripted, largest
-from reference.layout import PAGED, KvLayout
+from reference.layout import PLAIN, KvLayout
 from reference.sampling import Sampling, Stops
 from reference.session import Action, Mate, Session
 from reference.tree import Shape
@@ -39,7 +39,7 @@ def fuss(layout: KvLayout) -> int:
     """Settings of `layout` that are not at rest, a free list by its length."""
     plain = KvLayout()
     held = sum(1 for name in SETTINGS if name != "pages" and getattr(layout, name) != getattr(plain, name))
-    other = 0 if layout.kind == "branch" else 4
+    other = 0 if layout.kind == PLAIN else 4
     return held + other + layout.page_size + len(layout.pages)
 
 
@@ -192,14 +192,15 @@ def without(shape: Shape, *gone: int) -> Shape:
 def layouts(case: Case) -> Iterator[Attempt]:
     """Branch and commit, then settings at rest one by one, then smaller pages."""
     layout, plain = case.layout, KvLayout()
-    if layout.kind != "branch":
+    if layout.kind != PLAIN:
         yield partial(replace, case, layout=KvLayout(padded_nodes=layout.padded_nodes))
     for name in SETTINGS:
         if getattr(layout, name) != getattr(plain, name):
             yield partial(_rested, case, name)
-    if layout.kind == "prefix":
-        yield lambda: replace(case, layout=replace(layout, kind="paged"))
-    if layout.kind in PAGED:
+    simpler = layout.traits.simpler
+    if simpler is not None:
+        yield lambda: replace(case, layout=replace(layout, kind=simpler))
+    if layout.traits.pages:
         for size in (1, 2, 4, layout.page_size // 2):
             if 0 < size < layout.page_size:
                 yield partial(_with_pages_of, case, size)

@@ -15,7 +15,7 @@ from properties.strategies.stops import places, stops_for
 from reference.architecture import Seeded
 from reference.case import Case
 from reference.draft import Scripted, largest
-from reference.layout import KvLayout
+from reference.layout import KINDS, KvLayout
 from reference.sampling import Stops
 
 LASTING = Stops(12)
@@ -94,10 +94,10 @@ def far_cases(
 ) -> Case:
     """Cases with a prompt of about 128 to `most` tokens; in sessions, mates of related prompts stand beside it.
 
-    In layout `sliding`, which prefills in blocks of a tree's size, prompts have about 128 tokens.
+    In a layout of rings, which prefill in blocks of a tree's size, prompts have about 128 tokens.
     """
     company = draw(st.integers(0, 2)) > 0
-    most = min(most, MARKS[0]) if layout == "sliding" else most
+    most = min(most, MARKS[0]) if layout is not None and KINDS[layout].ring else most
     case = draw(single_cases(dtypes, processors, layout, company=company, far=most))
     return draw(accompanied(case, layout)) if company else case
 

@@ -7,13 +7,12 @@ from properties.strategies.seen import Condition, Seen
 from reference.architecture import Seeded
 from reference.case import Case
 from reference.draft import largest
-from reference.layout import PAGED
 from reference.tree import Shape
 
 
 def _paged(of: Seen) -> int:
     """Columns of a page; 0 where there are none."""
-    return of.case.layout.page_size if of.case.layout.kind in PAGED else 0
+    return of.case.layout.page_size if of.case.layout.traits.pages else 0
 
 
 def _shape(of: Seen) -> Shape | None:
@@ -72,7 +71,7 @@ def _hit(of: Seen) -> bool:
     """A request enters whose prompt begins with a whole page of one that entered before it."""
     size = of.case.layout.page_size
     entered: list[tuple[int, ...]] = []
-    if of.case.layout.kind != "prefix":
+    if not of.case.layout.traits.keeps_prefixes:
         return False
     for action in of.actions:
         if action.kind == "add":
@@ -95,7 +94,7 @@ def _after(of: Seen, *kinds: str) -> Iterator[tuple[int, ...]]:
 def _kept(of: Seen) -> Iterator[tuple[int, int]]:
     """Requests that enter over a prefix cache after another was given back, and that other."""
     entered, left = set(), []
-    for action in of.actions if of.case.layout.kind == "prefix" else ():
+    for action in of.actions if of.case.layout.traits.keeps_prefixes else ():
         who = action.requests[0]
         if action.kind in ("cancel", "evict") and who in entered:
             left.append(who)
@@ -245,7 +244,7 @@ CONDITIONS = (
     Condition("chunk ends inside a tree, cut", "The same, and the tree is cut there.",
               lambda of: of.case.layout.stay_in_chunk and of.chunk > 0 and _cut(of)),
     Condition("ring full, then a rejection", "Layout sliding, a full window, a rejected row, and another step.",
-              lambda of: of.case.layout.kind == "sliding" and any(window < len(of.case.prompt) for window in of.windows)
+              lambda of: of.case.layout.traits.ring and any(window < len(of.case.prompt) for window in of.windows)
               and _rejects_then_steps(of)),
     Condition("static after a rejection", "Layout static, and a step after a rejected row.",
               lambda of: of.case.layout.kind == "static" and _rejects_then_steps(of)),

@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 
 from properties.strategies.seen import Condition, Seen
-from reference.layout import PAGED
 from reference.session import Action
 
 SPLIT = {"float32": 512, "float64": 512, "bfloat16": 1024, "float16": 1024}
@@ -42,7 +41,7 @@ def _steps(later: tuple[Action, ...], request: int) -> bool:
 def _forks(of: Seen) -> Iterator[int]:
     """Requests forked, over pages, from one that another model drafts for, at the action's place; they step later."""
     entered: set[int] = set()
-    for at, action in enumerate(of.actions if of.case.layout.kind in PAGED else ()):
+    for at, action in enumerate(of.actions if of.case.layout.traits.pages else ()):
         if action.kind == "add":
             entered |= set(action.requests)
         elif action.kind == "fork" and action.requests[0] in entered and action.requests[1] not in entered:
@@ -57,7 +56,7 @@ def _meets(of: Seen) -> Iterator[int]:
     entered: set[int] = set()
     left: list[int] = []
     size = of.case.layout.page_size
-    for at, action in enumerate(of.actions if of.case.layout.kind == "prefix" else ()):
+    for at, action in enumerate(of.actions if of.case.layout.traits.keeps_prefixes else ()):
         who = action.requests[0]
         if action.kind == "cancel" and who in entered:
             left.append(who)

@@ -3,7 +3,7 @@
 from hypothesis import strategies as st
 
 from properties.strategies.prompts import LONGEST
-from reference.layout import COMMITS, KINDS, LARGEST_PAGE, PAGED, POISONS, KvLayout
+from reference.layout import KINDS, LARGEST_PAGE, POISONS, KvLayout
 
 SIZES = (1, 2, 3, 4, 7, 16, LARGEST_PAGE)
 """Page sizes that are drawn most often."""
@@ -37,18 +37,19 @@ def layouts(
     )
     far = prompt > LONGEST
     # A ring takes a prefill in blocks of a tree's size: hundreds of forwards of a long prompt.
-    chosen = kind or draw(st.sampled_from([one for one in (*often, *KINDS) if one != "sliding" or not far]))
+    chosen = kind or draw(st.sampled_from([one for one in (*often, *KINDS) if not (far and KINDS[one].ring)]))
+    ways = KINDS[chosen].commits
     pieces = (0, 0, prompt // 2, 256) if far else (0, 0, 1 if prompt < 16 else 7, 5, 16)
     padded = draw(st.sampled_from((0, 0, nodes, nodes + 3)))
     fields: dict[str, object] = {
-        "commit": draw(st.sampled_from(COMMITS)) if chosen == "branch" else "path",
+        "commit": draw(st.sampled_from(ways)) if len(ways) > 1 else ways[0],
         "padded_nodes": padded,
         "prefill_chunk": draw(st.sampled_from(pieces)),
         "draft_sync": draw(st.sampled_from(("keep", "keep", "refeed"))),
         "poison": draw(st.sampled_from(POISONS)),
         "kind": chosen,
     }
-    if chosen in PAGED:
+    if KINDS[chosen].pages:
         # Whole pages are reused or shared only where prompts are longer than a page.
         small = st.sampled_from((1, 2, 3, 4, 3, 1))
         any_size = st.one_of(small, st.sampled_from(SIZES), st.integers(1, LARGEST_PAGE))

@@ -12,7 +12,7 @@ import torch
 from backends.engine.kv.arena import Arena
 from backends.engine.kv.base import KvCache, Room
 from backends.engine.reach import Reach
-from reference.layout import COMMITS, KINDS, PAGED, KvLayout
+from reference.layout import KINDS, KvLayout
 
 PREFIXES = (128, 512, 2048, 8192)
 PAGES = (1, 16, 128)
@@ -39,7 +39,7 @@ class Cell:
     def name(self) -> str:
         """The layout, with the way of its commit or the size of its pages."""
         kind = self.layout.kind
-        return f"{kind} {self.layout.commit}" if kind == "branch" else kind
+        return f"{kind} {self.layout.commit}" if len(self.layout.traits.commits) > 1 else kind
 
     @property
     def smallest(self) -> "Cell":
@@ -61,10 +61,10 @@ class Anything:
 def cells(kind: str | None) -> Iterator[Cell]:
     """Every cell of one layout, or of all of them; accepted lengths and pages vary one at a time."""
     for name in [kind] if kind else KINDS:
-        ways = [KvLayout(commit=way) for way in COMMITS] if name == "branch" else []
-        if name in PAGED:
+        ways = [KvLayout(kind=name, commit=way) for way in KINDS[name].commits]
+        if KINDS[name].pages:
             ways = [KvLayout(kind=name, page_size=size) for size in PAGES]
-        for layout in ways or [KvLayout(kind=name)]:
+        for layout in ways:
             for prefix in PREFIXES:
                 for accepted in ACCEPTED:
                     yield Cell(layout, prefix, accepted)
@@ -73,8 +73,8 @@ def cells(kind: str | None) -> Iterator[Cell]:
 def _opened(cell: Cell) -> KvCache:
     """A cache with the cell's prefix committed."""
     layout, capacity = cell.layout, cell.prefix + 2 * ROWS
-    pages = layout.pages_for(capacity) if layout.kind in PAGED else 0
-    reach = Reach(window=WINDOW if layout.kind == "sliding" else 0)
+    pages = layout.pages_for(capacity) if layout.traits.pages else 0
+    reach = Reach(window=WINDOW if layout.traits.ring else 0)
     cache = Arena(layout, pages).lease(Anything(reach), None, capacity, ROWS).target
     width = min(cell.prefix, cache.most_rows or cell.prefix)
     for at in range(0, cell.prefix, width):
@@ -89,7 +89,7 @@ def _opened(cell: Cell) -> KvCache:
 def _step(cache: KvCache, cell: Cell, keys: torch.Tensor) -> tuple[float, float]:
     """Seconds of one block written and read in every layer, and of its commit; then all is as it was."""
     # Out of row order, or nothing would have to be moved; but `length` takes nothing else.
-    ordered = cell.layout.commit == "length" or cell.layout.kind == "overwrite"
+    ordered = cell.layout.commit == "length" or cell.layout.traits.in_place
     path = list(range(cell.accepted)) if ordered else [0, *range(2, cell.accepted + 1)]
     _cold()
     began = time.perf_counter()

@@ -45,8 +45,8 @@ def backends() -> list[dict[str, Any]]:
 def layouts() -> list[dict[str, Any]]:
     """Every KV layout, and the backends that declare it, whether or not they can be opened here."""
     return [
-        {"name": kind, "sentence": words, "backends": [row.name for row in ROWS if kind in row.layouts]}
-        for kind, words in KINDS.items()
+        {"name": kind, "sentence": traits.sentence, "backends": [row.name for row in ROWS if kind in row.layouts]}
+        for kind, traits in KINDS.items()
     ]
 
 

@@ -1,15 +1,16 @@
 """The arena: where the caches of all requests of an engine come from and go back to, whatever their layout."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 from backends.base import Unsupported
 from backends.engine.kv.base import KvCache, Poison, Room
+from backends.engine.kv.layouts import CACHES
 from backends.engine.kv.paged import Pool
 from backends.engine.kv.pages import Blocks
 from backends.engine.kv.seams import KvSeams
-from reference.layout import PAGED, KvLayout
+from reference.layout import KvLayout
 
 LARGE = 3e4
 """Finite in every working dtype, and far from any key or value."""
@@ -52,30 +53,19 @@ class Arena:
         self._seams = seams or KvSeams()
         self._pools: dict[tuple[Model, str], Pool] = {}
         self.pages = self._seams.pages(layout.pages or range(pages))
-        self.prefix = self._seams.prefix(self.pages, layout.page_size) if layout.kind == "prefix" else None
+        self.prefix = self._seams.prefix(self.pages, layout.page_size) if layout.traits.keeps_prefixes else None
 
     def lease(
         self, target: Model, draft: Model | None, capacity: int, rows: int, tokens: tuple[int, ...] = ()
     ) -> Lease:
         """Caches for a request that will prefill `tokens`, empty but for what the prefix cache knows of them."""
-        if self.layout.kind in PAGED:
+        if self.layout.traits.pages:
             return self._paged(target, draft, capacity, rows, tokens)
         small = None if draft is None else self._plain(draft.room(capacity, rows))
         return Lease(self._plain(target.room(capacity, rows)), small, owner=draft)
 
     def _plain(self, room: Room) -> KvCache:
-        kind, seams = self.layout.kind, self._seams
-        if kind == "branch":
-            return seams.branch(room, self.layout.commit)
-        if kind == "scratch":
-            # A prefill is a block too, and none of this layout's business is to split it.
-            return seams.scratch(replace(room, rows=room.capacity))
-        made: dict[str, Callable[[Room], KvCache]] = {
-            "overwrite": seams.overwrite,
-            "static": seams.static,
-            "sliding": seams.sliding,
-        }
-        return made[kind](room)
+        return CACHES[self.layout.kind](self._seams, room, self.layout)
 
     def _paged(self, target: Model, draft: Model | None, capacity: int, rows: int, tokens: tuple[int, ...]) -> Lease:
         blocks = self._seams.blocks(self.pages, self.layout.page_size, self.layout.overhang)
@@ -162,7 +152,7 @@ class Arena:
             keys = (cache.held(0)[1] for cache in others)
             # A layer with a window of one column holds none between steps.
             return next((held[0, -1] for held in keys if held.shape[1]), LARGE)
-        return float("nan") if self.layout.poison == "nan" and self.layout.kind != "static" else LARGE
+        return float("nan") if self.layout.poison == "nan" and not self.layout.traits.reads_stale else LARGE
 
     @property
     def filler(self) -> float:

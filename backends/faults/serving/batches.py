@@ -12,7 +12,6 @@ from backends.engine.kv.lanes import Lanes
 from backends.engine.kv.paged import Paged
 from backends.engine.seams import Seams
 from backends.faults.fault import Fault
-from reference.layout import PAGED
 from reference.trace import Stage
 
 
@@ -136,7 +135,7 @@ def room_without_tree(seams: Seams) -> Seams:
         def lease(
             self, target: Model, draft: Model | None, capacity: int, rows: int, tokens: tuple[int, ...] = ()
         ) -> Lease:
-            tight = capacity if self.layout.kind in PAGED else capacity - rows
+            tight = capacity if self.layout.traits.pages else capacity - rows
             return super().lease(target, draft, tight, rows, tokens)
 
     return replace(seams, arena=Tight)

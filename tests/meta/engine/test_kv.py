@@ -13,7 +13,7 @@ from torch import Tensor
 from backends.engine.kv.arena import LARGE, Arena, Lease
 from backends.engine.kv.base import KvCache, Pair, Room
 from backends.engine.reach import Reach
-from reference.layout import COMMITS, KINDS, PAGED, KvLayout
+from reference.layout import COMMITS, KINDS, KvLayout
 
 CAPACITY, ROWS, HEADS, DIM = 40, 6, 2, 3
 REACHES = (Reach(), Reach(window=1), Reach(window=4), Reach(chunk=5))
@@ -109,7 +109,7 @@ class Twin:
 
 def layout_of(name: str, size: int = 4, pages: tuple[int, ...] = (), overhang: int = 0) -> KvLayout:
     kind, _, how = name.partition("-")
-    paged = {"page_size": size, "pages": pages, "overhang": overhang} if kind in PAGED else {}
+    paged = {"page_size": size, "pages": pages, "overhang": overhang} if KINDS[kind].pages else {}
     return KvLayout(kind=kind, commit=how or "path", **paged)  # type: ignore[arg-type]
 
 
@@ -118,7 +118,7 @@ def arenas(draw: st.DrawFn, name: str) -> Arena:
     """An arena whose pool holds two requests, with pages of any size in any order."""
     size = draw(st.sampled_from((1, 2, 3, 7, 16, 128)) | st.integers(1, 128))
     overhang = draw(st.sampled_from((0, 1, 5)))
-    count = 2 * layout_of(name, size, (), overhang).pages_for(CAPACITY) if name in PAGED else 0
+    count = 2 * layout_of(name, size, (), overhang).pages_for(CAPACITY) if KINDS[name].pages else 0
     return Arena(layout_of(name, size, tuple(draw(st.permutations(range(count)))), overhang))
 
 
@@ -247,7 +247,7 @@ def test_rings_refuse_a_block_they_have_no_cells_for() -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_what_is_read_holds_no_poison_where_it_is_shown(name: str) -> None:
     """Every cell that is shown is a committed column or an open row; with NaN everywhere else, none is NaN."""
-    twin = Twin(name, lease(Arena(layout_of(name, 4, tuple(range(24)) if name in PAGED else ())), Anything()))
+    twin = Twin(name, lease(Arena(layout_of(name, 4, tuple(range(24)) if KINDS[name].pages else ())), Anything()))
     for _ in blocks_of(twin, [6, 6, 6, 5]):
         twin.cache.poison(float("nan"))
     twin.open(3)
@@ -267,7 +267,7 @@ WRONG: dict[str, Callable[[KvCache], Callable[[list[int]], str | None]]] = {
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("wrong", WRONG)
 def test_a_wrong_commit_shows(name: str, wrong: str) -> None:
-    twin = Twin(name, lease(Arena(layout_of(name, 4, tuple(range(24)) if name in PAGED else ())), Anything()))
+    twin = Twin(name, lease(Arena(layout_of(name, 4, tuple(range(24)) if KINDS[name].pages else ())), Anything()))
     list(blocks_of(twin, [3]))
     twin.open(4)
     twin.cache.commit = WRONG[wrong](twin.cache)  # type: ignore[method-assign, assignment]
@@ -282,7 +282,7 @@ def test_bits_are_kept_in_every_dtype() -> None:
         draw = torch.Generator().manual_seed(5)
         rows: Tensor = torch.randn(2, HEADS, 6, DIM, generator=draw).to(dtype)
         for name in NAMES:
-            cache = lease(Arena(layout_of(name, 4, tuple(range(24)) if name in PAGED else ())), model).target
+            cache = lease(Arena(layout_of(name, 4, tuple(range(24)) if KINDS[name].pages else ())), model).target
             cache.open(6)
             for layer in range(cache.layers):
                 cache.write(layer, rows[0], rows[1])

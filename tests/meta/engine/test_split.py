@@ -19,7 +19,7 @@ from properties.strategies.models import GALLERY
 from reference.architecture import Seeded
 from reference.case import Case
 from reference.draft import LanguageModel, Scripted
-from reference.layout import KINDS, PAGED, KvLayout
+from reference.layout import KINDS, KvLayout
 from reference.sampling import Stops
 from reference.tree import RankTree, Tree
 from tests.treeattention import FACTOR, UNIT, Scene, constant, hidden_changed, scene
@@ -241,7 +241,7 @@ def test_pages_are_never_gathered(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_every_layout_gives_one_output() -> None:
     model = Seeded(GALLERY[1], 0)
-    layouts = [KvLayout(kind=kind, page_size=2 if kind in PAGED else 0) for kind in KINDS]
+    layouts = [KvLayout(kind=kind, page_size=2 if KINDS[kind].pages else 0) for kind in KINDS]
     outputs = {open_torch().run(in_pages(model, layout=layout)).output for layout in layouts}
     assert len(outputs) == 1
 

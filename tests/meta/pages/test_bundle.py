@@ -15,7 +15,7 @@ from reference.architecture import Architecture, Checkpoint, Seeded
 from reference.case import Case
 from reference.case_json import case_from_json, case_to_json
 from reference.draft import LanguageModel, Ngram, Scripted
-from reference.layout import COMMITS, KINDS, PAGED, POISONS, SYNCS, KvLayout
+from reference.layout import COMMITS, KINDS, POISONS, SYNCS, KvLayout
 from reference.sampling import Sampling, Stops
 from reference.trace import Stage
 from reference.tree import RankTree, Tree
@@ -42,7 +42,7 @@ def test_every_word_that_a_layout_knows_is_read_back() -> None:
     base = CASES["scripted"]
     for name, words in {"kind": KINDS, "commit": COMMITS, "poison": POISONS, "draft_sync": SYNCS}.items():
         for word in words:
-            pages = 4 if word in PAGED else 0
+            pages = 4 if KINDS[word].pages else 0
             case = replace(base, layout=KvLayout(**{"page_size": pages, name: word}))  # type: ignore[arg-type]
             assert case_from_json(case_to_json(case)) == case
 
