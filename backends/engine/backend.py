@@ -7,9 +7,9 @@ from backends.engine.composition import SEAMS
 from backends.engine.draft import OPENERS
 from backends.engine.model.graphs import Recorder
 from backends.engine.model.models import DTYPES, Shelf
+from backends.engine.play import play, serve
 from backends.engine.sampling.rounds import Tables
 from backends.engine.seams import Seams
-from backends.engine.server import play, serve
 from backends.engine.two_modes import in_mode
 from backends.flags import mode_of
 from reference.case import Case

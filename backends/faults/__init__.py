@@ -17,7 +17,7 @@ from backends.faults.drafting import draft_cache, proposal, tensor_parallel
 from backends.faults.fault import Fault
 from backends.faults.lowering import chunks, tree_tensors
 from backends.faults.output import emission, stop_conditions
-from backends.faults.sampling import greedy_walk, logit_rows, logits_processing, rejection, verify_kernel
+from backends.faults.sampling import coins, greedy_walk, logit_rows, logits_processing, rejection, verify_kernel
 from backends.faults.serving import batches, leaked_state, mixed_batches, overlap
 
 ALL: tuple[Fault, ...] = (
@@ -36,6 +36,7 @@ ALL: tuple[Fault, ...] = (
     *logits_processing.FAULTS,
     *greedy_walk.FAULTS,
     *rejection.FAULTS,
+    *coins.FAULTS,
     *verify_kernel.FAULTS,
     *emission.FAULTS,
     *stop_conditions.FAULTS,

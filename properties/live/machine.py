@@ -2,59 +2,28 @@
 
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import replace
 
-from hypothesis import reject, seed
+from hypothesis import reject
 from hypothesis import strategies as st
-from hypothesis.errors import Flaky
-from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from properties.invariants import ALL
+from properties.live.openings import MOST_MATES, Declines
 from properties.live.watch import Differs, Played, Watch, located
-from properties.shrinking.cases import nearer, size
-from properties.strategies.cases import single_cases
-from properties.strategies.layouts import layouts
-from properties.strategies.sessions import BRANCHES, mates
-from properties.strategies.settings import SEARCHING, exploring, without_local_constants
-from properties.tally import Failure
+from properties.shrinking.cases import size
+from properties.strategies.sessions import BRANCHES
 from properties.verdict.finding import Verdict
 from properties.verdict.invariant import Oracle
-from properties.verdict.judge import judge
 from properties.verdict.subject import NoTrace, Subject
-from reference.architecture import Seeded
 from reference.case import Case
 from reference.draft import Draft, Scripted, largest
-from reference.layout import KvLayout
 from reference.malformed import Malformed
-from reference.sampling import Sampling, Stops
-from reference.session import Action, Mate, Session
-
-MOST_MATES = 7
-MOST_TOKENS = 24
-"""Tokens that a request may emit: as many steps as that where nothing is accepted."""
-
-Declines = Callable[[Case], str | None]
-"""Says why a case is not taken, or None."""
+from reference.session import Action
 
 GO_ON = st.booleans()
 
 SHRINK_S = 20.0
 """Seconds for making a session that differs smaller."""
-
-ROUND = 25
-"""Sessions that Hypothesis draws from one seed; it remembers all of them while it draws."""
-
-
-def _mate(case: Case) -> Mate:
-    return Mate(case.prompt, case.draft, case.sampling, case.stops)
-
-
-def _longer(stops: Stops) -> st.SearchStrategy[Stops]:
-    """Stops that leave time to be disturbed: another limit of length, and only now and then the others."""
-    tokens = st.integers(1, MOST_TOKENS)
-    free = tokens.map(Stops)
-    return st.one_of(free, free, free, tokens.map(lambda most: replace(stops, max_new_tokens=most)))
 
 
 class Enough(BaseException):
@@ -65,44 +34,6 @@ def _size(verdict: Verdict) -> tuple[float, ...]:
     session = verdict.case.session
     assert session is not None
     return (len(session.actions), len(session.mates), *size(verdict.case))
-
-
-def _anything(case: Case) -> str | None:
-    return None
-
-
-def _fitted(case: Case, declines: Declines) -> Case:
-    """`case`, or what is left of it when whatever is declined is taken away: sampling, draft, stops."""
-    if not declines(case):
-        return case
-    plain = replace(case, sampling=Sampling())
-    if not declines(plain):
-        return plain
-    bare = replace(plain, draft=Scripted(), stops=Stops(plain.stops.max_new_tokens))
-    return next((one for one in (replace(plain, stops=bare.stops), bare) if not declines(one)), bare)
-
-
-@st.composite
-def openings(draw: st.DrawFn, kind: str | None = None, dtype: str = "float32", declines: Declines = _anything) -> Case:
-    """Sessions before anything happened: requests on one model, in KV layout `kind` if it is named.
-
-    What `declines` has a reason against is left out of its requests.
-    """
-    case = draw(single_cases((dtype,), (), kind))
-    case = _fitted(replace(case, layout=replace(case.layout, pages=())), declines)
-    assert isinstance(case.model, Seeded)
-    stranger = draw(single_cases((dtype,), (), kind, case.model))
-    company = []
-    unpaged = replace(case, layout=replace(case.layout, pages=()))  # drawn for one request of its own length
-    for _ in range(draw(st.integers(2, MOST_MATES))):
-        mate = _mate(_fitted(replace(unpaged, session=Session((draw(mates(unpaged, stranger)),))).alone(1), declines))
-        company.append(replace(mate, stops=draw(_longer(mate.stops))))
-    whole = replace(case, layout=KvLayout(), steps=0, session=Session(tuple(company)))
-    with suppress(Malformed):  # its model draft has no room for so many
-        whole = replace(whole, stops=draw(_longer(case.stops)))
-    alone = [whole.alone(number) for number in range(1 + len(company))]
-    longest, most = sum(one.longest for one in alone), max(largest(one.draft) for one in alone)
-    return replace(whole, layout=draw(layouts(longest, most, len(case.prompt), kind, len(alone))))
 
 
 def machine(
@@ -293,64 +224,3 @@ def _admitted(mine: Case, draft: Draft, declines: Declines) -> bool:
         return not declines(replace(mine, draft=draft))
     except Malformed:
         return False
-
-
-def play(
-    subject: Subject,
-    oracle: Oracle,
-    played: Played,
-    kind: str | None = None,
-    dtype: str = "float32",
-    sessions: int = ROUND,
-    actions: int = 50,
-    number: int = 0,
-    judged: int = 1,
-    name: str | None = None,
-    fault: str | None = None,
-) -> Failure | None:
-    """Play `sessions` sessions of `actions` actions, drawn from seed `number`, and say what differs at its smallest.
-
-    Args:
-        subject: The backend, which has the door `serve`.
-        oracle: The truth.
-        played: Counts what was done.
-        kind: Of the KV layout; None draws any.
-        dtype: Working dtype.
-        sessions: How many; Hypothesis may draw a few more that it throws away.
-        actions: Of a session.
-        number: The seed.
-        judged: One session in this many is judged by every invariant at its end.
-        name: What `--backend` is given, for the command that replays a failure.
-        fault: What is planted in it, for that command too.
-    """
-    settled = exploring(sessions, SEARCHING, stateful_step_count=actions)
-    met: list[Verdict] = []
-    drawn = machine(subject, oracle, openings(kind, dtype, subject.declines), played, judged, met=met)
-    try:
-        with without_local_constants():
-            run_state_machine_as_test(seed(number)(drawn), settings=settled)
-    except (Differs, Enough, Flaky):  # an end from inside looks flaky to Hypothesis
-        if not met:
-            raise
-        return _failure(met[-1], oracle, subject, name or subject.name, fault)
-    return None
-
-
-def _failure(seen: Verdict, oracle: Oracle, subject: Subject, name: str, fault: str | None) -> Failure:
-    """The failure, judged again as a case by itself, as a replay will; what was seen live, if only that differs."""
-    invariant, stage = located(seen)
-    asked = [one for one in ALL if one.name == invariant]
-    best, until, progress = seen.case, time.monotonic() + SHRINK_S, True
-    while progress and time.monotonic() < until:  # without the machine: fewer mates, actions, nodes
-        progress = False
-        for case in nearer(best):
-            if time.monotonic() > until:
-                break
-            found = judge(case, asked, oracle, subject).first if size(case) < size(best) else None
-            if found is not None and found.stage is stage:
-                best, progress = case, True
-                break
-    verdict = judge(best, ALL, oracle, subject)
-    verdict = verdict if verdict.first is not None else seen
-    assert verdict.first is not None
-    return Failure(verdict, verdict.first, seen.case.id, fault=fault, backend=name)

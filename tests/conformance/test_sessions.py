@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from properties.live.machine import ROUND, play
+from properties.live.play import ROUND, play
 from properties.live.watch import Played
 from properties.tally import Failure
 from reference.layout import KINDS

@@ -1,6 +1,5 @@
 """Faults of the draft's cache in step with the target's: what it is fed, whose cells it uses, what survives."""
 
-from collections.abc import Callable
 from dataclasses import replace
 
 from torch import Tensor
@@ -11,30 +10,11 @@ from backends.engine.kv.arena import Arena, Lease, Model
 from backends.engine.kv.base import KvCache, Pair
 from backends.engine.kv.paged import Paged, Pool
 from backends.engine.kv.prefix import PrefixCache
-from backends.engine.request import Request
 from backends.engine.sampling.step import StepSampling
 from backends.engine.seams import Seams
+from backends.faults.drafting.model_drafts import drafting
 from backends.faults.fault import Fault
 from reference.trace import Stage
-
-
-def drafting(seams: Seams, kind: type[ModelDraft], where: Callable[[Lease], bool] = lambda lease: True) -> Seams:
-    """Requests whose model draft is of class `kind`, for leases that meet the condition."""
-
-    class Drafting(Request):
-        def prefill(self) -> None:
-            self._adopt()
-            super().prefill()
-
-        def propose(self) -> None:
-            self._adopt()
-            super().propose()
-
-        def _adopt(self) -> None:
-            if type(self.draft) is ModelDraft and where(self.lease):
-                self.draft.__class__ = kind
-
-    return replace(seams, request=Drafting)
 
 
 def own_guess_fed(seams: Seams) -> Seams:

@@ -14,7 +14,7 @@ from backends.engine.kv.seams import KvSeams
 from backends.engine.request import Request
 from backends.engine.sampling.step import StepSampling
 from backends.engine.seams import Seams
-from backends.faults.drafting.draft_cache import drafting
+from backends.faults.drafting.model_drafts import drafting
 from backends.faults.fault import Fault
 from reference.layout import KvLayout
 from reference.trace import Stage

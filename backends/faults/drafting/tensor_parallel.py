@@ -12,7 +12,7 @@ from backends.engine.model.causal_lm import CausalLm
 from backends.engine.request import Request
 from backends.engine.sampling.step import StepSampling
 from backends.engine.seams import Seams
-from backends.faults.drafting.draft_cache import drafting
+from backends.faults.drafting.model_drafts import drafting
 from backends.faults.fault import Fault
 from reference.trace import Stage
 

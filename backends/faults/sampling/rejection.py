@@ -1,4 +1,4 @@
-"""Faults of sampled acceptance: what is compared with a coin, and the law that the last token is drawn from."""
+"""Faults of sampled acceptance: the ratio that a coin is compared with, and the law of the last token."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -60,15 +60,6 @@ def once_per_leaf(seams: SamplingSeams) -> SamplingSeams:
     return replace(seams, accepts=accepts)
 
 
-def coin_reused(seams: SamplingSeams) -> SamplingSeams:
-    """The coin that rejected a token also draws the token that replaces it."""
-
-    def bonus_place(dice: Coins, at: Tensor, rejected: Tensor) -> Tensor:
-        return torch.where(rejected > 0, dice.place("accept", rejected), seams.bonus_place(dice, at, rejected))
-
-    return replace(seams, bonus_place=bonus_place)
-
-
 def row_zero(seams: SamplingSeams) -> SamplingSeams:
     """After a rejection the last token comes from row 0 of the target, wherever the path ended."""
 
@@ -107,29 +98,6 @@ def softmax_of_residual(seams: SamplingSeams) -> SamplingSeams:
     return replace(seams, residual=residual)
 
 
-def at_most(seams: SamplingSeams) -> SamplingSeams:
-    """A coin equal to its threshold accepts."""
-    return replace(seams, below=lambda coin, threshold: coin <= threshold)
-
-
-def coin_zero(seams: SamplingSeams) -> SamplingSeams:
-    """Acceptance compares 0 instead of its coin: everything possible is accepted."""
-
-    def accepts(dice: Coins, trees: Forest, child: Tensor, threshold: Tensor, asked: Tensor) -> Tensor:
-        return seams.accepts(dice, trees, child, (threshold > 0).to(threshold.dtype), asked)
-
-    return replace(seams, accepts=accepts)
-
-
-def no_coin(seams: SamplingSeams) -> SamplingSeams:
-    """A token is accepted where p >= q, and nowhere else."""
-
-    def accepts(dice: Coins, trees: Forest, child: Tensor, threshold: Tensor, asked: Tensor) -> Tensor:
-        return seams.accepts(dice, trees, child, (threshold >= 1).to(threshold.dtype), asked)
-
-    return replace(seams, accepts=accepts)
-
-
 def ratio_reversed(seams: SamplingSeams) -> SamplingSeams:
     """A token is accepted with probability q/p."""
 
@@ -150,22 +118,7 @@ def residual_by_arg_max(seams: SamplingSeams) -> SamplingSeams:
     return replace(seams, last_law=last_law)
 
 
-def neighbours_seed(seams: SamplingSeams) -> SamplingSeams:
-    """Each request draws with its neighbour's coins."""
-    return replace(seams, own_coins=lambda uniforms: uniforms.roll(1, 0))
-
-
-def coins_shared(seams: SamplingSeams) -> SamplingSeams:
-    """Every second request keeps the coins of the one before it: its own were written to a copy."""
-
-    def own_coins(uniforms: Tensor) -> Tensor:
-        rows = torch.arange(len(uniforms), device=uniforms.device)
-        return uniforms[rows - rows % 2]
-
-    return replace(seams, own_coins=own_coins)
-
-
-def _fault(
+def acceptance_fault(
     name: str,
     id: str,
     sentence: str,
@@ -183,7 +136,7 @@ ONE_HOT = "relu(p - e_x) over its sum is p with x zeroed, over its sum"
 UNREPLACED = "the law of a sibling drawn with replacement is q itself"
 
 FAULTS = (
-    _fault(
+    acceptance_fault(
         "stale-residual-for-bonus",
         "BZ-001",
         "The bonus after full acceptance is drawn from the residual of an earlier rejection.",
@@ -191,7 +144,7 @@ FAULTS = (
         "an accepted child whose sibling was rejected",
         stale_residual,
     ),
-    _fault(
+    acceptance_fault(
         "residual-zeroes-token-only",
         "",
         "After a rejection only the rejected token leaves p; q is not subtracted.",
@@ -200,7 +153,7 @@ FAULTS = (
         zero_only,
         top_k=ONE_HOT,
     ),
-    _fault(
+    acceptance_fault(
         "sibling-not-removed-from-q",
         "",
         "The second sibling is tested against q with the first one still in it.",
@@ -210,7 +163,7 @@ FAULTS = (
         top_k="a one-hot proposal holds no other sibling",
         with_replacement=UNREPLACED,
     ),
-    _fault(
+    acceptance_fault(
         "shared-node-tested-per-leaf",
         "BZ-003",
         "A node that several leaves share is tested once for each of them.",
@@ -218,15 +171,7 @@ FAULTS = (
         "a rejected child with two children",
         once_per_leaf,
     ),
-    _fault(
-        "coin-reused-for-residual",
-        "BZ-087",
-        "The coin that rejected a token also draws its replacement.",
-        "catalogue BZ-087: same uniform number used for rejection and for resampling",
-        "a rejection",
-        coin_reused,
-    ),
-    _fault(
+    acceptance_fault(
         "residual-from-row-zero",
         "",
         "After a rejection below the root the token is drawn from the root's row.",
@@ -234,7 +179,7 @@ FAULTS = (
         "a rejection below an accepted node",
         row_zero,
     ),
-    _fault(
+    acceptance_fault(
         "resampled-from-row-after",
         "BZ-129",
         "After a rejection the token is drawn from the row of the rejected token.",
@@ -242,7 +187,7 @@ FAULTS = (
         "a rejection",
         row_after,
     ),
-    _fault(
+    acceptance_fault(
         "bonus-from-whole-law",
         "",
         "After a rejection the token is drawn from p instead of the residual.",
@@ -250,7 +195,7 @@ FAULTS = (
         "a rejection",
         bonus_from_p,
     ),
-    _fault(
+    acceptance_fault(
         "residual-through-softmax",
         "BZ-104",
         "The residual goes through softmax instead of being normalised.",
@@ -258,31 +203,7 @@ FAULTS = (
         "a rejection",
         softmax_of_residual,
     ),
-    _fault(
-        "coin-at-threshold-accepts",
-        "BZ-060",
-        "A coin equal to its threshold accepts, so a coin of 0 accepts a token of probability 0.",
-        "catalogue BZ-060: zero-probability draft accepted when the coin is exactly 0",
-        "a drafted token of probability 0 and a coin of 0",
-        at_most,
-    ),
-    _fault(
-        "acceptance-ignores-coin",
-        "BZ-039",
-        "Acceptance compares 0 instead of its coin, so everything possible is accepted.",
-        "catalogue BZ-039: probabilistic rejection kernel always accepts (u=0)",
-        "a drafted token less probable than its proposal",
-        coin_zero,
-    ),
-    _fault(
-        "accepted-only-if-likelier",
-        "",
-        "A token is accepted exactly where p >= q, by no coin.",
-        "statistics-and-numerics B.5: accept iff p >= q",
-        "a drafted token less probable than its proposal",
-        no_coin,
-    ),
-    _fault(
+    acceptance_fault(
         "acceptance-ratio-reversed",
         "",
         "A token is accepted with probability q/p.",
@@ -290,28 +211,12 @@ FAULTS = (
         "a drafted token whose p is not its q",
         ratio_reversed,
     ),
-    _fault(
+    acceptance_fault(
         "residual-by-arg-max",
         "",
         "The token after a rejection is the best of the residual.",
         "statistics-and-numerics B.5: argmax instead of sampling the residual",
         "a rejection whose residual has two tokens",
         residual_by_arg_max,
-    ),
-    _fault(
-        "neighbours-seed",
-        "",
-        "Each request of a batch draws with its neighbour's coins.",
-        "the field's per-request seeds, read one row off (peers.md C1, row i reads row i+1)",
-        "two requests in a batch",
-        neighbours_seed,
-    ),
-    _fault(
-        "every-second-request-shares-coins",
-        "BZ-155",
-        "Every second request of a batch draws with the coins of the one before.",
-        "catalogue BZ-155: unseeded rows not filled when a batch mixes requests",
-        "two requests in a batch",
-        coins_shared,
     ),
 )

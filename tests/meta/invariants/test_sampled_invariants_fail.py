@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from backends.compositions.eager import open_cpu
+from backends.faults.sampling import coins as coin_faults
 from backends.faults.sampling import logits_processing, rejection
 from properties.invariants import ALL, coins, distribution, laws, processing
 from properties.strategies.models import GALLERY, small
@@ -233,7 +234,7 @@ def test_fails_when_it_should(name: str, how: str | Corruption) -> None:
 def test_no_invariant_and_no_fault_is_believed_unseen() -> None:
     assert {name for name, _ in EVERYTHING} >= SPEAKING
     drawn = {how for _, how in EVERYTHING if isinstance(how, str)}
-    assert drawn == {fault.name for fault in (*rejection.FAULTS, *logits_processing.FAULTS)}
+    assert drawn == {fault.name for fault in (*rejection.FAULTS, *coin_faults.FAULTS, *logits_processing.FAULTS)}
 
 
 def test_the_clean_engine_passes_the_same_cases() -> None:

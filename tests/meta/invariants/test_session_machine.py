@@ -7,7 +7,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "strangers"))
 
-from properties.live.machine import play
+from properties.live.play import play
 from properties.live.watch import Differs, Played, Watch
 from properties.strategies.models import GALLERY
 from properties.tally import Failure

@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,7 +15,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[3]
 ROOMS = ("specverify", "reference", "backends", "properties", "reports")
 FILES = sorted(file for room in ROOMS for file in (ROOT / room).rglob("*.py"))
-MOST_LINES = 400
+MOST_LINES = 300
+MOST_FILES = 16
 VAGUE = re.compile(r"(?:^|_)(utils?|helpers?|managers?|common|misc)(?:_|$)")
 
 
@@ -83,6 +85,11 @@ def test_a_file_of_a_room(file: Path) -> None:
     for part in file.relative_to(ROOT).with_suffix("").parts:
         assert VAGUE.search(part) is None, f"{part} says nothing of what it holds"
     assert re.search(r"pickle\.loads?\b|torch\.load\b|import pickle\b|from pickle\b", text) is None
+
+
+def test_a_folder_can_be_taken_in_at_one_glance() -> None:
+    counts = Counter(file.parent for file in FILES)
+    assert [f"{name_of(folder)}: {count} files" for folder, count in counts.items() if count > MOST_FILES] == []
 
 
 def test_a_folder_without_a_module_has_no_vague_name_either() -> None:

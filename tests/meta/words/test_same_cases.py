@@ -15,7 +15,7 @@ from hypothesis import given, seed, settings
 from hypothesis import strategies as st
 
 from properties.invariants import ALL
-from properties.live.machine import play
+from properties.live.play import play
 from properties.live.watch import Played
 from properties.strategies.settings import explore, exploring, without_local_constants
 from reference.oracle.decoder import Oracle

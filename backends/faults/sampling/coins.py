@@ -1,0 +1,110 @@
+"""Faults of the coins of sampled acceptance: coins used twice, not at all, at their threshold, or another request's."""
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from backends.engine.sampling.coins import Coins
+from backends.engine.sampling.forest import Forest
+from backends.engine.sampling.seams import SamplingSeams
+from backends.faults.sampling.rejection import acceptance_fault
+
+
+def coin_reused(seams: SamplingSeams) -> SamplingSeams:
+    """The coin that rejected a token also draws the token that replaces it."""
+
+    def bonus_place(dice: Coins, at: Tensor, rejected: Tensor) -> Tensor:
+        return torch.where(rejected > 0, dice.place("accept", rejected), seams.bonus_place(dice, at, rejected))
+
+    return replace(seams, bonus_place=bonus_place)
+
+
+def at_most(seams: SamplingSeams) -> SamplingSeams:
+    """A coin equal to its threshold accepts."""
+    return replace(seams, below=lambda coin, threshold: coin <= threshold)
+
+
+def coin_zero(seams: SamplingSeams) -> SamplingSeams:
+    """Acceptance compares 0 instead of its coin: everything possible is accepted."""
+
+    def accepts(dice: Coins, trees: Forest, child: Tensor, threshold: Tensor, asked: Tensor) -> Tensor:
+        return seams.accepts(dice, trees, child, (threshold > 0).to(threshold.dtype), asked)
+
+    return replace(seams, accepts=accepts)
+
+
+def no_coin(seams: SamplingSeams) -> SamplingSeams:
+    """A token is accepted where p >= q, and nowhere else."""
+
+    def accepts(dice: Coins, trees: Forest, child: Tensor, threshold: Tensor, asked: Tensor) -> Tensor:
+        return seams.accepts(dice, trees, child, (threshold >= 1).to(threshold.dtype), asked)
+
+    return replace(seams, accepts=accepts)
+
+
+def neighbours_seed(seams: SamplingSeams) -> SamplingSeams:
+    """Each request draws with its neighbour's coins."""
+    return replace(seams, own_coins=lambda uniforms: uniforms.roll(1, 0))
+
+
+def coins_shared(seams: SamplingSeams) -> SamplingSeams:
+    """Every second request keeps the coins of the one before it: its own were written to a copy."""
+
+    def own_coins(uniforms: Tensor) -> Tensor:
+        rows = torch.arange(len(uniforms), device=uniforms.device)
+        return uniforms[rows - rows % 2]
+
+    return replace(seams, own_coins=own_coins)
+
+
+FAULTS = (
+    acceptance_fault(
+        "coin-reused-for-residual",
+        "BZ-087",
+        "The coin that rejected a token also draws its replacement.",
+        "catalogue BZ-087: same uniform number used for rejection and for resampling",
+        "a rejection",
+        coin_reused,
+    ),
+    acceptance_fault(
+        "coin-at-threshold-accepts",
+        "BZ-060",
+        "A coin equal to its threshold accepts, so a coin of 0 accepts a token of probability 0.",
+        "catalogue BZ-060: zero-probability draft accepted when the coin is exactly 0",
+        "a drafted token of probability 0 and a coin of 0",
+        at_most,
+    ),
+    acceptance_fault(
+        "acceptance-ignores-coin",
+        "BZ-039",
+        "Acceptance compares 0 instead of its coin, so everything possible is accepted.",
+        "catalogue BZ-039: probabilistic rejection kernel always accepts (u=0)",
+        "a drafted token less probable than its proposal",
+        coin_zero,
+    ),
+    acceptance_fault(
+        "accepted-only-if-likelier",
+        "",
+        "A token is accepted exactly where p >= q, by no coin.",
+        "statistics-and-numerics B.5: accept iff p >= q",
+        "a drafted token less probable than its proposal",
+        no_coin,
+    ),
+    acceptance_fault(
+        "neighbours-seed",
+        "",
+        "Each request of a batch draws with its neighbour's coins.",
+        "the field's per-request seeds, read one row off (peers.md C1, row i reads row i+1)",
+        "two requests in a batch",
+        neighbours_seed,
+    ),
+    acceptance_fault(
+        "every-second-request-shares-coins",
+        "BZ-155",
+        "Every second request of a batch draws with the coins of the one before.",
+        "catalogue BZ-155: unseeded rows not filled when a batch mixes requests",
+        "two requests in a batch",
+        coins_shared,
+    ),
+)

@@ -1,0 +1,83 @@
+"""Plays drawn sessions on a backend, and makes what differs as small as it gets."""
+
+import time
+
+from hypothesis import seed
+from hypothesis.errors import Flaky
+from hypothesis.stateful import run_state_machine_as_test
+
+from properties.invariants import ALL
+from properties.live.machine import SHRINK_S, Enough, machine
+from properties.live.openings import openings
+from properties.live.watch import Differs, Played, located
+from properties.shrinking.cases import nearer, size
+from properties.strategies.settings import SEARCHING, exploring, without_local_constants
+from properties.tally import Failure
+from properties.verdict.finding import Verdict
+from properties.verdict.invariant import Oracle
+from properties.verdict.judge import judge
+from properties.verdict.subject import Subject
+
+ROUND = 25
+"""Sessions that Hypothesis draws from one seed; it remembers all of them while it draws."""
+
+
+def play(
+    subject: Subject,
+    oracle: Oracle,
+    played: Played,
+    kind: str | None = None,
+    dtype: str = "float32",
+    sessions: int = ROUND,
+    actions: int = 50,
+    number: int = 0,
+    judged: int = 1,
+    name: str | None = None,
+    fault: str | None = None,
+) -> Failure | None:
+    """Play `sessions` sessions of `actions` actions, drawn from seed `number`, and say what differs at its smallest.
+
+    Args:
+        subject: The backend, which has the door `serve`.
+        oracle: The truth.
+        played: Counts what was done.
+        kind: Of the KV layout; None draws any.
+        dtype: Working dtype.
+        sessions: How many; Hypothesis may draw a few more that it throws away.
+        actions: Of a session.
+        number: The seed.
+        judged: One session in this many is judged by every invariant at its end.
+        name: What `--backend` is given, for the command that replays a failure.
+        fault: What is planted in it, for that command too.
+    """
+    settled = exploring(sessions, SEARCHING, stateful_step_count=actions)
+    met: list[Verdict] = []
+    drawn = machine(subject, oracle, openings(kind, dtype, subject.declines), played, judged, met=met)
+    try:
+        with without_local_constants():
+            run_state_machine_as_test(seed(number)(drawn), settings=settled)
+    except (Differs, Enough, Flaky):  # an end from inside looks flaky to Hypothesis
+        if not met:
+            raise
+        return _failure(met[-1], oracle, subject, name or subject.name, fault)
+    return None
+
+
+def _failure(seen: Verdict, oracle: Oracle, subject: Subject, name: str, fault: str | None) -> Failure:
+    """The failure, judged again as a case by itself, as a replay will; what was seen live, if only that differs."""
+    invariant, stage = located(seen)
+    asked = [one for one in ALL if one.name == invariant]
+    best, until, progress = seen.case, time.monotonic() + SHRINK_S, True
+    while progress and time.monotonic() < until:  # without the machine: fewer mates, actions, nodes
+        progress = False
+        for case in nearer(best):
+            if time.monotonic() > until:
+                break
+            found = judge(case, asked, oracle, subject).first if size(case) < size(best) else None
+            if found is not None and found.stage is stage:
+                best, progress = case, True
+                break
+    verdict = judge(best, ALL, oracle, subject)
+    verdict = verdict if verdict.first is not None else seen
+    assert verdict.first is not None
+    return Failure(verdict, verdict.first, seen.case.id, fault=fault, backend=name)
