@@ -42,6 +42,7 @@ class Options:
     world: str | None = None
     soft_q: bool = False
     own: str | None = None
+    torch: str | None = None
     claims_lossless: bool = False
     table: bool = False
     picture: bool = False
@@ -67,6 +68,9 @@ def law(options: Options) -> int:
             raise click.UsageError(f"--table has rules and worlds of its own: leave out {', '.join(others)}")
         found = standard()
         page = law_table(found)
+    elif options.torch is not None:
+        found = [_sampler(options, options.torch)]
+        page = law_page(found[0], options.picture)
     else:
         found = [_asked(options)]
         page = law_page(found[0], options.picture)
@@ -76,13 +80,23 @@ def law(options: Options) -> int:
     return 1 if any(facts.broken for facts in found) else 0
 
 
+def _sampler(options: Options, name: str) -> LawFacts:
+    """The facts about a sampler written in torch."""
+    from specverify.law.torch_sampler import torch_law  # brings torch
+
+    others = options.given("torch", "p", "q", "world", "claims_lossless", "picture", "max_runs", "json_file")
+    if others:
+        raise click.UsageError(f"--torch has a tree and a rule of its own: leave out {', '.join(others)}")
+    return torch_law(name, _told(options).tables, options.claims_lossless, options.max_runs)
+
+
 def _asked(options: Options) -> LawFacts:
     """The facts about the one rule that the options name."""
     if (options.rule is None) == (options.own is None):
-        known = f"RULE ({', '.join(RULES)}) or --rule pkg.module:function"
+        known = f"RULE ({', '.join(RULES)}) or --rule pkg.module:function, or --torch pkg.module:function"
         raise click.UsageError(f"give {known}{', not both' if options.rule else '; or --table'}")
     if options.claims_lossless and options.own is None:
-        raise click.UsageError("--claims-lossless is for --rule: the built-in rules declare what they are")
+        raise click.UsageError("--claims-lossless is for --rule and --torch: the built-in rules declare what they are")
     told = _told(options)
     thresholds = {**told.thresholds, **_thresholds(options)}
     try:

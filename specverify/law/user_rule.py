@@ -3,6 +3,7 @@
 import importlib
 import numbers
 import operator
+from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
 
@@ -15,13 +16,12 @@ SIGNATURE = f"({', '.join(Question._fields)})"
 """What a rule takes, as `reference.oracle.acceptance.verify` does; it answers (path, weights of the next token)."""
 
 
-def own_rule(name: str) -> Program:
-    """The function of that name; whatever it then does wrong is UnusableInput too.
+def function_named(name: str, where: str) -> Callable[..., Any]:
+    """The function `pkg.module:function`, its module looked for in the current folder too.
 
     Raises:
-        UnusableInput: It cannot be imported, or is no function.
+        UnusableInput: It cannot be imported, or is no function; the line begins with `where`.
     """
-    where = f"--rule {name}"
     module_name, colon, attribute = name.partition(":")
     if not (colon and module_name and attribute):
         raise UnusableInput(f"{where}: is not of the form pkg.module:function")
@@ -33,10 +33,21 @@ def own_rule(name: str) -> Program:
             f"{where}: cannot import {module_name!r} ({why}); is it in the current folder or on PYTHONPATH?"
         ) from why
     except (Exception, SystemExit) as why:  # a stranger's code: whatever it raises becomes one line
-        raise UnusableInput(f"{where}: importing {module_name!r} raised {_brief(why)}") from why
+        raise UnusableInput(f"{where}: importing {module_name!r} raised {brief(why)}") from why
     found = getattr(module, attribute, None)
     if not callable(found):
         raise UnusableInput(f"{where}: {module_name!r} has no function called {attribute!r}")
+    return found  # type: ignore[no-any-return]
+
+
+def own_rule(name: str) -> Program:
+    """The user's rule of that name; whatever it then does wrong is UnusableInput too.
+
+    Raises:
+        UnusableInput: as `function_named`.
+    """
+    where = f"--rule {name}"
+    found = function_named(name, where)
 
     def program(*arguments: Any) -> Answer:
         asked = Question(*arguments)
@@ -45,7 +56,7 @@ def own_rule(name: str) -> Program:
         try:
             answer = found(*asked._replace(target=rows, proposal=laws))
         except (Exception, SystemExit) as why:
-            raise UnusableInput(f"{where}: raised {_brief(why)}; a rule takes {SIGNATURE}") from why
+            raise UnusableInput(f"{where}: raised {brief(why)}; a rule takes {SIGNATURE}") from why
         return _answer(answer, where, len(rows[0]))
 
     return program
@@ -78,5 +89,6 @@ def _shown(value: object) -> str:
     return text if len(text) <= 80 else f"{text[:80]}…"
 
 
-def _brief(why: BaseException) -> str:
+def brief(why: BaseException) -> str:
+    """An error of a stranger's code in one line."""
     return f"{type(why).__name__}: {' '.join(str(why).split())[:200]}"

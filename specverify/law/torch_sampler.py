@@ -1,0 +1,94 @@
+"""The exact law of a sampler written in torch, as it is: each of its random draws is forked, and every course is run.
+
+The sampler is a function of two tables, `sampler(target, draft)`. Each is called with the tokens emitted or drafted so
+far in this round, and answers the log-probabilities of the next one: float64 [vocabulary]. The function returns the
+tokens of one speculative round. It may draw with `random`, NumPy and torch as engines do (`backends.interception`).
+"""
+
+import operator
+from collections.abc import Callable
+from fractions import Fraction
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from backends.interception.intercept import NotInterceptable, TooManyRuns, intercepted
+from reference.oracle.law import expected_length, total_variation, where_from
+from reports.pages.law import LawFacts
+from specverify.law.user_rule import brief, function_named
+from specverify.law.world_options import Tables
+from specverify.setup.errors import UnusableInput
+
+NOISE = 1e-6
+"""Total variation that a right sampler may show: it computes in float32, and float32 coins have 2^24 places."""
+
+MOST_RUNS = 100_000
+"""Courses of the sampler before a world is called too large."""
+
+
+def torch_law(name: str, tables: Tables, claims: bool, most: int | None = None) -> LawFacts:
+    """The facts about the sampler `pkg.module:function` in the world `tables`, whose tree it does not read.
+
+    Raises:
+        UnusableInput: It cannot be imported, it raises, it returns no tokens, it has too many courses, or it does with
+            a draw what cannot be followed.
+    """
+    where = f"--torch {name}"
+    sampler = function_named(name, where)
+    count = 0
+
+    def block() -> tuple[int, ...]:
+        nonlocal count
+        count += 1
+        try:
+            return _tokens(sampler(_table(tables.target_row), _table(lambda path: tables.draft_row(path, 0))))
+        except (NotInterceptable, TooManyRuns):
+            raise
+        except (Exception, SystemExit) as why:  # a stranger's code: whatever it raises becomes one line
+            raise UnusableInput(f"{where}: raised {brief(why)}; a sampler takes (target, draft)") from why
+
+    try:
+        law: dict[tuple[int, ...], Any] = dict(intercepted(block, most_runs=MOST_RUNS if most is None else most))
+    except (NotInterceptable, TooManyRuns) as why:
+        raise UnusableInput(f"{where}: {why}") from None
+    for tokens in law:
+        if not tokens or not all(0 <= token < tables.vocab for token in tokens):
+            raise UnusableInput(f"{where}: returned {list(tokens)}, not tokens of the vocabulary of {tables.vocab}")
+    height = max(map(len, law))
+    off = total_variation(law, tables.target_row, height)
+    return LawFacts(
+        rule=name,
+        setting="",
+        draws="as the sampler draws",
+        tree=f"the sampler's own; {tables.vocab} tokens",
+        promise=True if claims else None,
+        condition="",
+        source="",
+        sentence="",
+        why="",
+        biased=float(off) > NOISE,
+        exact=False,
+        total_variation=float(off),
+        expected=float(expected_length(law)),
+        height=height,
+        cells=len(law),
+        evaluations=count,
+        biases=tuple(where_from(law, tables.target_row, height)),
+    )
+
+
+def _table(row: Callable[[tuple[int, ...]], Any]) -> Callable[[Any], Tensor]:
+    """Log-probabilities after the tokens of a round, as the sampler asks for them."""
+
+    def after(tokens: Any = ()) -> Tensor:
+        weights = [float(Fraction(weight)) for weight in row(_tokens(tokens))]
+        return torch.tensor(weights, dtype=torch.float64).log()
+
+    return after
+
+
+def _tokens(told: Any) -> tuple[int, ...]:
+    """Token ids from a tensor, a list or a tuple; TypeError for anything else."""
+    listed = told.tolist() if isinstance(told, Tensor) else told
+    return tuple(operator.index(token) for token in ([listed] if isinstance(listed, int) else listed))
