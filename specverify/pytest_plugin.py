@@ -35,8 +35,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Skip, with the reason, tests under our marks that this machine or this selection does not run."""
-    SELECTION.skip(config, items)
+    """Leave out tests under our marks that belong to another tier, or skip them with the reason."""
+    SELECTION.choose(config, items)
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
@@ -47,6 +47,19 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
 def pytest_report_header(config: pytest.Config) -> list[str]:
     """Say what is under test."""
     return SELECTION.header(config)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Say in one line which tiers this run left out, and how many tests of each."""
+    line = SELECTION.summary(config)
+    if line is not None:
+        terminalreporter.write_line(line)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Take over what a worker of pytest-xdist counted."""
+    SELECTION.take_over(node.config, getattr(node, "workeroutput", None) or {})
 
 
 class BackendUnderTest:

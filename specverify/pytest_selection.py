@@ -1,7 +1,10 @@
-"""Which tests of backends a pytest run takes: their marks and options, and the reason for each test that is skipped."""
+"""Which tests of backends a pytest run takes: their marks and options, and which they leave to another tier."""
 
 import ast
+from collections import Counter
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
 import pytest
 
@@ -59,7 +62,7 @@ class Selection:
             self.option("allow-absent-device"),
             action="store_true",
             help=f"let `-m {self.mark('cuda')}` or `-m {self.mark('npu')}` pass where that device is absent, "
-            "its tests skipped",
+            "its tests left out",
         )
 
     def register(self, config: pytest.Config) -> None:
@@ -91,13 +94,14 @@ class Selection:
             if why is not None:
                 pytest.exit(
                     f"-m {expression!r} asks for {device} tests and this machine has no such device: {why}. "
-                    f"Nothing was tested. ({self.option('allow-absent-device')} skips them instead.)",
+                    f"Nothing was tested. ({self.option('allow-absent-device')} leaves them out instead.)",
                     returncode=3,
                 )
 
     def settle(self, session: pytest.Session, exitstatus: int) -> None:
         """Let a run pass that found no test of an absent device, where the command line allows the absence."""
         config = session.config
+        self.hand_over(config)
         allowed = config.getoption(self.option("allow-absent-device")) and self.demanded(_expression(config))
         if allowed and exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED:
             session.exitstatus = pytest.ExitCode.OK
@@ -117,28 +121,61 @@ class Selection:
             params.append(pytest.param(name, marks=[getattr(pytest.mark, self.mark(word)) for word in words]))
         metafunc.parametrize(self.fixture, params, indirect=True, scope="session")
 
-    def skip(self, config: pytest.Config, items: list[pytest.Item]) -> None:
-        """Skip, with the reason, tests under this project's marks that this machine or `-m` does not run."""
+    def choose(self, config: pytest.Config, items: list[pytest.Item]) -> None:
+        """Deselect tests of another tier, counted; skip, with the reason, tests of a named backend without its device.
+
+        A tier is a mark that this run does not ask for, or a device that this machine does not have.
+        """
         expression, named = _expression(config), self.named(config)
         reasons: dict[str, str | None] = {}
+        tiers: Counter[str] = Counter()
+        kept, left = [], []
         for item in items:
+            slow, emulated = self.mark("slow"), self.mark("emulated")
+            if item.get_closest_marker(self.mark("npu")) and item.get_closest_marker(emulated):
+                raise pytest.UsageError(f"{item.nodeid}: emulated is never hardware; it cannot be marked npu")
+            tier = None
             for device in ACCELERATORS:
                 if item.get_closest_marker(self.mark(device)):
                     if device not in reasons:  # asking imports torch
                         reasons[device] = missing(device)
-                    if reasons[device] is not None:
+                    if reasons[device] is not None and named:
                         item.add_marker(pytest.mark.skip(reason=f"{device}: {reasons[device]}"))
-            slow, emulated = self.mark("slow"), self.mark("emulated")
-            if item.get_closest_marker(slow) and slow not in expression:
-                item.add_marker(pytest.mark.skip(reason=f"slow: run with -m {slow}"))
+                    elif reasons[device] is not None:
+                        tier = f"{device} ({reasons[device]})"
             if item.get_closest_marker(emulated) and not (named or _asked(expression, emulated)):
-                item.add_marker(
-                    pytest.mark.skip(
-                        reason=f"emulated: run with -m {emulated}, or name it with {self.option('backend')}"
-                    )
-                )
-            if item.get_closest_marker(self.mark("npu")) and item.get_closest_marker(emulated):
-                raise pytest.UsageError(f"{item.nodeid}: emulated is never hardware; it cannot be marked npu")
+                tier = f"{emulated} (-m {emulated}, or {self.option('backend')})"
+            if item.get_closest_marker(slow) and slow not in expression:
+                tier = f"{slow} (-m {slow})"
+            if tier is None:
+                kept.append(item)
+            else:
+                tiers[tier] += 1
+                left.append(item)
+        if left:
+            items[:] = kept
+            config.hook.pytest_deselected(items=left)
+        config.stash[self._tiers] = tiers
+
+    @cached_property
+    def _tiers(self) -> "pytest.StashKey[Counter[str]]":
+        return pytest.StashKey()
+
+    def hand_over(self, config: pytest.Config) -> None:
+        """In a worker of pytest-xdist, give the counts of tiers to the process that prints."""
+        if hasattr(config, "workeroutput"):
+            config.workeroutput[f"tiers {self.word}"] = dict(config.stash.get(self._tiers, Counter()))
+
+    def take_over(self, config: pytest.Config, told: dict[str, Any]) -> None:
+        """Keep the counts of one worker: all of them collect the same tests."""
+        config.stash[self._tiers] = Counter(told.get(f"tiers {self.word}", {}))
+
+    def summary(self, config: pytest.Config) -> str | None:
+        """One line with the number of tests of each tier that this run leaves to others; None if there are none."""
+        none: Counter[str] = Counter()
+        tiers = config.stash.get(self._tiers, none)
+        told = "; ".join(f"{count} {tier}" for tier, count in sorted(tiers.items()))
+        return f"left to other tiers: {told}" if told else None
 
     def header(self, config: pytest.Config) -> list[str]:
         """The line of pytest's header that says which backends are under test."""

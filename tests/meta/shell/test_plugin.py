@@ -1,4 +1,4 @@
-"""The pytest plugin: a runner does not go green on nothing, and plain runs say why they skip."""
+"""The pytest plugin: a runner does not go green on nothing, and plain runs say which tiers they leave out."""
 
 import os
 import subprocess
