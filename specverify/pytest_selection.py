@@ -161,10 +161,14 @@ class Selection:
     def _tiers(self) -> "pytest.StashKey[Counter[str]]":
         return pytest.StashKey()
 
+    def _counted(self, config: pytest.Config) -> "Counter[str]":
+        none: Counter[str] = Counter()
+        return config.stash.get(self._tiers, none)
+
     def hand_over(self, config: pytest.Config) -> None:
         """In a worker of pytest-xdist, give the counts of tiers to the process that prints."""
         if hasattr(config, "workeroutput"):
-            config.workeroutput[f"tiers {self.word}"] = dict(config.stash.get(self._tiers, Counter()))
+            config.workeroutput[f"tiers {self.word}"] = dict(self._counted(config))
 
     def take_over(self, config: pytest.Config, told: dict[str, Any]) -> None:
         """Keep the counts of one worker: all of them collect the same tests."""
@@ -172,8 +176,7 @@ class Selection:
 
     def summary(self, config: pytest.Config) -> str | None:
         """One line with the number of tests of each tier that this run leaves to others; None if there are none."""
-        none: Counter[str] = Counter()
-        tiers = config.stash.get(self._tiers, none)
+        tiers = self._counted(config)
         told = "; ".join(f"{count} {tier}" for tier, count in sorted(tiers.items()))
         return f"left to other tiers: {told}" if told else None
 
