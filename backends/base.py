@@ -75,7 +75,7 @@ class Backend(Protocol):
 
 
 @runtime_checkable
-class Tabled(Protocol):
+class ExactLaw(Protocol):
     """A backend whose own drafting and acceptance can be run on tables in place of models, many requests at once.
 
     It is optional: it lets the law of a rule be enumerated instead of estimated. A backend may have it without a tape

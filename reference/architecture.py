@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from reference.malformed import Malformed
-from reference.rules import LATER
+from reference.rules import OMIT_DEFAULT
 
 FAMILIES = ("llama", "pangu", "qwen2", "qwen3", "mistral", "llama4")
 LARGEST = 2**22
@@ -86,11 +86,11 @@ class Architecture:
     output_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False
-    chunks: tuple[int, ...] = field(default=(), metadata=LATER)
-    unrotated: tuple[int, ...] = field(default=(), metadata=LATER)
-    floor_scale: int = field(default=0, metadata=LATER)
-    attn_scale: float = field(default=0.1, metadata=LATER)
-    score_cap: float = field(default=0.0, metadata=LATER)
+    chunks: tuple[int, ...] = field(default=(), metadata=OMIT_DEFAULT)
+    unrotated: tuple[int, ...] = field(default=(), metadata=OMIT_DEFAULT)
+    floor_scale: int = field(default=0, metadata=OMIT_DEFAULT)
+    attn_scale: float = field(default=0.1, metadata=OMIT_DEFAULT)
+    score_cap: float = field(default=0.0, metadata=OMIT_DEFAULT)
 
     def __post_init__(self) -> None:
         if self.family not in FAMILIES:
@@ -225,7 +225,7 @@ class Checkpoint:
     digest: str
     vocab_size: int
     max_positions: int
-    mixes_rows: bool = field(default=False, metadata=LATER)
+    mixes_rows: bool = field(default=False, metadata=OMIT_DEFAULT)
 
 
 Model = Seeded | Checkpoint

@@ -10,7 +10,7 @@ from reference.draft import Draft, Scripted, largest
 from reference.files.json_words import plain
 from reference.layout import KvLayout
 from reference.malformed import Malformed, under
-from reference.rules import LATER
+from reference.rules import OMIT_DEFAULT
 from reference.sampling import Sampling, Stops
 from reference.session import Session
 from reference.tree import Tree
@@ -47,7 +47,7 @@ class Case:
     stops: Stops = Stops()
     dtype: str = "float32"
     steps: int = 0
-    session: Session | None = field(default=None, metadata=LATER)
+    session: Session | None = field(default=None, metadata=OMIT_DEFAULT)
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:

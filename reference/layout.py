@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from reference.malformed import Malformed
-from reference.rules import LATER
+from reference.rules import OMIT_DEFAULT
 
 COMMITS = ("path", "fast", "length")
 
@@ -105,13 +105,13 @@ class KvLayout:
     commit: str = "path"
     padded_nodes: int = 0
     prefill_chunk: int = 0
-    kind: str = field(default="branch", metadata=LATER)
-    page_size: int = field(default=0, metadata=LATER)
-    pages: tuple[int, ...] = field(default=(), metadata=LATER)
-    overhang: int = field(default=0, metadata=LATER)
-    draft_sync: str = field(default="keep", metadata=LATER)
-    stay_in_chunk: bool = field(default=False, metadata=LATER)
-    poison: str = field(default="", metadata=LATER)
+    kind: str = field(default="branch", metadata=OMIT_DEFAULT)
+    page_size: int = field(default=0, metadata=OMIT_DEFAULT)
+    pages: tuple[int, ...] = field(default=(), metadata=OMIT_DEFAULT)
+    overhang: int = field(default=0, metadata=OMIT_DEFAULT)
+    draft_sync: str = field(default="keep", metadata=OMIT_DEFAULT)
+    stay_in_chunk: bool = field(default=False, metadata=OMIT_DEFAULT)
+    poison: str = field(default="", metadata=OMIT_DEFAULT)
 
     def __post_init__(self) -> None:
         self._one_of("commit", COMMITS)

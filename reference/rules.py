@@ -6,7 +6,7 @@ from typing import Any
 from reference.malformed import Malformed
 from reference.tree import Shape
 
-LATER: dict[str, Any] = {"omit_default": True}
+OMIT_DEFAULT: dict[str, Any] = {"omit_default": True}
 """Metadata of a field that files and ids leave out at its default, so that younger fields change neither."""
 
 DRAWS = ("top-k", "without-replacement", "with-replacement")
@@ -99,10 +99,10 @@ class Rule:
     """
 
     name: str = "multi-round"
-    threshold_single: float = field(default=1.0, metadata=LATER)
-    threshold_acc: float = field(default=1.0, metadata=LATER)
-    epsilon: float = field(default=0.3, metadata=LATER)
-    delta: float = field(default=0.09, metadata=LATER)
+    threshold_single: float = field(default=1.0, metadata=OMIT_DEFAULT)
+    threshold_acc: float = field(default=1.0, metadata=OMIT_DEFAULT)
+    epsilon: float = field(default=0.3, metadata=OMIT_DEFAULT)
+    delta: float = field(default=0.09, metadata=OMIT_DEFAULT)
 
     def __post_init__(self) -> None:
         if self.name not in RULES:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from reference.malformed import Malformed
-from reference.rules import DRAWS, LATER, Rule
+from reference.rules import DRAWS, OMIT_DEFAULT, Rule
 
 
 @dataclass(frozen=True)
@@ -33,18 +33,18 @@ class Sampling:
 
     temperature: float = 0.0
     tape: tuple[float, ...] = ()
-    repetition_penalty: float = field(default=1.0, metadata=LATER)
-    presence_penalty: float = field(default=0.0, metadata=LATER)
-    frequency_penalty: float = field(default=0.0, metadata=LATER)
-    bad_words: tuple[tuple[int, ...], ...] = field(default=(), metadata=LATER)
-    min_tokens: int = field(default=0, metadata=LATER)
-    processors: tuple[str, ...] = field(default=(), metadata=LATER)
-    top_k: int = field(default=0, metadata=LATER)
-    top_p: float = field(default=1.0, metadata=LATER)
-    min_p: float = field(default=0.0, metadata=LATER)
-    rule: Rule = field(default=Rule(), metadata=LATER)
-    draws: str = field(default="top-k", metadata=LATER)
-    seed: int = field(default=0, metadata=LATER)
+    repetition_penalty: float = field(default=1.0, metadata=OMIT_DEFAULT)
+    presence_penalty: float = field(default=0.0, metadata=OMIT_DEFAULT)
+    frequency_penalty: float = field(default=0.0, metadata=OMIT_DEFAULT)
+    bad_words: tuple[tuple[int, ...], ...] = field(default=(), metadata=OMIT_DEFAULT)
+    min_tokens: int = field(default=0, metadata=OMIT_DEFAULT)
+    processors: tuple[str, ...] = field(default=(), metadata=OMIT_DEFAULT)
+    top_k: int = field(default=0, metadata=OMIT_DEFAULT)
+    top_p: float = field(default=1.0, metadata=OMIT_DEFAULT)
+    min_p: float = field(default=0.0, metadata=OMIT_DEFAULT)
+    rule: Rule = field(default=Rule(), metadata=OMIT_DEFAULT)
+    draws: str = field(default="top-k", metadata=OMIT_DEFAULT)
+    seed: int = field(default=0, metadata=OMIT_DEFAULT)
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.temperature < float("inf"):
@@ -103,9 +103,9 @@ class Stops:
     max_new_tokens: int = 16
     eos: tuple[int, ...] = ()
     stop_tokens: tuple[int, ...] = ()
-    stop_strings: tuple[str, ...] = field(default=(), metadata=LATER)
-    pieces: tuple[str, ...] = field(default=(), metadata=LATER)
-    max_length: int = field(default=0, metadata=LATER)
+    stop_strings: tuple[str, ...] = field(default=(), metadata=OMIT_DEFAULT)
+    pieces: tuple[str, ...] = field(default=(), metadata=OMIT_DEFAULT)
+    max_length: int = field(default=0, metadata=OMIT_DEFAULT)
 
     def __post_init__(self) -> None:
         if self.max_new_tokens < 1:

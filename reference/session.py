@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from reference.draft import Draft, Scripted
 from reference.malformed import Malformed
-from reference.rules import LATER
+from reference.rules import OMIT_DEFAULT
 from reference.sampling import Sampling, Stops
 
 ACTIONS = {
@@ -42,7 +42,7 @@ class Action:
 
     kind: str
     requests: tuple[int, ...]
-    draft: Draft | None = field(default=None, metadata=LATER)
+    draft: Draft | None = field(default=None, metadata=OMIT_DEFAULT)
 
     def __post_init__(self) -> None:
         if self.kind not in ACTIONS:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from backends.engine.columns import Columns, Paging
+from backends.engine.columns import AttentionInputs, Paging
 
 UNIT = {torch.float64: 2.0**-53, torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
 
@@ -24,7 +24,7 @@ class Scene:
     """B lanes of T rows: `lanes` holds (prefix, nodes) of each, and `truth` is attention in float64, [B, H, T, D]."""
 
     query: Tensor
-    columns: Columns
+    columns: AttentionInputs
     scaling: float
     lanes: tuple[tuple[int, int], ...]
 
@@ -112,7 +112,7 @@ def scene(
     query = torch.randn(len(lanes), heads, rows, dim, generator=made).to(dtype)
     key, value = torch.randn(2, len(lanes), kv_heads, width, dim, generator=made).to(dtype)
     prefixes = torch.tensor([prefix for prefix, _ in lanes], dtype=torch.int32)
-    columns = Columns(key, value, visible, prefixes, None, no_fallback)
+    columns = AttentionInputs(key, value, visible, prefixes, None, no_fallback)
     if page:
         columns = replace(
             columns, key=key[:, :, -rows:], value=value[:, :, -rows:], paging=_paged(columns, lanes, page, poison, dice)
@@ -121,7 +121,7 @@ def scene(
 
 
 def _paged(
-    columns: Columns, lanes: tuple[tuple[int, int], ...], size: int, poison: float, dice: random.Random
+    columns: AttentionInputs, lanes: tuple[tuple[int, int], ...], size: int, poison: float, dice: random.Random
 ) -> Paging:
     lengths = [prefix + nodes for prefix, nodes in lanes]
     most = -(-max(lengths) // size)

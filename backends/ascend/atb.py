@@ -9,7 +9,7 @@ from torch import Tensor
 from backends.ascend.eager import ascend_eager
 from backends.ascend.encodings import additive
 from backends.ascend.operands import BLOCK, Operands, gathered, in_pages, packed
-from backends.engine.columns import Attend, Columns
+from backends.engine.columns import Attend, AttentionInputs
 
 ROOM = 128 * 128
 """Numbers of one head that a block may hold."""
@@ -31,12 +31,12 @@ class AscendAtb:
         eager: What takes over where the operator cannot, and in mode `reference`.
     """
 
-    pages: Callable[[Columns], Operands] = in_pages
-    columns: Callable[[Columns], Operands] = gathered
+    pages: Callable[[AttentionInputs], Operands] = in_pages
+    columns: Callable[[AttentionInputs], Operands] = gathered
     encode: Callable[[Tensor, torch.dtype], Tensor] = additive
     eager: Attend = ascend_eager
 
-    def __call__(self, query: Tensor, columns: Columns, scaling: float) -> Tensor:
+    def __call__(self, query: Tensor, columns: AttentionInputs, scaling: float) -> Tensor:
         """See `columns.Attend`."""
         columns.refuse_cap("ATB's splitfuse attention")
         if query.shape[-1] > LARGEST_HEAD or query.dtype not in (torch.float16, torch.bfloat16):
@@ -62,7 +62,7 @@ class AscendAtb:
         )
         return out.view(batch, rows, heads, dim).transpose(1, 2)
 
-    def _paged(self, columns: Columns, dim: int) -> Operands:
+    def _paged(self, columns: AttentionInputs, dim: int) -> Operands:
         paging = columns.paging
         if paging is not None and paging.size % 16 == 0 and paging.size * dim <= ROOM:
             return self.pages(columns)

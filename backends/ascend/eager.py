@@ -4,10 +4,10 @@ import torch
 from torch import Tensor
 
 from backends.ascend.encodings import require_sight
-from backends.engine.columns import Columns
+from backends.engine.columns import AttentionInputs
 
 
-def ascend_eager(query: Tensor, columns: Columns, scaling: float) -> Tensor:
+def ascend_eager(query: Tensor, columns: AttentionInputs, scaling: float) -> Tensor:
     """Softmax attention with a softmax in float32 and a select of its minimum; see `columns.Attend`.
 
     The mask is never added: a sum with a boolean, or with minus infinity, is what goes wrong silently there. A row

@@ -10,7 +10,7 @@ from backends.ascend.eager import ascend_eager
 from backends.ascend.encodings import boolean
 from backends.ascend.operands import BLOCK, LARGEST_BLOCK, Operands, gathered, in_pages
 from backends.ascend.operators.masked import WIDE_OPEN
-from backends.engine.columns import Attend, Columns
+from backends.engine.columns import Attend, AttentionInputs
 
 ALIGNED = 16
 """Fused-infer attention takes head dimensions that are multiples of it."""
@@ -122,14 +122,14 @@ class AscendFused:
         eager: What takes over where the operators cannot, and in mode `reference`.
     """
 
-    pages: Callable[[Columns], Operands] = in_pages
-    columns: Callable[[Columns], Operands] = gathered
+    pages: Callable[[AttentionInputs], Operands] = in_pages
+    columns: Callable[[AttentionInputs], Operands] = gathered
     encode: Callable[[Tensor], Tensor] = boolean
     ask: Callable[[Tensor, Operands, Tensor | None, float], Asked] = ask
     unmasked: Callable[[Tensor, list[int]], bool] = whole
     eager: Attend = ascend_eager
 
-    def __call__(self, query: Tensor, columns: Columns, scaling: float) -> Tensor:
+    def __call__(self, query: Tensor, columns: AttentionInputs, scaling: float) -> Tensor:
         """See `columns.Attend`."""
         columns.refuse_cap("Ascend's fused attention")
         why = _unfit(query, columns)
@@ -149,7 +149,7 @@ class AscendFused:
         twice = query.repeat(1, 1, 2, 1)
         return infer(self.ask(twice, held, self.encode(held.visible), scaling))[:, :, :1]
 
-    def _placed(self, columns: Columns) -> Operands:
+    def _placed(self, columns: AttentionInputs) -> Operands:
         paging = columns.paging
         if paging is None:
             return self.columns(columns)
@@ -158,7 +158,7 @@ class AscendFused:
         return self.pages(columns)
 
 
-def _unfit(query: Tensor, columns: Columns) -> str | None:
+def _unfit(query: Tensor, columns: AttentionInputs) -> str | None:
     """Why no fused operator takes this, or None."""
     groups = query.shape[1] // columns.key.shape[1]
     if query.dtype not in (torch.float32, torch.float16, torch.bfloat16):

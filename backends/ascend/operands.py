@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from backends.ascend.encodings import last_seen, require_pages, require_sight
-from backends.engine.columns import Columns, Paging
+from backends.engine.columns import AttentionInputs, Paging
 
 BLOCK = 128
 """Block sizes of which fused-infer attention takes multiples; 128 suits every path of it."""
@@ -22,7 +22,7 @@ class Operands:
         key: Gathered, [B, Hkv, C, D], or with `table` the cells of a pool, [pages, size, Hkv, D].
         value: As `key`.
         visible: bool [B, 1, T, C]; with `table`, C is the table's width times the page size.
-        prefix: int32 [B], on the CPU; see `Columns`.
+        prefix: int32 [B], on the CPU; see `AttentionInputs`.
         lengths: Of each lane, columns up to the last that is seen.
         table: int32 [B, most pages of a lane], or None.
     """
@@ -40,7 +40,7 @@ class Operands:
         return 0 if self.table is None else int(self.key.shape[1])
 
 
-def gathered(columns: Columns) -> Operands:
+def gathered(columns: AttentionInputs) -> Operands:
     """The columns side by side, without the tail that nobody sees.
 
     Where they lie in pages, they are taken through the block table, so that the table is what decides what is read.
@@ -60,7 +60,7 @@ def gathered(columns: Columns) -> Operands:
     )
 
 
-def in_pages(columns: Columns) -> Operands:
+def in_pages(columns: AttentionInputs) -> Operands:
     """The columns in their pages, as they lie.
 
     A padding row's own key lies in no page, and nobody reads its output: it sees the first column of its lane.

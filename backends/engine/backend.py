@@ -6,7 +6,7 @@ from backends.base import Declaration, Live, Unsupported
 from backends.engine.composition import SEAMS
 from backends.engine.draft import OPENERS
 from backends.engine.model.graphs import Recorder
-from backends.engine.model.models import DTYPES, Shelf
+from backends.engine.model.models import DTYPES, ModelCache
 from backends.engine.play import play, serve
 from backends.engine.sampling.rounds import Tables
 from backends.engine.seams import Seams
@@ -59,7 +59,7 @@ class EngineBackend:
         )
         self.seams = seams
         self.mode = mode_of()
-        self._shelf = Shelf(device, recorder=recorder)
+        self._shelf = ModelCache(device, recorder=recorder)
         self._tables = Tables(device, lambda: self.seams.sampling)
 
     def run(self, case: Case) -> Trace:
@@ -73,15 +73,15 @@ class EngineBackend:
         return serve(case, self._shelf, in_mode(self.seams, self.mode))
 
     def verify(self, given: Given, tape: Array) -> Blocks:
-        """See `backends.base.Tabled`."""
+        """See `backends.base.ExactLaw`."""
         return self._tables.verify(given, tape)
 
     def rounds(self, world: World, tape: Array) -> Blocks:
-        """See `backends.base.Tabled`."""
+        """See `backends.base.ExactLaw`."""
         return self._tables.rounds(world, tape)
 
     def samples(self, world: World, seeds: Array) -> Blocks:
-        """See `backends.base.Tabled`."""
+        """See `backends.base.ExactLaw`."""
         return self._tables.samples(world, seeds)
 
     def _refuse_dtype(self, case: Case) -> None:

@@ -1,4 +1,4 @@
-"""Columns: the keys and values that the rows of one forward may attend to in one layer, gathered or in pages."""
+"""AttentionInputs: keys and values that the rows of a forward may attend to in one layer, gathered or in pages."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -34,7 +34,7 @@ class Paging:
 
 
 @dataclass(frozen=True)
-class Columns:
+class AttentionInputs:
     """What B lanes of T rows each attend to: a prefix, then a block of open rows, then cells that nobody sees.
 
     The prefix of lane b is columns 0 to `prefix[b]`, committed tokens in the order of their positions: a row sees an
@@ -69,5 +69,5 @@ class Columns:
             )
 
 
-Attend = Callable[[Tensor, Columns, float], Tensor]
+Attend = Callable[[Tensor, AttentionInputs, float], Tensor]
 """attend(query [B, H, T, D], columns, scaling) -> [B, H, T, D], in the query's dtype."""

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from backends.engine.model.models import Shelf
+from backends.engine.model.models import ModelCache
 from backends.engine.seams import Seams
 from backends.engine.server import Server
 from reference.case import Case
@@ -10,7 +10,7 @@ from reference.session import Action, Session
 from reference.trace import Trace
 
 
-def serve(case: Case, shelf: Shelf, seams: Seams) -> Server:
+def serve(case: Case, shelf: ModelCache, seams: Seams) -> Server:
     """A server on which the actions of the case's session are played, and more may come.
 
     It has room for forks at any time, and for trees as large as the largest that the session names.
@@ -24,7 +24,7 @@ def serve(case: Case, shelf: Shelf, seams: Seams) -> Server:
     return server
 
 
-def play(case: Case, shelf: Shelf, seams: Seams) -> Trace:
+def play(case: Case, shelf: ModelCache, seams: Seams) -> Trace:
     """The trace of `case`: its session's actions, or its own request alone until a stop or the end of its steps.
 
     Raises:

@@ -8,7 +8,7 @@ from torch import Tensor
 from backends.engine import stops
 from backends.engine.draft.base import Draft, Proposal
 from backends.engine.draft.truncation import truncated
-from backends.engine.kv.arena import Lease
+from backends.engine.kv.arena import CacheLease
 from backends.engine.kv.branch import Branch
 from backends.engine.lower_tree import TreeTensors, check_structure
 from backends.engine.model.causal_lm import CausalLm, Rows
@@ -50,7 +50,7 @@ class Request:
         verified: Hidden states of its rows in the verify forward, [R, width], where its draft reads some.
     """
 
-    def __init__(self, case: Case, target: CausalLm, lease: Lease, draft: Draft, seams: StepSeams) -> None:
+    def __init__(self, case: Case, target: CausalLm, lease: CacheLease, draft: Draft, seams: StepSeams) -> None:
         self.case = case
         self.tokens = list(case.prompt)
         self.lease = lease

@@ -10,12 +10,12 @@ from torch import Tensor
 from backends.base import StageFailure, Unsupported
 from backends.engine.columns import Attend
 from backends.engine.draft import Draft, Opening, opened
-from backends.engine.kv.arena import Lease, refuse_small_pool
+from backends.engine.kv.arena import CacheLease, refuse_small_pool
 from backends.engine.kv.base import OutOfPages
-from backends.engine.kv.lanes import Lanes
+from backends.engine.kv.lanes import BatchCache
 from backends.engine.model.causal_lm import CausalLm
 from backends.engine.model.hidden import HiddenTap
-from backends.engine.model.models import Shelf, refuse_long
+from backends.engine.model.models import ModelCache, refuse_long
 from backends.engine.model.update_order_check import require_update_first
 from backends.engine.request import Request
 from backends.engine.seams import Seams
@@ -35,7 +35,7 @@ class Server:
         accounts: Pages and columns after each action.
     """
 
-    def __init__(self, case: Case, shelf: Shelf, seams: Seams) -> None:
+    def __init__(self, case: Case, shelf: ModelCache, seams: Seams) -> None:
         self.case = case
         self.requests: dict[int, Request] = {}
         self.accounts: list[Account] = []
@@ -126,7 +126,7 @@ class Server:
         model = self._draft_model(case)
         self._enter(twin, case, self._arena.fork(old.lease, self._target, model, self._capacity, self._rows))
 
-    def _enter(self, number: int, case: Case, lease: Lease) -> None:
+    def _enter(self, number: int, case: Case, lease: CacheLease) -> None:
         request = self._seams.request(case, self._target, lease, self._draft(case, lease), self._seams)
         if not self._room(lease, len(case.prompt)):
             self._arena.give_back(lease)
@@ -190,7 +190,7 @@ class Server:
         """Whether there are pages for a block of it; if not, it waits, before any forward."""
         return self._room(request.lease, len(request.tokens) + self._rows)
 
-    def _room(self, lease: Lease, columns: int) -> bool:
+    def _room(self, lease: CacheLease, columns: int) -> bool:
         if lease.blocks is None:
             return True
         try:
@@ -213,7 +213,7 @@ class Server:
 
     # What they are given.
 
-    def _open(self, case: Case, attend: Attend, lanes: type[Lanes]) -> CausalLm:
+    def _open(self, case: Case, attend: Attend, lanes: type[BatchCache]) -> CausalLm:
         refuse_long(case.model, case.longest)
         model = self._shelf.open(case.model, case.dtype)
         if case.layout.traits.in_place:
@@ -226,12 +226,12 @@ class Server:
             return None
         return self._open(replace(case, model=case.draft.model), self._seams.draft_attend, self._seams.kv.single)
 
-    def _lease(self, case: Case, tokens: tuple[int, ...]) -> Lease:
+    def _lease(self, case: Case, tokens: tuple[int, ...]) -> CacheLease:
         """Caches that may begin with what the prefix cache holds, which brings no hidden states for a draft to read."""
         known = tokens if case.draft.reads is None else ()
         return self._arena.lease(self._target, self._draft_model(case), self._capacity, self._rows, known)
 
-    def _draft(self, case: Case, lease: Lease) -> Draft:
+    def _draft(self, case: Case, lease: CacheLease) -> Draft:
         draft = opened(Opening(case, self._draft_model(case), lease.draft, self._seams))
         if draft.reads != case.draft.reads:
             raise Unsupported(

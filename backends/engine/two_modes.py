@@ -5,7 +5,7 @@ from dataclasses import dataclass, is_dataclass, replace
 from torch import Tensor
 
 from backends.engine.attention.eager import eager
-from backends.engine.columns import Attend, Columns
+from backends.engine.columns import Attend, AttentionInputs
 from backends.engine.seams import Seams
 from backends.flags import Mode
 
@@ -36,7 +36,7 @@ class TreesEager:
     fused: Attend
     eager: Attend
 
-    def __call__(self, query: Tensor, columns: Columns, scaling: float) -> Tensor:
+    def __call__(self, query: Tensor, columns: AttentionInputs, scaling: float) -> Tensor:
         """See `columns.Attend`."""
         tree = query.shape[2] > 1 and bool(columns.prefix.any())
         return (self.eager if tree else self.fused)(query, columns, scaling)

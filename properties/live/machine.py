@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from properties.live.openings import MOST_MATES, Declines
-from properties.live.watch import Differs, Played, Watch, located
+from properties.live.watch import Differs, SessionStats, Watch, located
 from properties.shrinking.cases import size
 from properties.strategies.sessions import BRANCHES
 from properties.verdict.finding import Verdict
@@ -40,7 +40,7 @@ def machine(
     subject: Subject,
     oracle: Oracle,
     opened: st.SearchStrategy[Case],
-    played: Played,
+    played: SessionStats,
     judged: int = 1,
     shrink_s: float = SHRINK_S,
     met: list[Verdict] | None = None,

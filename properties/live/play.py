@@ -9,7 +9,7 @@ from hypothesis.stateful import run_state_machine_as_test
 from properties.invariants import ALL
 from properties.live.machine import SHRINK_S, Enough, machine
 from properties.live.openings import openings
-from properties.live.watch import Differs, Played, located
+from properties.live.watch import Differs, SessionStats, located
 from properties.shrinking.cases import nearer, size
 from properties.strategies.settings import SEARCHING, exploring, without_local_constants
 from properties.tally import Failure
@@ -25,7 +25,7 @@ ROUND = 25
 def play(
     subject: Subject,
     oracle: Oracle,
-    played: Played,
+    played: SessionStats,
     kind: str | None = None,
     dtype: str = "float32",
     sessions: int = ROUND,

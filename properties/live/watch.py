@@ -31,7 +31,7 @@ class Differs(Exception):
 
 
 @dataclass
-class Played:
+class SessionStats:
     """What watched sessions came to.
 
     Attributes:
@@ -73,7 +73,7 @@ class Watch:
         evicted: Requests that wait for their keys and values.
     """
 
-    def __init__(self, case: Case, oracle: Oracle, subject: Subject, played: Played) -> None:
+    def __init__(self, case: Case, oracle: Oracle, subject: Subject, played: SessionStats) -> None:
         """Open the session.
 
         Raises:

@@ -50,7 +50,7 @@ class NoTrace(Exception):
 class Tables(Protocol):
     """A backend's own drafting and acceptance on tables in place of models; raises NoTrace where it cannot.
 
-    What each method does is said at `backends.base.Tabled`.
+    What each method does is said at `backends.base.ExactLaw`.
     """
 
     def verify(self, given: Given, tape: Array) -> Blocks:

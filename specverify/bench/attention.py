@@ -14,7 +14,7 @@ from torch import Tensor
 from backends.engine.attention.flex import Flex
 from backends.engine.attention.sdpa import Sdpa
 from backends.engine.attention.split import Split
-from backends.engine.columns import Attend, Columns
+from backends.engine.columns import Attend, AttentionInputs
 from specverify.setup.devices import missing
 from specverify.setup.errors import MissingInput
 
@@ -48,7 +48,7 @@ class Scene:
     """One forward's attention in one layer; every lane has the same prefix and a random tree."""
 
     query: Tensor
-    columns: Columns
+    columns: AttentionInputs
     scaling: float
 
 
@@ -73,7 +73,7 @@ def _scene(setting: Setting, batch: int, prefix: int, nodes: int, device: str) -
     )
     masks = visible.expand(batch, 1, nodes, width).contiguous().to(device)
     ends = torch.full((batch,), prefix, dtype=torch.int32)
-    return Scene(query, Columns(key, value, masks, ends, None, lambda _: None), setting.dim**-0.5)
+    return Scene(query, AttentionInputs(key, value, masks, ends, None, lambda _: None), setting.dim**-0.5)
 
 
 def paths(device: str) -> dict[str, Attend | str]:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from backends.engine.kv.arena import Arena
-from backends.engine.kv.base import KvCache, Room
+from backends.engine.kv.base import CacheSpec, KvCache
 from backends.engine.reach import Reach
 from reference.layout import KINDS, KvLayout
 
@@ -53,9 +53,9 @@ class Anything:
 
     reach: Reach
 
-    def room(self, capacity: int, rows: int) -> Room:
+    def room(self, capacity: int, rows: int) -> CacheSpec:
         """See `arena.Model`."""
-        return Room((self.reach,) * LAYERS, HEADS, DIM, capacity, rows, torch.device("cpu"), torch.float32)
+        return CacheSpec((self.reach,) * LAYERS, HEADS, DIM, capacity, rows, torch.device("cpu"), torch.float32)
 
 
 def cells(kind: str | None) -> Iterator[Cell]:

@@ -30,7 +30,7 @@ SMALL = 4
 
 
 @dataclass(frozen=True)
-class Ground:
+class HuntPlan:
     """Where one hunt goes.
 
     Attributes:
@@ -57,7 +57,7 @@ class Ground:
 
 
 @dataclass(frozen=True)
-class Bag:
+class HuntResult:
     """What one hunt came to.
 
     Attributes:
@@ -108,7 +108,7 @@ def _oracle() -> Oracle:
     return Oracle()
 
 
-def hunt(ground: Ground) -> Bag:
+def hunt(ground: HuntPlan) -> HuntResult:
     """Go there. Faults never meet: each is planted in a backend opened for it.
 
     A backend that is not here, or that the fault cannot be planted in, is told in the bag's `missing`.
@@ -119,7 +119,7 @@ def hunt(ground: Ground) -> Bag:
     try:
         backend = open_planted(ground.backend, ground.fault)
     except (Unavailable, Unknown) as why:
-        return Bag(ground.fault, ground.backend, missing=str(why))
+        return HuntResult(ground.fault, ground.backend, missing=str(why))
     judged: list[Verdict] = []
     began, busy = time.perf_counter(), time.process_time()
     met_at = 0.0
@@ -158,11 +158,11 @@ def hunt(ground: Ground) -> Bag:
     failure = search.failure(search_nearest=False)
     if failure is None:
         busy = time.process_time() - busy
-        return Bag(ground.fault, ground.backend, len(judged), seconds, busy, skip=ground.skip)
+        return HuntResult(ground.fault, ground.backend, len(judged), seconds, busy, skip=ground.skip)
     smallest = failure.verdict
     failed = {name for one in (judged[-1], smallest) for name, outcome in one.outcomes.items() if outcome == "failed"}
     session = smallest.case.session
-    return Bag(
+    return HuntResult(
         ground.fault,
         ground.backend,
         len(judged),
@@ -191,13 +191,13 @@ def _small(case: Case | None) -> bool:
     return case.session is None or len(case.session.actions) <= SMALL
 
 
-def asks_tables(ground: Ground, backend: Backend) -> bool:
+def asks_tables(ground: HuntPlan, backend: Backend) -> bool:
     """Whether tables can tell `backend` from the clean one; not where the fault planted in it leaves sampling alone."""
     return ground.fault is None or not sieve(ground.backend).samples_like(backend)
 
 
 def _posed(
-    ground: Ground, dtypes: tuple[str, ...], subject: Subject, tables: bool
+    ground: HuntPlan, dtypes: tuple[str, ...], subject: Subject, tables: bool
 ) -> Iterator[tuple[Case, tuple[Invariant, ...]]]:
     """The cases that a search of the ground's seed draws, each with the invariants to judge."""
     drawn = stream(ground.seed, dtypes, subject.rarely)

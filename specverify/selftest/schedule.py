@@ -21,7 +21,7 @@ from reports.progress import Progress
 from reports.record import Lines
 from specverify.campaign.threads import ForWorkers
 from specverify.plan import SELFTEST_S, default_dtypes, drawing_seed
-from specverify.selftest.hunt import Bag, Ground, enter, grounds_of, hunt
+from specverify.selftest.hunt import HuntPlan, HuntResult, enter, grounds_of, hunt
 from specverify.setup.selection import Unknown
 from specverify.setup.subjects import check_seams
 
@@ -98,7 +98,7 @@ def selftest(options: Options, folder: Path) -> int:
     return report.exit_code
 
 
-def _bags(names: list[str], options: Options, until: float, report: SelfTest) -> Iterator[Bag]:
+def _bags(names: list[str], options: Options, until: float, report: SelfTest) -> Iterator[HuntResult]:
     """Each hunt as it ends: rounds of growing length over the faults still at large, clean ones in between."""
     backends = grounds_of(names, options.backend)
     jobs = options.jobs or min(os.cpu_count() or 1, 4)
@@ -135,12 +135,12 @@ class Course:
         self.clean_due = 0
         self._made = 0
 
-    def first(self) -> list[Ground]:
+    def first(self) -> list[HuntPlan]:
         """The first round, faults of one backend together."""
         ordered = sorted(self._names, key=lambda name: self._backends[name])
         return [ground for name in ordered for ground in self._hunts(name)]
 
-    def after(self, bag: Bag) -> list[Ground]:
+    def after(self, bag: HuntResult) -> list[HuntPlan]:
         """What follows a hunt: the fault's next round if it is at large, and there is time."""
         self.clean_due -= bag.fault is None
         if bag.caught or bag.missing is not None:
@@ -149,32 +149,32 @@ class Course:
             return []
         return self._next(bag.fault)
 
-    def spare(self, workers: int) -> list[Ground]:
+    def spare(self, workers: int) -> list[HuntPlan]:
         """For workers that would be idle: later rounds of faults at large, beside those that are under way."""
         if workers <= 0 or time.time() > self._until:
             return []
         least_hunted = sorted(self.at_large, key=lambda name: (self._round[name], name))[:workers]
         return [ground for name in least_hunted for ground in self._next(name)]
 
-    def _next(self, name: str) -> list[Ground]:
+    def _next(self, name: str) -> list[HuntPlan]:
         self._round[name] += 1
         return self._hunts(name) if self._round[name] < len(ROUNDS) else []
 
-    def _hunts(self, name: str) -> list[Ground]:
+    def _hunts(self, name: str) -> list[HuntPlan]:
         number, backend = self._round[name], self._backends[name]
         cases, sieved = ROUNDS[number]
         skip = sum(count for count, _ in ROUNDS[:number])
         dtypes = default_dtypes(backend)
-        made = [Ground(name, backend, drawing_seed(self._seed), cases, dtypes, SHRINK_S, self._until, sieved, skip)]
+        made = [HuntPlan(name, backend, drawing_seed(self._seed), cases, dtypes, SHRINK_S, self._until, sieved, skip)]
         self._made += 1
         if self._made % CLEAN_EVERY == 1:
             clean = drawing_seed(self._seed, self._made)
             self.clean_due += 1
-            made.append(Ground(None, backend, clean, CLEAN_CASES, dtypes, SHRINK_S, self._until))
+            made.append(HuntPlan(None, backend, clean, CLEAN_CASES, dtypes, SHRINK_S, self._until))
         return made
 
 
-def _note(report: SelfTest, bag: Bag) -> None:
+def _note(report: SelfTest, bag: HuntResult) -> None:
     """Count one hunt."""
     if bag.fault is None:
         report.clean.append(Clean(bag.backend, bag.cases, bag.by, bag.case, bag.missing))

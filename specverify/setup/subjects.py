@@ -6,7 +6,7 @@ from pathlib import Path
 
 from backends import faults
 from backends.admission import LiveDoor, Misshapen, admitted, admitted_blocks
-from backends.base import Backend, Serving, StageFailure, Tabled, Unsupported
+from backends.base import Backend, ExactLaw, Serving, StageFailure, Unsupported
 from backends.faults.fault import Fault
 from backends.flags import Mode, mode_of
 from backends.registry import open_backend
@@ -92,7 +92,7 @@ def subject_of(backend: Backend, keep: int = 48) -> Subject:
             raise NoTrace(Declined(reason))
         return GuardedLive(backend, case, LiveDoor(case, declared))
 
-    tables = Guarded(backend) if isinstance(backend, Tabled) else None
+    tables = Guarded(backend) if isinstance(backend, ExactLaw) else None
     door = serve if declared.sessions and isinstance(backend, Serving) else None
     subject = Subject(declared.name, run, declared.reveals, keep, tables, declared.takes_tape, door)
     subject.declines = lambda case: outside(declared, case)
@@ -174,21 +174,21 @@ class GuardedLive:
 class Guarded:
     """A backend's tables, whose refusals and breaks become what invariants understand."""
 
-    def __init__(self, tables: Tabled) -> None:
+    def __init__(self, tables: ExactLaw) -> None:
         self._tables = tables
 
     def verify(self, given: Given, tape: Array) -> Blocks:
-        """As `Tabled.verify`; raises NoTrace."""
+        """As `ExactLaw.verify`; raises NoTrace."""
         size = len(tape), given.tree, given.target.shape[1], tape.shape[1]
         return self._guarded(lambda: admitted_blocks(self._tables.verify(given, tape), *size))
 
     def rounds(self, world: World, tape: Array) -> Blocks:
-        """As `Tabled.rounds`; raises NoTrace."""
+        """As `ExactLaw.rounds`; raises NoTrace."""
         size = len(tape), world.shape, world.vocab, tape.shape[1]
         return self._guarded(lambda: admitted_blocks(self._tables.rounds(world, tape), *size))
 
     def samples(self, world: World, seeds: Array) -> Blocks:
-        """As `Tabled.samples`; raises NoTrace."""
+        """As `ExactLaw.samples`; raises NoTrace."""
         size = len(seeds), world.shape, world.vocab, stride(len(world.shape))
         return self._guarded(lambda: admitted_blocks(self._tables.samples(world, seeds), *size))
 

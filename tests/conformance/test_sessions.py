@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from properties.live.play import ROUND, play
-from properties.live.watch import Played
+from properties.live.watch import SessionStats
 from properties.tally import Failure
 from reference.layout import KINDS
 from reference.oracle.decoder import Oracle
@@ -40,7 +40,7 @@ def driven(backend: BackendUnderTest) -> BackendUnderTest:
 def test_no_request_notices_its_company(driven: BackendUnderTest, kind: str, tmp_path: Path) -> None:
     if kind not in driven.declaration.layouts:
         pytest.skip(f"{driven.name} declares no KV layout {kind}")
-    played, dtype = Played(), driven.declaration.dtypes[0]
+    played, dtype = SessionStats(), driven.declaration.dtypes[0]
     for number in range(2):
         found = play(driven.subject, Oracle(), played, kind, dtype, sessions=3, actions=12, number=number)
         refuse(found, tmp_path)
@@ -54,7 +54,7 @@ def test_twenty_thousand_steps_and_a_thousand_interruptions(
     driven: BackendUnderTest, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Run it with `pytest -m slow tests/conformance/test_sessions.py`; it prints a line for every 1,000 steps."""
-    played, oracle, kinds = Played(), Oracle(), driven.declaration.layouts
+    played, oracle, kinds = SessionStats(), Oracle(), driven.declaration.layouts
     often = [kind for kind, traits in KINDS.items() if traits.pages]
     memory: list[float] = []
     number = 0
@@ -74,7 +74,7 @@ def test_twenty_thousand_steps_and_a_thousand_interruptions(
     assert memory[-1] - settled < SPREAD_MIB, f"MiB resident at every 1,000 steps: {memory}"
 
 
-def line(played: Played, resident_mib: float) -> str:
+def line(played: SessionStats, resident_mib: float) -> str:
     """One row of the table."""
     return (
         f"{played.steps:6} steps, {played.advances:6} of single requests, {played.compared:6} outputs compared, "

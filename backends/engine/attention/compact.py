@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
-from backends.engine.columns import Columns, Paging
+from backends.engine.columns import AttentionInputs, Paging
 
 WORD = 32
 """Bits of a word; the last one is the sign of an int32."""
@@ -71,7 +71,7 @@ _sound: MutableMapping[Tensor, tuple[Tensor, tuple[int, int], tuple[int, ...]]] 
 """Block tables that were looked through: lengths, versions of both, and the shape of the pool."""
 
 
-def compact(query: Tensor, columns: Columns) -> Compact:
+def compact(query: Tensor, columns: AttentionInputs) -> Compact:
     """Pack the mask of `columns`, once for all layers that share it, after every structural check.
 
     Raises:
@@ -133,7 +133,7 @@ def pack(visible: Tensor, prefix: Tensor, ends: Tensor | None = None) -> Compact
     )
 
 
-def check(query: Tensor, columns: Columns) -> None:
+def check(query: Tensor, columns: AttentionInputs) -> None:
     """Refuse shapes and dtypes that no path reads right.
 
     Raises:

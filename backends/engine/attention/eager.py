@@ -3,10 +3,10 @@
 import torch
 from torch import Tensor
 
-from backends.engine.columns import Columns
+from backends.engine.columns import AttentionInputs
 
 
-def eager(query: Tensor, columns: Columns, scaling: float) -> Tensor:
+def eager(query: Tensor, columns: AttentionInputs, scaling: float) -> Tensor:
     """Softmax attention over the visible columns, written out; see `columns.Attend`.
 
     Grouped queries share a KV head. Hidden columns get minus infinity, hence weight 0 exactly; a row that sees nothing

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from backends.engine.attention.gathered import eager_gathered
 from backends.engine.attention.triton_launch import paged
-from backends.engine.columns import Attend, Columns
+from backends.engine.columns import Attend, AttentionInputs
 
 DTYPES = (torch.float16, torch.bfloat16)
 HEAD_DIMS = (64, 128, 256)
@@ -45,7 +45,7 @@ class FlashInfer:
     wrapper: Wrapper
     eager: Attend = eager_gathered
 
-    def __call__(self, query: Tensor, columns: Columns, scaling: float) -> Tensor:
+    def __call__(self, query: Tensor, columns: AttentionInputs, scaling: float) -> Tensor:
         """[B, H, T, D] in the query's dtype."""
         columns.refuse_cap("FlashInfer")
         lanes, heads, rows, dim = query.shape

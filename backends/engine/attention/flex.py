@@ -11,7 +11,7 @@ from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
 from torch.nn.attention import flex_attention as flex
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 
-from backends.engine.columns import Columns
+from backends.engine.columns import AttentionInputs
 
 MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 """(batch, head, query, key) to visible, as FlexAttention calls it."""
@@ -33,7 +33,7 @@ def indexed(visible: Tensor) -> MaskMod:
     return sees
 
 
-def blocks(mask_mod: MaskMod, columns: Columns) -> BlockMask:
+def blocks(mask_mod: MaskMod, columns: AttentionInputs) -> BlockMask:
     """Which tiles of 128 x 128 hold a visible cell; the others are skipped."""
     batch, _, rows, width = columns.visible.shape
     return create_block_mask(mask_mod, batch, None, rows, width, device=columns.visible.device)
@@ -57,9 +57,9 @@ class Flex:
 
     compiled: bool = False
     sees: Callable[[Tensor], MaskMod] = indexed
-    tiles: Callable[[MaskMod, Columns], BlockMask] = blocks
+    tiles: Callable[[MaskMod, AttentionInputs], BlockMask] = blocks
 
-    def __call__(self, query: Tensor, columns: Columns, scaling: float) -> Tensor:
+    def __call__(self, query: Tensor, columns: AttentionInputs, scaling: float) -> Tensor:
         """[B, H, T, D] in the query's dtype."""
         columns.refuse_cap("FlexAttention")
         mask = self.tiles(self.sees(columns.visible[:, 0]), columns)

@@ -6,15 +6,15 @@ import torch
 from torch import Tensor
 
 from backends.engine.attention.eager import eager
-from backends.engine.columns import Columns, Paging
+from backends.engine.columns import AttentionInputs, Paging
 
 
-def eager_gathered(query: Tensor, columns: Columns, scaling: float) -> Tensor:
+def eager_gathered(query: Tensor, columns: AttentionInputs, scaling: float) -> Tensor:
     """`eager`, over copies of the columns where they were left in their pages; see `columns.Attend`."""
     return eager(query, gathered(columns), scaling)
 
 
-def gathered(columns: Columns) -> Columns:
+def gathered(columns: AttentionInputs) -> AttentionInputs:
     """The same columns with keys and values [B, Hkv, C, D]; zeros where a column lies in no page of its lane."""
     if columns.paging is None or columns.key.shape[2] == columns.visible.shape[-1]:
         return columns

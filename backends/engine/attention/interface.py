@@ -11,7 +11,7 @@ from backends.engine.columns import Attend
 from backends.engine.reach import Reach
 
 if TYPE_CHECKING:
-    from backends.engine.kv.lanes import Lanes
+    from backends.engine.kv.lanes import BatchCache
 
 INTERFACE = "specverify"
 """Name under which the engine's attention is registered with transformers."""
@@ -25,7 +25,7 @@ def through_interface(
     attention_mask: Tensor,
     scaling: float,
     attend: Attend,
-    lanes: "Lanes",
+    lanes: "BatchCache",
     reaches: list[Reach],
     logical: Tensor | None = None,
     sliding_window: int | None = None,

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend
 
-from backends.engine.columns import Columns
+from backends.engine.columns import AttentionInputs
 
 
-def shown(columns: Columns) -> Tensor:
+def shown(columns: AttentionInputs) -> Tensor:
     """The mask as the kernel takes it, bool [B, 1, T, C]: True is visible (for SDPA; other operators mean hidden)."""
     return columns.visible
 
@@ -39,11 +39,11 @@ class Sdpa:
         share: KV heads to query heads.
     """
 
-    mask: Callable[[Columns], Tensor] = shown
+    mask: Callable[[AttentionInputs], Tensor] = shown
     scale: Callable[[float], float] = as_it_is
     share: Callable[[Tensor, int], Tensor] = shared
 
-    def __call__(self, query: Tensor, columns: Columns, scaling: float) -> Tensor:
+    def __call__(self, query: Tensor, columns: AttentionInputs, scaling: float) -> Tensor:
         """[B, H, T, D] in the query's dtype."""
         columns.refuse_cap("SDPA")
         groups = query.shape[1] // columns.key.shape[1]

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from backends.engine.attention.compact import Compact, compact
 from backends.engine.attention.gathered import eager_gathered
-from backends.engine.columns import Attend, Columns
+from backends.engine.columns import Attend, AttentionInputs
 
 Partial = tuple[Tensor, Tensor]
 """Softmax over some columns [..., D], and the log-sum-exp of their scores [...]: zeros and minus infinity for none."""
@@ -17,18 +17,18 @@ Keys = tuple[Tensor, Tensor]
 """Keys and values [kv_heads, columns, head_dim] of some columns of one lane."""
 
 
-def prefix_keys(columns: Columns, lane: int, packed: Compact) -> Keys:
+def prefix_keys(columns: AttentionInputs, lane: int, packed: Compact) -> Keys:
     """The prefix of a lane: from its pages, no cell beyond the prefix being read, or gathered already."""
     return _columns(columns, lane, 0, packed.lanes[lane][0])
 
 
-def block_keys(columns: Columns, lane: int, packed: Compact) -> Keys:
+def block_keys(columns: AttentionInputs, lane: int, packed: Compact) -> Keys:
     """The block of a lane, which follows its prefix."""
     prefix, width, _ = packed.lanes[lane]
     return _columns(columns, lane, prefix, prefix + width)
 
 
-def _columns(columns: Columns, lane: int, begin: int, end: int) -> Keys:
+def _columns(columns: AttentionInputs, lane: int, begin: int, end: int) -> Keys:
     paging = columns.paging
     if paging is None:
         return columns.key[lane, :, begin:end], columns.value[lane, :, begin:end]
@@ -91,14 +91,14 @@ class Split:
         eager: What runs in its place where no fused attention shall.
     """
 
-    compact: Callable[[Tensor, Columns], Compact] = compact
-    prefix_keys: Callable[[Columns, int, Compact], Keys] = prefix_keys
-    block_keys: Callable[[Columns, int, Compact], Keys] = block_keys
+    compact: Callable[[Tensor, AttentionInputs], Compact] = compact
+    prefix_keys: Callable[[AttentionInputs, int, Compact], Keys] = prefix_keys
+    block_keys: Callable[[AttentionInputs, int, Compact], Keys] = block_keys
     partial: Callable[[Tensor, Keys, Tensor | None, float], Partial] = partial
     merge: Callable[[list[Partial]], Tensor] = merge
     eager: Attend = eager_gathered
 
-    def __call__(self, query: Tensor, columns: Columns, scaling: float) -> Tensor:
+    def __call__(self, query: Tensor, columns: AttentionInputs, scaling: float) -> Tensor:
         """Attention of `query` [B, H, T, D] over `columns`, in the dtype of the query.
 
         Raises:
@@ -111,7 +111,7 @@ class Split:
             out[lane] = self._lane(query[lane], columns, lane, packed, scaling)
         return out
 
-    def _lane(self, query: Tensor, columns: Columns, lane: int, packed: Compact, scaling: float) -> Tensor:
+    def _lane(self, query: Tensor, columns: AttentionInputs, lane: int, packed: Compact, scaling: float) -> Tensor:
         prefix, block = self.prefix_keys(columns, lane, packed), self.block_keys(columns, lane, packed)
         kv_heads = prefix[0].shape[0]
         groups = query.shape[0] // kv_heads

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from backends.engine.attention.compact import Compact, compact
 from backends.engine.attention.gathered import eager_gathered
-from backends.engine.columns import Attend, Columns, Paging
+from backends.engine.columns import Attend, AttentionInputs, Paging
 
 Kernel = Any
 """A Triton kernel, compiled on its first launch or interpreted: `kernel[grid](*arguments, **constants)`."""
@@ -65,7 +65,7 @@ def plan_for_gpu(query: Tensor, kv_heads: int, packed: Compact) -> Plan:
     return Plan(height, tile, splits if splits > 1 else 0, 8 if height == 128 else 4, 2)
 
 
-def paged(columns: Columns) -> Paging:
+def paged(columns: AttentionInputs) -> Paging:
     """The pages of `columns`; gathered keys are taken for one page a lane, read where they lie."""
     if columns.paging is not None:
         return columns.paging
@@ -105,13 +105,13 @@ class TritonTree:
     tree: Kernel
     merged: Kernel
     plan: Callable[[Tensor, int, Compact], Plan]
-    compact: Callable[[Tensor, Columns], Compact] = compact
-    paged: Callable[[Columns], Paging] = paged
+    compact: Callable[[Tensor, AttentionInputs], Compact] = compact
+    paged: Callable[[AttentionInputs], Paging] = paged
     merge: Callable[[Kernel, Tensor, Tensor, Tensor], None] = merge_by
     widen: bool = False
     eager: Attend = eager_gathered
 
-    def __call__(self, query: Tensor, columns: Columns, scaling: float) -> Tensor:
+    def __call__(self, query: Tensor, columns: AttentionInputs, scaling: float) -> Tensor:
         """Attention of `query` [B, H, T, D] over `columns`, in the dtype of the query.
 
         Raises:

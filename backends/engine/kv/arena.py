@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from backends.base import Unsupported
-from backends.engine.kv.base import KvCache, Poison, Room
+from backends.engine.kv.base import CacheSpec, KvCache, Poison
 from backends.engine.kv.layouts import CACHES
 from backends.engine.kv.paged import Pool
 from backends.engine.kv.pages import Blocks
@@ -19,13 +19,13 @@ LARGE = 3e4
 class Model(Protocol):
     """A model that needs caches."""
 
-    def room(self, capacity: int, rows: int) -> Room:
+    def room(self, capacity: int, rows: int) -> CacheSpec:
         """What a cache of it must know."""
         ...
 
 
 @dataclass
-class Lease:
+class CacheLease:
     """The caches of one request: target, draft (if it has a model), and the block table that both share.
 
     Attributes:
@@ -57,23 +57,25 @@ class Arena:
 
     def lease(
         self, target: Model, draft: Model | None, capacity: int, rows: int, tokens: tuple[int, ...] = ()
-    ) -> Lease:
+    ) -> CacheLease:
         """Caches for a request that will prefill `tokens`, empty but for what the prefix cache knows of them."""
         if self.layout.traits.pages:
             return self._paged(target, draft, capacity, rows, tokens)
         small = None if draft is None else self._plain(draft.room(capacity, rows))
-        return Lease(self._plain(target.room(capacity, rows)), small, owner=draft)
+        return CacheLease(self._plain(target.room(capacity, rows)), small, owner=draft)
 
-    def _plain(self, room: Room) -> KvCache:
+    def _plain(self, room: CacheSpec) -> KvCache:
         return CACHES[self.layout.kind](self._seams, room, self.layout)
 
-    def _paged(self, target: Model, draft: Model | None, capacity: int, rows: int, tokens: tuple[int, ...]) -> Lease:
+    def _paged(
+        self, target: Model, draft: Model | None, capacity: int, rows: int, tokens: tuple[int, ...]
+    ) -> CacheLease:
         blocks = self._seams.blocks(self.pages, self.layout.page_size, self.layout.overhang)
         known = [] if self.prefix is None else self.prefix.match(draft, tokens)
         blocks.adopt(known)
         reused = len(known) * self.layout.page_size
         small = None if draft is None else self._seams.paged(self._pool(draft, "draft", capacity, rows), blocks, reused)
-        return Lease(
+        return CacheLease(
             self._seams.paged(self._pool(target, "target", capacity, rows), blocks, reused),
             small,
             blocks,
@@ -88,7 +90,7 @@ class Arena:
             self._pools[model, role] = self._seams.pool(room, self.pages.total, self.layout.page_size)
         return self._pools[model, role]
 
-    def fork(self, source: Lease, target: Model, draft: Model | None, capacity: int, rows: int) -> Lease:
+    def fork(self, source: CacheLease, target: Model, draft: Model | None, capacity: int, rows: int) -> CacheLease:
         """Caches that begin with all that `source` has committed: shared pages, or copies.
 
         The draft's come along where it is the same model, in pages as far as the target's: a draft that has proposed
@@ -111,7 +113,7 @@ class Arena:
         lease.owner, lease.reused = draft, columns
         return lease
 
-    def with_draft(self, lease: Lease, draft: Model | None, capacity: int, rows: int) -> Lease:
+    def with_draft(self, lease: CacheLease, draft: Model | None, capacity: int, rows: int) -> CacheLease:
         """The same target cache beside an empty one for another draft model, in the same blocks."""
         small: KvCache | None = None
         if draft is not None and lease.blocks is not None:
@@ -120,7 +122,7 @@ class Arena:
             small = self._plain(draft.room(capacity, rows))
         return replace(lease, draft=small, owner=draft)
 
-    def give_back(self, lease: Lease, tokens: tuple[int, ...] = ()) -> None:
+    def give_back(self, lease: CacheLease, tokens: tuple[int, ...] = ()) -> None:
         """The request is over, or evicted; full pages of the `tokens` it committed are offered to the prefix cache.
 
         A page counts only up to where target and draft have both committed: a hit never leaves either uninitialised.
@@ -132,7 +134,7 @@ class Arena:
             lease.draft.release()
         lease.target.release()
 
-    def poison(self, leases: Sequence[Lease] = ()) -> None:
+    def poison(self, leases: Sequence[CacheLease] = ()) -> None:
         """Fill every free page, and the free and stale cells of `leases`, as `layout.poison` says."""
         if not self.layout.poison:
             return

@@ -16,7 +16,7 @@ Poison = float | Tensor
 
 
 @dataclass(frozen=True)
-class Room:
+class CacheSpec:
     """What a cache must know before anything is written.
 
     Attributes:

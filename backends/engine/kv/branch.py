@@ -5,7 +5,7 @@ import os
 import torch
 from torch import Tensor
 
-from backends.engine.kv.base import KvCache, Pair, Poison, Room, in_order, picked
+from backends.engine.kv.base import CacheSpec, KvCache, Pair, Poison, in_order, picked
 from reference.layout import FAST_SWITCH, NO_PREFIX, NOT_IN_ORDER
 
 
@@ -23,7 +23,7 @@ class Branch:
         way: The way that the last commit took, noted where its rows were copied; None before the first.
     """
 
-    def __init__(self, room: Room, how: str) -> None:
+    def __init__(self, room: CacheSpec, how: str) -> None:
         self._how = how
         self._buffers = [room.empty(room.capacity) for _ in range(room.layers)]
         self.kept: list[Pair] = [_columns(buffer, 0, 0) for buffer in self._buffers]

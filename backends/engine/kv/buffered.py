@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from backends.engine.kv.base import KvCache, Room
+from backends.engine.kv.base import CacheSpec, KvCache
 
 
 class Buffered:
@@ -11,7 +11,7 @@ class Buffered:
     Tensors never change their address, as captured graphs ask for (vLLM and ExecuTorch keep such caches).
     """
 
-    def __init__(self, room: Room) -> None:
+    def __init__(self, room: CacheSpec) -> None:
         self.buffers = [room.empty(room.capacity) for _ in range(room.layers)]
         self.layers = room.layers
         self.length = 0

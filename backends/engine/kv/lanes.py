@@ -1,4 +1,4 @@
-"""Lanes: the KV caches of the requests of one forward, as the one cache that transformers' models ask for."""
+"""BatchCache: the KV caches of the requests of one forward, as the one cache that transformers' models ask for."""
 
 from functools import cached_property
 from typing import Any
@@ -7,12 +7,12 @@ import torch
 from torch import Tensor
 from transformers import Cache
 
-from backends.engine.columns import Columns, Paging
+from backends.engine.columns import AttentionInputs, Paging
 from backends.engine.kv.base import KvCache
 from backends.engine.kv.paged import Paged, Pool
 
 
-class Lanes(Cache):  # type: ignore[misc]  # transformers is untyped here
+class BatchCache(Cache):  # type: ignore[misc]  # transformers is untyped here
     """Request b writes and reads its own cache; what its neighbours need more of is padding.
 
     Lane b of the batch has `rows[b]` rows of its own and `width - rows[b]` padding rows, which are never written to
@@ -56,10 +56,10 @@ class Lanes(Cache):  # type: ignore[misc]  # transformers is untyped here
             stacked[lane, :, : one.shape[1]] = one
         return stacked
 
-    def columns(self, layer: int, key: Tensor, value: Tensor, visible: Tensor) -> Columns:
+    def columns(self, layer: int, key: Tensor, value: Tensor, visible: Tensor) -> AttentionInputs:
         """What attention reads in `layer`: `key` and `value` as `update` returned them, `visible` as `masks` did."""
         prefix = torch.tensor([cache.length - cache.first(layer) for cache in self._caches], dtype=torch.int32)
-        return Columns(key, value, visible, prefix, self._paging(layer), self.fallbacks.append)
+        return AttentionInputs(key, value, visible, prefix, self._paging(layer), self.fallbacks.append)
 
     @cached_property
     def _pages(self) -> tuple[Pool, Tensor, Tensor] | None:
@@ -92,14 +92,14 @@ class Lanes(Cache):  # type: ignore[misc]  # transformers is untyped here
         return self._caches[0].length
 
 
-class PagedLanes(Lanes):
+class PagedLanes(BatchCache):
     """Lanes of which nothing is gathered where every cache is paged in one pool: attention reads the pages.
 
-    `update` then returns this forward's rows alone. Other caches are handed over as `Lanes` does.
+    `update` then returns this forward's rows alone. Other caches are handed over as `BatchCache` does.
     """
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any) -> tuple[Any, Any]:
-        """Write this forward's rows; return them, or what `Lanes` gathers where there are no pages."""
+        """Write this forward's rows; return them, or what `BatchCache` gathers where there are no pages."""
         if self._pages is None:
             return super().update(key_states, value_states, layer_idx)
         for lane, rows in enumerate(self._rows):

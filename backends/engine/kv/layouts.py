@@ -6,11 +6,11 @@ The traits of a layout stand in `reference.layout.KINDS`. Layouts with pages sha
 from collections.abc import Callable
 from dataclasses import replace
 
-from backends.engine.kv.base import KvCache, Room
+from backends.engine.kv.base import CacheSpec, KvCache
 from backends.engine.kv.seams import KvSeams
 from reference.layout import KvLayout
 
-CACHES: dict[str, Callable[[KvSeams, Room, KvLayout], KvCache]] = {
+CACHES: dict[str, Callable[[KvSeams, CacheSpec, KvLayout], KvCache]] = {
     "branch": lambda seams, room, layout: seams.branch(room, layout.commit),
     "overwrite": lambda seams, room, layout: seams.overwrite(room),
     # A prefill is a block too, and none of this layout's business is to split it.

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import torch
 
-from backends.engine.kv.base import Pair, Room, in_order
+from backends.engine.kv.base import CacheSpec, Pair, in_order
 from backends.engine.kv.static import Static
 
 
@@ -36,7 +36,10 @@ class Overwrite(Static):
 
 
 def updated_before_read(
-    forward: Callable[[Overwrite], torch.Tensor], room: Room, committed: int, stale: tuple[float, float] = (3.0, -5.0)
+    forward: Callable[[Overwrite], torch.Tensor],
+    room: CacheSpec,
+    committed: int,
+    stale: tuple[float, float] = (3.0, -5.0),
 ) -> bool:
     """Whether a verify forward returns the same bits whatever stale rows lie where it writes.
 

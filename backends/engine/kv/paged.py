@@ -3,14 +3,14 @@
 import torch
 from torch import Tensor
 
-from backends.engine.kv.base import KvCache, Pair, Poison, Room, picked
+from backends.engine.kv.base import CacheSpec, KvCache, Pair, Poison, picked
 from backends.engine.kv.pages import Blocks
 
 
 class Pool:
     """Pages of one model: keys and values [pages, size, kv_heads, head_dim] for each layer."""
 
-    def __init__(self, room: Room, pages: int, size: int) -> None:
+    def __init__(self, room: CacheSpec, pages: int, size: int) -> None:
         shape = (pages, size, room.kv_heads, room.head_dim)
         self.layers: list[Pair] = [
             (

@@ -3,14 +3,14 @@
 import torch
 from torch import Tensor
 
-from backends.engine.kv.base import Pair, Poison, Room, picked
+from backends.engine.kv.base import CacheSpec, Pair, Poison, picked
 from backends.engine.kv.buffered import Buffered
 
 
 class Scratch(Buffered):
     """A committed buffer that no forward writes, and a scratch buffer of the rows of one block."""
 
-    def __init__(self, room: Room) -> None:
+    def __init__(self, room: CacheSpec) -> None:
         super().__init__(room)
         self.scratch = [room.empty(room.rows) for _ in range(room.layers)]
         self.most_rows = room.rows

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from backends.engine.kv.branch import Branch
-from backends.engine.kv.lanes import Lanes
+from backends.engine.kv.lanes import BatchCache
 from backends.engine.kv.overwrite import Overwrite
 from backends.engine.kv.paged import Paged, Pool
 from backends.engine.kv.pages import Blocks, Pages
@@ -37,5 +37,5 @@ class KvSeams:
     pages: type[Pages] = Pages
     blocks: type[Blocks] = Blocks
     prefix: type[PrefixCache] = PrefixCache
-    lanes: type[Lanes] = Lanes
-    single: type[Lanes] = Lanes
+    lanes: type[BatchCache] = BatchCache
+    single: type[BatchCache] = BatchCache

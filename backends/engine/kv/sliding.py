@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from backends.engine.kv.base import KvCache, Pair, Poison, Room, picked
+from backends.engine.kv.base import CacheSpec, KvCache, Pair, Poison, picked
 
 
 class Sliding:
@@ -15,7 +15,7 @@ class Sliding:
     the last token may be fed again.
     """
 
-    def __init__(self, room: Room) -> None:
+    def __init__(self, room: CacheSpec) -> None:
         spans = [reach.span for reach in room.reaches]
         sizes = [min(room.capacity, span + room.rows) if span else room.capacity for span in spans]
         self._reaches = room.reaches

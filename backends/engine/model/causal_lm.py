@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from backends.engine.attention.interface import INTERFACE
-from backends.engine.columns import Attend, Columns
-from backends.engine.kv.base import KvCache, Room
-from backends.engine.kv.lanes import Lanes
+from backends.engine.columns import Attend, AttentionInputs
+from backends.engine.kv.base import CacheSpec, KvCache
+from backends.engine.kv.lanes import BatchCache
 from backends.engine.model.graphs import Graphs, Inputs, Still
 from backends.engine.model.hidden import HiddenTap
 from backends.engine.reach import Reach, reaches_of
@@ -63,13 +63,13 @@ class CausalLm:
         self.graphs: Graphs | None = None
         self.fallbacks: Counter[str] = Counter()
 
-    def room(self, capacity: int, rows: int) -> Room:
+    def room(self, capacity: int, rows: int) -> CacheSpec:
         """What a KV cache of this model must know, for `capacity` columns and blocks of at most `rows` rows."""
         config = self.model.config
         heads = config.num_attention_heads
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
         kv_heads = getattr(config, "num_key_value_heads", None) or heads
-        return Room(tuple(self.reaches), kv_heads, head_dim, capacity, rows, self.device, self.dtype)
+        return CacheSpec(tuple(self.reaches), kv_heads, head_dim, capacity, rows, self.device, self.dtype)
 
     @torch.no_grad()
     def forward(
@@ -78,7 +78,7 @@ class CausalLm:
         attend: Attend,
         score: int = -1,
         filler: float = 0.0,
-        lanes: type[Lanes] = Lanes,
+        lanes: type[BatchCache] = BatchCache,
         watch: list[Tensor] | None = None,
         tap: HiddenTap | None = None,
     ) -> list[Tensor]:
@@ -131,7 +131,7 @@ class CausalLm:
         self.fallbacks.update(cache.fallbacks)
         return [logits[lane, :rows] if score else torch.empty(0) for lane, rows in enumerate(widths)]
 
-    def _network(self, inputs: Inputs, lanes: Lanes, attend: Attend, score: int = -1) -> Tensor:
+    def _network(self, inputs: Inputs, lanes: BatchCache, attend: Attend, score: int = -1) -> Tensor:
         """Logits [B, rows scored, vocabulary] of transformers' model; see `forward` for `score`."""
         output = (self.model if score else self.model.base_model)(
             **inputs,
@@ -146,7 +146,7 @@ class CausalLm:
         logits: Tensor = output.logits if score else output[0]  # of a body without its head: whatever it returns
         return logits
 
-    def _mask(self, lanes: Lanes, batch: list[Rows], layer: int) -> Tensor:
+    def _mask(self, lanes: BatchCache, batch: list[Rows], layer: int) -> Tensor:
         return lanes.masks(layer, [one.visible[layer] for one in batch]).to(self.device)
 
     def prefill(
@@ -155,7 +155,7 @@ class CausalLm:
         cache: KvCache,
         attend: Attend,
         chunk: int,
-        lanes: type[Lanes] = Lanes,
+        lanes: type[BatchCache] = BatchCache,
         reads: HiddenStates | None = None,
     ) -> list[Tensor]:
         """Append the KV of `tokens` to `cache` as one causal run, `chunk` tokens per forward (0: all that fit).
@@ -177,7 +177,7 @@ class CausalLm:
         cache: KvCache,
         attend: Attend,
         score: int,
-        lanes: type[Lanes] = Lanes,
+        lanes: type[BatchCache] = BatchCache,
         tap: HiddenTap | None = None,
     ) -> Tensor:
         """Run `tokens` after what is committed in `cache`, and commit them; see `forward` for `score` and `tap`."""
@@ -193,7 +193,7 @@ def _watched(attend: Attend, watch: list[Tensor] | None) -> Attend:
     if watch is None:
         return attend
 
-    def watched(query: Tensor, columns: Columns, scaling: float) -> Tensor:
+    def watched(query: Tensor, columns: AttentionInputs, scaling: float) -> Tensor:
         watch.append(attend(query, columns, scaling))
         return watch[-1]
 

@@ -7,17 +7,17 @@ from torch import Tensor
 
 from backends.base import Unsupported
 from backends.engine.attention.eager import eager
-from backends.engine.columns import Columns
-from backends.engine.kv.base import Room
+from backends.engine.columns import AttentionInputs
+from backends.engine.kv.base import CacheSpec
 from backends.engine.kv.branch import Branch
-from backends.engine.kv.lanes import Lanes
+from backends.engine.kv.lanes import BatchCache
 from backends.engine.model.causal_lm import CausalLm, Rows, causal
 
 ROWS = 3
 """Rows of the forward: one that sees itself, and two that see more."""
 
 
-class _Written(Lanes):
+class _Written(BatchCache):
     """Lanes that note which layer writes keys and values, and of which shapes.
 
     Attributes:
@@ -44,7 +44,7 @@ def examine(model: CausalLm) -> None:
     attended: list[Tensor] = []
     lanes: list[_Written] = []
 
-    def watched(query: Tensor, columns: Columns, scaling: float) -> Tensor:
+    def watched(query: Tensor, columns: AttentionInputs, scaling: float) -> Tensor:
         _refuse_shapes(lanes[0].shapes[-1], room)
         attended.append(query)
         return eager(query, columns, scaling)
@@ -71,7 +71,7 @@ def examine(model: CausalLm) -> None:
         raise Unsupported(f"its logits for {ROWS} rows have shape {list(logits.shape)}, not [{ROWS}, {vocabulary}]")
 
 
-def _refuse_shapes(seen: tuple[int, tuple[int, ...], tuple[int, ...]], room: Room) -> None:
+def _refuse_shapes(seen: tuple[int, tuple[int, ...], tuple[int, ...]], room: CacheSpec) -> None:
     """Raise Unsupported where the keys or values of a layer are not of the shape that a cache of `room` holds."""
     layer, *pair = seen
     wanted = (1, room.kv_heads, ROWS, room.head_dim)

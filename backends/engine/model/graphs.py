@@ -8,9 +8,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from backends.engine.columns import Attend, Columns
+from backends.engine.columns import Attend, AttentionInputs
 from backends.engine.kv.base import KvCache
-from backends.engine.kv.lanes import Lanes
+from backends.engine.kv.lanes import BatchCache
 from backends.engine.kv.overwrite import Overwrite
 from backends.engine.kv.static import Static
 
@@ -20,7 +20,7 @@ KEEP = 16
 Inputs = dict[str, Any]
 """Tensors of a forward by name: input_ids, position_ids, and attention_mask, by kind of layer where there are kinds."""
 
-Forward = Callable[[Inputs, Lanes, Attend], Tensor]
+Forward = Callable[[Inputs, BatchCache, Attend], Tensor]
 """A model's forward: logits [B, T, vocabulary]."""
 
 
@@ -56,7 +56,7 @@ class CudaRecorder:
         return results, graph.replay
 
 
-class Still(Lanes):
+class Still(BatchCache):
     """Lanes of static caches whose rows are written where `slots` says, so that no Python number is recorded.
 
     Attributes:
@@ -150,7 +150,7 @@ class Graphs:
         lanes.slots = [one.clone() for one in slots]
         heads: list[Tensor] = []
 
-        def watched(query: Tensor, columns: Columns, scaling: float) -> Tensor:
+        def watched(query: Tensor, columns: AttentionInputs, scaling: float) -> Tensor:
             heads.append(attend(query, columns, scaling))
             return heads[-1]
 

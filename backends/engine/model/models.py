@@ -65,7 +65,7 @@ PANGU_DEFAULTS = {
 """What a config.json of openPangu-Embedded means by fields it leaves out (its `configuration_openpangu_dense.py`)."""
 
 
-class Shelf:
+class ModelCache:
     """Models kept open between runs: weights only, so a run leaves nothing behind that the next could notice."""
 
     def __init__(self, device: str, keep: int = 256, recorder: Recorder | None = None) -> None:

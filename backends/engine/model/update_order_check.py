@@ -7,17 +7,17 @@ from torch import Tensor
 
 from backends.base import Unsupported
 from backends.engine.columns import Attend
-from backends.engine.kv.lanes import Lanes
+from backends.engine.kv.lanes import BatchCache
 from backends.engine.kv.overwrite import Overwrite, updated_before_read
 from backends.engine.model.causal_lm import CausalLm, Rows, causal
 
 COMMITTED, BLOCK = 3, 3
 """Columns before the probe's block, and its rows."""
 
-_shown: WeakKeyDictionary[CausalLm, dict[tuple[Attend, type[Lanes]], bool]] = WeakKeyDictionary()
+_shown: WeakKeyDictionary[CausalLm, dict[tuple[Attend, type[BatchCache]], bool]] = WeakKeyDictionary()
 
 
-def require_update_first(model: CausalLm, attend: Attend, lanes: type[Lanes]) -> None:
+def require_update_first(model: CausalLm, attend: Attend, lanes: type[BatchCache]) -> None:
     """Refuse layout `overwrite` unless logits keep their bits whatever stale rows lie where a block is written.
 
     A model is probed once for each attention and batching that it runs with.
@@ -35,7 +35,7 @@ def require_update_first(model: CausalLm, attend: Attend, lanes: type[Lanes]) ->
         )
 
 
-def _probe(model: CausalLm, attend: Attend, lanes: type[Lanes]) -> bool:
+def _probe(model: CausalLm, attend: Attend, lanes: type[BatchCache]) -> bool:
     vocabulary = model.model.config.vocab_size
     tokens = [(7 * at + 1) % vocabulary for at in range(COMMITTED + BLOCK)]
     rows = torch.arange(COMMITTED, COMMITTED + BLOCK)

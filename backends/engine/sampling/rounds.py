@@ -30,7 +30,7 @@ class Tables:
         self._seams = seams
 
     def verify(self, given: Given, tape: Array) -> Blocks:
-        """Accept from `given`, one request per row of `tape` [B, stride(nodes)]; see `backends.base.Tabled`."""
+        """Accept from `given`, one request per row of `tape` [B, stride(nodes)]; see `ExactLaw`."""
         dtype = torch.float64
         target = torch.tensor(given.target, dtype=dtype, device=self._device)
         proposal = torch.tensor(given.proposal, dtype=dtype, device=self._device)
@@ -48,7 +48,7 @@ class Tables:
         return self._in_pieces(run, tape, dtype, given.target.size)
 
     def rounds(self, world: World, tape: Array) -> Blocks:
-        """Draft and accept in `world`, one request per row of `tape` [B, stride(nodes)]; see `backends.base.Tabled`."""
+        """Draft and accept in `world`, one request per row of `tape` [B, stride(nodes)]; see `ExactLaw`."""
         seams, dtype = self._seams(), DTYPES[world.dtype]
         tables = self._tables(world, dtype)
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from backends.ascend.atb import AscendAtb
 from backends.ascend.encodings import additive
 from backends.base import Unsupported
-from backends.engine.kv.lanes import Lanes
+from backends.engine.kv.lanes import BatchCache
 from backends.engine.kv.paged import Paged
 from backends.engine.seams import Seams
 from backends.faults.attention.ascend_calls import fused
@@ -33,7 +33,7 @@ def padding_before_the_cache(seams: Seams) -> Seams:
     """Padding rows of a lane are written too, to slot -1."""
     fused(seams)
 
-    class NegativeSlots(Lanes):
+    class NegativeSlots(BatchCache):
         def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any) -> Any:
             for lane, (cache, rows) in enumerate(zip(self._caches, self._rows, strict=True)):
                 if rows < self._width and isinstance(cache, Paged):

@@ -9,7 +9,7 @@ from torch import Tensor
 from backends.ascend.fused import ALIGNED, AscendFused, Asked
 from backends.ascend.operands import Operands
 from backends.base import Unsupported
-from backends.engine.columns import Columns
+from backends.engine.columns import AttentionInputs
 from backends.engine.seams import Seams
 from backends.faults.fault import Fault
 from reference.trace import Stage
@@ -51,16 +51,16 @@ def asked_with(change: Callable[[Asked], Asked]) -> Callable[[Seams], Seams]:
     return plant
 
 
-def placed(change: Callable[[Operands, Columns], Operands]) -> Callable[[Seams], Seams]:
+def placed(change: Callable[[Operands, AttentionInputs], Operands]) -> Callable[[Seams], Seams]:
     """The operands are changed by `change`, in pages or gathered."""
 
     def plant(seams: Seams) -> Seams:
         attend = fused(seams)
 
-        def pages(columns: Columns) -> Operands:
+        def pages(columns: AttentionInputs) -> Operands:
             return change(attend.pages(columns), columns)
 
-        def gathered(columns: Columns) -> Operands:
+        def gathered(columns: AttentionInputs) -> Operands:
             return change(attend.columns(columns), columns)
 
         return replace(seams, attend=replace(attend, pages=pages, columns=gathered))
@@ -85,7 +85,7 @@ def _kv_heads_in_turn(asked: Asked) -> Asked:
     return replace(asked, operands=replace(held, key=key, value=value), kv_heads=asked.heads)
 
 
-def _short_of_tree(held: Operands, columns: Columns) -> Operands:
+def _short_of_tree(held: Operands, columns: AttentionInputs) -> Operands:
     """Key lengths of the committed cache: the rows of the tree lie behind its end."""
     if not bool(held.prefix.all()):
         return held
@@ -106,14 +106,14 @@ def _next_requests_table(seams: Seams) -> Seams:
     """Row b of the block table is that of request b + 1 of the batch."""
     attend = fused(seams)
 
-    def turned(columns: Columns) -> Columns:
+    def turned(columns: AttentionInputs) -> AttentionInputs:
         paging = columns.paging
         return columns if paging is None else replace(columns, paging=replace(paging, table=paging.table.roll(-1, 0)))
 
-    def pages(columns: Columns) -> Operands:
+    def pages(columns: AttentionInputs) -> Operands:
         return attend.pages(turned(columns))
 
-    def gathered(columns: Columns) -> Operands:
+    def gathered(columns: AttentionInputs) -> Operands:
         return attend.columns(turned(columns))
 
     return replace(seams, attend=replace(attend, pages=pages, columns=gathered))

@@ -9,7 +9,7 @@ from torch import Tensor
 from backends.ascend.encodings import additive, compressed
 from backends.ascend.fused import Asked
 from backends.ascend.operands import Operands
-from backends.engine.columns import Columns
+from backends.engine.columns import AttentionInputs
 from backends.engine.seams import Seams
 from backends.faults.attention.ascend_calls import asked_with, encoded, fault, fused, placed
 
@@ -57,7 +57,7 @@ def _heads_step_over_lanes(asked: Asked) -> Asked:
     return replace(asked, mask=asked.mask.repeat_interleave(asked.heads, 0)[:lanes].contiguous())
 
 
-def _mask_without_prefix(held: Operands, columns: Columns) -> Operands:
+def _mask_without_prefix(held: Operands, columns: AttentionInputs) -> Operands:
     """What a row sees of the block stands at column 0 of the mask, what it sees of the prefix behind it."""
     moved = held.visible.clone()
     for lane, prefix in enumerate(held.prefix.tolist()):
@@ -70,7 +70,7 @@ def _tail_seen(seams: Seams) -> Seams:
     """The mask is filled up to its width with zeros, which mean visible, and the key length is that width."""
     attend = fused(seams)
 
-    def opened(columns: Columns) -> Columns:
+    def opened(columns: AttentionInputs) -> AttentionInputs:
         paging, visible = columns.paging, columns.visible
         if paging is not None:
             width = paging.table.shape[1] * paging.size
@@ -82,10 +82,10 @@ def _tail_seen(seams: Seams) -> Seams:
         tail = torch.arange(visible.shape[-1])[None] >= end.cpu()[:, None]
         return replace(columns, visible=visible | tail[:, None, None].to(visible.device))
 
-    def pages(columns: Columns) -> Operands:
+    def pages(columns: AttentionInputs) -> Operands:
         return attend.pages(opened(columns))
 
-    def gathered(columns: Columns) -> Operands:
+    def gathered(columns: AttentionInputs) -> Operands:
         return attend.columns(opened(columns))
 
     return replace(seams, attend=replace(attend, pages=pages, columns=gathered))

@@ -5,7 +5,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from backends.engine.columns import Attend, Columns
+from backends.engine.columns import Attend, AttentionInputs
 from backends.engine.kv.paged import Paged
 from backends.engine.model.causal_lm import Rows
 from backends.engine.request import Request
@@ -80,7 +80,7 @@ def _masked_as(shape: Shape, attend: Attend) -> Attend:
     for node in range(len(shape)):
         ancestry[node, list(shape.path(node))] = True
 
-    def masked(query: Tensor, columns: Columns, scaling: float) -> Tensor:
+    def masked(query: Tensor, columns: AttentionInputs, scaling: float) -> Tensor:
         if query.shape[2] != len(shape):
             return attend(query, columns, scaling)
         begin, visible = int(columns.prefix[0]), columns.visible.clone()

@@ -5,7 +5,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from backends.engine.columns import Columns
+from backends.engine.columns import AttentionInputs
 from backends.engine.seams import Seams
 from backends.faults.fault import Fault
 from reference.trace import Stage
@@ -14,7 +14,7 @@ from reference.trace import Stage
 def tiles_below_diagonal(seams: Seams) -> Seams:
     """Keys that precede the query in the block are taken as visible without a look at the mask."""
 
-    def attend(query: Tensor, columns: Columns, scaling: float) -> Tensor:
+    def attend(query: Tensor, columns: AttentionInputs, scaling: float) -> Tensor:
         rows, width = columns.visible.shape[-2:]
         below = torch.zeros(rows, width, dtype=torch.bool, device=query.device)
         below[:, width - rows :] = torch.tril(torch.ones(rows, rows, dtype=torch.bool), -1)
@@ -26,7 +26,7 @@ def tiles_below_diagonal(seams: Seams) -> Seams:
 def block_sees_itself_only(seams: Seams) -> Seams:
     """A verify block longer than one row attends to its own rows and not to the cached context."""
 
-    def attend(query: Tensor, columns: Columns, scaling: float) -> Tensor:
+    def attend(query: Tensor, columns: AttentionInputs, scaling: float) -> Tensor:
         rows, width = columns.visible.shape[-2:]
         if rows == 1:
             return seams.attend(query, columns, scaling)
@@ -40,7 +40,7 @@ def block_sees_itself_only(seams: Seams) -> Seams:
 def denominator_counts_padding(seams: Seams) -> Seams:
     """Lanes of the last tile beyond the row's own columns stay in the softmax denominator, with score 0."""
 
-    def attend(query: Tensor, columns: Columns, scaling: float) -> Tensor:
+    def attend(query: Tensor, columns: AttentionInputs, scaling: float) -> Tensor:
         key, visible = columns.key, columns.visible
         tile = 4
         spare = -key.shape[2] % tile
@@ -63,7 +63,7 @@ def mask_kept(seams: Seams) -> Seams:
     """The mask of a tree stays in the wrapper, and the next block of as many rows over a longer prefix gets it."""
     held: list[Tensor] = []
 
-    def attend(query: Tensor, columns: Columns, scaling: float) -> Tensor:
+    def attend(query: Tensor, columns: AttentionInputs, scaling: float) -> Tensor:
         rows = columns.visible.shape[2]
         block = columns.visible[..., -rows:]
         causal = torch.ones(rows, rows, dtype=torch.bool, device=query.device).tril()
@@ -81,7 +81,7 @@ def mask_kept(seams: Seams) -> Seams:
 def cap_dropped(seams: Seams) -> Seams:
     """Attention takes no argument for the soft cap of the scores, and computes them as they are."""
 
-    def attend(query: Tensor, columns: Columns, scaling: float) -> Tensor:
+    def attend(query: Tensor, columns: AttentionInputs, scaling: float) -> Tensor:
         return seams.attend(query, replace(columns, cap=0.0), scaling)
 
     return replace(seams, attend=attend)
@@ -110,7 +110,7 @@ FAULTS = (
         "padding-lanes-in-denominator",
         "BZ-097",
         Stage.ATTENDED,
-        "Lanes beyond the last key of a tile stay in the softmax denominator.",
+        "BatchCache beyond the last key of a tile stay in the softmax denominator.",
         "catalogue BZ-097: non-causal decode keeps padding lanes",
         "a key length that does not fill its tile",
         denominator_counts_padding,

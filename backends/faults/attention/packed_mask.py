@@ -10,7 +10,7 @@ from backends.base import Unsupported
 from backends.engine.attention.compact import WORD, Compact
 from backends.engine.attention.split import Split
 from backends.engine.attention.triton_launch import TritonTree
-from backends.engine.columns import Columns
+from backends.engine.columns import AttentionInputs
 from backends.engine.seams import Seams
 from backends.faults.fault import Fault
 from reference.trace import Stage
@@ -25,7 +25,7 @@ def seen_as(seams: Seams, wrong: Callable[[Compact], Compact]) -> Seams:
         raise Unsupported(f"the fault lies in packed ancestor bits: plant it in {SPLIT} or {TRITON}")
     right = attend.compact
 
-    def compact(query: Tensor, columns: Columns) -> Compact:
+    def compact(query: Tensor, columns: AttentionInputs) -> Compact:
         return wrong(right(query, columns))
 
     return replace(seams, attend=replace(attend, compact=compact))

@@ -9,7 +9,7 @@ from torch import Tensor
 from backends.base import Unsupported
 from backends.engine.attention.compact import Compact
 from backends.engine.attention.split import Keys, Partial, Split
-from backends.engine.columns import Columns
+from backends.engine.columns import AttentionInputs
 from backends.engine.seams import Seams
 from backends.faults.attention.packed_mask import SPLIT, fault
 
@@ -58,7 +58,7 @@ def block_read_without_offset(seams: Seams) -> Seams:
     """Keys of the block are read from the beginning of the lane's columns: the prefix is not added."""
 
     def change(attend: Split) -> Split:
-        def block_keys(columns: Columns, lane: int, packed: Compact) -> Keys:
+        def block_keys(columns: AttentionInputs, lane: int, packed: Compact) -> Keys:
             return attend.prefix_keys(columns, lane, replace(packed, lanes=_widths_as_prefixes(packed)))
 
         return replace(attend, block_keys=block_keys)
@@ -76,7 +76,7 @@ def values_transposed(seams: Seams) -> Seams:
     def change(attend: Split) -> Split:
         right = attend.block_keys
 
-        def block_keys(columns: Columns, lane: int, packed: Compact) -> Keys:
+        def block_keys(columns: AttentionInputs, lane: int, packed: Compact) -> Keys:
             keys, values = right(columns, lane, packed)
             heads, cells, dim = values.shape
             return keys, values.reshape(cells, heads, dim).transpose(0, 1)
@@ -92,7 +92,7 @@ def page_turned_early(seams: Seams) -> Seams:
     def change(attend: Split) -> Split:
         right = attend.prefix_keys
 
-        def prefix_keys(columns: Columns, lane: int, packed: Compact) -> Keys:
+        def prefix_keys(columns: AttentionInputs, lane: int, packed: Compact) -> Keys:
             paging = columns.paging
             if paging is None:
                 return right(columns, lane, packed)
@@ -146,7 +146,7 @@ def summed_in_float16(seams: Seams) -> Seams:
 class ByModulo(Split):
     """Split attention whose query head h reads KV head h modulo their number."""
 
-    def __call__(self, query: Tensor, columns: Columns, scaling: float) -> Tensor:
+    def __call__(self, query: Tensor, columns: AttentionInputs, scaling: float) -> Tensor:
         """See `Split`: heads are brought into the order in which it pairs them so, and back."""
         order = torch.arange(query.shape[1]).reshape(-1, columns.key.shape[1]).T.flatten()
         return super().__call__(query[:, order], columns, scaling)[:, order.argsort()]
@@ -222,7 +222,7 @@ FAULTS = (
     fault(
         "tile-lanes-in-part-denominator",
         "BZ-097",
-        "Lanes of the last tile beyond the last column stay in the denominator of a part.",
+        "BatchCache of the last tile beyond the last column stay in the denominator of a part.",
         "catalogue BZ-097: non-causal decode keeps padding lanes",
         "a part that does not fill its tile",
         denominator_counts_tile,

@@ -9,7 +9,7 @@ from torch import Tensor
 from backends.base import Unsupported
 from backends.engine.attention.compact import Compact
 from backends.engine.attention.triton_launch import Kernel, Plan, TritonTree
-from backends.engine.columns import Columns, Paging
+from backends.engine.columns import AttentionInputs, Paging
 from backends.engine.seams import Seams
 from backends.faults.attention.packed_mask import TRITON, fault
 
@@ -31,7 +31,7 @@ def tables_of_first_lane(seams: Seams) -> Seams:
     def change(attend: TritonTree) -> TritonTree:
         right = attend.paged
 
-        def paged(columns: Columns) -> Paging:
+        def paged(columns: AttentionInputs) -> Paging:
             pages = right(columns)
             return replace(pages, table=pages.table[:1].expand_as(pages.table).contiguous())
 
@@ -46,7 +46,7 @@ def value_strides_exchanged(seams: Seams) -> Seams:
     def change(attend: TritonTree) -> TritonTree:
         right = attend.paged
 
-        def paged(columns: Columns) -> Paging:
+        def paged(columns: AttentionInputs) -> Paging:
             pages = right(columns)
             count, size, heads, dim = pages.value_cells.shape
             return replace(pages, value_cells=pages.value_cells.reshape(count, heads, size, dim).transpose(1, 2))

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from backends.engine.kv.arena import Arena, Lease, Model
+from backends.engine.kv.arena import Arena, CacheLease, Model
 from backends.engine.kv.base import KvCache, Pair, picked
 from backends.engine.kv.branch import Branch
 from backends.engine.kv.scratch import Scratch
@@ -196,7 +196,7 @@ class Numbered(Arena):
 
     def lease(
         self, target: Model, draft: Model | None, capacity: int, rows: int, tokens: tuple[int, ...] = ()
-    ) -> Lease:
+    ) -> CacheLease:
         """See `Arena.lease`."""
         lease = super().lease(target, draft, capacity, rows, tokens)
         if isinstance(lease.target, Restored):
@@ -205,7 +205,7 @@ class Numbered(Arena):
             self._taken.add(lease.target.sequence)
         return lease
 
-    def give_back(self, lease: Lease, tokens: tuple[int, ...] = ()) -> None:
+    def give_back(self, lease: CacheLease, tokens: tuple[int, ...] = ()) -> None:
         """See `Arena.give_back`."""
         if isinstance(lease.target, Restored):
             self._taken.discard(lease.target.sequence)

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from backends.engine.kv.arena import Arena, Lease
+from backends.engine.kv.arena import Arena, CacheLease
 from backends.engine.kv.pages import Blocks, Pages
 from backends.engine.kv.prefix import PrefixCache
 from backends.engine.seams import Seams
@@ -69,7 +69,7 @@ def freed_twice(seams: Seams) -> Seams:
 class CommittedOnly(Arena):
     """Gives back the pages of committed columns."""
 
-    def give_back(self, lease: Lease, tokens: tuple[int, ...] = ()) -> None:
+    def give_back(self, lease: CacheLease, tokens: tuple[int, ...] = ()) -> None:
         """See `Arena.give_back`."""
         if lease.blocks is not None:
             lease.blocks.table = lease.blocks.table[: -(-lease.target.length // lease.blocks.size)]

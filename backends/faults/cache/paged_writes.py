@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from backends.engine.kv.base import KvCache, in_order, picked
-from backends.engine.kv.lanes import Lanes
+from backends.engine.kv.lanes import BatchCache
 from backends.engine.kv.paged import Paged
 from backends.engine.kv.pages import Blocks
 from backends.engine.seams import Seams
@@ -15,7 +15,7 @@ from backends.faults.fault import Fault
 from reference.trace import Stage
 
 
-class Uniform(Lanes):
+class Uniform(BatchCache):
     """Takes the packed rows of a batch for a rectangle."""
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any) -> Any:
@@ -142,7 +142,7 @@ FAULTS = (
         "reserved-one-round-behind",
         "BZ-083",
         Stage.ATTENDED,
-        "Room is reserved as if the last block were not accepted yet, and the next one runs past the block table.",
+        "CacheSpec is reserved as if the last block were not accepted yet, and the next one runs past the block table.",
         "catalogue BZ-083: device writes run ahead of host-allocated KV capacity",
         "a block accepted to the end, then one that crosses into a page that was not reserved",
         reserved_one_round_behind,

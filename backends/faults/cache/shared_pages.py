@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from backends.engine.kv.arena import Arena, Lease, Model
+from backends.engine.kv.arena import Arena, CacheLease, Model
 from backends.engine.kv.base import OutOfPages
 from backends.engine.kv.pages import Blocks
 from backends.engine.kv.prefix import Key, PrefixCache
@@ -16,7 +16,7 @@ class Early(Arena):
 
     def lease(
         self, target: Model, draft: Model | None, capacity: int, rows: int, tokens: tuple[int, ...] = ()
-    ) -> Lease:
+    ) -> CacheLease:
         """See `Arena.lease`."""
         lease = super().lease(target, draft, capacity, rows, tokens)
         if self.prefix is not None and lease.blocks is not None:
@@ -38,7 +38,7 @@ class OneMore(Arena):
 
     def lease(
         self, target: Model, draft: Model | None, capacity: int, rows: int, tokens: tuple[int, ...] = ()
-    ) -> Lease:
+    ) -> CacheLease:
         """See `Arena.lease`."""
         lease = super().lease(target, draft, capacity, rows, tokens)
         if 0 < lease.reused < len(tokens):
@@ -54,7 +54,7 @@ def reused_one_more(seams: Seams) -> Seams:
 class Misaligned(Arena):
     """Hands pages over from the tail of a table that has one more where the last page is full."""
 
-    def fork(self, source: Lease, target: Model, draft: Model | None, capacity: int, rows: int) -> Lease:
+    def fork(self, source: CacheLease, target: Model, draft: Model | None, capacity: int, rows: int) -> CacheLease:
         """See `Arena.fork`."""
         blocks, columns = source.blocks, source.target.length
         if blocks is None or not columns or columns % blocks.size or blocks.allocated <= columns:
@@ -134,7 +134,7 @@ class AnyDraft(Arena):
     Each draft model has a pool of its own, so the pages that the request adopts hold nothing of its own model.
     """
 
-    def fork(self, source: Lease, target: Model, draft: Model | None, capacity: int, rows: int) -> Lease:
+    def fork(self, source: CacheLease, target: Model, draft: Model | None, capacity: int, rows: int) -> CacheLease:
         """See `Arena.fork`."""
         lease = super().fork(source, target, draft, capacity, rows)
         if lease.blocks is not None and lease.draft is not None and source.draft is not None:

@@ -5,7 +5,7 @@ from dataclasses import replace
 from torch import Tensor
 
 from backends.engine.kv.base import KvCache
-from backends.engine.kv.lanes import Lanes
+from backends.engine.kv.lanes import BatchCache
 from backends.engine.kv.overwrite import Overwrite
 from backends.engine.kv.sliding import Sliding
 from backends.engine.kv.static import Static
@@ -71,7 +71,7 @@ class Taken(Marked, Overwrite):
                 buffer[..., self.length : self.length + 1, :] = old
 
 
-def _verifying(lanes: type[Lanes]) -> type[Lanes]:
+def _verifying(lanes: type[BatchCache]) -> type[BatchCache]:
     """Lanes that tell caches of the target that they are verified."""
 
     class Telling(lanes):  # type: ignore[misc,valid-type]

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from backends.engine.draft.base import Proposal
 from backends.engine.draft.language_model import ModelDraft
-from backends.engine.kv.arena import Arena, Lease, Model
+from backends.engine.kv.arena import Arena, CacheLease, Model
 from backends.engine.kv.base import KvCache, Pair
 from backends.engine.kv.paged import Paged, Pool
 from backends.engine.kv.prefix import PrefixCache
@@ -106,7 +106,7 @@ def one_cache(seams: Seams) -> Seams:
     class Shared(Arena):
         def lease(
             self, target: Model, draft: Model | None, capacity: int, rows: int, tokens: tuple[int, ...] = ()
-        ) -> Lease:
+        ) -> CacheLease:
             lease = super().lease(target, draft, capacity, rows, tokens)
             return replace(lease, draft=lease.target) if draft is target else lease
 
@@ -138,7 +138,7 @@ def fork_complete(seams: Seams) -> Seams:
     """A fork takes the length of the target's cache for the draft's as well."""
 
     class Complete(Arena):
-        def fork(self, source: Lease, target: Model, draft: Model | None, capacity: int, rows: int) -> Lease:
+        def fork(self, source: CacheLease, target: Model, draft: Model | None, capacity: int, rows: int) -> CacheLease:
             lease = super().fork(source, target, draft, capacity, rows)
             if isinstance(lease.draft, Paged):
                 lease.draft.length = lease.target.length
@@ -151,7 +151,7 @@ def kept_without_draft(seams: Seams) -> Seams:
     """Pages are kept as far as the target committed them, whatever the draft has written."""
 
     class TargetOnly(Arena):
-        def give_back(self, lease: Lease, tokens: tuple[int, ...] = ()) -> None:
+        def give_back(self, lease: CacheLease, tokens: tuple[int, ...] = ()) -> None:
             if lease.draft is not None and tokens:
                 lease.draft.length = lease.target.length
             super().give_back(lease, tokens)
@@ -165,7 +165,7 @@ def key_one_short(seams: Seams) -> Seams:
     class Nearly(Arena):
         def _paged(
             self, target: Model, draft: Model | None, capacity: int, rows: int, tokens: tuple[int, ...]
-        ) -> Lease:
+        ) -> CacheLease:
             lease = super()._paged(target, draft, capacity, rows, tokens)
             page = None if self.prefix is None else self._near(self.prefix, draft, tokens, lease.reused)
             if page is None or not isinstance(lease.draft, Paged):

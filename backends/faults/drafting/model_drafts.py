@@ -4,12 +4,12 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from backends.engine.draft.language_model import ModelDraft
-from backends.engine.kv.arena import Lease
+from backends.engine.kv.arena import CacheLease
 from backends.engine.request import Request
 from backends.engine.seams import Seams
 
 
-def drafting(seams: Seams, kind: type[ModelDraft], where: Callable[[Lease], bool] = lambda lease: True) -> Seams:
+def drafting(seams: Seams, kind: type[ModelDraft], where: Callable[[CacheLease], bool] = lambda lease: True) -> Seams:
     """Requests whose model draft is of class `kind`, for leases that meet the condition."""
 
     class Drafting(Request):

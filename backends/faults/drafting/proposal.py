@@ -5,7 +5,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from backends.engine.columns import Columns
+from backends.engine.columns import AttentionInputs
 from backends.engine.draft.base import Proposal
 from backends.engine.draft.language_model import ModelDraft
 from backends.engine.draft.ngram import Followers, NgramDraft
@@ -60,7 +60,7 @@ def map_skipped(seams: Seams) -> Seams:
 def lengths_of_last_level(seams: Seams) -> Seams:
     """A draft forward attends as far as the lengths of the level before it reach: not to the level it hangs from."""
 
-    def draft_attend(query: Tensor, columns: Columns, scaling: float) -> Tensor:
+    def draft_attend(query: Tensor, columns: AttentionInputs, scaling: float) -> Tensor:
         rows, width = columns.visible.shape[-2:]
         begin = int(columns.prefix[0])
         if begin + rows == width:

@@ -5,7 +5,7 @@ from dataclasses import replace
 from torch import Tensor
 
 from backends.engine.draft.base import Draft
-from backends.engine.kv.arena import Lease
+from backends.engine.kv.arena import CacheLease
 from backends.engine.lower_tree import TreeTensors
 from backends.engine.model.causal_lm import CausalLm
 from backends.engine.request import Request
@@ -69,7 +69,7 @@ def bonus_discarded(seams: Seams) -> Seams:
 class ArgMax(Request):
     """Takes every request for a greedy one."""
 
-    def __init__(self, case: Case, target: CausalLm, lease: Lease, draft: Draft, seams: Seams) -> None:
+    def __init__(self, case: Case, target: CausalLm, lease: CacheLease, draft: Draft, seams: Seams) -> None:
         greedy = replace(case, sampling=replace(case.sampling, temperature=0.0))
         super().__init__(greedy, target, lease, draft, seams)
 

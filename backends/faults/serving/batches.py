@@ -6,23 +6,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from backends.engine.kv.arena import Arena, Lease, Model
+from backends.engine.kv.arena import Arena, CacheLease, Model
 from backends.engine.kv.base import KvCache
-from backends.engine.kv.lanes import Lanes
+from backends.engine.kv.lanes import BatchCache
 from backends.engine.kv.paged import Paged
 from backends.engine.seams import Seams
 from backends.faults.fault import Fault
 from reference.trace import Stage
 
 
-def _lanes(seams: Seams, lanes: type[Lanes]) -> Seams:
+def _lanes(seams: Seams, lanes: type[BatchCache]) -> Seams:
     return replace(seams, kv=replace(seams.kv, lanes=lanes))
 
 
 def tree_size_of_first(seams: Seams) -> Seams:
     """Rows of a lane from the size of lane 0's tree on are taken for padding: they see nothing but themselves."""
 
-    class OneSize(Lanes):
+    class OneSize(BatchCache):
         def masks(self, layer: int, visible: list[Tensor]) -> Tensor:
             right, own = super().masks(layer, visible), self._rows[0]
             for lane, (cache, rows) in enumerate(zip(self._caches, self._rows, strict=True)):
@@ -39,7 +39,7 @@ def tree_size_of_first(seams: Seams) -> Seams:
 def padded_layout_packed(seams: Seams) -> Seams:
     """The padded rows of the batch are copied, as they lie, into a buffer for the real ones."""
 
-    class Packed(Lanes):
+    class Packed(BatchCache):
         def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any) -> Any:
             real = sum(self._rows)
             moved = [
@@ -61,7 +61,7 @@ def padded_layout_packed(seams: Seams) -> Seams:
 def padding_writes_slot_zero(seams: Seams) -> Seams:
     """Padding rows write to slot 0 of the pool, which is no slot of its own but the first of page 0."""
 
-    class NoNullSlot(Lanes):
+    class NoNullSlot(BatchCache):
         def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any) -> Any:
             for lane, (cache, rows) in enumerate(zip(self._caches, self._rows, strict=True)):
                 if rows < self._width and isinstance(cache, Paged):
@@ -75,7 +75,7 @@ def padding_writes_slot_zero(seams: Seams) -> Seams:
 def mask_of_first(seams: Seams) -> Seams:
     """One mask, lane 0's, is broadcast over the batch."""
 
-    class OneMask(Lanes):
+    class OneMask(BatchCache):
         def masks(self, layer: int, visible: list[Tensor]) -> Tensor:
             right = super().masks(layer, visible)
             return right[:1].expand_as(right)
@@ -86,7 +86,7 @@ def mask_of_first(seams: Seams) -> Seams:
 def caches_in_slot_order(seams: Seams) -> Seams:
     """Rows are in the order of the batch, the caches that they read in the order of their slots."""
 
-    class BySlot(Lanes):
+    class BySlot(BatchCache):
         def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any) -> Any:
             keys, values = super().update(key_states, value_states, layer_idx)
             slot = sorted(range(len(self._caches)), key=lambda lane: _slot(self._caches[lane], lane))
@@ -103,7 +103,7 @@ def _slot(cache: KvCache, lane: int) -> int:
 def filler_seen(seams: Seams) -> Seams:
     """A lane with fewer columns than the widest sees the filler behind its own."""
 
-    class Open(Lanes):
+    class Open(BatchCache):
         def masks(self, layer: int, visible: list[Tensor]) -> Tensor:
             right = super().masks(layer, visible)
             for lane, (cache, rows) in enumerate(zip(self._caches, self._rows, strict=True)):
@@ -117,7 +117,7 @@ def filler_seen(seams: Seams) -> Seams:
 def padding_seen(seams: Seams) -> Seams:
     """Padding rows of a lane are seen by its own rows."""
 
-    class Seen(Lanes):
+    class Seen(BatchCache):
         def masks(self, layer: int, visible: list[Tensor]) -> Tensor:
             right = super().masks(layer, visible)
             for lane, (cache, rows) in enumerate(zip(self._caches, self._rows, strict=True)):
@@ -134,7 +134,7 @@ def room_without_tree(seams: Seams) -> Seams:
     class Tight(Arena):
         def lease(
             self, target: Model, draft: Model | None, capacity: int, rows: int, tokens: tuple[int, ...] = ()
-        ) -> Lease:
+        ) -> CacheLease:
             tight = capacity if self.layout.traits.pages else capacity - rows
             return super().lease(target, draft, tight, rows, tokens)
 

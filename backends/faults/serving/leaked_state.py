@@ -6,9 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from backends.engine.kv.arena import Arena, Lease
+from backends.engine.kv.arena import Arena, CacheLease
 from backends.engine.kv.base import KvCache
-from backends.engine.kv.lanes import Lanes
+from backends.engine.kv.lanes import BatchCache
 from backends.engine.kv.seams import KvSeams
 from backends.engine.lower_tree import TreeTensors
 from backends.engine.model.causal_lm import Rows
@@ -48,7 +48,7 @@ def _kept(seams: Seams, memory: Memory) -> Seams:
             super().__init__(layout, pages, seams)
             memory.steps, memory.trees, memory.first, memory.left = {}, {}, None, []
 
-        def give_back(self, lease: Lease, tokens: tuple[int, ...] = ()) -> None:
+        def give_back(self, lease: CacheLease, tokens: tuple[int, ...] = ()) -> None:
             memory.left.append(getattr(lease, "accepted", 0))
             super().give_back(lease, tokens)
 
@@ -59,7 +59,7 @@ def keyed_by_token_count(seams: Seams) -> Seams:
     """A step is compiled with the tree mask in it and looked up by the total of tokens alone."""
     memory = Memory()
 
-    class Compiled(Lanes):
+    class Compiled(BatchCache):
         def masks(self, layer: int, visible: list[Tensor]) -> Tensor:
             blocks = [seen[:, -len(seen) :] for seen in visible]
             compiled = memory.steps.setdefault((sum(self._rows), layer), _side_by_side(blocks))
@@ -155,7 +155,7 @@ def accepted_length_of_first(seams: Seams) -> Seams:
     """As many rows are committed for every request of a batch as for its first."""
     memory = Memory()
 
-    class Batch(Lanes):
+    class Batch(BatchCache):
         def __init__(self, caches: list[KvCache], rows: list[int], filler: float = 0.0) -> None:
             super().__init__(caches, rows, filler)
             memory.first = None

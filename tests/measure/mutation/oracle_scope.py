@@ -101,9 +101,8 @@ class Reference:
 
     def modules(self) -> list[str]:
         """Every module of the oracle."""
-        return [
-            f"reference.{file.stem}" for file in sorted((ROOT / "reference").glob("*.py")) if file.stem != "__init__"
-        ]
+        files = sorted((ROOT / "reference").rglob("*.py"))
+        return [".".join(file.relative_to(ROOT).with_suffix("").parts) for file in files if file.stem != "__init__"]
 
     def work(self, mutant: Mutant, stage: Stage) -> Work:
         """What a child does with the mutant: the tests that reach it, until one fails."""

@@ -18,7 +18,7 @@ from backends.ascend.operators.install import install
 from backends.base import Declaration, Unavailable, Unsupported, WrongFlag
 from backends.compositions.ascend import emulate_fused
 from backends.engine.attention.eager import eager
-from backends.engine.columns import Attend, Columns, Paging
+from backends.engine.columns import Attend, AttentionInputs, Paging
 from backends.engine.composition import SEAMS
 from backends.engine.two_modes import TreesEager, in_mode
 from backends.flags import FAST_REORDER, FLAGS, FORCE_EAGER, NO_FUSED, NO_FUSED_TREE, Mode, mode_of
@@ -43,7 +43,7 @@ def columns(
     told: list[str],
     prefixes: tuple[int, int] = (150, 37),
     garbage: Callable[[Tensor], Tensor] | None = None,
-) -> tuple[Tensor, Columns, Tensor]:
+) -> tuple[Tensor, AttentionInputs, Tensor]:
     """Query, columns and what is meant, in float64, for two lanes of unequal prefix, the second with a padding row.
 
     `garbage` says of bool [2, 1, T, C], what is visible, which columns [2, C] are overwritten with 300.
@@ -82,7 +82,7 @@ def columns(
                 for taken, one in zip(cells, (key, value), strict=True):
                     taken[page, at % size] = one[lane, :, at]
         paging = Paging(cells[0], cells[1], order[: 2 * each].view(2, each).to(torch.int32), lengths)
-    held = Columns(key, value, visible, torch.tensor(prefixes, dtype=torch.int32), paging, told.append)
+    held = AttentionInputs(key, value, visible, torch.tensor(prefixes, dtype=torch.int32), paging, told.append)
     return query, held, wanted
 
 
@@ -242,7 +242,7 @@ def test_modes_take_fused_attention_out_and_leave_eager_alone() -> None:
     calls: list[str] = []
 
     def noted(name: str) -> Attend:
-        def attend(query: Tensor, held: Columns, scaling: float) -> Tensor:
+        def attend(query: Tensor, held: AttentionInputs, scaling: float) -> Tensor:
             calls.append(name)
             return query
 

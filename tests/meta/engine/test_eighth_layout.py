@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from torch import Tensor
 
-from backends.engine.kv.base import KvCache, Pair, Poison, Room
+from backends.engine.kv.base import CacheSpec, KvCache, Pair, Poison
 from backends.engine.kv.layouts import CACHES
 from backends.registry import open_backend
 from properties.invariants import ALL
@@ -33,7 +33,7 @@ from specverify.setup.subjects import subject_of
 class Ledger:
     """Columns lie in a list, one tensor each, in the order in which they were written; commits strike out the rest."""
 
-    def __init__(self, room: Room) -> None:
+    def __init__(self, room: CacheSpec) -> None:
         self._empty = room.empty(0)
         self._columns: list[list[Pair]] = [[] for _ in range(room.layers)]
         self.layers, self.length, self.rows, self.most_rows, self._last = room.layers, 0, 0, 0, 0

@@ -16,13 +16,13 @@ from backends.base import StageFailure, Unsupported
 from backends.compositions.eager import open_cpu
 from backends.engine import stops
 from backends.engine.attention.eager import eager
-from backends.engine.columns import Columns
-from backends.engine.kv.base import KvCache, Room
+from backends.engine.columns import AttentionInputs
+from backends.engine.kv.base import CacheSpec, KvCache
 from backends.engine.kv.branch import Branch, cannot_share
 from backends.engine.lower_tree import TreeTensors, check_structure, tensorise
 from backends.engine.model.causal_lm import Rows
 from backends.engine.model.float64_modules import inverse_frequencies
-from backends.engine.model.models import Shelf, config_of
+from backends.engine.model.models import ModelCache, config_of
 from backends.engine.reach import Reach
 from properties.strategies.models import GALLERY, ROPES
 from reference.architecture import Architecture, Rope, Seeded
@@ -111,7 +111,7 @@ def test_the_structural_check_guards_the_engine() -> None:
     assert stopped.value.stage == Stage.LOWERED
 
 
-ROOM = Room((Reach(), Reach()), 2, 4, 16, 8, torch.device("cpu"), torch.float32)
+ROOM = CacheSpec((Reach(), Reach()), 2, 4, 16, 8, torch.device("cpu"), torch.float32)
 
 
 def noise(cache: KvCache, rows: int, seed: int) -> None:
@@ -314,14 +314,14 @@ def test_a_row_that_sees_nothing_is_loud() -> None:
     draw = torch.Generator().manual_seed(0)
     query, key, value = (torch.randn(1, 2, 3, 4, generator=draw) for _ in range(3))
     visible = torch.tensor([[[[True, False, False], [False, False, False], [True, False, True]]]])
-    columns = Columns(key, value, visible, torch.zeros(1, dtype=torch.int32), None, pytest.fail)
+    columns = AttentionInputs(key, value, visible, torch.zeros(1, dtype=torch.int32), None, pytest.fail)
     output = eager(query, columns, 0.5)
     assert output[:, :, 1].isnan().all()
     assert not output[:, :, [0, 2]].isnan().any()
     torch.testing.assert_close(output[:, :, 0], value[:, :, 0])
 
     # One layer: in a second one the NaN of the first would be a value, and 0 times NaN is NaN in every row.
-    target = Shelf("cpu").open(Seeded(GALLERY[0], 0), "float32")
+    target = ModelCache("cpu").open(Seeded(GALLERY[0], 0), "float32")
     masks = [torch.tensor([[True, False], [False, False]])] * len(target.reaches)
     tokens, positions = torch.tensor([1, 2]), torch.tensor([0, 1])
     cache = Branch(target.room(2, 2), "path")

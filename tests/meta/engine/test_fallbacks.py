@@ -11,7 +11,7 @@ from torch import Tensor
 from backends.base import Backend
 from backends.engine.attention.eager import eager
 from backends.engine.backend import EngineBackend
-from backends.engine.columns import Columns
+from backends.engine.columns import AttentionInputs
 from backends.engine.composition import SEAMS
 from properties.invariants import ALL
 from properties.strategies.models import GALLERY
@@ -34,14 +34,14 @@ from tests.inprocess import in_this_process
 REASON = "the block is longer than one row"
 
 
-def picky(query: Tensor, columns: Columns, scaling: float) -> Tensor:
+def picky(query: Tensor, columns: AttentionInputs, scaling: float) -> Tensor:
     """Attention that takes single rows itself, and leaves longer blocks to a slower path."""
     if query.shape[2] > 1:
         columns.announce(REASON)
     return eager(query, columns, scaling)
 
 
-def reluctant(query: Tensor, columns: Columns, scaling: float) -> Tensor:
+def reluctant(query: Tensor, columns: AttentionInputs, scaling: float) -> Tensor:
     """Attention that leaves everything to a slower path."""
     columns.announce("nothing suits it")
     return eager(query, columns, scaling)
@@ -118,7 +118,7 @@ def test_a_failure_says_which_path_ran() -> None:
 
 
 def _wrong() -> Verdict:
-    def doubled(query: Tensor, columns: Columns, scaling: float) -> Tensor:
+    def doubled(query: Tensor, columns: AttentionInputs, scaling: float) -> Tensor:
         return 2 * eager(query, columns, scaling)
 
     return judge(CASE, ALL, ORACLE, subject_of(EngineBackend("wrong", "cpu", replace(SEAMS, attend=doubled))))

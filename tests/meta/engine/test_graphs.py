@@ -12,7 +12,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from backends.compositions.eager import open_cpu
 from backends.engine.backend import EngineBackend
-from backends.engine.model.models import Shelf
+from backends.engine.model.models import ModelCache
 from properties.strategies.models import GALLERY
 from reference.architecture import Seeded
 from reference.case import Case
@@ -103,7 +103,7 @@ def test_other_layouts_say_why_they_are_not_recorded(kind: str) -> None:
     recorder = OperatorGraphs()
     trace = run(case, recorder)
     same(trace, open_cpu().run(case))
-    layers = len(Shelf("cpu").open(case.model, case.dtype).reaches)
+    layers = len(ModelCache("cpu").open(case.model, case.dtype).reaches)
     why = "not captured: only layout static hands attention the same tensors in every step"
     assert trace.fallbacks == {why: layers * len(trace.steps)}
     assert recorder.recorded == 0

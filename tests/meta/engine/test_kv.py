@@ -10,14 +10,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from backends.engine.kv.arena import LARGE, Arena, Lease
-from backends.engine.kv.base import KvCache, Pair, Room
+from backends.engine.kv.arena import LARGE, Arena, CacheLease
+from backends.engine.kv.base import CacheSpec, KvCache, Pair
 from backends.engine.reach import Reach
 from reference.layout import COMMITS, KINDS, KvLayout
 
 CAPACITY, ROWS, HEADS, DIM = 40, 6, 2, 3
 REACHES = (Reach(), Reach(window=1), Reach(window=4), Reach(chunk=5))
-ROOM = Room(REACHES, HEADS, DIM, CAPACITY, ROWS, torch.device("cpu"), torch.float64)
+ROOM = CacheSpec(REACHES, HEADS, DIM, CAPACITY, ROWS, torch.device("cpu"), torch.float64)
 NAMES = tuple(f"branch-{how}" for how in COMMITS) + tuple(kind for kind in KINDS if kind != "branch")
 
 
@@ -25,9 +25,9 @@ NAMES = tuple(f"branch-{how}" for how in COMMITS) + tuple(kind for kind in KINDS
 class Anything:
     """A model that only has a room."""
 
-    room_: Room = ROOM
+    room_: CacheSpec = ROOM
 
-    def room(self, capacity: int, rows: int) -> Room:
+    def room(self, capacity: int, rows: int) -> CacheSpec:
         return replace(self.room_, capacity=capacity, rows=rows)
 
 
@@ -53,7 +53,7 @@ def same(pair: Pair, numbers: list[float]) -> bool:
 class Twin:
     """A cache and its lists, always told the same; every look compares all of both."""
 
-    def __init__(self, name: str, lease: Lease, lists: Lists | None = None) -> None:
+    def __init__(self, name: str, lease: CacheLease, lists: Lists | None = None) -> None:
         self.name, self.lease, self.cache = name, lease, lease.target
         self.lists = lists or Lists()
         self._next = 2048.0 if lists else 0.0
@@ -122,7 +122,7 @@ def arenas(draw: st.DrawFn, name: str) -> Arena:
     return Arena(layout_of(name, size, tuple(draw(st.permutations(range(count)))), overhang))
 
 
-def lease(arena: Arena, model: Anything) -> Lease:
+def lease(arena: Arena, model: Anything) -> CacheLease:
     return arena.lease(model, None, CAPACITY, ROWS)
 
 

@@ -8,8 +8,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from backends.engine.kv.arena import LARGE, Arena, Lease
-from backends.engine.kv.base import KvCache, OutOfPages, Room
+from backends.engine.kv.arena import LARGE, Arena, CacheLease
+from backends.engine.kv.base import CacheSpec, KvCache, OutOfPages
 from backends.engine.kv.pages import Blocks, Pages
 from backends.engine.kv.prefix import PrefixCache
 from backends.engine.reach import Reach
@@ -19,8 +19,8 @@ from reference.layout import KvLayout
 class Anything:
     """A model of two layers that only has a room."""
 
-    def room(self, capacity: int, rows: int) -> Room:
-        return Room((Reach(), Reach(window=3)), 1, 2, capacity, rows, torch.device("cpu"), torch.float64)
+    def room(self, capacity: int, rows: int) -> CacheSpec:
+        return CacheSpec((Reach(), Reach(window=3)), 1, 2, capacity, rows, torch.device("cpu"), torch.float64)
 
 
 class Pool(RuleBasedStateMachine):
@@ -35,7 +35,7 @@ class Pool(RuleBasedStateMachine):
         layout = KvLayout(kind="prefix", page_size=size, pages=tuple(pages), overhang=overhang, poison="large")
         self.arena = Arena(layout)
         self.target, self.drafts = Anything(), [None, Anything(), Anything()]
-        self.leases: list[Lease] = []
+        self.leases: list[CacheLease] = []
         self.tokens: list[list[int]] = []
 
     def _written(self, cache: KvCache, tokens: list[int]) -> None:

@@ -11,8 +11,8 @@ from backends.base import Unsupported
 from backends.compositions.eager import open_cpu
 from backends.engine.attention.eager import eager
 from backends.engine.backend import EngineBackend
-from backends.engine.columns import Columns
-from backends.engine.kv.lanes import Lanes
+from backends.engine.columns import AttentionInputs
+from backends.engine.kv.lanes import BatchCache
 from backends.engine.kv.seams import KvSeams
 from backends.engine.model import update_order_check
 from properties.strategies.models import GALLERY
@@ -27,7 +27,7 @@ TREE = Tree((0, 0, 0, 1), (2, 1, 3, 1))
 CASE = Case(Seeded(GALLERY[0], 3), (1, 2), Scripted((TREE,)), KvLayout(kind="overwrite"), stops=Stops(max_new_tokens=4))
 
 
-class ReadsFirst(Lanes):
+class ReadsFirst(BatchCache):
     """Attention gets what lay in the cells before this forward wrote its rows there."""
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any) -> tuple[Any, Any]:
@@ -36,7 +36,7 @@ class ReadsFirst(Lanes):
         return torch.stack([keys for keys, _ in stale]), torch.stack([values for _, values in stale])
 
 
-def with_lanes(lanes: type[Lanes]) -> EngineBackend:
+def with_lanes(lanes: type[BatchCache]) -> EngineBackend:
     backend = open_cpu()
     backend.seams = replace(backend.seams, kv=KvSeams(lanes=lanes))
     return backend
@@ -63,7 +63,7 @@ def test_other_layouts_are_not_asked(kind: str) -> None:
 def test_a_draft_is_asked_too() -> None:
     backend = open_cpu()
 
-    def stale(query: Tensor, columns: Columns, scaling: float) -> Tensor:
+    def stale(query: Tensor, columns: AttentionInputs, scaling: float) -> Tensor:
         memory.append(columns.value)
         return eager(query, replace(columns, value=columns.value * len(memory)), scaling)
 

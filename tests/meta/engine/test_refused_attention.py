@@ -13,10 +13,10 @@ from backends.compositions.eager import open_cpu
 from backends.engine.attention.arguments import INERT, INERT_AT
 from backends.engine.attention.eager import eager
 from backends.engine.attention.interface import through_interface
-from backends.engine.kv.base import Room
+from backends.engine.kv.base import CacheSpec
 from backends.engine.kv.branch import Branch
-from backends.engine.kv.lanes import Lanes
-from backends.engine.model.models import Shelf
+from backends.engine.kv.lanes import BatchCache
+from backends.engine.model.models import ModelCache
 from backends.engine.reach import Reach
 from reference.case import Case
 from reference.draft import Scripted
@@ -53,7 +53,7 @@ def test_a_model_that_is_computed_is_not_declined(family: str, tmp_path: Path) -
 
 def test_a_refusal_is_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A checkpoint of real size takes long to load: twenty prompts must not load it twenty times to be declined."""
-    shelf, model = Shelf("cpu"), identify(saved("gpt-oss", tmp_path), understood=False)
+    shelf, model = ModelCache("cpu"), identify(saved("gpt-oss", tmp_path), understood=False)
     with pytest.raises(Unsupported) as first:
         shelf.open(model, "float32")
     monkeypatch.setattr("backends.engine.model.models.from_disk", lambda model, dtype: pytest.fail("loaded again"))
@@ -68,11 +68,11 @@ class Attention(nn.Module):
 def called(mask: Any = None, window: int = 0, **named: Any) -> Tensor:
     """The engine's attention on two rows, called as transformers calls it."""
     query = torch.randn(1, 2, 2, 4, generator=torch.Generator().manual_seed(3))
-    room = Room((Reach(window),), 2, 4, 2, 2, torch.device("cpu"), torch.float32)
+    room = CacheSpec((Reach(window),), 2, 4, 2, 2, torch.device("cpu"), torch.float32)
     cache = Branch(room, "path")
     cache.open(2)
     visible = torch.ones(2, 2, dtype=torch.bool).tril()[None, None] if mask is None else mask
-    travelling: dict[str, Any] = {"attend": eager, "lanes": Lanes([cache], [2]), "reaches": [Reach(window)]}
+    travelling: dict[str, Any] = {"attend": eager, "lanes": BatchCache([cache], [2]), "reaches": [Reach(window)]}
     return through_interface(Attention(), query, query, query, visible, 0.5, **travelling, **named)[0]
 
 

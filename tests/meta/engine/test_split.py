@@ -13,7 +13,7 @@ from backends.engine.attention.compact import MOST_WIDTH, compact, pack
 from backends.engine.attention.eager import eager
 from backends.engine.attention.gathered import eager_gathered
 from backends.engine.attention.split import Split, merge
-from backends.engine.columns import Columns
+from backends.engine.columns import AttentionInputs
 from backends.engine.kv.paged import Paged
 from properties.strategies.models import GALLERY
 from reference.architecture import Seeded
@@ -164,7 +164,7 @@ def test_columns_that_cannot_be_read_are_refused() -> None:
     columns, paging = made.columns, made.columns.paging
     assert paging is not None
 
-    def pages(**fields: Tensor) -> Columns:
+    def pages(**fields: Tensor) -> AttentionInputs:
         return replace(columns, paging=replace(paging, **fields))
 
     def table(value: int) -> Tensor:
@@ -180,7 +180,7 @@ def test_columns_that_cannot_be_read_are_refused() -> None:
         "prefixes of .5, 2. columns in pages that hold .4, 5.": [4, 5],
     }
     cells = paging.key_cells, paging.value_cells
-    refused: list[tuple[str, Columns]] = [
+    refused: list[tuple[str, AttentionInputs]] = [
         ("lane 0, row 2: the prefix is not seen in one unbroken run", replace(columns, visible=hole)),
         ("block table is torch.int64", pages(table=paging.table.long())),
         ("the block table is not contiguous", pages(table=paging.table.T.contiguous().T)),
@@ -204,7 +204,7 @@ def test_columns_that_cannot_be_read_are_refused() -> None:
         assert "\n" not in str(caught.value)
 
 
-def _both(columns: Columns, key: Tensor, value: Tensor) -> Columns:
+def _both(columns: AttentionInputs, key: Tensor, value: Tensor) -> AttentionInputs:
     assert columns.paging is not None
     return replace(columns, paging=replace(columns.paging, key_cells=key, value_cells=value))
 
@@ -249,7 +249,7 @@ def test_every_layout_gives_one_output() -> None:
 def test_what_is_refused_names_the_stage() -> None:
     backend = open_torch()
 
-    def broken(query: Tensor, columns: Columns, scaling: float) -> Tensor:
+    def broken(query: Tensor, columns: AttentionInputs, scaling: float) -> Tensor:
         return SPLIT(query, replace(columns, prefix=columns.prefix.long()), scaling)
 
     backend.seams = replace(backend.seams, attend=broken, prefill_attend=SPLIT)

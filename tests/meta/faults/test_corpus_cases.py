@@ -24,9 +24,15 @@ SHOWS = {
     "fork-of-a-draft-that-proposed": ("engine.kv.arena", "lease.draft.length = max(source.draft.length, columns)"),
     "fork-to-another-draft-model": ("engine.kv.arena", "source.draft is not None and (source.owner is not draft)"),
     "gathered-beside-the-kernel": ("engine.attention.gathered", "clamp(max=paging.table.shape[0] - 1)"),
-    "llama3-on-both-sides-of-its-band": ("engine.exact", "smooth = ((original / wavelength - low) / ((high + low)))"),
-    "longrope-by-its-factor": ("engine.exact", "stretch = (rope.get('factor') and"),
-    "longrope-with-attention-factor": ("engine.exact", "return (base * torch.tensor(rope['short_factor']"),
+    "llama3-on-both-sides-of-its-band": (
+        "engine.model.float64_modules",
+        "smooth = ((original / wavelength - low) / ((high + low)))",
+    ),
+    "longrope-by-its-factor": ("engine.model.float64_modules", "stretch = (rope.get('factor') and"),
+    "longrope-with-attention-factor": (
+        "engine.model.float64_modules",
+        "return (base * torch.tensor(rope['short_factor']",
+    ),
     "more-heads-again-in-a-static-buffer": ("engine.server", "since.update((model.fallbacks + before))"),
     "more-heads-than-the-operator-shares": ("ascend.fused", "groups = query.shape[1] // columns.key.shape[2]"),
     "more-siblings-than-tokens": (
@@ -41,7 +47,7 @@ SHOWS = {
     "ring-of-a-draft-longer-than-a-block": ("engine.kv.sliding", "(self.rows + rows >= self.most_rows):"),
     "scores-beyond-the-range-of-exponentials": ("engine.attention.split", "weights = ((sums + top.masked_fill"),
     "single-row-behind-512-columns": ("ascend.fused", "if (rows >= 1):"),
-    "steps-at-most": ("engine.server", "taken -= 1"),
+    "steps-at-most": ("engine.play", "taken -= 1"),
     "switch-of-drafts": ("engine.server", "self._switch(request, (replace(request.case)))"),
     "target-only-on-ragged-levels": ("engine.sampling.rules", "there = (below >= 0)"),
     "trie-counts-each-token-once": ("engine.draft.ngram", "for at in range((max(self._seen, 1) - 1), len(tokens)):"),
@@ -50,8 +56,8 @@ SHOWS = {
     "whole-blocks-in-16-bits": ("ascend.fused", "kv_heads = operands.key.shape[1 if True else 2]"),
     "window-of-one-behind-one-token": ("engine.kv.sliding", "max(1, self.length - 1)"),
     "window-seen-by-a-single-row": ("ascend.fused", LONE_ROW),
-    "yarn-ramp-without-width": ("engine.exact", "last = (last - 0.001) if first == last else last"),
-    "yarn-without-beta-slow": ("engine.exact", 'turning(rope.get("beta_slow") or 2)'),
+    "yarn-ramp-without-width": ("engine.model.float64_modules", "last = (last - 0.001) if first == last else last"),
+    "yarn-without-beta-slow": ("engine.model.float64_modules", 'turning(rope.get("beta_slow") or 2)'),
 }
 """For each case one mutant that it shows: its module under `backends`, and what stands in its line."""
 

@@ -30,7 +30,7 @@ from specverify.cli import main
 from specverify.plan import Plan, default_dtypes
 from specverify.selftest.case_stream import Stream
 from specverify.selftest.clean_digests import ON_TABLES, TABLES_ALONE, Sieve
-from specverify.selftest.hunt import Bag, Ground, asks_tables, hunt, nodes_of
+from specverify.selftest.hunt import HuntPlan, HuntResult, asks_tables, hunt, nodes_of
 from specverify.selftest.schedule import CLEAN_EVERY, ROUNDS, Course, _note
 from specverify.setup.subjects import open_planted, subject_of
 
@@ -77,10 +77,10 @@ def test_a_hunt_judges_the_cases_of_a_diff_of_one_worker_in_its_order(monkeypatc
 
 def test_a_fault_counts_the_cases_up_to_the_one_that_met_it() -> None:
     report = SelfTest([Caught("f", "BZ-001", "lowered", {})])
-    _note(report, Bag("f", "cpu-eager", cases=60))
-    _note(report, Bag("f", "cpu-eager", cases=60, skip=210))
+    _note(report, HuntResult("f", "cpu-eager", cases=60))
+    _note(report, HuntResult("f", "cpu-eager", cases=60, skip=210))
     assert report.faults[0].cases == 270
-    _note(report, Bag("f", "cpu-eager", cases=7, skip=60, caught=True, by="x", stage="lowered"))
+    _note(report, HuntResult("f", "cpu-eager", cases=7, skip=60, caught=True, by="x", stage="lowered"))
     assert report.faults[0].cases == 67, "the round that met it ran beside a later one"
 
 
@@ -104,7 +104,7 @@ def test_tables_are_asked_of_those_alone_whose_sampling_was_touched() -> None:
     assert sieve.samples_like(moved)
     assert not sieve.samples_like(law)
     assert not sieve.samples_like(open_planted("terse_engine:terse", None))
-    sampled = Ground("coin-at-threshold-accepts", "cpu-eager", 0, 1, ("float32",), 1.0, 0.0, True)
+    sampled = HuntPlan("coin-at-threshold-accepts", "cpu-eager", 0, 1, ("float32",), 1.0, 0.0, True)
     assert asks_tables(sampled, law)
     assert asks_tables(replace(sampled, fault=None), open_planted("cpu-eager", None)), "a clean hunt asks all"
     assert not asks_tables(replace(sampled, fault="page-known-by-own-tokens"), moved)
@@ -140,16 +140,16 @@ def test_a_fault_at_large_is_hunted_again_for_longer_and_clean_hunts_come_betwee
     assert [ground.fault for ground in first if ground.fault] == names
     assert sum(ground.fault is None for ground in first) == 2
     rounds = [first[0]]
-    while after := course.after(Bag("f0", "cpu-eager", cases=rounds[-1].cases)):
+    while after := course.after(HuntResult("f0", "cpu-eager", cases=rounds[-1].cases)):
         rounds += [ground for ground in after if ground.fault]
     assert [(ground.cases, ground.sieved) for ground in rounds] == list(ROUNDS)
     assert {ground.seed for ground in rounds} == {Plan(seed=5).slice(0).seed}
     ends = [ground.skip + ground.cases for ground in rounds]
     assert [ground.skip for ground in rounds] == [0, *ends[:-1]], "each round goes on where the one before ended"
-    assert course.after(Bag("f1", "cpu-eager", caught=True)) == []
-    assert course.after(Bag("f2", "cpu-eager", missing="no such device")) == []
+    assert course.after(HuntResult("f1", "cpu-eager", caught=True)) == []
+    assert course.after(HuntResult("f2", "cpu-eager", missing="no such device")) == []
     late = Course(names, dict.fromkeys(names, "cpu-eager"), 5, time.time() - 1)
-    assert late.after(Bag("f0", "cpu-eager", cases=60)) == []
+    assert late.after(HuntResult("f0", "cpu-eager", cases=60)) == []
 
 
 def test_large_trees_lose_many_nodes_at_once_and_every_step_is_smaller() -> None:
@@ -163,7 +163,7 @@ def test_large_trees_lose_many_nodes_at_once_and_every_step_is_smaller() -> None
 
 
 def test_a_strangers_backend_with_seams_is_hunted() -> None:
-    ground = Ground(
+    ground = HuntPlan(
         "tree-masked-as-chain", "seamed_engine:seamed", 0, 12, ("float32", "float64"), 1.0, time.time() + 60
     )
     bag = hunt(ground)
@@ -172,7 +172,7 @@ def test_a_strangers_backend_with_seams_is_hunted() -> None:
 
 
 def test_a_fault_that_does_not_fit_a_backend_is_not_run_there() -> None:
-    bag = hunt(Ground("ascend-mask-inverted", "seamed_engine:seamed", 0, 4, ("float32",), 1.0, time.time() + 60))
+    bag = hunt(HuntPlan("ascend-mask-inverted", "seamed_engine:seamed", 0, 4, ("float32",), 1.0, time.time() + 60))
     assert bag.missing is not None
     assert "plant it in" in bag.missing
     assert bag.cases == 0

@@ -11,14 +11,14 @@ from reference.rules import DRAWS
 from reports.pages.selftest import Caught, Clean, SelfTest, facts, page
 from specverify.cli import main
 from specverify.selftest import schedule
-from specverify.selftest.hunt import Bag, Ground, hunt
+from specverify.selftest.hunt import HuntPlan, HuntResult, hunt
 from specverify.selftest.schedule import ROUNDS, Course
 
 EASY = "tree-masked-as-chain"
 
 
-def ground(fault: str | None, backend: str = "cpu-eager", cases: int = 12) -> Ground:
-    return Ground(fault, backend, 0, cases, ("float32", "float64"), 3.0, time.time() + 60)
+def ground(fault: str | None, backend: str = "cpu-eager", cases: int = 12) -> HuntPlan:
+    return HuntPlan(fault, backend, 0, cases, ("float32", "float64"), 3.0, time.time() + 60)
 
 
 def test_a_hunt_finds_what_is_planted() -> None:
@@ -103,7 +103,7 @@ def test_the_command_plants_searches_and_writes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(schedule, "_bags", lambda names, options, until, report: iter(
-        [hunt(ground(names[0])), Bag(None, "cpu-eager", 9)]
+        [hunt(ground(names[0])), HuntResult(None, "cpu-eager", 9)]
     ))  # fmt: skip
     file = tmp_path / "out.json"
     with pytest.raises(SystemExit) as ended:
@@ -132,9 +132,9 @@ def test_idle_workers_take_later_rounds_and_no_clean_hunt_is_cut() -> None:
     assert [one.fault for one in course.first()] == [EASY, None]
     (later,) = course.spare(1)
     assert (later.fault, later.cases) == (EASY, ROUNDS[1][0])
-    assert course.after(Bag(EASY, "cpu-eager", 3, caught=True)) == course.spare(1) == []
+    assert course.after(HuntResult(EASY, "cpu-eager", 3, caught=True)) == course.spare(1) == []
     assert (course.at_large, course.clean_due) == (set(), 1)
-    course.after(Bag(None, "cpu-eager", 12))
+    course.after(HuntResult(None, "cpu-eager", 12))
     assert not course.clean_due
 
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from backends.engine.attention.eager import eager
 from backends.engine.backend import EngineBackend
-from backends.engine.columns import Attend, Columns
+from backends.engine.columns import Attend, AttentionInputs
 from backends.engine.composition import SEAMS
 from backends.engine.seams import Seams
 from properties.invariants import ALL
@@ -45,11 +45,11 @@ SESSION = replace(
 )
 
 
-def scores_halved(query: Tensor, columns: Columns, scaling: float) -> Tensor:
+def scores_halved(query: Tensor, columns: AttentionInputs, scaling: float) -> Tensor:
     return eager(query, columns, scaling / 2)
 
 
-def root_hidden(query: Tensor, columns: Columns, scaling: float) -> Tensor:
+def root_hidden(query: Tensor, columns: AttentionInputs, scaling: float) -> Tensor:
     """The block's first column is hidden from every row but its own."""
     rows, width = columns.visible.shape[-2:]
     visible = columns.visible.clone()
@@ -57,7 +57,7 @@ def root_hidden(query: Tensor, columns: Columns, scaling: float) -> Tensor:
     return eager(query, replace(columns, visible=visible), scaling)
 
 
-def long_blocks_halved(query: Tensor, columns: Columns, scaling: float) -> Tensor:
+def long_blocks_halved(query: Tensor, columns: AttentionInputs, scaling: float) -> Tensor:
     """Blocks of more than 16 rows are scaled wrongly: prompts of a draft are, the trees of these cases are not."""
     return eager(query, columns, scaling / (2 if query.shape[2] > 16 else 1))
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from backends.engine.attention.eager import eager
 from backends.engine.attention.sdpa import Sdpa
 from backends.engine.backend import EngineBackend
-from backends.engine.columns import Columns
+from backends.engine.columns import AttentionInputs
 from backends.engine.composition import SEAMS
 from properties.strategies.models import GALLERY
 from properties.tally import Failure
@@ -35,7 +35,7 @@ TREE = Tree((0, 0, 0, 2, 2, 3), (6, 11, 12, 13, 14, 15))
 MODELS = ((7, "float32"), (17, "float64"), (12, "float32"))
 """Of the gallery: three layers with two heads on each KV head; windows; one KV head."""
 
-Change = Callable[[Tensor, Columns, float], Tensor]
+Change = Callable[[Tensor, AttentionInputs, float], Tensor]
 
 
 @dataclass
@@ -46,10 +46,10 @@ class AtLayer:
     layer: int
     head: int
     change: Change
-    right: Callable[[Tensor, Columns, float], Tensor] = eager
+    right: Callable[[Tensor, AttentionInputs, float], Tensor] = eager
     calls: int = 0
 
-    def __call__(self, query: Tensor, columns: Columns, scaling: float) -> Tensor:
+    def __call__(self, query: Tensor, columns: AttentionInputs, scaling: float) -> Tensor:
         mixed = self.right(query, columns, scaling)
         at, self.calls = self.calls % self.layers, self.calls + 1
         if at == self.layer and columns.prefix.any():
@@ -61,7 +61,7 @@ class AtLayer:
 def turned(row: int, cell: int) -> Change:
     """One cell of the mask turned over."""
 
-    def change(query: Tensor, columns: Columns, scaling: float) -> Tensor:
+    def change(query: Tensor, columns: AttentionInputs, scaling: float) -> Tensor:
         visible = columns.visible.clone()
         visible[:, :, row, cell] = ~visible[:, :, row, cell]
         return eager(query, replace(columns, visible=visible), scaling)
@@ -69,12 +69,12 @@ def turned(row: int, cell: int) -> Change:
     return change
 
 
-def next_kv_head(query: Tensor, columns: Columns, scaling: float) -> Tensor:
+def next_kv_head(query: Tensor, columns: AttentionInputs, scaling: float) -> Tensor:
     """Every query head reads the KV head after its own."""
     return eager(query, replace(columns, key=columns.key.roll(1, 1), value=columns.value.roll(1, 1)), scaling)
 
 
-def half_scale(query: Tensor, columns: Columns, scaling: float) -> Tensor:
+def half_scale(query: Tensor, columns: AttentionInputs, scaling: float) -> Tensor:
     return eager(query, columns, scaling / 2)
 
 
@@ -175,7 +175,7 @@ def scaled(by: float) -> Change:
 def prefix_shifted(by: float) -> Change:
     """Scores of the prefix shifted against those of the block, as when their parts are merged wrongly."""
 
-    def change(query: Tensor, columns: Columns, scaling: float) -> Tensor:
+    def change(query: Tensor, columns: AttentionInputs, scaling: float) -> Tensor:
         groups = query.shape[1] // columns.key.shape[1]
         key, value = (one.repeat_interleave(groups, 1) for one in (columns.key, columns.value))
         scores = query @ key.transpose(-1, -2) * scaling

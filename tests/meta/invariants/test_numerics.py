@@ -12,7 +12,7 @@ from torch import Tensor
 
 from backends.engine.attention.sdpa import Sdpa
 from backends.engine.backend import EngineBackend
-from backends.engine.columns import Columns
+from backends.engine.columns import AttentionInputs
 from backends.engine.composition import SEAMS
 from properties.invariants import drafts, rows
 from properties.strategies import cases
@@ -119,7 +119,7 @@ def test_clean_ties_of_fused_attention_in_bfloat16_are_as_many_as_predicted() ->
     assert tally.positions.predicted / 4 < len(tally.ties) < 2 * INFLATION * tally.positions.predicted
 
 
-def widened(query: Tensor, columns: Columns, scaling: float) -> Tensor:
+def widened(query: Tensor, columns: AttentionInputs, scaling: float) -> Tensor:
     """SDPA in which row 3 of a tree also sees node 1, which is not on its path."""
     visible = columns.visible
     if visible.shape[-2] == 5 and columns.prefix.any():

@@ -8,7 +8,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "strangers"))
 
 from properties.live.play import play
-from properties.live.watch import Differs, Played, Watch
+from properties.live.watch import Differs, SessionStats, Watch
 from properties.strategies.models import GALLERY
 from properties.tally import Failure
 from properties.verdict.subject import Crashed, NoTrace
@@ -32,8 +32,8 @@ TWO = Case(
 )
 
 
-def driven(backend: str, sessions: int = 10, number: int = 0, actions: int = 12) -> tuple[Failure | None, Played]:
-    played = Played()
+def driven(backend: str, sessions: int = 10, number: int = 0, actions: int = 12) -> tuple[Failure | None, SessionStats]:
+    played = SessionStats()
     subject = subject_of(open_planted(backend, None))
     failure = play(subject, Oracle(), played, "paged", sessions=sessions, actions=actions, number=number, name=backend)
     return failure, played
@@ -65,13 +65,13 @@ def test_its_fault_becomes_the_smallest_session_that_shows_it_and_replays(tmp_pa
     assert replay(file, backend="paged_sessions:clean", fault=None).word == "FIXED"
 
 
-def watched(name: str, played: Played) -> Watch:
+def watched(name: str, played: SessionStats) -> Watch:
     return Watch(TWO, Oracle(), subject_of(open_planted(name, None)), played)
 
 
 @pytest.mark.parametrize("name", ["paged_sessions:clean", "cpu-eager"])
 def test_who_lives_waits_and_is_over_is_followed_and_counted(name: str) -> None:
-    played = Played()
+    played = SessionStats()
     watch = watched(name, played)
     watch.do(Action("add", (0,)))
     watch.do(Action("add", (1,)))
@@ -92,7 +92,7 @@ def test_who_lives_waits_and_is_over_is_followed_and_counted(name: str) -> None:
 
 
 def test_a_session_that_breaks_is_a_finding_of_its_own() -> None:
-    watch = watched("paged_sessions:clean", Played())
+    watch = watched("paged_sessions:clean", SessionStats())
 
     class Breaking:
         trace = None

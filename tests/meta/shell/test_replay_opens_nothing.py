@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 
 from backends.base import Unsupported
-from backends.engine.model.models import Shelf
+from backends.engine.model.models import ModelCache
 from properties.tally import Failure
 from properties.verdict.finding import Finding, Verdict
 from reference.architecture import Architecture, Checkpoint, Seeded
@@ -173,7 +173,7 @@ def test_a_config_fetches_no_attention_kernel(work: Path, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(modeling_utils, "lazy_import_flash_attention", fetched)
     here = checkpoint(work / "here", attn_implementation="kernels-community/flash-attn")
-    assert Shelf("cpu").open(here, "float32").model.config._attn_implementation == "specverify"
+    assert ModelCache("cpu").open(here, "float32").model.config._attn_implementation == "specverify"
 
 
 def test_a_config_that_transformers_refuses_is_declined(work: Path) -> None:
@@ -181,4 +181,4 @@ def test_a_config_that_transformers_refuses_is_declined(work: Path) -> None:
     for field, value in (("hidden_size", "x"), ("torch_dtype", []), ("model_type", "llama4_text")):
         (work / "here" / "config.json").write_text(json.dumps({**CONFIG, field: value}))
         with pytest.raises(Unsupported, match=r"transformers (refuses|cannot open) "):
-            Shelf("cpu").open(here, "float32")
+            ModelCache("cpu").open(here, "float32")

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from properties.invariants import ALL
 from properties.live.play import play
-from properties.live.watch import Played
+from properties.live.watch import SessionStats
 from properties.strategies.settings import explore, exploring, without_local_constants
 from reference.oracle.decoder import Oracle
 from specverify.bench.throughput import throughput
@@ -91,7 +91,7 @@ def test_a_search_judges_the_cases_of_the_stream_of_its_seed() -> None:
 
 def machine_played() -> None:
     subject = subject_of(open_planted("cpu-eager", None))
-    assert play(subject, Oracle(), Played(), "paged", sessions=2, actions=6) is None
+    assert play(subject, Oracle(), SessionStats(), "paged", sessions=2, actions=6) is None
 
 
 DRAWING: dict[str, Callable[[], object]] = {
