@@ -131,7 +131,7 @@ def _transparent(model: Seeded) -> dict[str, Array]:
     Token c in 1..head_dim embeds to the c-th unit vector of a block that only the value projection reads; token 0
     embeds to zero. Queries and keys are zero, so attention is uniform over what is visible. Only `probed_layer`
     writes, each head into a block of its own, and the head reads those blocks: logit h * head_dim + (c - 1) is
-    nonzero exactly if head h of that layer sees a row holding token c (statistics-and-numerics, C.6).
+    nonzero exactly if head h of that layer sees a row holding token c.
     """
     arch = model.architecture
     wide = arch.head_dim

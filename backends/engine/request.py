@@ -184,12 +184,12 @@ class Request:
 
     @property
     def _told(self) -> tuple[int, ...]:
-        """The output so far, as whatever looks back is told of it."""
+        """The output so far, which penalties and custom processors look back at."""
         return tuple(self.tokens[len(self.case.prompt) :])
 
     @property
     def _coined(self) -> int:
-        """Steps whose coins are behind it: each has its own, drawn or not, whatever it drafted."""
+        """How many steps have taken their coins: every step has coins of its own, even if it draws none."""
         return len(self._counters.lengths)
 
     def _committed(self, before: Kv | None, verified: Kv | None, fallback: str | None) -> Committed:

@@ -1,4 +1,4 @@
-"""Drawn: every torch call of one run, its draws made forks and what was drawn followed wherever it is moved."""
+"""Intercepts every torch call of one run: each random draw becomes a fork, and its result is followed where it goes."""
 
 from fractions import Fraction
 from typing import Any

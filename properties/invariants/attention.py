@@ -108,7 +108,7 @@ def prefix_split(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]
 def tree_equals_chain(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     """Rule D: decode nodes of one path alone, each after the tokens before it: they keep their numbers.
 
-    Tree and chain differ by at most a pair's noise (statistics-and-numerics, C.3); what lies between half of that and
+    Tree and chain differ by at most a pair's noise; what lies between half of that and
     all of it in 16 bits is suspect there, and left to rule N and to what is compared bit by bit.
     """
     one = focus(case, subject)

@@ -80,8 +80,9 @@ def _proposed(
 def switched(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     """Each step of a request that switches drafts proposes what the draft of that time does from scratch.
 
-    A switch that came when no more was committed than the step's context came before the step. Company is judged as a
-    script of its own trees (`properties/verdict/session_members.py`), which says nothing of them.
+    A switch precedes a step if, at the switch, the request had committed no more tokens than the step's context.
+    Company is judged as a script of its own trees (`properties/verdict/session_members.py`), which says nothing of
+    them.
     """
     assert case.session is not None
     shared = subject(case).shared

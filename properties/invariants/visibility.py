@@ -1,4 +1,4 @@
-"""Visibility: who sees whom, compared without any tolerance (statistics-and-numerics, C.5 and C.6)."""
+"""Visibility: which node sees which, compared without any tolerance."""
 
 from collections.abc import Iterator
 

@@ -16,7 +16,7 @@ HEAVY = (
     np.array([0.08, 0.253, 0.121, 0.029, 0.382, 0.135]),
     np.array([0.01, 0.13, 0.017, 0.822, 0.012, 0.009]),
 )
-"""A target law and a draft's that together expose every fault but deduplication (statistics-and-numerics, A.4)."""
+"""A target law and a draft's that together expose every fault but deduplication."""
 
 KINDS = ("heavy", "peaked", "random", "random", "zeros", "narrow", "equal", "ties")
 """What the rows of a world are like."""

@@ -8,7 +8,7 @@ measures them again. In 16 bits: 1,000 draws (361 to 379 models and prompts) per
 factor e per .33 to .42 sigmas of logits and .38 to .90 of attention outputs; the bounds are where that tail meets 1e-9
 per model and prompt.
 
-The 4.5 of statistics-and-numerics (C.3) holds for one model of 256 logits. Drawn models have as few as two, whose rms
+A bound of 4.5 was measured on one model of 256 logits. Drawn models have as few as two, whose rms
 scatters more: 4.9 was met once in 346 clean cases. What lies between 4.5 and 9 sigmas in 16 bits is left to the rules
 that compare bit by bit, and to float32.
 """
@@ -29,7 +29,7 @@ LOGITS: dict[str, Bound] = {
     "bfloat16": Bound(9.0, 3.40),
     "float16": Bound(9.0, 4.90),
 }
-"""Stage scored, against the oracle; float32: tail extrapolated to 1e-9 per tree (statistics-and-numerics, C.2)."""
+"""Stage scored, against the oracle; float32: tail extrapolated to 1e-9 per tree."""
 
 PAIR: dict[str, Bound] = {
     "float32": Bound(6.0, 1.50),

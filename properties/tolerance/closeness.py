@@ -21,7 +21,7 @@ EXACT = 1e-9
 """What float64 runs must keep to, relative to the larger of 1 and the rms of the quantity."""
 
 PRIOR = {"float64": (5.0, 9.0), "float32": (5.0, 9.0), "bfloat16": (1.65, 1.65), "float16": (1.65, 1.65)}
-"""A-priori control error in units of sqrt(layers) * unit roundoff * rms (C.2): lower and upper end."""
+"""A-priori control error in units of sqrt(layers) * unit roundoff * rms: lower and upper end."""
 
 SANITY = 3.0
 """The control may exceed its a-priori size by this factor before it is itself a finding."""

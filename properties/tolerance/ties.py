@@ -9,7 +9,7 @@ from properties.verdict.finding import Finding, Positions, Tie
 from reference.trace import Array, Stage
 
 TIE_SIGMA = 8.0
-"""Largest gap of a tie, in sigmas of the control (worst of 501 clean bfloat16 mismatches: 5.7; part C.4)."""
+"""Largest gap of a tie, in sigmas of the control (worst of 501 clean bfloat16 mismatches: 5.7)."""
 
 
 def gaps(logits: Array, tokens: tuple[int, ...]) -> Array:

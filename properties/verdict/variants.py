@@ -132,10 +132,10 @@ def probes(case: Case, layer: int) -> list[tuple[Case, tuple[int, ...]]]:
     """Transparent-weights probes of a one-step case, each with the KV columns it makes visible, in code order.
 
     Context and tree keep their shape. A probed column holds the token of its code, every other row token 0, which
-    embeds to nothing; the logits of a node then spell out which probed columns it sees in `layer`
-    (statistics-and-numerics, C.6). Up to PROBE_CODES columns take one forward. Of longer contexts, PROBE_FORWARDS
-    forwards show the tree, the context's ends, the columns around the edges of every window and chunk and of the first
-    and the last page, and others drawn by the case.
+    embeds to nothing; the logits of a node then spell out which probed columns it sees in `layer`. Up to
+    PROBE_CODES columns take one forward. Of longer contexts, PROBE_FORWARDS forwards show the tree, the context's
+    ends, the columns around the edges of every window and chunk and of the first and the last page, and others
+    drawn by the case.
     """
     assert isinstance(case.model, Seeded)
     tree, context = tree_of(case), len(case.prefix)

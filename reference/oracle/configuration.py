@@ -1,4 +1,4 @@
-"""What the config.json of a Hugging Face checkpoint says, as an Architecture; what it asks in vain is refused by name.
+"""Reads the config.json of a Hugging Face checkpoint as an Architecture; names each setting that the oracle lacks.
 
 Defaults and precedence follow transformers 5.23 (`models/*/configuration_*.py`, `modeling_rope_utils.py`) and, for
 openPangu-Embedded, the `configuration_openpangu_dense.py` that ships with its checkpoints. Code that a checkpoint

@@ -44,7 +44,7 @@ TOKEN_LEVEL = (
 """What a long generation is judged by; every other invariant looks at the first steps of the same prompt."""
 
 LONG_IF_SAMPLED = ("lossless.processors-per-node", "lossless.logprobs", "acceptance.proposal-consistent")
-"""Of those, the ones that say nothing more of a long greedy generation than of its first steps."""
+"""The invariants of TOKEN_LEVEL that learn nothing from a long greedy generation beyond its first steps."""
 
 
 def _branches(*depths: int) -> RankTree:

@@ -38,7 +38,7 @@ class Sieve:
     def samples_like(self, planted: Backend) -> bool:
         """Whether `planted` samples by the very functions of the clean backend: no table tells the two apart.
 
-        Whose sampling is no seam of ours is taken to differ.
+        A backend without our sampling seams is taken to differ.
         """
         one, other = (getattr(backend, "seams", None) for backend in (self._backend, planted))
         return isinstance(one, Seams) and isinstance(other, Seams) and one.sampling == other.sampling

@@ -1,4 +1,4 @@
-"""The two ways in which what a command was given can fail it: wrong input (exit 2), or something missing (exit 3)."""
+"""The two errors of a command: its input is wrong (exit code 2), or this machine lacks something (exit code 3)."""
 
 
 class UnusableInput(ValueError):

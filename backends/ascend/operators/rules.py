@@ -68,7 +68,7 @@ class NotEmulated(NotImplementedError):
 
 
 def demand(holds: bool, rule: str, said: str) -> None:
-    """Refuse the call unless `holds`.
+    """Raise the rule's error where `holds` is false.
 
     Raises:
         AscendContractError: with what the device would say.
@@ -92,7 +92,7 @@ def as_the_kernel_does() -> Iterator[None]:
 
 
 def defined(holds: bool, rule: str, said: str) -> None:
-    """Refuse the call unless `holds`, or unless somebody asks for what the kernel does.
+    """Raise the rule's error where `holds` is false, unless a probe asks for what the kernel does then.
 
     Raises:
         AscendUndefinedBehaviour: with what is known of it.
