@@ -11,7 +11,7 @@ from reference.trace import Array, Stage, Trace
 
 @dataclass(frozen=True)
 class Declaration:
-    """What a backend says of itself; differences are declared here and never branched on by name.
+    """The declaration of a backend: differences are declared here and never branched on by name.
 
     A word that we do not know, or a field of another type, is refused when the backend is opened.
 
@@ -108,7 +108,7 @@ class Live(Protocol):
 
     @property
     def trace(self) -> Trace:
-        """What happened so far; `shared` is there, and one account for each action if pages are counted at all."""
+        """The trace so far: with `shared`, and with one account for each action if pages are counted at all."""
         ...
 
 

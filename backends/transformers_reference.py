@@ -87,7 +87,7 @@ class Sequence:
 
 @dataclass(frozen=True)
 class _Layer:
-    """What one call of attention got and gave, for the one lane there is: [heads, T, head_dim], the mask [T, T]."""
+    """Inputs and output of one call of attention, for the one lane there is: [heads, T, head_dim], the mask [T, T]."""
 
     index: int
     query: Tensor

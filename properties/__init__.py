@@ -1,1 +1,1 @@
-"""What may be drawn (strategies), what must hold (invariants), and how a verdict is reached; no torch, no prose."""
+"""Strategies (what may be drawn), invariants (what must hold), and the verdict on a case; no torch, no prose."""

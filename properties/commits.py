@@ -42,7 +42,7 @@ def admits(how: str, step: Step) -> bool:
 
 
 def untrue(how: str, step: Step) -> str | None:
-    """What is wrong with the reason for which `step`, which asked for `how`, was committed another way; or None.
+    """The error in the reason that `step` gives for a commit by another way than `how`; None where there is none.
 
     A reason of an engine's own words cannot be judged from outside; those of `reference.layout` can.
     """

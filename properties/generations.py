@@ -55,7 +55,7 @@ class Effort:
 
     @property
     def in_doubt(self) -> "Effort":
-        """What is asked where the evidence is beyond DOUBT."""
+        """The effort where the evidence is beyond DOUBT."""
         return replace(self, tokens=LONGER * self.tokens, runs=min(LONGER * self.runs, ALONE.runs))
 
 
@@ -68,7 +68,7 @@ BESIDE = Effort(24, 3, hot=True, nodes=3)
 
 @dataclass
 class Heard:
-    """What the generations of one case came to.
+    """The evidence of the generations of one case.
 
     Attributes:
         first: Trace of the first request.
@@ -174,7 +174,7 @@ def _requests(run: Case, subject: Subject, pairs: bool) -> Iterator[tuple[Case, 
 
 
 def _shared(session: Case, subject: Subject) -> Shared | None:
-    """What the backend shows of all requests of `session`; None where it plays none, or does not show them."""
+    """The traces of all requests of `session`; None where the backend plays no sessions, or does not show them."""
     if subject.declines(session) is not None:
         return None
     try:

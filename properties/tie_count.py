@@ -1,4 +1,4 @@
-"""What the ties of a whole run amount to: too many for chance, or so many near ties that nothing was decided."""
+"""Judges the ties of a whole run: too many for chance, or so many near ties that nothing was decided."""
 
 from scipy.special import pdtrc
 

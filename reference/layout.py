@@ -19,7 +19,7 @@ FAST_SWITCH = "EA_FAST_CACHE_REORDER"
 
 @dataclass(frozen=True)
 class LayoutKind:
-    """What the product must know of one layout, wherever it is declared, drawn, judged or told.
+    """The traits of one layout, wherever it is declared, drawn, judged or told.
 
     Attributes:
         sentence: What it is, for lists.
@@ -149,7 +149,7 @@ class KvLayout:
 
     @property
     def traits(self) -> LayoutKind:
-        """What there is to know of its kind."""
+        """The traits of its kind."""
         return KINDS[self.kind]
 
     def pages_for(self, columns: int) -> int:

@@ -12,7 +12,7 @@ from reference.tree import Shape, Tree
 
 @dataclass(frozen=True, eq=False)
 class World:
-    """What target and draft say after every path below the root, as logits; -inf is probability 0.
+    """The logits of target and draft after every path below the root; -inf is probability 0.
 
     After the path of tokens t1..td below the root, target and draft s use row `row(t1..td)` of their tables, so any two
     contexts have rows of their own while there are rows enough.
@@ -109,7 +109,7 @@ class Given:
 
 @dataclass(frozen=True, eq=False)
 class Blocks:
-    """What a batch of B requests emitted in one round.
+    """The blocks that a batch of B requests emitted in one round.
 
     Attributes:
         path: Accepted rows, root first, then -1: int [B, height + 1].

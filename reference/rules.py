@@ -15,7 +15,7 @@ DRAWS = ("top-k", "without-replacement", "with-replacement")
 
 @dataclass(frozen=True)
 class Promise:
-    """What a rule declares of itself.
+    """The declaration of a rule.
 
     Attributes:
         lossless: Whether its output is the target's own, wherever `condition` holds.
@@ -114,7 +114,7 @@ class Rule:
 
     @property
     def promise(self) -> Promise:
-        """What it declares."""
+        """The rule's declaration."""
         return RULES[self.name]
 
     def lossless(self, draws: str, distinct: bool) -> bool:

@@ -6,7 +6,7 @@ from reference.sampling import Sampling
 from reference.trace import Array
 
 KINDS = ("draft", "order", "accept", "bonus")
-"""What a coin decides: a drawn token, the order of siblings, an acceptance, the token after the path."""
+"""The decisions of coins: a drawn token, the order of siblings, an acceptance, the token after the path."""
 
 RESOLUTION = 2.0**-24
 """Seeded coins are multiples of it: exact in float32, as torch.rand's are."""

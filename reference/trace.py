@@ -33,7 +33,7 @@ class Stage(enum.IntEnum):
 
 @dataclass(frozen=True)
 class Drafted:
-    """What the draft proposed.
+    """The draft's proposal.
 
     Attributes:
         tree: The proposed tree, its node 0 the pending root.
@@ -81,7 +81,7 @@ class Lowered:
 
 @dataclass(frozen=True)
 class Attended:
-    """What attention returned for each node: float [layers, heads, nodes, head_dim], before the output projection."""
+    """The output of attention for each node: float [layers, heads, nodes, head_dim], before the output projection."""
 
     output: Array
 
@@ -232,7 +232,7 @@ class Trace:
 
 @dataclass(frozen=True)
 class Shared:
-    """What a session shows of all its requests.
+    """The part of a trace that shows all requests of a session.
 
     Attributes:
         requests: Each request's own trace, by number; None for one that never entered.

@@ -56,7 +56,7 @@ def admitted(name: str) -> Processor:
 
 
 def applied(name: str, tokens: tuple[int, ...], logits: Array) -> Array:
-    """What the processor makes of `logits`, which it may not change; Inadmissible where its answer is none."""
+    """The processor's answer to `logits`, which it may not change; Inadmissible where the answer is none."""
     return _answer(name, admitted(name), tokens, logits)
 
 
@@ -97,7 +97,7 @@ def _try_out(name: str, processor: Processor, vocab: int) -> None:
 
 
 def _answer(name: str, processor: Processor, tokens: tuple[int, ...], logits: Array) -> Array:
-    """What it returns, as float64 [V] of its own; its input must stay as it is."""
+    """The processor's return value as a float64 [V] of its own; its input must stay as it is."""
     given = np.array(logits, dtype=np.float64)
     try:
         result = np.array(processor(tokens, given), dtype=np.float64)

@@ -47,7 +47,7 @@ class Unreadable(ValueError):
 
 @dataclass(frozen=True)
 class Bundle:
-    """What a replay needs; a bare case file gives the case alone.
+    """The facts that a replay needs; a bare case file gives the case alone.
 
     Attributes:
         case: The case.

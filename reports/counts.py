@@ -1,4 +1,4 @@
-"""What a run counted: comparisons and outcomes of each invariant, and how often a slower way was taken, and why."""
+"""The counts of a run: comparisons and outcomes of each invariant, and slower ways with their reasons."""
 
 from collections.abc import Mapping
 

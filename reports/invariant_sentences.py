@@ -1,4 +1,4 @@
-"""What each invariant says of a finding where one sentence with its facts will do."""
+"""Each invariant's sentence about a finding, where one sentence with its facts will do."""
 
 PLAIN: dict[str, str] = {
     "structure.parent-range": "The parent of {row} is given as {observed}; it must be {expected}.",

@@ -1,4 +1,4 @@
-"""What a run shows on standard error while it runs: a bar on a terminal, a line now and then elsewhere."""
+"""The progress of a run on standard error: a bar on a terminal, a line now and then elsewhere."""
 
 import os
 import sys

@@ -20,7 +20,7 @@ from reports.case_diff import differences
 from reports.writing import Unwritable, as_json, jsonable
 
 ORACLE = "oracle"
-"""What JSON and JUnit call the reference of a run without `--against`; with it, they hold what it was given."""
+"""The name of the reference in JSON and JUnit without `--against`; with it, they hold its argument."""
 
 
 def finding_fact(finding: Finding) -> dict[str, Any]:
@@ -73,7 +73,7 @@ def verdict_line(verdict: Verdict) -> dict[str, Any]:
 
 
 def run_fact(version: str, seed: int, fault: str | None) -> dict[str, Any]:
-    """What every line of one run has in common: a random id of 12 hex digits, the version, the seed, the fault."""
+    """The fields that all lines of one run share: a random id of 12 hex digits, the version, the seed, the fault."""
     return {"run": uuid.uuid4().hex[:12], "version": version, "seed": seed, "fault": fault}
 
 
@@ -171,7 +171,7 @@ def mean_accepted(tally: Tally) -> float | None:
 
 
 def sampling_tests(tally: Tally) -> dict[str, Any]:
-    """What the tests of laws by sampling came to: their number, rounds, sum of e-values, and what makes it red."""
+    """The totals of the tests of laws by sampling: their number, rounds, sum of e-values, and the bar of red."""
     total = sum(math.exp(min(one.log_e, 700.0)) for one in tally.evidence)
     told = sorted(one.smallest_tv for one in tally.evidence if one.smallest_tv is not None)
     return {

@@ -12,7 +12,7 @@ from reference.tree import Tree
 
 @dataclass(frozen=True)
 class Scene:
-    """What the trace shows around a finding; what it does not show is None.
+    """The surroundings of a finding in the trace; None for whatever the trace does not show.
 
     Attributes:
         tree: The tree proposed at that step, as the backend reveals it or else as the case scripts it.

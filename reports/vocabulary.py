@@ -14,7 +14,7 @@ Sentence = str | Callable[["Told"], str]
 
 
 class Told(dict[str, str]):
-    """What a sentence may name: each coordinate by its name, and `expected`, `observed`, `row`, `by`.
+    """The names that a sentence may use: each coordinate, and `expected`, `observed`, `row`, `by`.
 
     A coordinate that the finding lacks reads as something indefinite ("a node"), so that every sentence can be told
     of every finding. `used` collects the coordinates that were named.
@@ -46,7 +46,7 @@ class Told(dict[str, str]):
         return {"kind": "key or value", "cache": "target cache", "variant": "the variant"}.get(key, f"a {key}")
 
     def _whose(self) -> str:
-        """What the finding's column is, in brackets: a position of the context, or a node of the tree."""
+        """The meaning of the finding's column, in brackets: a position of the context, or a node of the tree."""
         column, tree = self.finding.where.get("column"), self.scene.tree
         if not isinstance(column, int) or self.scene.context is None or tree is None:
             return ""
@@ -197,13 +197,13 @@ GENERIC = "{invariant} does not hold: it asks for {expected}, and the backend ga
 
 
 def reference_of(against: str | None) -> str:
-    """What a run was compared with, in words, from what `--against` was given (None: the NumPy oracle)."""
+    """The reference of a run in words, from the argument of `--against` (None: the NumPy oracle)."""
     known = {None: "the oracle", "transformers": "plain transformers"}
     return known.get(against) or f"the backend {clean(str(against))}"
 
 
 def account(finding: Finding, scene: Scene | None = None, complete: bool = True) -> str:
-    """What went wrong, in one or two sentences.
+    """The finding in one or two sentences.
 
     Args:
         finding: The facts.

@@ -5,6 +5,6 @@ from specverify.shadowing import guard
 __version__ = "0.1.0"
 
 pytest_plugins = ("specverify.pytest_plugin",)
-"""What `pytest -p specverify` loads; nothing of pytest is imported where only this package is."""
+"""The plugin that `pytest -p specverify` loads; importing this package alone imports nothing of pytest."""
 
 guard()

@@ -12,7 +12,7 @@ DEFAULT_CASES = 500
 DEFAULT_DTYPES = ("float32", "float64")
 
 TRANSFORMERS = "transformers"
-"""What `--against` takes for plain transformers, beside the names of backends."""
+"""The argument of `--against` that means plain transformers; others are names of backends."""
 
 SELFTEST_S = 570.0
 """Wall seconds of a self-test."""
@@ -101,7 +101,7 @@ def default_dtypes(backend: str) -> tuple[str, ...]:
 
 
 def default_cases(backend: str) -> int:
-    """What the registry says of `backend`, else DEFAULT_CASES, as for a stranger."""
+    """The number of cases in the registry's row of `backend`, else DEFAULT_CASES, as for a stranger."""
     return {row.name: row.cases for row in ROWS}.get(backend) or DEFAULT_CASES
 
 

@@ -63,7 +63,7 @@ def pytest_testnodedown(node: Any) -> None:
 
 
 class BackendUnderTest:
-    """What the fixture gives: a backend in a process of its own, the oracle, and the judge that `specverify diff` uses.
+    """The fixture's value: a backend in a process of its own, the oracle, and the judge that `specverify diff` uses.
 
     Attributes:
         name: The backend's name.

@@ -191,7 +191,7 @@ class Selection:
 
 
 def _expression(config: pytest.Config) -> str:
-    """What `-m` was given; empty where nothing was."""
+    """The argument of `-m`; empty without one."""
     return str(config.getoption("markexpr", "") or "")
 
 

@@ -57,7 +57,7 @@ class Shadow:
 
     @property
     def line(self) -> str:
-        """What hides what, and what to do, in one line without an end."""
+        """Which file hides which package, and what to do, in one line."""
         if self.found is None or self.entry is None:
             return f"`{self.name}` is missing: {self.meant} is not on Python's path; install specverify again"
         return f"`{self.name}` is {self.found}, which hides {self.meant}: {self._remedy(self.entry)}"

@@ -9,7 +9,7 @@ from reference.tree import Shape
 
 
 def admitted_blocks(blocks: object, requests: int, shape: Shape, vocabulary: int, coins: int) -> Blocks:
-    """What `ExactLaw.verify`, `rounds` or `samples` returned, as Blocks of NumPy arrays.
+    """The blocks that `ExactLaw.verify`, `rounds` or `samples` returned, as NumPy arrays.
 
     Args:
         blocks: What was returned, whatever it is.

@@ -27,7 +27,7 @@ class Cache:
 
 @dataclass(frozen=True)
 class Sizes:
-    """What one request's answer is measured by.
+    """The sizes that the arrays of one request's trace must have.
 
     Attributes:
         vocabulary: Token ids are below it.

@@ -15,7 +15,7 @@ from reference.trace import Accounting, Shared, Stage, Step, Trace
 
 
 def admitted(trace: object, case: Case, declaration: Declaration) -> Trace:
-    """What `backend.run(case)` returned, as a Trace of exactly our own types with read-only arrays.
+    """The answer of `backend.run(case)` as a Trace of exactly our own types, its arrays read-only.
 
     Lists, tuples, arrays of other widths and tensors of any device are converted where their shape is right; a stage
     that is None stays unrevealed, and one that the declaration does not name is looked at like the others. Values are
@@ -93,7 +93,7 @@ class LiveDoor:
         return made
 
     def _shared(self, value: object) -> Shared | None:
-        """What a session shows of all its requests; None, and nothing else, for a case without one."""
+        """The part of a trace that shows all requests of a session; a case without a session must have None."""
         session = self._case.session
         if session is None and value is None:
             return None

@@ -7,7 +7,7 @@ import torch
 
 
 def missing() -> str | None:
-    """What keeps the device from being used, in words; None where it can be."""
+    """Why the device cannot be used, in words; None where it can."""
     if find_spec("torch_npu") is None:
         return "torch_npu is not installed (it goes with an Ascend device)"
     try:

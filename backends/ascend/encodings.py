@@ -1,4 +1,4 @@
-"""What rows see, as Ascend's operators want it said: three encodings of one mask, and the checks before any launch."""
+"""Three encodings of the mask, as Ascend's operators take it, and the checks before any launch."""
 
 import torch
 from torch import Tensor

@@ -1,4 +1,4 @@
-"""What one call of a fused operator is given: columns where they lie, the rows' sight of them, and lengths."""
+"""The operands of one call of a fused operator: columns where they lie, the mask over them, and lengths."""
 
 from dataclasses import dataclass, replace
 

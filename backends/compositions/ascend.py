@@ -16,10 +16,10 @@ from backends.engine.kv.paged import Paged
 from backends.engine.seams import Seams
 
 THREE = ("float32", "bfloat16", "float16")
-"""What matrix products of the device take; it has none in float64."""
+"""The dtypes of the device's matrix products; it has none in float64."""
 
 HALVES = ("bfloat16", "float16")
-"""What ATB's paged attention takes."""
+"""The dtypes of ATB's paged attention."""
 
 
 def open_eager() -> EngineBackend:

@@ -35,7 +35,7 @@ class Paging:
 
 @dataclass(frozen=True)
 class AttentionInputs:
-    """What B lanes of T rows each attend to: a prefix, then a block of open rows, then cells that nobody sees.
+    """The columns that B lanes of T rows each attend to: a prefix, a block of open rows, then cells that no row sees.
 
     The prefix of lane b is columns 0 to `prefix[b]`, committed tokens in the order of their positions: a row sees an
     unbroken run of it up to its end (a window or chunk may hide its beginning), or none if the row is padding. The

@@ -21,7 +21,7 @@ from reference.trace import Accepted, Accounting, Committed, Emitted, Kv, Stage,
 
 @dataclass
 class Block:
-    """What is under way between drafting a tree and settling it; `nodes` says which drafted rows the tree kept."""
+    """The step under way, between drafting its tree and settling it; `nodes` says which drafted rows the tree kept."""
 
     proposal: Proposal
     nodes: list[int]
@@ -32,7 +32,7 @@ class Block:
 
 @dataclass
 class Counters:
-    """What the request counts as it goes; `lengths` holds the accepted drafted tokens of each step."""
+    """The counters of a request; `lengths` holds the number of accepted drafted tokens of each step."""
 
     proposed: int = 0
     lengths: list[int] = field(default_factory=list)
@@ -104,7 +104,7 @@ class Request:
 
     @property
     def rows(self) -> Rows:
-        """What it brings to the verify forward."""
+        """The rows that the request brings to the verify forward."""
         assert self._block is not None
         tensors = self._block.tensors
         return Rows(tensors.token, tensors.position, tensors.visible, self.lease.target)
@@ -176,7 +176,7 @@ class Request:
         return None if self.verified is None else self.verified[tensors.retrieve_index.to(self.verified.device)]
 
     def _chance(self) -> StepSampling | None:
-        """What decides by chance or by history in this step; None for plain greedy decoding."""
+        """The coins and the history that decide in this step; None for plain greedy decoding."""
         sampling = self.case.sampling
         if sampling.greedy and not sampling.processes:
             return None
@@ -199,7 +199,7 @@ class Request:
 
     @property
     def trace(self) -> Trace:
-        """What it did so far."""
+        """The trace of the request so far."""
         counters, taken = self._counters, sum(self._counters.lengths)
         accounting = Accounting(
             verify_calls=len(self._steps),
@@ -213,5 +213,5 @@ class Request:
 
 
 def gather(batch: list[Request]) -> list[Rows]:
-    """What each request of `batch`, all of which have a tree, brings to one verify forward, in the batch's order."""
+    """The rows of each request of `batch`, all of which have a tree, for one verify forward, in the batch's order."""
     return [request.rows for request in batch]

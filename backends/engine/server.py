@@ -262,7 +262,7 @@ class Server:
 
     @property
     def trace(self) -> Trace:
-        """What happened so far: the trace of request 0, and with a session those of all."""
+        """The trace so far: of request 0, and with a session those of all requests."""
         own = self.requests[0].trace if 0 in self.requests else Trace((), (), None)
         own = replace(own, forward_s=self.forward_s, fallbacks=self.fallbacks, attention_calls=self.attention_calls)
         if self.case.session is None:
@@ -289,7 +289,7 @@ class Server:
 
 @contextmanager
 def _naming(request: Request) -> Iterator[None]:
-    """Whatever breaks inside is a StageFailure at the request's stage."""
+    """Turn every exception inside into a StageFailure at the request's stage."""
     try:
         yield
     except (StageFailure, Unsupported):

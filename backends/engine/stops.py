@@ -7,7 +7,7 @@ from reference.case import Case
 
 @dataclass(frozen=True)
 class Limits:
-    """What may end one request.
+    """The limits at which one request ends.
 
     Attributes:
         most: Tokens that the output may hold.
@@ -33,7 +33,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Written:
-    """What of the output decides where it ends: how many tokens it holds, and the end of its text."""
+    """The part of the output that decides where it ends: the number of its tokens, and the end of its text."""
 
     tokens: int = 0
     tail: str = ""
@@ -50,7 +50,7 @@ def limits(case: Case) -> Limits:
 
 
 def follow(written: Written, kept: list[int], ends: Limits) -> Written:
-    """What is written once `kept` has been emitted too; of its text, no more stays than can begin a stop string."""
+    """The output after `kept` was emitted too; of its text, only the part stays that can begin a stop string."""
     if not ends.strings:
         return Written(written.tokens + len(kept))
     text = written.tail + "".join(ends.pieces[token] for token in kept)

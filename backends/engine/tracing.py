@@ -1,4 +1,4 @@
-"""What a run reveals: engine state copied out of torch into the words of a Trace."""
+"""Copies engine state out of torch into the words of a Trace."""
 
 import numpy as np
 import torch

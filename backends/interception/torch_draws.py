@@ -23,7 +23,7 @@ MOVES = frozenset((
     "contiguous", "detach", "select", "getitem", "unbind", "split", "chunk", "narrow", "index_select", "gather", "cpu",
     "cuda", "repeat", "view_as", "reshape_as", "stack", "cat"
 ))
-"""What may be done with a tensor of coins: its elements are moved, none is computed with."""
+"""The torch functions that a tensor of coins may go through: they move its elements and compute with none."""
 
 FACTS = frozenset((
     "shape", "dtype", "device", "ndim", "is_cuda", "layout", "requires_grad", "size", "dim", "numel", "len",

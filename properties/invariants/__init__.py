@@ -1,4 +1,4 @@
-"""What must hold: every invariant there is, in the order in which reports list them."""
+"""Every invariant, in the order in which reports list them."""
 
 from properties.invariants import (
     acceptance,

@@ -40,7 +40,7 @@ def greedy(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
 
 
 def processed(case: Case, step: Step) -> Array:
-    """What greedy decoding compares at each node of `step`: the backend's logits after all that looks back."""
+    """The scores that greedy decoding compares at each node of `step`: the backend's logits after processing."""
     assert step.scored is not None
     assert step.drafted is not None
     if not case.sampling.processes:

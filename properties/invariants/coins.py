@@ -82,7 +82,7 @@ def _coins(case: Case, number: int) -> Taped:
 
 
 def proposal_consistent(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
-    """What the verifier is told of each token is the law it was drawn from; a token not drawn is certain."""
+    """The verifier is told the law that each token was drawn from; a token that was not drawn is certain."""
     name, seen = "acceptance.proposal-consistent", False
     for number, step in enumerate(subject(case).steps):
         if step.drafted is None or step.drafted.proposal is None:

@@ -39,7 +39,7 @@ def fidelity(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
 def _proposed(
     name: str, case: Case, oracle: Oracle, number: int, step: Step, place: int, pending: int, retold: bool = False
 ) -> Iterator[Fact]:
-    """What is wrong with the tree of `step`, by the draft of `case`, of whose script it is number `place`.
+    """The errors of the tree of `step`, by the draft of `case`; in a script, the tree is number `place`.
 
     Of a script that was made of the run's own trees (`retold`) only the root is compared.
     """

@@ -107,7 +107,7 @@ def _by_run(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
 
 
 def _apart(block: Block, wanted: law.Law, found: dict[Block, float]) -> tuple[float, Block]:
-    """What to look for the worst block by."""
+    """The order by which the worst block is found."""
     return abs(float(wanted.get(block, 0)) - found.get(block, 0.0)), block
 
 

@@ -55,7 +55,7 @@ def greedy_match(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]
 
 
 def choices(case: Case, rows: Array, output: tuple[int, ...]) -> Array:
-    """What greedy decoding compares before each token of `output`: the rows [len(output), V], processed."""
+    """The scores that greedy decoding compares before each token of `output`: the rows [len(output), V], processed."""
     if not case.sampling.processes:
         return rows
     said = [scores(row, case.sampling, case.stops, case.prompt, output[:position]) for position, row in enumerate(rows)]

@@ -36,7 +36,7 @@ LOGPROB = 4.0
 
 
 def output_before(case: Case, step: Step) -> tuple[int, ...]:
-    """What was emitted before `step`, its pending root included."""
+    """The tokens emitted before `step`, its pending root included."""
     assert step.drafted is not None
     return (*step.context, step.drafted.tree.token[0])[len(case.prompt) :]
 

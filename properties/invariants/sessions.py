@@ -103,7 +103,7 @@ def _there(accounts: tuple[Account, ...], at: int) -> set[int]:
 
 
 def _broken(account: Account, keeps: bool) -> Iterator[tuple[str, object, object]]:
-    """What is wrong with an account of a layout that `keeps` pages of requests that left: words, expected, observed."""
+    """The errors of an account, where the layout `keeps` pages of requests that left: words, expected, observed."""
     holders = Counter(page for table in account.tables.values() for page in table)
     held = set(holders) | set(account.kept)
     if len(set(account.free)) < len(account.free):

@@ -119,7 +119,7 @@ def mask_is_ancestry(case: Case, oracle: Oracle, subject: Subject) -> Iterator[F
 
 
 def _column(column: int, context: int, nodes: int) -> dict[str, int | str]:
-    """What a KV column holds: a context position, a node, or padding."""
+    """The contents of a KV column: a context position, a node, or padding."""
     if column < context:
         return {"position": column}
     return {"node": column - context} if column - context < nodes else {"side": "padding"}

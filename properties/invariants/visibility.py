@@ -16,7 +16,7 @@ from reference.trace import Array, Stage, Step
 NEEDS = needing(Stage.DRAFTED, Stage.SCORED)
 
 WITHIN_NOISE = "within the noise of two runs, since experts compute rows together"
-"""What no-leakage asks for where bits of independent rows may differ; everywhere else it asks for the same bits."""
+"""The bound of no-leakage where bits of independent rows may differ; everywhere else the bits must be the same."""
 
 
 def visibility_exact(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:

@@ -36,7 +36,7 @@ class MassLost(ArithmeticError):
 
 @dataclass(frozen=True)
 class Law:
-    """What a black box emits when its coins are uniform on the grid.
+    """The law of a black box whose coins are uniform on the grid.
 
     Attributes:
         outcomes: The mass of each block of tokens that was ever seen, however small; empty where there are strays,

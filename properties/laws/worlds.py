@@ -19,7 +19,7 @@ HEAVY = (
 """A target law and a draft's that together expose every fault but deduplication."""
 
 KINDS = ("heavy", "peaked", "random", "random", "zeros", "narrow", "equal", "ties")
-"""What the rows of a world are like."""
+"""The kinds of rows that a world may have."""
 
 ROWS = 128
 """Rows of a table at most; contexts beyond share them."""

@@ -32,7 +32,7 @@ class Differs(Exception):
 
 @dataclass
 class SessionStats:
-    """What watched sessions came to.
+    """The counts of watched sessions.
 
     Attributes:
         sessions: Sessions that were closed without a difference.

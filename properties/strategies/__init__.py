@@ -1,4 +1,4 @@
-"""What may be drawn: Hypothesis strategies for models, trees, prompts and whole cases."""
+"""Hypothesis strategies for models, trees, prompts and whole cases."""
 
 from properties.strategies.cases import cases, session_cases
 

@@ -112,7 +112,7 @@ def _shared(of: Seen, one: int, other: int) -> int:
 
 
 def _reuses(of: Seen) -> Iterator[tuple[int, int]]:
-    """Those of `_kept` who begin alike for a page at least."""
+    """The requests of `_kept` that begin alike for a page at least."""
     return (pair for pair in _kept(of) if _shared(of, *pair) >= of.case.layout.page_size)
 
 
@@ -288,4 +288,4 @@ CONDITIONS = (
               and (of.case.sampling.top_k > 0 or of.case.sampling.top_p < 1.0 or of.case.sampling.min_p > 0.0)),
     *FAR,
 )  # fmt: skip
-"""What faults need in order to show; `python -m tests.measure search` says how many cases each takes to appear."""
+"""Conditions that faults need in order to show; `python -m tests.measure search` counts cases until each appears."""

@@ -87,4 +87,4 @@ FAR = (
     Condition("prefix hit across draft models", "Over a prefix cache, a request begins like one that left and that "
               "another model drafted for, and takes a step.", lambda of: any(_meets(of))),
 )  # fmt: skip
-"""What long prompts and unlike draft models are drawn for; `python -m tests.measure search` counts the cases."""
+"""The conditions that need long prompts or unlike draft models; `python -m tests.measure search` counts the cases."""

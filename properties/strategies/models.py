@@ -105,10 +105,10 @@ QUICK = 10
 """Architectures drawn twice as often as the others."""
 
 CHUNKED = tuple(at for at, arch in enumerate(GALLERY) if any(arch.chunks))
-"""Those that attend in chunks, drawn twice as often too: few they are, and much goes wrong at the end of a chunk."""
+"""Models that attend in chunks, drawn twice as often: they are few, and much goes wrong at the end of a chunk."""
 
 CAPPED = tuple(at for at, arch in enumerate(GALLERY) if arch.score_cap)
-"""Those whose attention has a soft cap, drawn twice as often for the same reason: nothing else shows a dropped one."""
+"""Models with a soft cap of attention, drawn twice as often: no other model shows a cap that was dropped."""
 
 
 def targets() -> st.SearchStrategy[Seeded]:

@@ -77,7 +77,7 @@ class Seen:
 
 @lru_cache(maxsize=8)
 def seen(case: Case) -> Seen:
-    """What there is to know of a case, shared by the predicates."""
+    """The `Seen` of a case, shared by the predicates."""
     return Seen(case)
 
 

@@ -139,7 +139,7 @@ def forks(draw: st.DrawFn, source: int, twin: int) -> tuple[Action, ...]:
 
 @st.composite
 def actions(draw: st.DrawFn, count: int, most: int = MOST_ACTIONS) -> tuple[Action, ...]:
-    """What happens to `count` requests, at least two: the first enters, then anything, most often what is possible.
+    """Actions on `count` requests, at least two: the first enters, then any action, most often a possible one.
 
     After those that enter at the start, `most` things happen at most.
 

@@ -9,7 +9,7 @@ from reference.draft import Draft
 from reference.sampling import Stops
 
 KINDS = ("none", "none", "none", "eos", "stop", "string", "max_length", "string", "eos", "stop", "all")
-"""What ends the output beside the budget; `none` first, where shrinking ends."""
+"""The kinds of ends beside the budget; `none` first, where shrinking ends."""
 
 LETTERS = "ab"
 """Of pieces and stop strings; few, so that strings begin again and again before one is complete."""

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Bound:
-    """What a row may lie off, in sigmas, and the worst that clean runs were met to be."""
+    """The bound of one quantity in sigmas, and the worst row of clean runs."""
 
     sigmas: float
     worst: float

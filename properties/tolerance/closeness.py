@@ -18,7 +18,7 @@ UNIT = {"float64": 2.0**-53, "float32": 2.0**-24, "bfloat16": 2.0**-8, "float16"
 """Unit roundoff of each working dtype."""
 
 EXACT = 1e-9
-"""What float64 runs must keep to, relative to the larger of 1 and the rms of the quantity."""
+"""The bound of float64 runs, relative to the larger of 1 and the rms of the quantity."""
 
 PRIOR = {"float64": (5.0, 9.0), "float32": (5.0, 9.0), "bfloat16": (1.65, 1.65), "float16": (1.65, 1.65)}
 """A-priori control error in units of sqrt(layers) * unit roundoff * rms: lower and upper end."""

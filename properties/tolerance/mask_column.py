@@ -81,7 +81,7 @@ def column(
 
 
 EXTRA, MISSING, NO_COLUMN = "extra column", "missing column", "no single column"
-"""What `cause` may say: a column the row may not see was attended to, one it must see was not, or neither alone."""
+"""The values of `cause`: a hidden column was attended to, a visible one was not, or neither alone explains the row."""
 
 
 def _by_chance(visible: Array, head_dim: int) -> Array:

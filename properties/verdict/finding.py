@@ -8,7 +8,7 @@ from reference.case import Case
 from reference.trace import Stage, Trace
 
 FINISHED = "a finished run"
-"""What a finding expects where a run broke off."""
+"""The expected value of a finding where a run broke off."""
 
 STAGE_UNKNOWN = "stage unknown"
 """Its `side` where the backend could not tell in which stage."""
@@ -108,7 +108,7 @@ class Tie:
 
 @dataclass(frozen=True)
 class Positions:
-    """What rule T counts over a run: judged positions, near-ties among them, and ties that the control predicts.
+    """The counts of rule T over a run: judged positions, near-ties among them, and ties that the control predicts.
 
     Attributes:
         judged: Positions compared.

@@ -32,7 +32,7 @@ def always(case: Case) -> bool:
 
 @dataclass(frozen=True)
 class Invariant:
-    """What must hold.
+    """A statement that must hold, and its check.
 
     Attributes:
         name: `room.statement`.

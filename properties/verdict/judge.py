@@ -144,7 +144,7 @@ def _judged(
 
 @dataclass
 class _Said:
-    """What one invariant said of one case; its outcome is `silent` where it made no comparison."""
+    """The answer of one invariant on one case; its outcome is `silent` where it made no comparison."""
 
     findings: list[Finding] = field(default_factory=list)
     ties: list[Tie] = field(default_factory=list)
@@ -181,7 +181,7 @@ class _Said:
 
 
 def _asked(invariant: Invariant, case: Case, oracle: Oracle, subject: Subject, trace: Trace | None) -> _Said:
-    """What `invariant` says of `case`, whose run gave `trace`, or None where it broke."""
+    """The answer of `invariant` on `case`, whose run gave `trace`, or None where the run broke."""
     said = _Said()
     try:
         for fact in invariant.check(case, oracle, subject):

@@ -151,7 +151,7 @@ class Subject:
         return self._answer(case, time)
 
     def fresh(self, case: Case) -> "Trace | Declined | Crashed":
-        """What becomes of one run of `case`, neither remembered nor counted."""
+        """The outcome of one run of `case`, neither remembered nor counted."""
         return self._run(case)
 
     def _answer(self, case: Case, time: int) -> Trace:

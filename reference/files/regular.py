@@ -20,7 +20,7 @@ class TooLarge(OSError):
 
 
 def irregular(mode: int) -> str | None:
-    """What a file with the mode bits `mode` is instead of a regular file or a directory, in words; None for those."""
+    """The kind of a file with the mode bits `mode`, in words; None for regular files and directories."""
     return next((words for holds, words in KINDS if holds(mode)), None)
 
 

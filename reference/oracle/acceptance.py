@@ -13,7 +13,7 @@ from reference.tree import Tree
 Row = Sequence[Number]
 Answer = tuple[tuple[int, ...], list[Number]]
 Program = Callable[[Chance, Rule, str, Tree, Sequence[Row], Sequence[Row], bool], Answer]
-"""What a rule is; `verify` says what goes in and what comes out."""
+"""The type of a rule; `verify` describes its arguments and its answer."""
 
 
 class Question(NamedTuple):
@@ -89,7 +89,7 @@ def without(row: Row, tokens: Collection[int]) -> list[Number]:
 
 
 def residual(p: Row, q: Row) -> list[Number]:
-    """What is left of `p` where `q` has been rejected: relu(p - q), normalised."""
+    """The residual of `p` after `q` was rejected: relu(p - q), normalised."""
     return normalised([max(a - b, 0 * a) for a, b in zip(p, q, strict=True)])
 
 
@@ -104,7 +104,7 @@ def _like(value: float, number: Number) -> Number:
 
 
 Level = Callable[[int], tuple[int | None, list[Number]]]
-"""What a rule does with the children of a node: the one it accepts, or None with the law that is left."""
+"""The decision of a rule on the children of a node: the accepted child, or None with the law that is left."""
 
 
 def _walk(tree: Tree, target: Sequence[Row], level: Level) -> Answer:

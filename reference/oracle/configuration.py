@@ -35,7 +35,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "bias": True,
     },
 }
-"""What each family means by a field that config.json leaves out, where it matters to the numbers."""
+"""Each family's default of a field that config.json leaves out, where it matters to the numbers."""
 
 ROPE_FIELDS = {
     "rope_type", "type", "rope_theta", "factor", "original_max_position_embeddings", "attention_factor", "beta_fast",

@@ -55,7 +55,7 @@ class Oracle:
         return self._evaluators[key]
 
     def inputs(self, case: Case, context: tuple[int, ...], tree: Tree) -> Inputs:
-        """What goes into attention at every node of `tree` after `context`, on the target of `case`.
+        """The inputs of attention at every node of `tree` after `context`, on the target of `case`.
 
         Raises:
             Malformed: as the evaluator, where they do not fit the model.

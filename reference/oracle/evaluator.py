@@ -17,7 +17,7 @@ class Evaluator(Protocol):
         ...
 
     def inputs(self, context: tuple[int, ...], tree: Tree) -> Inputs:
-        """What goes into attention at each node of that run."""
+        """The inputs of attention at each node of that run."""
         ...
 
     def states(self, tokens: tuple[int, ...]) -> Array:

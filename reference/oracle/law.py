@@ -247,7 +247,7 @@ def total_variation(law: Law, continuation: Callable[[Path], Row], height: int) 
 
 @dataclass(frozen=True)
 class Bias:
-    """What follows one emitted prefix, against what should.
+    """The law of the token after one emitted prefix, beside the target's.
 
     Attributes:
         context: The prefix, tokens below the root.

@@ -1,4 +1,4 @@
-"""What a lowered tree must say: positions, ancestry, visibility and links, written down cell by cell."""
+"""The index arrays that a lowered tree must have: positions, ancestry, visibility and links, written cell by cell."""
 
 from itertools import pairwise
 

@@ -27,13 +27,13 @@ class Parameters:
 
     @property
     def head(self) -> Array:
-        """What turns the last hidden state into logits, [vocabulary, hidden]; a tied head is the embedding."""
+        """The matrix from the last hidden state to logits, [vocabulary, hidden]; a tied head is the embedding."""
         return self.state["model.embed_tokens.weight" if self.architecture.tied else "lm_head.weight"]
 
 
 @dataclass(frozen=True)
 class Nodes:
-    """What the target says about each node of a tree.
+    """The target's results at each node of a tree.
 
     Attributes:
         logits: float64 [nodes, vocabulary].
@@ -46,7 +46,7 @@ class Nodes:
 
 @dataclass(frozen=True)
 class Inputs:
-    """What goes into attention at each node, after norms, rotary embedding and temperature.
+    """The inputs of attention at each node, after norms, rotary embedding and temperature.
 
     Attributes:
         queries: float64 [layers, heads, nodes, head_dim].
@@ -164,7 +164,7 @@ def turned(arch: Architecture, x: Array, cos: Array, sin: Array) -> Array:
 
 
 def temperature(arch: Architecture, layer: int, positions: Array) -> Array:
-    """What scales the queries of `layer` at `positions` [T]: float64 [T], 1 but for tempered layers without rotary."""
+    """Factors of the queries of `layer` at `positions` [T]: float64 [T], 1 but for tempered layers without rotary."""
     if not arch.floor_scale or layer not in arch.unrotated:
         return np.ones(len(positions))
     scale: Array = 1 + arch.attn_scale * np.log(1 + (positions + 1) // arch.floor_scale)
@@ -226,7 +226,7 @@ class PathByPath:
         )
 
     def inputs(self, context: tuple[int, ...], tree: Tree) -> Inputs:
-        """What goes into attention at every node of `tree`: its own row of its own sequence."""
+        """The inputs of attention at every node of `tree`: its own row of its own sequence."""
         runs = [self._run((*context, *tree.tokens_to(node))) for node in range(len(tree))]
         above = len(context)
         return Inputs(

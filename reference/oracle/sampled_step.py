@@ -35,7 +35,7 @@ class SampledStep:
         return np.stack([self.law(logits[node], tree.tokens_to(node)[1:]) for node in range(len(tree))])
 
     def scores(self, tree: Tree, logits: Array) -> Array:
-        """What greedy decoding compares at each node: logits after all that looks back."""
+        """The scores that greedy decoding compares at each node: logits processed by the history."""
         case = self._case
         return np.stack(
             [

@@ -100,7 +100,7 @@ class SharedPrefix:
         return self._run(context, tree)[0]
 
     def inputs(self, context: tuple[int, ...], tree: Tree) -> Inputs:
-        """What goes into attention at every node of `tree`."""
+        """The inputs of attention at every node of `tree`."""
         _, row, held, through = self._run(context, tree)
         queries, keys, values = (np.stack(kept)[:, :, row] for kept in zip(*through, strict=True))
         above = slice(len(context))

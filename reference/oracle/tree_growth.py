@@ -76,7 +76,7 @@ class Growth:
 
 @dataclass(frozen=True)
 class Unfinished:
-    """What rules read of a tree whose nodes are drawn as they are looked at."""
+    """The tree as rules see it, whose nodes are drawn as they are looked at."""
 
     children: "Lazily[tuple[int, ...]]"
     token: dict[int, int]

@@ -32,7 +32,7 @@ DIGITS = 10_000
 
 @dataclass(frozen=True)
 class LawFacts:
-    """What was found out about one rule.
+    """The facts about one rule.
 
     Attributes:
         rule: Its name.
@@ -294,5 +294,5 @@ def _floats(row: Row) -> list[float]:
 
 
 def law_records(rows: Iterable[LawFacts]) -> dict[str, Any]:
-    """What `--json` gives."""
+    """The facts as `--json` gives them."""
     return {"rules": [law_record(facts) for facts in rows]}

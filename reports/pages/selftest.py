@@ -1,4 +1,4 @@
-"""What `selftest` found: each fault with what caught it, the clean runs between, and what the numbers come to."""
+"""The page of `selftest`: each fault with the invariant that caught it, the clean runs between, and the totals."""
 
 import statistics
 from dataclasses import asdict, dataclass, field
@@ -90,12 +90,12 @@ class SelfTest:
 
     @property
     def escaped(self) -> list[Caught]:
-        """Those that no case showed, of those that were hunted at all."""
+        """Faults that were hunted and that no case showed."""
         return [one for one in self.tried if not one.caught and one.cases]
 
     @property
     def unhunted(self) -> list[Caught]:
-        """Those for which there was no time: neither caught nor escaped, and no pass."""
+        """Faults for which there was no time: neither caught nor escaped, and no pass."""
         return [one for one in self.tried if not one.caught and not one.cases]
 
     @property

@@ -34,7 +34,7 @@ def figures_table(figures: dict[str, Any]) -> str:
 
 
 def kv_table(figures: dict[str, Any]) -> str:
-    """What `bench kv` found: times at the shortest prefix, and how many times as long the longer ones take."""
+    """The table of `bench kv`: times at the shortest prefix, and how many times as long the longer ones take."""
     rows = figures["rows"]
     prefixes = sorted({row["prefix"] for row in rows})
     table = Table(title=f"bench kv: µs at {prefixes[0]} committed columns, then times as long at more",
@@ -58,7 +58,7 @@ def kv_table(figures: dict[str, Any]) -> str:
 
 
 def attention_table(figures: dict[str, Any]) -> str:
-    """What `bench attention` found: SDPA's time, each path as a multiple of it, and of one reading of the KV."""
+    """The tables of `bench attention`: SDPA's time, each path as a multiple of it, and of one reading of the KV."""
     title = f"bench attention on {clean(figures['device'])}: {figures['dtype']}, {figures['heads']} heads on "
     title += f"{figures['kv_heads']} KV of {figures['dim']}, {plural(figures['threads'], 'thread')}"
     names = [name for name in dict.fromkeys(row["path"] for row in figures["rows"]) if name != "read"]

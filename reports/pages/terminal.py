@@ -94,7 +94,7 @@ def _facts(failure: Failure, revealed: frozenset[Stage]) -> list[tuple[str, str]
 
 
 def _beside(twin: Beside) -> str:
-    """What the eager backend of the device makes of the same case."""
+    """The same case on the eager backend of the device."""
     if twin.finding is None:
         return f"the same case on {clean(twin.backend)}: {cut(twin.outcome)}"
     where = f"{clean(twin.finding.invariant)} at {address(twin.finding)}"

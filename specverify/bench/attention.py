@@ -25,7 +25,7 @@ BASE = "sdpa"
 
 @dataclass(frozen=True)
 class Setting:
-    """What is measured on a device: prefixes, nodes and batches one against the other, heads and dtype of one model."""
+    """The settings measured on a device: prefixes, nodes and batches, with heads and dtype of one model."""
 
     prefixes: tuple[int, ...]
     nodes: tuple[int, ...]
@@ -77,7 +77,7 @@ def _scene(setting: Setting, batch: int, prefix: int, nodes: int, device: str) -
 
 
 def paths(device: str) -> dict[str, Attend | str]:
-    """What is compared, by name; a string says why a path is not there."""
+    """The compared paths by name; a string says why a path is absent."""
     found: dict[str, Attend | str] = {"split": Split(), BASE: Sdpa()}
     if device == "cpu":
         found["flex"] = Flex()

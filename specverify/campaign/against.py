@@ -38,7 +38,7 @@ def reference_named(
     dtype: str = "float32",
     layout: str | None = None,
 ) -> Oracle:
-    """What takes the oracle's place for `--against`: None means the NumPy oracle itself.
+    """The reference for `--against`: None means the NumPy oracle itself.
 
     Args:
         against: `transformers`, a backend's name, `pkg.module:factory`, or None.
@@ -137,7 +137,7 @@ class ByTransformers:
         )
 
     def inputs(self, context: tuple[int, ...], tree: Tree) -> Inputs:
-        """What goes into attention at every node of `tree`: its own row of its own sequence."""
+        """The inputs of attention at every node of `tree`: its own row of its own sequence."""
         rows = self._rows(context, tree)
         above = slice(len(context))
 

@@ -47,7 +47,7 @@ class Listener(Protocol):
 
 @dataclass
 class _Place:
-    """What the campaign knows of one worker's place.
+    """The campaign's record of one worker's place.
 
     Attributes:
         at: The case that is being judged there, or None.

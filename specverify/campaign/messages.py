@@ -7,7 +7,7 @@ from reference.case import Case
 from reference.trace import Stage
 
 STOP, ENOUGH = "stop", "enough"
-"""What the campaign tells a worker: end now, what was found included; or draw no more, but finish what was found."""
+"""The campaign's orders to a worker: end at once, or draw no more cases and finish the one that differed."""
 
 
 @dataclass(frozen=True)

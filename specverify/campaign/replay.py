@@ -25,7 +25,7 @@ from specverify.setup.selection import invariants_matching
 
 @dataclass(frozen=True)
 class Replayed:
-    """What a replay came to.
+    """The result of a replay.
 
     Attributes:
         word: FAILED (the saved finding again), CHANGED (another one), FIXED (none), or UNJUDGED; for a bare case,

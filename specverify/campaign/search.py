@@ -136,7 +136,7 @@ class Search:
         return failure
 
     def _try(self, case: Case) -> None:
-        """What Hypothesis calls; an error of our own ends the search at once and never passes for a failing case."""
+        """The function that Hypothesis calls; an error of our own ends the search and is no failing case."""
         try:
             self._judge(case)
         except (Enough, Differs):

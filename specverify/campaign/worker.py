@@ -1,4 +1,4 @@
-"""What one worker does with its slice: open backend and oracle, then search drawn or given cases."""
+"""The work of one worker: it opens backend and oracle, then searches drawn or given cases."""
 
 import gc
 import time
@@ -39,7 +39,7 @@ class Refused(Exception):
 
 @dataclass
 class Orders:
-    """What the campaign has told this worker so far.
+    """The orders that this worker has got from the campaign.
 
     Attributes:
         connection: Where it tells.
@@ -151,7 +151,7 @@ def work(plan: Plan, tell: Tell, orders: Orders, judged: frozenset[str] = frozen
 
 
 def oracle_of(plan: Plan, open_ones: ExitStack) -> Oracle:
-    """What the backend is compared with: the NumPy oracle, or what `--against` puts in its place.
+    """The reference: the NumPy oracle, or the one that `--against` names.
 
     Raises:
         Unsupported: where the reference cannot run the checkpoint of the plan.

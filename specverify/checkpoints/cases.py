@@ -41,7 +41,7 @@ TOKEN_LEVEL = (
     "acceptance.sampled-walk",
     "acceptance.proposal-consistent",
 )
-"""What a long generation is judged by; every other invariant looks at the first steps of the same prompt."""
+"""The invariants that judge a long generation; every other one looks at the first steps of the same prompt."""
 
 LONG_IF_SAMPLED = ("lossless.processors-per-node", "lossless.logprobs", "acceptance.proposal-consistent")
 """The invariants of TOKEN_LEVEL that learn nothing from a long greedy generation beyond its first steps."""

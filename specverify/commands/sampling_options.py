@@ -10,7 +10,7 @@ from reference.rules import DRAWS, RULES, Rule
 from reference.sampling import Sampling
 
 NAMES = ("temperature", "top_k", "top_p", "rule", "draws")
-"""What `options` adds to a command."""
+"""The names of the options that `options` adds to a command."""
 
 
 def options(command: Callable[..., Any]) -> Callable[..., Any]:

@@ -87,7 +87,7 @@ def _open(descriptor: int) -> bool:
 
 
 def _settle(printed: int, keeper: int) -> None:
-    """What a process needs that may break in any way: its last words kept, no core file, no life without the keeper."""
+    """Prepare a process that may break in any way: its last words kept, no core file, no life without the keeper."""
     with contextlib.suppress(OSError):
         os.setsid()  # a terminal's signals are the parent's to handle
     die_with(keeper)
@@ -137,7 +137,7 @@ class Served:
         }
 
     def facts(self) -> dict[str, Any]:
-        """What the worker must know to be in the backend's place."""
+        """The facts with which the worker stands in for the backend."""
         return {
             "declaration": self._backend.declaration,
             "manifest": manifest(self._backend),
@@ -146,7 +146,7 @@ class Served:
         }
 
     def answer(self, request: tuple[Any, ...]) -> tuple[Any, ...]:
-        """What became of one request. Nothing that the backend raises, SystemExit included, ends this loop."""
+        """The outcome of one request. Nothing that the backend raises, SystemExit included, ends this loop."""
         before = state()
         try:
             told = self._words[request[0]](*request[1:])

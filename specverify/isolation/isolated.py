@@ -22,7 +22,7 @@ from specverify.setup.selection import Unknown
 COMPLAINTS: dict[str, type[Exception]] = {
     one.__name__: one for one in (Unknown, UnknownBackend, UnusableInput, WrongFlag, Unavailable, MissingInput)
 }
-"""What opening a backend may complain of, by the name that crosses from the other process."""
+"""The errors of opening a backend, by the name that crosses from the other process."""
 
 OPENING_S = 1800.0
 """Seconds that a backend may take to open."""

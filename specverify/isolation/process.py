@@ -33,7 +33,7 @@ OWN = "/specverify/isolation/"
 
 @dataclass(frozen=True)
 class Limits:
-    """What one answer may cost: seconds, and bytes of memory held (None for any amount)."""
+    """The limits of one answer: seconds, and bytes of memory held (None for any amount)."""
 
     seconds: float
     memory: int | None = None

@@ -46,6 +46,6 @@ def state() -> dict[str, Any]:
 
 
 def changed(before: dict[str, Any]) -> list[str]:
-    """What differs now from `before`: one phrase each, such as `torch's default dtype is torch.float64, was ...`."""
+    """The differences from `before`, one phrase each, such as `torch's default dtype is torch.float64, was ...`."""
     now = state()
     return [f"{name} is {now[name]}, was {was}" for name, was in before.items() if now[name] != was]

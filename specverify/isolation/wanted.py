@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Wanted:
-    """What to open.
+    """The backend that a process shall open.
 
     Attributes:
         backend: Name or `pkg.module:factory`.

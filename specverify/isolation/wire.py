@@ -23,7 +23,7 @@ class Closed(Exception):
 
 
 class Garbled(Exception):
-    """What arrived is no message of ours."""
+    """The bytes that arrived are no message of ours."""
 
 
 class Wire:

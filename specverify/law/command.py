@@ -25,7 +25,7 @@ OWN_THRESHOLDS = {"target-only": ("threshold_single", "threshold_acc"), "typical
 
 @dataclass(frozen=True)
 class Options:
-    """What was typed; None and False stand for what was not."""
+    """The options as typed; None and False stand for those that were not."""
 
     rule: str | None = None
     p: str | None = None
@@ -174,7 +174,7 @@ def _thresholds(options: Options) -> dict[str, Fraction]:
 
 
 def _in_words(rule: Rule, thresholds: dict[str, Fraction], options: Options) -> str:
-    """What was set: thresholds that the rule reads, and whether q is handed over as it is."""
+    """The settings in words: thresholds that the rule reads, and whether q is handed over as it is."""
     heeded = THRESHOLDS if options.own is not None else OWN_THRESHOLDS.get(rule.name, ())
     parts = [f"{name} {thresholds[name]}" for name in heeded if name in thresholds]
     return ", ".join(parts + (["soft q handed over"] if options.soft_q else []))

@@ -13,7 +13,7 @@ from reference.oracle.coin_source import Number
 from specverify.setup.errors import UnusableInput
 
 SIGNATURE = f"({', '.join(Question._fields)})"
-"""What a rule takes, as `reference.oracle.acceptance.verify` does; it answers (path, weights of the next token)."""
+"""The arguments of a rule, as of `reference.oracle.acceptance.verify`; it answers (path, weights of the next token)."""
 
 
 def function_named(name: str, where: str) -> Callable[..., Any]:

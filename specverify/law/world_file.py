@@ -18,7 +18,7 @@ MOST_BYTES = 4_000_000
 """Bytes of a file that is read."""
 
 THRESHOLDS = ("threshold_single", "threshold_acc", "epsilon", "delta")
-"""What a rule may be told."""
+"""The thresholds that a rule may be told."""
 
 FIELDS = ("parents", "target", "draft", "draws", "tokens", "thresholds")
 
@@ -29,7 +29,7 @@ class Written(str):
 
 @dataclass(frozen=True)
 class Told:
-    """What a file says.
+    """The contents of a world file.
 
     Attributes:
         tables: Tree and rows.
@@ -160,7 +160,7 @@ def _shown(value: object) -> str:
 
 
 def _kind(value: object) -> str:
-    """What JSON calls a value."""
+    """The name of a value's type in JSON."""
     if value is None:
         return "null"
     names = {dict: "an object", list: "a list", Written: "a number", str: "a string", bool: "true or false"}

@@ -24,7 +24,7 @@ ON_TABLES = {one.name for one in (*laws.INVARIANTS, *distribution.INVARIANTS)}
 """Invariants that ask the backend's sampling on tables or coins of their own, of which a case's run shows little."""
 
 TABLES_ALONE = ON_TABLES - {"lossless.distribution"}
-"""Those of them that ask nothing else; the other one also asks whole generations by the request path."""
+"""The invariants that ask tables alone; `lossless.distribution` also asks whole generations by the request path."""
 
 
 class Sieve:

@@ -58,7 +58,7 @@ class HuntPlan:
 
 @dataclass(frozen=True)
 class HuntResult:
-    """What one hunt came to.
+    """The result of one hunt.
 
     Attributes:
         fault: As in its ground.

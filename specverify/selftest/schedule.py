@@ -42,7 +42,7 @@ SHRINK_S = 2.5
 
 @dataclass(frozen=True)
 class Options:
-    """What was typed."""
+    """The options as typed."""
 
     globs: tuple[str, ...] = ()
     backend: str | None = None
@@ -141,7 +141,7 @@ class Course:
         return [ground for name in ordered for ground in self._hunts(name)]
 
     def after(self, bag: HuntResult) -> list[HuntPlan]:
-        """What follows a hunt: the fault's next round if it is at large, and there is time."""
+        """The hunts that follow one: the fault's next round if no case showed it, and there is time."""
         self.clean_due -= bag.fault is None
         if bag.caught or bag.missing is not None:
             self.at_large.discard(bag.fault or "")

@@ -1,1 +1,1 @@
-"""What a run needs before its first case: plan, subjects, selection, devices and environment."""
+"""The preparations of a run before its first case: subjects, selection, devices and environment."""

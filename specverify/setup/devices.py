@@ -4,7 +4,7 @@ DEVICES = ("cpu", "cuda", "npu")
 
 
 def missing(device: str) -> str | None:
-    """What keeps `device` (cpu, cuda, npu) from being used on this machine, or None."""
+    """Why `device` (cpu, cuda, npu) cannot be used on this machine, or None."""
     import torch
 
     if device == "cuda":

@@ -1,4 +1,4 @@
-"""What ran: names and versions for reports and for `doctor`."""
+"""The environment of a run: names and versions for reports and for `doctor`."""
 
 import os
 import platform

@@ -101,7 +101,7 @@ def subject_of(backend: Backend, keep: int = 48) -> Subject:
 
 
 def ended(why: BaseException) -> Declined | Crashed:
-    """What an exception of a backend means: an engine under test may raise anything, and that is a finding."""
+    """The meaning of a backend's exception: an engine under test may raise anything, and that is a finding."""
     if isinstance(why, Unsupported):
         return Declined(str(why))
     if isinstance(why, Misshapen):
@@ -204,7 +204,7 @@ class Guarded:
 
 
 def manifest(backend: Backend) -> dict[str, str]:
-    """What of a run depends on the backend: device, mode, and whether it was emulated."""
+    """The facts of a run that depend on the backend: device, mode, and whether it was emulated."""
     device, mode = backend.declaration.device, mode_in(backend)
     words = {"device": device}
     if device == "cuda":

@@ -87,7 +87,7 @@ def _refuse_others(others: dict[str, Any]) -> None:
 
 
 def _check(call: Call) -> None:
-    """What holds in every layout."""
+    """The checks that hold in every layout."""
     query, mask = call.query, call.atten_mask
     demand(call.input_layout in LAYOUTS, "fia.layout", f"Layout {call.input_layout} is not supported!")
     layout = LAYOUTS[call.input_layout][0]
@@ -117,7 +117,7 @@ def _check(call: Call) -> None:
 
 
 def check_head_dim(dim: int) -> None:
-    """What the head dimension of every layout must keep."""
+    """The rules for the head dimension, which hold in every layout."""
     demand(dim % 16 == 0, "fia.head-dim-16", "D should be 16 elements aligned when with FP16/BF16 dtype!")
     demand(dim <= 512, "fia.head-dim-512", f"headDim:{dim} cannot be greater than 512.")
 

@@ -44,7 +44,7 @@ class Cache:
 
 
 def check_table(table: Tensor, batch: int, size: int, rows: int) -> None:
-    """What a block table and a block size must keep, `rows` query rows for each of `batch` requests."""
+    """Check a block table and a block size, with `rows` query rows for each of `batch` requests."""
     said = f"blockTable only support int32 when PA enable, got {table.dtype}"
     demand(table.dtype == torch.int32, "fia.table-int32", said)
     said = f"the block table must be (B = {batch}, blocks), but is {list(table.shape)}"

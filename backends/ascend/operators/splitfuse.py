@@ -7,7 +7,7 @@ from backends.ascend.operators.pages import Cache
 from backends.ascend.operators.rules import defined, demand
 
 HIDING = -9984.0
-"""What hides a key at most: the documents show -inf and -10000, which is this in bfloat16."""
+"""The largest number that hides a key: the documents show -inf and -10000, which is this in bfloat16."""
 
 
 def splitfuse(

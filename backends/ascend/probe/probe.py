@@ -22,7 +22,7 @@ COMPLAINTS = (RuntimeError, ValueError, TypeError)
 
 @dataclass(frozen=True)
 class Probed:
-    """What the calls of one rule came to on one operator.
+    """The outcome of one rule's calls on one operator.
 
     Attributes:
         rule: Its id, or `numbers` for the attention of an asymmetric tree against float64.
@@ -89,7 +89,7 @@ def _absent(ground: Ground, name: str) -> str | None:
 
 
 def _said(ground: Ground, name: str, given: Arguments) -> str | None:
-    """What the operator complains of, in one line; None where it runs. Any other exception is a defect of ours."""
+    """The operator's complaint in one line; None where it runs. Any other exception is a defect of ours."""
     try:
         _run(ground, name, given)
     except COMPLAINTS as why:

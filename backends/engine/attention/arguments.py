@@ -39,7 +39,7 @@ KNOWN = {
     "indices": CHOSEN,
     "block_indices": CHOSEN,
 }
-"""What some arguments mean that the engine does not compute, so that a refusal can say so."""
+"""The meaning of some arguments that the engine does not compute, for the line that refuses them."""
 
 
 def refuse_unknown(module: nn.Module, named: dict[str, Any]) -> None:

@@ -65,7 +65,7 @@ class Compact:
 
 
 _packed: MutableMapping[Tensor, tuple[tuple[int, int], list[int], Tensor | None, Compact]] = WeakIdKeyDictionary()
-"""What was packed, by mask: the versions of mask and lengths, which every write in place changes, and both."""
+"""The packed masks, by mask: the versions of mask and lengths, which every write in place changes, and both."""
 
 _sound: MutableMapping[Tensor, tuple[Tensor, tuple[int, int], tuple[int, ...]]] = WeakIdKeyDictionary()
 """Block tables that were looked through: lengths, versions of both, and the shape of the pool."""

@@ -13,7 +13,7 @@ from backends.engine.columns import Attend, AttentionInputs
 
 DTYPES = (torch.float16, torch.bfloat16)
 HEAD_DIMS = (64, 128, 256)
-"""What its kernels are compiled for; anything else is announced and left to eager attention."""
+"""The shapes and dtypes that its kernels are compiled for; others are announced and left to eager attention."""
 
 
 class Wrapper(Protocol):

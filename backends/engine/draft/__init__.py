@@ -1,4 +1,4 @@
-"""What proposes trees to the engine: one file for each kind of draft, known by its tag.
+"""The drafts of the engine: one file for each kind, known by its tag.
 
 The interface stands in `backends/engine/draft/base.py`. Every module of this folder is imported, so that a new kind is
 a new file here and no line elsewhere.

@@ -75,7 +75,7 @@ class Draft(Protocol):
 
 @dataclass(frozen=True)
 class Opening:
-    """What a draft is opened with.
+    """The arguments with which a draft is opened.
 
     Attributes:
         case: The request, as the case that it would be alone.

@@ -61,7 +61,7 @@ class NgramDraft:
         self._seen = len(tokens)
 
     def _ranked(self, tokens: list[int]) -> list[int]:
-        """What followed the longest known suffix of `tokens`: most often first, then most recently."""
+        """The tokens that followed the longest known suffix of `tokens`: most often first, then most recently."""
         for width in range(min(self._order - 1, len(tokens)), 0, -1):
             followers = self._trie.get(tuple(tokens[-width:]))
             if followers:

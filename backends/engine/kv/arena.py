@@ -20,7 +20,7 @@ class Model(Protocol):
     """A model that needs caches."""
 
     def room(self, capacity: int, rows: int) -> CacheSpec:
-        """What a cache of it must know."""
+        """The sizes that a cache of this model must know."""
         ...
 
 
@@ -149,7 +149,7 @@ class Arena:
                 lease.draft.poison(self._filling(same))
 
     def _filling(self, others: Sequence[KvCache]) -> Poison:
-        """What fills a cell, where `others` are caches of the same model; NaN only where attention does not read it."""
+        """The filling of a cell, `others` being caches of one model; NaN only where attention reads no such cell."""
         if self.layout.poison == "others":
             keys = (cache.held(0)[1] for cache in others)
             # A layer with a window of one column holds none between steps.
@@ -158,7 +158,7 @@ class Arena:
 
     @property
     def filler(self) -> float:
-        """What padding columns of a batch hold; they are read and masked, so it is finite."""
+        """The number in padding columns of a batch: attention reads and masks them, so the number is finite."""
         return LARGE if self.layout.poison else 0.0
 
 

@@ -12,12 +12,12 @@ Pair = tuple[Tensor, Tensor]
 """Keys and values."""
 
 Poison = float | Tensor
-"""What fills a head of a cell: a number, or [head_dim]."""
+"""The contents of one head of a poisoned cell: a number, or [head_dim]."""
 
 
 @dataclass(frozen=True)
 class CacheSpec:
-    """What a cache must know before anything is written.
+    """The sizes that a cache must know before anything is written.
 
     Attributes:
         reaches: How far back each layer sees.

@@ -57,7 +57,7 @@ class BatchCache(Cache):  # type: ignore[misc]  # transformers is untyped here
         return stacked
 
     def columns(self, layer: int, key: Tensor, value: Tensor, visible: Tensor) -> AttentionInputs:
-        """What attention reads in `layer`: `key` and `value` as `update` returned them, `visible` as `masks` did."""
+        """The inputs of attention in `layer`: `key` and `value` as `update` returned them, `visible` as `masks` did."""
         prefix = torch.tensor([cache.length - cache.first(layer) for cache in self._caches], dtype=torch.int32)
         return AttentionInputs(key, value, visible, prefix, self._paging(layer), self.fallbacks.append)
 

@@ -1,4 +1,4 @@
-"""What makes the cache of a request in each layout without pages, by the layout's name.
+"""Makes the cache of a request, for each layout without pages, by the layout's name.
 
 The traits of a layout stand in `reference.layout.KINDS`. Layouts with pages share `Paged`, which the arena makes.
 """

@@ -5,7 +5,7 @@ from collections import OrderedDict
 from backends.engine.kv.pages import Pages
 
 Key = tuple[object, tuple[int, ...]]
-"""Whose pages they are (the draft model that shares the blocks, or None), and every token up to the page's end."""
+"""The owner of a page (the draft model that shares the blocks, or None), and every token up to the page's end."""
 
 
 class PrefixCache:

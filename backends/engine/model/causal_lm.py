@@ -21,7 +21,7 @@ from reference.hidden import HiddenStates
 
 @dataclass(frozen=True)
 class Rows:
-    """What one request brings to a forward.
+    """The rows that one request brings to a forward.
 
     Attributes:
         tokens: int64 [R].
@@ -64,7 +64,7 @@ class CausalLm:
         self.fallbacks: Counter[str] = Counter()
 
     def room(self, capacity: int, rows: int) -> CacheSpec:
-        """What a KV cache of this model must know, for `capacity` columns and blocks of at most `rows` rows."""
+        """The sizes of a KV cache of this model, for `capacity` columns and blocks of at most `rows` rows."""
         config = self.model.config
         heads = config.num_attention_heads
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads

@@ -25,7 +25,7 @@ Forward = Callable[[Inputs, BatchCache, Attend], Tensor]
 
 
 class Recorder(Protocol):
-    """What can record the work of a call on a device and do it again without Python."""
+    """Records the work of a call on a device, and replays it without Python."""
 
     def record(self, run: Callable[[], list[Tensor]]) -> tuple[list[Tensor], Callable[[], None]]:
         """Run it, perhaps more than once; its results, and what fills these very tensors anew from the same inputs.

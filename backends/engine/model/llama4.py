@@ -12,7 +12,7 @@ from backends.engine.attention.interface import through_interface
 
 @dataclass(frozen=True)
 class Temperature:
-    """What scales the queries of a layer without rotary embedding (arXiv 2501.19399)."""
+    """The factors of the queries of a layer without rotary embedding (arXiv 2501.19399)."""
 
     floor_scale: int
     attn_scale: float

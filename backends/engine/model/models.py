@@ -62,7 +62,7 @@ PANGU_DEFAULTS = {
     "tie_word_embeddings": False,
     "bias": True,
 }
-"""What a config.json of openPangu-Embedded means by fields it leaves out (its `configuration_openpangu_dense.py`)."""
+"""Defaults of openPangu-Embedded for fields that its config.json leaves out (`configuration_openpangu_dense.py`)."""
 
 
 class ModelCache:

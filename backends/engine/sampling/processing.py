@@ -14,7 +14,7 @@ from reference.sampling import Sampling, Stops
 
 @dataclass(frozen=True)
 class History:
-    """What lies before each node's next token.
+    """The history before each node's next token.
 
     Attributes:
         seen: bool [B, N, V]; tokens of prompt, output or path.

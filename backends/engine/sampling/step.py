@@ -44,7 +44,7 @@ class StepSampling:
         return self._case.sampling.draws != "top-k"
 
     def proposals(self, shape: Shape, token: list[int], node: int, logits: Tensor) -> list[Tensor]:
-        """What to tell the verifier [V] of children that the draft's `logits` [V] at `node` merely ranked."""
+        """The law [V] told to the verifier for children that the draft's `logits` [V] at `node` merely ranked."""
         law = self._draft_law(shape, token, node, logits)
         return [
             self._seams.certain(torch.tensor([token[child]], device=law.device), law)[0]

@@ -14,7 +14,7 @@ from reference.rules import Rule
 
 @dataclass(frozen=True)
 class Accepted:
-    """What B requests accepted.
+    """The acceptance of B requests.
 
     Attributes:
         path: int64 [B, height + 1]; accepted rows, root first, then -1.

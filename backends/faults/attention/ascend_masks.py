@@ -58,7 +58,7 @@ def _heads_step_over_lanes(asked: Asked) -> Asked:
 
 
 def _mask_without_prefix(held: Operands, columns: AttentionInputs) -> Operands:
-    """What a row sees of the block stands at column 0 of the mask, what it sees of the prefix behind it."""
+    """The mask's columns of the block stand at column 0, and those of the prefix behind them."""
     moved = held.visible.clone()
     for lane, prefix in enumerate(held.prefix.tolist()):
         end = held.lengths[lane]

@@ -76,7 +76,7 @@ class Behind(Blocks):
         super().reserve(columns - self.pending)
 
     def own(self, begin: int, end: int) -> None:
-        """Those that the table has."""
+        """The pages that the table has."""
         super().own(begin, min(end, self.allocated))
 
 

@@ -46,7 +46,7 @@ def placeholder_zeros(seams: Seams) -> Seams:
 
 
 def certain_everywhere(seams: Seams) -> Seams:
-    """Whoever speculates reports log-probability 0 for every token: the path taken does not fill them."""
+    """A request that speculates reports log-probability 0 for every token: the path taken does not fill them."""
 
     def logprobs(logits: Tensor) -> Tensor:
         told = seams.logprobs(logits)

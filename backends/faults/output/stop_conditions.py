@@ -61,7 +61,7 @@ def budget_first(seams: Seams) -> Seams:
 
 
 def room_taken_away(seams: Seams) -> Seams:
-    """What is left of the budget is taken off the end of a block that is too long, instead of what is over."""
+    """The rest of the budget is taken off the end of a block that is too long, instead of the surplus."""
 
     def clip(block: list[int], written: Written, ends: Limits) -> Clipped:
         left = ends.most - written.tokens

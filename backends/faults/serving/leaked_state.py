@@ -25,7 +25,7 @@ PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty", "bad
 
 @dataclass
 class Memory:
-    """What a server keeps where it should not; empty whenever one starts, so that every run is the same.
+    """State that a server keeps where it should not; empty whenever a server starts, so that every run is the same.
 
     Attributes:
         steps: Masks of compiled steps, by whatever they are looked up with.

@@ -16,7 +16,7 @@ from reference.sampling import Sampling, Stops
 from reference.trace import Stage
 
 PLACEHOLDER = -1
-"""What stands in the output for a token that has not returned."""
+"""The placeholder in the output for a token that has not returned."""
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from properties.laws.sampled.evalue import SUMS_TO
 from reference.trace import Array
 
 Block = tuple[int, ...]
-"""What one round emitted: the accepted tokens and the one after them."""
+"""The tokens that one round emitted: the accepted ones and the one after them."""
 
 REST: Block = (-1,)
 """Label of the cell of merged rare blocks."""

@@ -1,4 +1,4 @@
-"""What a kind of draft is drawn for, and the table of strategies by the tag of the kind."""
+"""The table of strategies that draw drafts, by the tag of the kind, and their common argument."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from reference.architecture import Seeded
 
 @dataclass(frozen=True)
 class Given:
-    """What is drawn before the draft.
+    """The parts of a case that are drawn before its draft.
 
     Attributes:
         model: The target.

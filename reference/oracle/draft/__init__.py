@@ -1,4 +1,4 @@
-"""What each kind of draft must propose, computed from scratch every time; one file a kind, known by its tag.
+"""The proposals that each kind of draft must make, computed from scratch every time; one file a kind, known by its tag.
 
 Every module of this folder is imported, so that a new kind is a new file here and no line elsewhere.
 """

@@ -5,7 +5,7 @@ from reference.trace import Array, Drafted, frozen
 
 
 def in_chunk(drafted: Drafted, position: int, architecture: Architecture) -> Drafted:
-    """What stays of `drafted`, its root at `position`, if nodes outside the root's chunk are cut.
+    """The part of `drafted`, its root at `position`, that stays if nodes outside the root's chunk are cut.
 
     A node stays if position // c is the same for it and for the root, c being the shortest chunk of any layer.
     """

@@ -1,4 +1,4 @@
-"""What a draft model proposes: its static tree, level by level, each node scored by running its whole path."""
+"""The proposal of a draft model: its static tree, level by level, each node scored by running its whole path."""
 
 import numpy as np
 

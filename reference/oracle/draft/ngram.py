@@ -1,4 +1,4 @@
-"""What a trie of n-grams proposes, counted anew from all tokens so far."""
+"""The proposal of a trie of n-grams, counted anew from all tokens so far."""
 
 from reference.draft import Ngram
 from reference.oracle.draft.question import Question, means

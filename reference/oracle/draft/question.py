@@ -1,4 +1,4 @@
-"""What a draft is asked at one step, and the table of those who answer, by the tag of the kind."""
+"""The question to a draft at one step, and the table of the functions that answer, by the tag of the kind."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
