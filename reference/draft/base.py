@@ -46,6 +46,9 @@ class Draft(ABC):
     def __init_subclass__(cls) -> None:
         """Enter the kind under its tag; a class without one is a part of kinds."""
         if "TAG" in vars(cls):
+            taken = KINDS.setdefault(cls.TAG, cls)
+            if taken.__qualname__ != cls.__qualname__:  # dataclasses with slots make a class anew under its name
+                raise TypeError(f"{cls.__qualname__}: the tag {cls.TAG!r} is that of {taken.__qualname__}")
             KINDS[cls.TAG] = cls
 
     @classmethod

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from reference.layout import KINDS as LAYOUTS
+
 ROOT = Path(__file__).resolve().parents[3]
 ROOMS = ("specverify", "reference", "backends", "properties", "reports")
 FILES = sorted(file for room in ROOMS for file in (ROOT / room).rglob("*.py"))
@@ -89,6 +91,19 @@ def test_a_file_of_a_room(file: Path) -> None:
     assert re.search(r"pickle\.loads?\b|torch\.load\b|import pickle\b|from pickle\b", text) is None
 
 
+KINDS_OF_DRAFT = re.compile(
+    r"isinstance\([^)]*\b(?:Scripted|Ngram|LanguageModel|ScriptedDraft|NgramDraft|ModelDraft)\b"
+)
+NAMES_OF_LAYOUTS = re.compile(rf"""\.kind (?:==|!=|in|not in) \(?["'](?:{"|".join(LAYOUTS)})""")
+
+
+@pytest.mark.parametrize("pattern", [KINDS_OF_DRAFT, NAMES_OF_LAYOUTS], ids=["drafts", "layouts"])
+def test_what_a_kind_is_asked_is_asked_behind_its_wall(pattern: re.Pattern[str]) -> None:
+    # A condition of a search may speak of one layout by its name: that layout is what it is about.
+    outside = [file for file in FILES if file.parent.name != "draft" and file.name != "conditions.py"]
+    assert [name_of(file) for file in outside if pattern.search(file.read_text())] == []
+
+
 def test_a_folder_can_be_taken_in_at_one_glance() -> None:
     counts = Counter(file.parent for file in FILES)
     assert [f"{name_of(folder)}: {count} files" for folder, count in counts.items() if count > MOST_FILES] == []
@@ -119,4 +134,6 @@ def test_these_tests_see_what_they_forbid(tmp_path: Path) -> None:
     assert VAGUE.search("helpers")
     assert VAGUE.search("common")
     assert not VAGUE.search("uncommon")
+    assert KINDS_OF_DRAFT.search("if isinstance(case.draft, Scripted):")
+    assert NAMES_OF_LAYOUTS.search('if case.layout.kind == "paged":')
     assert len(FILES) > 60
