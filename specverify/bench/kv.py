@@ -61,9 +61,10 @@ class Anything:
 def cells(kind: str | None) -> Iterator[Cell]:
     """Every cell of one layout, or of all of them; accepted lengths and pages vary one at a time."""
     for name in [kind] if kind else KINDS:
-        ways = [KvLayout(kind=name, commit=way) for way in KINDS[name].commits]
         if KINDS[name].pages:
             ways = [KvLayout(kind=name, page_size=size) for size in PAGES]
+        else:
+            ways = [KvLayout(kind=name, commit=way) for way in KINDS[name].commits]
         for layout in ways:
             for prefix in PREFIXES:
                 for accepted in ACCEPTED:

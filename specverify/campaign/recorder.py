@@ -15,6 +15,7 @@ from reports.progress import Progress
 from specverify import __version__
 from specverify.campaign import campaign
 from specverify.campaign.messages import Opened
+from specverify.interrupts import Interrupts
 from specverify.plan import Plan
 from specverify.setup.environment import environment
 from specverify.setup.errors import UnusableInput
@@ -39,6 +40,12 @@ def diff(plan: Plan, report: Path, junit_file: str | None, json_file: str | None
     for file in filter(None, (junit_file, json_file)):
         writing.check(file)
     check_apart({"the run's own results": str(results), "--json": json_file, "--junit": junit_file})
+    with Interrupts():  # one that comes while the reports are written waits for them
+        return _carried_out(plan, report, results, junit_file, json_file)
+
+
+def _carried_out(plan: Plan, report: Path, results: Path, junit_file: str | None, json_file: str | None) -> int:
+    """Run the campaign, print its pages and write its reports; the exit code."""
     identity = record.run_fact(__version__, plan.seed, plan.fault)
     with record.Lines(results, identity) as lines, Progress(plan.cases) as progress:
         tally, refused = campaign.run(plan, Recorder(plan, report, lines, progress))

@@ -1,0 +1,36 @@
+"""A signal that comes while the reports of a run are written waits until all of them are there."""
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from reports.pages import terminal
+from specverify.cli import main
+from tests.inprocess import in_this_process
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP", "SIGINT"])
+def test_a_signal_during_the_reports(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    in_this_process(monkeypatch)
+    page = terminal.summary_page
+
+    def interrupted(tally: Any) -> str:
+        os.kill(os.getpid(), getattr(signal, name))
+        return page(tally)
+
+    monkeypatch.setattr(terminal, "summary_page", interrupted)
+    before = signal.getsignal(getattr(signal, name))
+    told = tmp_path / "result.json"
+    arguments = ["diff", "--cases", "2", "--jobs", "1", "--report", str(tmp_path), "--json", str(told)]
+    with pytest.raises(SystemExit) as ended:
+        main([*arguments, "--invariant", "lossless.completes"])
+    assert ended.value.code == 0
+    assert json.loads(told.read_text())["outcome"] == "agree"
+    assert "AGREE" in capfd.readouterr().out
+    assert signal.getsignal(getattr(signal, name)) is before
