@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Hashable, Sequence
 from fractions import Fraction
+from itertools import accumulate
 from typing import Protocol, TypeVar
 
 from reference import tape
@@ -37,16 +38,13 @@ def _named(kind: str, node: int) -> tuple[str, int]:
 
 def _edges(weights: Sequence[Number]) -> list[Number]:
     """Upper ends of the intervals that normalised `weights` cut [0, 1) into; ValueError where no weight is positive."""
-    total = sum(weights)
-    if not total > 0:
+    # Not by `sum`, which from Python 3.12 on rounds once for all floats: the last edge must be a number over itself.
+    masses = list(accumulate(weights))
+    if not (masses and masses[-1] > 0):
         raise ValueError("no weight is positive: there is nothing to choose")
+    total = masses[-1]
     whole = total if isinstance(total, float) else Fraction(total)  # counts are weights too, and stay exact
-    edges: list[Number] = []
-    mass: Number = 0
-    for weight in weights:
-        mass = mass + weight
-        edges.append(mass / whole)
-    return edges
+    return [mass / whole for mass in masses]
 
 
 class Taped(Chance):

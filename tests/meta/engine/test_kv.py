@@ -107,9 +107,13 @@ class Twin:
             assert same((keys[:, at], values[:, at]), [[*mine, *rows][column] for column in seen])
 
 
+def _paged(name: str) -> bool:
+    return name in KINDS and KINDS[name].pages
+
+
 def layout_of(name: str, size: int = 4, pages: tuple[int, ...] = (), overhang: int = 0) -> KvLayout:
     kind, _, how = name.partition("-")
-    paged = {"page_size": size, "pages": pages, "overhang": overhang} if KINDS[kind].pages else {}
+    paged = {"page_size": size, "pages": pages, "overhang": overhang} if _paged(kind) else {}
     return KvLayout(kind=kind, commit=how or "path", **paged)  # type: ignore[arg-type]
 
 
@@ -118,7 +122,7 @@ def arenas(draw: st.DrawFn, name: str) -> Arena:
     """An arena whose pool holds two requests, with pages of any size in any order."""
     size = draw(st.sampled_from((1, 2, 3, 7, 16, 128)) | st.integers(1, 128))
     overhang = draw(st.sampled_from((0, 1, 5)))
-    count = 2 * layout_of(name, size, (), overhang).pages_for(CAPACITY) if KINDS[name].pages else 0
+    count = 2 * layout_of(name, size, (), overhang).pages_for(CAPACITY) if _paged(name) else 0
     return Arena(layout_of(name, size, tuple(draw(st.permutations(range(count)))), overhang))
 
 
@@ -247,7 +251,7 @@ def test_rings_refuse_a_block_they_have_no_cells_for() -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_what_is_read_holds_no_poison_where_it_is_shown(name: str) -> None:
     """Every cell that is shown is a committed column or an open row; with NaN everywhere else, none is NaN."""
-    twin = Twin(name, lease(Arena(layout_of(name, 4, tuple(range(24)) if KINDS[name].pages else ())), Anything()))
+    twin = Twin(name, lease(Arena(layout_of(name, 4, tuple(range(24)) if _paged(name) else ())), Anything()))
     for _ in blocks_of(twin, [6, 6, 6, 5]):
         twin.cache.poison(float("nan"))
     twin.open(3)
@@ -267,7 +271,7 @@ WRONG: dict[str, Callable[[KvCache], Callable[[list[int]], str | None]]] = {
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("wrong", WRONG)
 def test_a_wrong_commit_shows(name: str, wrong: str) -> None:
-    twin = Twin(name, lease(Arena(layout_of(name, 4, tuple(range(24)) if KINDS[name].pages else ())), Anything()))
+    twin = Twin(name, lease(Arena(layout_of(name, 4, tuple(range(24)) if _paged(name) else ())), Anything()))
     list(blocks_of(twin, [3]))
     twin.open(4)
     twin.cache.commit = WRONG[wrong](twin.cache)  # type: ignore[method-assign, assignment]
@@ -282,7 +286,7 @@ def test_bits_are_kept_in_every_dtype() -> None:
         draw = torch.Generator().manual_seed(5)
         rows: Tensor = torch.randn(2, HEADS, 6, DIM, generator=draw).to(dtype)
         for name in NAMES:
-            cache = lease(Arena(layout_of(name, 4, tuple(range(24)) if KINDS[name].pages else ())), model).target
+            cache = lease(Arena(layout_of(name, 4, tuple(range(24)) if _paged(name) else ())), model).target
             cache.open(6)
             for layer in range(cache.layers):
                 cache.write(layer, rows[0], rows[1])

@@ -438,7 +438,7 @@ PQ = ("--p", "0.6,0.4", "--q", "0.8,0.2")
 USAGE: dict[str, tuple[tuple[str, ...], str]] = {
     "no rule": ((), "give RULE (chain, multi-round, eagle, specinfer, target-only, typical, block) or --rule pkg"),
     "unknown rule": (("nope",), "'nope' is not one of 'chain', 'multi-round'"),
-    "two rules": (("chain", "--rule", "a:b"), "--rule pkg.module:function, not both"),
+    "two rules": (("chain", "--rule", "a:b"), "--torch pkg.module:function, not both"),
     "sum": (("chain", "--p", "0.6,0.5", "--q", "0.8,0.2"), "--p: sums to 1.1, not to 1"),
     "sum of q": (("chain", "--p", "0.6,0.4", "--q", "0.333,0.333"), "--q: sums to 0.666, not to 1"),
     "negative": (("chain", "--p", "-0.1,1.1", "--q", "0.8,0.2"), "--p[0]: -0.1 is negative"),

@@ -59,7 +59,7 @@ def saying(*said: str) -> Failure:
 def test_a_crash_keeps_the_frames_of_the_error_that_began_it_the_innermost_last() -> None:
     said = broken().finding.said
     assert 2 < len(said) <= FRAMES
-    assert said[-1].startswith("meta/test_last_words.py:")
+    assert said[-1].startswith("shell/test_last_words.py:")
     assert said[-1].endswith("in too_deep: return [1, 2][7] if not depth else too_deep(depth - 1)")
     assert " in breaking: return too_deep(1)" in said[-3]
     assert not any(str(Path(__file__).resolve().parents[2]) in line or "opening.py" in line for line in said)
