@@ -129,7 +129,8 @@ def test_a_killed_run_keeps_what_it_judged_and_leaves_nobody(number: int, tmp_pa
     if code == 3 and (tmp_path / "result.json").exists():
         result = json.loads((tmp_path / "result.json").read_text())
         assert result["cases"] == len(told)
-        assert result["stopped"] == "interrupted (SIGTERM)"
+        # One that came when every case was judged has changed nothing of the run.
+        assert result["stopped"] == "interrupted (SIGTERM)" or (result["stopped"] is None and len(told) == CASES)
 
 
 @pytest.mark.slow
