@@ -23,7 +23,7 @@ KINDS: "dict[str, type[Draft]]" = {}
 
 
 class Draft(ABC):
-    """One draft of a case.
+    """The draft of a case, as the case file describes it.
 
     Attributes:
         TAG: The kind's name in case files and in declarations of backends.

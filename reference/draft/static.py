@@ -11,7 +11,7 @@ Own = TypeVar("Own", bound="Static")
 
 
 class Static(Draft):
-    """One tree of ranks for all steps; each kind has the field `shape`."""
+    """A draft with the same tree of ranks at all steps; each kind has the field `shape`."""
 
     WORD: ClassVar[str]
     trees = None

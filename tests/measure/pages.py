@@ -41,7 +41,7 @@ def _counts(of: dict[str, int]) -> str:
 
 
 def search_table(figures: dict[str, Any]) -> str:
-    """What `search` found: where each condition first appears, the median over searches, and its share."""
+    """The table of `search`: the first case of each condition, the median over searches, and its share."""
     title = f"search: {plural(figures['searches'], 'search')} of {plural(figures['cases'], 'case')}, "
     title += f"seed {figures['seed']}, in {number(figures['seconds'])} s"
     table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0))

@@ -11,7 +11,7 @@ from reference.trace import Array, Drafted
 
 @dataclass(frozen=True)
 class Question:
-    """One step, seen by a draft.
+    """The facts of a step that its draft is given.
 
     Attributes:
         tokens: Prompt and output so far; the last one is the pending root.
