@@ -87,9 +87,13 @@ class Sequence:
 
 @dataclass(frozen=True)
 class _Layer:
-    """Inputs and output of one call of attention, for the one lane there is: [heads, T, head_dim], the mask [T, T]."""
+    """Inputs and output of one call of attention, for the one lane there is: [heads, T, head_dim], the mask [T, T].
+
+    `scale` is the factor of the products of queries and keys.
+    """
 
     index: int
+    scale: float
     query: Tensor
     key: Tensor
     value: Tensor
@@ -117,7 +121,9 @@ def watched(
     mask = None if attention_mask is None else attention_mask[0, 0]
     index = module.layer_idx
     assert isinstance(index, int)
-    layer = _Layer(index, query[0], key[0], value[0], mixed[0].transpose(0, 1), mask)
+    scale = named.get("scaling")
+    scale = query.shape[-1] ** -0.5 if scale is None else float(scale)
+    layer = _Layer(index, scale, query[0], key[0], value[0], mixed[0].transpose(0, 1), mask)
     _seen.get().append(layer)
     return mixed, weights
 
@@ -135,6 +141,7 @@ class PlainTransformers:
     Attributes:
         reaches: Each layer's window and chunk in tokens, 0 for none; each run checks them against the masks that
             transformers itself has made.
+        scale: The factor of the products of queries and keys in the first layer of the latest run.
         config: The transformers config.
     """
 
@@ -145,12 +152,16 @@ class PlainTransformers:
         if dtype != "float64":
             for parameter in self._network.parameters():
                 parameter.data = parameter.data.to(DTYPES[dtype]).to(torch.float64)
+            for module in self._network.modules():
+                if isinstance(getattr(module, "embed_scale", None), Tensor):  # Gemma's embeddings cast it like a weight
+                    module.embed_scale = module.embed_scale.to(DTYPES[dtype]).to(torch.float64)
         self.config = self._network.config
         self._network.set_attn_implementation(INTERFACE)
         if hasattr(self.config, "_experts_implementation"):
             self.config._experts_implementation = "eager"
         self.reaches = _reaches(self.config)
-        cap = model.architecture.score_cap if isinstance(model, Seeded) else 0.0
+        self.scale = 1.0
+        cap = getattr(self.config, "score_cap", 0.0)  # of a built-in whose own class has no soft cap
         self._capped = {"softcap": cap} if cap else {}
 
     def run(self, tokens: tuple[int, ...]) -> Sequence:
@@ -177,6 +188,7 @@ class PlainTransformers:
             )
         for one, reach in zip(layers, self.reaches, strict=True):
             self._check_mask(one, reach)
+        self.scale = layers[0].scale
         stacked = (
             torch.stack([getattr(one, kind) for one in layers]).numpy() for kind in ("output", "query", "key", "value")
         )

@@ -3,10 +3,10 @@
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+from reference.family import FAMILIES, Family
 from reference.malformed import Malformed
 from reference.rules import OMIT_DEFAULT
 
-FAMILIES = ("llama", "pangu", "qwen2", "qwen3", "mistral", "llama4")
 LARGEST = 2**22
 """Weights of a built-in model at most: a case file is small and must not ask for the memory of a machine."""
 
@@ -52,7 +52,9 @@ class Rope:
 
 @dataclass(frozen=True)
 class Architecture:
-    """A decoder-only transformer: RMS norm, rotary attention with grouped queries, SwiGLU.
+    """A decoder-only transformer: RMS norm, rotary attention with grouped queries, a gated feed-forward block.
+
+    `reference.family` says which weights the layers of a family have, `reference.oracle.family` its formulas.
 
     `windows[l]` is layer l's sliding window in tokens, itself included (row at position p sees p - window < j <= p),
     or 0 for none. Family `pangu` is openPangu-Embedded: Llama with bias on q, k, v and o. Family `llama4` is Llama 4's
@@ -68,6 +70,8 @@ class Architecture:
         attn_scale: See floor_scale.
         score_cap: Soft cap of attention, as Gemma 2 has it (arXiv 2408.00118): a scaled score s becomes
             score_cap * tanh(s / score_cap) before the mask; 0.0 for none.
+        settings: Numbers that this family alone has (`Family.settings`), by name in ascending order, where they
+            differ from the family's default.
     """
 
     family: str
@@ -91,6 +95,7 @@ class Architecture:
     floor_scale: int = field(default=0, metadata=OMIT_DEFAULT)
     attn_scale: float = field(default=0.1, metadata=OMIT_DEFAULT)
     score_cap: float = field(default=0.0, metadata=OMIT_DEFAULT)
+    settings: tuple[tuple[str, float], ...] = field(default=(), metadata=OMIT_DEFAULT)
 
     def __post_init__(self) -> None:
         if self.family not in FAMILIES:
@@ -111,6 +116,7 @@ class Architecture:
         if any(window < 0 for window in self.windows):
             raise Malformed("windows", "a window is a number of tokens, or 0 for none")
         self._check_irope()
+        self._check_settings()
         if not 0 <= self.score_cap <= 1e6:
             raise Malformed("score_cap", f"{self.score_cap} is no soft cap (above 0, up to 1e6; 0 for none)")
         if self.heads % self.kv_heads:
@@ -143,6 +149,26 @@ class Architecture:
             raise Malformed("floor_scale", "scales the queries of unrotated layers, and this model has none")
         if not 0 < self.attn_scale <= 100:
             raise Malformed("attn_scale", f"{self.attn_scale} is not above 0 and at most 100")
+
+    def _check_settings(self) -> None:
+        """Raise Malformed for a setting that the family has not, or one that is no number or only its default."""
+        own, names = self.words.settings, [name for name, _ in self.settings]
+        if names != sorted(set(names)):
+            raise Malformed("settings", "names in ascending order, each once")
+        for name, value in self.settings:
+            if name not in own:
+                raise Malformed("settings", f"{self.family} has no {name!r}; it has {', '.join(own) or 'none'}")
+            if not 0 <= value <= 1e6 or value == own[name]:
+                raise Malformed("settings", f"{name} of {value} is not from 0 to 1e6, or only says the default")
+
+    def setting(self, name: str) -> float:
+        """The number `name`, one of `Family.settings`."""
+        return dict(self.settings).get(name, self.words.settings[name])
+
+    @property
+    def words(self) -> Family:
+        """What the words of a case know of its family."""
+        return FAMILIES[self.family]
 
     @property
     def reaches(self) -> tuple[tuple[int, int], ...]:

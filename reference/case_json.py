@@ -12,6 +12,7 @@ import jsonschema
 from reference import draft, layout
 from reference.case import SCHEMA, Case
 from reference.draft import Draft
+from reference.family import FAMILIES
 from reference.files.json_parts import model_from_json
 from reference.files.json_words import plain
 from reference.layout import KvLayout
@@ -76,17 +77,23 @@ def _shipped() -> dict[str, Any]:
 def schema() -> dict[str, Any]:
     """The JSON Schema that ships with the package, and what kinds bring along that it does not know.
 
-    A kind of draft brings the schema of its object, a KV layout its name.
+    A kind of draft brings the schema of its object, a KV layout and a model family their names.
     """
-    shipped = _shipped()
-    own = {tag: kind.SCHEMA for tag, kind in draft.KINDS.items() if kind.SCHEMA is not None}
-    if not own and shipped["properties"]["layout"]["properties"]["kind"]["enum"] == list(layout.KINDS):
-        return shipped
-    content = deepcopy(shipped)
-    content["properties"]["layout"]["properties"]["kind"]["enum"] = list(layout.KINDS)
-    drafts = content["$defs"]["draft"]
-    drafts["properties"]["kind"]["enum"] += list(own)
-    drafts["allOf"] += [{"if": {"properties": {"kind": {"const": tag}}}, "then": then} for tag, then in own.items()]
+    own = tuple(tag for tag, kind in draft.KINDS.items() if kind.SCHEMA is not None)
+    return _completed(own, tuple(layout.KINDS), tuple(FAMILIES))
+
+
+@cache
+def _completed(drafts: tuple[str, ...], layouts: tuple[str, ...], families: tuple[str, ...]) -> dict[str, Any]:
+    """The shipped schema with these names; those of `drafts` are of kinds that bring a schema."""
+    content = deepcopy(_shipped())
+    content["properties"]["layout"]["properties"]["kind"]["enum"] = list(layouts)
+    content["$defs"]["architecture"]["properties"]["family"]["enum"] = list(families)
+    described = content["$defs"]["draft"]
+    described["properties"]["kind"]["enum"] += drafts
+    described["allOf"] += [
+        {"if": {"properties": {"kind": {"const": tag}}}, "then": draft.KINDS[tag].SCHEMA} for tag in drafts
+    ]
     return content
 
 

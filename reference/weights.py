@@ -52,8 +52,8 @@ def shapes(arch: Architecture) -> dict[str, tuple[int, ...]]:
     table: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (arch.vocab_size, hidden)}
     for layer in range(arch.layers):
         at = f"model.layers.{layer}"
-        table[f"{at}.input_layernorm.weight"] = (hidden,)
-        table[f"{at}.post_attention_layernorm.weight"] = (hidden,)
+        for name in arch.words.norms.names:
+            table[f"{at}.{name}.weight"] = (hidden,)
         for name, out in (("q", wide), ("k", narrow), ("v", narrow)):
             table[f"{at}.self_attn.{name}_proj.weight"] = (out, hidden)
             if arch.qkv_bias:
@@ -61,7 +61,7 @@ def shapes(arch: Architecture) -> dict[str, tuple[int, ...]]:
         table[f"{at}.self_attn.o_proj.weight"] = (hidden, wide)
         if arch.output_bias:
             table[f"{at}.self_attn.o_proj.bias"] = (hidden,)
-        if arch.qk_norm and arch.family != "llama4":  # whose norm has no gain
+        if arch.qk_norm and arch.words.query_key_gains:
             for name in ("q", "k"):
                 table[f"{at}.self_attn.{name}_norm.weight"] = (arch.head_dim,)
         for name, (out, into) in {"gate": (inner, hidden), "up": (inner, hidden), "down": (hidden, inner)}.items():
@@ -80,7 +80,7 @@ def _margin(arch: Architecture, seed: int) -> dict[str, Array]:
     for name, shape in shapes(arch).items():
         noise = draw.normal(size=shape)
         if name.endswith("norm.weight"):
-            values = 1 + 0.1 * noise
+            values = arch.words.resting_gain + 0.1 * noise
         elif name.endswith("bias"):
             values = 0.3 * noise
         elif "embed_tokens" in name:
@@ -122,6 +122,7 @@ def probe_architecture(arch: Architecture) -> Architecture:
         floor_scale=arch.floor_scale,
         attn_scale=arch.attn_scale,
         score_cap=arch.score_cap,
+        settings=arch.settings,
     )
 
 
@@ -141,7 +142,7 @@ def _transparent(model: Seeded) -> dict[str, Array]:
     state = {name: np.zeros(shape) for name, shape in shapes(arch).items()}
     for name in state:
         if name.endswith("norm.weight"):
-            state[name][:] = 1.0
+            state[name][:] = arch.words.resting_gain
     state["model.embed_tokens.weight"][1 : wide + 1, :wide] = np.eye(wide)
     at = f"model.layers.{model.probed_layer}.self_attn"
     for head in range(arch.kv_heads):

@@ -6,6 +6,7 @@ from functools import cache
 from hypothesis import strategies as st
 
 from reference.architecture import Architecture, Rope, Seeded
+from reference.family import FAMILIES
 
 MAX_POSITIONS = 1024
 
@@ -84,8 +85,13 @@ GALLERY: tuple[Architecture, ...] = (
     _arch("llama4", 9, 2, 2, 8, (0, 0), chunks=(8, 8)),
     _arch("llama", 21, 2, 1, 4, (0, 0), cap=1.0),
     _arch("qwen2", 35, 4, 2, 4, (0, 6), "theta", cap=1.5),
+    *(
+        Architecture(name, **{"max_positions": MAX_POSITIONS, **fields})
+        for name, family in FAMILIES.items()
+        for fields in family.drawn
+    ),
 )
-"""Simplest first, so that shrinking ends there."""
+"""Simplest first, so that shrinking ends there; at the end, what the files of families ask to be drawn."""
 
 FAR: tuple[Architecture, ...] = tuple(
     replace(arch, max_positions=FAR_POSITIONS)

@@ -59,7 +59,7 @@ def column(
     except Malformed:
         return {}
     group = inputs.queries.shape[1] // inputs.keys.shape[1]
-    query = inputs.queries[layer, head : head + 1, node]
+    query = inputs.queries[layer, head : head + 1, node] * inputs.scale
     keys, values = (one[layer, head // group] for one in (inputs.keys, inputs.values))
     visible = true.lowered.visible[layer][node]
     if not np.isfinite(seen).all() or len(visible) != len(keys):
@@ -103,10 +103,13 @@ def _turned(visible: Array, column: int) -> Array:
 
 
 def _left(query: Array, keys: Array, values: Array, visible: Array, seen: Array, cap: float) -> float:
-    """Rms distance of `seen` to attention over the columns `visible`, with soft cap `cap`; infinite for none."""
+    """Rms distance of `seen` to attention over the columns `visible`, with soft cap `cap`; infinite for none.
+
+    `query` is scaled already.
+    """
     if not visible.any():
         return float("inf")
-    return float(rms(seen - attention(query, keys[visible][:, None], values[visible][:, None], cap)[0]))
+    return float(rms(seen - attention(query, keys[visible][:, None], values[visible][:, None], 1.0, cap)[0]))
 
 
 def _listed(columns: Array) -> str:

@@ -37,6 +37,8 @@ def model_from_json(content: dict[str, Any]) -> Model:
     for name in ("attn_scale", "score_cap"):
         if name in fields:
             fields[name] = float(fields[name])
+    if "settings" in fields:
+        fields["settings"] = tuple((name, float(value)) for name, value in fields["settings"])
     with under("architecture"):
         architecture = Architecture(**fields, rope=turned)
     return Seeded(architecture=architecture, **rest)

@@ -1,41 +1,19 @@
 """Reads the config.json of a Hugging Face checkpoint as an Architecture; names each setting that the oracle lacks.
 
-Defaults and precedence follow transformers 5.23 (`models/*/configuration_*.py`, `modeling_rope_utils.py`) and, for
-openPangu-Embedded, the `configuration_openpangu_dense.py` that ships with its checkpoints. Code that a checkpoint
-brings along (`auto_map`) is never run.
+Defaults and precedence follow transformers 5.23 (`models/*/configuration_*.py`, `modeling_rope_utils.py`); what one
+family has of its own stands in `reference.oracle.family`. Code that a checkpoint brings along (`auto_map`) is never
+run.
 """
 
 from pathlib import Path
-from typing import Any
 
 from reference.architecture import Architecture, Rope
 from reference.files.fields import SHOWN, Fields, UnreadableCheckpoint, read_json, shown
 from reference.malformed import Malformed
+from reference.oracle.family import FAMILIES, OracleFamily
 
-FAMILY_OF = {
-    "llama": "llama",
-    "qwen2": "qwen2",
-    "qwen3": "qwen3",
-    "mistral": "mistral",
-    "PanguEmbedded": "pangu",
-    "pangu_embedded": "pangu",
-}
-"""Our word for each `model_type`."""
-
-DEFAULTS: dict[str, dict[str, Any]] = {
-    "llama": {"max_position_embeddings": 2048},
-    "qwen2": {"max_position_embeddings": 32768, "num_key_value_heads": 32},
-    "qwen3": {"max_position_embeddings": 32768, "num_key_value_heads": 32, "head_dim": 128},
-    "mistral": {"max_position_embeddings": 131072, "num_key_value_heads": 8, "sliding_window": 4096},
-    "pangu": {
-        "max_position_embeddings": 32768,
-        "num_key_value_heads": 8,
-        "rms_norm_eps": 1e-5,
-        "rope_theta": 16000000.0,
-        "bias": True,
-    },
-}
-"""Each family's default of a field that config.json leaves out, where it matters to the numbers."""
+BY_TYPE = {kind: family for family in FAMILIES.values() for kind in family.model_types}
+"""The family of each `model_type`."""
 
 ROPE_FIELDS = {
     "rope_type", "type", "rope_theta", "factor", "original_max_position_embeddings", "attention_factor", "beta_fast",
@@ -58,23 +36,21 @@ def configured(where: Path) -> Architecture:
     """
     content = read_json(where)
     kind = content.get("model_type")
-    family = FAMILY_OF.get(kind) if isinstance(kind, str) else None
+    family = BY_TYPE.get(kind) if isinstance(kind, str) else None
     if family is None:
-        known = ", ".join(FAMILY_OF)
+        known = ", ".join(BY_TYPE)
         raise UnreadableCheckpoint(
             f"{where}: the oracle does not compute model_type {shown(kind)} (it knows {known}); "
             "compare with plain transformers instead: --against transformers"
         )
-    fields = Fields(where, content, DEFAULTS[family])
-    _refuse_unsupported(fields)
+    fields = Fields(where, content, dict(family.defaults))
+    _refuse_unsupported(fields, family)
     heads = fields.integer("num_attention_heads")
     hidden = fields.integer("hidden_size")
     layers = fields.integer("num_hidden_layers")
-    bias = {"pangu": fields.flag("bias") or fields.flag("attention_bias"), "qwen2": False, "mistral": False}
-    output_bias = bias.get(family, fields.flag("attention_bias"))
     try:
         return Architecture(
-            family=family,
+            family=family.name,
             vocab_size=fields.size("vocab_size"),
             hidden_size=hidden,
             intermediate_size=fields.integer("intermediate_size"),
@@ -86,10 +62,7 @@ def configured(where: Path) -> Architecture:
             norm_eps=float(fields.number("rms_norm_eps", 1e-6)),
             max_positions=fields.size("max_position_embeddings"),
             tied=fields.flag("tie_word_embeddings"),
-            qkv_bias=family == "qwen2" or output_bias,
-            output_bias=output_bias,
-            mlp_bias=family == "llama" and fields.flag("mlp_bias"),
-            qk_norm=family == "qwen3",
+            **family.fields(fields),
         )
     except Malformed as complaint:
         raise fields.refuse(f"{complaint}; correct it") from None
@@ -105,58 +78,26 @@ def sizes(where: Path) -> tuple[int, int]:
     return fields.size("vocab_size"), fields.size("max_position_embeddings")
 
 
-def _refuse_unsupported(fields: Fields) -> None:
+def _refuse_unsupported(fields: Fields, family: OracleFamily) -> None:
     if fields.get("quantization_config") is not None:
         raise fields.refuse("quantization_config asks for quantized weights; save the checkpoint dequantized")
-    activation = fields.content.get("hidden_act", "silu")
-    if activation != "silu":
+    name, computed = family.activation
+    activation = fields.content.get(name, computed)
+    if activation != computed:
         raise fields.refuse(
-            f"the oracle computes hidden_act 'silu', not {shown(activation)}; compare --against a backend"
+            f"the oracle computes {name} {computed!r}, not {shown(activation)}; compare --against a backend"
         )
     if fields.number("partial_rotary_factor", 1.0) != 1.0:
         raise fields.refuse("partial_rotary_factor is not supported; compare --against a backend")
 
 
-def _windows(fields: Fields, family: str, layers: int) -> tuple[int, ...]:
-    """Each layer's window, by its family's rule.
-
-    Qwen reads `sliding_window` only with `use_sliding_window`, from layer `max_window_layers` on or where
-    `layer_types` says; Mistral gives it to every layer; Llama and openPangu have none.
-    """
+def _windows(fields: Fields, family: OracleFamily, layers: int) -> tuple[int, ...]:
+    """Each layer's window: that of the field `sliding_window`, for the layers that slide by the family's rule."""
     if layers < 1:
         raise fields.refuse(f"num_hidden_layers is {layers}; correct it")
     if layers > MOST_LAYERS:
         raise fields.refuse(f"num_hidden_layers is {layers}, more than the {MOST_LAYERS} that are read; correct it")
-    window = fields.get("sliding_window")
-    types = fields.get("layer_types")
-    if family in ("qwen2", "qwen3"):
-        window = fields.integer("sliding_window", 4096) if fields.flag("use_sliding_window") else None
-        first = fields.integer("max_window_layers", 28)
-        slides = [window is not None and layer >= first for layer in range(layers)]
-    else:
-        slides = [family == "mistral" and window is not None] * layers
-        if family != "mistral" and window is not None:
-            raise fields.refuse(f"{family} has no sliding_window; remove the field, or compare --against a backend")
-    if types is not None:
-        known = {"full_attention": False, "sliding_attention": True}
-        if (
-            not isinstance(types, list)
-            or len(types) != layers
-            or not all(isinstance(kind, str) and kind in known for kind in types)
-        ):
-            raise fields.refuse(
-                f"layer_types must say full_attention or sliding_attention for each of {layers} layers; "
-                "compare --against a backend"
-            )
-        named = [known[kind] for kind in types]
-        if family in ("qwen2", "qwen3"):
-            slides = named
-        elif named != slides:
-            raise fields.refuse(
-                f"layer_types contradicts sliding_window, which {family} gives to all layers or none; correct it"
-            )
-    if any(slides) and window is None:
-        raise fields.refuse("layer_types names sliding_attention without a sliding_window; set use_sliding_window")
+    slides = family.slides(fields, layers, family.name)
     if not any(slides):
         return (0,) * layers
     width = fields.integer("sliding_window", 4096)

@@ -13,7 +13,8 @@ from reference.oracle import acceptance, lowering, processing, rotary, stopping
 from reference.oracle.draft import Question, proposed
 from reference.oracle.draft.chunk import in_chunk
 from reference.oracle.evaluator import Evaluator
-from reference.oracle.model import Inputs, Parameters, load
+from reference.oracle.model import Inputs
+from reference.oracle.parameters import Parameters, load
 from reference.oracle.sampled_step import SampledStep, certain
 from reference.oracle.shared_prefix import SharedPrefix
 from reference.trace import Accounting, Array, Attended, Committed, Emitted, Scored, Step, Trace, frozen

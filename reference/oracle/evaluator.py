@@ -2,7 +2,8 @@
 
 from typing import Protocol
 
-from reference.oracle.model import Inputs, Nodes, Parameters
+from reference.oracle.model import Inputs, Nodes
+from reference.oracle.parameters import Parameters
 from reference.trace import Array, Kv
 from reference.tree import Tree
 

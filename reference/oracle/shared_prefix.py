@@ -5,19 +5,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from reference.oracle import rotary
-from reference.oracle.model import (
-    Inputs,
-    Nodes,
-    Parameters,
-    PathByPath,
-    capped,
-    first_seen,
-    linear,
-    rms_norm,
-    swiglu,
-    temperature,
-    turned,
-)
+from reference.oracle.formulas import capped, linear, temperature
+from reference.oracle.model import Inputs, Nodes, PathByPath, first_seen
+from reference.oracle.parameters import Parameters
 from reference.trace import Array, Kv
 from reference.tree import Tree
 
@@ -88,6 +78,7 @@ class SharedPrefix:
 
     def __init__(self, parameters: Parameters) -> None:
         self.parameters = parameters
+        self._scale = parameters.formulas.score_scale(parameters.architecture)
         self._recent: list[_Context] = []  # the latest used last
         self._frequencies: dict[bool, tuple[Array, float]] = {}
 
@@ -108,6 +99,7 @@ class SharedPrefix:
             queries,
             np.concatenate([held.keys[:, :, above], keys], axis=2),
             np.concatenate([held.values[:, :, above], values], axis=2),
+            self._scale,
         )
 
     def _run(self, context: tuple[int, ...], tree: Tree) -> tuple[Nodes, Array, _Context, list[tuple[Array, ...]]]:
@@ -121,20 +113,20 @@ class SharedPrefix:
         cos, sin = self._table(held.long, start, longest)
         depth = np.repeat(np.arange(len(levels)), [level.last - level.first for level in levels])
         cos, sin, positions = cos[depth], sin[depth], start + depth
-        x = self.parameters.state["model.embed_tokens.weight"][np.array(tree.token)[order]]
+        x = self.parameters.embedded(np.array(tree.token)[order])
         attended = np.empty((arch.layers, arch.heads, len(order), arch.head_dim))
         through: list[tuple[Array, ...]] = []
         for layer, reach in enumerate(arch.reaches):
             queries, keys, values = self._project(layer, x, cos, sin, positions)
             through.append((queries, keys, values))
             above = held.keys[layer, :, :start], held.values[layer, :, :start]
-            mixed = _tree_attention(queries, *above, keys, values, levels, reach, arch.score_cap)
+            mixed = _tree_attention(queries * self._scale, *above, keys, values, levels, reach, arch.score_cap)
             attended[layer] = mixed
-            x = self._finish(layer, x, mixed)
+            x = self.parameters.finished(layer, x, _by_row(mixed))
         row = np.empty(len(order), dtype=np.int64)
         row[order] = np.arange(len(order))
-        last = rms_norm(x[row], self.parameters.state["model.norm.weight"], arch.norm_eps)
-        return Nodes(last @ self.parameters.head.T, attended[:, :, row]), row, held, through
+        logits = self.parameters.logits(self.parameters.normed(x[row], "model.norm"))
+        return Nodes(logits, attended[:, :, row]), row, held, through
 
     def states(self, tokens: tuple[int, ...]) -> Array:
         """The residual stream of `tokens`, which few drafts read: run from scratch, since contexts keep KV alone."""
@@ -173,14 +165,15 @@ class SharedPrefix:
         arch = self.parameters.architecture
         start, end = held.length, held.length + len(tokens)
         cos, sin = self._table(held.long, start, end)
-        x = self.parameters.state["model.embed_tokens.weight"][tokens]
+        x = self.parameters.embedded(tokens)
         for layer, reach in enumerate(arch.reaches):
             queries, keys, values = self._project(layer, x, cos, sin, np.arange(start, end))
             held.keys[layer, :, start:end] = keys
             held.values[layer, :, start:end] = values
             if layer + 1 < arch.layers:  # nobody asks for what the last layer makes of the context
                 seen = held.keys[layer, :, :end], held.values[layer, :, :end]
-                x = self._finish(layer, x, _block_attention(queries, *seen, reach, arch.score_cap))
+                mixed = _block_attention(queries * self._scale, *seen, reach, arch.score_cap)
+                x = self.parameters.finished(layer, x, _by_row(mixed))
         held.tokens[start:end] = tokens
         held.length = end
 
@@ -194,34 +187,32 @@ class SharedPrefix:
     def _project(self, layer: int, x: Array, cos: Array, sin: Array, positions: Array) -> tuple[Array, Array, Array]:
         """Queries [heads, T, head_dim], keys and values [kv_heads, T, head_dim] of the rows `x` [T, hidden]."""
         arch, state, at = self.parameters.architecture, self.parameters.state, f"model.layers.{layer}"
-        normed = rms_norm(x, state[f"{at}.input_layernorm.weight"], arch.norm_eps)
+        normed = self.parameters.attention_input(layer, x)
 
         def heads(name: str) -> Array:
             y: Array = linear(normed, state, f"{at}.self_attn.{name}_proj").reshape(len(x), -1, arch.head_dim)
-            gain = state.get(f"{at}.self_attn.{name}_norm.weight")
-            if gain is not None:
-                y = rms_norm(y, gain, arch.norm_eps)
+            if f"{at}.self_attn.{name}_norm.weight" in state:
+                y = self.parameters.normed(y, f"{at}.self_attn.{name}_norm")
             by_head: Array = y.swapaxes(0, 1)
             return by_head
 
         queries, keys = heads("q"), heads("k")
         if layer not in arch.unrotated:
+            turned = self.parameters.formulas.turned
             queries, keys = turned(arch, queries, cos, sin), turned(arch, keys, cos, sin)
         return queries * temperature(arch, layer, positions)[:, None], keys, heads("v")
 
-    def _finish(self, layer: int, x: Array, mixed: Array) -> Array:
-        """The rest of the layer: output projection of `mixed` [heads, T, head_dim] and feed-forward, on `x`."""
-        arch, state, at = self.parameters.architecture, self.parameters.state, f"model.layers.{layer}"
-        x = x + linear(mixed.swapaxes(0, 1).reshape(len(x), -1), state, f"{at}.self_attn.o_proj")
-        normed = rms_norm(x, state[f"{at}.post_attention_layernorm.weight"], arch.norm_eps)
-        finished: Array = x + swiglu(normed, state, at)
-        return finished
+
+def _by_row(mixed: Array) -> Array:
+    """Attention [heads, T, head_dim] as the output projection reads it: [T, heads * head_dim]."""
+    rows: Array = mixed.swapaxes(0, 1).reshape(mixed.shape[1], -1)
+    return rows
 
 
 def _block_attention(queries: Array, keys: Array, values: Array, reach: tuple[int, int], cap: float) -> Array:
     """Causal attention of the last T rows: queries [heads, T, d], keys and values [kv_heads, end, d], T <= end.
 
-    `reach` and `cap` are the layer's window and chunk, and the soft cap of its scores.
+    Queries are scaled already. `reach` and `cap` are the layer's window and chunk, and the soft cap of its scores.
     """
     heads, rows, width = queries.shape
     kv_heads, end, _ = keys.shape
@@ -230,7 +221,7 @@ def _block_attention(queries: Array, keys: Array, values: Array, reach: tuple[in
     first = int(begin[0, 0])  # sight never begins earlier for a later row
     column = np.arange(first, end)
     hidden = (column > row) | (column < begin)
-    grouped = (queries / np.sqrt(width)).reshape(kv_heads, -1, width)
+    grouped = queries.reshape(kv_heads, -1, width)
     scores = capped((grouped @ keys[:, first:].swapaxes(1, 2)).reshape(heads, rows, -1), cap)
     scores += np.where(hidden, -np.inf, 0.0)
     scores -= scores.max(axis=-1, keepdims=True)
@@ -253,7 +244,7 @@ def _tree_attention(
     """Every node over the context above and its own path, gathered row by row; nothing else is ever touched.
 
     Args:
-        queries: [heads, nodes, d], nodes in the order of `levels`.
+        queries: [heads, nodes, d], scaled, nodes in the order of `levels`.
         above_keys: [kv_heads, context, d], as `above_values`.
         above_values: See above_keys.
         keys: [kv_heads, nodes, d], as `values`.
@@ -268,7 +259,7 @@ def _tree_attention(
     (heads, nodes, width), (kv_heads, context, _) = queries.shape, above_keys.shape
     group = heads // kv_heads
     # [kv_heads, nodes, group, d]: one product with the context per KV head, one with the path per node.
-    asked = (queries / np.sqrt(width)).reshape(kv_heads, group, nodes, width).swapaxes(1, 2).copy()
+    asked = queries.reshape(kv_heads, group, nodes, width).swapaxes(1, 2).copy()
     mixed = np.empty_like(asked)
     for depth, level in enumerate(levels):
         here = slice(level.first, level.last)

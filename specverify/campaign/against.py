@@ -15,7 +15,8 @@ from reference.case import Case
 from reference.oracle import rotary
 from reference.oracle.decoder import Oracle as NumpyOracle
 from reference.oracle.evaluator import Evaluator
-from reference.oracle.model import Inputs, Nodes, Parameters
+from reference.oracle.model import Inputs, Nodes
+from reference.oracle.parameters import Parameters
 from reference.sampling import Stops
 from reference.trace import Array, Kv, Trace
 from reference.tree import Tree
@@ -145,7 +146,8 @@ class ByTransformers:
             first: Array = getattr(rows[0][0], kind)[:, :, above]
             return np.concatenate([first, *(getattr(run, kind)[:, :, at : at + 1] for run, at in rows)], axis=2)
 
-        return Inputs(np.stack([run.queries[:, :, at] for run, at in rows], axis=2), columns("keys"), columns("values"))
+        queries = np.stack([run.queries[:, :, at] for run, at in rows], axis=2)
+        return Inputs(queries, columns("keys"), columns("values"), self._plain.scale)
 
     def states(self, tokens: tuple[int, ...]) -> Array:
         """See `Evaluator`."""

@@ -1,26 +1,11 @@
 """True float64: norms and rotary tables that transformers computes in float32 even in a float64 model."""
 
 import math
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers.models.llama4.modeling_llama4 import Llama4TextAttention
-
-from backends.engine.model.llama4 import ExactAttention
-
-NORMS = {
-    "LlamaRMSNorm": "variance_epsilon",
-    "Qwen2RMSNorm": "variance_epsilon",
-    "Qwen3RMSNorm": "variance_epsilon",
-    "MistralRMSNorm": "variance_epsilon",
-    "Llama4TextRMSNorm": "eps",
-    "Llama4TextL2Norm": "eps",
-}
-"""transformers' norms that compute `weight * x / rms(x)`, or have no weight, and what each calls its epsilon.
-
-Others (Gemma's, say) scale in another way.
-"""
 
 
 class ExactRmsNorm(nn.Module):
@@ -35,6 +20,19 @@ class ExactRmsNorm(nn.Module):
         """Return `hidden` [..., H] over its root mean square, scaled."""
         scaled: Tensor = self.weight * hidden * torch.rsqrt(hidden.pow(2).mean(-1, keepdim=True) + self.eps)
         return scaled
+
+
+def rms_norm(epsilon: str, offset: float = 0.0) -> Callable[[nn.Module, Any], nn.Module]:
+    """The float64 form of a norm that multiplies by `offset` + weight, or by nothing where it has no weight.
+
+    `epsilon` is what transformers' class calls its epsilon.
+    """
+
+    def exact(module: nn.Module, _: Any) -> nn.Module:
+        weight = getattr(module, "weight", torch.ones((), dtype=torch.float64)).detach()
+        return ExactRmsNorm(weight + offset if offset else weight, getattr(module, epsilon))
+
+    return exact
 
 
 class ExactRotary(nn.Module):
@@ -63,25 +61,22 @@ class ExactComplexRotary(ExactRotary):
         return torch.polar(torch.full_like(angle, self.scaling), angle)
 
 
-def make_exact(model: nn.Module, config: Any) -> None:
+def make_exact(model: nn.Module, config: Any, forms: Mapping[str, Callable[[nn.Module, Any], nn.Module]]) -> None:
     """Replace every RMS norm and rotary table of a transformers model, in place, by its float64 form.
+
+    `forms` are those of the known families, by the name of the module's class.
 
     Raises:
         ValueError: for a norm whose formula is not known here.
     """
     for name, module in list(model.named_modules()):
         kind = type(module).__name__
-        if kind.endswith("Norm") and kind not in NORMS:
+        if kind in forms:
+            _replace(model, name, forms[kind](module, config))
+        elif kind.endswith("Norm"):
             raise ValueError(f"{kind} has no float64 form here: use another dtype")
-        if kind in NORMS:
-            weight = getattr(module, "weight", torch.ones((), dtype=torch.float64)).detach()
-            _replace(model, name, ExactRmsNorm(weight, getattr(module, NORMS[kind])))
-        elif kind == "Llama4TextRotaryEmbedding":
-            _replace(model, name, ExactComplexRotary(config))
         elif kind.endswith("RotaryEmbedding"):
             _replace(model, name, ExactRotary(config))
-        elif isinstance(module, Llama4TextAttention):
-            module.__class__ = ExactAttention
 
 
 def _replace(model: nn.Module, name: str, module: nn.Module) -> None:

@@ -6,28 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    Llama4ForCausalLM,
-    Llama4TextConfig,
-    LlamaConfig,
-    LlamaForCausalLM,
-    MistralConfig,
-    MistralForCausalLM,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-)
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 from transformers.utils import logging
 
 from backends.base import Unsupported
 from backends.engine.model.causal_lm import CausalLm
 from backends.engine.model.examined import opened
+from backends.engine.model.family import EXACT, FAMILIES
 from backends.engine.model.float64_modules import make_exact
 from backends.engine.model.graphs import Graphs, Recorder
-from backends.engine.model.llama4 import temper_logically
 from reference.architecture import Architecture, Checkpoint, Model, Rope, Seeded
 from reference.files.fields import LARGEST_CONFIG
 from reference.files.regular import read_whole
@@ -42,27 +29,6 @@ DTYPES = {
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
 }
-
-CLASSES: dict[str, tuple[Any, Any]] = {
-    "llama": (LlamaConfig, LlamaForCausalLM),
-    "pangu": (LlamaConfig, LlamaForCausalLM),
-    "qwen2": (Qwen2Config, Qwen2ForCausalLM),
-    "qwen3": (Qwen3Config, Qwen3ForCausalLM),
-    "mistral": (MistralConfig, MistralForCausalLM),
-    "llama4": (Llama4TextConfig, Llama4ForCausalLM),
-}
-"""openPangu-Embedded is Llama with bias on q, k, v and o, which transformers' Llama offers as `attention_bias`."""
-
-PANGU_TYPES = ("PanguEmbedded", "pangu_embedded")
-PANGU_DEFAULTS = {
-    "max_position_embeddings": 32768,
-    "num_key_value_heads": 8,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 16e6,
-    "tie_word_embeddings": False,
-    "bias": True,
-}
-"""Defaults of openPangu-Embedded for fields that its config.json leaves out (`configuration_openpangu_dense.py`)."""
 
 
 class ModelCache:
@@ -102,8 +68,9 @@ class ModelCache:
 
     def _loaded(self, model: Model, dtype: str) -> CausalLm:
         network = built_in(model, dtype) if isinstance(model, Seeded) else from_disk(model, dtype)
-        if isinstance(network, Llama4ForCausalLM):
-            temper_logically(network)
+        for family in FAMILIES.values():
+            if isinstance(network, family.model):
+                family.prepared(network)
         if dtype == "float64":
             _exact(network)
         network = network.to(self._device).eval()
@@ -112,7 +79,7 @@ class ModelCache:
 
 def _exact(network: Any) -> None:
     try:
-        make_exact(network, network.config)
+        make_exact(network, network.config, EXACT)
     except ValueError as why:
         raise Unsupported(f"float64: {why}") from why
 
@@ -140,8 +107,7 @@ def _checkpoint_rope(model: Checkpoint) -> Rope:
 
 def config_of(arch: Architecture) -> Any:
     """The transformers config that means `arch`."""
-    kind, _ = CLASSES[arch.family]
-    window = max(arch.windows)
+    family = FAMILIES[arch.family]
     fields: dict[str, Any] = {
         "vocab_size": arch.vocab_size,
         "hidden_size": arch.hidden_size,
@@ -157,55 +123,15 @@ def config_of(arch: Architecture) -> Any:
         "bos_token_id": None,
         "eos_token_id": None,
         "pad_token_id": None,
+        **family.fields(arch),
     }
-    if kind is LlamaConfig:
-        _same("llama", "qkv_bias and output_bias", arch.qkv_bias, arch.output_bias)
-        fields |= {"attention_bias": arch.qkv_bias, "mlp_bias": arch.mlp_bias}
-    elif kind is Qwen3Config:
-        _same("qwen3", "qkv_bias and output_bias", arch.qkv_bias, arch.output_bias)
-        fields["attention_bias"] = arch.qkv_bias
-    if arch.family != "llama4" and (any(arch.chunks) or arch.unrotated):
-        raise Unsupported(f"{arch.family} with chunks or layers without rotary embedding: only llama4 has them")
-    if arch.family in ("qwen2", "qwen3"):
-        fields["layer_types"] = ["sliding_attention" if one else "full_attention" for one in arch.windows]
-        fields |= {"use_sliding_window": window > 0, "sliding_window": window or None}
-    elif arch.family == "mistral":
-        _same("mistral", "all windows", *arch.windows)
-        fields["sliding_window"] = window or None
-    elif arch.family == "llama4" and not window:
-        fields |= _irope(arch)
-    elif window:
-        raise Unsupported(f"{arch.family} with a sliding window: transformers' model has none")
     try:
-        config = kind(**fields)
+        config = family.config(**fields)
     except Exception as why:  # its validators raise classes of their own
         raise Unsupported(f"transformers refuses this {arch.family} config: {' '.join(str(why).split())}") from why
-    # No config of these families has it: the engine hands it to attention itself, where Gemma 2's own model would.
-    config.score_cap = arch.score_cap
+    # No config has this field: the engine hands it to attention itself, where Gemma 2's own model would.
+    config.score_cap = 0.0 if family.caps_scores else arch.score_cap
     return config
-
-
-def _irope(arch: Architecture) -> dict[str, Any]:
-    """The fields of Llama 4's text model that others lack; no layer of it has experts."""
-    _same("llama4", "qkv_bias and output_bias", arch.qkv_bias, arch.output_bias)
-    _same("llama4", "chunks in all layers that have one", *filter(None, arch.chunks))
-    return {
-        "moe_layers": [],
-        "intermediate_size_mlp": arch.intermediate_size,
-        "use_qk_norm": arch.qk_norm,
-        "attention_bias": arch.qkv_bias,
-        "no_rope_layers": [int(layer not in arch.unrotated) for layer in range(arch.layers)],
-        "attention_chunk_size": max(arch.chunks, default=0) or None,
-        "layer_types": ["chunked_attention" if chunk else "full_attention" for _, chunk in arch.reaches],
-        "attn_temperature_tuning": arch.floor_scale > 0,
-        "floor_scale": arch.floor_scale or 1,
-        "attn_scale": arch.attn_scale,
-    }
-
-
-def _same(family: str, what: str, *values: Any) -> None:
-    if len(set(values)) > 1:
-        raise Unsupported(f"{family} needs equal {what}, as transformers' model has one setting for them")
 
 
 def rope_parameters(rope: Rope) -> dict[str, Any]:
@@ -235,13 +161,12 @@ def built_in(model: Seeded, dtype: str) -> Any:
     Raises:
         Unsupported: where transformers' model of that family cannot be what the architecture says.
     """
+    family = FAMILIES[model.architecture.family]
     config = config_of(model.architecture)
     with torch.device("meta"):
-        network = CLASSES[model.architecture.family][1](config)
+        network = family.model(config)
     rotary = type(network.model.rotary_emb)(config=config)  # its tables are no parameters: made on a real device
-    state = {name: torch.tensor(values, dtype=DTYPES[dtype]) for name, values in seeded(model).items()}
-    if model.architecture.family == "llama4":  # its name for the dense feed-forward block
-        state = {name.replace(".mlp.", ".feed_forward."): weight for name, weight in state.items()}
+    state = {family.renamed(name): torch.tensor(values, dtype=DTYPES[dtype]) for name, values in seeded(model).items()}
     if model.architecture.tied:
         state["lm_head.weight"] = state["model.embed_tokens.weight"]
     try:
@@ -250,26 +175,20 @@ def built_in(model: Seeded, dtype: str) -> Any:
         line = " ".join(str(why).split())[:200]
         raise Unsupported(f"transformers' {model.architecture.family} has no such biases or norms: {line}") from why
     network.model.rotary_emb = rotary
+    family.completed(network)
     return network
 
 
 def _config(model: Checkpoint) -> Any:
     path = Path(model.source)
+    known = {kind: make for family in FAMILIES.values() for kind, make in family.checkpoint.items()}
     try:
         content = json.loads(read_whole(path / "config.json", LARGEST_CONFIG))
-        if content.get("model_type") not in PANGU_TYPES:
-            return AutoConfig.from_pretrained(path, trust_remote_code=False, local_files_only=True)
-        return _pangu(content)
+        if content.get("model_type") in known:
+            return known[content["model_type"]](content)
+        return AutoConfig.from_pretrained(path, trust_remote_code=False, local_files_only=True)
     except Exception as why:  # transformers' validators raise classes of their own
         raise Unsupported(f"transformers refuses {path}/config.json: {' '.join(str(why).split())[:200]}") from why
-
-
-def _pangu(content: dict[str, Any]) -> Any:
-    """The Llama config that means openPangu's config.json `content`."""
-    left_out = ("model_type", "auto_map", "architectures", "bias", "attention_bias")
-    said = {**PANGU_DEFAULTS, **content}
-    kept = {key: value for key, value in said.items() if key not in left_out}
-    return LlamaConfig(**kept, attention_bias=bool(said["bias"] or said.get("attention_bias")))
 
 
 def from_disk(model: Checkpoint, dtype: str) -> Any:

@@ -11,7 +11,7 @@ import torch
 from backends.base import Unsupported
 from backends.compositions.eager import open_cpu
 from backends.engine.draft.truncation import inside_chunk
-from backends.engine.model.llama4 import Temperature
+from backends.engine.model.family.llama4 import Temperature
 from backends.engine.model.models import config_of
 from backends.engine.reach import Reach, reaches_of
 from properties.invariants import ALL
@@ -26,7 +26,7 @@ from reference.layout import KvLayout
 from reference.malformed import Malformed
 from reference.oracle.decoder import Oracle
 from reference.oracle.draft.chunk import in_chunk
-from reference.oracle.model import temperature
+from reference.oracle.formulas import temperature
 from reference.sampling import Sampling, Stops
 from reference.trace import Drafted
 from reference.tree import RankTree, Tree

@@ -51,7 +51,7 @@ def test_attention_is_gemma_2s(cap: float) -> None:
         softcap=cap or None,
     )
     # Their softmax is in float32 whatever the inputs.
-    np.testing.assert_allclose(attention(query, keys, values, cap), theirs[0, 0].numpy(), atol=1e-6)
+    np.testing.assert_allclose(attention(query, keys, values, 6**-0.5, cap), theirs[0, 0].numpy(), atol=1e-6)
 
 
 @pytest.mark.parametrize("at", CAPPED)

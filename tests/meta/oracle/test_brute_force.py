@@ -13,7 +13,8 @@ from reference.case import Case
 from reference.draft import Draft, LanguageModel, Ngram, Scripted
 from reference.oracle.decoder import KV_STEPS, Oracle
 from reference.oracle.evaluator import Evaluator
-from reference.oracle.model import Inputs, Nodes, Parameters, PathByPath, load
+from reference.oracle.model import Inputs, Nodes, PathByPath
+from reference.oracle.parameters import Parameters, load
 from reference.oracle.shared_prefix import SharedPrefix
 from reference.oracle.stopping import clipped
 from reference.sampling import Stops
@@ -69,7 +70,7 @@ class Table:
 
     def inputs(self, context: tuple[int, ...], tree: Tree) -> Inputs:
         empty = np.zeros((1, 1, len(context) + len(tree), 2))
-        return Inputs(empty[:, :, len(context) :], empty, empty)
+        return Inputs(empty[:, :, len(context) :], empty, empty, 1.0)
 
     def kv(self, tokens: tuple[int, ...]) -> Kv:
         empty = np.zeros((1, 1, len(tokens), 2))

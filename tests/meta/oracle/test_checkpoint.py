@@ -15,7 +15,8 @@ from transformers import AutoModelForCausalLM
 from reference.architecture import Architecture, Checkpoint, Rope, Seeded
 from reference.malformed import Malformed
 from reference.oracle.checkpoint import UnreadableCheckpoint, identify, read
-from reference.oracle.model import PathByPath, load, rounded
+from reference.oracle.model import PathByPath
+from reference.oracle.parameters import load, rounded
 from reference.tree import Tree
 from reference.weights import seeded, shapes
 

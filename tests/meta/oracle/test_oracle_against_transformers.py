@@ -11,7 +11,8 @@ import torch
 from transformers import DynamicCache, modeling_rope_utils
 
 from reference.architecture import Architecture, Rope, Seeded
-from reference.oracle.model import Parameters, PathByPath, load
+from reference.oracle.model import PathByPath
+from reference.oracle.parameters import Parameters, load
 from reference.oracle.rotary import frequencies, table, turn
 from reference.oracle.shared_prefix import SharedPrefix
 from reference.trace import Array
@@ -21,6 +22,7 @@ from reference.weights import representable, seeded
 # Pangu is Llama with biases; transformers has no model of that name.
 MODULE_OF = {
     "llama": "Llama", "pangu": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3", "mistral": "Mistral", "llama4": "Llama4",
+    "gemma2": "Gemma2",
 }  # fmt: skip
 TOLERANCE = 1e-9
 
@@ -107,6 +109,15 @@ def hugging_face(arch: Architecture, seed: int) -> Any:
             "floor_scale": arch.floor_scale or 1,
             "attn_scale": arch.attn_scale,
         }
+    elif name == "Gemma2":
+        fields |= {
+            "attention_bias": arch.qkv_bias,
+            "query_pre_attn_scalar": int(arch.setting("query_scalar")) or arch.head_dim,
+            "attn_logit_softcapping": arch.score_cap or None,
+            "final_logit_softcapping": arch.setting("logit_cap") or None,
+            "sliding_window": max(arch.windows) or 1,  # asked for even where no layer has one
+            "layer_types": ["sliding_attention" if window else "full_attention" for window in arch.windows],
+        }
     elif name == "Mistral":
         fields["sliding_window"] = arch.windows[0] or None
     elif any(arch.windows):
@@ -114,6 +125,8 @@ def hugging_face(arch: Architecture, seed: int) -> Any:
         fields["sliding_window"] = max(arch.windows)
         fields["layer_types"] = ["sliding_attention" if window else "full_attention" for window in arch.windows]
     model = getattr(module, f"{name}ForCausalLM")(kind(**fields)).double().eval()
+    if name == "Gemma2":  # its buffer was a float32 before it was widened
+        model.model.embed_tokens.embed_scale = torch.tensor(arch.hidden_size, dtype=torch.float64).sqrt()
     state = {key: torch.tensor(value) for key, value in seeded(Seeded(arch, seed)).items()}
     if name == "Llama4":
         state = {key.replace(".mlp.", ".feed_forward."): value for key, value in state.items()}
@@ -198,6 +211,11 @@ MODELS = {
     "llama4-unrotated": small("llama4", chunks=(8, 8, 0), windows=(0, 0, 0), unrotated=(2,)),
     "llama4-tempered": small("llama4", chunks=(8, 0), unrotated=(1,), floor_scale=4, attn_scale=0.7),
     "llama4-all-tempered": small("llama4", unrotated=(0, 1), floor_scale=1),
+    "gemma2": small("gemma2"),
+    "gemma2-caps": small("gemma2", score_cap=0.7, settings=(("logit_cap", 3.0),), windows=(5, 0)),
+    "gemma2-scalar": small("gemma2", settings=(("query_scalar", 3.0),), windows=(0, 0, 0), norm_eps=0.1),
+    "gemma2-odd-width-tied": small("gemma2", hidden_size=20, tied=True, score_cap=50.0, windows=(2, 2)),
+    "gemma2-bias": small("gemma2", qkv_bias=True, output_bias=True, rope=Rope(kind="linear", factor=3.0)),
     "llama4-yarn": small("llama4", rope=Rope(theta=100.0, kind="yarn", factor=4.0, original=16, truncate=False)),
 }
 

@@ -10,7 +10,8 @@ from reference.architecture import Architecture, Seeded
 from reference.case import Case
 from reference.draft import LanguageModel
 from reference.oracle.decoder import Oracle
-from reference.oracle.model import PathByPath, load
+from reference.oracle.model import PathByPath
+from reference.oracle.parameters import load
 from reference.sampling import Sampling, Stops
 from reference.trace import Array, Drafted
 from reference.tree import RankTree, Tree

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from reference.architecture import Architecture, Rope, Seeded
 from reference.malformed import Malformed
 from reference.oracle import shared_prefix
-from reference.oracle.model import PathByPath, load
+from reference.oracle.model import PathByPath
+from reference.oracle.parameters import load
 from reference.oracle.shared_prefix import REMEMBERED, SharedPrefix
 from reference.trace import Array
 from reference.tree import Tree

@@ -18,10 +18,11 @@ from properties.strategies import cases
 from properties.strategies.settings import exploring
 from properties.tally import Failure
 from properties.verdict.finding import Finding, Verdict
-from reference.architecture import FAMILIES, ROPE_KINDS, Architecture, Checkpoint, Rope, Seeded
+from reference.architecture import ROPE_KINDS, Architecture, Checkpoint, Rope, Seeded
 from reference.case import DTYPES, Case
 from reference.case_json import case_to_json
 from reference.draft import LanguageModel, Ngram, Scripted
+from reference.family import FAMILIES
 from reference.layout import COMMITS
 from reference.oracle.checkpoint import identify
 from reference.sampling import Stops

@@ -16,9 +16,10 @@ from properties.strategies.far_conditions import FAR
 from properties.strategies.models import GALLERY, SEEDS
 from properties.strategies.settings import explore
 from properties.verdict.invariant import taking_turns
-from reference.architecture import FAMILIES, ROPE_KINDS, Architecture, Seeded
+from reference.architecture import ROPE_KINDS, Architecture, Seeded
 from reference.case import Case
 from reference.draft import LanguageModel, Scripted
+from reference.family import FAMILIES
 from reference.layout import COMMITS, KvLayout
 from reference.oracle.decoder import Oracle
 from reference.oracle.stopping import ending

@@ -1,13 +1,17 @@
-"""Llama 4 as the engine runs it: temperature by logical position, and rotary embedding in true float64."""
+"""Llama 4's text model as the engine runs it: temperature by logical position, rotary embedding in true float64."""
 
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import Llama4ForCausalLM, Llama4TextConfig
 from transformers.models.llama4.modeling_llama4 import Llama4TextAttention
 
 from backends.engine.attention.interface import through_interface
+from backends.engine.model.family.base import ModelFamily, no_window, same
+from backends.engine.model.float64_modules import ExactComplexRotary, rms_norm
+from reference.architecture import Architecture
 
 
 @dataclass(frozen=True)
@@ -74,3 +78,43 @@ def _turned(x: Tensor, frequencies: Tensor) -> Tensor:
     """`x` [B, T, heads, head_dim], neighbouring dimensions turned together."""
     pairs = torch.view_as_complex(x.reshape(*x.shape[:-1], -1, 2).contiguous())
     return torch.view_as_real(pairs * frequencies[:, :, None]).flatten(3)
+
+
+def _exact_attention(module: nn.Module, _: Any) -> nn.Module:
+    module.__class__ = ExactAttention
+    return module
+
+
+def _fields(arch: Architecture) -> dict[str, Any]:
+    """The fields of Llama 4's text model that others lack; no layer of it has experts."""
+    no_window(arch)
+    same(arch, "qkv_bias and output_bias", arch.qkv_bias, arch.output_bias)
+    same(arch, "chunks in all layers that have one", *filter(None, arch.chunks))
+    return {
+        "moe_layers": [],
+        "intermediate_size_mlp": arch.intermediate_size,
+        "use_qk_norm": arch.qk_norm,
+        "attention_bias": arch.qkv_bias,
+        "no_rope_layers": [int(layer not in arch.unrotated) for layer in range(arch.layers)],
+        "attention_chunk_size": max(arch.chunks, default=0) or None,
+        "layer_types": ["chunked_attention" if chunk else "full_attention" for _, chunk in arch.reaches],
+        "attn_temperature_tuning": arch.floor_scale > 0,
+        "floor_scale": arch.floor_scale or 1,
+        "attn_scale": arch.attn_scale,
+    }
+
+
+LLAMA4 = ModelFamily(
+    "llama4",
+    Llama4TextConfig,
+    Llama4ForCausalLM,
+    _fields,
+    renamed=lambda name: name.replace(".mlp.", ".feed_forward."),  # its name for the dense feed-forward block
+    prepared=temper_logically,
+    exact={
+        "Llama4TextRMSNorm": rms_norm("eps"),
+        "Llama4TextL2Norm": rms_norm("eps"),
+        "Llama4TextRotaryEmbedding": lambda _, config: ExactComplexRotary(config),
+        "Llama4TextAttention": _exact_attention,
+    },
+)

@@ -1,0 +1,55 @@
+"""Gemma 2, whose own model caps scores and logits; its norms multiply by one plus their weight.
+
+transformers multiplies embeddings by a buffer of float32, which no checkpoint holds: a model made without weights lacks
+it, and float64 needs it wider.
+"""
+
+import math
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import Gemma2Config, Gemma2ForCausalLM
+
+from backends.base import Unsupported
+from backends.engine.model.family.base import ModelFamily, layer_types, no_irope, same
+from backends.engine.model.float64_modules import rms_norm
+from reference.architecture import Architecture
+
+
+def _fields(arch: Architecture) -> dict[str, Any]:
+    no_irope(arch)
+    same(arch, "qkv_bias and output_bias", arch.qkv_bias, arch.output_bias)
+    same(arch, "windows in all layers that have one", *filter(None, arch.windows))
+    scalar = arch.setting("query_scalar") or arch.head_dim
+    if scalar != int(scalar):
+        raise Unsupported(f"gemma2 with a query_scalar of {scalar}: transformers' config holds whole numbers alone")
+    return {
+        "attention_bias": arch.qkv_bias,
+        "layer_types": layer_types(arch),
+        "sliding_window": max(arch.windows) or 1,  # transformers makes its mask even where no layer has a window
+        "query_pre_attn_scalar": int(scalar),
+        "attn_logit_softcapping": arch.score_cap or None,
+        "final_logit_softcapping": arch.setting("logit_cap") or None,
+    }
+
+
+def _scaled(module: nn.Module, config: Any) -> nn.Module:
+    """Give the embeddings their factor in float64, which every use casts to the dtype of the weights."""
+    module.embed_scale = torch.tensor(math.sqrt(config.hidden_size), dtype=torch.float64)
+    return module
+
+
+def _completed(network: Any) -> None:
+    _scaled(network.model.embed_tokens, network.config)
+
+
+GEMMA2 = ModelFamily(
+    "gemma2",
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    _fields,
+    caps_scores=True,
+    completed=_completed,
+    exact={"Gemma2RMSNorm": rms_norm("eps", offset=1.0), "Gemma2TextScaledWordEmbedding": _scaled},
+)

@@ -1,0 +1,46 @@
+"""Llama, and openPangu-Embedded: Llama with bias on q, k, v and o, the `attention_bias` of transformers' Llama."""
+
+from typing import Any
+
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from backends.engine.model.family.base import ModelFamily, no_irope, no_window, same
+from backends.engine.model.float64_modules import rms_norm
+from reference.architecture import Architecture
+
+PANGU_DEFAULTS = {
+    "max_position_embeddings": 32768,
+    "num_key_value_heads": 8,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 16e6,
+    "tie_word_embeddings": False,
+    "bias": True,
+}
+"""Defaults of openPangu-Embedded for fields that its config.json leaves out (`configuration_openpangu_dense.py`)."""
+
+
+def _fields(arch: Architecture) -> dict[str, Any]:
+    same(arch, "qkv_bias and output_bias", arch.qkv_bias, arch.output_bias)
+    no_irope(arch)
+    no_window(arch)
+    return {"attention_bias": arch.qkv_bias, "mlp_bias": arch.mlp_bias}
+
+
+def _pangu(content: dict[str, Any]) -> Any:
+    """The Llama config that means openPangu's config.json `content`."""
+    left_out = ("model_type", "auto_map", "architectures", "bias", "attention_bias")
+    said = {**PANGU_DEFAULTS, **content}
+    kept = {key: value for key, value in said.items() if key not in left_out}
+    return LlamaConfig(**kept, attention_bias=bool(said["bias"] or said.get("attention_bias")))
+
+
+LLAMA = ModelFamily(
+    "llama", LlamaConfig, LlamaForCausalLM, _fields, exact={"LlamaRMSNorm": rms_norm("variance_epsilon")}
+)
+PANGU = ModelFamily(
+    "pangu",
+    LlamaConfig,
+    LlamaForCausalLM,
+    _fields,
+    checkpoint={"PanguEmbedded": _pangu, "pangu_embedded": _pangu},
+)

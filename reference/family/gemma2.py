@@ -1,0 +1,32 @@
+"""Gemma 2 (arXiv 2408.00118; transformers `models/gemma2`).
+
+Four norms a layer, which multiply by one plus their weight; embeddings times the square root of the hidden size; GeGLU;
+soft caps of attention's scores and of the logits; every second layer sees a window alone.
+"""
+
+from reference.family.base import Family, LayerNorms
+
+GEMMA2 = Family(
+    "gemma2",
+    norms=LayerNorms(
+        before_feed_forward="pre_feedforward_layernorm",
+        after_attention="post_attention_layernorm",
+        after_feed_forward="post_feedforward_layernorm",
+    ),
+    resting_gain=0.0,
+    settings={
+        "logit_cap": 0.0,  # a logit s becomes cap * tanh(s / cap); 0 for none
+        "query_scalar": 0.0,  # scores are divided by the square root of it; 0 for that of the head size
+    },
+    drawn=(
+        {
+            "vocab_size": 25, "hidden_size": 16, "intermediate_size": 24, "heads": 2, "kv_heads": 1, "head_dim": 4,
+            "windows": (4, 0), "norm_eps": 1e-6, "tied": True, "score_cap": 1.0,
+            "settings": (("logit_cap", 4.0), ("query_scalar", 6.0)),
+        },
+        {
+            "vocab_size": 53, "hidden_size": 16, "intermediate_size": 24, "heads": 4, "kv_heads": 2, "head_dim": 8,
+            "windows": (6, 0, 6), "norm_eps": 1e-6, "settings": (("logit_cap", 6.0),),
+        },
+    ),
+)  # fmt: skip

@@ -1,0 +1,82 @@
+"""Gemma 2 (arXiv 2408.00118; transformers `models/gemma2`), where it computes otherwise than Llama.
+
+Norms multiply by one plus their weight; embeddings are multiplied by the square root of the hidden size; the gate's
+activation is GELU in its tanh form; scores are divided by the square root of `query_pre_attn_scalar`, and both scores
+and logits go through soft caps.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from reference.architecture import Architecture
+from reference.files.fields import Fields
+from reference.oracle.family.base import OracleFamily, layers_named
+from reference.oracle.formulas import Formulas, capped, gelu_tanh
+
+
+def _score_scale(arch: Architecture) -> float:
+    return float(1 / np.sqrt(arch.setting("query_scalar") or arch.head_dim))
+
+
+FORMULAS = Formulas(
+    gain=lambda weight: 1 + weight,
+    activation=gelu_tanh,
+    score_scale=_score_scale,
+    embedding_scale=lambda arch: float(np.sqrt(arch.hidden_size)),
+    logits=lambda arch, scored: capped(scored, arch.setting("logit_cap")),
+)
+
+
+def _slides(fields: Fields, layers: int, family: str) -> list[bool]:
+    """The layers that `layer_types` names; every second one, the first included, where it says nothing."""
+    named = layers_named(fields, layers)
+    return [layer % 2 == 0 for layer in range(layers)] if named is None else named
+
+
+def _cap(fields: Fields, name: str) -> float:
+    """The soft cap in the field `name`, 0.0 where the file says null: none."""
+    if fields.get(name) is None:
+        return 0.0
+    value = float(fields.number(name))
+    if value <= 0:
+        raise fields.refuse(f"{name} is {value}, no soft cap; correct it, or set it to null for none")
+    return value
+
+
+def _fields(fields: Fields) -> dict[str, Any]:
+    if fields.flag("use_bidirectional_attention"):
+        raise fields.refuse("use_bidirectional_attention is true: such a model generates nothing token by token")
+    biased = fields.flag("attention_bias")
+    own = {
+        "logit_cap": _cap(fields, "final_logit_softcapping"),
+        "query_scalar": float(fields.number("query_pre_attn_scalar")),
+    }
+    return {
+        "qkv_bias": biased,
+        "output_bias": biased,
+        "score_cap": _cap(fields, "attn_logit_softcapping"),
+        "settings": tuple((name, value) for name, value in own.items() if value),
+    }
+
+
+GEMMA2 = OracleFamily(
+    "gemma2",
+    FORMULAS,
+    model_types=("gemma2",),
+    defaults={
+        "max_position_embeddings": 8192,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "tie_word_embeddings": True,
+        "query_pre_attn_scalar": 256,
+        "final_logit_softcapping": 30.0,
+        "attn_logit_softcapping": 50.0,
+        "sliding_window": 4096,
+        "hidden_activation": "gelu_pytorch_tanh",
+    },
+    activation=("hidden_activation", "gelu_pytorch_tanh"),
+    slides=_slides,
+    fields=_fields,
+)

@@ -1,0 +1,18 @@
+"""Llama 4's text model with dense layers (transformers `models/llama4`): neighbouring dimensions turn together."""
+
+import numpy as np
+
+from reference.architecture import Architecture
+from reference.oracle import rotary
+from reference.oracle.family.base import OracleFamily
+from reference.oracle.formulas import Formulas, rms_norm
+from reference.trace import Array
+
+
+def _turned(arch: Architecture, x: Array, cos: Array, sin: Array) -> Array:
+    """Neighbouring dimensions turned together, and the root mean square norm without gain where the model has it."""
+    turned = rotary.turn_neighbours(x, cos, sin)
+    return rms_norm(turned, np.ones(arch.head_dim), arch.norm_eps) if arch.qk_norm else turned
+
+
+LLAMA4 = OracleFamily("llama4", Formulas(turned=_turned))

@@ -1,0 +1,40 @@
+"""Qwen 2 and Qwen 3 (transformers `models/qwen2`, `models/qwen3`): a window for some layers, where it is asked for."""
+
+from typing import Any
+
+from reference.files.fields import Fields
+from reference.oracle.family.base import OracleFamily, layers_named
+
+
+def _slides(fields: Fields, layers: int, family: str) -> list[bool]:
+    """The layers from `max_window_layers` on, or those that `layer_types` names, if `use_sliding_window` is true."""
+    asked, first = fields.flag("use_sliding_window"), fields.integer("max_window_layers", 28)
+    if asked:
+        fields.integer("sliding_window", 4096)
+    named = layers_named(fields, layers)
+    slides = [asked and layer >= first for layer in range(layers)] if named is None else named
+    if any(slides) and not asked:
+        raise fields.refuse("layer_types names sliding_attention without a sliding_window; set use_sliding_window")
+    return slides
+
+
+def _qwen3(fields: Fields) -> dict[str, Any]:
+    biased = fields.flag("attention_bias")
+    return {"qkv_bias": biased, "output_bias": biased, "qk_norm": True}
+
+
+QWEN2 = OracleFamily(
+    "qwen2",
+    model_types=("qwen2",),
+    defaults={"max_position_embeddings": 32768, "num_key_value_heads": 32},
+    slides=_slides,
+    fields=lambda fields: {"qkv_bias": True},
+)
+
+QWEN3 = OracleFamily(
+    "qwen3",
+    model_types=("qwen3",),
+    defaults={"max_position_embeddings": 32768, "num_key_value_heads": 32, "head_dim": 128},
+    slides=_slides,
+    fields=_qwen3,
+)

@@ -1,0 +1,99 @@
+"""The formulas that decoder layers are made of, and which of them a model family takes.
+
+Root mean square norm (arXiv 1910.07467), grouped queries (2305.13245), gated feed-forward blocks (2002.05202), soft
+caps (2408.00118), temperature by position (2501.19399). Where families differ, a formula is a row of `Formulas`;
+`reference.oracle.family` holds the choice of each family.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from reference.architecture import Architecture
+from reference.oracle import rotary
+from reference.trace import Array
+
+Unary = Callable[[Array], Array]
+
+
+def rms_norm(x: Array, gain: Array, eps: float) -> Array:
+    """`x` [..., n] over its root mean square along the last axis, times `gain` [n]."""
+    mean_square = np.einsum("...i,...i->...", x, x)[..., None] / x.shape[-1]
+    normed: Array = x / np.sqrt(mean_square + eps) * gain
+    return normed
+
+
+def linear(x: Array, state: dict[str, Array], name: str) -> Array:
+    """`x` [..., in] through the projection `name` -> [..., out], with its bias where the architecture has one."""
+    y: Array = x @ state[f"{name}.weight"].T
+    bias = state.get(f"{name}.bias")
+    return y if bias is None else y + bias
+
+
+def silu(x: Array) -> Array:
+    """`x` times its sigmoid."""
+    with np.errstate(over="ignore"):  # exp(-x) may be infinite, and x / inf is the limit
+        gated: Array = x / (1 + np.exp(-x))
+    return gated
+
+
+def gelu_tanh(x: Array) -> Array:
+    """The Gaussian error linear unit in its tanh form (arXiv 1606.08415, section 2)."""
+    bent: Array = 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
+    return bent
+
+
+def capped(scores: Array, cap: float) -> Array:
+    """Scaled scores after the soft cap `cap` (`Architecture.score_cap`); themselves where it is 0.
+
+    >>> [float(round(score, 3)) for score in capped(np.array([0.0, 1.0, -50.0]), 2.0)]
+    [0.0, 0.924, -2.0]
+    """
+    if not cap:
+        return scores
+    squeezed: Array = cap * np.tanh(scores / cap)
+    return squeezed
+
+
+def temperature(arch: Architecture, layer: int, positions: Array) -> Array:
+    """Factors of the queries of `layer` at `positions` [T]: float64 [T], 1 but for tempered layers without rotary."""
+    if not arch.floor_scale or layer not in arch.unrotated:
+        return np.ones(len(positions))
+    scale: Array = 1 + arch.attn_scale * np.log(1 + (positions + 1) // arch.floor_scale)
+    return scale
+
+
+def halves(arch: Architecture, x: Array, cos: Array, sin: Array) -> Array:
+    """Queries or keys `x` [..., T, head_dim] turned by the rotary table, each dimension with that half a head away."""
+    return rotary.turn(x, cos, sin)
+
+
+def by_head_size(arch: Architecture) -> float:
+    """The factor of products of queries and keys: 1 over the square root of the head's size."""
+    return float(1 / np.sqrt(arch.head_dim))
+
+
+@dataclass(frozen=True)
+class Formulas:
+    """The formulas in which families differ; the defaults are Llama's.
+
+    Attributes:
+        gain: From a norm's weight to what it multiplies by.
+        activation: Of the gate of the feed-forward block.
+        turned: Queries or keys of a rotated layer, after the rotary table.
+        score_scale: The factor of the products of queries and keys.
+        embedding_scale: The factor of embeddings.
+        logits: From what the head scores [..., vocabulary] to logits.
+    """
+
+    gain: Unary = lambda weight: weight
+    activation: Unary = silu
+    turned: Callable[[Architecture, Array, Array, Array], Array] = halves
+    score_scale: Callable[[Architecture], float] = by_head_size
+    embedding_scale: Callable[[Architecture], float] = lambda arch: 1.0
+    logits: Callable[[Architecture, Array], Array] = lambda arch, scored: scored
+
+
+LLAMA = Formulas()
+"""The formulas of Llama, which most families share."""

@@ -1,0 +1,131 @@
+"""The parameters of a target: weights in float64 as an engine's working dtype holds them, and the steps of a layer."""
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from reference.architecture import Architecture, Checkpoint, Model, Seeded
+from reference.malformed import Malformed
+from reference.oracle.checkpoint import UnreadableCheckpoint, identify, read
+from reference.oracle.family import FAMILIES
+from reference.oracle.formulas import Formulas, linear, rms_norm
+from reference.trace import Array
+from reference.weights import seeded
+
+
+@dataclass(frozen=True, eq=False)
+class Parameters:
+    """A model ready to compute: its architecture and its state dict in float64, weight matrices as [out, in].
+
+    Attributes:
+        embedding_scale: The factor of embeddings, rounded to the working dtype as an engine holds it.
+    """
+
+    architecture: Architecture
+    state: dict[str, Array]
+    embedding_scale: float = 1.0
+
+    @property
+    def formulas(self) -> Formulas:
+        """The formulas of its family."""
+        return FAMILIES[self.architecture.family].formulas
+
+    def embedded(self, tokens: Array) -> Array:
+        """What enters the first layer for `tokens` [T]: [T, hidden]."""
+        rows: Array = self.state["model.embed_tokens.weight"][tokens]
+        return rows * self.embedding_scale
+
+    def normed(self, x: Array, name: str) -> Array:
+        """`x` [..., n] through the norm `name`."""
+        gain = self.formulas.gain(self.state[f"{name}.weight"])
+        return rms_norm(x, gain, self.architecture.norm_eps)
+
+    def attention_input(self, layer: int, x: Array) -> Array:
+        """The residual stream `x` [T, hidden] as attention of `layer` reads it."""
+        return self.normed(x, f"model.layers.{layer}.{self.architecture.words.norms.before_attention}")
+
+    def finished(self, layer: int, x: Array, mixed: Array) -> Array:
+        """The residual stream after `layer`: `x` [T, hidden], attention `mixed` [T, heads * head_dim], feed-forward."""
+        at, norms = f"model.layers.{layer}", self.architecture.words.norms
+        attended = linear(mixed, self.state, f"{at}.self_attn.o_proj")
+        x = x + (self.normed(attended, f"{at}.{norms.after_attention}") if norms.after_attention else attended)
+        fed = self._feed_forward(self.normed(x, f"{at}.{norms.before_feed_forward}"), at)
+        return x + (self.normed(fed, f"{at}.{norms.after_feed_forward}") if norms.after_feed_forward else fed)
+
+    def _feed_forward(self, x: Array, at: str) -> Array:
+        """The gated feed-forward block of the layer `at`: [..., hidden] -> [..., hidden]."""
+        gate, up = (linear(x, self.state, f"{at}.mlp.{name}_proj") for name in ("gate", "up"))
+        return linear(self.formulas.activation(gate) * up, self.state, f"{at}.mlp.down_proj")
+
+    @property
+    def head(self) -> Array:
+        """The matrix from the last hidden state to logits, [vocabulary, hidden]; a tied head is the embedding."""
+        return self.state["model.embed_tokens.weight" if self.architecture.tied else "lm_head.weight"]
+
+    def logits(self, last: Array) -> Array:
+        """Logits [..., vocabulary] of the normed last hidden states [..., hidden]."""
+        return self.formulas.logits(self.architecture, last @ self.head.T)
+
+
+def load(model: Model, dtype: str) -> Parameters:
+    """The parameters a case of working dtype `dtype` runs: rounded to it as an engine would, then held in float64.
+
+    Raises:
+        UnreadableCheckpoint: the checkpoint cannot be read, or is not the one the case knows by digest.
+        Malformed: a weight is too large for `dtype`.
+    """
+    if isinstance(model, Seeded):
+        return _built_in(model, _embedding_scale(model.architecture, dtype))
+    return _from_disk(model, dtype)
+
+
+@lru_cache(maxsize=64)
+def _built_in(model: Seeded, embedding_scale: float) -> Parameters:
+    # Seeded weights are exact in every working dtype (weights.representable): nothing to round.
+    return Parameters(model.architecture, seeded(model), embedding_scale)
+
+
+def _embedding_scale(arch: Architecture, dtype: str) -> float:
+    return float(rounded(np.array([FAMILIES[arch.family].formulas.embedding_scale(arch)]), dtype)[0])
+
+
+@lru_cache(maxsize=2)
+def _from_disk(model: Checkpoint, dtype: str) -> Parameters:
+    # Two: a target and a draft. One of 135M parameters takes 1.1 GB.
+    found = identify(model.source)
+    if found.digest != model.digest:
+        raise UnreadableCheckpoint(
+            f"{model.source}: its digest is {found.digest}, the case was made with {model.digest}; "
+            "point it to the original checkpoint"
+        )
+    architecture, state = read(model.source)
+    for name, weight in state.items():
+        state[name] = rounded(weight, dtype, name)
+        state[name].flags.writeable = False
+    return Parameters(architecture, state, _embedding_scale(architecture, dtype))
+
+
+def rounded(weight: Array, dtype: str, name: str = "weight") -> Array:
+    """`weight` (float64, finite) as `dtype` holds it, to nearest even, in float64 again.
+
+    The 16-bit types are reached through float32, as torch converts them.
+
+    Raises:
+        Malformed: a weight overflows `dtype`.
+    """
+    if dtype == "float64":
+        return weight
+    with np.errstate(over="ignore"):
+        single = weight.astype(np.float32)
+        if dtype == "bfloat16":
+            bits = single.view(np.uint32)
+            even = (bits >> np.uint32(16)) & np.uint32(1)
+            nearest = (bits + np.uint32(0x7FFF) + even) & np.uint32(0xFFFF0000)
+            narrow = nearest.view(np.float32)
+        else:
+            narrow = single.astype(dtype)
+    wide: Array = narrow.astype(np.float64)
+    if not np.isfinite(wide).all():
+        raise Malformed("dtype", f"{name} holds {np.abs(weight).max():g}, too large for {dtype}")
+    return wide
