@@ -31,8 +31,8 @@ class Declaration:
         processes: Whether it applies penalties, bad words, min_tokens, top-k, top-p, min-p and custom processors.
         stops: Fields of `Stops` that it heeds.
         emulated: Whether it stands in for a device that is not there; such a run never counts as hardware.
-        rarely: How many times as seldom invariants that run variants of a case take their turn: above 1 for a backend
-            whose forwards take long; its control run is as much shorter. A replay asks all of them.
+        variant_interval: How many times as seldom invariants that run variants of a case take their turn: above 1 for a
+            backend whose forwards take long; its control run is as much shorter. A replay asks all of them.
     """
 
     name: str
@@ -49,7 +49,7 @@ class Declaration:
     processes: bool = False
     stops: tuple[str, ...] = ("max_new_tokens", "eos", "stop_tokens")
     emulated: bool = False
-    rarely: int = 1
+    variant_interval: int = 1
 
 
 @runtime_checkable

@@ -49,7 +49,7 @@ def check_declaration(declared: Declaration) -> None:
     hottest = real("declaration.max_temperature", declared.max_temperature)
     if not hottest >= 0:
         raise refusal("declaration.max_temperature", hottest, "a temperature of at least 0.0 (0.0: greedy only)")
-    whole("declaration.rarely", declared.rarely, 1)
+    whole("declaration.variant_interval", declared.variant_interval, 1)
 
 
 def _check_reveals(value: Any) -> None:

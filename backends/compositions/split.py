@@ -41,7 +41,8 @@ def open_interpreted() -> EngineBackend:
         kernel = interpreted()
     except ImportError as why:
         raise Unavailable(f"triton-interpreted needs Triton (pip install 'triton>=3.0', on Linux): {why}") from why
-    return EngineBackend("triton-interpreted", "cpu", composed(kernel, Split()), KERNEL_DTYPES, emulated=True, rarely=4)
+    seams = composed(kernel, Split())
+    return EngineBackend("triton-interpreted", "cpu", seams, KERNEL_DTYPES, emulated=True, variant_interval=4)
 
 
 def open_cuda() -> EngineBackend:

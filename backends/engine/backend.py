@@ -38,7 +38,7 @@ class EngineBackend:
         layouts: tuple[str, ...] = (),
         emulated: bool = False,
         recorder: Recorder | None = None,
-        rarely: int = 1,
+        variant_interval: int = 1,
     ) -> None:
         self.declaration = Declaration(
             name=name,
@@ -55,7 +55,7 @@ class EngineBackend:
             processes=True,
             stops=("max_new_tokens", "eos", "stop_tokens", "stop_strings", "max_length"),
             emulated=emulated,
-            rarely=rarely,
+            variant_interval=variant_interval,
         )
         self.seams = seams
         self.mode = mode_of()

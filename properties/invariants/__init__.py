@@ -1,34 +1,13 @@
-"""Every invariant, in the order in which reports list them."""
+"""Every invariant, in the order in which reports list them; a file or folder bears the prefix of its invariants."""
 
-from properties.invariants import (
-    acceptance,
-    attention,
-    cache,
-    coins,
-    distribution,
-    drafts,
-    laws,
-    layouts,
-    lossless,
-    processing,
-    sessions,
-    structure,
-    visibility,
-)
+from properties.invariants import acceptance, attention, cache, draft, lossless, structure
 from properties.verdict.invariant import Invariant
 
 ALL: tuple[Invariant, ...] = (
     *structure.INVARIANTS,
     *attention.INVARIANTS,
-    *visibility.INVARIANTS,
     *acceptance.INVARIANTS,
-    *coins.INVARIANTS,
-    *laws.INVARIANTS,
     *cache.INVARIANTS,
-    *layouts.INVARIANTS,
-    *sessions.INVARIANTS,
-    *drafts.INVARIANTS,
+    *draft.INVARIANTS,
     *lossless.INVARIANTS,
-    *processing.INVARIANTS,
-    *distribution.INVARIANTS,
 )

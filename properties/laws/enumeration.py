@@ -81,9 +81,6 @@ def law(
     probes: int = 2,
     most_cells: int = MOST_CELLS,
     order: tuple[int, ...] | None = None,
-    alone: bool = False,
-    audit: int = AUDIT,
-    each: int = EACH,
 ) -> Law:
     """The exact law of `evaluate` under independent coins k / grid, k uniform in 0..grid-1.
 
@@ -101,9 +98,6 @@ def law(
         probes: Corners probed in each cell, beside one place inside.
         most_cells: Where to give up.
         order: Coins in the order of decision, as far as known; as they lie on the tape by default.
-        alone: Requests run one at a time: they have no neighbours to be tried among.
-        audit: Tapes of the audit; fewer where each is a run of a model, and the larger a wrong mass that escapes.
-        each: Tapes on which each searched cell is checked once more.
 
     Raises:
         TooManyCells: There are more than `most_cells`.
@@ -113,9 +107,8 @@ def law(
     whole = (np.zeros((1, coins), dtype=np.int64), np.full((1, coins), grid, dtype=np.int64))
     start = probe_cube(asked, *whole)
     labels = asked(start)
-    if not alone:
-        asked.mixed(start, labels)
-    work = _Work(asked, probes, most_cells, alone, (audit, each))
+    asked.mixed(start, labels)
+    work = _Work(asked, probes, most_cells)
     work.push(*whole, np.zeros(1, dtype=np.int64))
     while not asked.strays and work.open:
         work.wave()
@@ -160,9 +153,8 @@ def used(evaluate: Evaluate, tape: Array, *, grid: int = 2**53, seed: int = 0, t
 class _Work:
     """The boxes still open, and the cells found."""
 
-    def __init__(self, asked: Asked, corners: int, most_cells: int, alone: bool, audit: tuple[int, int]) -> None:
+    def __init__(self, asked: Asked, corners: int, most_cells: int) -> None:
         self.asked, self.corners, self.most_cells = asked, corners, most_cells
-        self._alone, self._audit = alone, audit
         self.open: list[tuple[Array, Array, Array]] = []
         self.disputed = self.cut = self.cells = 0
         self._held: list[tuple[Array, Array, Array, Array]] = []
@@ -181,8 +173,7 @@ class _Work:
         asked = self.asked
         point = asked.within(low, high)
         labels, first, beyond = asked.cells(point)
-        if not self._alone:
-            asked.mixed(point, labels)
+        asked.mixed(point, labels)
         found: Array = np.zeros(len(low), dtype=bool)
         self._reports = first is not None and beyond is not None
         if first is not None and beyond is not None:
@@ -210,14 +201,13 @@ class _Work:
         asked = self.asked
         mass = np.prod((high - low) / asked.grid, axis=1) * searched
         cell = np.zeros(0, dtype=np.int64)
-        audit, each = self._audit
         if searched.any():
-            by_mass = asked.rng.choice(len(low), audit, p=mass / mass.sum())
-            cell = np.concatenate([by_mass, np.repeat(np.nonzero(searched)[0], each)])
+            by_mass = asked.rng.choice(len(low), AUDIT, p=mass / mass.sum())
+            cell = np.concatenate([by_mass, np.repeat(np.nonzero(searched)[0], EACH)])
         place = asked.within(low[cell], high[cell])
         # Those beyond the first of the audit take some of their coins from the ends of the cell.
         kind = asked.rng.integers(4, size=place.shape)
-        kind[:audit] = 3
+        kind[:AUDIT] = 3
         place = np.where(kind == 0, low[cell], np.where(kind == 1, high[cell] - 1, place))
         said = asked(place) if len(cell) else cell
         wrong = np.nonzero(said != labels[cell])[0]

@@ -4,7 +4,7 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 
 from properties.invariants import ALL
-from properties.invariants.sessions import allocator_conserves
+from properties.invariants.cache.pages import allocator_conserves
 from properties.verdict.finding import Finding, Verdict
 from properties.verdict.invariant import Oracle
 from properties.verdict.judge import judge

@@ -69,16 +69,16 @@ def cases(
     dtypes: tuple[str, ...] = ("float32", "float64"),
     processors: tuple[str, ...] = (),
     layout: str | None = None,
-    rarely: int = 1,
+    variant_interval: int = 1,
 ) -> Case:
     """Cases on built-in models in one of `dtypes`, two in five with a session.
 
     Half of the sampled ones name `processors`; all have KV layout `layout`, if it is named. One in FAR has a long
     prompt, beyond the columns that attention kernels take in one piece, two in three of those with a session. Long
-    prompts are as much shorter as the backend is slow (`rarely`, see `backends.base.Declaration`).
+    prompts are as much shorter as the backend is slow (`variant_interval`, see `backends.base.Declaration`).
     """
     if draw(st.integers(0, FAR - 1)) == FAR - 1:
-        return draw(far_cases(dtypes, processors, layout, MARKS[-1] // rarely))
+        return draw(far_cases(dtypes, processors, layout, MARKS[-1] // variant_interval))
     if draw(st.integers(0, 4)) >= 3:
         return draw(session_cases(dtypes, processors, layout))
     return draw(single_cases(dtypes, processors, layout))

@@ -27,7 +27,10 @@ SANITY = 3.0
 """The control may exceed its a-priori size by this factor before it is itself a finding."""
 
 CONTROL_TOKENS = 12
-"""Tokens of plain decode that the control looks at; fewer on a slow backend (`Subject.rarely`), but at least four."""
+"""Tokens of plain decode that the control looks at; fewer on a slow backend, but at least four.
+
+`Subject.variant_interval` says how slow it is.
+"""
 
 
 @dataclass(frozen=True)
@@ -122,7 +125,7 @@ def truth(case: Case, oracle: Oracle, step: Step, number: int) -> Step:
 def noise(case: Case, oracle: Oracle, subject: Subject) -> Noise:
     """Measure the control: plain decode against the oracle on the same tokens, once per prompt, model and dtype."""
     plain = replace(case.plain_decode(), sampling=Sampling())
-    tokens = max(4, CONTROL_TOKENS // subject.rarely)
+    tokens = max(4, CONTROL_TOKENS // subject.variant_interval)
     shorter = replace(plain.stops, max_new_tokens=min(plain.stops.max_new_tokens, tokens))
     control = plain if plain.stops == shorter else replace(plain, stops=shorter)
     measured = subject.noted(("noise", control), lambda: _measure(control, oracle, subject))

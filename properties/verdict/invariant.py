@@ -60,11 +60,13 @@ class Invariant:
         return self.every == 1 and self.speaks_of == "request"
 
 
-def taking_turns(case: Case, invariants: tuple[Invariant, ...], rarely: int = 1) -> tuple[Invariant, ...]:
-    """The invariants whose turn it is on `case`; those that take turns do so `rarely` times as seldom."""
+def taking_turns(case: Case, invariants: tuple[Invariant, ...], variant_interval: int = 1) -> tuple[Invariant, ...]:
+    """The invariants whose turn it is on `case`; those that take turns do so `variant_interval` times as seldom."""
     number = int(case.id, 16)
     return tuple(
-        one for at, one in enumerate(invariants) if (number + at) % (one.every * rarely if one.every > 1 else 1) == 0
+        one
+        for at, one in enumerate(invariants)
+        if (number + at) % (one.every * variant_interval if one.every > 1 else 1) == 0
     )
 
 

@@ -95,7 +95,8 @@ class Subject:
         declines: Why its declaration does not admit a case, or None.
         retold: Whether the case's script was made of the trees of its own run (`properties.verdict.session_members`):
             to compare the two would say nothing.
-        rarely: How many times as seldom invariants that take turns are asked of it; its control is as much shorter.
+        variant_interval: How many times as seldom invariants that take turns are asked of it; its control is as much
+            shorter.
         forward_s: Seconds inside its forwards so far, over every run.
         attention_calls: Layers of its forwards so far.
         fallbacks: Why its attention took a slower path, and in how many of those.
@@ -120,7 +121,7 @@ class Subject:
         self.takes_tape = takes_tape
         self.serve = serve
         self.declines: Callable[[Case], str | None] = lambda case: None
-        self.rarely = 1
+        self.variant_interval = 1
         self.retold = False
         self.forward_s = 0.0
         self.attention_calls = 0

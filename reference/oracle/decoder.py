@@ -9,10 +9,11 @@ import numpy as np
 from reference.architecture import Model
 from reference.case import Case
 from reference.hidden import HiddenStates
-from reference.oracle import acceptance, lowering, processing, rotary, stopping
+from reference.oracle import acceptance, lowering, processing, stopping
 from reference.oracle.draft import Question, proposed
 from reference.oracle.draft.chunk import in_chunk
 from reference.oracle.evaluator import Evaluator
+from reference.oracle.formulas import rotary
 from reference.oracle.model import Inputs
 from reference.oracle.parameters import Parameters, load
 from reference.oracle.sampled_step import SampledStep, certain

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from reference.oracle import rotary
-from reference.oracle.formulas import capped, linear, temperature
+from reference.oracle.formulas import rotary
+from reference.oracle.formulas.layer import capped, linear, temperature
 from reference.oracle.parameters import Parameters
 from reference.trace import Array, Kv
 from reference.tree import Tree

@@ -9,7 +9,7 @@ from reference.architecture import Architecture, Checkpoint, Model, Seeded
 from reference.malformed import Malformed
 from reference.oracle.checkpoint import UnreadableCheckpoint, identify, read
 from reference.oracle.family import FAMILIES
-from reference.oracle.formulas import Formulas, linear, rms_norm
+from reference.oracle.formulas.layer import Formulas, linear, rms_norm
 from reference.trace import Array
 from reference.weights import seeded
 

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from reference.oracle import rotary
-from reference.oracle.formulas import capped, linear, temperature
+from reference.oracle.formulas import rotary
+from reference.oracle.formulas.layer import capped, linear, temperature
 from reference.oracle.model import Inputs, Nodes, PathByPath, first_seen
 from reference.oracle.parameters import Parameters
 from reference.trace import Array, Kv

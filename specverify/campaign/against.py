@@ -12,9 +12,9 @@ from properties.verdict.invariant import NoReference, Oracle
 from properties.verdict.subject import Declined, NoTrace, Subject
 from reference.architecture import Architecture, Model, Rope, Seeded
 from reference.case import Case
-from reference.oracle import rotary
 from reference.oracle.decoder import Oracle as NumpyOracle
 from reference.oracle.evaluator import Evaluator
+from reference.oracle.formulas import rotary
 from reference.oracle.model import Inputs, Nodes
 from reference.oracle.parameters import Parameters
 from reference.sampling import Stops

@@ -95,7 +95,7 @@ class Search:
         # Every round begins with the plainest case; a case counts once.
         while len(self._seen) < self.plan.cases and barren < BARREN and not self.differs and not self.stopped():
             before = len(self._seen)
-            drawn = cases(self.plan.dtypes, self.plan.processors, self.plan.layout, self.subject.rarely)
+            drawn = cases(self.plan.dtypes, self.plan.processors, self.plan.layout, self.subject.variant_interval)
             with suppress(Enough, Differs, Flaky):  # what was found is in the Shrinking
                 explore(round_seed(self.plan.seed, self._rounds), ROUND, drawn, self._try, SEARCHING)
             if self._error is not None:
@@ -162,7 +162,7 @@ class Search:
         self._seen.add(case.id)
         if case.id not in self._judged:
             self.began(case)
-            turns = taking_turns(case, self.invariants, self.subject.rarely)
+            turns = taking_turns(case, self.invariants, self.subject.variant_interval)
             verdict = judge(case, turns, self.oracle, self.subject)
             self.emit(verdict)
             if self._is_new(verdict):

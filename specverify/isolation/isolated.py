@@ -96,7 +96,7 @@ class Isolated:
         serve = self._serve if self._serves else None
         subject = Subject(declared.name, run, declared.reveals, keep, tables, declared.takes_tape, serve)
         subject.declines = lambda case: outside(declared, case)
-        subject.rarely = declared.rarely
+        subject.variant_interval = declared.variant_interval
         return subject
 
     def ask(self, *request: Any) -> Any:

@@ -12,11 +12,11 @@ from specverify.campaign.search import BARREN, ROUND, round_seed
 class Stream:
     """Cases of one seed, each once, in the order in which `Search.run` judges them while nothing differs.
 
-    `rarely` is the backend's (`backends.base.Declaration`): a slow one is given shorter prompts.
+    `variant_interval` is the backend's (`backends.base.Declaration`): a slow one is given shorter prompts.
     """
 
-    def __init__(self, number: int, dtypes: tuple[str, ...], rarely: int = 1) -> None:
-        self._number, self._dtypes, self._rarely = number, dtypes, rarely
+    def __init__(self, number: int, dtypes: tuple[str, ...], variant_interval: int = 1) -> None:
+        self._number, self._dtypes, self._variant_interval = number, dtypes, variant_interval
         self._drawn: dict[Case, None] = {}
         self._cases: list[Case] = []
         self._rounds = 0
@@ -41,12 +41,12 @@ class Stream:
                 self._drawn[case] = None
                 self._cases.append(case)
 
-        drawn = cases(self._dtypes, rarely=self._rarely)
+        drawn = cases(self._dtypes, variant_interval=self._variant_interval)
         explore(round_seed(self._number, self._rounds), ROUND, drawn, collect)
         self._rounds += 1
 
 
 @cache
-def stream(number: int, dtypes: tuple[str, ...], rarely: int = 1) -> Stream:
+def stream(number: int, dtypes: tuple[str, ...], variant_interval: int = 1) -> Stream:
     """The stream of seed `number`, kept for the life of the process."""
-    return Stream(number, dtypes, rarely)
+    return Stream(number, dtypes, variant_interval)

@@ -11,7 +11,8 @@ import numpy as np
 
 from backends.base import Backend
 from backends.engine.seams import Seams
-from properties.invariants import distribution, laws
+from properties.invariants.acceptance import law
+from properties.invariants.lossless import distribution
 from properties.verdict.invariant import Invariant
 from properties.verdict.subject import NoTrace, Subject
 from reference.case import Case
@@ -20,7 +21,7 @@ from specverify.setup.subjects import open_planted, subject_of
 KEPT = 4096
 """Digests held for each backend."""
 
-ON_TABLES = {one.name for one in (*laws.INVARIANTS, *distribution.INVARIANTS)}
+ON_TABLES = {one.name for one in (*law.INVARIANTS, *distribution.INVARIANTS)}
 """Invariants that ask the backend's sampling on tables or coins of their own, of which a case's run shows little."""
 
 TABLES_ALONE = ON_TABLES - {"lossless.distribution"}

@@ -149,7 +149,7 @@ def hunt(ground: HuntPlan) -> HuntResult:
     search = Search(plan, invariants, _oracle(), subject, arrived, stopped)
     search.run_given(_posed(ground, dtypes, subject, tables))
     seconds = (met_at or time.perf_counter()) - began
-    if search.differs and subject.rarely > 1:
+    if search.differs and subject.variant_interval > 1:
         # On a slow backend the smallest case is judged by the invariants that judged the drawn one: all of them would
         # run an interpreted kernel behind a far prompt for half a minute, to say which others fail too.
         search.invariants = tuple(one for one in invariants if one.name in judged[-1].outcomes)
@@ -200,9 +200,9 @@ def _posed(
     ground: HuntPlan, dtypes: tuple[str, ...], subject: Subject, tables: bool
 ) -> Iterator[tuple[Case, tuple[Invariant, ...]]]:
     """The cases that a search of the ground's seed draws, each with the invariants to judge."""
-    drawn = stream(ground.seed, dtypes, subject.rarely)
+    drawn = stream(ground.seed, dtypes, subject.variant_interval)
     for case in islice(drawn, ground.skip, ground.skip + ground.cases):
-        turns = taking_turns(case, ALL, subject.rarely)
+        turns = taking_turns(case, ALL, subject.variant_interval)
         asked = tuple(one for one in turns if tables or one.name not in TABLES_ALONE)
         yield case, sieve(ground.backend).left(case, subject, asked, tables) if ground.sieved else asked
 

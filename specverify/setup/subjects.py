@@ -96,7 +96,7 @@ def subject_of(backend: Backend, keep: int = 48) -> Subject:
     door = serve if declared.sessions and isinstance(backend, Serving) else None
     subject = Subject(declared.name, run, declared.reveals, keep, tables, declared.takes_tape, door)
     subject.declines = lambda case: outside(declared, case)
-    subject.rarely = declared.rarely
+    subject.variant_interval = declared.variant_interval
     return subject
 
 

@@ -34,7 +34,7 @@ def test_faulty_engine_fails_where_it_was_planted(file: Path) -> None:
     except Unavailable as why:
         pytest.skip(str(why))
     # An interpreted kernel takes seconds for every variant: there, those of the finding's own invariant are enough.
-    asked = [one for one in ALL if subject.rarely == 1 or one.every == 1 or one.name == saved.invariant]
+    asked = [one for one in ALL if subject.variant_interval == 1 or one.every == 1 or one.name == saved.invariant]
     verdict = judge(saved.case, asked, Oracle(), subject)
     assert verdict.first is not None
     assert verdict.first.stage is saved.stage is faults.named(saved.fault).stage

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from reference.files.fields import Fields
-from reference.oracle.formulas import LLAMA, Formulas
+from reference.oracle.formulas.layer import LLAMA, Formulas
 
 KINDS_OF_LAYER = {"full_attention": False, "sliding_attention": True}
 """What `layer_types` may say of a layer, and whether it slides."""

@@ -12,7 +12,7 @@ import numpy as np
 from reference.architecture import Architecture
 from reference.files.fields import Fields
 from reference.oracle.family.base import OracleFamily, layers_named
-from reference.oracle.formulas import Formulas, capped, gelu_tanh
+from reference.oracle.formulas.layer import Formulas, capped, gelu_tanh
 
 
 def _score_scale(arch: Architecture) -> float:

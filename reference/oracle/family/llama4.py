@@ -3,9 +3,9 @@
 import numpy as np
 
 from reference.architecture import Architecture
-from reference.oracle import rotary
 from reference.oracle.family.base import OracleFamily
-from reference.oracle.formulas import Formulas, rms_norm
+from reference.oracle.formulas import rotary
+from reference.oracle.formulas.layer import Formulas, rms_norm
 from reference.trace import Array
 
 

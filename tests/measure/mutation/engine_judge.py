@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from properties.invariants import ALL, distribution, laws
+from properties.invariants import ALL
+from properties.invariants.acceptance import law
+from properties.invariants.lossless import distribution
 from properties.tally import Tally, condemned
 from properties.tie_count import too_many
 from properties.verdict.invariant import Invariant, taking_turns
@@ -18,7 +20,7 @@ from reference.oracle.decoder import Oracle
 from tests.measure.mutation.generate import Mutant
 from tests.measure.mutation.loader import forget, install_mutant, install_notes
 
-ON_TABLES = {one.name for one in (*laws.INVARIANTS, *distribution.INVARIANTS)}
+ON_TABLES = {one.name for one in (*law.INVARIANTS, *distribution.INVARIANTS)}
 """Invariants that ask the backend's sampling on tables of their own, of which a run of the case shows little."""
 
 SAMPLING = "backends.engine.sampling"
@@ -166,8 +168,8 @@ def _subject(backend: str) -> Subject:
 
 def _asked(case: Case, subject: Subject, how: str) -> tuple[Invariant, ...]:
     if how == "kept":
-        return ALL if subject.rarely == 1 else tuple(one for one in ALL if one.every == 1)
-    asked = taking_turns(case, ALL, subject.rarely)
+        return ALL if subject.variant_interval == 1 else tuple(one for one in ALL if one.every == 1)
+    asked = taking_turns(case, ALL, subject.variant_interval)
     return asked if how != "tables" else tuple(one for one in asked if one.name in ON_TABLES)
 
 

@@ -26,7 +26,7 @@ from reference.layout import KvLayout
 from reference.malformed import Malformed
 from reference.oracle.decoder import Oracle
 from reference.oracle.draft.chunk import in_chunk
-from reference.oracle.formulas import temperature
+from reference.oracle.formulas.layer import temperature
 from reference.sampling import Sampling, Stops
 from reference.trace import Drafted
 from reference.tree import RankTree, Tree

@@ -9,7 +9,11 @@ import pytest
 
 from backends.compositions.eager import open_cpu
 from backends.faults.cache import contiguous_layouts, page_release, paged_writes, shared_pages, stale_columns
-from properties.invariants import ALL, layouts, sessions
+from properties.invariants import ALL
+from properties.invariants.attention import batch, pages
+from properties.invariants.cache import layouts
+from properties.invariants.cache import pages as allocation
+from properties.invariants.lossless import sessions, takes_part
 from properties.strategies.acceptance import continuation
 from properties.strategies.models import GALLERY
 from properties.verdict.judge import judge
@@ -232,7 +236,9 @@ def test_fails_when_it_should(name: str, how: str | Corruption, keys: tuple[str,
 
 def test_every_invariant_and_every_fault_has_its_row() -> None:
     shown = {name for name, *_ in EVERYTHING}
-    assert {one.name for one in (*layouts.INVARIANTS, *sessions.INVARIANTS)} <= shown
+    assert {
+        one.name for file in (pages, batch, layouts, allocation, sessions, takes_part) for one in file.INVARIANTS
+    } <= shown
     assert {one.name for one in FAULTS} <= {how for _, how, _ in EVERYTHING if isinstance(how, str)}
 
 

@@ -11,7 +11,10 @@ import pytest
 from backends.compositions.eager import open_cpu
 from backends.faults.sampling import coins as coin_faults
 from backends.faults.sampling import logits_processing, rejection
-from properties.invariants import ALL, coins, distribution, laws, processing
+from properties.invariants import ALL
+from properties.invariants.acceptance import coins
+from properties.invariants.acceptance import law as laws
+from properties.invariants.lossless import distribution, processing
 from properties.strategies.models import GALLERY, small
 from properties.verdict.finding import Finding
 from properties.verdict.judge import judge

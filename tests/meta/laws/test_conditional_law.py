@@ -12,8 +12,8 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "strangers"))
 
 from properties.generations import RUN_TESTS, Effort
-from properties.invariants import distribution as invariant
-from properties.invariants.distribution import distribution
+from properties.invariants.lossless import distribution as invariant
+from properties.invariants.lossless.distribution import distribution
 from properties.laws.draw_by_draw import logit_bound, points, trials, walked
 from properties.laws.sampled.gate import log_bar
 from properties.laws.sampled.links import Links, Trial

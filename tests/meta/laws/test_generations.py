@@ -10,8 +10,8 @@ from backends.base import Declaration
 from backends.compositions.eager import open_cpu
 from backends.faults import named
 from properties.generations import ALONE, BESIDE, RUN_TESTS, listen
-from properties.invariants import distribution as module
-from properties.invariants.distribution import distribution
+from properties.invariants.lossless import distribution as module
+from properties.invariants.lossless.distribution import distribution
 from properties.laws.sampled.gate import log_bar
 from properties.laws.sampled.neighbours import Neighbours
 from properties.strategies.models import GALLERY

@@ -13,7 +13,7 @@ from backends.base import Unsupported
 from backends.compositions.eager import open_cpu
 from backends.transformers_reference import PlainTransformers
 from properties.invariants import ALL
-from properties.invariants.visibility import WITHIN_NOISE
+from properties.invariants.attention.visibility import WITHIN_NOISE
 from properties.tally import Counts, Failure, Tally
 from properties.verdict.finding import Finding, Verdict
 from properties.verdict.judge import judge

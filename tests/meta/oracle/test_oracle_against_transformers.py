@@ -11,9 +11,9 @@ import torch
 from transformers import DynamicCache, modeling_rope_utils
 
 from reference.architecture import Architecture, Rope, Seeded
+from reference.oracle.formulas.rotary import frequencies, table, turn
 from reference.oracle.model import PathByPath
 from reference.oracle.parameters import Parameters, load
-from reference.oracle.rotary import frequencies, table, turn
 from reference.oracle.shared_prefix import SharedPrefix
 from reference.trace import Array
 from reference.tree import Tree

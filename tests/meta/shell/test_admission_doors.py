@@ -336,7 +336,7 @@ DECLARATIONS: dict[str, tuple[dict[str, Any], str]] = {
     "sessions in words": ({"sessions": "no"}, "sessions: 'no', expected True or False"),
     "no temperature": ({"max_temperature": None}, "max_temperature: None, expected a number"),
     "a temperature not finite": ({"max_temperature": float("nan")}, "max_temperature: nan, expected a temperature of"),
-    "every zeroth": ({"rarely": 0}, "rarely: 0, expected an int of at least 1"),
+    "every zeroth": ({"variant_interval": 0}, "variant_interval: 0, expected an int of at least 1"),
 }
 # fmt: on
 

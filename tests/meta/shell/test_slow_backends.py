@@ -22,9 +22,9 @@ def test_an_interpreted_kernel_draws_fewer_cases_than_others_and_a_stranger_as_m
     assert default_cases("cpu-eager") == default_cases("a.stranger:engine") == DEFAULT_CASES
 
 
-@pytest.mark.parametrize(("rarely", "tokens"), [(1, 12), (2, 6), (4, 4), (100, 4)])
+@pytest.mark.parametrize(("variant_interval", "tokens"), [(1, 12), (2, 6), (4, 4), (100, 4)])
 def test_the_control_is_as_much_shorter_as_variants_are_rarer_but_never_a_token_or_two(
-    rarely: int, tokens: int
+    variant_interval: int, tokens: int
 ) -> None:
     behind = subject_of(open_planted("cpu-eager", None))
     asked: list[int] = []
@@ -34,7 +34,7 @@ def test_the_control_is_as_much_shorter_as_variants_are_rarer_but_never_a_token_
         return behind(case)
 
     subject = Subject("counted", run, behind.reveals)
-    subject.rarely = rarely
+    subject.variant_interval = variant_interval
     case = Case(Seeded(GALLERY[7], 0), (5, 6, 7), Scripted(), stops=Stops(30), dtype="float32")
     assert noise(case, Oracle(), subject).measured > 0
     assert asked == [tokens]

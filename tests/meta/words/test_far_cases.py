@@ -81,10 +81,10 @@ def test_a_search_draws_long_prompts_and_shorter_ones_for_a_slow_backend(monkeyp
     monkeypatch.setattr(drawing, "FAR", 1)  # all cases, where it is one in twenty
     monkeypatch.setattr(drawing, "accompanied", lambda case, layout: st.just(case))
     longest = {}
-    for rarely in (1, 4):
+    for variant_interval in (1, 4):
         lengths: list[int] = []
         subject = Subject("nothing", lambda case: Declined("it is not there"), frozenset())
-        subject.rarely = rarely
+        subject.variant_interval = variant_interval
 
         def emit(verdict: Verdict, lengths: list[int] = lengths) -> None:
             lengths.append(len(verdict.case.prompt))
@@ -92,7 +92,7 @@ def test_a_search_draws_long_prompts_and_shorter_ones_for_a_slow_backend(monkeyp
         Search(Plan(cases=16), (), Oracle(), subject, emit, lambda: False).run()
         assert len(lengths) == 16
         assert min(lengths) >= MARKS[0] - 1
-        longest[rarely] = max(lengths)
+        longest[variant_interval] = max(lengths)
     assert longest[1] > 1000
     assert LONGEST < longest[4] <= 514
 

@@ -354,7 +354,7 @@ def test_shrinks_to_something_small(predicate: Callable[[Case], bool], nodes: in
 
 def test_a_slow_backend_is_asked_for_variants_more_rarely_and_for_the_rest_always() -> None:
     cases_met = drawn()[:200]
-    often, seldom = ([taking_turns(case, ALL, rarely) for case in cases_met] for rarely in (1, 4))
+    often, seldom = ([taking_turns(case, ALL, variant_interval) for case in cases_met] for variant_interval in (1, 4))
     always = {one.name for one in ALL if one.every == 1}
     for one, other in zip(often, seldom, strict=True):
         assert always <= {invariant.name for invariant in other} <= {invariant.name for invariant in one}

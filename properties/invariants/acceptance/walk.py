@@ -5,7 +5,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from properties.invariants.processing import laws
+from properties.invariants.applies import greedy_only
+from properties.invariants.own_laws import laws
 from properties.invariants.rows import compared
 from properties.tolerance.closeness import chain, noise
 from properties.tolerance.ties import decided
@@ -201,11 +202,6 @@ def _draft_is_near_tie(logits: Array | None) -> bool:
     rows = np.sort(logits[~np.isnan(logits).any(axis=1)], axis=1)
     scale = float(np.abs(rows).max(initial=1.0))
     return bool((np.diff(rows, axis=1) < 1e-4 * scale).any())
-
-
-def greedy_only(case: Case) -> bool:
-    """Of a sampled case other invariants speak, by its coins or its law."""
-    return case.sampling.greedy
 
 
 def _relabels(case: Case) -> bool:

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from properties.invariants.applies import drawn
 from properties.invariants.rows import placed
 from properties.tolerance.closeness import UNIT, rms
 from properties.tolerance.ties import TIE_SIGMA
@@ -121,12 +122,6 @@ def happened(case: Case, shared: Shared) -> list[tuple[Action, Account]]:
     """The actions of the session, each with the account that was taken after it."""
     assert case.session is not None
     return list(zip(case.session.actions, shared.accounts, strict=False))
-
-
-def drawn(case: Case) -> bool:
-    """Whether the draft's tokens are drawn by coins, so that only its scores can be compared with the oracle's."""
-    sampling = case.sampling
-    return case.draft.has_law and not sampling.greedy and sampling.draws != "top-k"
 
 
 def _rows(

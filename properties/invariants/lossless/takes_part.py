@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from properties.verdict.finding import Compared, Finding
-from properties.verdict.invariant import Fact, Oracle, Unobserved
+from properties.verdict.invariant import Fact, Invariant, Oracle, Unobserved, needing
 from properties.verdict.subject import Subject
 from reference.case import Case
 from reference.draft import largest
@@ -119,3 +119,14 @@ def _ended(trace: Trace, number: int, due: int) -> bool:
 def _request(trace: Trace, number: int) -> Trace | None:
     assert trace.shared is not None
     return trace.shared.requests[number] if number < len(trace.shared.requests) else None
+
+
+INVARIANTS = (
+    Invariant(
+        "lossless.takes-part",
+        "A request takes every step that names it until it ends, and no other.",
+        needing(),
+        takes_part,
+        speaks_of="both",
+    ),
+)

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from properties.invariants.acceptance import greedy_only
+from properties.invariants.applies import greedy_only
 from properties.tolerance.closeness import forced, noise
 from properties.tolerance.ties import TIE_SIGMA, gaps, judge_tokens
 from properties.verdict.finding import Compared, Finding

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from properties.invariants.drafts import drawn
-from properties.invariants.processing import EDGE, close, near_edge, output_before, sampled
+from properties.invariants.applies import drawn, sampled
+from properties.invariants.own_laws import EDGE, close, near_edge, output_before
 from properties.verdict.finding import Compared, Finding
 from properties.verdict.invariant import TURNS, Fact, Invariant, NotApplicable, Oracle, Unobserved, needing
 from properties.verdict.subject import Subject

@@ -4,59 +4,18 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from properties.tolerance.closeness import UNIT, forced, noise
+from properties.invariants.applies import sampled
+from properties.invariants.own_laws import close, laws, near_edge, output_before
+from properties.tolerance.closeness import forced, noise
 from properties.verdict.finding import Compared, Finding
 from properties.verdict.invariant import Fact, Invariant, NotApplicable, Oracle, Unobserved, needing
 from properties.verdict.subject import Subject
 from reference.case import Case
 from reference.oracle import processing
-from reference.trace import Array, Stage, Step
-
-CLOSE = {"float64": 1e-9, "float32": 2e-5, "bfloat16": 2e-5, "float16": 2e-5}
-"""How far a probability may lie from the definition's on the same logits; engines process in float32 at least."""
-
-LANES = 8
-"""Partial sums that a softmax keeps at least: one over V numbers rounds V / LANES times."""
-
-
-def close(case: Case) -> float:
-    """How far a probability of `case` may lie off: CLOSE, and what the sum over a large vocabulary rounds.
-
-    torch's float32 softmax over 49,152 tokens was seen 3e-5 off, relatively.
-    """
-    engine = UNIT["float64" if case.dtype == "float64" else "float32"]
-    return CLOSE[case.dtype] + engine * case.model.vocab_size / LANES
-
-
-EDGE = {"float64": 1e-11, "float32": 1e-4, "bfloat16": 1e-4, "float16": 1e-4}
-"""Rows nearer than this, relatively, to keeping another set of tokens are not compared."""
+from reference.trace import Stage
 
 LOGPROB = 4.0
 """Limits of rule N that a log-probability may lie off: it moves by its own logit and by the sum over the others."""
-
-
-def output_before(case: Case, step: Step) -> tuple[int, ...]:
-    """The tokens emitted before `step`, its pending root included."""
-    assert step.drafted is not None
-    return (*step.context, step.drafted.tree.token[0])[len(case.prompt) :]
-
-
-def laws(case: Case, step: Step) -> Array:
-    """The law after each node [nodes, vocabulary], by definition, of the backend's own logits."""
-    assert step.drafted is not None
-    assert step.scored is not None
-    tree, output = step.drafted.tree, output_before(case, step)
-    rows = [
-        processing.law(row, case.sampling, case.stops, case.prompt, output + tree.tokens_to(node)[1:])
-        for node, row in enumerate(step.scored.logits)
-    ]
-    return np.stack(rows)
-
-
-def near_edge(case: Case, logits: Array, path: tuple[int, ...], output: tuple[int, ...]) -> bool:
-    """Whether an engine's rounding may keep another set of tokens in this row."""
-    margin = processing.margin(logits, case.sampling, case.stops, case.prompt, output + path)
-    return margin < EDGE[case.dtype]
 
 
 def processors_per_node(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
@@ -114,11 +73,6 @@ def logprobs(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
                 yield Finding("lossless.logprobs", Stage.EMITTED, number, where, true, value, float(away))
                 return
             position += 1
-
-
-def sampled(case: Case) -> bool:
-    """Whether the case draws."""
-    return not case.sampling.greedy
 
 
 INVARIANTS = (

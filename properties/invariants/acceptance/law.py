@@ -5,12 +5,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from properties.invariants.coins import NEEDS, told_by
-from properties.invariants.drafts import drawn
-from properties.invariants.processing import sampled
+from properties.invariants.acceptance.coins import NEEDS, told_by
+from properties.invariants.applies import drawn, sampled
 from properties.laws import enumeration
-from properties.laws.one_run_at_a_time import ByRun, by_run
-from properties.laws.worlds import promised, pruned, world_of
+from properties.laws.worlds import pruned, world_of
 from properties.verdict.finding import Compared, Finding
 from properties.verdict.invariant import TURNS, Fact, Invariant, NotApplicable, Oracle, Unobserved
 from properties.verdict.subject import Subject, Tables
@@ -65,9 +63,6 @@ def enumerated(
 
 def law_exact(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     """Given a step's own tree, laws and proposals, what acceptance emits has exactly the law of its rule."""
-    if subject.tables is None and subject.takes_tape:
-        yield from _by_run(case, oracle, subject)
-        return
     tables = tables_of(subject)
     steps = [(number, told) for number, step in enumerate(subject(case).steps) if (told := told_by(step)) is not None]
     if not steps:
@@ -92,18 +87,6 @@ def law_exact(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
         expected, observed = float(wanted.get(worst, 0)), found.outcomes.get(worst, 0.0)
         name = "acceptance.law-exact"
         yield Finding(name, Stage.ACCEPTED, number, where, expected, observed, off / LIMIT["float64"])
-
-
-def _by_run(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
-    """Without tables: a small first step of the case is run on one tape after the other; its law is the target's."""
-    if not promised(case):
-        raise NotApplicable("by single runs only the laws of lossless rules are compared")
-    made = subject.noted(("by run", case), lambda: by_run(case, oracle, subject))
-    assert isinstance(made, ByRun)
-    yield Compared(made.found.cells)
-    if made.off > made.allowed and made.worst is not None:
-        worst = made.worst
-        yield _joint("acceptance.law-exact", worst.context, worst.target, worst.law, made.off / made.allowed)
 
 
 def _apart(block: Block, wanted: law.Law, found: dict[Block, float]) -> tuple[float, Block]:

@@ -6,7 +6,7 @@ from contextlib import suppress
 import numpy as np
 
 from properties.generations import ALONE, BESIDE, RUN_TESTS, Effort, Heard, listen
-from properties.invariants.processing import sampled
+from properties.invariants.applies import sampled
 from properties.laws.draw_by_draw import walked
 from properties.laws.sampled.blackbox import judge_blocks
 from properties.laws.sampled.gate import log_bar

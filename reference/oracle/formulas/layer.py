@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from reference.architecture import Architecture
-from reference.oracle import rotary
+from reference.oracle.formulas import rotary
 from reference.trace import Array
 
 Unary = Callable[[Array], Array]

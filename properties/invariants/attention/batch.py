@@ -1,0 +1,30 @@
+"""Attention in a batch: a request's numbers and tokens are those that it has alone."""
+
+from collections.abc import Iterator
+
+from properties.invariants.company import alike, in_session
+from properties.verdict.invariant import Fact, Invariant, Oracle, needing
+from properties.verdict.session_members import members
+from properties.verdict.subject import Subject
+from reference.case import Case
+from reference.trace import Stage
+
+
+def mate_independent(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
+    """Each request alone, to as many steps: its numbers and tokens are those that it has in company."""
+    for member in members(case, subject(case)):
+        alone = subject(member.alone)
+        yield from alike("attention.batch-mate-independent", member, alone, oracle, subject, "alone")
+
+
+INVARIANTS = (
+    Invariant(
+        "attention.batch-mate-independent",
+        "A request's numbers and tokens are those that it has alone.",
+        needing(Stage.SCORED),
+        mate_independent,
+        in_session,
+        every=2,
+        speaks_of="session",
+    ),
+)

@@ -1,0 +1,34 @@
+"""Attention over pages: which page holds a column changes nothing that comes out."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from properties.invariants.same_bits import same_bits
+from properties.verdict.invariant import TURNS, Fact, Invariant, NotApplicable, Oracle, needing
+from properties.verdict.subject import Subject
+from properties.verdict.variants import dice
+from reference.case import Case
+from reference.trace import Stage
+
+
+def page_permutation(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
+    """Hand out the same pages in another order: the same bits come out."""
+    layout = case.layout
+    if len(layout.pages) < 2:
+        raise NotApplicable("fewer than two pages in the free list have one order")
+    turned = tuple(int(one) for one in dice(case, "pages").permutation(layout.pages))
+    other = replace(layout, pages=turned if turned != layout.pages else layout.pages[::-1])
+    yield from same_bits("attention.page-permutation", case, subject, other, "pages in another order")
+
+
+INVARIANTS = (
+    Invariant(
+        "attention.page-permutation",
+        "Which pages hold the columns changes no bit of what comes out.",
+        needing(Stage.SCORED),
+        page_permutation,
+        lambda case: case.layout.traits.pages,
+        every=TURNS,
+        speaks_of="both",
+    ),
+)

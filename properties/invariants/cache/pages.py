@@ -1,0 +1,113 @@
+"""Pages of a session: none is lost or held twice, and what a prefix cache reuses is what would be computed."""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import pairwise
+
+from properties.invariants.company import accounts_of, alike
+from properties.verdict.finding import Compared, Finding
+from properties.verdict.invariant import Fact, Invariant, NotApplicable, Oracle, Unobserved, needing
+from properties.verdict.session_members import members
+from properties.verdict.subject import Subject
+from reference.case import Case
+from reference.session import Account
+from reference.trace import Stage
+
+
+def allocator_conserves(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
+    """After every action: free and held pages are all pages, none is both, and nobody writes to a shared one.
+
+    Only a prefix cache keeps pages of requests that left.
+    """
+    assert case.session is not None
+    for number, account in enumerate(accounts_of(subject(case))):
+        yield Compared(account.total)
+        for what, expected, observed in _broken(account, case.layout.traits.keeps_prefixes):
+            # In steps, as findings of requests are: that many batches ran before.
+            step = sum(action.kind == "step" for action in case.session.actions[:number])
+            where: dict[str, int | str] = {"action": number, "side": what}
+            yield Finding("cache.allocator-conserves", Stage.COMMITTED, step, where, expected, observed)
+            return
+
+
+def _broken(account: Account, keeps: bool) -> Iterator[tuple[str, object, object]]:
+    """The errors of an account, where the layout `keeps` pages of requests that left: words, expected, observed."""
+    holders = Counter(page for table in account.tables.values() for page in table)
+    held = set(holders) | set(account.kept)
+    if len(set(account.free)) < len(account.free):
+        yield "a page is free twice", "every page once", sorted(account.free)
+    if account.kept and not keeps:
+        yield "a page is kept, and the layout has no prefix cache", "none", sorted(account.kept)
+    both = held & set(account.free)
+    if both:
+        yield "a page is free and held", "none", sorted(both)
+    lost = set(range(account.total)) - held - set(account.free)
+    if lost:
+        yield "a page is neither free nor held", "none", sorted(lost)
+    foreign = (held | set(account.free)) - set(range(account.total))
+    if foreign:
+        yield "a page is outside the pool", f"below {account.total}", sorted(foreign)
+    for request, table in account.tables.items():
+        size = account.allocated[request] // max(len(table), 1)
+        if account.committed[request] > account.allocated[request]:
+            yield "committed beyond what is allocated", account.allocated[request], account.committed[request]
+        for place, page in enumerate(table):
+            written = (place + 1) * size > account.committed[request]
+            shared = holders[page] > 1 or page in account.kept
+            if written and shared and place * size >= account.committed[request]:
+                yield "a page that is still to be written is shared", "one holder", page
+
+
+def prefix_reuse(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
+    """Without the prefix cache: each request's numbers and tokens stay, warm or cold."""
+    trace = subject(case)
+    reused = _reused(accounts_of(trace))
+    if not accounts_of(trace):
+        raise Unobserved("the trace does not say which pages are reused")
+    if not reused:
+        raise NotApplicable("no request began with kept pages")
+    cold = subject(replace(case, layout=replace(case.layout, kind="paged")))
+    for member in members(case, subject(case)):
+        twin = cold.shared.requests[member.number] if cold.shared is not None else None
+        if twin is not None:
+            yield from alike("cache.prefix-reuse", member, twin, oracle, subject, "no prefix is reused")
+
+
+def _reused(accounts: tuple[Account, ...]) -> set[int]:
+    """Requests whose block table, when they entered or came back, began with a page that the prefix cache had kept."""
+    found = set[int]()
+    for before, after in pairwise(accounts):
+        for request in set(after.tables) - set(before.tables):
+            if set(after.tables[request][:1]) & set(before.kept):
+                found.add(request)
+    return found
+
+
+def _paged(case: Case) -> bool:
+    return case.session is not None and case.layout.traits.pages
+
+
+def _prefixed(case: Case) -> bool:
+    return case.session is not None and case.layout.traits.keeps_prefixes
+
+
+INVARIANTS = (
+    Invariant(
+        "cache.allocator-conserves",
+        "Free and held pages are all pages, one to be written has one holder, and only a prefix cache keeps any.",
+        needing(),
+        allocator_conserves,
+        _paged,
+        speaks_of="session",
+    ),
+    Invariant(
+        "cache.prefix-reuse",
+        "A prefix that is reused gives what computing it would give.",
+        needing(Stage.SCORED),
+        prefix_reuse,
+        _prefixed,
+        every=2,
+        speaks_of="session",
+    ),
+)
