@@ -3,168 +3,10 @@
 import importlib
 import os
 import sys
-from dataclasses import dataclass, field
 
 from backends.admission import Misshapen, check_declaration
 from backends.base import Backend, Declaration, Unavailable, WrongFlag
-from reference.layout import KINDS
-
-
-@dataclass(frozen=True)
-class Row:
-    """One backend we ship.
-
-    Attributes:
-        name: As users type it.
-        factory: `module:function` that opens it, imported on use.
-        device: What it needs: cpu, cuda, npu.
-        sentence: What it is.
-        slow: Whether its conformance tests run only with -m slow, or where it is named.
-        layouts: KvLayout.kind values that it declares, known here so that nobody must open it to ask.
-        dtypes: Working dtypes that it declares, likewise.
-        emulated: Whether it stands in for a device that is not there; it never counts as that device.
-        cases: How many cases a search draws unless told otherwise, where a forward takes long; None for the usual.
-    """
-
-    name: str
-    factory: str
-    device: str
-    sentence: str
-    slow: bool = field(default=False, kw_only=True)
-    layouts: tuple[str, ...] = tuple(KINDS)
-    dtypes: tuple[str, ...] = ("float32", "float64", "bfloat16", "float16")
-    emulated: bool = False
-    cases: int | None = None
-
-
-THREE, HALVES = ("float32", "bfloat16", "float16"), ("bfloat16", "float16")
-
-ROWS: tuple[Row, ...] = (
-    Row(
-        "cpu-eager", "backends.compositions.eager:open_cpu", "cpu", "the engine with written-out attention, on the CPU"
-    ),
-    Row(
-        "cpu-fused",
-        "backends.compositions.fused:cpu_sdpa",
-        "cpu",
-        "the engine with torch's SDPA under the tree's mask, on the CPU",
-        slow=True,
-    ),
-    Row(
-        "cpu-fused-flex",
-        "backends.compositions.fused:cpu_flex",
-        "cpu",
-        "the engine with FlexAttention, uncompiled, on the CPU",
-        slow=True,
-    ),
-    Row(
-        "cpu-fused-flex-compiled",
-        "backends.compositions.fused:cpu_flex_compiled",
-        "cpu",
-        "the engine with FlexAttention, compiled where it compiles (seconds for each shape), on the CPU",
-        slow=True,
-    ),
-    Row(
-        "cuda-fused-sdpa",
-        "backends.compositions.fused:cuda_sdpa",
-        "cuda",
-        "the engine with torch's SDPA under the tree's mask, on an NVIDIA device",
-    ),
-    Row(
-        "cuda-fused-flashinfer",
-        "backends.compositions.fused:cuda_flashinfer",
-        "cuda",
-        "the engine with FlashInfer's paged kernel under a custom mask, on an NVIDIA device",
-        dtypes=HALVES,
-    ),
-    Row(
-        "cuda-fused-graphs",
-        "backends.compositions.fused:cuda_graphs",
-        "cuda",
-        "cuda-fused-sdpa with whole verify forwards as CUDA graphs, where the KV layout is static",
-    ),
-    Row(
-        "cuda-fused-flex",
-        "backends.compositions.fused:cuda_flex",
-        "cuda",
-        "the engine with FlexAttention, compiled, on an NVIDIA device",
-    ),
-    Row(
-        "cpu-split",
-        "backends.compositions.split:open_torch",
-        "cpu",
-        "the engine with attention split at the end of the prefix and merged, in torch, on the CPU",
-        slow=True,
-    ),
-    Row(
-        "triton-interpreted",
-        "backends.compositions.split:open_interpreted",
-        "cpu",
-        "EMULATED: the engine with our Triton kernel, under Triton's interpreter on the CPU",
-        slow=True,
-        dtypes=THREE,
-        emulated=True,
-        cases=200,
-    ),
-    Row(
-        "cuda-fused",
-        "backends.compositions.split:open_cuda",
-        "cuda",
-        "the engine with our Triton kernel, on an NVIDIA device",
-        dtypes=THREE,
-    ),
-    Row(
-        "cuda-eager",
-        "backends.compositions.eager:open_cuda",
-        "cuda",
-        "the engine with written-out attention, on an NVIDIA device",
-    ),
-    Row(
-        "ascend-eager",
-        "backends.compositions.ascend:open_eager",
-        "npu",
-        "the engine with written-out attention, on an Ascend device",
-        dtypes=THREE,
-    ),
-    Row(
-        "ascend-eager-emulated",
-        "backends.compositions.ascend:emulate_eager",
-        "cpu",
-        "EMULATED: the engine with written-out attention, on an Ascend device, by its contract on the CPU",
-        dtypes=THREE,
-        emulated=True,
-    ),
-    Row(
-        "ascend-fused",
-        "backends.compositions.ascend:open_fused",
-        "npu",
-        "the engine with Ascend's fused-infer attention",
-        dtypes=THREE,
-    ),
-    Row(
-        "ascend-fused-emulated",
-        "backends.compositions.ascend:emulate_fused",
-        "cpu",
-        "EMULATED: the engine with Ascend's fused-infer attention, by its contract on the CPU",
-        dtypes=THREE,
-        emulated=True,
-    ),
-    Row(
-        "ascend-fused-atb",
-        "backends.compositions.ascend:open_atb",
-        "npu",
-        "the engine with ATB's paged splitfuse attention",
-        dtypes=HALVES,
-    ),
-    Row(
-        "ascend-fused-atb-emulated",
-        "backends.compositions.ascend:emulate_atb",
-        "cpu",
-        "EMULATED: the engine with ATB's paged splitfuse attention, by its contract on the CPU",
-        dtypes=HALVES,
-        emulated=True,
-    ),
-)
+from backends.shipped import ROWS
 
 
 class UnknownBackend(ValueError):
@@ -194,18 +36,20 @@ def open_backend(name: str) -> Backend:
         Unavailable: where its device or package is missing.
         WrongFlag: where the environment asks for a mode that there is not.
     """
-    known = {row.name: row.factory for row in ROWS}
-    target = known.get(name, name)
-    module_name, colon, attribute = target.partition(":")
+    known = {row.name: row for row in ROWS}
+    if name in known:
+        try:
+            from backends.compositions import compose  # brings torch
+        except ImportError as why:
+            raise Unavailable(f"{name} cannot be imported: {why}") from why
+        return compose(known[name])
+    module_name, colon, attribute = name.partition(":")
     if not colon:
         raise UnknownBackend(f"no backend is called {name!r}: known are {', '.join(known)}, or give pkg.module:factory")
-    if name not in known:
-        search_current_folder()
+    search_current_folder()
     try:
         module = importlib.import_module(module_name)
     except ImportError as why:
-        if name in known:
-            raise Unavailable(f"{name} cannot be imported: {why}") from why
         raise UnknownBackend(f"backend {name!r}: cannot import {module_name!r} ({why})") from why
     except (Exception, SystemExit) as why:  # a stranger's code: whatever it raises becomes one line
         raise UnknownBackend(f"backend {name!r}: importing {module_name!r} raised {_brief(why)}") from why

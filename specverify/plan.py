@@ -3,7 +3,7 @@
 import os
 from dataclasses import dataclass, replace
 
-from backends.registry import ROWS
+from backends.shipped import ROWS
 from reference.sampling import Sampling
 from specverify.isolation.limits import BUILT_IN_S, CHECKPOINT_S, Patience
 from specverify.isolation.wanted import Wanted

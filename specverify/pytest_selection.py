@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from specverify.setup.devices import missing
+from backends.devices import missing
 
 MARKERS = {
     "cpu": "runs on any machine",
@@ -110,7 +110,7 @@ class Selection:
         """Run a test that asks for the fixture on every backend, each marked with its device, or as emulated."""
         if self.fixture not in metafunc.fixturenames:
             return
-        from backends.registry import ROWS
+        from backends.shipped import ROWS
 
         named = self.named(metafunc.config)
         kinds = {row.name: "emulated" if row.emulated else row.device for row in ROWS}

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from backends import faults
-from backends.compositions.eager import open_cpu
+from backends.compositions import open_cpu
 from properties.invariants import ALL
 from properties.verdict.finding import Finding
 from properties.verdict.judge import judge

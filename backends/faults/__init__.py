@@ -1,58 +1,22 @@
-"""Publicly reported faults of speculative decoding, each a named patch of one engine seam."""
+"""Publicly reported faults of speculative decoding, each a named patch of one engine seam.
+
+Every module below this folder is imported, and the `FAULTS` of each are entered: a new fault is a decorated function in
+the file of its stage, or in a new file there, and a case in `tests/corpus`.
+"""
+
+from importlib import import_module
+from pkgutil import walk_packages
 
 from backends.base import Backend, Unsupported
 from backends.engine.seams import Seams
-from backends.faults.attention import (
-    ascend_atb,
-    ascend_calls,
-    ascend_masks,
-    forward_metadata,
-    kernel,
-    packed_mask,
-    split_parts,
-    triton_launch,
-)
-from backends.faults.cache import commit, contiguous_layouts, page_release, paged_writes, shared_pages, stale_columns
-from backends.faults.drafting import draft_cache, proposal, tensor_parallel
 from backends.faults.fault import Fault
-from backends.faults.lowering import chunks, tree_tensors
-from backends.faults.output import emission, stop_conditions
-from backends.faults.sampling import coins, greedy_walk, logit_rows, logits_processing, rejection, verify_kernel
-from backends.faults.serving import batches, leaked_state, mixed_batches, overlap
 
-ALL: tuple[Fault, ...] = (
-    *proposal.FAULTS,
-    *chunks.FAULTS,
-    *tree_tensors.FAULTS,
-    *kernel.FAULTS,
-    *ascend_calls.FAULTS,
-    *ascend_masks.FAULTS,
-    *ascend_atb.FAULTS,
-    *forward_metadata.FAULTS,
-    *packed_mask.FAULTS,
-    *split_parts.FAULTS,
-    *triton_launch.FAULTS,
-    *logit_rows.FAULTS,
-    *logits_processing.FAULTS,
-    *greedy_walk.FAULTS,
-    *rejection.FAULTS,
-    *coins.FAULTS,
-    *verify_kernel.FAULTS,
-    *emission.FAULTS,
-    *stop_conditions.FAULTS,
-    *commit.FAULTS,
-    *batches.FAULTS,
-    *mixed_batches.FAULTS,
-    *tensor_parallel.FAULTS,
-    *overlap.FAULTS,
-    *leaked_state.FAULTS,
-    *draft_cache.FAULTS,
-    *contiguous_layouts.FAULTS,
-    *stale_columns.FAULTS,
-    *paged_writes.FAULTS,
-    *shared_pages.FAULTS,
-    *page_release.FAULTS,
+ALL: tuple[Fault, ...] = tuple(
+    fault
+    for module in sorted(walk_packages(__path__, f"{__name__}."), key=lambda each: each.name)
+    for fault in getattr(import_module(module.name), "FAULTS", ())
 )
+"""Every fault, by folder and file."""
 
 
 def named(name: str) -> Fault:

@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from backends.devices import missing
 from backends.engine.attention.flex import Flex
 from backends.engine.attention.sdpa import Sdpa
 from backends.engine.attention.split import Split
 from backends.engine.columns import Attend, AttentionInputs
-from specverify.setup.devices import missing
 from specverify.setup.errors import MissingInput
 
 REPETITIONS = 7

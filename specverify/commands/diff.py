@@ -146,7 +146,8 @@ def _check_names(
 ) -> None:
     """Refuse names that mean nothing before any worker starts; devices are looked for by the workers."""
     from backends.base import Unavailable
-    from backends.registry import ROWS, UnknownBackend
+    from backends.registry import UnknownBackend
+    from backends.shipped import ROWS
     from specverify.setup.selection import invariants_matching
 
     if device is not None and device not in [row.device for row in ROWS]:

@@ -3,7 +3,8 @@
 import sys
 from typing import Any
 
-from backends.registry import ROWS, why_unavailable
+from backends.registry import why_unavailable
+from backends.shipped import ROWS
 from specverify.checkpoints.opening import DEMO
 from specverify.setup.environment import environment, package_version
 from specverify.shadowing import DEPENDENCIES, ROOMS, ROOT, shadows

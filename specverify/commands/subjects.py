@@ -5,7 +5,8 @@ from typing import Any
 
 from backends import faults
 from backends.faults.unplanted import UNPLANTED, reports
-from backends.registry import ROWS, why_unavailable
+from backends.registry import why_unavailable
+from backends.shipped import ROWS
 from properties.invariants import ALL
 from properties.strategies.models import GALLERY
 from reference.architecture import Architecture

@@ -2,7 +2,7 @@
 
 from fnmatch import fnmatchcase
 
-from backends.registry import ROWS
+from backends.shipped import ROWS
 from properties.invariants import ALL
 from properties.verdict.invariant import Invariant
 from reference.layout import KINDS

@@ -39,7 +39,7 @@ def check_seams(name: str) -> None:
         Unknown: for a backend that exposes no seams.
         UnknownBackend, Unavailable, WrongFlag: as `backends.registry.open_backend`.
     """
-    nothing = Fault("nothing", "", Stage.DRAFTED, "Nothing goes wrong.", "", "", lambda seams: seams)
+    nothing = Fault("nothing", Stage.DRAFTED, "Nothing goes wrong.", "", "", lambda seams: seams)
     try:
         faults.plant(open_backend(name), nothing)
     except Unsupported as why:

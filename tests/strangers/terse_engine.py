@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from backends.base import Declaration
-from backends.compositions.eager import open_cpu
+from backends.compositions import open_cpu
 from backends.engine.backend import EngineBackend
 from reference.case import Case
 from reference.trace import Stage, Step, Trace

@@ -51,7 +51,6 @@ def padding_before_the_cache(seams: Seams) -> Seams:
 FAULTS = (
     Fault(
         "ascend-padding-slot-negative",
-        "BZ-049",
         Stage.ATTENDED,
         "Padding rows are written to slot -1, which lies before the cache: the operator checks no slot.",
         "vllm-ascend PR #17214; catalogue BZ-049: padded rows point to a live slot",
@@ -61,7 +60,6 @@ FAULTS = (
     ),
     Fault(
         "ascend-boolean-mask-added",
-        "",
         Stage.ATTENDED,
         "A mask of 0 and 1 is handed to the operator that adds it to the scores.",
         "ATB documentation, PagedAttention, mask type SPEC",
@@ -71,7 +69,6 @@ FAULTS = (
     ),
     Fault(
         "ascend-additive-mask-inverted",
-        "",
         Stage.ATTENDED,
         "The additive mask hides what is visible.",
         "ATB documentation, PagedAttention, mask type SPEC",

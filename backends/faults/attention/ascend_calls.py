@@ -119,11 +119,9 @@ def _next_requests_table(seams: Seams) -> Seams:
     return replace(seams, attend=replace(attend, pages=pages, columns=gathered))
 
 
-def fault(
-    name: str, id: str, sentence: str, source: str, trigger: str, plant: Callable[[Seams], Seams], on: str = ON
-) -> Fault:
+def fault(name: str, sentence: str, source: str, trigger: str, plant: Callable[[Seams], Seams], on: str = ON) -> Fault:
     """A fault of a call, which strikes where attention is computed."""
-    return Fault(name, id, Stage.ATTENDED, sentence, source, trigger, plant, on=on)
+    return Fault(name, Stage.ATTENDED, sentence, source, trigger, plant, on=on)
 
 
 UNLIKE = "torch_npu docs, npu_fused_infer_attention_score"
@@ -131,7 +129,6 @@ UNLIKE = "torch_npu docs, npu_fused_infer_attention_score"
 FAULTS = (
     fault(
         "ascend-default-scale",
-        "",
         "The scale is left out: the operator's default is 1, not 1 / sqrt(D).",
         UNLIKE,
         "any",
@@ -139,7 +136,6 @@ FAULTS = (
     ),
     fault(
         "ascend-scale-of-filled-head",
-        "",
         "The scale is taken from the head dimension after it was filled to a multiple of 16.",
         UNLIKE + ": D must be a multiple of 16",
         "a head dimension that is none",
@@ -147,7 +143,6 @@ FAULTS = (
     ),
     fault(
         "ascend-kv-heads-left-out",
-        "",
         "num_key_value_heads is left at 0, which means as many as query heads.",
         UNLIKE,
         "grouped queries, in a dtype that fused-infer attention takes",
@@ -155,7 +150,6 @@ FAULTS = (
     ),
     fault(
         "ascend-rows-before-heads",
-        "",
         "The query lies in memory as BSND and is called BNSD.",
         UNLIKE + ", input_layout",
         "two heads and two rows",
@@ -163,7 +157,6 @@ FAULTS = (
     ),
     fault(
         "ascend-kv-heads-in-turn",
-        "",
         "Query heads take KV heads in turn instead of in groups.",
         "torch_npu, npu_fused_infer_attention_score: groups of num_heads / num_key_value_heads neighbours",
         "two KV heads, more query heads",
@@ -171,7 +164,6 @@ FAULTS = (
     ),
     fault(
         "ascend-next-tokens-0",
-        "",
         "next_tokens is 0, the default of the operator's predecessor: a band from the top left hides all beyond it.",
         "torch_npu docs, npu_prompt_flash_attention",
         "a context",
@@ -179,7 +171,6 @@ FAULTS = (
     ),
     fault(
         "ascend-lengths-short-of-tree",
-        "BZ-147",
         "The key lengths are those of the committed cache: the rows of the tree lie behind its end.",
         "catalogue BZ-147: the attention mask is shorter than the keys",
         "a context",
@@ -187,7 +178,6 @@ FAULTS = (
     ),
     fault(
         "ascend-table-of-next-request",
-        "BZ-033",
         "The block table of the next request of the batch is read.",
         "catalogue BZ-033: attention reads through wrong page indices",
         "pages, and a batch of two",

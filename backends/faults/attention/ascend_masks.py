@@ -96,7 +96,6 @@ PANGU = "modular_openpangu_dense.py of openPangu-Embedded"
 FAULTS = (
     fault(
         "ascend-mask-inverted",
-        "",
         "The boolean mask says what is visible, where the operator wants what is masked.",
         "example 3 of the operator's own page; kernel source has 1 = masked",
         "any",
@@ -104,7 +103,6 @@ FAULTS = (
     ),
     fault(
         "ascend-additive-mask-as-boolean",
-        "",
         "A mask that is added is turned into a boolean and negated: 0, which was visible, is masked.",
         PANGU,
         "any",
@@ -112,15 +110,13 @@ FAULTS = (
     ),
     fault(
         "ascend-sparse-mode-2",
-        "BZ-148",
         "The tree is verified under sparse mode 2, causal from the top left: it ignores the cached prefix.",
-        PANGU + ": the branch without a mask",
+        PANGU + ": the branch without a mask; catalogue BZ-148",
         "a tree of two nodes over a context",
         _causal(2),
     ),
     fault(
         "ascend-sparse-mode-3",
-        "BZ-145",
         "The tree is verified under sparse mode 3, causal to the bottom right: siblings see each other.",
         "vllm-ascend PR #8408; catalogue BZ-145: the tree mask is not looked at below the diagonal",
         "two branches",
@@ -128,7 +124,6 @@ FAULTS = (
     ),
     fault(
         "ascend-one-row-mask-ignored",
-        "",
         "The mask of a single query row is ignored past a column.",
         "vllm-ascend issue #15503",
         "a single row that does not see its whole lane: a window, or a mate with a longer one",
@@ -136,7 +131,6 @@ FAULTS = (
     ),
     fault(
         "ascend-mask-row-offset",
-        "",
         "Every tile of query rows reads the mask rows of the first tile.",
         "ops-transformer, prompt_flash_attention_base.h: mask offsets of a tile",
         "more than four rows",
@@ -144,7 +138,6 @@ FAULTS = (
     ),
     fault(
         "ascend-mask-with-head-axis",
-        "BZ-136",
         "The mask has a head axis, over which the kernel steps as if it were the batch.",
         "ops-transformer, prompt_flash_attention_base.h:1162-1169; catalogue BZ-136: lane 0 stands for all",
         "a batch of two",
@@ -152,7 +145,6 @@ FAULTS = (
     ),
     fault(
         "ascend-mask-without-prefix",
-        "",
         "The tree's part of the mask stands at column 0, the prefix behind it.",
         "family of catalogue BZ-092: the offset of the custom mask",
         "two branches over a context",
@@ -160,7 +152,6 @@ FAULTS = (
     ),
     fault(
         "ascend-mask-tail-visible",
-        "BZ-097",
         "The mask is filled to the width of the block table with zeros, which mean visible.",
         "catalogue BZ-097: lanes beyond the last key stay in the softmax",
         "cells behind the tree: pages, or a static buffer",

@@ -10,7 +10,7 @@ from backends.engine.kv.paged import Paged
 from backends.engine.model.causal_lm import Rows
 from backends.engine.request import Request
 from backends.engine.seams import Seams
-from backends.faults.fault import Fault
+from backends.faults.fault import fault, faults_in
 from reference.trace import Stage
 from reference.tree import Shape
 
@@ -29,8 +29,17 @@ class ByPosition(Paged):
             self._put(layer, self.length + depth, (keys[:, row : row + 1], values[:, row : row + 1]))
 
 
+@fault(
+    "slot-from-position",
+    Stage.ATTENDED,
+    "vllm-project/vllm issue #54498, PR #54716; catalogue BZ-024: a rotary coordinate used as KV slot index",
+    "pages, and two nodes at one depth, or rows out of the order of their depths",
+)
 def slot_from_position(seams: Seams) -> Seams:
-    """The slot of a row is its position, as if no two rows shared one."""
+    """Rows are written to the slots that their rotary positions name: rows at one position overwrite each other.
+
+    The slot of a row is its position, as if no two rows shared one.
+    """
 
     class Placed(Request):
         @property
@@ -47,8 +56,17 @@ def slot_from_position(seams: Seams) -> Seams:
     return replace(seams, request=Placed, kv=replace(seams.kv, paged=ByPosition))
 
 
+@fault(
+    "masks-by-group-of-layers",
+    Stage.ATTENDED,
+    "vllm-project/vllm-ascend PR #9322; catalogue BZ-050: graph parameters bound to layers in wrong order",
+    "a layer with a window or chunk behind one without, and a context longer than it",
+)
 def masks_by_group(seams: Seams) -> Seams:
-    """Masks are listed group by group of layers, those with a window first, and bound to layers in that order."""
+    """What attention needs for each layer is listed by KV groups, and bound to layers in that order.
+
+    Masks are listed group by group of layers, those with a window first, and bound to layers in that order.
+    """
 
     class Bound(Request):
         @property
@@ -60,8 +78,17 @@ def masks_by_group(seams: Seams) -> Seams:
     return replace(seams, request=Bound)
 
 
+@fault(
+    "prefill-taken-for-verify-block",
+    Stage.ATTENDED,
+    "vllm-project/vllm-ascend PR #6835; catalogue BZ-042: prefill classified as decode when its length is K+1",
+    "a prefill, or a chunk of one, of as many tokens as the tree has rows, and a tree that branches",
+)
 def prefill_as_block(seams: Seams) -> Seams:
-    """A prefill of as many tokens as a verify block has rows is masked as that block's tree."""
+    """A prefill as long as a verify block is taken for one, and runs under the mask of its tree.
+
+    A prefill of as many tokens as a verify block has rows is masked as that block's tree.
+    """
 
     class Uniform(Request):
         def prefill(self) -> None:
@@ -90,32 +117,4 @@ def _masked_as(shape: Shape, attend: Attend) -> Attend:
     return masked
 
 
-FAULTS = (
-    Fault(
-        "slot-from-position",
-        "BZ-024",
-        Stage.ATTENDED,
-        "Rows are written to the slots that their rotary positions name: rows at one position overwrite each other.",
-        "vllm-project/vllm issue #54498, PR #54716; catalogue BZ-024: a rotary coordinate used as KV slot index",
-        "pages, and two nodes at one depth, or rows out of the order of their depths",
-        slot_from_position,
-    ),
-    Fault(
-        "masks-by-group-of-layers",
-        "BZ-050",
-        Stage.ATTENDED,
-        "What attention needs for each layer is listed by KV groups, and bound to layers in that order.",
-        "vllm-project/vllm-ascend PR #9322; catalogue BZ-050: graph parameters bound to layers in wrong order",
-        "a layer with a window or chunk behind one without, and a context longer than it",
-        masks_by_group,
-    ),
-    Fault(
-        "prefill-taken-for-verify-block",
-        "BZ-042",
-        Stage.ATTENDED,
-        "A prefill as long as a verify block is taken for one, and runs under the mask of its tree.",
-        "vllm-project/vllm-ascend PR #6835; catalogue BZ-042: prefill classified as decode when its length is K+1",
-        "a prefill, or a chunk of one, of as many tokens as the tree has rows, and a tree that branches",
-        prefill_as_block,
-    ),
-)
+FAULTS = faults_in(globals())

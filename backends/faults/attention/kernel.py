@@ -7,12 +7,21 @@ from torch import Tensor
 
 from backends.engine.columns import AttentionInputs
 from backends.engine.seams import Seams
-from backends.faults.fault import Fault
+from backends.faults.fault import fault, faults_in
 from reference.trace import Stage
 
 
+@fault(
+    "tiles-below-diagonal-unmasked",
+    Stage.ATTENDED,
+    "catalogue BZ-145: mask check skipped in tiles below the causal diagonal",
+    "two branches",
+)
 def tiles_below_diagonal(seams: Seams) -> Seams:
-    """Keys that precede the query in the block are taken as visible without a look at the mask."""
+    """Attention skips the tree mask for keys that lie before the query in the block.
+
+    Keys that precede the query in the block are taken as visible without a look at the mask.
+    """
 
     def attend(query: Tensor, columns: AttentionInputs, scaling: float) -> Tensor:
         rows, width = columns.visible.shape[-2:]
@@ -23,8 +32,17 @@ def tiles_below_diagonal(seams: Seams) -> Seams:
     return replace(seams, attend=attend)
 
 
+@fault(
+    "verify-block-sees-itself-only",
+    Stage.ATTENDED,
+    "catalogue BZ-148: speculative rows never take the cached-prefix path",
+    "a tree of two nodes over a context",
+)
 def block_sees_itself_only(seams: Seams) -> Seams:
-    """A verify block longer than one row attends to its own rows and not to the cached context."""
+    """A block of several rows attends to itself and never to the cached context.
+
+    A verify block longer than one row attends to its own rows and not to the cached context.
+    """
 
     def attend(query: Tensor, columns: AttentionInputs, scaling: float) -> Tensor:
         rows, width = columns.visible.shape[-2:]
@@ -37,8 +55,17 @@ def block_sees_itself_only(seams: Seams) -> Seams:
     return replace(seams, attend=attend)
 
 
+@fault(
+    "padding-lanes-in-denominator",
+    Stage.ATTENDED,
+    "catalogue BZ-097: non-causal decode keeps padding lanes",
+    "a key length that does not fill its tile",
+)
 def denominator_counts_padding(seams: Seams) -> Seams:
-    """Lanes of the last tile beyond the row's own columns stay in the softmax denominator, with score 0."""
+    """BatchCache beyond the last key of a tile stay in the softmax denominator.
+
+    Lanes of the last tile beyond the row's own columns stay in the softmax denominator, with score 0.
+    """
 
     def attend(query: Tensor, columns: AttentionInputs, scaling: float) -> Tensor:
         key, visible = columns.key, columns.visible
@@ -59,8 +86,17 @@ def denominator_counts_padding(seams: Seams) -> Seams:
     return replace(seams, attend=attend)
 
 
+@fault(
+    "mask-of-last-tree-kept",
+    Stage.ATTENDED,
+    "catalogue BZ-090: custom mask kept after the wrapper is re-planned as causal",
+    "a branching tree, then a chain of as many rows",
+)
 def mask_kept(seams: Seams) -> Seams:
-    """The mask of a tree stays in the wrapper, and the next block of as many rows over a longer prefix gets it."""
+    """The mask of the last tree stays, and a later causal block of as many rows is attended to under it.
+
+    The mask of a tree stays in the wrapper, and the next block of as many rows over a longer prefix gets it.
+    """
     held: list[Tensor] = []
 
     def attend(query: Tensor, columns: AttentionInputs, scaling: float) -> Tensor:
@@ -78,8 +114,17 @@ def mask_kept(seams: Seams) -> Seams:
     return replace(seams, attend=attend)
 
 
+@fault(
+    "soft-cap-dropped",
+    Stage.ATTENDED,
+    "own: this engine took any argument of attention that it did not know and dropped it (Gemma 2's soft cap)",
+    "a model whose attention has a soft cap",
+)
 def cap_dropped(seams: Seams) -> Seams:
-    """Attention takes no argument for the soft cap of the scores, and computes them as they are."""
+    """Attention drops the argument that caps the scores, and computes them as they are.
+
+    Attention takes no argument for the soft cap of the scores, and computes them as they are.
+    """
 
     def attend(query: Tensor, columns: AttentionInputs, scaling: float) -> Tensor:
         return seams.attend(query, replace(columns, cap=0.0), scaling)
@@ -87,50 +132,4 @@ def cap_dropped(seams: Seams) -> Seams:
     return replace(seams, attend=attend)
 
 
-FAULTS = (
-    Fault(
-        "tiles-below-diagonal-unmasked",
-        "BZ-145",
-        Stage.ATTENDED,
-        "Attention skips the tree mask for keys that lie before the query in the block.",
-        "catalogue BZ-145: mask check skipped in tiles below the causal diagonal",
-        "two branches",
-        tiles_below_diagonal,
-    ),
-    Fault(
-        "verify-block-sees-itself-only",
-        "BZ-148",
-        Stage.ATTENDED,
-        "A block of several rows attends to itself and never to the cached context.",
-        "catalogue BZ-148: speculative rows never take the cached-prefix path",
-        "a tree of two nodes over a context",
-        block_sees_itself_only,
-    ),
-    Fault(
-        "padding-lanes-in-denominator",
-        "BZ-097",
-        Stage.ATTENDED,
-        "BatchCache beyond the last key of a tile stay in the softmax denominator.",
-        "catalogue BZ-097: non-causal decode keeps padding lanes",
-        "a key length that does not fill its tile",
-        denominator_counts_padding,
-    ),
-    Fault(
-        "mask-of-last-tree-kept",
-        "BZ-090",
-        Stage.ATTENDED,
-        "The mask of the last tree stays, and a later causal block of as many rows is attended to under it.",
-        "catalogue BZ-090: custom mask kept after the wrapper is re-planned as causal",
-        "a branching tree, then a chain of as many rows",
-        mask_kept,
-    ),
-    Fault(
-        "soft-cap-dropped",
-        "",
-        Stage.ATTENDED,
-        "Attention drops the argument that caps the scores, and computes them as they are.",
-        "own: this engine took any argument of attention that it did not know and dropped it (Gemma 2's soft cap)",
-        "a model whose attention has a soft cap",
-        cap_dropped,
-    ),
-)
+FAULTS = faults_in(globals())

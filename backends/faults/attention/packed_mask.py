@@ -108,16 +108,15 @@ def prefix_of_first_lane(seams: Seams) -> Seams:
 
 
 def fault(
-    name: str, id: str, sentence: str, source: str, trigger: str, plant: Callable[[Seams], Seams], on: str = SPLIT
+    name: str, sentence: str, source: str, trigger: str, plant: Callable[[Seams], Seams], on: str = SPLIT
 ) -> Fault:
     """A fault of stage attended, planted in `on`."""
-    return Fault(name, id, Stage.ATTENDED, sentence, source, trigger, plant, on=on)
+    return Fault(name, Stage.ATTENDED, sentence, source, trigger, plant, on=on)
 
 
 FAULTS = (
     fault(
         "ancestor-words-read-as-first",
-        "",
         "Ancestor bits of columns from 32 on are read from the first word.",
         "word boundary of packed masks, as xgrammar's and FlashInfer's are packed",
         "a block of more than 32 columns",
@@ -126,7 +125,6 @@ FAULTS = (
     ),
     fault(
         "ancestor-sign-bit-lost",
-        "",
         "The last bit of each word of ancestor bits is lost with its sign.",
         "word boundary of packed masks in int32",
         "a block of 32 columns or more",
@@ -134,7 +132,6 @@ FAULTS = (
     ),
     fault(
         "ancestor-bits-of-row-before",
-        "",
         "A row of the block sees what the row before it should.",
         "row offset of packed masks",
         "two nodes",
@@ -143,7 +140,6 @@ FAULTS = (
     ),
     fault(
         "ancestor-bits-of-first-lane",
-        "",
         "The rows of every lane see what those of lane 0 should: the lane's offset is missing.",
         "row offset of packed masks in a batch",
         "a batch of unequal trees",
@@ -151,7 +147,6 @@ FAULTS = (
     ),
     fault(
         "ancestor-offset-wraps",
-        "BZ-092",
         "The offset of a row's ancestor bits overflows, here after 16 rows.",
         "catalogue BZ-092: mask offset beyond the largest integer of its type",
         "a block of more than 16 rows",
@@ -159,7 +154,6 @@ FAULTS = (
     ),
     fault(
         "ancestor-bits-inverted",
-        "",
         "Ancestor bits mean hidden to who packs and visible to who reads.",
         "mask polarity differs between operators",
         "any block",
@@ -167,7 +161,6 @@ FAULTS = (
     ),
     fault(
         "earlier-tiles-unmasked",
-        "BZ-145",
         "Tiles of the block that lie before the row's own are not masked.",
         "catalogue BZ-145: mask check skipped in tiles below the causal diagonal",
         "a block of more than four rows with two branches",
@@ -176,7 +169,6 @@ FAULTS = (
     ),
     fault(
         "window-start-of-last-row",
-        "BZ-095",
         "The window of the row that reaches back least holds for the whole block.",
         "catalogue BZ-095: sliding-window start computed from the last draft token",
         "a window, and nodes of different depths",
@@ -184,7 +176,6 @@ FAULTS = (
     ),
     fault(
         "prefix-of-first-lane",
-        "",
         "Each lane's prefix ends where lane 0's does, if that is earlier.",
         "scalar length used for a batch",
         "a batch of unequal lengths",

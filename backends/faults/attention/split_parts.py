@@ -181,7 +181,6 @@ def block_maximum_ignored(seams: Seams) -> Seams:
 FAULTS = (
     fault(
         "tree-mask-dropped-when-split",
-        "BZ-093",
         "Where log-sum-exps are returned, the tree's mask is not applied.",
         "catalogue BZ-093: custom mask ignored when LSE is requested",
         "two nodes",
@@ -189,7 +188,6 @@ FAULTS = (
     ),
     fault(
         "scaled-by-padded-head",
-        "",
         "Scores are scaled by the head dimension padded to a tile.",
         "head dimensions that are no multiple of a tile",
         "a head dimension that is padded",
@@ -197,7 +195,6 @@ FAULTS = (
     ),
     fault(
         "block-read-without-prefix",
-        "",
         "Keys of the block are read from column 0 on, without the prefix's offset.",
         "row offset missing in the suffix part of split attention",
         "any prefix",
@@ -205,7 +202,6 @@ FAULTS = (
     ),
     fault(
         "block-values-transposed",
-        "",
         "Values of the block are read as if its cells lay before its heads.",
         "layout of values differs from that of keys",
         "two KV heads and two rows",
@@ -213,7 +209,6 @@ FAULTS = (
     ),
     fault(
         "page-turned-one-cell-early",
-        "",
         "The last cell of each page is looked for in the next page.",
         "page offset at the boundary of a page",
         "pages, and a prefix that ends a page",
@@ -221,7 +216,6 @@ FAULTS = (
     ),
     fault(
         "tile-lanes-in-part-denominator",
-        "BZ-097",
         "BatchCache of the last tile beyond the last column stay in the denominator of a part.",
         "catalogue BZ-097: non-causal decode keeps padding lanes",
         "a part that does not fill its tile",
@@ -229,7 +223,6 @@ FAULTS = (
     ),
     fault(
         "parts-summed-in-float16",
-        "",
         "Parts are summed in float16.",
         "16-bit accumulators",
         "float32",
@@ -237,7 +230,6 @@ FAULTS = (
     ),
     fault(
         "kv-head-by-modulo",
-        "",
         "A query head reads the KV head of its number modulo, not of its group.",
         "order of grouped query heads",
         "two KV heads with two query heads each",
@@ -245,7 +237,6 @@ FAULTS = (
     ),
     fault(
         "block-maximum-ignored",
-        "",
         "The block's sum is merged as if it were relative to the prefix's maximum.",
         "merge that ignores one side's maximum",
         "any block",

@@ -125,7 +125,6 @@ def later_lanes_merged_by_first(seams: Seams) -> Seams:
 FAULTS = (
     fault(
         "lanes-beyond-split-threshold",
-        "",
         "The merge weighs the parts of every lane whose prefix is split by the log-sum-exps of the first such lane.",
         "family of catalogue BZ-101: LSE addressed wrongly in the split-KV combine, here without the lane's offset",
         "a batch with two prefixes so long that the kernel splits them",
@@ -134,7 +133,6 @@ FAULTS = (
     ),
     fault(
         "values-read-transposed",
-        "",
         "Values are read with the steps of heads and cells exchanged.",
         "layout of values differs from that of keys",
         "two KV heads",
@@ -143,7 +141,6 @@ FAULTS = (
     ),
     fault(
         "tables-of-first-lane",
-        "",
         "Each lane reads the pages of lane 0.",
         "block table row of another request",
         "a batch over pages",
@@ -152,7 +149,6 @@ FAULTS = (
     ),
     fault(
         "merged-sums-transposed",
-        "BZ-101",
         "Log-sum-exps are laid out by head and row, and merged as if by row and head.",
         "catalogue BZ-101: LSE layout wrong in the split-KV combine",
         "a split prefix, two heads and two rows",
@@ -161,7 +157,6 @@ FAULTS = (
     ),
     fault(
         "merged-in-base-two",
-        "BZ-101",
         "Log-sum-exps in base two are merged as natural ones.",
         "catalogue BZ-101: LSE of another layout in the split-KV combine",
         "a split prefix",
@@ -170,7 +165,6 @@ FAULTS = (
     ),
     fault(
         "last-split-dropped",
-        "",
         "The last part of a split prefix is left out of the merge.",
         "count of splits off by one",
         "a split prefix",

@@ -5,12 +5,21 @@ from dataclasses import replace
 from backends.engine.kv.base import KvCache
 from backends.engine.kv.branch import Branch
 from backends.engine.seams import Seams
-from backends.faults.fault import Fault
+from backends.faults.fault import fault, faults_in
 from reference.trace import Stage
 
 
+@fault(
+    "kv-truncated-not-gathered",
+    Stage.COMMITTED,
+    "catalogue BZ-074: KV rewind is one integer, insufficient for a tree",
+    "an accepted path that is not a prefix of the row order",
+)
 def truncated(seams: Seams) -> Seams:
-    """The cache is cut to the new length; accepted rows are not gathered."""
+    """After verification the KV cache is cut to its new length without gathering the accepted rows.
+
+    The cache is cut to the new length; accepted rows are not gathered.
+    """
 
     def commit(cache: KvCache, path: list[int]) -> str | None:
         return seams.commit(cache, list(range(len(path))))
@@ -18,8 +27,17 @@ def truncated(seams: Seams) -> Seams:
     return replace(seams, commit=commit)
 
 
+@fault(
+    "overlapping-compaction",
+    Stage.COMMITTED,
+    "catalogue BZ-132: overlapping in-place KV compaction",
+    "two accepted rows, the first of them not in place",
+)
 def overlapping_moves(seams: Seams) -> Seams:
-    """Rows are compacted in place from the last to the first, overwriting sources that are still to be read."""
+    """Accepted rows are compacted in place in an order that overwrites sources before they are read.
+
+    Rows are compacted in place from the last to the first, overwriting sources that are still to be read.
+    """
 
     def commit(cache: KvCache, path: list[int]) -> str | None:
         for layer in range(cache.layers):
@@ -33,8 +51,17 @@ def overlapping_moves(seams: Seams) -> Seams:
     return replace(seams, commit=commit)
 
 
+@fault(
+    "values-moved-by-other-layout",
+    Stage.COMMITTED,
+    "catalogue BZ-133: value cache moved with another layout",
+    "an accepted path that is not a prefix of the row order",
+)
 def values_in_place(seams: Seams) -> Seams:
-    """Keys are gathered by accepted rows, values by another index formula."""
+    """The value cache is compacted with another index formula than the key cache.
+
+    Keys are gathered by accepted rows, values by another index formula.
+    """
 
     def commit(cache: KvCache, path: list[int]) -> str | None:
         for layer in range(cache.layers):
@@ -47,8 +74,17 @@ def values_in_place(seams: Seams) -> Seams:
     return replace(seams, commit=commit)
 
 
+@fault(
+    "draft-cache-not-popped",
+    Stage.COMMITTED,
+    "catalogue BZ-137: draft cache not popped for unaccepted tokens",
+    "a draft model whose tree has an inner node",
+)
 def draft_not_popped(seams: Seams) -> Seams:
-    """Rejected tokens stay in the draft's cache."""
+    """The draft model's cache keeps the tokens that were rejected.
+
+    Rejected tokens stay in the draft's cache.
+    """
 
     def roll_back(cache: KvCache, fed: list[int]) -> None:
         seams.roll_back(cache, list(range(cache.rows)))
@@ -56,8 +92,17 @@ def draft_not_popped(seams: Seams) -> Seams:
     return replace(seams, roll_back=roll_back)
 
 
+@fault(
+    "draft-cache-overtrimmed",
+    Stage.COMMITTED,
+    "catalogue BZ-141: draft cache rewind trims two entries too many",
+    "a draft model",
+)
 def draft_overtrimmed(seams: Seams) -> Seams:
-    """The draft's rewind trims two entries too many."""
+    """The draft model's cache is rewound two entries too far.
+
+    The draft's rewind trims two entries too many.
+    """
 
     def roll_back(cache: KvCache, fed: list[int]) -> None:
         seams.roll_back(cache, fed)
@@ -66,8 +111,17 @@ def draft_overtrimmed(seams: Seams) -> Seams:
     return replace(seams, roll_back=roll_back)
 
 
+@fault(
+    "draft-kv-never-written",
+    Stage.COMMITTED,
+    "catalogue BZ-167: KV of the last draft token never written",
+    "a draft model whose inner node is accepted",
+)
 def draft_hole(seams: Seams) -> Seams:
-    """The last kept draft row is marked as cached although its KV was never written."""
+    """The KV of the last accepted draft token is never written, and the hole is not marked.
+
+    The last kept draft row is marked as cached although its KV was never written.
+    """
 
     def roll_back(cache: KvCache, fed: list[int]) -> None:
         if fed:
@@ -89,73 +143,18 @@ class NeverFast(Branch):
         return ("path", None) if how == "fast" else (how, why)
 
 
+@fault(
+    "fast-reorder-never-taken",
+    Stage.COMMITTED,
+    "EAGLE-Pangu, fast cache reorder: a guard that always falls back changes no output and costs the speed",
+    "a commit by fast after something was committed",
+)
 def fast_never_taken(seams: Seams) -> Seams:
-    """The fast reorder is asked for and never taken: each commit gathers the whole cache."""
+    """The fast reorder is never taken: each commit gathers the whole cache, and says nothing of it.
+
+    The fast reorder is asked for and never taken: each commit gathers the whole cache.
+    """
     return replace(seams, kv=replace(seams.kv, branch=NeverFast))
 
 
-FAULTS = (
-    Fault(
-        "kv-truncated-not-gathered",
-        "BZ-074",
-        Stage.COMMITTED,
-        "After verification the KV cache is cut to its new length without gathering the accepted rows.",
-        "catalogue BZ-074: KV rewind is one integer, insufficient for a tree",
-        "an accepted path that is not a prefix of the row order",
-        truncated,
-    ),
-    Fault(
-        "overlapping-compaction",
-        "BZ-132",
-        Stage.COMMITTED,
-        "Accepted rows are compacted in place in an order that overwrites sources before they are read.",
-        "catalogue BZ-132: overlapping in-place KV compaction",
-        "two accepted rows, the first of them not in place",
-        overlapping_moves,
-    ),
-    Fault(
-        "values-moved-by-other-layout",
-        "BZ-133",
-        Stage.COMMITTED,
-        "The value cache is compacted with another index formula than the key cache.",
-        "catalogue BZ-133: value cache moved with another layout",
-        "an accepted path that is not a prefix of the row order",
-        values_in_place,
-    ),
-    Fault(
-        "draft-cache-not-popped",
-        "BZ-137",
-        Stage.COMMITTED,
-        "The draft model's cache keeps the tokens that were rejected.",
-        "catalogue BZ-137: draft cache not popped for unaccepted tokens",
-        "a draft model whose tree has an inner node",
-        draft_not_popped,
-    ),
-    Fault(
-        "draft-cache-overtrimmed",
-        "BZ-141",
-        Stage.COMMITTED,
-        "The draft model's cache is rewound two entries too far.",
-        "catalogue BZ-141: draft cache rewind trims two entries too many",
-        "a draft model",
-        draft_overtrimmed,
-    ),
-    Fault(
-        "draft-kv-never-written",
-        "BZ-167",
-        Stage.COMMITTED,
-        "The KV of the last accepted draft token is never written, and the hole is not marked.",
-        "catalogue BZ-167: KV of the last draft token never written",
-        "a draft model whose inner node is accepted",
-        draft_hole,
-    ),
-    Fault(
-        "fast-reorder-never-taken",
-        "",
-        Stage.COMMITTED,
-        "The fast reorder is never taken: each commit gathers the whole cache, and says nothing of it.",
-        "EAGLE-Pangu, fast cache reorder: a guard that always falls back changes no output and costs the speed",
-        "a commit by fast after something was committed",
-        fast_never_taken,
-    ),
-)
+FAULTS = faults_in(globals())

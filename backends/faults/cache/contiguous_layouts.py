@@ -13,14 +13,23 @@ from backends.engine.kv.scratch import Scratch
 from backends.engine.kv.sliding import Sliding
 from backends.engine.kv.static import Static
 from backends.engine.seams import Seams
-from backends.faults.fault import Fault
+from backends.faults.fault import fault, faults_in
 from reference.trace import Stage
 
 # The draft's cache is of the same class: what a fault does to the target alone, it does in the seam of its commit.
 
 
+@fault(
+    "last-layer-not-moved",
+    Stage.COMMITTED,
+    "family of catalogue BZ-061: one of several buffers is left out of the move",
+    "an accepted path that is not a prefix of the row order",
+)
 def last_layer_in_place(seams: Seams) -> Seams:
-    """Accepted rows are moved in every layer but the last."""
+    """Accepted rows are moved in all layers but the last, whose buffer is forgotten.
+
+    Accepted rows are moved in every layer but the last.
+    """
 
     def commit(cache: KvCache, path: list[int]) -> str | None:
         for layer in range(max(1, cache.layers - 1)):
@@ -41,8 +50,17 @@ class Fast(Branch):
         return self._way(path)[0] == "fast"
 
 
+@fault(
+    "fast-reorder-without-offset",
+    Stage.COMMITTED,
+    "family of catalogue BZ-133: one way of the commit has an index formula of its own",
+    "commit by fast, over a prefix",
+)
 def fast_without_offset(seams: Seams) -> Seams:
-    """The fast reorder indexes the branch by rows of the block, as if no prefix came before them."""
+    """The fast reorder takes rows by their index in the block, without the length of the prefix before them.
+
+    The fast reorder indexes the branch by rows of the block, as if no prefix came before them.
+    """
 
     def commit(cache: KvCache, path: list[int]) -> str | None:
         if isinstance(cache, Fast) and cache.is_fast(path):
@@ -56,8 +74,17 @@ def fast_without_offset(seams: Seams) -> Seams:
     return replace(seams, commit=commit, kv=replace(seams.kv, branch=Fast))
 
 
+@fault(
+    "scratch-committed-in-row-order",
+    Stage.COMMITTED,
+    "family of catalogue BZ-132: compaction that presumes increasing rows",
+    "layout scratch, and an accepted node whose row comes before its parent's",
+)
 def scratch_in_row_order(seams: Seams) -> Seams:
-    """Accepted scratch rows are copied in the order of the rows, not in that of the path."""
+    """Accepted scratch rows are copied in the order of the rows, not in that of the path.
+
+    Accepted scratch rows are copied in the order of the rows, not in that of the path.
+    """
 
     def commit(cache: KvCache, path: list[int]) -> str | None:
         return seams.commit(cache, sorted(path) if isinstance(cache, Scratch) else path)
@@ -81,8 +108,17 @@ class Flat(Scratch):
         self.length, self.rows = self.length + len(path), 0
 
 
+@fault(
+    "committed-at-flat-index",
+    Stage.COMMITTED,
+    "catalogue BZ-153: committed token part wrong after the second tree verification",
+    "layout scratch, and a step after one with a rejected row",
+)
 def at_flat_index(seams: Seams) -> Seams:
-    """Accepted rows are committed at their index among all rows so far, not at their depth."""
+    """From the second tree on, accepted rows are committed at their index among all rows, not at their depth.
+
+    Accepted rows are committed at their index among all rows so far, not at their depth.
+    """
 
     def commit(cache: KvCache, path: list[int]) -> str | None:
         if not isinstance(cache, Flat):
@@ -118,8 +154,17 @@ class Cropped(Static):
         return (self.captured or self.buffers)[layer]
 
 
+@fault(
+    "crop-makes-new-tensors",
+    Stage.COMMITTED,
+    "catalogue BZ-109: crop on StaticCache creates a new shorter cache",
+    "layout static, and a step after one with a rejected row",
+)
 def cropped_anew(seams: Seams) -> Seams:
-    """A rejection makes new, shorter tensors; the captured forward keeps the old ones."""
+    """A crop of the static cache makes new tensors, while the forward goes on writing to the old ones.
+
+    A rejection makes new, shorter tensors; the captured forward keeps the old ones.
+    """
 
     def commit(cache: KvCache, path: list[int]) -> str | None:
         rejected = cache.rows > len(path)
@@ -149,8 +194,17 @@ class Ring(Sliding):
                         self._put(layer, lost, (pair[0][..., row : row + 1, :], pair[1][..., row : row + 1, :]))
 
 
+@fault(
+    "ring-rewound-by-index",
+    Stage.COMMITTED,
+    "catalogue BZ-116: rotating cache full, rewind impossible but verification goes on",
+    "layout sliding, a full window, and two rejected rows",
+)
 def ring_rewound(seams: Seams) -> Seams:
-    """The ring's write index is decremented on rejection; what rejected rows overwrote stays overwritten."""
+    """A full ring of the window's size is rewound by its index; what rejected rows overwrote is not restored.
+
+    The ring's write index is decremented on rejection; what rejected rows overwrote stays overwritten.
+    """
 
     def commit(cache: KvCache, path: list[int]) -> str | None:
         if not isinstance(cache, Ring):
@@ -212,8 +266,17 @@ class Numbered(Arena):
         super().give_back(lease, tokens)
 
 
+@fault(
+    "snapshot-restored-by-lane",
+    Stage.COMMITTED,
+    "catalogue BZ-120: rollback snapshot of one sequence clobbers others",
+    "layout static, and a request with a rejected row in another's lane",
+)
 def restored_by_lane(seams: Seams) -> Seams:
-    """Snapshots are kept by sequence and restored by lane of the batch."""
+    """After a rejection the snapshot of another sequence is restored: it is found by the lane of the batch.
+
+    Snapshots are kept by sequence and restored by lane of the batch.
+    """
 
     class ByLane(seams.kv.lanes):  # type: ignore[misc,name-defined]
         def __init__(self, caches: list[KvCache], rows: list[int], filler: float = 0.0) -> None:
@@ -233,68 +296,4 @@ def restored_by_lane(seams: Seams) -> Seams:
     return replace(seams, commit=commit, arena=Numbered, kv=replace(seams.kv, static=Restored, lanes=ByLane))
 
 
-FAULTS = (
-    Fault(
-        "committed-at-flat-index",
-        "BZ-153",
-        Stage.COMMITTED,
-        "From the second tree on, accepted rows are committed at their index among all rows, not at their depth.",
-        "catalogue BZ-153: committed token part wrong after the second tree verification",
-        "layout scratch, and a step after one with a rejected row",
-        at_flat_index,
-    ),
-    Fault(
-        "crop-makes-new-tensors",
-        "BZ-109",
-        Stage.COMMITTED,
-        "A crop of the static cache makes new tensors, while the forward goes on writing to the old ones.",
-        "catalogue BZ-109: crop on StaticCache creates a new shorter cache",
-        "layout static, and a step after one with a rejected row",
-        cropped_anew,
-    ),
-    Fault(
-        "ring-rewound-by-index",
-        "BZ-116",
-        Stage.COMMITTED,
-        "A full ring of the window's size is rewound by its index; what rejected rows overwrote is not restored.",
-        "catalogue BZ-116: rotating cache full, rewind impossible but verification goes on",
-        "layout sliding, a full window, and two rejected rows",
-        ring_rewound,
-    ),
-    Fault(
-        "snapshot-restored-by-lane",
-        "BZ-120",
-        Stage.COMMITTED,
-        "After a rejection the snapshot of another sequence is restored: it is found by the lane of the batch.",
-        "catalogue BZ-120: rollback snapshot of one sequence clobbers others",
-        "layout static, and a request with a rejected row in another's lane",
-        restored_by_lane,
-    ),
-    Fault(
-        "last-layer-not-moved",
-        "",
-        Stage.COMMITTED,
-        "Accepted rows are moved in all layers but the last, whose buffer is forgotten.",
-        "family of catalogue BZ-061: one of several buffers is left out of the move",
-        "an accepted path that is not a prefix of the row order",
-        last_layer_in_place,
-    ),
-    Fault(
-        "fast-reorder-without-offset",
-        "",
-        Stage.COMMITTED,
-        "The fast reorder takes rows by their index in the block, without the length of the prefix before them.",
-        "family of catalogue BZ-133: one way of the commit has an index formula of its own",
-        "commit by fast, over a prefix",
-        fast_without_offset,
-    ),
-    Fault(
-        "scratch-committed-in-row-order",
-        "",
-        Stage.COMMITTED,
-        "Accepted scratch rows are copied in the order of the rows, not in that of the path.",
-        "family of catalogue BZ-132: compaction that presumes increasing rows",
-        "layout scratch, and an accepted node whose row comes before its parent's",
-        scratch_in_row_order,
-    ),
-)
+FAULTS = faults_in(globals())

@@ -6,7 +6,7 @@ from backends.engine.kv.arena import Arena, CacheLease
 from backends.engine.kv.pages import Blocks, Pages
 from backends.engine.kv.prefix import PrefixCache
 from backends.engine.seams import Seams
-from backends.faults.fault import Fault
+from backends.faults.fault import fault, faults_in
 from reference.trace import Stage
 
 
@@ -47,8 +47,17 @@ class Selfish(Blocks):
                 self.pages.free_for_all(page)
 
 
+@fault(
+    "shared-pages-freed",
+    Stage.COMMITTED,
+    "catalogue BZ-068: cancellation plus shared prefix corrupts unrelated requests",
+    "a cancelled request whose pages a fork or the prefix cache shares",
+)
 def freed_though_shared(seams: Seams) -> Seams:
-    """A request that ends, or is cancelled, frees its pages without looking who else holds them."""
+    """A request that ends or is cancelled frees its pages, also those that others share by prefix.
+
+    A request that ends, or is cancelled, frees its pages without looking who else holds them.
+    """
     return replace(seams, kv=replace(seams.kv, pages=Lenient, blocks=Selfish))
 
 
@@ -61,8 +70,17 @@ class Remembering(Blocks):
             self.pages.drop(page)
 
 
+@fault(
+    "page-freed-twice",
+    Stage.COMMITTED,
+    "family of catalogue BZ-068: shared cache state released incorrectly",
+    "a request with a draft model that is cancelled, evicted or over",
+)
 def freed_twice(seams: Seams) -> Seams:
-    """Target and draft both give back the pages that they share."""
+    """Target and draft both give back the pages that they share, which then stand in the free list twice.
+
+    Target and draft both give back the pages that they share.
+    """
     return replace(seams, kv=replace(seams.kv, pages=Twice, blocks=Remembering))
 
 
@@ -76,8 +94,17 @@ class CommittedOnly(Arena):
         super().give_back(lease, tokens)
 
 
+@fault(
+    "overhang-never-freed",
+    Stage.COMMITTED,
+    "catalogue BZ-067: kv_allocated_len not tracked in paged path, pages never released",
+    "a request with a page beyond its committed length that is cancelled, evicted or over",
+)
 def overhang_lost(seams: Seams) -> Seams:
-    """Pages that were allocated beyond the committed length never come back."""
+    """Pages allocated beyond the committed length are not released with the request.
+
+    Pages that were allocated beyond the committed length never come back.
+    """
     return replace(seams, arena=CommittedOnly)
 
 
@@ -92,46 +119,18 @@ class Ruthless(PrefixCache):
                 self._pages.free_for_all(page)
 
 
+@fault(
+    "kept-page-evicted-in-use",
+    Stage.COMMITTED,
+    "family of catalogue BZ-068: shared cache state released incorrectly",
+    "layout prefix, a pool that runs out, and a request that reuses a kept page",
+)
 def evicted_in_use(seams: Seams) -> Seams:
-    """The prefix cache evicts pages that a living request holds."""
+    """The prefix cache evicts its oldest pages although living requests hold them.
+
+    The prefix cache evicts pages that a living request holds.
+    """
     return replace(seams, kv=replace(seams.kv, pages=Lenient, prefix=Ruthless))
 
 
-FAULTS = (
-    Fault(
-        "shared-pages-freed",
-        "BZ-068",
-        Stage.COMMITTED,
-        "A request that ends or is cancelled frees its pages, also those that others share by prefix.",
-        "catalogue BZ-068: cancellation plus shared prefix corrupts unrelated requests",
-        "a cancelled request whose pages a fork or the prefix cache shares",
-        freed_though_shared,
-    ),
-    Fault(
-        "page-freed-twice",
-        "",
-        Stage.COMMITTED,
-        "Target and draft both give back the pages that they share, which then stand in the free list twice.",
-        "family of catalogue BZ-068: shared cache state released incorrectly",
-        "a request with a draft model that is cancelled, evicted or over",
-        freed_twice,
-    ),
-    Fault(
-        "overhang-never-freed",
-        "BZ-067",
-        Stage.COMMITTED,
-        "Pages allocated beyond the committed length are not released with the request.",
-        "catalogue BZ-067: kv_allocated_len not tracked in paged path, pages never released",
-        "a request with a page beyond its committed length that is cancelled, evicted or over",
-        overhang_lost,
-    ),
-    Fault(
-        "kept-page-evicted-in-use",
-        "",
-        Stage.COMMITTED,
-        "The prefix cache evicts its oldest pages although living requests hold them.",
-        "family of catalogue BZ-068: shared cache state released incorrectly",
-        "layout prefix, a pool that runs out, and a request that reuses a kept page",
-        evicted_in_use,
-    ),
-)
+FAULTS = faults_in(globals())

@@ -11,7 +11,7 @@ from backends.engine.kv.lanes import BatchCache
 from backends.engine.kv.paged import Paged
 from backends.engine.kv.pages import Blocks
 from backends.engine.seams import Seams
-from backends.faults.fault import Fault
+from backends.faults.fault import fault, faults_in
 from reference.trace import Stage
 
 
@@ -31,8 +31,17 @@ class Uniform(BatchCache):
         return moved
 
 
+@fault(
+    "slots-of-equal-rows",
+    Stage.ATTENDED,
+    "catalogue BZ-047: decode slot mapping assumes the same number of tokens per request",
+    "two requests in a batch, the first with fewer rows than another",
+)
 def rectangular_slots(seams: Seams) -> Seams:
-    """Slots are computed as if every request of the batch had as many rows."""
+    """Rows are written to slots as if every request of the batch had as many of them.
+
+    Slots are computed as if every request of the batch had as many rows.
+    """
     return replace(seams, kv=replace(seams.kv, lanes=Uniform))
 
 
@@ -53,8 +62,17 @@ class Contiguous(Paged):
             flat[begin : begin + room] = new[..., :room, :].transpose(0, 1)
 
 
+@fault(
+    "block-written-to-next-in-memory",
+    Stage.ATTENDED,
+    "family of catalogue BZ-061: token slots that ignore the page layout",
+    "a block that crosses a page's end, and pages out of order",
+)
 def contiguous_slots(seams: Seams) -> Seams:
-    """A block that crosses into the next page is written to the page that lies next in memory."""
+    """A block that crosses a page's end goes on in the page that lies next in memory.
+
+    A block that crosses into the next page is written to the page that lies next in memory.
+    """
 
     class Telling(seams.kv.lanes):  # type: ignore[misc,name-defined]
         def __init__(self, caches: list[KvCache], rows: list[int], filler: float = 0.0) -> None:
@@ -80,8 +98,17 @@ class Behind(Blocks):
         super().own(begin, min(end, self.allocated))
 
 
+@fault(
+    "reserved-one-round-behind",
+    Stage.ATTENDED,
+    "catalogue BZ-083: device writes run ahead of host-allocated KV capacity",
+    "a block accepted to the end, then one that crosses into a page that was not reserved",
+)
 def reserved_one_round_behind(seams: Seams) -> Seams:
-    """Room is made for the tree over what was committed before the last round; writes run past the block table."""
+    """CacheSpec is reserved as if the last block were not accepted yet, and the next one runs past the block table.
+
+    Room is made for the tree over what was committed before the last round; writes run past the block table.
+    """
 
     def commit(cache: KvCache, path: list[int]) -> str | None:
         why = seams.commit(cache, path)
@@ -107,8 +134,17 @@ class Apart(Paged):
         self.length, self.rows = self.length + len(path), 0
 
 
+@fault(
+    "values-moved-by-token-number",
+    Stage.COMMITTED,
+    "catalogue BZ-061: accepted-token move of an auxiliary per-token cache ignores page layout",
+    "pages out of order, and an accepted path that is not a prefix of the row order",
+)
 def values_by_token(seams: Seams) -> Seams:
-    """The buffer beside the keys is moved by token numbers, as if it had no pages."""
+    """Accepted keys are moved through the block table, the buffer beside them by token numbers.
+
+    The buffer beside the keys is moved by token numbers, as if it had no pages.
+    """
 
     def commit(cache: KvCache, path: list[int]) -> str | None:
         if not isinstance(cache, Apart) or in_order(path):
@@ -119,41 +155,4 @@ def values_by_token(seams: Seams) -> Seams:
     return replace(seams, commit=commit, kv=replace(seams.kv, paged=Apart))
 
 
-FAULTS = (
-    Fault(
-        "slots-of-equal-rows",
-        "BZ-047",
-        Stage.ATTENDED,
-        "Rows are written to slots as if every request of the batch had as many of them.",
-        "catalogue BZ-047: decode slot mapping assumes the same number of tokens per request",
-        "two requests in a batch, the first with fewer rows than another",
-        rectangular_slots,
-    ),
-    Fault(
-        "block-written-to-next-in-memory",
-        "",
-        Stage.ATTENDED,
-        "A block that crosses a page's end goes on in the page that lies next in memory.",
-        "family of catalogue BZ-061: token slots that ignore the page layout",
-        "a block that crosses a page's end, and pages out of order",
-        contiguous_slots,
-    ),
-    Fault(
-        "reserved-one-round-behind",
-        "BZ-083",
-        Stage.ATTENDED,
-        "CacheSpec is reserved as if the last block were not accepted yet, and the next one runs past the block table.",
-        "catalogue BZ-083: device writes run ahead of host-allocated KV capacity",
-        "a block accepted to the end, then one that crosses into a page that was not reserved",
-        reserved_one_round_behind,
-    ),
-    Fault(
-        "values-moved-by-token-number",
-        "BZ-061",
-        Stage.COMMITTED,
-        "Accepted keys are moved through the block table, the buffer beside them by token numbers.",
-        "catalogue BZ-061: accepted-token move of an auxiliary per-token cache ignores page layout",
-        "pages out of order, and an accepted path that is not a prefix of the row order",
-        values_by_token,
-    ),
-)
+FAULTS = faults_in(globals())

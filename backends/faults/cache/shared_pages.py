@@ -7,7 +7,7 @@ from backends.engine.kv.base import OutOfPages
 from backends.engine.kv.pages import Blocks
 from backends.engine.kv.prefix import Key, PrefixCache
 from backends.engine.seams import Seams
-from backends.faults.fault import Fault
+from backends.faults.fault import fault, faults_in
 from reference.trace import Stage
 
 
@@ -28,8 +28,17 @@ class Early(Arena):
         return lease
 
 
+@fault(
+    "pages-published-unwritten",
+    Stage.ATTENDED,
+    "catalogue BZ-021: prefix blocks published before the forward pass wrote their KV",
+    "layout prefix, and two prompts that begin with the same page, or one that is evicted and restored",
+)
 def published_unwritten(seams: Seams) -> Seams:
-    """Pages are found by their tokens before any forward has written them."""
+    """Pages of a prompt are published before a forward has written them, and the next request reads nothing.
+
+    Pages are found by their tokens before any forward has written them.
+    """
     return replace(seams, arena=Early)
 
 
@@ -46,8 +55,17 @@ class OneMore(Arena):
         return lease
 
 
+@fault(
+    "reused-prefix-one-too-long",
+    Stage.ATTENDED,
+    "catalogue BZ-126: n_past computed with off-by-one from position",
+    "layout prefix, and a hit that is shorter than the prompt",
+)
 def reused_one_more(seams: Seams) -> Seams:
-    """The length of a reused prefix counts the position after it."""
+    """The committed length of a reused prefix counts the position after it, whose KV nobody wrote.
+
+    The length of a reused prefix counts the position after it.
+    """
     return replace(seams, arena=OneMore)
 
 
@@ -66,8 +84,17 @@ class Misaligned(Arena):
         return lease
 
 
+@fault(
+    "pages-handed-over-from-the-tail",
+    Stage.ATTENDED,
+    "catalogue BZ-054: P/D transfer misaligns blocks if prompt is a multiple of the block size",
+    "a fork whose prefix is a multiple of the page size",
+)
 def handed_over_from_tail(seams: Seams) -> Seams:
-    """Tables of two sides are aligned at their ends; one has a page for drafts beyond a full last page."""
+    """Where the last page is full, one side has a page more for drafts, and tables are aligned at their ends.
+
+    Tables of two sides are aligned at their ends; one has a page for drafts beyond a full last page.
+    """
     return replace(seams, arena=Misaligned)
 
 
@@ -78,8 +105,17 @@ class Shared(Blocks):
         """Nothing is copied."""
 
 
+@fault(
+    "shared-page-written",
+    Stage.COMMITTED,
+    "family of catalogue BZ-068: pages shared by prefix corrupt unrelated requests",
+    "a fork whose prefix ends inside a page, both stepped in one batch",
+)
 def never_copied(seams: Seams) -> Seams:
-    """A shared page that is partly filled is written by all who share it."""
+    """A partly filled page that two requests share is written by both: copy on write is missed.
+
+    A shared page that is partly filled is written by all who share it.
+    """
     return replace(seams, kv=replace(seams.kv, blocks=Shared))
 
 
@@ -93,8 +129,17 @@ class TargetOnly(Blocks):
         self.copy = every
 
 
+@fault(
+    "copy-on-write-forgets-draft",
+    Stage.DRAFTED,
+    "family of catalogue BZ-061: a buffer beside keys and values is left out of the move",
+    "a fork with a draft model whose prefix ends inside a page",
+)
 def copied_in_target(seams: Seams) -> Seams:
-    """Copy on write forgets the draft's half of a page."""
+    """A shared page is copied in the target's pool, and not in the draft's, which shares the block table.
+
+    Copy on write forgets the draft's half of a page.
+    """
     return replace(seams, kv=replace(seams.kv, blocks=TargetOnly))
 
 
@@ -123,8 +168,17 @@ class ByPage(PrefixCache):
                 self._kept[key] = table[place]
 
 
+@fault(
+    "page-known-by-own-tokens",
+    Stage.ATTENDED,
+    "family of catalogue BZ-126: what is reused is told by too little",
+    "layout prefix, and a page of tokens met again in another place",
+)
 def known_by_own_tokens(seams: Seams) -> Seams:
-    """The key of a kept page leaves out the tokens before it."""
+    """A kept page is found by the tokens in it, whatever came before them.
+
+    The key of a kept page leaves out the tokens before it.
+    """
     return replace(seams, kv=replace(seams.kv, prefix=ByPage))
 
 
@@ -154,73 +208,18 @@ class AnyOwner(PrefixCache):
         super().insert(owner is not None, tokens, table)
 
 
+@fault(
+    "draft-page-forked-across-models",
+    Stage.DRAFTED,
+    "family of catalogue BZ-170: draft cache not synchronised when a prefix is reused",
+    "pages; a fork, or a prefix met again, between requests with two draft models, and a step after it",
+)
 def shared_across_drafts(seams: Seams) -> Seams:
-    """Pages of a draft's keys and values are shared with a request that another model drafts for."""
+    """A fork, or a hit of the prefix cache, shares the draft's pages although another model drafts there.
+
+    Pages of a draft's keys and values are shared with a request that another model drafts for.
+    """
     return replace(seams, arena=AnyDraft, kv=replace(seams.kv, prefix=AnyOwner))
 
 
-FAULTS = (
-    Fault(
-        "draft-page-forked-across-models",
-        "",
-        Stage.DRAFTED,
-        "A fork, or a hit of the prefix cache, shares the draft's pages although another model drafts there.",
-        "family of catalogue BZ-170: draft cache not synchronised when a prefix is reused",
-        "pages; a fork, or a prefix met again, between requests with two draft models, and a step after it",
-        shared_across_drafts,
-    ),
-    Fault(
-        "pages-published-unwritten",
-        "BZ-021",
-        Stage.ATTENDED,
-        "Pages of a prompt are published before a forward has written them, and the next request reads nothing.",
-        "catalogue BZ-021: prefix blocks published before the forward pass wrote their KV",
-        "layout prefix, and two prompts that begin with the same page, or one that is evicted and restored",
-        published_unwritten,
-    ),
-    Fault(
-        "reused-prefix-one-too-long",
-        "BZ-126",
-        Stage.ATTENDED,
-        "The committed length of a reused prefix counts the position after it, whose KV nobody wrote.",
-        "catalogue BZ-126: n_past computed with off-by-one from position",
-        "layout prefix, and a hit that is shorter than the prompt",
-        reused_one_more,
-    ),
-    Fault(
-        "pages-handed-over-from-the-tail",
-        "BZ-054",
-        Stage.ATTENDED,
-        "Where the last page is full, one side has a page more for drafts, and tables are aligned at their ends.",
-        "catalogue BZ-054: P/D transfer misaligns blocks if prompt is a multiple of the block size",
-        "a fork whose prefix is a multiple of the page size",
-        handed_over_from_tail,
-    ),
-    Fault(
-        "shared-page-written",
-        "",
-        Stage.COMMITTED,
-        "A partly filled page that two requests share is written by both: copy on write is missed.",
-        "family of catalogue BZ-068: pages shared by prefix corrupt unrelated requests",
-        "a fork whose prefix ends inside a page, both stepped in one batch",
-        never_copied,
-    ),
-    Fault(
-        "copy-on-write-forgets-draft",
-        "",
-        Stage.DRAFTED,
-        "A shared page is copied in the target's pool, and not in the draft's, which shares the block table.",
-        "family of catalogue BZ-061: a buffer beside keys and values is left out of the move",
-        "a fork with a draft model whose prefix ends inside a page",
-        copied_in_target,
-    ),
-    Fault(
-        "page-known-by-own-tokens",
-        "",
-        Stage.ATTENDED,
-        "A kept page is found by the tokens in it, whatever came before them.",
-        "family of catalogue BZ-126: what is reused is told by too little",
-        "layout prefix, and a page of tokens met again in another place",
-        known_by_own_tokens,
-    ),
-)
+FAULTS = faults_in(globals())

@@ -10,14 +10,23 @@ from backends.engine.kv.overwrite import Overwrite
 from backends.engine.kv.sliding import Sliding
 from backends.engine.kv.static import Static
 from backends.engine.seams import Seams
-from backends.faults.fault import Fault
+from backends.faults.fault import fault, faults_in
 from reference.trace import Stage
 
 # The draft's cache is of the same class: lanes of the verify forward tell that a cache is the target's.
 
 
+@fault(
+    "ring-trimmed-for-one-token",
+    Stage.ATTENDED,
+    "catalogue BZ-117: ring cache eviction assumes one token per call",
+    "layout sliding, a full window, and a node below the root",
+)
 def ring_for_one_token(seams: Seams) -> Seams:
-    """A ring is trimmed as for one new token, and all that is left in it is attended by every row of the block."""
+    """A ring is trimmed as if one token came per call, so that deeper rows of a block see beyond their window.
+
+    A ring is trimmed as for one new token, and all that is left in it is attended by every row of the block.
+    """
 
     class Trimmed(seams.kv.lanes):  # type: ignore[misc,name-defined]
         def masks(self, layer: int, visible: list[Tensor]) -> Tensor:
@@ -84,42 +93,32 @@ def _verifying(lanes: type[BatchCache]) -> type[BatchCache]:
     return Telling
 
 
+@fault(
+    "static-tail-attended",
+    Stage.ATTENDED,
+    "family of catalogue BZ-109: a pre-allocated cache whose length is not followed by the forward",
+    "layout static, and a smaller block after one with rejected rows",
+)
 def stale_tail_shown(seams: Seams) -> Seams:
-    """The mask over a static cache leaves open what rejected rows have left behind the block."""
+    """The mask over a static cache leaves open what rejected rows have left behind the block.
+
+    The mask over a static cache leaves open what rejected rows have left behind the block.
+    """
     return replace(seams, kv=replace(seams.kv, static=Tail, lanes=_verifying(seams.kv.lanes)))
 
 
+@fault(
+    "stale-column-taken-for-cached",
+    Stage.ATTENDED,
+    "family of catalogue BZ-116: rejected entries remain",
+    "layout overwrite, and a step after one with a rejected row",
+)
 def stale_row_kept(seams: Seams) -> Seams:
-    """A column that a rejected row has filled is taken for cached: the root that belongs there is not written."""
+    """A column that a rejected row has filled is taken for cached, and the token that belongs there is not written.
+
+    A column that a rejected row has filled is taken for cached: the root that belongs there is not written.
+    """
     return replace(seams, kv=replace(seams.kv, overwrite=Taken, lanes=_verifying(seams.kv.lanes)))
 
 
-FAULTS = (
-    Fault(
-        "ring-trimmed-for-one-token",
-        "BZ-117",
-        Stage.ATTENDED,
-        "A ring is trimmed as if one token came per call, so that deeper rows of a block see beyond their window.",
-        "catalogue BZ-117: ring cache eviction assumes one token per call",
-        "layout sliding, a full window, and a node below the root",
-        ring_for_one_token,
-    ),
-    Fault(
-        "static-tail-attended",
-        "",
-        Stage.ATTENDED,
-        "The mask over a static cache leaves open what rejected rows have left behind the block.",
-        "family of catalogue BZ-109: a pre-allocated cache whose length is not followed by the forward",
-        "layout static, and a smaller block after one with rejected rows",
-        stale_tail_shown,
-    ),
-    Fault(
-        "stale-column-taken-for-cached",
-        "",
-        Stage.ATTENDED,
-        "A column that a rejected row has filled is taken for cached, and the token that belongs there is not written.",
-        "family of catalogue BZ-116: rejected entries remain",
-        "layout overwrite, and a step after one with a rejected row",
-        stale_row_kept,
-    ),
-)
+FAULTS = faults_in(globals())

@@ -13,12 +13,21 @@ from backends.engine.kv.prefix import PrefixCache
 from backends.engine.sampling.step import StepSampling
 from backends.engine.seams import Seams
 from backends.faults.drafting.model_drafts import drafting
-from backends.faults.fault import Fault
+from backends.faults.fault import fault, faults_in
 from reference.trace import Stage
 
 
+@fault(
+    "draft-fed-its-own-guess",
+    Stage.DRAFTED,
+    "catalogue BZ-011: KV corruption in the draft cache with and without a bonus token",
+    "a draft model whose accepted path ends in a leaf, and a bonus that it would not have guessed",
+)
 def own_guess_fed(seams: Seams) -> Seams:
-    """After full acceptance the draft is fed its own best token at the place of the bonus."""
+    """After full acceptance the draft is fed its own best token where the bonus stands, and its KV stays.
+
+    After full acceptance the draft is fed its own best token at the place of the bonus.
+    """
 
     class Guessing(ModelDraft):
         def _catch_up(self, tokens: list[int]) -> Tensor:
@@ -32,8 +41,17 @@ def own_guess_fed(seams: Seams) -> Seams:
     return drafting(seams, Guessing)
 
 
+@fault(
+    "unverified-rows-restored",
+    Stage.DRAFTED,
+    "catalogue BZ-036: unverified drafts stay in the draft's KV across a transfer",
+    "a draft model; a rejected inner node beside an accepted leaf; then evict, restore and step",
+)
 def unverified_restored(seams: Seams) -> Seams:
-    """A draft's cache is saved with the rows of its last block, none of them rejected, and restored as it was saved."""
+    """The draft's cache is restored with the rows of its last block as valid, verified or not.
+
+    A draft's cache is saved with the rows of its last block, none of them rejected, and restored as it was saved.
+    """
 
     class Saving(ModelDraft):
         _saved: tuple[Pair, ...] = ()
@@ -59,8 +77,17 @@ def unverified_restored(seams: Seams) -> Seams:
     return drafting(seams, Saving)
 
 
+@fault(
+    "root-scores-survive-restart",
+    Stage.DRAFTED,
+    "catalogue BZ-170: speculated future tokens survive a restart",
+    "a draft model; a step, then evict, restore and step",
+)
 def scores_survive(seams: Seams) -> Seams:
-    """The remembered scores of the root survive a restart, although the request went on since."""
+    """Scores of the root that the draft remembers survive a restart.
+
+    The remembered scores of the root survive a restart, although the request went on since.
+    """
 
     class Remembering(ModelDraft):
         _stale: Tensor | None = None
@@ -76,8 +103,17 @@ def scores_survive(seams: Seams) -> Seams:
     return drafting(seams, Remembering)
 
 
+@fault(
+    "accepted-leaf-fed-as-bonus",
+    Stage.DRAFTED,
+    "family of catalogue BZ-167: a hole in the draft's KV after full acceptance",
+    "a draft model whose accepted path ends in a leaf",
+)
 def leaf_filled_with_bonus(seams: Seams) -> Seams:
-    """Of the tokens that the draft has not seen only the last is handed over, once for each that is missing."""
+    """Of the tokens that the draft lacks only the last is handed over, in the place of all of them.
+
+    Of the tokens that the draft has not seen only the last is handed over, once for each that is missing.
+    """
 
     class Short(ModelDraft):
         def _catch_up(self, tokens: list[int]) -> Tensor:
@@ -89,8 +125,17 @@ def leaf_filled_with_bonus(seams: Seams) -> Seams:
     return drafting(seams, Short)
 
 
+@fault(
+    "rejected-rows-rewritten",
+    Stage.COMMITTED,
+    "catalogue BZ-032: padding tokens keep real slots",
+    "a draft model; a rejected inner node before an accepted one",
+)
 def rejected_rewritten(seams: Seams) -> Seams:
-    """Rejected rows stay in the draft's batch as padding and are written to the slots they had once more."""
+    """Rejected rows stay in the draft's batch as padding with real slots, over what was moved there.
+
+    Rejected rows stay in the draft's batch as padding and are written to the slots they had once more.
+    """
 
     def roll_back(cache: KvCache, fed: list[int]) -> None:
         padding = [row for row in range(len(fed)) if row not in fed]
@@ -100,8 +145,17 @@ def rejected_rewritten(seams: Seams) -> Seams:
     return replace(seams, roll_back=roll_back)
 
 
+@fault(
+    "one-cache-for-target-and-draft",
+    Stage.LOWERED,
+    "catalogue BZ-112: the main model's past_key_values passed to the assistant",
+    "a target that drafts for itself",
+)
 def one_cache(seams: Seams) -> Seams:
-    """A target that drafts for itself passes its own cache object to the draft."""
+    """The draft is given the target's own cache object.
+
+    A target that drafts for itself passes its own cache object to the draft.
+    """
 
     class Shared(Arena):
         def lease(
@@ -124,8 +178,17 @@ def one_cache(seams: Seams) -> Seams:
     return drafting(replace(seams, arena=Shared), Lodging, lambda lease: lease.draft is lease.target)
 
 
+@fault(
+    "draft-in-targets-pool",
+    Stage.COMMITTED,
+    "catalogue BZ-085: draft attention metadata refers to the target's KV pool",
+    "pages; a target that drafts for itself; rows that do not lie as the draft's do",
+)
 def one_pool(seams: Seams) -> Seams:
-    """A target that drafts for itself has one pool for both caches: the draft writes where the target's columns lie."""
+    """The draft's cache lies in the target's pool.
+
+    A target that drafts for itself has one pool for both caches: the draft writes where the target's columns lie.
+    """
 
     class OnePool(Arena):
         def _pool(self, model: Model, role: str, capacity: int, rows: int) -> Pool:
@@ -134,8 +197,17 @@ def one_pool(seams: Seams) -> Seams:
     return replace(seams, arena=OnePool)
 
 
+@fault(
+    "fork-marks-draft-complete",
+    Stage.DRAFTED,
+    "family of catalogue BZ-170: draft cache length not synchronised when a prefix is reused",
+    "pages; a fork of a request with a draft model that has not been fed everything",
+)
 def fork_complete(seams: Seams) -> Seams:
-    """A fork takes the length of the target's cache for the draft's as well."""
+    """A fork marks as many columns of the draft's cache as filled as of the target's.
+
+    A fork takes the length of the target's cache for the draft's as well.
+    """
 
     class Complete(Arena):
         def fork(self, source: CacheLease, target: Model, draft: Model | None, capacity: int, rows: int) -> CacheLease:
@@ -147,8 +219,17 @@ def fork_complete(seams: Seams) -> Seams:
     return replace(seams, arena=Complete)
 
 
+@fault(
+    "prefix-kept-without-draft",
+    Stage.DRAFTED,
+    "family of catalogue BZ-170: draft cache length not synchronised when a prefix is reused",
+    "a prefix cache; a request with a draft model that lags behind at its end, and one that begins alike",
+)
 def kept_without_draft(seams: Seams) -> Seams:
-    """Pages are kept as far as the target committed them, whatever the draft has written."""
+    """Pages are kept that the draft never wrote: the next request finds its cache uninitialised.
+
+    Pages are kept as far as the target committed them, whatever the draft has written.
+    """
 
     class TargetOnly(Arena):
         def give_back(self, lease: CacheLease, tokens: tuple[int, ...] = ()) -> None:
@@ -159,8 +240,17 @@ def kept_without_draft(seams: Seams) -> Seams:
     return replace(seams, arena=TargetOnly)
 
 
+@fault(
+    "draft-pages-shared-one-token-short",
+    Stage.DRAFTED,
+    "catalogue BZ-063: prefix hit shifts the draft's inputs",
+    "a prefix cache; two requests with a draft model that part at the last token of a page",
+)
 def key_one_short(seams: Seams) -> Seams:
-    """The draft's columns of a kept page are shared between requests that differ in the last token of the page."""
+    """A kept page's draft KV is shared with a request whose tokens differ in the last one that it depends on.
+
+    The draft's columns of a kept page are shared between requests that differ in the last token of the page.
+    """
 
     class Nearly(Arena):
         def _paged(
@@ -187,95 +277,4 @@ def key_one_short(seams: Seams) -> Seams:
     return replace(seams, arena=Nearly)
 
 
-FAULTS = (
-    Fault(
-        "draft-fed-its-own-guess",
-        "BZ-011",
-        Stage.DRAFTED,
-        "After full acceptance the draft is fed its own best token where the bonus stands, and its KV stays.",
-        "catalogue BZ-011: KV corruption in the draft cache with and without a bonus token",
-        "a draft model whose accepted path ends in a leaf, and a bonus that it would not have guessed",
-        own_guess_fed,
-    ),
-    Fault(
-        "unverified-rows-restored",
-        "BZ-036",
-        Stage.DRAFTED,
-        "The draft's cache is restored with the rows of its last block as valid, verified or not.",
-        "catalogue BZ-036: unverified drafts stay in the draft's KV across a transfer",
-        "a draft model; a rejected inner node beside an accepted leaf; then evict, restore and step",
-        unverified_restored,
-    ),
-    Fault(
-        "draft-pages-shared-one-token-short",
-        "BZ-063",
-        Stage.DRAFTED,
-        "A kept page's draft KV is shared with a request whose tokens differ in the last one that it depends on.",
-        "catalogue BZ-063: prefix hit shifts the draft's inputs",
-        "a prefix cache; two requests with a draft model that part at the last token of a page",
-        key_one_short,
-    ),
-    Fault(
-        "draft-in-targets-pool",
-        "BZ-085",
-        Stage.COMMITTED,
-        "The draft's cache lies in the target's pool.",
-        "catalogue BZ-085: draft attention metadata refers to the target's KV pool",
-        "pages; a target that drafts for itself; rows that do not lie as the draft's do",
-        one_pool,
-    ),
-    Fault(
-        "one-cache-for-target-and-draft",
-        "BZ-112",
-        Stage.LOWERED,
-        "The draft is given the target's own cache object.",
-        "catalogue BZ-112: the main model's past_key_values passed to the assistant",
-        "a target that drafts for itself",
-        one_cache,
-    ),
-    Fault(
-        "root-scores-survive-restart",
-        "BZ-170",
-        Stage.DRAFTED,
-        "Scores of the root that the draft remembers survive a restart.",
-        "catalogue BZ-170: speculated future tokens survive a restart",
-        "a draft model; a step, then evict, restore and step",
-        scores_survive,
-    ),
-    Fault(
-        "rejected-rows-rewritten",
-        "BZ-032",
-        Stage.COMMITTED,
-        "Rejected rows stay in the draft's batch as padding with real slots, over what was moved there.",
-        "catalogue BZ-032: padding tokens keep real slots",
-        "a draft model; a rejected inner node before an accepted one",
-        rejected_rewritten,
-    ),
-    Fault(
-        "accepted-leaf-fed-as-bonus",
-        "",
-        Stage.DRAFTED,
-        "Of the tokens that the draft lacks only the last is handed over, in the place of all of them.",
-        "family of catalogue BZ-167: a hole in the draft's KV after full acceptance",
-        "a draft model whose accepted path ends in a leaf",
-        leaf_filled_with_bonus,
-    ),
-    Fault(
-        "fork-marks-draft-complete",
-        "",
-        Stage.DRAFTED,
-        "A fork marks as many columns of the draft's cache as filled as of the target's.",
-        "family of catalogue BZ-170: draft cache length not synchronised when a prefix is reused",
-        "pages; a fork of a request with a draft model that has not been fed everything",
-        fork_complete,
-    ),
-    Fault(
-        "prefix-kept-without-draft",
-        "",
-        Stage.DRAFTED,
-        "Pages are kept that the draft never wrote: the next request finds its cache uninitialised.",
-        "family of catalogue BZ-170: draft cache length not synchronised when a prefix is reused",
-        "a prefix cache; a request with a draft model that lags behind at its end, and one that begins alike",
-        kept_without_draft,
-    ),
-)
+FAULTS = faults_in(globals())

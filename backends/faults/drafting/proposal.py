@@ -15,7 +15,7 @@ from backends.engine.request import Request
 from backends.engine.sampling.step import StepSampling
 from backends.engine.seams import Seams
 from backends.faults.drafting.model_drafts import drafting
-from backends.faults.fault import Fault
+from backends.faults.fault import fault, faults_in
 from reference.layout import KvLayout
 from reference.trace import Stage
 from reference.tree import RankTree, Tree
@@ -23,8 +23,17 @@ from reference.tree import RankTree, Tree
 Rows = tuple[list[int], list[list[int]]]
 
 
+@fault(
+    "draft-positions-early",
+    Stage.DRAFTED,
+    "catalogue BZ-059: draft decode positions incremented before the forward",
+    "a draft model whose tree has an inner node",
+)
 def early_positions(seams: Seams) -> Seams:
-    """Draft positions are moved on before the forward instead of after it."""
+    """Positions of the draft model are incremented before its forward.
+
+    Draft positions are moved on before the forward instead of after it.
+    """
 
     def branch_rows(shape: RankTree, level: list[int], slots: dict[int, int], root: int) -> Rows:
         positions, seen = seams.branch_rows(shape, level, slots, root)
@@ -33,8 +42,17 @@ def early_positions(seams: Seams) -> Seams:
     return replace(seams, branch_rows=branch_rows)
 
 
+@fault(
+    "draft-reads-wrong-parent",
+    Stage.DRAFTED,
+    "catalogue BZ-062: draft tree step uses the KV of the wrong parent",
+    "a draft tree with two inner nodes at one depth and one below the second",
+)
 def wrong_parent(seams: Seams) -> Seams:
-    """A node of the draft tree reads the KV of the beam slot before its parent's."""
+    """A node of the draft tree attends to the KV of another node's parent.
+
+    A node of the draft tree reads the KV of the beam slot before its parent's.
+    """
 
     def branch_rows(shape: RankTree, level: list[int], slots: dict[int, int], root: int) -> Rows:
         positions, seen = seams.branch_rows(shape, level, slots, root)
@@ -48,8 +66,17 @@ def _shift(seen: list[list[int]], root: int) -> list[list[int]]:
     return [[*(max(column - 1, root + 1) for column in columns[:-1]), columns[-1]] for columns in seen]
 
 
+@fault(
+    "vocabulary-map-skipped",
+    Stage.DRAFTED,
+    "catalogue BZ-051: draft head with a reduced vocabulary treated as full",
+    "a draft with a reduced vocabulary",
+)
 def map_skipped(seams: Seams) -> Seams:
-    """Draft ids are used as target ids: the vocabulary map is not applied."""
+    """The draft's reduced vocabulary is not mapped to target ids.
+
+    Draft ids are used as target ids: the vocabulary map is not applied.
+    """
 
     def name_children(logits: Tensor, ranks: list[int], vocabulary: Tensor) -> tuple[list[int], list[int]]:
         return seams.name_children(logits, ranks, torch.arange(len(vocabulary)))
@@ -57,8 +84,17 @@ def map_skipped(seams: Seams) -> Seams:
     return replace(seams, name_children=name_children)
 
 
+@fault(
+    "draft-lengths-of-last-level",
+    Stage.DRAFTED,
+    "catalogue BZ-033: draft multi-step uses wrong paged_kv_indices",
+    "a draft model with a tree of height three",
+)
 def lengths_of_last_level(seams: Seams) -> Seams:
-    """A draft forward attends as far as the lengths of the level before it reach: not to the level it hangs from."""
+    """Levels of the draft after the first attend with the lengths of the level before, and miss their parents.
+
+    A draft forward attends as far as the lengths of the level before it reach: not to the level it hangs from.
+    """
 
     def draft_attend(query: Tensor, columns: AttentionInputs, scaling: float) -> Tensor:
         rows, width = columns.visible.shape[-2:]
@@ -72,8 +108,17 @@ def lengths_of_last_level(seams: Seams) -> Seams:
     return replace(seams, draft_attend=draft_attend)
 
 
+@fault(
+    "leaves-drawn-when-greedy",
+    Stage.DRAFTED,
+    "SafeAILab/EAGLE commit e0150ac; catalogue BZ-007: last draft level sampled at random in greedy mode",
+    "a draft model that names its best tokens, without chance",
+)
 def leaves_drawn(seams: Seams) -> Seams:
-    """Levels of a greedy draft take their best tokens; the last one, named after the loop, is drawn."""
+    """The last level of a greedy draft is drawn at random, where the levels above it take the best tokens.
+
+    Levels of a greedy draft take their best tokens; the last one, named after the loop, is drawn.
+    """
 
     class Drawing(ModelDraft):
         def propose(
@@ -97,8 +142,17 @@ def leaves_drawn(seams: Seams) -> Seams:
     return drafting(seams, Drawing)
 
 
+@fault(
+    "ngram-pool-outlives-request",
+    Stage.DRAFTED,
+    "NVIDIA/TensorRT-LLM issue #2263; catalogue BZ-081: lookahead decoding wrong after the first generate call",
+    "two requests with n-gram drafts, whose texts go on differently after the same tokens",
+)
 def pool_outlives_request(seams: Seams) -> Seams:
-    """The pool of n-grams belongs to the decoder, which is not reset between requests."""
+    """The pool of n-grams is not emptied between requests: the second is drafted from the first one's text.
+
+    The pool of n-grams belongs to the decoder, which is not reset between requests.
+    """
     pool: dict[tuple[int, ...], Followers] = {}
 
     class Decoder(Arena):
@@ -115,59 +169,4 @@ def pool_outlives_request(seams: Seams) -> Seams:
     return replace(seams, arena=Decoder, request=Pooled)
 
 
-FAULTS = (
-    Fault(
-        "draft-positions-early",
-        "BZ-059",
-        Stage.DRAFTED,
-        "Positions of the draft model are incremented before its forward.",
-        "catalogue BZ-059: draft decode positions incremented before the forward",
-        "a draft model whose tree has an inner node",
-        early_positions,
-    ),
-    Fault(
-        "draft-reads-wrong-parent",
-        "BZ-062",
-        Stage.DRAFTED,
-        "A node of the draft tree attends to the KV of another node's parent.",
-        "catalogue BZ-062: draft tree step uses the KV of the wrong parent",
-        "a draft tree with two inner nodes at one depth and one below the second",
-        wrong_parent,
-    ),
-    Fault(
-        "vocabulary-map-skipped",
-        "BZ-051",
-        Stage.DRAFTED,
-        "The draft's reduced vocabulary is not mapped to target ids.",
-        "catalogue BZ-051: draft head with a reduced vocabulary treated as full",
-        "a draft with a reduced vocabulary",
-        map_skipped,
-    ),
-    Fault(
-        "draft-lengths-of-last-level",
-        "BZ-033",
-        Stage.DRAFTED,
-        "Levels of the draft after the first attend with the lengths of the level before, and miss their parents.",
-        "catalogue BZ-033: draft multi-step uses wrong paged_kv_indices",
-        "a draft model with a tree of height three",
-        lengths_of_last_level,
-    ),
-    Fault(
-        "leaves-drawn-when-greedy",
-        "BZ-007",
-        Stage.DRAFTED,
-        "The last level of a greedy draft is drawn at random, where the levels above it take the best tokens.",
-        "SafeAILab/EAGLE commit e0150ac; catalogue BZ-007: last draft level sampled at random in greedy mode",
-        "a draft model that names its best tokens, without chance",
-        leaves_drawn,
-    ),
-    Fault(
-        "ngram-pool-outlives-request",
-        "BZ-081",
-        Stage.DRAFTED,
-        "The pool of n-grams is not emptied between requests: the second is drafted from the first one's text.",
-        "NVIDIA/TensorRT-LLM issue #2263; catalogue BZ-081: lookahead decoding wrong after the first generate call",
-        "two requests with n-gram drafts, whose texts go on differently after the same tokens",
-        pool_outlives_request,
-    ),
-)
+FAULTS = faults_in(globals())

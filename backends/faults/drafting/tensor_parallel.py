@@ -13,14 +13,23 @@ from backends.engine.request import Request
 from backends.engine.sampling.step import StepSampling
 from backends.engine.seams import Seams
 from backends.faults.drafting.model_drafts import drafting
-from backends.faults.fault import Fault
+from backends.faults.fault import fault, faults_in
 from reference.trace import Stage
 
 RANKS = 2
 
 
+@fault(
+    "ranks-draw-their-own-coins",
+    Stage.COMMITTED,
+    "vllm-project/vllm issue #17498, PR #17509; catalogue BZ-013: each rank accepts another number of tokens",
+    "a request that samples, and an accepted node that other coins would not accept in that place",
+)
 def coins_of_each_rank(seams: Seams) -> Seams:
-    """The second rank, which holds the later KV heads, accepts by its own coins and keeps those rows at its lengths."""
+    """Each rank accepts by coins of its own: KV heads of the second keep other rows than those that were emitted.
+
+    The second rank, which holds the later KV heads, accepts by its own coins and keeps those rows at its lengths.
+    """
 
     class Ranked(Request):
         def settle(self, flat: Tensor, heads: list[Tensor]) -> None:
@@ -75,8 +84,17 @@ class Sharded:
         return logits[..., torch.arange(vocab, device=logits.device) % held]
 
 
+@fault(
+    "token-map-over-sharded-head",
+    Stage.DRAFTED,
+    "sgl-project/sglang issue #4328, PR #6849; catalogue BZ-152: hot-token map indexes a sharded head",
+    "a draft model with a vocabulary of its own",
+)
 def map_over_shard(seams: Seams) -> Seams:
-    """The scores of a reduced vocabulary are taken out of one rank's part of the head, by ids of the whole."""
+    """The ids of a reduced vocabulary index one rank's part of the head as if it were the whole one.
+
+    The scores of a reduced vocabulary are taken out of one rank's part of the head, by ids of the whole.
+    """
 
     class Mapped(ModelDraft):
         def _catch_up(self, tokens: list[int]) -> Tensor:
@@ -87,23 +105,4 @@ def map_over_shard(seams: Seams) -> Seams:
     return drafting(seams, Mapped)
 
 
-FAULTS = (
-    Fault(
-        "ranks-draw-their-own-coins",
-        "BZ-013",
-        Stage.COMMITTED,
-        "Each rank accepts by coins of its own: KV heads of the second keep other rows than those that were emitted.",
-        "vllm-project/vllm issue #17498, PR #17509; catalogue BZ-013: each rank accepts another number of tokens",
-        "a request that samples, and an accepted node that other coins would not accept in that place",
-        coins_of_each_rank,
-    ),
-    Fault(
-        "token-map-over-sharded-head",
-        "BZ-152",
-        Stage.DRAFTED,
-        "The ids of a reduced vocabulary index one rank's part of the head as if it were the whole one.",
-        "sgl-project/sglang issue #4328, PR #6849; catalogue BZ-152: hot-token map indexes a sharded head",
-        "a draft model with a vocabulary of its own",
-        map_over_shard,
-    ),
-)
+FAULTS = faults_in(globals())

@@ -7,7 +7,7 @@ import torch
 from backends.engine.lower_tree import TreeTensors
 from backends.engine.reach import Reach
 from backends.engine.seams import Seams
-from backends.faults.fault import Fault
+from backends.faults.fault import fault, faults_in
 from reference.trace import Stage
 from reference.tree import RankTree, Tree
 
@@ -15,8 +15,17 @@ TABLE = 8
 """Positions in the draft's rotary table, in the fault that makes it too short."""
 
 
+@fault(
+    "draft-rotary-table-too-short",
+    Stage.DRAFTED,
+    "catalogue BZ-025: draft rotary cache sized from the draft config",
+    "a draft model whose tree has an inner node beyond the table",
+)
 def short_rotary_table(seams: Seams) -> Seams:
-    """The draft's rotary table has TABLE positions, and those beyond it read its last row."""
+    """Draft positions beyond the draft's own rotary table read its last row.
+
+    The draft's rotary table has TABLE positions, and those beyond it read its last row.
+    """
 
     def branch_rows(
         shape: RankTree, level: list[int], slots: dict[int, int], root: int
@@ -27,8 +36,17 @@ def short_rotary_table(seams: Seams) -> Seams:
     return replace(seams, branch_rows=branch_rows)
 
 
+@fault(
+    "chunk-of-root-for-all-nodes",
+    Stage.LOWERED,
+    "family of catalogue BZ-095, there of a sliding window: one bound for the whole block",
+    "a tree across the end of a chunk",
+)
 def chunk_of_root(seams: Seams) -> Seams:
-    """The chunk in which the root lies begins the sight of the whole block, also of nodes in the next chunk."""
+    """The chunk of the root begins the sight of every node, also of those in the next chunk.
+
+    The chunk in which the root lies begins the sight of the whole block, also of nodes in the next chunk.
+    """
 
     def tensorise(tree: Tree, committed: int, position: int, reaches: list[Reach], padded_nodes: int) -> TreeTensors:
         tensors = seams.tensorise(tree, committed, position, reaches, padded_nodes)
@@ -43,8 +61,17 @@ def chunk_of_root(seams: Seams) -> Seams:
     return replace(seams, tensorise=tensorise)
 
 
+@fault(
+    "chunk-by-column",
+    Stage.LOWERED,
+    "no public report: right for chains alone",
+    "a branching tree near the end of a chunk",
+)
 def chunk_by_column(seams: Seams) -> Seams:
-    """A row's chunk is told by the column that it writes, not by its position; alike for a chain, not for a tree."""
+    """The chunk of a node is told by its KV column instead of its position.
+
+    A row's chunk is told by the column that it writes, not by its position; alike for a chain, not for a tree.
+    """
 
     def tensorise(tree: Tree, committed: int, position: int, reaches: list[Reach], padded_nodes: int) -> TreeTensors:
         tensors = seams.tensorise(tree, committed, position, reaches, padded_nodes)
@@ -59,8 +86,17 @@ def chunk_by_column(seams: Seams) -> Seams:
     return replace(seams, tensorise=tensorise)
 
 
+@fault(
+    "chunk-masked-as-window",
+    Stage.LOWERED,
+    "no public report: transformers keeps the cache of a chunked layer as that of a sliding one",
+    "a root that is not the last token of its chunk, or a tree across its end",
+)
 def chunk_slides(seams: Seams) -> Seams:
-    """A chunked layer is masked as a sliding window of the same length."""
+    """A chunked layer is masked as a sliding window of the same length.
+
+    A chunked layer is masked as a sliding window of the same length.
+    """
 
     def tensorise(tree: Tree, committed: int, position: int, reaches: list[Reach], padded_nodes: int) -> TreeTensors:
         sliding = [Reach(window=reach.chunk or reach.window) for reach in reaches]
@@ -69,8 +105,17 @@ def chunk_slides(seams: Seams) -> Seams:
     return replace(seams, tensorise=tensorise)
 
 
+@fault(
+    "tree-cut-by-row-count",
+    Stage.DRAFTED,
+    "no public report: a rule for chains carried over to trees",
+    "a branching tree near the end of a chunk, kept inside it",
+)
 def cut_by_row(seams: Seams) -> Seams:
-    """As many rows stay as positions are left in the chunk: right for a chain, too few for a tree."""
+    """A tree kept inside the root's chunk is cut by its number of rows instead of by depth.
+
+    As many rows stay as positions are left in the chunk: right for a chain, too few for a tree.
+    """
 
     def inside_chunk(tree: Tree, position: int, reaches: list[Reach]) -> list[int]:
         chunks = [reach.chunk for reach in reaches if reach.chunk]
@@ -81,50 +126,4 @@ def cut_by_row(seams: Seams) -> Seams:
     return replace(seams, inside_chunk=inside_chunk)
 
 
-FAULTS = (
-    Fault(
-        "draft-rotary-table-too-short",
-        "BZ-025",
-        Stage.DRAFTED,
-        "Draft positions beyond the draft's own rotary table read its last row.",
-        "catalogue BZ-025: draft rotary cache sized from the draft config",
-        "a draft model whose tree has an inner node beyond the table",
-        short_rotary_table,
-    ),
-    Fault(
-        "tree-cut-by-row-count",
-        "",
-        Stage.DRAFTED,
-        "A tree kept inside the root's chunk is cut by its number of rows instead of by depth.",
-        "no public report: a rule for chains carried over to trees",
-        "a branching tree near the end of a chunk, kept inside it",
-        cut_by_row,
-    ),
-    Fault(
-        "chunk-of-root-for-all-nodes",
-        "",
-        Stage.LOWERED,
-        "The chunk of the root begins the sight of every node, also of those in the next chunk.",
-        "catalogue BZ-095, of a sliding window: one bound for the whole block",
-        "a tree across the end of a chunk",
-        chunk_of_root,
-    ),
-    Fault(
-        "chunk-by-column",
-        "",
-        Stage.LOWERED,
-        "The chunk of a node is told by its KV column instead of its position.",
-        "no public report: right for chains alone",
-        "a branching tree near the end of a chunk",
-        chunk_by_column,
-    ),
-    Fault(
-        "chunk-masked-as-window",
-        "",
-        Stage.LOWERED,
-        "A chunked layer is masked as a sliding window of the same length.",
-        "no public report: transformers keeps the cache of a chunked layer as that of a sliding one",
-        "a root that is not the last token of its chunk, or a tree across its end",
-        chunk_slides,
-    ),
-)
+FAULTS = faults_in(globals())

@@ -8,13 +8,22 @@ from torch import Tensor
 from backends.engine.lower_tree import TreeTensors
 from backends.engine.reach import Reach
 from backends.engine.seams import Seams
-from backends.faults.fault import Fault
+from backends.faults.fault import fault, faults_in
 from reference.trace import Stage
 from reference.tree import Tree
 
 
+@fault(
+    "prefix-entry-hidden",
+    Stage.LOWERED,
+    "catalogue BZ-078: chain routed through the tree worker",
+    "any context",
+)
 def hide_first_prefix_entry(seams: Seams) -> Seams:
-    """The step's mask leaves the first context column out."""
+    """The tree mask of the step hides one context entry from every node.
+
+    The step's mask leaves the first context column out.
+    """
 
     def tensorise(tree: Tree, committed: int, position: int, reaches: list[Reach], padded_nodes: int) -> TreeTensors:
         tensors = seams.tensorise(tree, committed, position, reaches, padded_nodes)
@@ -26,13 +35,31 @@ def hide_first_prefix_entry(seams: Seams) -> Seams:
     return replace(seams, tensorise=tensorise)
 
 
+@fault(
+    "position-advances-by-one",
+    Stage.LOWERED,
+    "catalogue BZ-108: cache_position advanced by one",
+    "a second step after an accepted token",
+)
 def advance_by_one(seams: Seams) -> Seams:
-    """Positions move on by one token per step, however many were committed."""
+    """Positions advance by one per step instead of by the number of committed tokens.
+
+    Positions move on by one token per step, however many were committed.
+    """
     return replace(seams, advance=lambda kept: 1)
 
 
+@fault(
+    "window-of-deepest-node",
+    Stage.LOWERED,
+    "catalogue BZ-095: window start from the last draft token",
+    "a sliding window shorter than context and tree",
+)
 def window_of_deepest(seams: Seams) -> Seams:
-    """The window of the deepest node is applied to the whole block."""
+    """The sliding window of the deepest node bounds the context of every node.
+
+    The window of the deepest node is applied to the whole block.
+    """
 
     def tensorise(tree: Tree, committed: int, position: int, reaches: list[Reach], padded_nodes: int) -> TreeTensors:
         tensors = seams.tensorise(tree, committed, position, reaches, padded_nodes)
@@ -49,8 +76,17 @@ def window_of_deepest(seams: Seams) -> Seams:
     return replace(seams, tensorise=tensorise)
 
 
+@fault(
+    "tree-masked-as-chain",
+    Stage.LOWERED,
+    "catalogue BZ-147: mask built for the new tokens only",
+    "two branches",
+)
 def mask_of_new_tokens(seams: Seams) -> Seams:
-    """The mask is built for the new tokens alone, as a causal one, and the tree is forgotten."""
+    """The block of new tokens gets a causal mask of its own, so branches see each other.
+
+    The mask is built for the new tokens alone, as a causal one, and the tree is forgotten.
+    """
 
     def tensorise(tree: Tree, committed: int, position: int, reaches: list[Reach], padded_nodes: int) -> TreeTensors:
         tensors = seams.tensorise(tree, committed, position, reaches, padded_nodes)
@@ -65,41 +101,4 @@ def _causal(mask: Tensor, committed: int) -> Tensor:
     return chain
 
 
-FAULTS = (
-    Fault(
-        "prefix-entry-hidden",
-        "BZ-078",
-        Stage.LOWERED,
-        "The tree mask of the step hides one context entry from every node.",
-        "catalogue BZ-078: chain routed through the tree worker",
-        "any context",
-        hide_first_prefix_entry,
-    ),
-    Fault(
-        "position-advances-by-one",
-        "BZ-108",
-        Stage.LOWERED,
-        "Positions advance by one per step instead of by the number of committed tokens.",
-        "catalogue BZ-108: cache_position advanced by one",
-        "a second step after an accepted token",
-        advance_by_one,
-    ),
-    Fault(
-        "window-of-deepest-node",
-        "BZ-095",
-        Stage.LOWERED,
-        "The sliding window of the deepest node bounds the context of every node.",
-        "catalogue BZ-095: window start from the last draft token",
-        "a sliding window shorter than context and tree",
-        window_of_deepest,
-    ),
-    Fault(
-        "tree-masked-as-chain",
-        "BZ-147",
-        Stage.LOWERED,
-        "The block of new tokens gets a causal mask of its own, so branches see each other.",
-        "catalogue BZ-147: mask built for the new tokens only",
-        "two branches",
-        mask_of_new_tokens,
-    ),
-)
+FAULTS = faults_in(globals())

@@ -7,14 +7,23 @@ from torch import Tensor
 
 from backends.engine.seams import Seams
 from backends.engine.stops import Limits, Written
-from backends.faults.fault import Fault
+from backends.faults.fault import fault, faults_in
 from reference.trace import Stage
 
 Clipped = tuple[list[int], str | None]
 
 
+@fault(
+    "stop-inside-block-ignored",
+    Stage.EMITTED,
+    "catalogue BZ-128: EOS inside the draft block does not stop output",
+    "an end token before the last token of a block",
+)
 def stop_seen_at_the_end(seams: Seams) -> Seams:
-    """The whole block is emitted, and its last token alone is looked at for an end of text."""
+    """An end of text inside an accepted block does not stop the output.
+
+    The whole block is emitted, and its last token alone is looked at for an end of text.
+    """
 
     def clip(block: list[int], written: Written, ends: Limits) -> Clipped:
         kept, why = seams.clip(block, written, replace(ends, eos=frozenset(), stop=frozenset()))
@@ -25,8 +34,17 @@ def stop_seen_at_the_end(seams: Seams) -> Seams:
     return replace(seams, clip=clip)
 
 
+@fault(
+    "block-past-max-new-tokens",
+    Stage.EMITTED,
+    "catalogue BZ-107: candidates exceed max_new_tokens",
+    "an accepted block longer than what is left of the budget",
+)
 def budget_checked_per_block(seams: Seams) -> Seams:
-    """The token budget is looked at after a block and does not cut it."""
+    """An accepted block runs past max_new_tokens.
+
+    The token budget is looked at after a block and does not cut it.
+    """
 
     def clip(block: list[int], written: Written, ends: Limits) -> Clipped:
         kept, why = seams.clip(block, written, replace(ends, most=written.tokens + len(block) + 1))
@@ -35,8 +53,17 @@ def budget_checked_per_block(seams: Seams) -> Seams:
     return replace(seams, clip=clip)
 
 
+@fault(
+    "rejected-slots-emitted-as-zero",
+    Stage.EMITTED,
+    "catalogue BZ-027: rejected placeholder slots emitted as token 0",
+    "a step that accepts nothing",
+)
 def placeholder_zeros(seams: Seams) -> Seams:
-    """The padded row of the block is returned: rejected placeholder slots come out as token 0."""
+    """Placeholder slots of rejected drafts are emitted as token 0.
+
+    The padded row of the block is returned: rejected placeholder slots come out as token 0.
+    """
 
     def clip(block: list[int], written: Written, ends: Limits) -> Clipped:
         kept, why = seams.clip(block, written, ends)
@@ -45,8 +72,17 @@ def placeholder_zeros(seams: Seams) -> Seams:
     return replace(seams, clip=clip)
 
 
+@fault(
+    "speculated-tokens-reported-certain",
+    Stage.EMITTED,
+    "catalogue BZ-124: every token reports logprob 0 when speculating",
+    "a tree",
+)
 def certain_everywhere(seams: Seams) -> Seams:
-    """A request that speculates reports log-probability 0 for every token: the path taken does not fill them."""
+    """Every token that was speculated is reported with log-probability 0.
+
+    A request that speculates reports log-probability 0 for every token: the path taken does not fill them.
+    """
 
     def logprobs(logits: Tensor) -> Tensor:
         told = seams.logprobs(logits)
@@ -55,8 +91,17 @@ def certain_everywhere(seams: Seams) -> Seams:
     return replace(seams, logprobs=logprobs)
 
 
+@fault(
+    "log-probabilities-in-one-buffer",
+    Stage.EMITTED,
+    "catalogue BZ-168: returned probs of one speculative batch overwrite one another",
+    "a block of two tokens, or a node after the one that emits",
+)
 def one_buffer(seams: Seams) -> Seams:
-    """The log-probabilities of a block are views of one buffer, which its last row overwrites."""
+    """Log-probabilities of one block are views of one buffer: all come out as those of its last row.
+
+    The log-probabilities of a block are views of one buffer, which its last row overwrites.
+    """
 
     def logprobs(logits: Tensor) -> Tensor:
         told = seams.logprobs(logits)
@@ -65,50 +110,4 @@ def one_buffer(seams: Seams) -> Seams:
     return replace(seams, logprobs=logprobs)
 
 
-FAULTS = (
-    Fault(
-        "stop-inside-block-ignored",
-        "BZ-128",
-        Stage.EMITTED,
-        "An end of text inside an accepted block does not stop the output.",
-        "catalogue BZ-128: EOS inside the draft block does not stop output",
-        "an end token before the last token of a block",
-        stop_seen_at_the_end,
-    ),
-    Fault(
-        "block-past-max-new-tokens",
-        "BZ-107",
-        Stage.EMITTED,
-        "An accepted block runs past max_new_tokens.",
-        "catalogue BZ-107: candidates exceed max_new_tokens",
-        "an accepted block longer than what is left of the budget",
-        budget_checked_per_block,
-    ),
-    Fault(
-        "rejected-slots-emitted-as-zero",
-        "BZ-027",
-        Stage.EMITTED,
-        "Placeholder slots of rejected drafts are emitted as token 0.",
-        "catalogue BZ-027: rejected placeholder slots emitted as token 0",
-        "a step that accepts nothing",
-        placeholder_zeros,
-    ),
-    Fault(
-        "speculated-tokens-reported-certain",
-        "BZ-124",
-        Stage.EMITTED,
-        "Every token that was speculated is reported with log-probability 0.",
-        "catalogue BZ-124: every token reports logprob 0 when speculating",
-        "a tree",
-        certain_everywhere,
-    ),
-    Fault(
-        "log-probabilities-in-one-buffer",
-        "BZ-168",
-        Stage.EMITTED,
-        "Log-probabilities of one block are views of one buffer: all come out as those of its last row.",
-        "catalogue BZ-168: returned probs of one speculative batch overwrite one another",
-        "a block of two tokens, or a node after the one that emits",
-        one_buffer,
-    ),
-)
+FAULTS = faults_in(globals())

@@ -8,15 +8,24 @@ from torch import Tensor
 from backends.engine.sampling.processing import History
 from backends.engine.seams import Seams
 from backends.engine.stops import Limits, Written
-from backends.faults.fault import Fault
+from backends.faults.fault import fault, faults_in
 from reference.sampling import Sampling, Stops
 from reference.trace import Stage
 
 Clipped = tuple[list[int], str | None]
 
 
+@fault(
+    "stop-string-cuts-text-only",
+    Stage.EMITTED,
+    "catalogue BZ-160: stop string completed in the middle of an accepted block leaves later token ids",
+    "a stop string completed before the last token of a block",
+)
 def text_cut_only(seams: Seams) -> Seams:
-    """A stop string cuts the text; the ids of the whole block stay."""
+    """A stop string completed in the middle of a block cuts the text and leaves later ids and log-probabilities.
+
+    A stop string cuts the text; the ids of the whole block stay.
+    """
 
     def clip(block: list[int], written: Written, ends: Limits) -> Clipped:
         kept, why = seams.clip(block, written, ends)
@@ -25,8 +34,16 @@ def text_cut_only(seams: Seams) -> Seams:
     return replace(seams, clip=clip)
 
 
+@fault(
+    "stop-string-outside-window",
+    Stage.EMITTED,
+    "sgl-project/sglang PR #23802: stop-string check misses early matches during speculative decoding",
+    "a stop string completed early in a block that is long for it",
+)
 def narrow_window(seams: Seams) -> Seams:
-    """After a block, stop strings are looked for in as many of the last tokens as the longest has characters, and one.
+    """Stop strings are looked for in a fixed window of last tokens, which a long block pushes them out of.
+
+    After a block, stop strings are looked for in as many of the last tokens as the longest has characters, and one.
 
     The end, if one is found, is put in its right place.
     """
@@ -40,8 +57,17 @@ def narrow_window(seams: Seams) -> Seams:
     return replace(seams, clip=clip)
 
 
+@fault(
+    "stop-string-tail-forgotten",
+    Stage.EMITTED,
+    "catalogue BZ-160, its property: a stop string that spans tokens, here of two blocks",
+    "a stop string over two blocks",
+)
 def tail_forgotten(seams: Seams) -> Seams:
-    """Each block is looked through by itself: text written before it is forgotten."""
+    """Each block is looked through for stop strings by itself, so one that began in the block before is missed.
+
+    Each block is looked through by itself: text written before it is forgotten.
+    """
 
     def clip(block: list[int], written: Written, ends: Limits) -> Clipped:
         return seams.clip(block, replace(written, tail=""), ends)
@@ -49,8 +75,17 @@ def tail_forgotten(seams: Seams) -> Seams:
     return replace(seams, clip=clip)
 
 
+@fault(
+    "budget-masks-stops",
+    Stage.EMITTED,
+    "sgl-project/sglang issue #31599: max_new_tokens cap masks an in-budget stop and leaks post-stop tokens",
+    "a stop inside a block that runs past the budget",
+)
 def budget_first(seams: Seams) -> Seams:
-    """The budget is looked at before the stops: a block that runs past it is cut by length alone."""
+    """The budget is looked at before the stops: a block that runs past it leaks tokens after a stop, as `length`.
+
+    The budget is looked at before the stops: a block that runs past it is cut by length alone.
+    """
 
     def clip(block: list[int], written: Written, ends: Limits) -> Clipped:
         if written.tokens + len(block) >= ends.most:
@@ -60,8 +95,17 @@ def budget_first(seams: Seams) -> Seams:
     return replace(seams, clip=clip)
 
 
+@fault(
+    "context-clip-by-what-is-left",
+    Stage.EMITTED,
+    "catalogue BZ-169: wrong arithmetic when clipping n-gram drafts at the context limit",
+    "a block longer than what is left, other than by as much again",
+)
 def room_taken_away(seams: Seams) -> Seams:
-    """The rest of the budget is taken off the end of a block that is too long, instead of the surplus."""
+    """At the context limit, as many tokens as still fit are taken off a block instead of those that do not.
+
+    The rest of the budget is taken off the end of a block that is too long, instead of the surplus.
+    """
 
     def clip(block: list[int], written: Written, ends: Limits) -> Clipped:
         left = ends.most - written.tokens
@@ -73,8 +117,17 @@ def room_taken_away(seams: Seams) -> Seams:
     return replace(seams, clip=clip)
 
 
+@fault(
+    "stop-string-before-min-tokens",
+    Stage.EMITTED,
+    "vllm-project/vllm issue #21987, PR #22014: stop sequences end the output although min_tokens is not reached",
+    "a stop string completed among the first min_tokens tokens",
+)
 def strings_unminded(seams: Seams) -> Seams:
-    """A stop string ends the output although min_tokens is not reached."""
+    """A stop string ends the output before min_tokens.
+
+    A stop string ends the output although min_tokens is not reached.
+    """
 
     def clip(block: list[int], written: Written, ends: Limits) -> Clipped:
         kept, why = seams.clip(block, written, ends)
@@ -84,8 +137,17 @@ def strings_unminded(seams: Seams) -> Seams:
     return replace(seams, clip=clip)
 
 
+@fault(
+    "min-tokens-one-row-too-many",
+    Stage.ACCEPTED,
+    "catalogue BZ-017: min_tokens masks EOS on one extra draft row",
+    "min_tokens, and an end token that is the target's choice right after them",
+)
 def one_row_more(seams: Seams) -> Seams:
-    """Ends are banned at one row more of the block than min_tokens asks for."""
+    """Ends are banned at one row of the block more than min_tokens asks for.
+
+    Ends are banned at one row more of the block than min_tokens asks for.
+    """
     inner = seams.sampling.scores
 
     def scores(logits: Tensor, sampling: Sampling, stops: Stops, past: History) -> Tensor:
@@ -94,8 +156,17 @@ def one_row_more(seams: Seams) -> Seams:
     return replace(seams, sampling=replace(seams.sampling, scores=scores))
 
 
+@fault(
+    "min-tokens-for-first-row-only",
+    Stage.ACCEPTED,
+    "vllm-project/vllm PR #32642: min_tokens with speculative decoding, which verified rows unmasked",
+    "min_tokens, and an end token that is the target's choice below the root",
+)
 def drafted_rows_unbanned(seams: Seams) -> Seams:
-    """Only the first row of a block bans ends before min_tokens."""
+    """Ends are banned at the first row of a block alone: deeper rows may accept or choose one before min_tokens.
+
+    Only the first row of a block bans ends before min_tokens.
+    """
     inner = seams.sampling.scores
 
     def scores(logits: Tensor, sampling: Sampling, stops: Stops, past: History) -> Tensor:
@@ -106,77 +177,4 @@ def drafted_rows_unbanned(seams: Seams) -> Seams:
     return replace(seams, sampling=replace(seams.sampling, scores=scores))
 
 
-FAULTS = (
-    Fault(
-        "stop-string-cuts-text-only",
-        "BZ-160",
-        Stage.EMITTED,
-        "A stop string completed in the middle of a block cuts the text and leaves later ids and log-probabilities.",
-        "catalogue BZ-160: stop string completed in the middle of an accepted block leaves later token ids",
-        "a stop string completed before the last token of a block",
-        text_cut_only,
-    ),
-    Fault(
-        "stop-string-outside-window",
-        "",
-        Stage.EMITTED,
-        "Stop strings are looked for in a fixed window of last tokens, which a long block pushes them out of.",
-        "sgl-project/sglang PR #23802: stop-string check misses early matches during speculative decoding",
-        "a stop string completed early in a block that is long for it",
-        narrow_window,
-    ),
-    Fault(
-        "stop-string-tail-forgotten",
-        "BZ-160",
-        Stage.EMITTED,
-        "Each block is looked through for stop strings by itself, so one that began in the block before is missed.",
-        "catalogue BZ-160, its property: a stop string that spans tokens, here of two blocks",
-        "a stop string over two blocks",
-        tail_forgotten,
-    ),
-    Fault(
-        "budget-masks-stops",
-        "",
-        Stage.EMITTED,
-        "The budget is looked at before the stops: a block that runs past it leaks tokens after a stop, as `length`.",
-        "sgl-project/sglang issue #31599: max_new_tokens cap masks an in-budget stop and leaks post-stop tokens",
-        "a stop inside a block that runs past the budget",
-        budget_first,
-    ),
-    Fault(
-        "context-clip-by-what-is-left",
-        "BZ-169",
-        Stage.EMITTED,
-        "At the context limit, as many tokens as still fit are taken off a block instead of those that do not.",
-        "catalogue BZ-169: wrong arithmetic when clipping n-gram drafts at the context limit",
-        "a block longer than what is left, other than by as much again",
-        room_taken_away,
-    ),
-    Fault(
-        "stop-string-before-min-tokens",
-        "",
-        Stage.EMITTED,
-        "A stop string ends the output before min_tokens.",
-        "vllm-project/vllm issue #21987, PR #22014: stop sequences end the output although min_tokens is not reached",
-        "a stop string completed among the first min_tokens tokens",
-        strings_unminded,
-    ),
-    Fault(
-        "min-tokens-one-row-too-many",
-        "BZ-017",
-        Stage.ACCEPTED,
-        "Ends are banned at one row of the block more than min_tokens asks for.",
-        "catalogue BZ-017: min_tokens masks EOS on one extra draft row",
-        "min_tokens, and an end token that is the target's choice right after them",
-        one_row_more,
-    ),
-    Fault(
-        "min-tokens-for-first-row-only",
-        "",
-        Stage.ACCEPTED,
-        "Ends are banned at the first row of a block alone: deeper rows may accept or choose one before min_tokens.",
-        "vllm-project/vllm PR #32642: min_tokens with speculative decoding, which verified rows unmasked",
-        "min_tokens, and an end token that is the target's choice below the root",
-        drafted_rows_unbanned,
-    ),
-)
+FAULTS = faults_in(globals())

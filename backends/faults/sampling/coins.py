@@ -61,7 +61,6 @@ def coins_shared(seams: SamplingSeams) -> SamplingSeams:
 FAULTS = (
     acceptance_fault(
         "coin-reused-for-residual",
-        "BZ-087",
         "The coin that rejected a token also draws its replacement.",
         "catalogue BZ-087: same uniform number used for rejection and for resampling",
         "a rejection",
@@ -69,7 +68,6 @@ FAULTS = (
     ),
     acceptance_fault(
         "coin-at-threshold-accepts",
-        "BZ-060",
         "A coin equal to its threshold accepts, so a coin of 0 accepts a token of probability 0.",
         "catalogue BZ-060: zero-probability draft accepted when the coin is exactly 0",
         "a drafted token of probability 0 and a coin of 0",
@@ -77,7 +75,6 @@ FAULTS = (
     ),
     acceptance_fault(
         "acceptance-ignores-coin",
-        "BZ-039",
         "Acceptance compares 0 instead of its coin, so everything possible is accepted.",
         "catalogue BZ-039: probabilistic rejection kernel always accepts (u=0)",
         "a drafted token less probable than its proposal",
@@ -85,7 +82,6 @@ FAULTS = (
     ),
     acceptance_fault(
         "accepted-only-if-likelier",
-        "",
         "A token is accepted exactly where p >= q, by no coin.",
         "speculative sampling accepts with probability min(1, p/q) (arXiv 2302.01318)",
         "a drafted token less probable than its proposal",
@@ -93,7 +89,6 @@ FAULTS = (
     ),
     acceptance_fault(
         "neighbours-seed",
-        "",
         "Each request of a batch draws with its neighbour's coins.",
         "per-request seeds, as serving engines offer them, read one row off",
         "two requests in a batch",
@@ -101,7 +96,6 @@ FAULTS = (
     ),
     acceptance_fault(
         "every-second-request-shares-coins",
-        "BZ-155",
         "Every second request of a batch draws with the coins of the one before.",
         "catalogue BZ-155: unseeded rows not filled when a batch mixes requests",
         "two requests in a batch",

@@ -10,13 +10,22 @@ from backends.engine.lower_tree import TreeTensors
 from backends.engine.model.causal_lm import CausalLm
 from backends.engine.request import Request
 from backends.engine.seams import Seams
-from backends.faults.fault import Fault
+from backends.faults.fault import fault, faults_in
 from reference.case import Case
 from reference.trace import Stage
 
 
+@fault(
+    "first-draft-token-unverified",
+    Stage.ACCEPTED,
+    "catalogue BZ-139: first draft token committed without verification",
+    "a first child that the target does not choose",
+)
 def first_unverified(seams: Seams) -> Seams:
-    """The root's first child is accepted without a comparison."""
+    """The first drafted token is committed without verification.
+
+    The root's first child is accepted without a comparison.
+    """
 
     def walk(tensors: TreeTensors, logits: Tensor) -> tuple[list[int], int]:
         first = int(tensors.next_token[0])
@@ -28,8 +37,17 @@ def first_unverified(seams: Seams) -> Seams:
     return replace(seams, walk=walk)
 
 
+@fault(
+    "token-zero-taken-for-padding",
+    Stage.ACCEPTED,
+    "catalogue BZ-004: path padding encoded as token id 0",
+    "an accepted token with id 0",
+)
 def zero_is_padding(seams: Seams) -> Seams:
-    """Token id 0 is taken for path padding and ends the walk."""
+    """Token id 0 is taken for padding of a candidate path, so a right token 0 is rejected.
+
+    Token id 0 is taken for path padding and ends the walk.
+    """
 
     def walk(tensors: TreeTensors, logits: Tensor) -> tuple[list[int], int]:
         path, bonus = seams.walk(tensors, logits)
@@ -43,8 +61,17 @@ def zero_is_padding(seams: Seams) -> Seams:
     return replace(seams, walk=walk)
 
 
+@fault(
+    "bonus-from-rejected-row",
+    Stage.ACCEPTED,
+    "catalogue BZ-129: rejection handled one iteration late",
+    "a rejected child",
+)
 def bonus_one_row_late(seams: Seams) -> Seams:
-    """After a rejection the bonus is drawn at the rejected child instead of at its parent."""
+    """Rejection is handled one row late: the next token comes from the rejected row.
+
+    After a rejection the bonus is drawn at the rejected child instead of at its parent.
+    """
 
     def walk(tensors: TreeTensors, logits: Tensor) -> tuple[list[int], int]:
         path, bonus = seams.walk(tensors, logits)
@@ -54,8 +81,17 @@ def bonus_one_row_late(seams: Seams) -> Seams:
     return replace(seams, walk=walk)
 
 
+@fault(
+    "bonus-discarded-after-full-acceptance",
+    Stage.ACCEPTED,
+    "catalogue BZ-140: bonus token discarded after full acceptance",
+    "a path accepted to its leaf",
+)
 def bonus_discarded(seams: Seams) -> Seams:
-    """Where the walk ends at a leaf, nothing is drawn after it: the last accepted token ends the block."""
+    """After full acceptance there is no bonus token.
+
+    Where the walk ends at a leaf, nothing is drawn after it: the last accepted token ends the block.
+    """
 
     def walk(tensors: TreeTensors, logits: Tensor) -> tuple[list[int], int]:
         path, bonus = seams.walk(tensors, logits)
@@ -74,55 +110,18 @@ class ArgMax(Request):
         super().__init__(greedy, target, lease, draft, seams)
 
 
+@fault(
+    "sampled-request-by-arg-max",
+    Stage.ACCEPTED,
+    "a sampling configuration that does not reach the speculative path: its kernels are right and never called",
+    "a temperature above 0, and a law that is not sure of its best token",
+)
 def arg_max_throughout(seams: Seams) -> Seams:
-    """A request that samples is decoded by arg-max; the sampling itself, which nobody calls, stays right."""
+    """A request that samples is decoded by arg-max, its temperature lost on the way to the sampler.
+
+    A request that samples is decoded by arg-max; the sampling itself, which nobody calls, stays right.
+    """
     return replace(seams, request=ArgMax)
 
 
-FAULTS = (
-    Fault(
-        "first-draft-token-unverified",
-        "BZ-139",
-        Stage.ACCEPTED,
-        "The first drafted token is committed without verification.",
-        "catalogue BZ-139: first draft token committed without verification",
-        "a first child that the target does not choose",
-        first_unverified,
-    ),
-    Fault(
-        "token-zero-taken-for-padding",
-        "BZ-004",
-        Stage.ACCEPTED,
-        "Token id 0 is taken for padding of a candidate path, so a right token 0 is rejected.",
-        "catalogue BZ-004: path padding encoded as token id 0",
-        "an accepted token with id 0",
-        zero_is_padding,
-    ),
-    Fault(
-        "bonus-from-rejected-row",
-        "BZ-129",
-        Stage.ACCEPTED,
-        "Rejection is handled one row late: the next token comes from the rejected row.",
-        "catalogue BZ-129: rejection handled one iteration late",
-        "a rejected child",
-        bonus_one_row_late,
-    ),
-    Fault(
-        "bonus-discarded-after-full-acceptance",
-        "BZ-140",
-        Stage.ACCEPTED,
-        "After full acceptance there is no bonus token.",
-        "catalogue BZ-140: bonus token discarded after full acceptance",
-        "a path accepted to its leaf",
-        bonus_discarded,
-    ),
-    Fault(
-        "sampled-request-by-arg-max",
-        "",
-        Stage.ACCEPTED,
-        "A request that samples is decoded by arg-max, its temperature lost on the way to the sampler.",
-        "a sampling configuration that does not reach the speculative path: its kernels are right and never called",
-        "a temperature above 0, and a law that is not sure of its best token",
-        arg_max_throughout,
-    ),
-)
+FAULTS = faults_in(globals())

@@ -6,12 +6,21 @@ import torch
 from torch import Tensor
 
 from backends.engine.seams import Seams
-from backends.faults.fault import Fault
+from backends.faults.fault import fault, faults_in
 from reference.trace import Stage
 
 
+@fault(
+    "logit-rows-shifted",
+    Stage.SCORED,
+    "catalogue BZ-159: logprob rows of accepted tokens selected from wrong positions",
+    "a tree of two nodes",
+)
 def rows_shifted(seams: Seams) -> Seams:
-    """Every node but the root is handed the logits of the row before its own."""
+    """The logits of accepted tokens are selected from the wrong rows.
+
+    Every node but the root is handed the logits of the row before its own.
+    """
 
     def score(flat: Tensor, retrieve_index: Tensor) -> Tensor:
         return seams.score(flat, (retrieve_index - 1).clamp(min=0))
@@ -19,8 +28,17 @@ def rows_shifted(seams: Seams) -> Seams:
     return replace(seams, score=score)
 
 
+@fault(
+    "softmax-twice",
+    Stage.SCORED,
+    "catalogue BZ-165: softmax applied twice across upstream versions",
+    "any step",
+)
 def softmax_on_the_way(seams: Seams) -> Seams:
-    """Probabilities are passed on where logits are promised."""
+    """Softmax is applied where logits are promised, so the consumer applies it a second time.
+
+    Probabilities are passed on where logits are promised.
+    """
 
     def score(flat: Tensor, retrieve_index: Tensor) -> Tensor:
         return torch.softmax(seams.score(flat, retrieve_index), -1)
@@ -28,23 +46,4 @@ def softmax_on_the_way(seams: Seams) -> Seams:
     return replace(seams, score=score)
 
 
-FAULTS = (
-    Fault(
-        "logit-rows-shifted",
-        "BZ-159",
-        Stage.SCORED,
-        "The logits of accepted tokens are selected from the wrong rows.",
-        "catalogue BZ-159: logprob rows of accepted tokens selected from wrong positions",
-        "a tree of two nodes",
-        rows_shifted,
-    ),
-    Fault(
-        "softmax-twice",
-        "BZ-165",
-        Stage.SCORED,
-        "Softmax is applied where logits are promised, so the consumer applies it a second time.",
-        "catalogue BZ-165: softmax applied twice across upstream versions",
-        "any step",
-        softmax_on_the_way,
-    ),
-)
+FAULTS = faults_in(globals())

@@ -109,7 +109,6 @@ def logprobs_over_tree(seams: Seams) -> Seams:
 FAULTS = (
     Fault(
         "soft-law-for-ranked-tokens",
-        "",
         Stage.DRAFTED,
         "The draft names its best tokens but hands over its soft law, as if they had been drawn.",
         "transformers #32867: argmax draft with soft q",
@@ -122,7 +121,6 @@ FAULTS = (
     ),
     Fault(
         "proposal-before-truncation",
-        "BZ-102",
         Stage.DRAFTED,
         "The proposal handed over is the law before top-k and top-p; the token was drawn after them.",
         "catalogue BZ-102: candidate generators return a q they did not sample from",
@@ -132,7 +130,6 @@ FAULTS = (
     ),
     Fault(
         "proposal-without-temperature",
-        "",
         Stage.DRAFTED,
         "The proposal handed over ignores the temperature at which the token was drawn.",
         "q is the law that tokens were drawn from, after temperature (arXiv 2302.01318)",
@@ -142,7 +139,6 @@ FAULTS = (
     ),
     Fault(
         "target-law-under-default-settings",
-        "BZ-010",
         Stage.SCORED,
         "Drafted tokens are judged by the target's law under default settings.",
         "catalogue BZ-010: target probabilities computed with default sampling parameters during scoring",
@@ -151,7 +147,6 @@ FAULTS = (
     ),
     Fault(
         "bonus-row-unprocessed",
-        "BZ-005",
         Stage.ACCEPTED,
         "The bonus token is sampled without temperature, top-p, top-k and processors.",
         "catalogue BZ-005: bonus token sampled without temperature/top-p/top-k",
@@ -160,7 +155,6 @@ FAULTS = (
     ),
     Fault(
         "bonus-without-temperature",
-        "BZ-005",
         Stage.ACCEPTED,
         "The bonus after full acceptance is sampled at temperature 1.",
         "catalogue BZ-005: bonus sampled without temperature",
@@ -169,7 +163,6 @@ FAULTS = (
     ),
     Fault(
         "top-p-in-bfloat16",
-        "BZ-055",
         Stage.SCORED,
         "top_p is rounded to bfloat16 in the verifier, so that its nucleus is another.",
         "catalogue BZ-055: top_p cast to bfloat16 in the verification sampler",
@@ -178,7 +171,6 @@ FAULTS = (
     ),
     Fault(
         "min-p-for-bonus-only",
-        "BZ-016",
         Stage.SCORED,
         "min_p is skipped for verified tokens.",
         "catalogue BZ-016: min_p (argmax-invariant processors) skipped for verified tokens",
@@ -187,7 +179,6 @@ FAULTS = (
     ),
     Fault(
         "processors-see-path-one-late",
-        "BZ-014",
         Stage.SCORED,
         "Processors at a node see the tokens of the row before it instead of the node's own path.",
         "catalogue BZ-014: bad-words prefix matching reads draft tokens shifted by one",
@@ -196,7 +187,6 @@ FAULTS = (
     ),
     Fault(
         "last-vocabulary-entry-lost",
-        "BZ-176",
         Stage.SCORED,
         "The last vocabulary entry is removed before sampling.",
         "catalogue BZ-176: last vocabulary entry removed in nucleus/typical sampling",
@@ -205,7 +195,6 @@ FAULTS = (
     ),
     Fault(
         "logprobs-over-whole-tree",
-        "BZ-119",
         Stage.EMITTED,
         "Log-probabilities are normalised over all rows of the tree.",
         "catalogue BZ-119: logprobs normalised over all positions",

@@ -120,7 +120,6 @@ def residual_by_arg_max(seams: SamplingSeams) -> SamplingSeams:
 
 def acceptance_fault(
     name: str,
-    id: str,
     sentence: str,
     source: str,
     trigger: str,
@@ -129,7 +128,7 @@ def acceptance_fault(
 ) -> Fault:
     """A fault of acceptance; `harmless` says under which draws it changes nothing, and why."""
     spelled = {kind.replace("_", "-"): why for kind, why in harmless.items()}
-    return Fault(name, id, Stage.ACCEPTED, sentence, source, trigger, patched(plant), spelled)
+    return Fault(name, Stage.ACCEPTED, sentence, source, trigger, patched(plant), spelled)
 
 
 ONE_HOT = "relu(p - e_x) over its sum is p with x zeroed, over its sum"
@@ -138,7 +137,6 @@ UNREPLACED = "the law of a sibling drawn with replacement is q itself"
 FAULTS = (
     acceptance_fault(
         "stale-residual-for-bonus",
-        "BZ-001",
         "The bonus after full acceptance is drawn from the residual of an earlier rejection.",
         "catalogue BZ-001: bonus token drawn from stale residual after the whole path was accepted",
         "an accepted child whose sibling was rejected",
@@ -146,7 +144,6 @@ FAULTS = (
     ),
     acceptance_fault(
         "residual-zeroes-token-only",
-        "",
         "After a rejection only the rejected token leaves p; q is not subtracted.",
         "the residual is relu(p - q), not p without the token (arXiv 2302.01318)",
         "a rejected token whose q is not certain",
@@ -155,7 +152,6 @@ FAULTS = (
     ),
     acceptance_fault(
         "sibling-not-removed-from-q",
-        "",
         "The second sibling is tested against q with the first one still in it.",
         "without replacement, an earlier sibling leaves q (arXiv 2305.09781)",
         "two siblings drawn without replacement, the first rejected",
@@ -165,7 +161,6 @@ FAULTS = (
     ),
     acceptance_fault(
         "shared-node-tested-per-leaf",
-        "BZ-003",
         "A node that several leaves share is tested once for each of them.",
         "catalogue BZ-003: shared prefix node tested once per leaf path",
         "a rejected child with two children",
@@ -173,7 +168,6 @@ FAULTS = (
     ),
     acceptance_fault(
         "residual-from-row-zero",
-        "",
         "After a rejection below the root the token is drawn from the root's row.",
         "batched verifiers index the target's rows by node; here every one reads the root's",
         "a rejection below an accepted node",
@@ -181,7 +175,6 @@ FAULTS = (
     ),
     acceptance_fault(
         "resampled-from-row-after",
-        "BZ-129",
         "After a rejection the token is drawn from the row of the rejected token.",
         "catalogue BZ-129: rejection handled one iteration late",
         "a rejection",
@@ -189,7 +182,6 @@ FAULTS = (
     ),
     acceptance_fault(
         "bonus-from-whole-law",
-        "",
         "After a rejection the token is drawn from p instead of the residual.",
         "after a rejection the residual is drawn from, not p (arXiv 2302.01318)",
         "a rejection",
@@ -197,7 +189,6 @@ FAULTS = (
     ),
     acceptance_fault(
         "residual-through-softmax",
-        "BZ-104",
         "The residual goes through softmax instead of being normalised.",
         "catalogue BZ-104: residual passed through softmax instead of normalisation",
         "a rejection",
@@ -205,7 +196,6 @@ FAULTS = (
     ),
     acceptance_fault(
         "acceptance-ratio-reversed",
-        "",
         "A token is accepted with probability q/p.",
         "speculative sampling accepts with probability min(1, p/q) (arXiv 2302.01318)",
         "a drafted token whose p is not its q",
@@ -213,7 +203,6 @@ FAULTS = (
     ),
     acceptance_fault(
         "residual-by-arg-max",
-        "",
         "The token after a rejection is the best of the residual.",
         "the residual is sampled, not maximised (arXiv 2302.01318)",
         "a rejection whose residual has two tokens",

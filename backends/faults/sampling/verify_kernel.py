@@ -70,7 +70,6 @@ def block_without_proposals(seams: SamplingSeams) -> SamplingSeams:
 FAULTS = (
     Fault(
         "logits-taken-for-probabilities",
-        "BZ-040",
         Stage.SCORED,
         "Logits are handed to the verification of sampled tokens, which reads them as probabilities.",
         "vllm-project/vllm-ascend PR #6685; catalogue BZ-040: logits interpreted as probabilities",
@@ -79,7 +78,6 @@ FAULTS = (
     ),
     Fault(
         "proposal-of-row-after",
-        "BZ-105",
         Stage.ACCEPTED,
         "The proposal that a drafted token is held against is that of the row after its own.",
         "huggingface/transformers PR #28166; catalogue BZ-105: indexing error in speculative sampling",
@@ -88,7 +86,6 @@ FAULTS = (
     ),
     Fault(
         "last-tile-of-residual-lost",
-        "BZ-088",
         Stage.ACCEPTED,
         "The partial sum of the last tile is missing from the residual's total.",
         "flashinfer-ai/flashinfer PR #424; catalogue BZ-088: missing barrier between block reductions",
@@ -97,7 +94,6 @@ FAULTS = (
     ),
     Fault(
         "block-residual-of-one-token",
-        "BZ-038",
         Stage.ACCEPTED,
         "A block is accepted by its joint ratio, and its last token drawn from the residual of a single token.",
         "vllm-project/vllm-ascend issue #7807, PR #7808; catalogue BZ-038: block acceptance with unmodified residual",
@@ -107,7 +103,6 @@ FAULTS = (
     ),
     Fault(
         "block-ratio-without-proposals",
-        "BZ-163",
         Stage.ACCEPTED,
         "Block verification runs without proposals: each coin meets the product of the target's probabilities so far.",
         "vllm-project/vllm-ascend PR #7603; catalogue BZ-163: block verification though draft probabilities are absent",

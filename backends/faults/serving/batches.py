@@ -11,7 +11,7 @@ from backends.engine.kv.base import KvCache
 from backends.engine.kv.lanes import BatchCache
 from backends.engine.kv.paged import Paged
 from backends.engine.seams import Seams
-from backends.faults.fault import Fault
+from backends.faults.fault import fault, faults_in
 from reference.trace import Stage
 
 
@@ -19,8 +19,17 @@ def _lanes(seams: Seams, lanes: type[BatchCache]) -> Seams:
     return replace(seams, kv=replace(seams.kv, lanes=lanes))
 
 
+@fault(
+    "tree-size-of-first-lane",
+    Stage.ATTENDED,
+    "catalogue BZ-136: strange tokens of a batch larger than one",
+    "a batch whose first tree is not the largest",
+)
 def tree_size_of_first(seams: Seams) -> Seams:
-    """Rows of a lane from the size of lane 0's tree on are taken for padding: they see nothing but themselves."""
+    """The tree size of the first request of the batch is used for all: longer ones are taken for padding.
+
+    Rows of a lane from the size of lane 0's tree on are taken for padding: they see nothing but themselves.
+    """
 
     class OneSize(BatchCache):
         def masks(self, layer: int, visible: list[Tensor]) -> Tensor:
@@ -36,8 +45,17 @@ def tree_size_of_first(seams: Seams) -> Seams:
     return _lanes(seams, OneSize)
 
 
+@fault(
+    "padded-rows-over-neighbours",
+    Stage.ATTENDED,
+    "catalogue BZ-084: padded rows copied into a buffer sized for real tokens",
+    "a batch whose first tree is smaller than another",
+)
 def padded_layout_packed(seams: Seams) -> Seams:
-    """The padded rows of the batch are copied, as they lie, into a buffer for the real ones."""
+    """Padded rows are copied as they lie into a buffer for the real rows: padding lands on the next request's rows.
+
+    The padded rows of the batch are copied, as they lie, into a buffer for the real ones.
+    """
 
     class Packed(BatchCache):
         def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any) -> Any:
@@ -58,8 +76,17 @@ def padded_layout_packed(seams: Seams) -> Seams:
     return _lanes(seams, Packed)
 
 
+@fault(
+    "padding-writes-slot-zero",
+    Stage.ATTENDED,
+    "catalogue BZ-049: padded rows point to a live slot 0",
+    "pages, and a batch of unequal trees while a request holds page 0",
+)
 def padding_writes_slot_zero(seams: Seams) -> Seams:
-    """Padding rows write to slot 0 of the pool, which is no slot of its own but the first of page 0."""
+    """Padding rows write to slot 0, which belongs to a living request, instead of to a slot that nobody reads.
+
+    Padding rows write to slot 0 of the pool, which is no slot of its own but the first of page 0.
+    """
 
     class NoNullSlot(BatchCache):
         def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any) -> Any:
@@ -72,8 +99,17 @@ def padding_writes_slot_zero(seams: Seams) -> Seams:
     return _lanes(seams, NoNullSlot)
 
 
+@fault(
+    "mask-of-first-lane",
+    Stage.ATTENDED,
+    "family of catalogue BZ-136: row 0 of the batch stands for every row",
+    "a batch of two",
+)
 def mask_of_first(seams: Seams) -> Seams:
-    """One mask, lane 0's, is broadcast over the batch."""
+    """The tree mask of the first request of the batch is used for all.
+
+    One mask, lane 0's, is broadcast over the batch.
+    """
 
     class OneMask(BatchCache):
         def masks(self, layer: int, visible: list[Tensor]) -> Tensor:
@@ -83,8 +119,17 @@ def mask_of_first(seams: Seams) -> Seams:
     return _lanes(seams, OneMask)
 
 
+@fault(
+    "caches-in-slot-order",
+    Stage.ATTENDED,
+    "catalogue BZ-075: decoder slots not in batch order",
+    "pages, and a batch in another order than that of the first pages of its requests",
+)
 def caches_in_slot_order(seams: Seams) -> Seams:
-    """Rows are in the order of the batch, the caches that they read in the order of their slots."""
+    """The order of slots is taken for the order of the batch: rows attend to another request's cache.
+
+    Rows are in the order of the batch, the caches that they read in the order of their slots.
+    """
 
     class BySlot(BatchCache):
         def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any) -> Any:
@@ -100,8 +145,17 @@ def _slot(cache: KvCache, lane: int) -> int:
     return cache.blocks.table[0] if isinstance(cache, Paged) else lane
 
 
+@fault(
+    "filler-of-batch-seen",
+    Stage.ATTENDED,
+    "family of catalogue BZ-097: padding lanes stay in the softmax",
+    "a batch of unequal prefixes or trees",
+)
 def filler_seen(seams: Seams) -> Seams:
-    """A lane with fewer columns than the widest sees the filler behind its own."""
+    """A request with a shorter prefix sees the filler behind its own columns.
+
+    A lane with fewer columns than the widest sees the filler behind its own.
+    """
 
     class Open(BatchCache):
         def masks(self, layer: int, visible: list[Tensor]) -> Tensor:
@@ -114,8 +168,17 @@ def filler_seen(seams: Seams) -> Seams:
     return _lanes(seams, Open)
 
 
+@fault(
+    "padding-rows-of-batch-seen",
+    Stage.ATTENDED,
+    "family of catalogue BZ-097: padding lanes stay in the softmax",
+    "a batch of unequal trees",
+)
 def padding_seen(seams: Seams) -> Seams:
-    """Padding rows of a lane are seen by its own rows."""
+    """A request with a smaller tree sees the padding rows of its lane.
+
+    Padding rows of a lane are seen by its own rows.
+    """
 
     class Seen(BatchCache):
         def masks(self, layer: int, visible: list[Tensor]) -> Tensor:
@@ -128,8 +191,17 @@ def padding_seen(seams: Seams) -> Seams:
     return _lanes(seams, Seen)
 
 
+@fault(
+    "buffer-without-room-for-tree",
+    Stage.ATTENDED,
+    "catalogue BZ-073: buffers sized by context length instead of speculative capacity",
+    "a pre-allocated layout; a tree wider than high, or padded, near the end of the output",
+)
 def room_without_tree(seams: Seams) -> Seams:
-    """Buffers have room for the longest text and none for a tree beyond it."""
+    """KV buffers are sized by the longest text without the tree that hangs from its end.
+
+    Buffers have room for the longest text and none for a tree beyond it.
+    """
 
     class Tight(Arena):
         def lease(
@@ -141,77 +213,4 @@ def room_without_tree(seams: Seams) -> Seams:
     return replace(seams, arena=Tight)
 
 
-FAULTS = (
-    Fault(
-        "tree-size-of-first-lane",
-        "BZ-136",
-        Stage.ATTENDED,
-        "The tree size of the first request of the batch is used for all: longer ones are taken for padding.",
-        "catalogue BZ-136: strange tokens of a batch larger than one",
-        "a batch whose first tree is not the largest",
-        tree_size_of_first,
-    ),
-    Fault(
-        "padded-rows-over-neighbours",
-        "BZ-084",
-        Stage.ATTENDED,
-        "Padded rows are copied as they lie into a buffer for the real rows: padding lands on the next request's rows.",
-        "catalogue BZ-084: padded rows copied into a buffer sized for real tokens",
-        "a batch whose first tree is smaller than another",
-        padded_layout_packed,
-    ),
-    Fault(
-        "padding-writes-slot-zero",
-        "BZ-049",
-        Stage.ATTENDED,
-        "Padding rows write to slot 0, which belongs to a living request, instead of to a slot that nobody reads.",
-        "catalogue BZ-049: padded rows point to a live slot 0",
-        "pages, and a batch of unequal trees while a request holds page 0",
-        padding_writes_slot_zero,
-    ),
-    Fault(
-        "mask-of-first-lane",
-        "",
-        Stage.ATTENDED,
-        "The tree mask of the first request of the batch is used for all.",
-        "family of catalogue BZ-136: row 0 of the batch stands for every row",
-        "a batch of two",
-        mask_of_first,
-    ),
-    Fault(
-        "caches-in-slot-order",
-        "BZ-075",
-        Stage.ATTENDED,
-        "The order of slots is taken for the order of the batch: rows attend to another request's cache.",
-        "catalogue BZ-075: decoder slots not in batch order",
-        "pages, and a batch in another order than that of the first pages of its requests",
-        caches_in_slot_order,
-    ),
-    Fault(
-        "filler-of-batch-seen",
-        "",
-        Stage.ATTENDED,
-        "A request with a shorter prefix sees the filler behind its own columns.",
-        "family of catalogue BZ-097: padding lanes stay in the softmax",
-        "a batch of unequal prefixes or trees",
-        filler_seen,
-    ),
-    Fault(
-        "padding-rows-of-batch-seen",
-        "",
-        Stage.ATTENDED,
-        "A request with a smaller tree sees the padding rows of its lane.",
-        "family of catalogue BZ-097: padding lanes stay in the softmax",
-        "a batch of unequal trees",
-        padding_seen,
-    ),
-    Fault(
-        "buffer-without-room-for-tree",
-        "BZ-073",
-        Stage.ATTENDED,
-        "KV buffers are sized by the longest text without the tree that hangs from its end.",
-        "catalogue BZ-073: buffers sized by context length instead of speculative capacity",
-        "a pre-allocated layout; a tree wider than high, or padded, near the end of the output",
-        room_without_tree,
-    ),
-)
+FAULTS = faults_in(globals())

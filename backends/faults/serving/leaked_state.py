@@ -15,7 +15,7 @@ from backends.engine.model.causal_lm import Rows
 from backends.engine.reach import Reach
 from backends.engine.request import Request
 from backends.engine.seams import Seams
-from backends.faults.fault import Fault
+from backends.faults.fault import fault, faults_in
 from reference.layout import KvLayout
 from reference.trace import Stage
 from reference.tree import Tree
@@ -55,8 +55,17 @@ def _kept(seams: Seams, memory: Memory) -> Seams:
     return replace(seams, arena=Forgetting)
 
 
+@fault(
+    "step-keyed-by-token-count",
+    Stage.ATTENDED,
+    "catalogue BZ-174: compiled step keyed without the query length",
+    "two steps of equally many rows with unlike trees",
+)
 def keyed_by_token_count(seams: Seams) -> Seams:
-    """A step is compiled with the tree mask in it and looked up by the total of tokens alone."""
+    """A compiled step, its tree mask in it, is looked up by the total of tokens: another tree of that size gets it.
+
+    A step is compiled with the tree mask in it and looked up by the total of tokens alone.
+    """
     memory = Memory()
 
     class Compiled(BatchCache):
@@ -84,8 +93,17 @@ def _side_by_side(blocks: list[Tensor]) -> Tensor:
     return whole
 
 
+@fault(
+    "lowering-reused-for-other-tree",
+    Stage.LOWERED,
+    "catalogue BZ-127: compiled graph reused when one of two inputs matches",
+    "two unlike trees of one size under equally many committed tokens",
+)
 def keyed_by_place(seams: Seams) -> Seams:
-    """A lowered tree is used again where its place and its size match, whatever tree it was."""
+    """Index tensors are used again where place and size match, although the tree is another.
+
+    A lowered tree is used again where its place and its size match, whatever tree it was.
+    """
     memory = Memory()
 
     def tensorise(tree: Tree, committed: int, position: int, reaches: list[Reach], padded_nodes: int) -> TreeTensors:
@@ -96,8 +114,17 @@ def keyed_by_place(seams: Seams) -> Seams:
     return replace(_kept(seams, memory), tensorise=tensorise)
 
 
+@fault(
+    "positions-of-first-lane",
+    Stage.ATTENDED,
+    "family of catalogue BZ-136: row 0 of the batch stands for every row",
+    "a batch of unequal prefixes",
+)
 def positions_of_first(seams: Seams) -> Seams:
-    """Positions of the batch count from the root of its first request."""
+    """Positions of every request of the batch count from the root of the first.
+
+    Positions of the batch count from the root of its first request.
+    """
     memory = Memory()
 
     class Placed(Request):
@@ -115,8 +142,17 @@ def positions_of_first(seams: Seams) -> Seams:
     return replace(_kept(seams, memory), request=Placed)
 
 
+@fault(
+    "penalties-of-first-lane",
+    Stage.SCORED,
+    "catalogue BZ-144: row 0's processor parameters for the batch",
+    "a batch in which a request that samples has other penalties than the first",
+)
 def penalties_of_first(seams: Seams) -> Seams:
-    """Logits of a request that samples are penalised with the settings of the first of its batch."""
+    """Penalties and banned words of the first request of the batch are used for all that sample.
+
+    Logits of a request that samples are penalised with the settings of the first of its batch.
+    """
     memory = Memory()
 
     class Served(Request):
@@ -135,8 +171,17 @@ def penalties_of_first(seams: Seams) -> Seams:
     return replace(_kept(seams, memory), request=Served)
 
 
+@fault(
+    "joiner-inherits-accepted-length",
+    Stage.LOWERED,
+    "family of catalogue BZ-049: accepted counts keep values of the former step",
+    "a request that leaves after accepting a node, and one that joins",
+)
 def length_of_leaver(seams: Seams) -> Seams:
-    """A request that joins begins with the accepted length that the last one left in its slot."""
+    """A request that joins begins with the accepted length that the one before it left in its slot.
+
+    A request that joins begins with the accepted length that the last one left in its slot.
+    """
     memory = Memory()
 
     class Joining(Request):
@@ -151,8 +196,17 @@ def length_of_leaver(seams: Seams) -> Seams:
     return replace(_kept(seams, memory), request=Joining)
 
 
+@fault(
+    "accepted-length-of-first-lane",
+    Stage.COMMITTED,
+    "family of catalogue BZ-136: row 0 of the batch stands for every row",
+    "a batch in which another request accepts more than the first",
+)
 def accepted_length_of_first(seams: Seams) -> Seams:
-    """As many rows are committed for every request of a batch as for its first."""
+    """As many rows are committed for each request of a batch as for its first.
+
+    As many rows are committed for every request of a batch as for its first.
+    """
     memory = Memory()
 
     class Batch(BatchCache):
@@ -167,8 +221,17 @@ def accepted_length_of_first(seams: Seams) -> Seams:
     return replace(_kept(seams, memory), kv=replace(seams.kv, lanes=Batch), commit=commit)
 
 
+@fault(
+    "one-end-ends-the-batch",
+    Stage.EMITTED,
+    "family of catalogue BZ-136: row 0 of the batch stands for every row",
+    "a batch in which another request than the last meets a stop",
+)
 def one_ends_all(seams: Seams) -> Seams:
-    """The flag that a request has ended is read by those behind it in the batch."""
+    """When a request of the batch meets a stop, those behind it end as well.
+
+    The flag that a request has ended is read by those behind it in the batch.
+    """
     memory = Memory()
 
     class Ending(Request):
@@ -186,68 +249,4 @@ def one_ends_all(seams: Seams) -> Seams:
     return replace(_kept(seams, memory), request=Ending)
 
 
-FAULTS = (
-    Fault(
-        "step-keyed-by-token-count",
-        "BZ-174",
-        Stage.ATTENDED,
-        "A compiled step, its tree mask in it, is looked up by the total of tokens: another tree of that size gets it.",
-        "catalogue BZ-174: compiled step keyed without the query length",
-        "two steps of equally many rows with unlike trees",
-        keyed_by_token_count,
-    ),
-    Fault(
-        "lowering-reused-for-other-tree",
-        "BZ-127",
-        Stage.LOWERED,
-        "Index tensors are used again where place and size match, although the tree is another.",
-        "catalogue BZ-127: compiled graph reused when one of two inputs matches",
-        "two unlike trees of one size under equally many committed tokens",
-        keyed_by_place,
-    ),
-    Fault(
-        "positions-of-first-lane",
-        "",
-        Stage.ATTENDED,
-        "Positions of every request of the batch count from the root of the first.",
-        "family of catalogue BZ-136: row 0 of the batch stands for every row",
-        "a batch of unequal prefixes",
-        positions_of_first,
-    ),
-    Fault(
-        "penalties-of-first-lane",
-        "BZ-144",
-        Stage.SCORED,
-        "Penalties and banned words of the first request of the batch are used for all that sample.",
-        "catalogue BZ-144: row 0's processor parameters for the batch",
-        "a batch in which a request that samples has other penalties than the first",
-        penalties_of_first,
-    ),
-    Fault(
-        "joiner-inherits-accepted-length",
-        "",
-        Stage.LOWERED,
-        "A request that joins begins with the accepted length that the one before it left in its slot.",
-        "family of catalogue BZ-049: accepted counts keep values of the former step",
-        "a request that leaves after accepting a node, and one that joins",
-        length_of_leaver,
-    ),
-    Fault(
-        "accepted-length-of-first-lane",
-        "",
-        Stage.COMMITTED,
-        "As many rows are committed for each request of a batch as for its first.",
-        "family of catalogue BZ-136: row 0 of the batch stands for every row",
-        "a batch in which another request accepts more than the first",
-        accepted_length_of_first,
-    ),
-    Fault(
-        "one-end-ends-the-batch",
-        "",
-        Stage.EMITTED,
-        "When a request of the batch meets a stop, those behind it end as well.",
-        "family of catalogue BZ-136: row 0 of the batch stands for every row",
-        "a batch in which another request than the last meets a stop",
-        one_ends_all,
-    ),
-)
+FAULTS = faults_in(globals())

@@ -9,7 +9,7 @@ from backends.engine.lower_tree import TreeTensors
 from backends.engine.model.causal_lm import Rows
 from backends.engine.request import Request
 from backends.engine.seams import Seams
-from backends.faults.fault import Fault
+from backends.faults.fault import fault, faults_in
 from reference.trace import Stage
 
 
@@ -19,8 +19,17 @@ def _nodes(request: Request) -> int:
     return len(request._block.proposal.tree)
 
 
+@fault(
+    "greedy-rows-divided-by-temperature",
+    Stage.ACCEPTED,
+    "vllm-project/vllm PR #27077; catalogue BZ-012: greedy sentinel changed but rejection sampler not updated",
+    "a batch of a greedy request and one that samples",
+)
 def greedy_divided(seams: Seams) -> Seams:
-    """In a batch where some sample, greedy rows are divided by their temperature as well, which is 0."""
+    """Where some requests of a batch sample, the logits of greedy ones are divided by a temperature of 0 too.
+
+    In a batch where some sample, greedy rows are divided by their temperature as well, which is 0.
+    """
 
     class Divided(Request):
         mixed = False
@@ -45,8 +54,17 @@ def greedy_divided(seams: Seams) -> Seams:
     return replace(seams, gather=gather, request=Divided)
 
 
+@fault(
+    "draft-tokens-by-draft-row",
+    Stage.LOWERED,
+    "NVIDIA/TensorRT-LLM PR #7803; catalogue BZ-077: draft and target batch indices mixed",
+    "a batch in which a request without a draft stands before one with",
+)
 def tokens_by_draft_row(seams: Seams) -> Seams:
-    """Draft tokens are scattered by their row among the requests that have a draft, not by that of the batch."""
+    """Draft tokens go to the rows of the batch that their requests have among those with a draft.
+
+    Draft tokens are scattered by their row among the requests that have a draft, not by that of the batch.
+    """
 
     def gather(batch: list[Request]) -> list[Rows]:
         drafted = [_tokens(request)[1 : _nodes(request)].clone() for request in batch if _nodes(request) > 1]
@@ -73,8 +91,17 @@ class Queue:
     rows: list[Tensor] = field(default_factory=list)
 
 
+@fault(
+    "bare-root-leaves-logits-row",
+    Stage.SCORED,
+    "spiritbuun/buun-llama-cpp PR #74; catalogue BZ-123: empty drafts leave orphan logits indices",
+    "a batch in which a request without a draft stands before one with",
+)
 def row_of_bare_root_left(seams: Seams) -> Seams:
-    """A request without a draft queues its row of logits and never takes it: the next with one begins there."""
+    """An empty draft queues an index of logits that nobody takes, so the next request reads one row early.
+
+    A request without a draft queues its row of logits and never takes it: the next with one begins there.
+    """
     queue = Queue()
 
     class Queued(Request):
@@ -93,8 +120,17 @@ def row_of_bare_root_left(seams: Seams) -> Seams:
     return replace(seams, gather=gather, request=Queued)
 
 
+@fault(
+    "coins-of-absent-nodes-drawn",
+    Stage.ACCEPTED,
+    "vllm-project/vllm-ascend issue #13608; catalogue BZ-156: zero-draft requests advance their private RNG",
+    "a request that samples, and a step after one without a draft",
+)
 def absent_nodes_draw(seams: Seams) -> Seams:
-    """A step without a draft draws the coins of the nodes that it lacks once more, from the request's own stream."""
+    """A step without a draft moves the request's random stream on as if it had one.
+
+    A step without a draft draws the coins of the nodes that it lacks once more, from the request's own stream.
+    """
 
     class Drawing(Request):
         @property
@@ -105,41 +141,4 @@ def absent_nodes_draw(seams: Seams) -> Seams:
     return replace(seams, request=Drawing)
 
 
-FAULTS = (
-    Fault(
-        "greedy-rows-divided-by-temperature",
-        "BZ-012",
-        Stage.ACCEPTED,
-        "Where some requests of a batch sample, the logits of greedy ones are divided by a temperature of 0 too.",
-        "vllm-project/vllm PR #27077; catalogue BZ-012: greedy sentinel changed but rejection sampler not updated",
-        "a batch of a greedy request and one that samples",
-        greedy_divided,
-    ),
-    Fault(
-        "draft-tokens-by-draft-row",
-        "BZ-077",
-        Stage.LOWERED,
-        "Draft tokens go to the rows of the batch that their requests have among those with a draft.",
-        "NVIDIA/TensorRT-LLM PR #7803; catalogue BZ-077: draft and target batch indices mixed",
-        "a batch in which a request without a draft stands before one with",
-        tokens_by_draft_row,
-    ),
-    Fault(
-        "bare-root-leaves-logits-row",
-        "BZ-123",
-        Stage.SCORED,
-        "An empty draft queues an index of logits that nobody takes, so the next request reads one row early.",
-        "spiritbuun/buun-llama-cpp PR #74; catalogue BZ-123: empty drafts leave orphan logits indices",
-        "a batch in which a request without a draft stands before one with",
-        row_of_bare_root_left,
-    ),
-    Fault(
-        "coins-of-absent-nodes-drawn",
-        "BZ-156",
-        Stage.ACCEPTED,
-        "A step without a draft moves the request's random stream on as if it had one.",
-        "vllm-project/vllm-ascend issue #13608; catalogue BZ-156: zero-draft requests advance their private RNG",
-        "a request that samples, and a step after one without a draft",
-        absent_nodes_draw,
-    ),
-)
+FAULTS = faults_in(globals())

@@ -11,7 +11,7 @@ from backends.engine.request import Request
 from backends.engine.sampling.forest import Forest
 from backends.engine.sampling.processing import History
 from backends.engine.seams import Seams
-from backends.faults.fault import Fault
+from backends.faults.fault import fault, faults_in
 from reference.sampling import Sampling, Stops
 from reference.trace import Stage
 
@@ -26,8 +26,17 @@ class Hollow(History):
     patched: History
 
 
+@fault(
+    "history-slots-left-as-placeholders",
+    Stage.SCORED,
+    "vllm-project/vllm PR #30122; catalogue BZ-019: async scheduling replaces only the last placeholder",
+    "a request that samples under penalties or bad words, after a step that accepted a token",
+)
 def last_slot_patched(seams: Seams) -> Seams:
-    """Of the output slots that a block takes, only the last gets its token: the target's penalties skip the others."""
+    """Only the last of a block's placeholders in the output is replaced: penalties do not see the tokens before it.
+
+    Of the output slots that a block takes, only the last gets its token: the target's penalties skip the others.
+    """
     right = seams.sampling
 
     class Patched(Request):
@@ -76,8 +85,17 @@ class Pipeline:
     last: "WeakKeyDictionary[Request, int]" = field(default_factory=WeakKeyDictionary)
 
 
+@fault(
+    "root-still-in-flight",
+    Stage.LOWERED,
+    "vllm-project/vllm issue #52071, PR #52179; catalogue BZ-028: a step runs before its anchor token has returned",
+    "a request in two forwards in a row, with a draft in the second",
+)
 def root_in_flight(seams: Seams) -> Seams:
-    """A drafted request that was in the forward before is planned without what it returned: 0 is embedded."""
+    """A drafted step is planned before the token of the last one has returned: token 0 is embedded as its root.
+
+    A drafted request that was in the forward before is planned without what it returned: 0 is embedded.
+    """
     pipeline = Pipeline()
 
     def gather(batch: list[Request]) -> list[Rows]:
@@ -93,8 +111,17 @@ def root_in_flight(seams: Seams) -> Seams:
     return replace(seams, gather=gather)
 
 
+@fault(
+    "lengths-before-rejection",
+    Stage.ATTENDED,
+    "vllm-project/vllm-ascend PR #8461; catalogue BZ-057: host seq_lens not corrected for rejected tokens",
+    "a step after one with a rejected row",
+)
 def lengths_before_rejection(seams: Seams) -> Seams:
-    """The host's length of a cache still counts the rows that the last step rejected; the mask is laid behind them."""
+    """The length that attention gets takes each row of the last step for accepted, and the mask begins behind them.
+
+    The host's length of a cache still counts the rows that the last step rejected; the mask is laid behind them.
+    """
     rejected: WeakKeyDictionary[KvCache, int] = WeakKeyDictionary()
 
     def commit(cache: KvCache, path: list[int]) -> str | None:
@@ -118,32 +145,4 @@ def lengths_before_rejection(seams: Seams) -> Seams:
     return replace(seams, commit=commit, kv=replace(seams.kv, lanes=Ahead))
 
 
-FAULTS = (
-    Fault(
-        "history-slots-left-as-placeholders",
-        "BZ-019",
-        Stage.SCORED,
-        "Only the last of a block's placeholders in the output is replaced: penalties do not see the tokens before it.",
-        "vllm-project/vllm PR #30122; catalogue BZ-019: async scheduling replaces only the last placeholder",
-        "a request that samples under penalties or bad words, after a step that accepted a token",
-        last_slot_patched,
-    ),
-    Fault(
-        "root-still-in-flight",
-        "BZ-028",
-        Stage.LOWERED,
-        "A drafted step is planned before the token of the last one has returned: token 0 is embedded as its root.",
-        "vllm-project/vllm issue #52071, PR #52179; catalogue BZ-028: a step runs before its anchor token has returned",
-        "a request in two forwards in a row, with a draft in the second",
-        root_in_flight,
-    ),
-    Fault(
-        "lengths-before-rejection",
-        "BZ-057",
-        Stage.ATTENDED,
-        "The length that attention gets takes each row of the last step for accepted, and the mask begins behind them.",
-        "vllm-project/vllm-ascend PR #8461; catalogue BZ-057: host seq_lens not corrected for rejected tokens",
-        "a step after one with a rejected row",
-        lengths_before_rejection,
-    ),
-)
+FAULTS = faults_in(globals())

@@ -16,13 +16,14 @@ from backends.ascend.encodings import require_pages, require_sight, require_slot
 from backends.ascend.fused import AscendFused
 from backends.ascend.operators.install import install
 from backends.base import Declaration, Unavailable, Unsupported, WrongFlag
-from backends.compositions.ascend import emulate_fused
+from backends.compositions import opened
 from backends.engine.attention.eager import eager
 from backends.engine.columns import Attend, AttentionInputs, Paging
 from backends.engine.composition import SEAMS
 from backends.engine.two_modes import TreesEager, in_mode
 from backends.flags import FAST_REORDER, FLAGS, FORCE_EAGER, NO_FUSED, NO_FUSED_TREE, Mode, mode_of
-from backends.registry import ROWS, open_backend
+from backends.registry import open_backend
+from backends.shipped import ROWS
 from reference.layout import FAST_SWITCH
 from specverify.cli import main
 from specverify.plan import default_dtypes
@@ -117,7 +118,7 @@ LEAKS = (
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_leaks_are_seen_at_prefix_2048_bit_by_bit(dtype: torch.dtype) -> None:
     """Overwriting what is hidden from a row of a lane moves no bit of that row; with a fault it does."""
-    right = emulate_fused().seams
+    right = opened("ascend-fused-emulated").seams
 
     def changed(attend: Attend, kind: str, rows: int, lane: int) -> bool:
         row = min(5, rows - 1)
@@ -260,11 +261,11 @@ def test_the_mode_is_an_option_a_flag_and_part_of_the_manifest(
 ) -> None:
     from specverify.setup.subjects import manifest
 
-    assert manifest(emulate_fused()) == {"device": "cpu", "mode": "performance", "emulated": "true"}
+    assert manifest(opened("ascend-fused-emulated")) == {"device": "cpu", "mode": "performance", "emulated": "true"}
     asked = open_planted("ascend-fused-emulated", None, "reference")
     assert manifest(asked)["mode"] == "reference"
     monkeypatch.setenv(NO_FUSED_TREE, "1")
-    assert manifest(emulate_fused())["mode"] == "performance, trees eager"
+    assert manifest(opened("ascend-fused-emulated"))["mode"] == "performance, trees eager"
     assert environment()[NO_FUSED_TREE] == "1"
     monkeypatch.setenv(NO_FUSED_TREE, "maybe")
     with pytest.raises(SystemExit) as ended:

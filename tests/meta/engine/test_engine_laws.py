@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from backends.compositions.eager import open_cpu
+from backends.compositions import open_cpu
 from backends.engine.sampling import stream
 from backends.engine.sampling.coins import Coins, inverse, rounded
 from backends.engine.sampling.forest import forest

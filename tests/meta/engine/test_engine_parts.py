@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from backends.base import StageFailure, Unsupported
-from backends.compositions.eager import open_cpu
+from backends.compositions import open_cpu
 from backends.engine import stops
 from backends.engine.attention.eager import eager
 from backends.engine.columns import AttentionInputs

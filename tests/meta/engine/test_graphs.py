@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from backends.compositions.eager import open_cpu
+from backends.compositions import open_cpu
 from backends.engine.backend import EngineBackend
 from backends.engine.model.models import ModelCache
 from properties.strategies.models import GALLERY

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from backends.base import Unsupported
-from backends.compositions.eager import open_cpu
+from backends.compositions import open_cpu
 from backends.engine.draft.truncation import inside_chunk
 from backends.engine.model.family.llama4 import Temperature
 from backends.engine.model.models import config_of

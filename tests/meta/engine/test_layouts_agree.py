@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 
-from backends.compositions.eager import open_cpu
+from backends.compositions import open_cpu
 from backends.engine.backend import EngineBackend
 from backends.engine.kv.scratch import Scratch
 from backends.engine.kv.seams import KvSeams

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from backends.base import Unsupported
-from backends.compositions.eager import open_cpu
+from backends.compositions import open_cpu
 from backends.engine.attention.eager import eager
 from backends.engine.backend import EngineBackend
 from backends.engine.columns import AttentionInputs

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from backends.base import Unsupported
-from backends.compositions.eager import open_cpu
+from backends.compositions import open_cpu
 from backends.engine.attention.arguments import INERT, INERT_AT
 from backends.engine.attention.eager import eager
 from backends.engine.attention.interface import through_interface

@@ -7,9 +7,10 @@ import pytest
 import torch
 from transformers.models.gemma2.modeling_gemma2 import eager_attention_forward
 
-from backends.compositions.eager import open_cpu
+from backends.compositions import open_cpu
 from backends.flags import mode_of
-from backends.registry import ROWS, open_backend, why_unavailable
+from backends.registry import open_backend, why_unavailable
+from backends.shipped import ROWS
 from properties.invariants import ALL
 from properties.strategies.models import CAPPED, GALLERY
 from properties.verdict.judge import judge

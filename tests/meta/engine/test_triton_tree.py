@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from backends.base import Unavailable
-from backends.compositions.split import open_interpreted, open_torch
+from backends.compositions import opened
 from backends.engine.attention import triton_kernels
 from backends.engine.attention.compact import Compact
 from backends.engine.attention.triton_launch import Plan, TritonTree, interpreted, plan_for_cpu
@@ -209,13 +209,13 @@ def test_the_backend_gives_what_the_split_in_torch_gives() -> None:
         case = Case(
             Seeded(GALLERY[number], 0), (3, 1, 2, 2, 6), Scripted((tree,)), layout, stops=Stops(4), dtype="float32"
         )
-        assert open_interpreted().run(case).output == open_torch().run(case).output
+        assert opened("triton-interpreted").run(case).output == opened("cpu-split").run(case).output
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 def test_without_a_device_its_backend_names_the_twin() -> None:
     with pytest.raises(
-        Unavailable, match=r"cuda-fused needs an NVIDIA device: .*; triton-interpreted runs its kernel"
+        Unavailable, match=r"cuda-fused needs an NVIDIA device: .*; on the CPU, triton-interpreted runs"
     ) as caught:
         open_backend("cuda-fused")
     assert "\n" not in str(caught.value)
@@ -225,8 +225,8 @@ def test_without_triton_the_line_says_how_to_get_it(monkeypatch: pytest.MonkeyPa
     def none() -> TritonTree:
         raise ImportError("No module named 'triton'")
 
-    monkeypatch.setattr("backends.compositions.split.interpreted", none)
+    monkeypatch.setattr("backends.compositions.interpreted", none)
     with pytest.raises(
         Unavailable, match=r"triton-interpreted needs Triton \(pip install 'triton>=3.0', on Linux\): No"
     ):
-        open_interpreted()
+        opened("triton-interpreted")

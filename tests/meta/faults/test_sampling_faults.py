@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from backends import faults
-from backends.compositions.eager import open_cpu
+from backends.compositions import open_cpu
 from backends.engine.backend import EngineBackend
 from backends.faults.sampling.logits_processing import FAULTS as PROCESSED
 from backends.faults.sampling.rejection import FAULTS as SAMPLED

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from backends import faults
-from backends.compositions.eager import open_cpu
+from backends.compositions import open_cpu
 from backends.engine.backend import EngineBackend
 from backends.faults.sampling.verify_kernel import FAULTS
 from properties.laws import enumeration

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from backends.compositions.eager import open_cpu
+from backends.compositions import open_cpu
 from properties.invariants import ALL
 from properties.strategies.acceptance import continuation
 from properties.strategies.models import GALLERY, small

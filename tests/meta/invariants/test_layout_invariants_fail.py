@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from backends.compositions.eager import open_cpu
+from backends.compositions import open_cpu
 from backends.faults.cache import contiguous_layouts, page_release, paged_writes, shared_pages, stale_columns
 from properties.invariants import ALL
 from properties.invariants.attention import batch, pages

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from backends.compositions.eager import open_cpu
+from backends.compositions import open_cpu
 from properties.invariants import ALL
 from properties.strategies.models import GALLERY, small
 from properties.verdict.invariant import Invariant

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from backends.compositions.eager import open_cpu
+from backends.compositions import open_cpu
 from backends.engine.backend import EngineBackend
 from backends.engine.composition import SEAMS
 from backends.engine.kv.branch import Branch

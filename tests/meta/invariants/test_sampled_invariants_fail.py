@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from backends.compositions.eager import open_cpu
+from backends.compositions import open_cpu
 from backends.faults.sampling import coins as coin_faults
 from backends.faults.sampling import logits_processing, rejection
 from properties.invariants import ALL

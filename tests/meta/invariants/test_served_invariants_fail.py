@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from backends import faults
-from backends.compositions.eager import open_cpu
+from backends.compositions import open_cpu
 from backends.engine.kv.prefix import PrefixCache
 from backends.faults.fault import Fault
 from properties.strategies.models import GALLERY, small
@@ -112,7 +112,11 @@ def hoarding() -> Subject:
     faults.plant(
         backend,
         Fault(
-            *("hoards", "", Stage.COMMITTED, "A prefix cache lets go of nothing.", "", ""),
+            "hoards",
+            Stage.COMMITTED,
+            "A prefix cache lets go of nothing.",
+            "",
+            "",
             lambda seams: replace(seams, kv=replace(seams.kv, prefix=Hoarding)),
         ),
     )

@@ -5,7 +5,7 @@ from functools import cache
 
 import pytest
 
-from backends.compositions.eager import open_cpu
+from backends.compositions import open_cpu
 from backends.faults.drafting import draft_cache
 from backends.faults.fault import Fault
 from backends.faults.serving import batches, leaked_state

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from backends.base import Declaration
-from backends.compositions.eager import open_cpu
+from backends.compositions import open_cpu
 from backends.faults import named
 from properties.generations import ALONE, BESIDE, RUN_TESTS, listen
 from properties.invariants.lossless import distribution as module

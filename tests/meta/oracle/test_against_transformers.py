@@ -10,7 +10,7 @@ import torch
 
 from backends import faults
 from backends.base import Unsupported
-from backends.compositions.eager import open_cpu
+from backends.compositions import open_cpu
 from backends.transformers_reference import PlainTransformers
 from properties.invariants import ALL
 from properties.invariants.attention.visibility import WITHIN_NOISE

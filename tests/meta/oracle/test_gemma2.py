@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from backends.base import Unsupported
-from backends.compositions.eager import open_cpu
+from backends.compositions import open_cpu
 from backends.flags import mode_of
-from backends.registry import ROWS, open_backend, why_unavailable
+from backends.registry import open_backend, why_unavailable
+from backends.shipped import ROWS
 from properties.invariants import ALL
 from properties.strategies.models import GALLERY
 from properties.verdict.judge import judge

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from backends.compositions.eager import open_cpu
+from backends.compositions import open_cpu
 from backends.engine.lower_tree import TreeTensors
 from backends.engine.reach import Reach
 from properties.strategies.models import GALLERY, SEEDS

@@ -13,7 +13,7 @@ import pytest
 
 from backends import faults
 from backends.base import Declaration
-from backends.compositions.eager import open_cpu
+from backends.compositions import open_cpu
 from backends.engine import stops as engine
 from backends.faults.output import stop_conditions
 from properties.invariants import ALL

@@ -7,8 +7,9 @@ import pytest
 
 from backends import faults
 from backends.base import Unavailable
-from backends.compositions.eager import open_cpu
-from backends.registry import ROWS, eager_beside
+from backends.compositions import open_cpu
+from backends.registry import eager_beside
+from backends.shipped import ROWS
 from properties.invariants import ALL
 from properties.strategies.models import GALLERY
 from properties.tally import Beside, Failure

@@ -15,7 +15,7 @@ import torch
 
 from backends.admission import Misshapen, admitted
 from backends.base import Declaration
-from backends.compositions.eager import open_cpu
+from backends.compositions import open_cpu
 from properties.invariants import ALL
 from properties.strategies.models import GALLERY
 from properties.verdict.judge import judge

@@ -15,8 +15,9 @@ import torch
 import backends
 from backends.admission import LiveDoor, Misshapen, admitted, admitted_blocks
 from backends.base import Declaration
-from backends.compositions.eager import open_cpu
-from backends.registry import ROWS, UnknownBackend, open_backend
+from backends.compositions import open_cpu
+from backends.registry import UnknownBackend, open_backend
+from backends.shipped import ROWS
 from properties.invariants import ALL
 from properties.strategies.models import GALLERY
 from properties.tally import Failure

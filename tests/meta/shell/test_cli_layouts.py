@@ -11,10 +11,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from backends.base import Declaration
-from backends.compositions.eager import open_cpu
+from backends.compositions import open_cpu
 from backends.engine import backend
 from backends.engine.model.causal_lm import CausalLm
-from backends.registry import ROWS, open_backend
+from backends.registry import open_backend
+from backends.shipped import ROWS
 from properties.invariants import ALL
 from properties.strategies.cases import cases
 from properties.strategies.models import GALLERY
@@ -43,7 +44,7 @@ CASE = Case(
 )
 FACTORY = """
 from dataclasses import replace
-from backends.compositions.eager import open_cpu
+from backends.compositions import open_cpu
 def plain():
     backend = open_cpu()
     backend.declaration = replace(backend.declaration, name="plain", layouts=("branch", "static"))

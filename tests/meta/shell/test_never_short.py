@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from backends.base import Backend, Declaration
-from backends.compositions.eager import open_cpu
+from backends.compositions import open_cpu
 from properties.shortfall import LEAST_JUDGED, shortfalls
 from properties.strategies.models import GALLERY
 from properties.tally import Counts, Failure, Tally

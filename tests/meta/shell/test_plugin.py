@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from backends.devices import missing
 from specverify.pytest_selection import Selection
-from specverify.setup.devices import missing
 
 ROOT = Path(__file__).resolve().parents[3]
 TARGET = "tests/conformance/test_sessions.py"

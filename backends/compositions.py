@@ -1,0 +1,117 @@
+"""Compositions: the engine with each attention, and how a row of the registry becomes a backend.
+
+A composition is the engine's seams with another attention in them, and with the caches that this attention reads. The
+registry says which backend is which composition, on which device and in which dtypes; a new attention is a line of
+COMPOSITIONS here and a row there.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from backends.ascend.atb import AscendAtb
+from backends.ascend.device import without_nnal
+from backends.ascend.eager import ascend_eager
+from backends.ascend.fused import AscendFused
+from backends.ascend.operators.install import install
+from backends.ascend.writes import AtbPaged, CheckedPaged, ScatterPaged
+from backends.base import Unavailable
+from backends.devices import missing
+from backends.engine.attention.flashinfer import installed
+from backends.engine.attention.flex import Flex
+from backends.engine.attention.sdpa import Sdpa
+from backends.engine.attention.split import Split
+from backends.engine.attention.triton_launch import compiled, interpreted
+from backends.engine.backend import EngineBackend
+from backends.engine.columns import Attend
+from backends.engine.composition import SEAMS
+from backends.engine.kv.lanes import PagedLanes
+from backends.engine.kv.paged import Paged
+from backends.engine.kv.seams import KvSeams
+from backends.engine.model.graphs import CudaRecorder
+from backends.engine.seams import Seams
+from backends.shipped import ROWS, Row
+
+CALLED = {"cuda": "an NVIDIA device", "npu": "an Ascend device"}
+"""What a device is called in messages."""
+
+
+def everywhere(attend: Attend) -> Seams:
+    """The engine with `attend` in every forward: verification, prefill and draft."""
+    return replace(SEAMS, attend=attend, draft_attend=attend)
+
+
+def in_pages(attend: Attend, beside: Attend | None = None) -> Seams:
+    """The engine with `attend`, which reads pages where they lie; `beside`, if given, takes drafts and prefills."""
+    pages = KvSeams(lanes=PagedLanes, single=PagedLanes)
+    return replace(SEAMS, attend=attend, prefill_attend=beside, draft_attend=beside or attend, kv=pages)
+
+
+def on_ascend(attend: Attend, paged: type[Paged]) -> Seams:
+    """The engine with an attention of Ascend's operators, and the pages that their cache writes fill."""
+    return replace(everywhere(attend), kv=replace(SEAMS.kv, paged=paged))
+
+
+def splitfuse() -> Seams:
+    """The engine with ATB's paged attention; raises Unavailable where torch_npu has no ATB operators."""
+    why = without_nnal()
+    if why is not None:
+        raise Unavailable(why)
+    return on_ascend(AscendAtb(), AtbPaged)
+
+
+COMPOSITIONS: dict[str, Callable[[], Seams]] = {
+    "eager": lambda: SEAMS,
+    "sdpa": lambda: everywhere(Sdpa()),
+    "flex": lambda: everywhere(Flex()),
+    "flex-compiled": lambda: everywhere(Flex(compiled=True)),
+    "flashinfer": lambda: in_pages(installed("cuda")),
+    "split": lambda: in_pages(Split()),
+    "triton": lambda: in_pages(compiled()),
+    # Drafts and prefills take the split in torch: to the interpreter a tile costs milliseconds whatever its size, and
+    # two thirds of all attention of a small case is prefill.
+    "triton-interpreted": lambda: in_pages(interpreted(), beside=Split()),
+    "ascend-eager": lambda: on_ascend(ascend_eager, CheckedPaged),
+    "ascend-fused": lambda: on_ascend(AscendFused(), ScatterPaged),
+    "ascend-atb": splitfuse,
+}
+"""The engine's seams for each attention, made when a backend is opened."""
+
+
+def compose(row: Row) -> EngineBackend:
+    """Open the backend of `row`.
+
+    Raises:
+        Unavailable: where its device, or a package that its attention needs, is missing.
+    """
+    why = missing(row.device)
+    if why is not None:
+        hint = f"; on the CPU, {row.twin} runs the same attention" if row.twin else ""
+        raise Unavailable(f"{row.name} needs {CALLED[row.device]}: {why}{hint}")
+    if row.emulated and row.composition.startswith("ascend"):
+        install()
+    try:
+        seams = COMPOSITIONS[row.composition]()
+    except ImportError as missing_package:
+        raise Unavailable(f"{row.name} needs {row.package}: {missing_package}") from missing_package
+    except Unavailable as absent:
+        raise Unavailable(f"{row.name} needs {CALLED[row.device]}: {absent}") from absent
+    recorder = CudaRecorder() if row.graphs else None
+    return EngineBackend(
+        row.name,
+        row.device,
+        seams,
+        row.dtypes,
+        emulated=row.emulated,
+        recorder=recorder,
+        variant_interval=row.variant_interval,
+    )
+
+
+def opened(name: str) -> EngineBackend:
+    """Open a backend of ours by its name; raises as `compose`."""
+    return compose(next(row for row in ROWS if row.name == name))
+
+
+def open_cpu() -> EngineBackend:
+    """Open `cpu-eager`."""
+    return opened("cpu-eager")

@@ -1,1 +1,0 @@
-"""Our backends: the engine composed with each attention, on each device."""
