@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import cache
 from itertools import islice
+from pathlib import Path
 from random import Random
 
 import pytest
@@ -211,6 +212,13 @@ COMMON = [
 
 def test_enough_different_cases() -> None:
     assert len(drawn()) > SEARCHES * DRAWN / 2
+
+
+def test_as_many_sessions_as_readme_says() -> None:
+    readme = (Path(__file__).resolve().parents[3] / "README.md").read_text()
+    assert "Two cases in five are sessions" in " ".join(readme.split())
+    share = sum(case.session is not None for case in drawn()) / len(drawn())
+    assert abs(share - 2 / 5) < 0.08
 
 
 def test_every_kind_of_case_is_drawn() -> None:
