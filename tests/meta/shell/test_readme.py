@@ -41,7 +41,7 @@ def test_setup_commands_install_what_they_run() -> None:
     assert all("-c constraints.txt" in line for line in setup)
 
 
-@pytest.mark.parametrize("page", ["README.md", "DESIGN.md", "CONTRIBUTING.md"])
+@pytest.mark.parametrize("page", ["README.md", "DESIGN.md", "DECISIONS.md", "CONTRIBUTING.md"])
 def test_named_files_exist(page: str) -> None:
     named = re.findall(
         r"`((?:backends|properties|reports|reference|specverify|tests)/[\w/.]+)`", (ROOT / page).read_text()
