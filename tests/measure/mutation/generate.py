@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from tests.measure.mutation.forms import digest_of
 from tests.measure.mutation.operators import (
     NAMES,
     PLAIN,
@@ -41,6 +42,8 @@ class Mutant:
         statement: Line of the innermost statement around it.
         before: The lines that it changes, white space collapsed.
         after: The same, changed.
+        signature: The `def` line of the innermost function around it, white space collapsed; empty outside functions.
+        above: Digest of the form of that function from its `def` to the line (see `forms`).
     """
 
     module: str
@@ -55,6 +58,8 @@ class Mutant:
     statement: int
     before: str
     after: str
+    signature: str = ""
+    above: str = ""
 
     @property
     def id(self) -> str:
@@ -81,6 +86,8 @@ class Place:
     known: frozenset[str] | None = None
     boolean: bool = False
     skipped: str | None = None
+    signature: str = ""
+    begins: int = 0
 
 
 def mutants_of(module: str, source: str) -> tuple[list[Mutant], Counter[str]]:
@@ -177,7 +184,10 @@ class _Walk:
         boolean = isinstance(node.returns, ast.Name) and node.returns.id == "bool"
         skipped = "__repr__" if node.name == "__repr__" else place.skipped
         names = frozenset(one.arg for one in arguments)
-        self.body(node.body, Place((*place.within, node.name), node.lineno, names, boolean, skipped))
+        signature = collapsed(self._content[self._starts[node.lineno - 1] : self._starts[node.body[0].lineno - 1]])
+        signature = signature.split('"""')[0].strip()
+        within = (*place.within, node.name)
+        self.body(node.body, Place(within, node.lineno, names, boolean, skipped, signature, node.lineno))
 
     def _skipping(self, nodes: Sequence[ast.AST], place: Place, why: str) -> None:
         hidden = replace(place, skipped=place.skipped or why)
@@ -293,4 +303,6 @@ class _Walk:
         number = self._numbers[at]
         self._numbers[at] += 1
         spot = (self._module, *at, number, begin, end, replacement, ".".join(place.within), place.statement)
-        self.made.append(Mutant(*spot, collapsed(before), collapsed(after)))
+        above = collapsed(self._content[self._starts[place.begins - 1] : last]) if place.signature else ""
+        told = (collapsed(before), collapsed(after), place.signature, digest_of(above))
+        self.made.append(Mutant(*spot, *told))

@@ -3,71 +3,69 @@
 import json
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 
+from tests.measure.mutation.forms import form
 from tests.measure.mutation.generate import Mutant
 
 FILE = Path(__file__).with_name("known.json")
 
 
 @dataclass(frozen=True)
-class Equivalent:
-    """Mutants that compute what the source computes.
+class Record:
+    """What is known of the mutants of one line, or of all of a module or function.
+
+    A record of one line speaks of every line of the same `form`, whatever the names and the module are by now; module
+    and names within are there for the reader. A record without a line speaks of a module and names within, as globs.
 
     Attributes:
         module: Dotted name.
         within: Classes and functions around the line.
-        operator: Kind of change, or `*` for any.
-        before: The line, white space collapsed.
-        after: The line as it is changed, or `*` for any change of it.
         why: The reason.
+        before: The line, white space collapsed, or `*` for every line.
+        after: The line as it is changed, or `*` for any change of it.
+        signature: The `def` line of the function around it.
+        operator: Kind of change, or `*` for any.
+        above: Digest of the form of the function from its `def` to the line, where another line has the same form.
     """
-
-    module: str
-    within: str
-    operator: str
-    before: str
-    after: str
-    why: str
-
-    def fits(self, mutant: Mutant) -> bool:
-        """Whether it speaks of `mutant`."""
-        return (
-            (self.module, self.within, self.before) == (mutant.module, mutant.within, mutant.before)
-            and self.operator in ("*", mutant.operator)
-            and self.after in ("*", mutant.after)
-        )
-
-
-@dataclass(frozen=True)
-class NotRun:
-    """Source that no drawn case on a CPU runs: modules and names within, both as globs, one line or all, and why."""
 
     module: str
     within: str
     why: str
     before: str = "*"
     after: str = "*"
+    signature: str = ""
+    operator: str = "*"
+    above: str = ""
 
     def fits(self, mutant: Mutant) -> bool:
         """Whether it speaks of `mutant`."""
-        where = fnmatchcase(mutant.module, self.module) and fnmatchcase(mutant.within, self.within)
-        return where and self.before in ("*", mutant.before) and self.after in ("*", mutant.after)
+        if self.operator not in ("*", mutant.operator) or self.above not in ("", mutant.above):
+            return False
+        if self.before == "*":
+            return fnmatchcase(mutant.module, self.module) and fnmatchcase(mutant.within, self.within)
+        after = mutant.after if self.after != "*" else "*"
+        return form(self.signature, self.before, self.after) == form(mutant.signature, mutant.before, after)
 
 
 @dataclass(frozen=True)
 class Known:
     """Both lists."""
 
-    equivalent: tuple[Equivalent, ...]
-    not_run: tuple[NotRun, ...]
+    equivalent: tuple[Record, ...]
+    not_run: tuple[Record, ...]
 
     def within(self, modules: list[str]) -> "Known":
-        """What speaks of these modules."""
-        return Known(
-            tuple(one for one in self.equivalent if one.module in modules),
-            tuple(one for one in self.not_run if any(fnmatchcase(name, one.module) for name in modules)),
-        )
+        """What speaks of these modules, or of one of the same room that has another name since."""
+        rooms = {name.split(".")[0] for name in modules}
+
+        def speaks(one: Record) -> bool:
+            moved = one.module.split(".")[0] in rooms and not _there(one.module)
+            return moved or any(fnmatchcase(name, one.module) for name in modules)
+
+        return Known(tuple(filter(speaks, self.equivalent)), tuple(filter(speaks, self.not_run)))
 
     def why_equivalent(self, mutant: Mutant) -> str | None:
         """Why the mutant changes nothing, or None."""
@@ -81,14 +79,23 @@ class Known:
 
     def idle(self, mutants: list[Mutant]) -> list[str]:
         """Entries that fit none of `mutants`: their line has changed, and somebody must think again."""
-        records: list[Equivalent | NotRun] = [*self.equivalent, *self.not_run]
+        records = [*self.equivalent, *self.not_run]
         unfit = [one for one in records if not any(one.fits(mutant) for mutant in mutants)]
         return [f"{one.module} {one.within}: {one.before}" for one in unfit]
+
+
+@cache
+def _there(module: str) -> bool:
+    """Whether there is a module of that name."""
+    try:
+        return find_spec(module) is not None
+    except ModuleNotFoundError:  # its folder is gone
+        return False
 
 
 def known(file: Path = FILE) -> Known:
     """What the file beside this module holds."""
     content = json.loads(file.read_text(encoding="utf-8"))
     return Known(
-        tuple(Equivalent(**one) for one in content["equivalent"]), tuple(NotRun(**one) for one in content["not_run"])
+        tuple(Record(**one) for one in content["equivalent"]), tuple(Record(**one) for one in content["not_run"])
     )

@@ -17,7 +17,7 @@ from tests.measure.mutation import engine_scope, oracle_scope
 from tests.measure.mutation.bench import Options, bench, sampled
 from tests.measure.mutation.engine_judge import Posed, Survey, corpus, judged, reaching
 from tests.measure.mutation.generate import Mutant, mutants_of
-from tests.measure.mutation.known import known
+from tests.measure.mutation.known import Record, known
 from tests.measure.mutation.loader import source_of
 from tests.measure.mutation.pool import Work, run
 from tests.measure.pages import mutants_page
@@ -203,10 +203,25 @@ def test_every_record_speaks_of_source_that_there_is(tmp_path: Path) -> None:
     stale = tmp_path / "known.json"
     mutant = random.Random(0).choice(every)
     record = dict(zip(("module", "within", "operator", "before", "after"), mutant.key, strict=True)) | {"why": "x"}
+    record |= {"signature": mutant.signature, "above": mutant.above}
     stale.write_text(json.dumps({"not_run": [], "equivalent": [record, record | {"before": "gone = 1"}]}))
     records = known(stale)
     assert records.idle(every) == [f"{mutant.module} {mutant.within}: gone = 1"]
     assert records.why_equivalent(mutant) == "x"
+
+
+def test_a_rename_and_a_move_leave_a_record_its_line() -> None:
+    """The function, its parameters and the module get other names; a record made before still speaks of the line."""
+    source = "class Kept:\n  def begin(self, other, columns):\n    self.length = other.length\n    return columns\n"
+    first = next(one for one in mutants_of("backends.old", source)[0] if one.operator == "deletion")
+    record = Record(first.module, first.within, "x", first.before, first.after, first.signature, above=first.above)
+    renamed = source
+    for old, new in (("Kept", "Cache"), ("begin", "start"), ("other", "twin"), ("length", "columns_held")):
+        renamed = renamed.replace(old, new)
+    moved = mutants_of("backends.kv.new", renamed)[0]
+    assert [one.before for one in moved if record.fits(one)] == ["self.columns_held = twin.columns_held"]
+    changed = mutants_of("backends.old", source.replace("other.length", "other.length + 1"))[0]
+    assert not [one for one in changed if record.fits(one)]
 
 
 def test_half_the_time_is_for_the_quickest_tests_and_half_for_files_in_turn() -> None:

@@ -1,0 +1,31 @@
+"""Forms of source text: what stays of a line when names are changed, by which known mutants are found again."""
+
+import hashlib
+import keyword
+import re
+from functools import lru_cache
+
+WORD = re.compile(r"""[A-Za-z_]\w*|"[^"]*"|'[^']*'|\S""")
+
+
+@lru_cache(maxsize=1 << 16)
+def form(signature: str, before: str, after: str) -> tuple[str, ...]:
+    """A change of a line in a function, with every name that is no word of Python replaced by its place in the text.
+
+    A function, class, parameter or module that gets another name leaves the form as it is.
+
+    >>> form("def a(b):", "return b + 1", "return b - 1") == form("def c(d):", "return d + 1", "return d - 1")
+    True
+    """
+    names: dict[str, str] = {}
+    words = WORD.findall(f"{signature} \0 {before} \0 {after}")
+    return tuple(
+        names.setdefault(word, f"n{len(names)}") if word.isidentifier() and not keyword.iskeyword(word) else word
+        for word in words
+    )
+
+
+@lru_cache(maxsize=1 << 14)
+def digest_of(text: str) -> str:
+    """Twelve hexadecimal digits that stand for the form of `text`."""
+    return hashlib.sha256("\0".join(form("", text, "")).encode()).hexdigest()[:12]
