@@ -10,13 +10,19 @@ from pkgutil import walk_packages
 from backends.base import Backend, Unsupported
 from backends.engine.seams import Seams
 from backends.faults.fault import Fault
+from reference.trace import Stage
 
 ALL: tuple[Fault, ...] = tuple(
-    fault
-    for module in sorted(walk_packages(__path__, f"{__name__}."), key=lambda each: each.name)
-    for fault in getattr(import_module(module.name), "FAULTS", ())
+    sorted(
+        (
+            fault
+            for module in sorted(walk_packages(__path__, f"{__name__}."), key=lambda each: each.name)
+            for fault in getattr(import_module(module.name), "FAULTS", ())
+        ),
+        key=lambda fault: [*Stage].index(fault.stage),
+    )
 )
-"""Every fault, by folder and file."""
+"""Every fault, in the order of the stages at which they strike, then by file."""
 
 
 def named(name: str) -> Fault:
