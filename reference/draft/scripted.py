@@ -1,4 +1,7 @@
-"""Scripted: the case holds the trees themselves, one for each step, and the bare root once they run out."""
+"""Scripted: a draft whose trees stand in the case, one for each step.
+
+Once the trees run out, the draft proposes the bare root.
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -12,7 +15,7 @@ from reference.tree import Shape, Tree
 
 @dataclass(frozen=True)
 class Scripted(Draft):
-    """The case draws the trees itself: `trees[k]` is proposed at step k, and the bare root once they run out."""
+    """The case holds the trees itself: `trees[k]` is proposed at step k, and the bare root after the last tree."""
 
     TAG = "scripted"
     model = None
