@@ -209,6 +209,7 @@ class Case:
         greedily.
         """
         tokens = (*context, tree.token[0])
+        # `longest` counts output and tree after the prompt: near the model's last position fewer tokens may be emitted.
         room = self.max_positions - len(tokens) - tree.height
         stops = Stops(max_new_tokens=max(1, min(tree.height + 1, room)))
         # An empty free list means as many pages as are needed: the case's own was drawn for another length. `tree` is

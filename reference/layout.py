@@ -71,7 +71,7 @@ KINDS: dict[str, LayoutKind] = {
 """Every layout by name. `backends.engine.kv.layouts` makes the cache of each."""
 
 PLAIN = "branch"
-"""The layout that every other one is compared with."""
+"""The layout with which every other layout is compared."""
 
 SYNCS = ("keep", "refeed")
 
@@ -118,6 +118,7 @@ class KvLayout:
 
     def __post_init__(self) -> None:
         self._one_of("commit", COMMITS)
+        # `kind` is checked before `traits`, which looks it up.
         self._one_of("kind", tuple(KINDS))
         self._one_of("draft_sync", SYNCS)
         self._one_of("poison", POISONS)

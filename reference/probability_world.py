@@ -47,6 +47,7 @@ class World:
         for name, table in (("target", self.target), ("drafts", self.drafts)):
             if np.isnan(table).any() or np.isposinf(table).any():
                 raise Malformed(name, "a logit is NaN or infinite")
+            # -inf is probability 0, so a row needs one finite logit.
             if np.isneginf(table).all(axis=-1).any():
                 raise Malformed(name, "a row gives no token any probability")
         if self.sampling.greedy:

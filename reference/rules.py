@@ -112,6 +112,7 @@ class Rule:
             raise Malformed("name", f"{self.name!r} is no acceptance rule: known are {', '.join(RULES)}")
         for name in ("threshold_single", "threshold_acc", "epsilon", "delta"):
             value = getattr(self, name)
+            # Refuses NaN as well.
             if not 0.0 < value < float("inf"):
                 raise Malformed(name, f"{value} is not a threshold (above 0)")
 

@@ -53,6 +53,7 @@ class Action:
         wanted = {"fork": 2, "step": None, "preempt": None}.get(self.kind, 1)
         if not self.requests or (wanted is not None and len(self.requests) != wanted):
             raise Malformed("requests", f"{self.kind} takes {wanted or 'at least one'}, not {len(self.requests)}")
+        # Both ways at once: a switch without a draft, and a draft without a switch.
         if (self.kind == "switch") != (self.draft is not None):
             raise Malformed("draft", "belongs to switch, and switch needs it")
 

@@ -21,6 +21,7 @@ class Stage(enum.IntEnum):
     """The stages of one speculative step, in the order in which they happen."""
 
     DRAFTED = 0
+    # The order of the numbers is the order in which findings are ranked.
     LOWERED = 1
     ATTENDED = 2
     SCORED = 3
@@ -254,6 +255,7 @@ class Shared:
 
 def frozen(array: Any, dtype: Any = None) -> Array:
     """A read-only copy of `array`; traces hold such copies because they are cached and shared."""
+    # `np.array` copies, so the flag leaves the caller's array writeable.
     copy = np.array(array, dtype=dtype)
     copy.flags.writeable = False
     return copy

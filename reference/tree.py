@@ -62,6 +62,7 @@ class Shape:
         walked = [node]
         while walked[-1] != 0:
             walked.append(self.parent[walked[-1]])
+        # Walked upwards from the node.
         return tuple(reversed(walked))
 
     @cached_property
@@ -69,6 +70,7 @@ class Shape:
         """Children of each node, in row order, which is the order in which rules try them."""
         below: list[list[int]] = [[] for _ in self.parent]
         for node, up in enumerate(self.parent):
+            # The root is its own parent and nobody's child.
             if node:
                 below[up].append(node)
         return tuple(tuple(nodes) for nodes in below)

@@ -95,6 +95,7 @@ def _try_out(name: str, processor: Processor, vocab: int) -> None:
     """Raise Inadmissible unless the processor is a pure function on two small inputs."""
     rows = [np.linspace(-3.0, 3.0, vocab), np.cos(np.arange(vocab, dtype=np.float64))]
     contexts = [tuple(token % vocab for token in (0, 1, 2, 1)), (0,)]
+    # Two rounds over different inputs: state that the first round leaves behind shows in the second.
     first = [_answer(name, processor, tokens, row) for tokens, row in zip(contexts, rows, strict=True)]
     again = [_answer(name, processor, tokens, row) for tokens, row in zip(contexts, rows, strict=True)]
     if not all(np.array_equal(a, b) for a, b in zip(first, again, strict=True)):
@@ -103,6 +104,7 @@ def _try_out(name: str, processor: Processor, vocab: int) -> None:
 
 def _answer(name: str, processor: Processor, tokens: tuple[int, ...], logits: Array) -> Array:
     """The processor's return value as a fresh float64 [V]; raises Inadmissible where it changes its input."""
+    # A copy: the processor may write to its argument, and this is how it shows.
     given = np.array(logits, dtype=np.float64)
     try:
         result = np.array(processor(tokens, given), dtype=np.float64)

@@ -44,6 +44,7 @@ def seeded(model: Seeded) -> dict[str, Array]:
         for name in ("model.embed_tokens.weight", "lm_head.weight"):
             if name in state:
                 moved = np.empty_like(state[name])
+                # Row t of embedding and head becomes row `renamed[t]`; no other weight knows token ids.
                 moved[renamed] = state[name]
                 state[name] = moved
     # The result is cached: a caller that wrote to it would change the model of later cases.
@@ -87,6 +88,7 @@ def _margin(arch: Architecture, seed: int) -> dict[str, Array]:
     for name, shape in shapes(arch).items():
         noise = draw.normal(size=shape)
         if name.endswith("norm.weight"):
+            # Around the weight with which the family's norm multiplies by 1.
             values = arch.words.resting_gain + 0.1 * noise
         elif name.endswith("bias"):
             values = 0.3 * noise
@@ -152,6 +154,7 @@ def _transparent(model: Seeded) -> dict[str, Array]:
         if name.endswith("norm.weight"):
             state[name][:] = arch.words.resting_gain
     state["model.embed_tokens.weight"][1 : wide + 1, :wide] = np.eye(wide)
+    # All other layers have a zero output projection: the residual stream passes them unchanged.
     at = f"model.layers.{model.probed_layer}.self_attn"
     for head in range(arch.kv_heads):
         state[f"{at}.v_proj.weight"][head * wide : (head + 1) * wide, :wide] = np.eye(wide)

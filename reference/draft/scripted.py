@@ -40,6 +40,7 @@ class Scripted(Draft):
 
     def with_shapes(self, shapes: tuple[Shape, ...]) -> "Scripted":
         """See `Draft`; every shape carries its tokens."""
+        # A bare shape has no tokens, and a script cannot invent them.
         trees = tuple(shape for shape in shapes if isinstance(shape, Tree))
         if len(trees) < len(shapes):
             raise Malformed("trees", "a script needs the tokens of its trees")

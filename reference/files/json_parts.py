@@ -30,6 +30,7 @@ def model_from_json(content: dict[str, Any]) -> Model:
     fields["norm_eps"] = float(fields["norm_eps"])
     rope: dict[str, Any] = {}
     for key, value in fields.pop("rope").items():
+        # The default's type says which fields are fractions.
         rope[key] = float(value) if isinstance(getattr(Rope, key), float) else value
     short, long = tuple(map(float, rope.pop("short_factor"))), tuple(map(float, rope.pop("long_factor")))
     with under("architecture.rope"):

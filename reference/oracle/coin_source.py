@@ -108,7 +108,7 @@ class _Fork(Chance):
         return math.prod(high - low for low, high in self._interval.values())
 
     def _decide(self, coin: tuple[str, int], parts: list[tuple[A, Number, Number]]) -> A:
-        """Choose one of `parts` (answer, low, high), each cut to the coin's interval; parts that are then empty drop out."""
+        """Choose one of `parts` (answer, low, high), each cut to the coin's interval; empty parts are dropped."""
         low, high = self._interval.get(coin, (0, 1))
         parts = [(answer, max(low, start), min(high, end)) for answer, start, end in parts]
         parts = [part for part in parts if part[1] < part[2]]
@@ -151,6 +151,7 @@ def enumerated(program: Callable[[Chance], T]) -> dict[T, Number]:
     while pending:
         run = _Fork(pending.pop())
         outcome = program(run)
+        # Different decisions may lead to one outcome.
         law[outcome] = law.get(outcome, 0) + run.probability
         pending += run.untaken
     return law

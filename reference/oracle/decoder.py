@@ -54,6 +54,7 @@ class Oracle:
         key = (model, dtype)
         if key not in self._evaluators:
             self._evaluators[key] = self.evaluator(load(model, dtype))
+            # An evaluator holds weights and KV, so few are kept; the least recently used goes first.
             while len(self._evaluators) > 8:
                 self._evaluators.popitem(last=False)
         self._evaluators.move_to_end(key)
@@ -70,6 +71,7 @@ class Oracle:
     def _run(self, case: Case) -> Trace:
         target = self.model(case.model, case.dtype)
         arch = target.parameters.architecture
+        # Refused before the first step: no engine with a cache can equal the definition on such a run.
         rotary.check_span(arch.rope, arch.max_positions, len(case.prefix), case.longest)
         draft = None if case.draft.model is None else self.model(case.draft.model, case.dtype)
         output: tuple[int, ...] = ()

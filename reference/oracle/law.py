@@ -230,11 +230,13 @@ def total_variation(law: Law, continuation: Callable[[Path], Row], height: int) 
     """
     ended: Law = {}
     for block, mass in law.items():
+        # A longer block counts by its first `height` tokens.
         _add(ended, block[:height], mass)
     after = _prefixes(law, height)
 
     def below(path: Path, completed: Number, true: Number) -> Number:
         """Sum of |P - prod p| over the sequences that begin with `path`, whose own masses are given."""
+        # No block continues this prefix: see the docstring.
         if path not in after:
             return _apart(completed, true)
         p = continuation(path)

@@ -36,6 +36,7 @@ def visibility(tree: Tree, context: int, reach: tuple[int, int]) -> Array:
     window, chunk = reach
     for row in range(len(tree)):
         position = context + tree.depth[row]
+        # The same rule as `sees`, written by ranges: the context's visible columns are one stretch.
         start = 0 if window == 0 else max(0, position - window + 1)
         start = position // chunk * chunk if chunk else start
         seen[row, start:context] = True
@@ -58,6 +59,7 @@ def lower(tree: Tree, context: int, architecture: Architecture) -> Lowered:
         for one, following in pairwise(below):
             sibling[one] = following
     depth = np.array(tree.depth)
+    # Layers with equal windows and chunks share one mask.
     masks = {reach: visibility(tree, context, reach) for reach in set(architecture.reaches)}
     return Lowered(
         token=frozen(tree.token),

@@ -59,6 +59,7 @@ def first_seen(reach: tuple[int, int], position: int) -> int:
 
 def attention(query: Array, keys: Array, values: Array, scale: float, cap: float = 0.0) -> Array:
     """The attention output of one position: query [heads, d], keys and values [seen, kv_heads, d] -> [heads, d]."""
+    # Grouped queries: consecutive query heads share one KV head.
     grouped = query.reshape(keys.shape[1], -1, query.shape[-1])
     scores = capped(np.einsum("kgd,skd->kgs", grouped, keys) * scale, cap)
     # Subtracting the maximum changes no weight and keeps exp from overflowing.
@@ -106,6 +107,7 @@ class PathByPath:
         above, parameters = len(context), self.parameters
         return Inputs(
             np.stack([run.queries for run in runs], axis=2),
+            # The context is the same in every node's sequence: the root's run has it.
             np.concatenate([runs[0].keys[:, :, :above], *(run.keys[:, :, -1:] for run in runs)], axis=2),
             np.concatenate([runs[0].values[:, :, :above], *(run.values[:, :, -1:] for run in runs)], axis=2),
             parameters.formulas.score_scale(parameters.architecture),
@@ -139,6 +141,7 @@ class PathByPath:
             y: Array = linear(x, state, f"{at}_proj").reshape(length, -1, arch.head_dim)
             if name == "v":
                 return y
+            # Qwen 3's norm of queries and keys; Llama 4's has no weight and is part of `formulas.turned`.
             if f"{at}_norm.weight" in state:
                 y = parameters.normed(y, f"{at}_norm")
             if layer not in arch.unrotated:

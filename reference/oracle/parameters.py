@@ -134,6 +134,7 @@ def rounded(weight: Array, dtype: str, name: str = "weight") -> Array:
             nearest = (bits + np.uint32(0x7FFF) + even) & np.uint32(0xFFFF0000)
             narrow = nearest.view(np.float32)
         else:
+            # NumPy rounds to float16 and float32 to nearest, ties to even.
             narrow = single.astype(dtype)
     wide: Array = narrow.astype(np.float64)
     if not np.isfinite(wide).all():

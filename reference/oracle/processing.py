@@ -58,6 +58,7 @@ def law(logits: Array, sampling: Sampling, stops: Stops, prompt: tuple[int, ...]
         raise ValueError("temperature 0 has no law: choose the arg-max of the scores")
     row = _kept_by_rank(_tempered(scores(logits, sampling, stops, prompt, output), sampling), sampling.top_k)
     p = _kept_by_mass(softmax(row), sampling.top_p)
+    # min_p compares with the largest probability after top-k and top-p; the share is the same before normalising.
     p = np.where(p >= sampling.min_p * p.max(), p, 0.0)
     return np.asarray(p / p.sum())
 

@@ -19,6 +19,7 @@ class SampledStep:
     def __init__(self, case: Case, output: tuple[int, ...], number: int) -> None:
         self._case = case
         self._output = output
+        # The stride of the tape: the largest tree of the case, so that a step's place does not depend on its own tree.
         self._nodes = case.most_nodes
         self.chance = Taped(tape.coins(case.sampling, number, self._nodes), self._nodes)
 
@@ -69,6 +70,7 @@ class SampledStep:
         for child in below:
             token = drawn.get(child)
             if token is None:
+                # The lowest id among equal logits.
                 token = min((-logits[one], one) for one in range(len(law)) if one not in held)[1]
                 held.add(token)
             tokens.append(token)
@@ -79,6 +81,7 @@ class SampledStep:
         """Verify by the case's rule, then draw the token after the path."""
         sampling = self._case.sampling
         rows, told = law.tolist(), proposal.tolist()
+        # Python floats, because the rules run on lists of numbers of either arithmetic.
         path, weights = acceptance.verify(self.chance, sampling.rule, sampling.draws, tree, rows, told, self.drawn)
         bonus = self.chance.choose("bonus", 0, weights)
         return Accepted(path, bonus, tuple(tape.place(kind, node, self._nodes) for kind, node in self.chance.used))

@@ -62,6 +62,7 @@ class Growth:
                 if child in named:
                     self.token[child] = named[child]
                     self.path[child] = (*path, named[child])
+                    # A token that no coin drew counts as surely proposed.
                     drawn = self._tokens is None and self._draws != "top-k"
                     self.proposal[child] = row if drawn else one_hot(named[child], row)
             self._children[node] = tuple(named)
@@ -71,7 +72,9 @@ class Growth:
         """The whole tree, and for each of its rows the node of the shape that stands in that row."""
         level = [0]
         while level:
+            # Level by level, as engines draft: a node's own token is known before its children are drawn.
             level = [child for node in level for child in self.children(node)]
+        # A child without a token left is missing, so rows may be fewer than the shape's nodes.
         kept = sorted(self.token)
         row_of = {node: row for row, node in enumerate(kept)}
         parents = tuple(row_of[self._shape.parent[node]] for node in kept)

@@ -12,6 +12,7 @@ def in_chunk(drafted: Drafted, position: int, architecture: Architecture) -> Dra
 
     A node stays if position // c is the same for the node and the root; c is the shortest chunk of any layer.
     """
+    # Layers may have different chunks; the shortest one hides the most.
     chunks = [chunk for _, chunk in architecture.reaches if chunk]
     tree = drafted.tree
     if not chunks:

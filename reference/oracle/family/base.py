@@ -34,6 +34,7 @@ def layers_named(fields: Fields, layers: int) -> list[bool] | None:
 
 def all_or_none(fields: Fields, layers: int, slides: bool, family: str) -> list[bool]:
     """`slides` for every layer; a field `layer_types` may repeat this and must not contradict it."""
+    # A file may state `layer_types` all the same: entries that agree are harmless.
     named = layers_named(fields, layers)
     if named is not None and named != [slides] * layers:
         raise fields.refuse(

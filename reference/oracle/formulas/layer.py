@@ -52,6 +52,7 @@ def capped(scores: Array, cap: float) -> Array:
     """
     if not cap:
         return scores
+    # Apply before the mask: tanh would turn a hidden column's -inf into -cap.
     squeezed: Array = cap * np.tanh(scores / cap)
     return squeezed
 
@@ -63,6 +64,7 @@ def temperature(arch: Architecture, layer: int, positions: Array) -> Array:
     """
     if not arch.floor_scale or layer not in arch.unrotated:
         return np.ones(len(positions))
+    # As in transformers' Llama4TextAttention, which also counts positions from 0.
     scale: Array = 1 + arch.attn_scale * np.log(1 + (positions + 1) // arch.floor_scale)
     return scale
 
