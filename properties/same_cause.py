@@ -47,4 +47,5 @@ def _told(group: list[Failure]) -> Failure:
 
 def _rank(failure: Failure) -> tuple[bool, int, tuple[float, ...]]:
     broke = failure.finding.expected == FINISHED
+    # False sorts before True: a run that broke off comes last.
     return broke, int(failure.finding.stage), size(failure.verdict.case)

@@ -137,6 +137,7 @@ class Rule:
 
     def refuses(self, shape: Shape) -> str | None:
         """Why the rule cannot verify trees of this shape, or None."""
+        # Siblings have no place in the formulas of these rules.
         if self.promise.chains_only and any(len(below) > 1 for below in shape.children):
             return f"rule {self.name} verifies chains; this tree branches (use multi-round)"
         return None

@@ -47,6 +47,7 @@ class Action:
     def __post_init__(self) -> None:
         if self.kind not in ACTIONS:
             raise Malformed("kind", f"{self.kind!r} is none of {', '.join(ACTIONS)}")
+        # One action takes one batch, in which a request has one lane.
         if len(set(self.requests)) < len(self.requests):
             raise Malformed("requests", "a request is named twice")
         # None stands for any number from one upwards.

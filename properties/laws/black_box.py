@@ -85,6 +85,7 @@ class Asked:
     def tapes(self, places: Array) -> Array:
         """The coins at `places`, in the backend's own order."""
         tapes = np.empty(places.shape)
+        # Axis i of a place is coin `order[i]` of the tape.
         tapes[:, self._order] = places / self.grid
         return tapes
 

@@ -20,7 +20,7 @@ from reference.trace import Array, Step, Trace
 from reference.tree import Tree
 
 TRIED_IN_TURN = ("chain", "multi-round", "eagle")
-"""Rules that try siblings one after the other, each by its own coin against the residual of p."""
+"""Rules that try siblings one after the other, each with its own coin, against the residual of p."""
 
 ROUNDING = {"float64": 1e-11, "float32": 2e-5, "bfloat16": 2e-5, "float16": 2e-5}
 """How far an engine's arithmetic may move a score between its own logits and its law.
@@ -29,10 +29,10 @@ ROUNDING = {"float64": 1e-11, "float32": 2e-5, "bfloat16": 2e-5, "float16": 2e-5
 """
 
 LANES = 8
-"""Least number of partial sums in an engine's softmax: one over V numbers rounds V / LANES times."""
+"""Least number of partial sums in an engine's softmax: a sum over V numbers then rounds V / LANES times."""
 
 WIDEST = 300.0
-"""A margin of scores beyond which a band says nothing, and whose double float64 can still exponentiate."""
+"""Largest margin of scores: a band says nothing beyond it, and exp of twice this margin is still finite in float64."""
 
 Tried = list[tuple[int, Array | None]]
 """Siblings in the order of their trials: token, and the law of its draw; None for a token proposed for sure."""

@@ -66,9 +66,9 @@ class Law:
 
 
 def decisions(shape: Shape) -> tuple[int, ...]:
-    """The coins of one step over `shape` in the order in which a lazy decoder needs them: an `order` for `law`.
+    """The coins of one step over `shape`, in the order in which a lazy decoder needs them: an `order` for `law`.
 
-    Cells found by search follow this order, and with a good one are no more than the paths of decision.
+    Cells found by search follow this order; a good order gives no more cells than there are paths of decision.
     """
     nodes = sorted(range(len(shape)), key=lambda node: (shape.depth[node], node))
     lazy = [place(kind, node, len(shape)) for node in nodes for kind in ("draft", "order", "accept")]
@@ -171,7 +171,7 @@ class _Work:
             self.open.append((low, high, settled))
 
     def wave(self) -> None:
-        """Take the youngest open boxes, find a cell in each, and open what is left of them."""
+        """Take the youngest open boxes, find a cell in each, and open the rest of the box."""
         low, high, settled = self._take(self._wave if self._reports else self._search)
         asked = self.asked
         point = asked.within(low, high)

@@ -47,6 +47,7 @@ def world_of(case: Case, salt: str = "world") -> World:
     rows = min(ROWS, sum(vocab**depth for depth in range(cut.height + 1)))
     target, tables = laws_of(kind, rng, rows, vocab, drafts)
     settings, stops = _settings(sampling, vocab, kind)
+    # A prompt of its own, because the world's vocabulary is smaller than the case's.
     prompt = tuple(int(token) for token in rng.integers(0, vocab, size=3))
     with np.errstate(divide="ignore"):
         scale = sampling.temperature
@@ -77,6 +78,7 @@ def laws_of(kind: str, rng: np.random.Generator, rows: int, vocab: int, drafts: 
     elif kind == "zeros":
         target[np.arange(rows), rng.integers(0, vocab, size=rows)] = 0.0
     elif kind == "narrow":
+        # A draft that can name two tokens only.
         tables = np.where(tables >= np.sort(tables, axis=-1)[..., -2:-1], tables, 0.0)
     elif kind == "equal":
         tables = np.broadcast_to(target, tables.shape).copy()
@@ -89,6 +91,7 @@ def laws_of(kind: str, rng: np.random.Generator, rows: int, vocab: int, drafts: 
 def _settings(sampling: Sampling, vocab: int, kind: str) -> tuple[Sampling, Stops]:
     """The case's sampling adapted to a small vocabulary, so that no row has all its tokens banned."""
     fitting = replace(sampling, tape=(), processors=(), bad_words=(), min_tokens=0)
+    # These rows have tokens of probability 0 already: a ban might leave none.
     if kind in ("zeros", "narrow"):
         return fitting, Stops()
     if sampling.bad_words:

@@ -80,5 +80,5 @@ TURNS = 4
 
 
 def needing(*stages: Stage) -> frozenset[Stage]:
-    """The stages, as `Invariant.needs` holds them."""
+    """The set of these stages, for `Invariant.needs`."""
     return frozenset(stages)

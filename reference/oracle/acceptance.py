@@ -216,7 +216,7 @@ def target_only(
 def eagle(
     chance: Chance, rule: Rule, draws: str, tree: Tree, target: Sequence[Row], proposal: Sequence[Row], sampled: bool
 ) -> Answer:
-    """EAGLE-2 and 3, evaluate_posterior. It compares token prefixes, so nodes with equal token paths count as one node.
+    """EAGLE-2 and 3, evaluate_posterior: nodes with equal token paths count as one, as it compares token prefixes.
 
     The path names the first such node of each level, so with twins a node of the path need not be the parent of the
     next.

@@ -20,7 +20,7 @@ from reference.rules import Rule
 from reference.tree import Shape, Tree
 
 Law = dict[Path, Number]
-"""Emitted block (tokens below the root, and the one after them) -> probability."""
+"""Probability of each emitted block: the tokens below the root, and the token after the path."""
 
 NONE: Number = 0
 """Probability 0; the int adds exactly to floats and to fractions."""

@@ -139,6 +139,7 @@ class PathByPath:
             """[T, hidden] -> [T, heads of `name`, head_dim]; queries and keys normed, rotated, tempered where asked."""
             at = f"model.layers.{layer}.self_attn.{name}"
             y: Array = linear(x, state, f"{at}_proj").reshape(length, -1, arch.head_dim)
+            # Values are neither normed nor rotated.
             if name == "v":
                 return y
             # Qwen 3's norm of queries and keys; Llama 4's has no weight and is part of `formulas.turned`.

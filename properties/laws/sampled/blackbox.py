@@ -45,6 +45,7 @@ def judge_blocks(
     """
     split = partitions(expected, height)
     planned = len(split) if tests is None else tests
+    # The plan's bar counts the tests of the run, so that one bet alone may condemn it.
     bets = [Betting(one.p, plan(one.cells, tv, planned, alpha_run), one.share) for one in split]
 
     def counts(n: int) -> Sequence[Array]:

@@ -141,6 +141,7 @@ def tally(blocks: Array) -> dict[Block, int]:
         raise ValueError(f"blocks have shape {rows.shape}, not [n, tokens]")
     if not len(rows):
         return {}
+    # `rows.min()` may be -1, the padding, or less in a broken block.
     low, base = int(rows.min()), int(rows.max() - rows.min()) + 1
     if base ** rows.shape[1] < 2**62:
         # Each row as one number in base `base`: sorting numbers is 10 times faster than sorting rows.

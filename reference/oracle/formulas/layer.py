@@ -26,6 +26,7 @@ def rms_norm(x: Array, gain: Array, eps: float) -> Array:
 
 def linear(x: Array, state: dict[str, Array], name: str) -> Array:
     """`x` [..., in] through the projection `name` -> [..., out], with its bias where the architecture has one."""
+    # State dicts hold matrices as [out, in].
     y: Array = x @ state[f"{name}.weight"].T
     bias = state.get(f"{name}.bias")
     return y if bias is None else y + bias
