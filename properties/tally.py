@@ -179,7 +179,7 @@ class Tally:
         # `setdefault`: a verdict may name an invariant that has no entry yet.
         for name, outcome in verdict.outcomes.items():
             counts = self.invariants.setdefault(name, Counts())
-            # `failed` implies `checked`; the next statement counts the outcome itself.
+            # A failed case counts as checked too; the statement below counts the outcome itself.
             if outcome == "failed":
                 counts.checked += 1
             setattr(counts, outcome, getattr(counts, outcome) + 1)

@@ -20,8 +20,8 @@ Array = npt.NDArray[Any]
 class Stage(enum.IntEnum):
     """The stages of one speculative step, in the order in which they happen."""
 
-    DRAFTED = 0
     # The order of the numbers is the order in which findings are ranked.
+    DRAFTED = 0
     LOWERED = 1
     ATTENDED = 2
     SCORED = 3

@@ -54,8 +54,7 @@ def samples_for(cells: int, tv: float, alpha: float, power: float = POWER) -> in
     if not 0.0 < tv < 1.0:
         raise ValueError(f"{tv} is not a total variation between 0 and 1")
     if cells == 1:
-        # One cell is a test of the support: it only takes one sample outside, and each lies outside with probability
-        # `tv`.
+        # One cell is a test of the support: one sample outside decides, and each lies outside with probability `tv`.
         return math.ceil(math.log1p(-power) / math.log1p(-tv))
     return math.ceil(PRICE * noncentrality(cells - 1, alpha, power) / (4.0 * tv * tv))
 
