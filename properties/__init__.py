@@ -1,1 +1,4 @@
-"""Strategies (what may be drawn), invariants (what must hold), and the verdict on a case; no torch, no prose."""
+"""Properties: what may be drawn, what must hold, and the verdict on a case.
+
+Strategies draw cases, invariants state what must hold. Nothing here imports torch or writes prose.
+"""

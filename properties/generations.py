@@ -1,4 +1,7 @@
-"""Generations: whole requests by the request path, on coins that nobody chose, tested draw by draw."""
+"""Generations: whole requests, run by the backend and tested draw by draw.
+
+They take the backend's request path, on coins from seeds: no coin is chosen by whoever made the case.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -23,29 +26,35 @@ from reference.trace import Shared, Trace
 from reference.tree import Shape
 
 RUN_TESTS = 10_000
-"""Tests that one run may hold: a single law is a finding of its own once its evidence would condemn so large a run."""
+"""Tests that one run may hold: a single law is a finding of its own if its evidence alone would condemn such a run."""
 
 HOT = 8.0
-"""Temperature of every second run where tokens are few: built-in models are so sure of themselves at less that drawn
-tokens and arg-max are often the same."""
+"""Temperature of every second run where few tokens are asked for.
+
+At lower temperatures the built-in models are so sure that drawn tokens and the arg-max are often the same.
+"""
 
 
 DOUBT = 3.0
-"""Log of the evidence beyond which a case that was to be asked little is asked LONGER times as much: a right backend
-gets there on one case in 20 at most, and an e-process may be stopped by any rule that looks at what came before."""
+"""Log of the evidence beyond which LONGER times as much is asked of a case that was to be asked little.
+
+A correct backend gets there on one case in 20 at most. Asking for more is sound: an e-process may be stopped by any
+rule that looks at the past alone.
+"""
 
 LONGER = 5
 
 
 @dataclass(frozen=True)
 class Effort:
-    """How much is asked of one case.
+    """The amount of generation asked of one case.
 
     Attributes:
-        tokens: Tokens of generations, after which no other run is begun.
-        runs: Runs at most, fewer than a subject remembers.
+        tokens: Tokens of generations after which no other run begins.
+        runs: Most runs; fewer than a subject remembers.
         hot: Whether every second run is at HOT, if that is above the case's own temperature.
-        nodes: Nodes of a tree that a model or a trie drafts, its first ones level by level; 0 leaves it as it is.
+        nodes: Number of nodes that are kept of a tree which a model or a trie drafts, the first ones level by level;
+            0 keeps the tree as it is.
     """
 
     tokens: int
@@ -60,10 +69,10 @@ class Effort:
 
 
 ALONE = Effort(300, 24)
-"""Where whole generations are all that can be asked of a backend's sampling."""
+"""The effort where whole generations are the only test of a backend's sampling."""
 
 BESIDE = Effort(24, 3, hot=True, nodes=3)
-"""Where laws are asked on tables too: enough to tell drawn tokens from arg-max, and own coins from a neighbour's."""
+"""The effort where laws are also asked on tables: it tells drawn tokens from arg-max, and own coins from a mate's."""
 
 
 @dataclass
@@ -72,7 +81,7 @@ class Heard:
 
     Attributes:
         first: Trace of the first request.
-        tokens: Tokens of all of them.
+        tokens: Number of tokens of all requests.
         links: The e-processes over their draws.
         neighbours: The e-process over pairs of requests; None where a case has one generation.
     """
@@ -84,19 +93,19 @@ class Heard:
 
     @property
     def log_e(self) -> float:
-        """Of the whole stream: the mean of the e-values of links and neighbours."""
+        """Log of the e-value of the whole stream: the mean of the e-values of links and neighbours."""
         if self.neighbours is None:
             return self.links.log_e
         return float(np.logaddexp(self.links.log_e, self.neighbours.log_e) - np.log(2.0))
 
     @property
     def draws(self) -> int:
-        """Trials and bets so far."""
+        """Number of trials and bets so far."""
         return self.links.trials + (self.neighbours.bets if self.neighbours is not None else 0)
 
     @property
     def worst(self) -> str:
-        """Where the evidence is: `neighbour`, or one of `properties.laws.sampled.links.LINKS`."""
+        """The test with the most evidence: `neighbour`, or one of `properties.laws.sampled.links.LINKS`."""
         named = dict(self.links.log_es)
         if self.neighbours is not None:
             named["neighbour"] = self.neighbours.log_e
@@ -104,11 +113,12 @@ class Heard:
 
 
 def listen(case: Case, oracle: Oracle, subject: Subject, effort: Effort) -> Heard:
-    """One e-process over the draws of several generations, given all draws before (`properties.laws.draw_by_draw`).
+    """One e-process over the draws of several generations, each draw given all draws before it.
 
-    A case on a small model is run with seeds of its own, two requests in one batch where the backend plays sessions,
-    until `effort` is spent or the evidence is enough; on a checkpoint it is run as it is, unless a tape, which somebody
-    chose, holds its coins. A backend that takes no seed just runs again.
+    `properties.laws.draw_by_draw` makes the trials. A case on a small model runs with fresh seeds, two requests in one
+    batch where the backend plays sessions, until `effort` is spent or the evidence is enough. A case on a checkpoint
+    runs as it is, unless a tape holds its coins, since somebody chose those. A backend that takes no seed runs again
+    unchanged.
 
     Raises:
         NotApplicable: The rule does not promise the target's law, or the engine's law has no bound.
@@ -118,6 +128,7 @@ def listen(case: Case, oracle: Oracle, subject: Subject, effort: Effort) -> Hear
     single = isinstance(case.model, Checkpoint)
     heard = Heard(neighbours=None if single else Neighbours())
     before: dict[float, tuple[int, ...]] = {}
+    # As many runs as doubt may ask for; the loop breaks off where there is none.
     for ran, run in enumerate(_runs(case, effort.in_doubt), 1):
         for alone, trace in _requests(run, subject, pairs=not single):
             bound = logit_bound(alone, noise(alone, oracle, subject))
@@ -125,6 +136,7 @@ def listen(case: Case, oracle: Oracle, subject: Subject, effort: Effort) -> Hear
             for trial in trials(alone, trace, known):
                 heard.links.add(trial)
             warmth = alone.sampling.temperature
+            # Only requests at one temperature have the same law, so only these are compared.
             if heard.neighbours is not None and warmth in before:
                 heard.neighbours.compare(trace.output, before[warmth], high_of(known))
             before[warmth] = trace.output
@@ -139,29 +151,30 @@ def listen(case: Case, oracle: Oracle, subject: Subject, effort: Effort) -> Hear
 
 
 def _runs(case: Case, effort: Effort) -> Iterator[Case]:
-    """The case on coins that nobody chose: its own if they come from a seed and its model is a real one."""
+    """The case on coins from seeds: its own seed where the model is a checkpoint without a tape, else fresh ones."""
     if isinstance(case.model, Checkpoint) and not case.sampling.tape:
         yield case
         return
     draft = _cut(case.draft, effort.nodes)
     seeds = dice(case, "generations").integers(0, 2**62, size=1 if isinstance(case.model, Checkpoint) else effort.runs)
     for at, seed in enumerate(seeds.tolist()):
+        # Even runs are hot where the effort asks for that; the others keep the case's own temperature.
         own = case.sampling.temperature
         warmth = max(own, HOT) if effort.hot and at % 2 == 0 else own
         yield replace(case, draft=draft, sampling=replace(case.sampling, tape=(), seed=seed, temperature=warmth))
 
 
 def _cut(draft: Draft, nodes: int) -> Draft:
-    """The draft with the first `nodes` of each tree; scripts stay as they are."""
+    """The draft with the first `nodes` nodes of each tree, level by level; scripts stay as they are."""
     if not nodes or draft.trees is not None:
         return draft
     return draft.with_shapes(tuple(pruned(Shape(shape.parent), nodes) for shape in draft.shapes))
 
 
 def _requests(run: Case, subject: Subject, pairs: bool) -> Iterator[tuple[Case, Trace]]:
-    """The requests of one run, each as the case that it would be alone, with what it did.
+    """The requests of one run, each as the case that it would be alone, with its trace.
 
-    There are two, with the same prompt and seeds of their own, where the backend plays sessions and both fit.
+    Where the backend plays sessions and both requests fit, there are two, with the same prompt and a seed each.
     """
     session = _pair(run) if pairs else None
     shared = None if session is None else _shared(session, subject)
@@ -174,7 +187,7 @@ def _requests(run: Case, subject: Subject, pairs: bool) -> Iterator[tuple[Case, 
 
 
 def _shared(session: Case, subject: Subject) -> Shared | None:
-    """The traces of all requests of `session`; None where the backend plays no sessions, or does not show them."""
+    """The traces of all requests of `session`; None where the backend plays no sessions or does not reveal them."""
     if subject.declines(session) is not None:
         return None
     try:
@@ -186,12 +199,13 @@ def _shared(session: Case, subject: Subject) -> Shared | None:
 
 
 def _pair(run: Case) -> Case | None:
-    """`run` beside a request that differs in its seed alone, both in every batch; None where they do not fit."""
+    """`run` beside a request that differs in its seed alone, both in every batch; None where both do not fit."""
+    # Another seed than the request's own; the modulus keeps it in the range of `_runs`.
     seed = (run.sampling.seed + 1) % 2**62
     mate = Mate(run.prompt, run.draft, replace(run.sampling, seed=seed), run.stops)
     steps = run.steps or run.stops.room(len(run.prompt))
     actions = (Action("add", (0,)), Action("add", (1,)), *(Action("step", (0, 1)),) * steps)
-    try:  # a free list was drawn for one request: the pages are as many as it takes
+    try:  # without a free list there are as many pages as are needed: the case's list was drawn for one request
         return replace(run, session=Session((mate,), actions), layout=replace(run.layout, pages=()))
     except Malformed:
         return None

@@ -1,4 +1,4 @@
-"""Causes: failures that several workers met, put together where they are one defect seen twice."""
+"""Causes: failures of several workers, grouped by the defect that they show."""
 
 from dataclasses import replace
 
@@ -8,16 +8,17 @@ from properties.verdict.finding import FINISHED, of_draft_numbers, of_target_alo
 
 
 def by_cause(failures: list[Failure]) -> list[Failure]:
-    """One failure for each cause, the others told in its `also`.
+    """One failure for each cause, with the others in its `also`.
 
-    Two have one cause where the same invariant located both at the same stage, or where the smallest case of one also
-    fails the invariant that located the other: each of those cases was judged by every invariant. Of one cause, the
-    failure is told that names the earliest stage, then the one with the smallest case; a variant that broke off says
-    least of where, and gives way to any other. Wrong numbers of a draft model give way to a finding about the target
-    alone, as in `Verdict.first`.
+    Two failures have one cause where the same invariant located both at the same stage, or where the smallest case of
+    one also fails the invariant that located the other: every invariant judged each of those cases. Of one cause, the
+    failure with the earliest stage is reported, then the one with the smallest case. A variant whose run broke off says
+    least about where the fault lies, and gives way to any other. Wrong numbers of a draft model give way to a finding
+    about the target alone, as in `Verdict.first`.
     """
     groups: list[list[Failure]] = []
     for failure in failures:
+        # One failure may join groups that were apart so far: all of them become one.
         alike = [group for group in groups if any(_one(failure, other) for other in group)]
         groups = [group for group in groups if group not in alike] + [
             [failure, *(one for group in alike for one in group)]
@@ -46,4 +47,5 @@ def _told(group: list[Failure]) -> Failure:
 
 def _rank(failure: Failure) -> tuple[bool, int, tuple[float, ...]]:
     broke = failure.finding.expected == FINISHED
+    # False sorts before True: a run that broke off comes last.
     return broke, int(failure.finding.stage), size(failure.verdict.case)

@@ -1,4 +1,7 @@
-"""Shortfall: why a run in which nothing differed is no pass, since too little of what it was asked for was compared."""
+"""Shortfall: why a run without a difference is no pass.
+
+Too little of what the run was asked for was compared.
+"""
 
 from collections.abc import Iterator
 
@@ -6,14 +9,15 @@ from properties.tally import Tally
 from reference.trace import Stage
 
 DECLINED_FLOOR = 0.5
-"""Share of the cases that a backend may decline at most."""
+"""Largest share of the cases that a backend may decline."""
 
 LEAST_JUDGED = 10
-"""Cases that a run must have judged, or all that it was asked for, when a time budget ends it."""
+"""Number of cases that a run must have judged when a time budget ends it, or all cases where fewer were asked for."""
 
 
 def shortfalls(tally: Tally) -> list[str]:
-    """Every reason for which `tally` is no pass, one line each; empty for a run that compared what it was asked to."""
+    """Every reason why `tally` is no pass, one line each; empty for a run that compared enough."""
+    # A backend that never opened is an error of its own, which the campaign records.
     if not tally.opened:
         return []
     found = (*_missing(tally), *_declined(tally), *_cut_short(tally), *_never_revealed(tally))
@@ -21,6 +25,7 @@ def shortfalls(tally: Tally) -> list[str]:
 
 
 def _missing(tally: Tally) -> Iterator[str]:
+    # A run that was stopped gives its own reason in `stopped`.
     if tally.stopped is None and tally.cases < tally.wanted:
         yield f"{tally.wanted - tally.cases} of {tally.wanted} cases were not judged, and nothing says why"
 
@@ -36,7 +41,7 @@ def _declined(tally: Tally) -> Iterator[str]:
 
 
 def _cut_short(tally: Tally) -> Iterator[str]:
-    """A budget that ended the run before most of what was asked had its turn."""
+    """A line if a time budget ended the run before enough cases, or before half of the invariants had their turn."""
     if tally.stopped is None or not tally.stopped.startswith("time budget"):
         return
     if tally.judged < min(LEAST_JUDGED, tally.wanted):
@@ -48,7 +53,7 @@ def _cut_short(tally: Tally) -> Iterator[str]:
 
 
 def _never_revealed(tally: Tally) -> Iterator[str]:
-    """Stages that the backend declares and that no trace held."""
+    """Stages that the backend declares and that no trace holds."""
     never = sorted(tally.declared - tally.revealed)
     if tally.traces and never:
         words = ", ".join(Stage(one).word for one in never)

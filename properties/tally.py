@@ -1,4 +1,4 @@
-"""Tally: what a whole run of many cases came to, ready to be reported."""
+"""Tally: the result of a whole run of many cases, ready to be reported."""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -16,10 +16,10 @@ class Counts:
     """Outcomes of one invariant over the run; `failed` cases are among the `checked`.
 
     Attributes:
-        checked: Cases in which it compared something.
+        checked: Cases in which the invariant compared something.
         failed: Those of them in which something differed.
-        unobserved: Cases whose traces do not hold its evidence.
-        not_applicable: Cases of which it has nothing to say.
+        unobserved: Cases whose traces do not hold the invariant's evidence.
+        not_applicable: Cases about which the invariant has nothing to say.
         compared: Comparisons over all cases (`properties.verdict.finding.Compared`).
     """
 
@@ -35,9 +35,9 @@ class Beside:
     """The failing case on another backend: the one with eager attention on the same device.
 
     Attributes:
-        backend: Its name.
-        outcome: agrees, differs, or why it was not judged there.
-        finding: What differs there, if anything does.
+        backend: Name of that backend.
+        outcome: agrees, differs, or why the case was not judged there.
+        finding: The difference there, if any.
     """
 
     backend: str
@@ -47,7 +47,7 @@ class Beside:
 
 @dataclass(frozen=True)
 class Also:
-    """Where another worker met the same defect: the invariant that located it, its stage, and the smallest case."""
+    """The same defect as another worker met it: the invariant that located it, its stage, and the smallest case."""
 
     invariant: str
     stage: Stage
@@ -65,12 +65,12 @@ class Failure:
         tried: Cases run while shrinking.
         nearest: The nearest case that agrees, or None when none was looked for or found.
         beside: The same case on the eager backend of the device; None where there is no other.
-        also: The same defect as others met it, on cases of their own.
+        also: The same defect as other workers met it, on cases of their own.
         file: Path of the saved bundle, once it is written.
         fault: Name of the planted fault, or None.
-        backend: What `--backend` was given, so that the replay command opens the same.
-        model: What `--model` was given for a checkpoint, or None for built-in models.
-        against: What `--against` put in the oracle's place, or None for the NumPy oracle.
+        backend: Value of `--backend`, so that the replay command opens the same backend.
+        model: Value of `--model` for a checkpoint, or None for built-in models.
+        against: Value of `--against`, the reference in the oracle's place, or None for the NumPy oracle.
     """
 
     verdict: Verdict
@@ -89,39 +89,39 @@ class Failure:
 
 @dataclass
 class Tally:
-    """The run.
+    """The counts and findings of a run.
 
     Attributes:
-        backend: Its name.
+        backend: The backend's name.
         emulated: Whether the backend stands in for a device that is not there.
-        cases: Cases drawn and told of so far: judged, declined, or neither.
-        wanted: Cases that the run was asked for.
+        cases: Cases drawn and reported by workers so far: judged, declined, or neither.
+        wanted: Number of cases that the run was asked for.
         judged: Cases on which at least one invariant was checked.
         differed: Cases on which something differed.
         opened: Whether the backend was opened.
         declared: Stages that the backend declares to reveal.
-        revealed: Stages that its traces held.
+        revealed: Stages that the backend's traces held.
         traces: Runs of cases that gave a trace.
-        replaced: Worker processes that died and were replaced; their cases were judged by others.
+        replaced: Worker processes that died and were replaced; other workers judged their cases.
         seconds: Wall time.
         backend_seconds: Time inside the backend's forwards, summed over workers.
         shrink_seconds: Wall time spent shrinking, which `seconds` includes.
         invariants: Counts by invariant name, for every invariant that was selected.
         failures: Located differences.
-        unsupported: Reasons for which the backend declined cases, with how often.
-        accept_lengths: Accepted drafted tokens per step: length to how many steps.
+        unsupported: Reasons for which the backend declined cases, each with the number of cases.
+        accept_lengths: Number of steps for each number of accepted drafted tokens.
         accepted_by_draft: Kind of draft to (steps, accepted drafted tokens).
-        attention_calls: Layers of the backend's forwards; 0 where it does not count them.
-        fallbacks: Why attention took a slower path than the backend is there for, and in how many of those.
+        attention_calls: Calls of attention, one for each layer of each forward; 0 where they are not counted.
+        fallbacks: Each reason why attention took a slower path than the backend's own, with the number of calls.
         commits: Commits that asked for a faster way than `path`, by the way: fast, length.
-        commit_fallbacks: Why such commits took another way, and how many did: `fast: the reason`.
+        commit_fallbacks: Reasons why such commits took another way, `fast: the reason`, with the number of commits.
         evidence: Tests of laws by sampling.
         excess_evidence: Why that evidence condemns the run, or None.
         excess_ties: Why the ties of the whole run cannot be chance (rule T's count test), or None.
-        errors: What kept the run from judging: one line each.
+        errors: Reasons why the run could not judge, one line each.
         stopped: Why the run ended early (interrupted, time budget), or None.
-        environment: Names and versions of what ran: python, torch, device, seed and so on.
-        against: What `--against` put in the oracle's place, or None for the NumPy oracle.
+        environment: Names and versions: python, torch, device, seed and so on.
+        against: Value of `--against`, the reference in the oracle's place, or None for the NumPy oracle.
     """
 
     backend: str
@@ -162,6 +162,7 @@ class Tally:
         self.cases += 1
         self.judged += verdict.judged
         self.differed += bool(verdict.findings)
+        # None: the run gave no trace, so it says nothing about the declared stages.
         if verdict.revealed is not None:
             self.traces += 1
             self.revealed |= verdict.revealed
@@ -175,8 +176,10 @@ class Tally:
         self.positions = self.positions + verdict.positions
         if verdict.unsupported is not None:
             self.unsupported[verdict.unsupported] = self.unsupported.get(verdict.unsupported, 0) + 1
+        # `setdefault`: a verdict may name an invariant that has no entry yet.
         for name, outcome in verdict.outcomes.items():
             counts = self.invariants.setdefault(name, Counts())
+            # A failed case counts as checked too; the statement below counts the outcome itself.
             if outcome == "failed":
                 counts.checked += 1
             setattr(counts, outcome, getattr(counts, outcome) + 1)
@@ -191,7 +194,8 @@ class Tally:
 
     @property
     def outcome(self) -> str:
-        """`differ`, `unjudged` if nothing was judged, the run broke or ties hid too much (see `errors`), or `agree`."""
+        """`differ`; `unjudged` if nothing was judged or `errors` says why the run counts for nothing; or `agree`."""
+        # A difference outranks every reason for doubt: it is the more certain fact.
         if self.failures or self.differed or self.excess_ties or self.excess_evidence:
             return "differ"
         judged = sum(counts.checked for counts in self.invariants.values())
@@ -204,7 +208,7 @@ class Tally:
 
 
 def nothing_fused(tally: Tally) -> str | None:
-    """Why a backend with an attention of its own was not judged: every call of it fell back to another; or None."""
+    """Why a backend with its own attention was not judged: every call fell back to another; None otherwise."""
     calls = tally.attention_calls
     if calls and tally.fallbacks.total() >= calls:
         return (
@@ -214,10 +218,11 @@ def nothing_fused(tally: Tally) -> str | None:
 
 
 def condemned(tally: Tally) -> str | None:
-    """Why the tests by sampling condemn the run (the sum of their e-values reaches tests / alpha), or None."""
+    """Why the tests by sampling condemn the run, or None: their e-values sum to tests / alpha or more."""
     log_es = np.array([one.log_e for one in tally.evidence])
     if not red(log_es):
         return None
+    # The sum may reach the bar although no single test does.
     names = sorted({tally.evidence[at].invariant for at in culprits(log_es)}) or ["no one of them alone"]
     bar = f"{len(log_es)} / {ALPHA_RUN:g}"
     return f"{len(log_es)} tests by sampling together have evidence beyond {bar}: {', '.join(names)}"

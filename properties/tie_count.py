@@ -1,23 +1,27 @@
-"""Judges the ties of a whole run: too many for chance, or so many near ties that nothing was decided."""
+"""Tie count: whether the ties of a whole run are too many for chance.
+
+Also whether so many positions are near ties that the run decided nothing.
+"""
 
 from scipy.special import pdtrc
 
 from properties.tally import Tally
 
 INFLATION = 1.3
-"""Measured ties over predicted ones, in clean runs."""
+"""Ratio of measured to predicted ties in clean runs."""
 
 ALPHA = 1e-9
-"""Probability, were the backend right, of calling its number of ties too high."""
+"""Probability of calling the number of ties too high if the backend is right."""
 
 VACUOUS = 0.25
-"""Share of positions in the tie zone above which a run's greedy comparison decides nothing."""
+"""Share of positions in the tie zone above which the greedy comparison of a run decides nothing."""
 
 
 def too_many(tally: Tally) -> str | None:
     """Why the ties of a whole run cannot be chance, or None."""
     rate = INFLATION * tally.positions.predicted
     count = len(tally.ties)
+    # pdtrc(k, m) is the probability that a Poisson variable of mean m exceeds k.
     if count and pdtrc(count - 1, rate) < ALPHA:
         return f"{count} ties where the noise of the control predicts {tally.positions.predicted:.3g}"
     return None

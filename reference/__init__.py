@@ -1,1 +1,5 @@
-"""The words (Tree, KvLayout, Sampling, Case, Trace) and what they mean: slow, exact, NumPy."""
+"""The vocabulary of a case, and its exact NumPy semantics.
+
+Tree, KvLayout, Sampling, Case and Trace are the words that every other package uses. `reference.oracle` computes what
+they mean, slowly and in float64.
+"""

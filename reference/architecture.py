@@ -1,4 +1,7 @@
-"""Which model a case runs: an architecture with seeded weights, or a checkpoint known by its digest."""
+"""The model of a case: a seeded architecture, or a Hugging Face checkpoint.
+
+A seeded model has the same weights on every machine. A checkpoint is known by the digest of its files.
+"""
 
 from dataclasses import dataclass, field
 from typing import ClassVar
@@ -8,10 +11,10 @@ from reference.malformed import Malformed
 from reference.rules import OMIT_DEFAULT
 
 LARGEST = 2**22
-"""Weights of a built-in model at most: a case file is small and must not ask for the memory of a machine."""
+"""Most weights of a built-in model: a case file is small and must not ask for the memory of a machine."""
 
 LONGEST = 4096
-"""Positions of a built-in model at most."""
+"""Most positions of a built-in model."""
 
 ROPE_KINDS = ("default", "linear", "dynamic", "yarn", "llama3", "longrope")
 
@@ -20,8 +23,8 @@ ROPE_KINDS = ("default", "linear", "dynamic", "yarn", "llama3", "longrope")
 class Rope:
     """Rotary embedding and its scaling variant, in the fields and words of Hugging Face's `rope_parameters`.
 
-    Fields a variant does not use stay at their defaults. `original` is original_max_position_embeddings;
-    `attention_factor` 0.0 means "derive it as the variant does".
+    Fields that a variant does not use stay at their defaults. `original` is original_max_position_embeddings.
+    `attention_factor` 0.0 means "derive the factor as the variant does".
     """
 
     theta: float = 10000.0
@@ -42,6 +45,7 @@ class Rope:
     def __post_init__(self) -> None:
         if self.kind not in ROPE_KINDS:
             raise Malformed("kind", f"{self.kind!r} is none of {', '.join(ROPE_KINDS)}")
+        # `not a > b` instead of `a <= b`: NaN is refused too.
         if not self.theta > 1:
             raise Malformed("theta", f"{self.theta} is not a rotary base (more than 1)")
         if self.kind in ("linear", "dynamic", "yarn", "llama3") and not self.factor >= 1:
@@ -56,22 +60,21 @@ class Architecture:
 
     `reference.family` says which weights the layers of a family have, `reference.oracle.family` its formulas.
 
-    `windows[l]` is layer l's sliding window in tokens, itself included (row at position p sees p - window < j <= p),
-    or 0 for none. Family `pangu` is openPangu-Embedded: Llama with bias on q, k, v and o. Family `llama4` is Llama 4's
-    text model with dense layers: rotary embedding turns neighbouring dimensions, and `qk_norm` is a root mean square
-    norm without gain, of rotated queries and keys, in rotated layers alone.
+    `windows[l]` is layer l's sliding window in tokens, the row's own token included (the row at position p sees p -
+    window < j <= p), or 0 for none. Family `pangu` is openPangu-Embedded: Llama with bias on q, k, v and o. Family
+    `llama4` is Llama 4's text model with dense layers: rotary embedding turns neighbouring dimensions, and `qk_norm` is
+    a root mean square norm without gain, of rotated queries and keys, in rotated layers alone.
 
     Attributes:
-        chunks: Layer l's chunk in tokens (row at position p sees j <= p with j // chunk == p // chunk), or 0 for none;
-            empty where no layer has one. A layer has a window or a chunk.
+        chunks: Layer l's chunk in tokens (the row at position p sees j <= p with j // chunk == p // chunk), or 0 for
+            none; empty where no layer has a chunk. No layer has both a window and a chunk.
         unrotated: Layers without rotary embedding (NoPE), ascending.
         floor_scale: Queries of unrotated layers are scaled by 1 + attn_scale * ln(1 + floor((p + 1) / floor_scale)), p
             being their position (arXiv 2501.19399 as Llama 4 has it); 0 for none.
         attn_scale: See floor_scale.
         score_cap: Soft cap of attention, as Gemma 2 has it (arXiv 2408.00118): a scaled score s becomes
             score_cap * tanh(s / score_cap) before the mask; 0.0 for none.
-        settings: Numbers that this family alone has (`Family.settings`), by name in ascending order, where they
-            differ from the family's default.
+        settings: Values of `Family.settings` that differ from the family's default, by name in ascending order.
     """
 
     family: str
@@ -141,6 +144,7 @@ class Architecture:
         for layer, (window, chunk) in enumerate(self.reaches):
             if window and chunk:
                 raise Malformed(f"chunks[{layer}]", "a layer has a window or a chunk, not both")
+        # Comparing with the sorted set refuses wrong order, repetition and layers that do not exist at once.
         if list(self.unrotated) != sorted({one for one in self.unrotated if 0 <= one < self.layers}):
             raise Malformed("unrotated", f"layers 0..{self.layers - 1} in ascending order, each once")
         if self.floor_scale < 0:
@@ -151,28 +155,29 @@ class Architecture:
             raise Malformed("attn_scale", f"{self.attn_scale} is not above 0 and at most 100")
 
     def _check_settings(self) -> None:
-        """Raise Malformed for a setting that the family has not, or one that is no number or only its default."""
+        """Raise Malformed for a setting that the family lacks, that is out of range, or that repeats the default."""
         own, names = self.words.settings, [name for name, _ in self.settings]
         if names != sorted(set(names)):
             raise Malformed("settings", "names in ascending order, each once")
         for name, value in self.settings:
             if name not in own:
                 raise Malformed("settings", f"{self.family} has no {name!r}; it has {', '.join(own) or 'none'}")
+            # A stated default would give one model two digests.
             if not 0 <= value <= 1e6 or value == own[name]:
                 raise Malformed("settings", f"{name} of {value} is not from 0 to 1e6, or only says the default")
 
     def setting(self, name: str) -> float:
-        """The number `name`, one of `Family.settings`."""
+        """The value of the setting `name`, one of `Family.settings`: the model's own, else the family's default."""
         return dict(self.settings).get(name, self.words.settings[name])
 
     @property
     def words(self) -> Family:
-        """What the words of a case know of its family."""
+        """The family's entry in `reference.family`: norms, settings and architectures to draw."""
         return FAMILIES[self.family]
 
     @property
     def reaches(self) -> tuple[tuple[int, int], ...]:
-        """Each layer's window and chunk, 0 for none."""
+        """The pair (window, chunk) of each layer, 0 for none."""
         return tuple(zip(self.windows, self.chunks or (0,) * self.layers, strict=True))
 
     @property
@@ -182,7 +187,7 @@ class Architecture:
 
     @property
     def weights(self) -> int:
-        """Entries of its weight matrices."""
+        """Number of entries of the model's weight matrices; norms and biases are not counted."""
         attention = 2 * (self.heads + self.kv_heads) * self.head_dim
         layer = attention + 3 * self.intermediate_size
         return self.hidden_size * (self.vocab_size * (2 - self.tied) + self.layers * layer)
@@ -193,9 +198,9 @@ class Seeded:
     """A built-in model: the same weights on every machine, from `architecture` and `seed` alone.
 
     Attributes:
-        weights: `margin` draws weights whose logits move visibly with every mask cell; `transparent` builds the
-            probe whose logits spell out who sees whom (see reference/weights.py).
-        probed_layer: The one layer that attends, in a `transparent` model.
+        weights: `margin` draws weights whose logits move visibly with every mask cell; `transparent` builds a probe
+            whose logits show which row sees which token (see reference/weights.py).
+        probed_layer: The one layer of a `transparent` model that attends.
         relabel: 0 keeps the vocabulary; another number renames every token id by the permutation of that seed.
     """
 
@@ -221,6 +226,7 @@ class Seeded:
             raise Malformed(
                 "architecture.max_positions", f"{arch.max_positions}; a built-in model has at most {LONGEST}"
             )
+        # The smallest vocabulary and hidden size that the blocks of `weights._transparent` fit into.
         probe = (arch.heads * arch.head_dim + 1, (1 + arch.heads) * arch.head_dim)
         if self.weights == "transparent" and (arch.tied or arch.vocab_size != probe[0] or arch.hidden_size < probe[1]):
             raise Malformed("weights", "transparent weights need the architecture that probe_architecture makes")
@@ -236,13 +242,13 @@ class Checkpoint:
     """A Hugging Face checkpoint directory, known by its content.
 
     Attributes:
-        source: Where it was read: a directory, or `builtin:NAME`. Not part of the case's digest.
-        digest: `sha256:` over config.json and the safetensors files, so that a replay elsewhere knows the weights.
+        source: The directory that was read, or `builtin:NAME`. Not part of the case's digest.
+        digest: `sha256:` over config.json and the safetensors files; a replay on another machine checks the weights
+            by it.
         vocab_size: Number of token ids the model scores.
-        max_positions: Longest sequence the model's config admits.
-        mixes_rows: Whether rows of one forward share a kernel whose sums depend on which rows there are: a layer with
-            experts computes together the rows that choose the same expert, so that the bits of one row may change with
-            another row, and no more than its bits.
+        max_positions: Longest sequence that the model's config admits, in tokens.
+        mixes_rows: Whether the low bits of a row may depend on the other rows of the forward. A layer with experts
+            computes the rows that choose the same expert in one product, whose rounding depends on how many there are.
     """
 
     TAG: ClassVar[str] = "checkpoint"

@@ -1,4 +1,7 @@
-"""Case: everything that decides a run, so that it replays anywhere; its id is a digest of its content."""
+"""Case: everything that decides a run, so that the run replays anywhere.
+
+The id of a case is a digest of its content.
+"""
 
 import hashlib
 import json
@@ -17,26 +20,26 @@ from reference.tree import Tree
 
 DTYPES = ("float64", "float32", "bfloat16", "float16")
 SCHEMA = 1
-"""Version of the case file format; a reader refuses later ones."""
+"""Version of the case file format; a reader refuses later versions."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """One generation by tree speculation: what goes in, with every choice already made.
+    """One generation by tree speculation, with every choice already made.
 
-    The last token of `prompt` is the pending root of the first step: the tokens before it are prefilled, its own KV
-    is written by the first verify forward.
+    The last token of `prompt` is the pending root of the first step. The tokens before it are prefilled; the first
+    verify forward writes the root's own KV.
 
     Attributes:
         model: The target.
         prompt: Token ids, at least one.
-        draft: What proposes the trees.
+        draft: The draft that proposes the trees.
         layout: How KV is held and committed.
         sampling: How tokens are chosen.
         stops: Where the output ends.
         dtype: Working dtype of the engine; the oracle rounds the weights to it and computes in float64.
-        steps: Verify steps at most; 0 runs until a stop.
-        session: Other requests beside this one, and what is done to all of them; None runs this request alone.
+        steps: Most verify steps; 0 runs until a stop.
+        session: Other requests beside this one, and the actions on all of them; None runs this request alone.
     """
 
     model: Model
@@ -80,7 +83,7 @@ class Case:
             self._check_session(self.session)
 
     def _check_reads(self) -> None:
-        """Refuse a draft that reads hidden states which the target does not have."""
+        """Refuse a draft that reads hidden states of layers that the target does not have."""
         reads = self.draft.reads
         if reads is not None and isinstance(self.model, Seeded):
             layers = self.model.architecture.layers
@@ -88,7 +91,7 @@ class Case:
                 raise Malformed("draft.reads", f"{reads}: the target has layers 0 to {layers - 1}")
 
     def _check_pages(self) -> None:
-        """Refuse a free list that cannot hold this request alone, whatever else happens."""
+        """Refuse a free list that is too short for this request even when it runs alone."""
         layout = self.layout
         if layout.pages and layout.pages_for(self.longest + 1) > len(layout.pages):
             raise Malformed(
@@ -98,20 +101,22 @@ class Case:
             )
 
     def _check_session(self, session: Session) -> None:
-        """Every mate is a case of its own, and so is what a request becomes when it switches drafts."""
+        """Check that every mate, and every request after a switch of drafts, is a valid case of its own."""
         for number in range(1, len(session.mates) + 1):
             with under(f"session.mates[{number - 1}]"):
                 self.alone(number)
         for at, action in enumerate(session.actions):
             if action.draft is not None:
                 mine = self.alone(action.requests[0])
+                # The draft's tree size sets the stride of the tape (`reference.tape`): another draft would move every
+                # later coin.
                 if not mine.sampling.greedy:
                     raise Malformed(f"session.actions[{at}]", "a request that samples keeps its draft: its coins do")
                 with under(f"session.actions[{at}]"):
                     replace(mine, draft=action.draft)
 
     def alone(self, number: int = 0, before: tuple[int, ...] = ()) -> "Case":
-        """Request `number` of the session as a case of its own, its prompt after the tokens `before`."""
+        """Request `number` of the session as a case of its own, with the tokens `before` in front of its prompt."""
         if number == 0 or self.session is None:
             return replace(self, prompt=before + self.prompt, session=None)
         mate = self.session.mates[number - 1]
@@ -126,7 +131,7 @@ class Case:
         )
 
     def _check_sampling(self) -> None:
-        """Raise Malformed where nothing could be sampled, or the rule cannot verify a tree of this draft."""
+        """Raise Malformed where every token may be banned, or the rule cannot verify a tree of this draft."""
         ended = {word[-1] for word in self.sampling.bad_words}
         ended |= {*self.stops.eos, *self.stops.stop_tokens} if self.sampling.min_tokens else set()
         if len(ended) >= self.model.vocab_size:
@@ -136,7 +141,7 @@ class Case:
                 raise Malformed("sampling.rule", refused)
 
     def _check_stops(self) -> None:
-        """Raise Malformed where nothing may be emitted, or a token of the vocabulary has no text."""
+        """Raise Malformed where no token may be emitted, or a token of the vocabulary has no text."""
         stops, vocab = self.stops, self.model.vocab_size
         if stops.pieces and len(stops.pieces) != vocab:
             raise Malformed("stops.pieces", f"{len(stops.pieces)} texts for a vocabulary of {vocab}")
@@ -149,12 +154,12 @@ class Case:
 
     @property
     def most_nodes(self) -> int:
-        """Nodes of the largest tree that a step may have."""
+        """Number of nodes of the largest tree of any step."""
         return largest(self.draft)
 
     @property
     def checkpoints(self) -> tuple[Checkpoint, ...]:
-        """The checkpoints that a run opens, the target's first, then those of drafts: each digest once."""
+        """The checkpoints that a run opens, the target's first, then those of drafts; each digest once."""
         drafts: list[Draft | None] = [self.draft]
         if self.session is not None:
             drafts += [mate.draft for mate in self.session.mates]
@@ -174,12 +179,12 @@ class Case:
 
     @property
     def max_positions(self) -> int:
-        """Longest sequence the target admits, in tokens."""
+        """Longest sequence that the target admits, in tokens."""
         return max_positions(self.model)
 
     @property
     def longest(self) -> int:
-        """Positions the run may touch at most: prompt, output, and a tree hanging from the last token."""
+        """Most positions that the run may touch: prompt, output, and a tree below the last token."""
         return len(self.prompt) + self.stops.room(len(self.prompt)) + self.draft.height
 
     @property
@@ -189,8 +194,9 @@ class Case:
 
     @cached_property
     def id(self) -> str:
-        """First 12 hex digits of the SHA-256 of the case's canonical JSON; where a checkpoint lay does not count."""
+        """First 12 hex digits of the SHA-256 of the case's canonical JSON, without the path of a checkpoint."""
         content = plain(self)
+        # A checkpoint is known by its digest: the same files in another directory make the same case.
         for holder in (content, content["draft"]):
             if isinstance(holder.get("model"), dict):
                 holder["model"].pop("source", None)
@@ -199,12 +205,15 @@ class Case:
     def rebased(self, context: tuple[int, ...], tree: Tree) -> "Case":
         """One step of this case from a state reached on the way: `context` committed, `tree` proposed.
 
-        Nothing stops it but the model's own context, so the whole accepted block is emitted; it decodes greedily.
+        Only the model's longest sequence limits the step, so the whole accepted block is emitted. The step decodes
+        greedily.
         """
         tokens = (*context, tree.token[0])
+        # `longest` counts output and tree after the prompt: near the model's last position fewer tokens may be emitted.
         room = self.max_positions - len(tokens) - tree.height
         stops = Stops(max_new_tokens=max(1, min(tree.height + 1, room)))
-        # The free list was drawn for another length: the pages are as many as it takes. The tree is what it is.
+        # An empty free list means as many pages as are needed: the case's own was drawn for another length. `tree` is
+        # judged as it was drafted, so nothing cuts it to its chunk.
         return replace(
             self,
             prompt=tokens,
@@ -217,12 +226,12 @@ class Case:
         )
 
     def plain_decode(self) -> "Case":
-        """The same request without speculation: the bare root at every step."""
+        """The same request without speculation: every step proposes the bare root."""
         return replace(self, draft=Scripted(), steps=0, session=None)
 
 
 def max_positions(model: Model) -> int:
-    """Longest sequence `model` admits, in tokens."""
+    """Longest sequence that `model` admits, in tokens."""
     if isinstance(model, Checkpoint):
         return model.max_positions
     assert isinstance(model, Seeded)

@@ -1,4 +1,7 @@
-"""Case files: JSON out, and JSON in with every unknown or malformed field refused by its path."""
+"""Case files: writing a case as JSON, and reading it with every field checked.
+
+A field that is unknown or malformed is refused, and the complaint names the path of the field.
+"""
 
 import json
 from collections.abc import Callable, Iterator
@@ -25,21 +28,22 @@ T = TypeVar("T")
 
 
 def _is_integer(_: object, value: object) -> bool:
-    """JSON Schema takes 2.0 for an integer, but no list can be indexed with it."""
+    """Accept an int alone: JSON Schema takes 2.0 for an integer, but no list can be indexed with it."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 
 PLAIN: dict[str, tuple[type, ...]] = {"integer": (int,), "number": (int, float), "string": (str,)}
-"""Types of list items that are looked at without the validator, which takes 40 microseconds for each."""
+"""Types of list items that are checked without the validator, which takes 40 microseconds for each item."""
 
 
 def _items(validator: Any, items: Any, content: Any, within: Any) -> Iterator[Any]:
-    """The keyword `items`: a list that is too long is not looked through, and one of plain items ends at the first bad.
+    """The keyword `items`: skip a list that is too long, and stop a list of plain items at the first error.
 
     `maxItems` refuses the long list; without this a file of 60 megabytes would be validated for half an hour.
     """
     if not isinstance(content, list) or len(content) > within.get("maxItems", len(content)):
         return
+    # Items with any other keyword go to the validator one by one.
     types = PLAIN.get(items.get("type")) if set(items) <= {"type", "minimum", "maximum"} else None
     least, most = items.get("minimum"), items.get("maximum")
     for at, value in enumerate(content):
@@ -51,7 +55,7 @@ def _items(validator: Any, items: Any, content: Any, within: Any) -> Iterator[An
 
 
 def _most(_: Any, most: int, content: Any, __: Any) -> Iterator[Any]:
-    """The keyword `maxItems`, with a message that counts the items and does not repeat them."""
+    """The keyword `maxItems`, with a message that counts the items instead of repeating them."""
     if isinstance(content, list) and len(content) > most:
         yield jsonschema.exceptions.ValidationError(f"{len(content)} entries; at most {most} may stand here")
 
@@ -75,9 +79,9 @@ def _shipped() -> dict[str, Any]:
 
 
 def schema() -> dict[str, Any]:
-    """The JSON Schema that ships with the package, and what kinds bring along that it does not know.
+    """The JSON Schema that ships with the package, completed by the kinds registered in this process.
 
-    A kind of draft brings the schema of its object, a KV layout and a model family their names.
+    A kind of draft adds the schema of its object; a KV layout and a model family add their names.
     """
     own = tuple(tag for tag, kind in draft.KINDS.items() if kind.SCHEMA is not None)
     return _completed(own, tuple(layout.KINDS), tuple(FAMILIES))
@@ -85,7 +89,8 @@ def schema() -> dict[str, Any]:
 
 @cache
 def _completed(drafts: tuple[str, ...], layouts: tuple[str, ...], families: tuple[str, ...]) -> dict[str, Any]:
-    """The shipped schema with these names; those of `drafts` are of kinds that bring a schema."""
+    """The shipped schema with these names; `drafts` are the tags of the kinds of draft that bring a schema."""
+    # `_shipped` is cached, so the copy is what may be changed.
     content = deepcopy(_shipped())
     content["properties"]["layout"]["properties"]["kind"]["enum"] = list(layouts)
     content["$defs"]["architecture"]["properties"]["family"]["enum"] = list(families)
@@ -98,7 +103,7 @@ def _completed(drafts: tuple[str, ...], layouts: tuple[str, ...], families: tupl
 
 
 def dotted(path: Any) -> str:
-    """A JSON path as it is written in messages: `draft.trees[0].token[2]`."""
+    """A JSON path in the notation of messages: `draft.trees[0].token[2]`."""
     text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)
     return text.lstrip(".")
 
@@ -112,6 +117,7 @@ def case_from_json(content: Any) -> Case:
     """
     if not isinstance(content, dict):
         raise Malformed("", f"a case is a JSON object, not {type(content).__name__}")
+    # Looked at before the validator, which would complain of the newer file's unknown fields instead.
     version = content.get("schema")
     if isinstance(version, int) and not isinstance(version, bool) and version > SCHEMA:
         raise Malformed("schema", f"version {version} is newer than the {SCHEMA} known here: update specverify")

@@ -1,4 +1,8 @@
-"""HiddenStates: which of the target's hidden states a draft reads, as a descriptor that both sides can be held to."""
+"""HiddenStates: which hidden states of the target a draft reads.
+
+The descriptor is compared on both sides: the draft's weights name the states that they expect, and the engine names the
+states that it hands over.
+"""
 
 from dataclasses import dataclass
 
@@ -38,5 +42,5 @@ class HiddenStates:
 
     @property
     def parts(self) -> int:
-        """How many states of the target's hidden size lie side by side."""
+        """Number of states, each of the target's hidden size, that lie side by side."""
         return len(self.layers) or 1

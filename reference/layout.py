@@ -1,4 +1,4 @@
-"""KvLayout: where the engine holds keys and values while it speculates, and how it commits them."""
+"""KvLayout: where the engine holds keys and values, and how it commits them."""
 
 from dataclasses import dataclass, field
 
@@ -8,30 +8,31 @@ from reference.rules import OMIT_DEFAULT
 COMMITS = ("path", "fast", "length")
 
 NO_PREFIX = "there is no committed prefix to share"
-"""Why a commit by `fast` went by `path`: the step began with nothing committed."""
+"""Why a commit that asked for `fast` went by `path`: nothing was committed before the step."""
 
 NOT_IN_ORDER = "the accepted path is not a prefix of the row order"
-"""Why a commit by `length` went by `path`."""
+"""Why a commit that asked for `length` went by `path`."""
 
 FAST_SWITCH = "EA_FAST_CACHE_REORDER"
-"""Environment switch of the fast reorder, as EAGLE-Pangu calls it: 0 never, 1 also where `path` is asked for."""
+"""Environment switch of the fast reorder, as EAGLE-Pangu names it: 0 never, 1 also where a case asks for `path`."""
 
 
 @dataclass(frozen=True)
 class LayoutKind:
-    """The traits of one layout, wherever it is declared, drawn, judged or told.
+    """The traits of one layout, read wherever a layout is declared, drawn, judged or reported.
 
     Attributes:
-        sentence: What it is, for lists.
-        commits: The ways of its commit; of one way, a case says `path`.
+        sentence: One line on the layout, for lists.
+        commits: The ways in which it can commit; a layout with one way has `path`.
         pages: Whether its columns lie in pages of a pool that requests share.
-        keeps_prefixes: Whether full pages of finished requests are kept for requests that begin alike.
-        bitwise: Whether attention runs the same operations as over a `branch` cache, so that every bit is the same;
-            elsewhere numbers are compared within the bound of rule N.
+        keeps_prefixes: Whether full pages of finished requests are kept for later requests with the same prefix.
+        bitwise: Whether attention runs the same operations as over a `branch` cache, so that every bit is the same. The
+            numbers of other layouts are compared within the bound of rule N.
         reads_stale: Whether attention reads free and stale cells under its mask, so that they must be finite.
-        ring: Whether a layer with a window keeps only what it can still see: prefills go in blocks of a tree's size.
-        in_place: Whether rows are written where they are to stay: the cache must be updated before attention reads it,
-            and accepted rows must come in row order.
+        ring: Whether a layer with a window keeps only the columns that it can still see; its prefills then run in
+            blocks of a tree's size.
+        in_place: Whether rows are written where they are to stay. The cache must then be updated before attention reads
+            it, and accepted rows must come in row order.
         simpler: The layout that shrinking tries in its place, besides `branch`.
     """
 
@@ -67,10 +68,10 @@ KINDS: dict[str, LayoutKind] = {
         simpler="paged",
     ),
 }
-"""Every layout by name. What makes its cache stands in `backends.engine.kv.layouts`."""
+"""Every layout by name. `backends.engine.kv.layouts` makes the cache of each."""
 
 PLAIN = "branch"
-"""The layout that every other one is compared with."""
+"""The layout with which every other layout is compared."""
 
 SYNCS = ("keep", "refeed")
 
@@ -84,22 +85,24 @@ class KvLayout:
     """How keys and values are held.
 
     Attributes:
-        commit: For `branch`: `path` gathers the whole cache by accepted rows; `fast` keeps the shared prefix and
-            gathers the tail, falling back to `path` on any inconsistency; `length` crops, which only suits an accepted
-            path that is a prefix of the row order, and falls back to `path` elsewhere (EAGLE-Pangu, branch/commit).
-        padded_nodes: Rows the tree is padded to before the forward; 0 leaves it as it is.
-        prefill_chunk: Tokens per prefill forward; 0 prefills in one.
+        commit: For `branch`: `path` gathers the whole cache by accepted rows. `fast` keeps the shared prefix and
+            gathers the tail, and falls back to `path` on any inconsistency. `length` crops the cache, which only suits
+            an accepted path that is a prefix of the row order, and falls back to `path` elsewhere (EAGLE-Pangu,
+            branch/commit).
+        padded_nodes: Rows to which the tree is padded before the forward; 0 adds no padding.
+        prefill_chunk: Tokens per prefill forward; 0 prefills in one forward.
         kind: One of KINDS.
         page_size: Columns of a page, 1 to 128; 0 for layouts without pages.
-        pages: The free list, page ids in the order in which they are handed out; empty: as many as are needed, by id.
+        pages: The free list: page ids in the order in which they are handed out. Empty: as many pages as are needed, by
+            ascending id.
         overhang: Columns allocated beyond those in use.
-        draft_sync: How the draft's cache follows: `keep` keeps the KV of accepted rows, `refeed` drops all of a
-            block and feeds the accepted tokens anew.
-        stay_in_chunk: Whether drafted nodes beyond the chunk of their root are cut before verification, the chunk being
-            the target's shortest (Llama 4 with EAGLE); says nothing of a target without chunks.
-        poison: What fills free, padded and stale cells before each step: nothing, a `large` finite number, `nan`
-            where no attention reads the cell and `large` elsewhere, or a key that belongs to one of the `others`, the
-            session's living requests (`large` where there is none).
+        draft_sync: How the draft's cache follows a commit: `keep` keeps the KV of accepted rows, `refeed` drops the KV
+            of the whole block and feeds the accepted tokens anew.
+        stay_in_chunk: Whether drafted nodes beyond the chunk of their root are cut before verification (Llama 4 with
+            EAGLE). The chunk is the target's shortest; without effect on a target without chunks.
+        poison: The value that fills free, padded and stale cells before each step: none, a `large` finite number, `nan`
+            where no attention reads the cell and `large` elsewhere, or a key of one of the `others`, the session's
+            living requests (`large` where there is no other).
     """
 
     commit: str = "path"
@@ -115,6 +118,7 @@ class KvLayout:
 
     def __post_init__(self) -> None:
         self._one_of("commit", COMMITS)
+        # `kind` is checked before `traits`, which looks it up.
         self._one_of("kind", tuple(KINDS))
         self._one_of("draft_sync", SYNCS)
         self._one_of("poison", POISONS)
@@ -149,9 +153,10 @@ class KvLayout:
 
     @property
     def traits(self) -> LayoutKind:
-        """The traits of its kind."""
+        """The traits of the layout's kind."""
         return KINDS[self.kind]
 
     def pages_for(self, columns: int) -> int:
-        """Pages that hold `columns` columns and the overhang."""
+        """Number of pages that hold `columns` columns and the overhang."""
+        # Integer division rounded up.
         return -(-(columns + self.overhang) // self.page_size)

@@ -1,4 +1,7 @@
-"""World: tables in place of models, so that a whole round of drafting and acceptance has a law one can enumerate."""
+"""World: tables of logits in place of models, so that a round has an exact law.
+
+Target and draft are tables, so that drafting and acceptance of one round can be enumerated.
+"""
 
 from dataclasses import dataclass, field, replace
 
@@ -44,6 +47,7 @@ class World:
         for name, table in (("target", self.target), ("drafts", self.drafts)):
             if np.isnan(table).any() or np.isposinf(table).any():
                 raise Malformed(name, "a logit is NaN or infinite")
+            # -inf is probability 0, so a row needs one finite logit.
             if np.isneginf(table).all(axis=-1).any():
                 raise Malformed(name, "a row gives no token any probability")
         if self.sampling.greedy:
@@ -62,9 +66,10 @@ class World:
         return int(self.target.shape[1])
 
     def row(self, path: tuple[int, ...]) -> int:
-        """The row of the tables after `path`, the tokens below the root."""
+        """The row of the tables after `path`, a tuple of tokens below the root."""
         at = 0
         for token in path:
+            # Digits from 1 to vocab number every path differently; only the modulus lets two paths share a row.
             at = (at * self.vocab + token + 1) % len(self.target)
         return at
 
@@ -75,14 +80,14 @@ class World:
 
 @dataclass(frozen=True, eq=False)
 class Given:
-    """One verification whose probabilities are settled: what acceptance alone makes of them.
+    """One verification of a fixed tree whose laws are given, so that acceptance alone is left to decide.
 
     Attributes:
         tree: The drafted tree.
         target: The target's law at each node, float [nodes, vocabulary].
         proposal: The law from which each node's token was drawn, before siblings were removed, [nodes, vocabulary];
             row 0 is not used.
-        sampling: Rule and draws; the rest has been applied.
+        sampling: Rule and draws; temperature and processing have been applied already.
     """
 
     tree: Tree
@@ -98,6 +103,7 @@ class Given:
                 raise Malformed(name, f"has shape {table.shape} where {wanted} is needed")
             if np.isnan(table).any() or (table < 0).any():
                 raise Malformed(name, "holds a negative number or NaN")
+            # The boolean slices off row 0 of `proposal`, the root's, which no rule reads.
             off = np.abs(table[name == "proposal" :].sum(axis=1) - 1.0)
             if (off > 1e-6).any():
                 row = int(off.argmax()) + (name == "proposal")
@@ -114,9 +120,9 @@ class Blocks:
     Attributes:
         path: Accepted rows, root first, then -1: int [B, height + 1].
         tokens: Emitted tokens, then -1: int [B, height + 1].
-        low: For each coin of the tape the lower end, inclusive, of the interval around it in which no decision changes
-            while the others stay: float64 [B, coins]; None where the backend cannot tell.
-        high: Its upper end, exclusive.
+        low: For each coin of the tape, the lower end, inclusive, of the interval in which the coin may move without
+            changing a decision while the other coins stay: float64 [B, coins]; None where the backend cannot tell.
+        high: The upper ends of the same intervals, exclusive.
     """
 
     path: Array

@@ -1,4 +1,7 @@
-"""Rule: how drafted tokens are accepted when the target samples, and what each rule promises."""
+"""Rule: how drafted tokens are accepted when the target samples.
+
+Each rule declares a `Promise`: whether its output follows the target's law, and under which condition.
+"""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -7,7 +10,7 @@ from reference.malformed import Malformed
 from reference.tree import Shape
 
 OMIT_DEFAULT: dict[str, Any] = {"omit_default": True}
-"""Metadata of a field that files and ids leave out at its default, so that younger fields change neither."""
+"""Metadata of a field that files and ids leave out at its default, so that a field added later changes neither."""
 
 DRAWS = ("top-k", "without-replacement", "with-replacement")
 """How a draft names siblings: its best tokens, or tokens drawn one after the other from its law."""
@@ -18,11 +21,11 @@ class Promise:
     """The declaration of a rule.
 
     Attributes:
-        lossless: Whether its output is the target's own, wherever `condition` holds.
+        lossless: Whether the output follows the target's law wherever `condition` holds.
         condition: The condition, in words; empty where there is none.
-        chains_only: Whether it verifies chains alone.
-        source: Where it was published.
-        sentence: What it does.
+        chains_only: Whether the rule verifies chains alone.
+        source: Where the rule was published.
+        sentence: What the rule does.
     """
 
     lossless: bool
@@ -88,12 +91,12 @@ RULES = {
 
 @dataclass(frozen=True)
 class Rule:
-    """An acceptance rule with its thresholds; those of other rules are ignored.
+    """An acceptance rule with its thresholds; thresholds of other rules are ignored.
 
     Attributes:
         name: One of RULES.
-        threshold_single: target-only: a token with p(x) at or above it is accepted whatever the coin.
-        threshold_acc: target-only: the covered mass is divided by it.
+        threshold_single: target-only: a token with p(x) at or above this is accepted whatever the coin.
+        threshold_acc: target-only: the covered mass is divided by this.
         epsilon: typical: the hard threshold.
         delta: typical: the factor of exp(-entropy).
     """
@@ -109,6 +112,7 @@ class Rule:
             raise Malformed("name", f"{self.name!r} is no acceptance rule: known are {', '.join(RULES)}")
         for name in ("threshold_single", "threshold_acc", "epsilon", "delta"):
             value = getattr(self, name)
+            # Refuses NaN as well.
             if not 0.0 < value < float("inf"):
                 raise Malformed(name, f"{value} is not a threshold (above 0)")
 
@@ -118,7 +122,13 @@ class Rule:
         return RULES[self.name]
 
     def lossless(self, draws: str, distinct: bool) -> bool:
-        """Whether it promises the target's law for siblings named by `draws`, `distinct` if no two are equal."""
+        """Whether the rule promises the target's law.
+
+        Args:
+            draws: How siblings are named, one of DRAWS.
+            distinct: Whether no two siblings carry the same token.
+        """
+        # These two conditions depend on the case; those of other rules are constants of the Promise.
         if self.name == "target-only":
             return self.threshold_acc == 1.0 and self.threshold_single >= 1.0 and distinct
         if self.name == "specinfer":
@@ -126,7 +136,8 @@ class Rule:
         return self.promise.lossless
 
     def refuses(self, shape: Shape) -> str | None:
-        """Why it cannot verify trees of this shape, or None."""
+        """Why the rule cannot verify trees of this shape, or None."""
+        # Siblings have no place in the formulas of these rules.
         if self.promise.chains_only and any(len(below) > 1 for below in shape.children):
             return f"rule {self.name} verifies chains; this tree branches (use multi-round)"
         return None

@@ -8,27 +8,28 @@ from reference.rules import DRAWS, OMIT_DEFAULT, Rule
 
 @dataclass(frozen=True)
 class Sampling:
-    """How a token is chosen at a node; scores pass the settings in this order (transformers').
+    """How a token is chosen at a node.
 
-    A node's scores see prompt, output and the path from the root to that node. Penalties, bad words, min_tokens and
-    custom processors change logits; then temperature, top-k, top-p and min-p make the law. Each definition stands in
-    `reference.oracle.processing`.
+    Processing at a node sees prompt, output and the path from the root to that node. The order is that of transformers:
+    penalties, bad words, min_tokens and custom processors change logits; then temperature, top-k, top-p and min-p make
+    the law. `reference.oracle.processing` defines each of them.
 
     Attributes:
         temperature: 0 is greedy: the arg-max of the processed logits, the lowest id among equals.
-        tape: Uniforms in [0, 1), by the places that `reference.tape` gives them; beyond its end `seed` continues it.
+        tape: Uniforms in [0, 1), in the places that `reference.tape` assigns; beyond the end of the tape, uniforms come
+            from `seed`.
         repetition_penalty: Divides positive and multiplies negative logits of tokens in prompt, output or path.
         presence_penalty: Subtracted from logits of tokens in output or path.
         frequency_penalty: Subtracted once for each time that a token is in output or path.
         bad_words: Token sequences that may not be completed.
-        min_tokens: Output tokens before which neither eos nor a stop token may come; no stop string ends among them.
+        min_tokens: Number of first output tokens among which no eos or stop token may occur and no stop string ends.
         processors: Custom processors, `pkg.module:function`, each a pure function of (tokens, logits).
-        top_k: Tokens kept, equals of the last included; 0 keeps all.
-        top_p: Smallest mass of the most probable tokens that is kept.
+        top_k: Number of most probable tokens that are kept; tokens equal to the last one stay too. 0 keeps all.
+        top_p: The most probable tokens are kept until their mass reaches this.
         min_p: Tokens below this share of the largest probability are dropped.
         rule: How drafted tokens are accepted.
         draws: How a model draft names siblings: one of DRAWS.
-        seed: Of the uniforms that the tape does not hold.
+        seed: Seed of the uniforms that the tape does not hold.
     """
 
     temperature: float = 0.0
@@ -47,6 +48,7 @@ class Sampling:
     seed: int = field(default=0, metadata=OMIT_DEFAULT)
 
     def __post_init__(self) -> None:
+        # `not (low <= x < high)` refuses NaN too, here and below.
         if not 0.0 <= self.temperature < float("inf"):
             raise Malformed("temperature", f"{self.temperature} is not a temperature (0 is greedy)")
         for at, coin in enumerate(self.tape):
@@ -77,7 +79,7 @@ class Sampling:
 
     @property
     def processes(self) -> bool:
-        """Whether logits are changed, or tokens dropped, beyond the temperature."""
+        """Whether any setting beyond the temperature changes logits or drops tokens."""
         plain = Sampling()
         names = ("repetition_penalty", "presence_penalty", "frequency_penalty", "bad_words", "min_tokens", "processors")
         return any(getattr(self, name) != getattr(plain, name) for name in (*names, "top_k", "top_p", "min_p"))
@@ -85,19 +87,21 @@ class Sampling:
 
 @dataclass(frozen=True)
 class Stops:
-    """Where the output ends; each holds inside an accepted block, and nothing beyond it is emitted or kept.
+    """Where the output ends; every stop also holds inside an accepted block, and no token after it is emitted or kept.
 
-    The first `Sampling.min_tokens` tokens of the output end it by length alone: a stop string that they complete is
-    passed over, and does not end the output later (vLLM's rule, IncrementalDetokenizer.update).
+    Only a limit of length ends the output within the first `Sampling.min_tokens` tokens. A stop string that these
+    tokens complete is passed over and does not end the output later either (vLLM's rule,
+    IncrementalDetokenizer.update).
 
     Attributes:
-        max_new_tokens: Tokens emitted at most, at least 1.
+        max_new_tokens: Most tokens emitted, at least 1.
         eos: Token ids that end the text (finish reason `eos`); the ending token is emitted.
-        stop_tokens: Token ids of the request's own (finish reason `stop`); the ending token is emitted.
-        stop_strings: Texts that end the output (finish reason `stop`) with the token that completes one; that token is
-            emitted whole. The text is that of the output's tokens, the prompt's does not count.
-        pieces: The text of every token id, there where stop strings are; a byte vocabulary has a character for a byte.
-        max_length: Tokens of prompt and output together at most (finish reason `length`); 0 for no such limit.
+        stop_tokens: Token ids with which this request ends (finish reason `stop`); the ending token is emitted.
+        stop_strings: Texts that end the output (finish reason `stop`) with the token that completes one of them; that
+            token is emitted whole. Only the text of the output counts, not the prompt's.
+        pieces: The text of every token id, given where stop strings are given; a byte vocabulary has one character a
+            byte.
+        max_length: Most tokens of prompt and output together (finish reason `length`); 0 for no such limit.
     """
 
     max_new_tokens: int = 16
@@ -127,5 +131,5 @@ class Stops:
             raise Malformed("pieces", "there is no stop string to look for in them")
 
     def room(self, prompt: int) -> int:
-        """Tokens that may be emitted after a prompt of `prompt` tokens, by the two limits of length."""
+        """Number of tokens that the two limits of length allow after a prompt of `prompt` tokens."""
         return min(self.max_new_tokens, self.max_length - prompt) if self.max_length else self.max_new_tokens

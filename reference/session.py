@@ -1,4 +1,4 @@
-"""Session: requests that share one engine, and what is done to them, action by action."""
+"""Session: several requests that share one engine, and the actions on them."""
 
 from dataclasses import dataclass, field
 
@@ -17,12 +17,12 @@ ACTIONS = {
     "fork": "request[1] enters: its prompt is all tokens of request[0] so far, then its own; they share that prefix",
     "switch": "the request drafts by `draft` from now on",
 }
-"""Every action, with what it does. A request that met a stop is over: its pages go back, it can take no step."""
+"""Every action and its effect. A request that met a stop is over: its pages are freed, and it takes no more steps."""
 
 
 @dataclass(frozen=True)
 class Mate:
-    """Another request of the session; its fields mean what they mean in a Case."""
+    """Another request of the session; its fields mean the same as in a Case."""
 
     prompt: tuple[int, ...]
     draft: Draft = Scripted()
@@ -32,12 +32,12 @@ class Mate:
 
 @dataclass(frozen=True)
 class Action:
-    """One thing that happens.
+    """One action on requests of the session.
 
     Attributes:
         kind: One of ACTIONS.
-        requests: Numbers of the requests it happens to; 0 is the case's own, n the n-th mate.
-        draft: For `switch`.
+        requests: Numbers of the requests that the action is about; 0 is the case's own request, n the n-th mate.
+        draft: The new draft, for `switch`.
     """
 
     kind: str
@@ -47,18 +47,21 @@ class Action:
     def __post_init__(self) -> None:
         if self.kind not in ACTIONS:
             raise Malformed("kind", f"{self.kind!r} is none of {', '.join(ACTIONS)}")
+        # One action takes one batch, in which a request has one lane.
         if len(set(self.requests)) < len(self.requests):
             raise Malformed("requests", "a request is named twice")
+        # None stands for any number from one upwards.
         wanted = {"fork": 2, "step": None, "preempt": None}.get(self.kind, 1)
         if not self.requests or (wanted is not None and len(self.requests) != wanted):
             raise Malformed("requests", f"{self.kind} takes {wanted or 'at least one'}, not {len(self.requests)}")
+        # Both ways at once: a switch without a draft, and a draft without a switch.
         if (self.kind == "switch") != (self.draft is not None):
             raise Malformed("draft", "belongs to switch, and switch needs it")
 
 
 @dataclass(frozen=True)
 class Session:
-    """The other requests, and the actions in order; nothing happens but what they say."""
+    """The other requests, and the actions in order; nothing happens beyond these actions."""
 
     mates: tuple[Mate, ...] = ()
     actions: tuple[Action, ...] = ()
@@ -72,15 +75,15 @@ class Session:
 
 @dataclass(frozen=True)
 class Account:
-    """Pages after an action.
+    """The state of the page pool after an action.
 
     Attributes:
         free: Free pages.
-        total: All pages.
+        total: Number of all pages.
         tables: The block table of each living request, by number.
         kept: Pages that the prefix cache holds.
-        committed: Committed columns of each living request.
-        allocated: Columns that each block table has room for.
+        committed: Number of committed columns of each living request.
+        allocated: Number of columns that each block table has room for.
     """
 
     free: tuple[int, ...]

@@ -1,4 +1,7 @@
-"""Trace: what a run reveals, stage by stage; the first stage that differs is the fault's address."""
+"""Trace: what a run reveals, stage by stage.
+
+The first stage that differs from the oracle's is the address of the fault.
+"""
 
 import enum
 from collections.abc import Mapping
@@ -17,6 +20,7 @@ Array = npt.NDArray[Any]
 class Stage(enum.IntEnum):
     """The stages of one speculative step, in the order in which they happen."""
 
+    # The order of the numbers is the order in which findings are ranked.
     DRAFTED = 0
     LOWERED = 1
     ATTENDED = 2
@@ -37,11 +41,12 @@ class Drafted:
 
     Attributes:
         tree: The proposed tree, its node 0 the pending root.
-        logits: [nodes, draft vocabulary] scores that ranked each node's children, NaN rows where the draft never
-            looked (leaves); None for a draft without scores.
-        draft_ids: The id in the draft's own vocabulary of each node (0 for the root), where it has one.
-        proposal: [nodes, vocabulary] what the verifier is told of each node: the law its token was drawn from, before
-            earlier siblings were removed (one-hot for a token that was not drawn; row 0 says nothing). None if greedy.
+        logits: [nodes, draft vocabulary] scores that ranked each node's children; NaN in rows that the draft did not
+            score (leaves). None for a draft without scores.
+        draft_ids: The id of each node's token in the draft's own vocabulary (0 for the root), where it has one.
+        proposal: [nodes, vocabulary] the law that the verifier is given for each node: the law from which its token was
+            drawn, before earlier siblings were removed (one-hot for a token that was not drawn; row 0 is not used).
+            None if greedy.
     """
 
     tree: Tree
@@ -57,11 +62,11 @@ class Lowered:
     Row 0 is the root and its own parent; entries that do not exist hold 0, so no negative index exists anywhere.
 
     Attributes:
-        token, parent, depth, position: int [R]; position is where rotary embedding puts the row.
-        valid: bool [R]; padding rows are not.
+        token, parent, depth, position: int [R]; position is the row's position in rotary embedding.
+        valid: bool [R]; False for padding rows.
         ancestor: int [R, height + 1]; column d is the row's ancestor at depth d, 0 beyond the row's own depth.
         visible: bool [R, C] for each layer; layers with equal windows share one array.
-        slot: int [R]; the column each row writes.
+        slot: int [R]; the column that each row writes.
         next_token, next_sibling: int [R]; first child, and next sibling in row order; 0 for none.
         retrieve_index: int [nodes]; the row of the flattened forward that scores each node.
     """
@@ -88,13 +93,13 @@ class Attended:
 
 @dataclass(frozen=True)
 class Scored:
-    """The target's logits at each node, float [nodes, vocabulary], and, where it samples, the law made of them.
+    """The target's logits at each node, float [nodes, vocabulary], and the law made of them where the target samples.
 
     Attributes:
-        logits: As the model gave them.
-        law: What the next token is drawn from at each node, temperature and all processing applied; None if greedy.
-        hidden: The hidden states that the draft of the case reads (`Draft.reads`), float [nodes, width]; None where it
-            reads none.
+        logits: The model's logits, before any processing.
+        law: The law of the next token at each node, after temperature and all processing; None if greedy.
+        hidden: The hidden states that the draft of the case reads (`Draft.reads`), float [nodes, width]; None where the
+            draft reads none.
     """
 
     logits: Array
@@ -106,7 +111,7 @@ class Scored:
 class Accepted:
     """The accepted nodes from the root downwards, root included, and the token chosen after the last of them.
 
-    `coins` lists the places (`reference.tape`) of the step's coins that decided, in order, draft coins included.
+    `coins` lists the places (`reference.tape`) of the coins that decided the step, in order, draft coins included.
     """
 
     path: tuple[int, ...]
@@ -116,9 +121,10 @@ class Accepted:
 
 @dataclass(frozen=True)
 class Emitted:
-    """The tokens this step added to the output, and why the run ended with it: eos, stop, length, or None.
+    """The tokens that this step added to the output, and why the run ended with this step: eos, stop, length, or None.
 
-    `logprobs` holds the log-probability of each under the target's unprocessed logits, where the backend reports it.
+    `logprobs` holds the log-probability of each token under the target's unprocessed logits, where the backend reports
+    it.
     """
 
     tokens: tuple[int, ...]
@@ -130,7 +136,8 @@ class Emitted:
 class Kv:
     """Rotated keys and values of committed tokens: float [layers, kv_heads, length, head_dim] each.
 
-    `first` holds, for each layer, the first column that is still there; columns before it are NaN. Empty: all are.
+    `first` holds, for each layer, the first column that the layer still has; columns before it are NaN. Empty: every
+    layer has all columns.
     """
 
     keys: Array
@@ -139,17 +146,17 @@ class Kv:
 
     @property
     def length(self) -> int:
-        """Committed tokens held."""
+        """Number of committed tokens."""
         return int(self.keys.shape[2])
 
 
 @dataclass(frozen=True)
 class Committed:
-    """The committed caches around one step; a cache that is not revealed is None.
+    """The committed caches around one step; None stands for a cache that the backend does not reveal.
 
     Attributes:
-        length: Tokens whose target KV is committed after the step.
-        before: Target cache as the step found it.
+        length: Number of tokens whose target KV is committed after the step.
+        before: Target cache at the start of the step.
         verified: Target cache after the verify forward and before the commit.
         after: Target cache after the commit.
         draft: The draft model's own cache after the step.
@@ -169,7 +176,7 @@ class Committed:
 
 @dataclass(frozen=True)
 class Step:
-    """One speculative step; a stage that the backend does not reveal is None, which is never "equal".
+    """One speculative step. A stage that the backend does not reveal is None, and None never counts as equal.
 
     `context` is the tokens whose KV was committed when the step began.
     """
@@ -215,9 +222,9 @@ class Trace:
         finish: Why the run ended: eos, stop, length, or None when it ran out of steps.
         accounting: The backend's counters, if it keeps any.
         forward_s: Seconds inside the backend's own forwards; never compared.
-        shared: What all requests did, where the case has a session; the rest is the trace of request 0.
-        fallbacks: Why attention took a slower path than the backend is there for, and in how many layers of forwards.
-        attention_calls: Layers of forwards; 0 where the backend does not count them.
+        shared: The traces of all requests, where the case has a session; the other fields are request 0's.
+        fallbacks: Each reason why attention took a slower path than the backend's own, with the number of calls.
+        attention_calls: Calls of attention, one for each layer of each forward; 0 where the backend does not count.
     """
 
     steps: tuple[Step, ...]
@@ -235,8 +242,9 @@ class Shared:
     """The part of a trace that shows all requests of a session.
 
     Attributes:
-        requests: Each request's own trace, by number; None for one that never entered.
-        prompts: The prompt each entered with, for a fork with what came before; empty for None.
+        requests: Each request's own trace, by number; None for a request that never entered.
+        prompts: The prompt of each request as it entered; a fork's begins with the tokens of the request it came from.
+            Empty for a request that never entered.
         accounts: Pages and columns after each action.
     """
 
@@ -246,7 +254,8 @@ class Shared:
 
 
 def frozen(array: Any, dtype: Any = None) -> Array:
-    """A read-only copy of `array`, as traces hold it."""
+    """A read-only copy of `array`; traces hold such copies because they are cached and shared."""
+    # `np.array` copies, so the flag leaves the caller's array writeable.
     copy = np.array(array, dtype=dtype)
     copy.flags.writeable = False
     return copy

@@ -1,4 +1,7 @@
-"""Tree: the candidate tokens of one speculative step, node 0 being the pending root."""
+"""Tree: the candidate tokens of one speculative step.
+
+Node 0 is the pending root.
+"""
 
 from dataclasses import dataclass, fields
 from functools import cached_property
@@ -12,8 +15,8 @@ Own = TypeVar("Own", bound="Shape")
 def check_parents(parent: tuple[int, ...]) -> None:
     """Raise Malformed unless `parent` is one rooted tree in dummy-root form.
 
-    Node 0 is the root and its own parent, so no negative index exists; every other node reaches 0. Parents need
-    not come before their children (EAGLE-Pangu, section on tree tensorization: any order that passes the checks).
+    Node 0 is the root and its own parent, so no negative index exists; every other node reaches node 0. A parent may
+    stand after its children (EAGLE-Pangu, section on tree tensorization: any order that passes the checks).
     """
     if not parent:
         raise Malformed("parent", "a tree has at least its root")
@@ -24,6 +27,7 @@ def check_parents(parent: tuple[int, ...]) -> None:
             raise Malformed(f"parent[{node}]", f"{up} is not a node of this {len(parent)}-node tree")
     reached = [False] * len(parent)
     reached[0] = True
+    # Nodes that are known to reach the root are not walked again.
     for node in range(len(parent)):
         walked = []
         at = node
@@ -38,7 +42,7 @@ def check_parents(parent: tuple[int, ...]) -> None:
 
 @dataclass(frozen=True)
 class Shape:
-    """Parents of a tree without its tokens, and what the words ask of them."""
+    """The parents of a tree without its tokens, and the properties that follow from them."""
 
     parent: tuple[int, ...]
 
@@ -50,7 +54,7 @@ class Shape:
 
     @cached_property
     def depth(self) -> tuple[int, ...]:
-        """Edges between the root and each node."""
+        """Number of edges between the root and each node."""
         return tuple(len(self.path(node)) - 1 for node in range(len(self)))
 
     def path(self, node: int) -> tuple[int, ...]:
@@ -58,13 +62,15 @@ class Shape:
         walked = [node]
         while walked[-1] != 0:
             walked.append(self.parent[walked[-1]])
+        # Walked upwards from the node.
         return tuple(reversed(walked))
 
     @cached_property
     def children(self) -> tuple[tuple[int, ...], ...]:
-        """Children of each node, in row order, which is the order in which they are tried."""
+        """Children of each node, in row order, which is the order in which rules try them."""
         below: list[list[int]] = [[] for _ in self.parent]
         for node, up in enumerate(self.parent):
+            # The root is its own parent and nobody's child.
             if node:
                 below[up].append(node)
         return tuple(tuple(nodes) for nodes in below)
@@ -80,7 +86,10 @@ class Shape:
         return max(self.depth)
 
     def part(self: Own, kept: list[int]) -> Own:
-        """The nodes `kept`, in that order: the root first, and with each node its parent. Their own fields stay."""
+        """The subtree of the nodes `kept`, in that order, each with its own token or rank.
+
+        `kept` begins with the root and holds the parent of each of its nodes.
+        """
         row = {node: at for at, node in enumerate(kept)}
         held = {
             one.name: tuple(getattr(self, one.name)[node] for node in kept)
@@ -95,7 +104,7 @@ class Tree(Shape):
     """A tree of tokens: `parent[i]` and `token[i]` for each node i.
 
     Node 0 is the root: the last token already emitted, whose KV is not yet written ("root pending"). In a script,
-    the engine's own pending token stands in for `token[0]` from the second step on.
+    the engine's own pending token replaces `token[0]` from the second step on.
 
     >>> Tree(parent=(0, 0, 1), token=(5, 7, 7)).path(2)
     (0, 1, 2)
@@ -132,7 +141,7 @@ class Tree(Shape):
 
 @dataclass(frozen=True)
 class RankTree(Shape):
-    """A static tree: node i is the `rank[i]`-th best child (0 = best) of its parent, as published choice lists are.
+    """A static tree: node i is the `rank[i]`-th best child (0 = best) of its parent, as in published choice lists.
 
     A chain has rank 0 everywhere.
     """

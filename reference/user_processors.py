@@ -1,4 +1,8 @@
-"""Custom processors: functions of the user's own over logits, admitted by name because a case file must replay them."""
+"""Custom logits processors: the user's own functions, admitted by name.
+
+A case file must replay a processor, so a processor is known by its name and must be a pure function of a module. Names
+in a file import nothing: only a name that the user gave is imported.
+"""
 
 import importlib
 import sys
@@ -11,7 +15,7 @@ from reference.malformed import Malformed
 from reference.trace import Array
 
 Processor = Callable[[tuple[int, ...], Array], Array]
-"""Tokens so far and their logits float64 [V] -> new logits [V]."""
+"""Function from the tokens so far and their logits float64 [V] to new logits [V]."""
 
 FIELD = "sampling.processors"
 """The path of a processor's name in a case."""
@@ -20,11 +24,11 @@ _ADMITTED: dict[str, Processor] = {}
 
 
 class Inadmissible(Malformed):
-    """A processor that cannot be had, or does what a case file cannot replay: the user's to mend, no engine's fault.
+    """A processor that cannot be imported or cannot be replayed from a case file: the user's error, not the engine's.
 
     Attributes:
         name: The processor.
-        flaw: What is wrong with it, without its name.
+        flaw: What is wrong with the processor, without its name.
     """
 
     def __init__(self, name: str, flaw: str) -> None:
@@ -34,14 +38,14 @@ class Inadmissible(Malformed):
 
 
 def admit(name: str, vocab: int = 64) -> None:
-    """Import the processor `pkg.module:function`; only ever called because the user named it.
+    """Import the processor `pkg.module:function`; called only because the user named it.
 
     Args:
-        name: The module's dotted name, a colon, the function's.
-        vocab: Size of the vocabulary on which it is tried.
+        name: The module's dotted name, a colon, the function's name.
+        vocab: Size of the vocabulary on which the processor is tried.
 
     Raises:
-        Inadmissible: It cannot be found, cannot be replayed from its name, or fails when tried.
+        Inadmissible: The processor cannot be found, cannot be replayed from its name, or fails when tried.
     """
     found = _found(name)
     _try_out(name, found, vocab)
@@ -49,14 +53,14 @@ def admit(name: str, vocab: int = 64) -> None:
 
 
 def admitted(name: str) -> Processor:
-    """The processor of that name, if the user has named it; Inadmissible otherwise."""
+    """The processor of that name if the user has named it; raises Inadmissible otherwise."""
     if name not in _ADMITTED:
         raise Inadmissible(name, f"not admitted; name it with --processor {name}")
     return _ADMITTED[name]
 
 
 def applied(name: str, tokens: tuple[int, ...], logits: Array) -> Array:
-    """The processor's answer to `logits`, which it may not change; Inadmissible where the answer is none."""
+    """The processor's answer to `logits`, which it may not change; raises Inadmissible for an unusable answer."""
     return _answer(name, admitted(name), tokens, logits)
 
 
@@ -65,7 +69,7 @@ def _line(error: BaseException) -> str:
 
 
 def _found(name: str) -> Processor:
-    """The function of that name, if it is one that a name can bring back."""
+    """The function of that name, if importing the name elsewhere yields the same function."""
     module_name, colon, attribute = name.partition(":")
     if not (colon and module_name and attribute.isidentifier()):
         raise Inadmissible(name, "is not of the form pkg.module:function")
@@ -81,6 +85,7 @@ def _found(name: str) -> Processor:
         raise Inadmissible(name, f"is {what}, not a plain function; its state cannot be replayed from a case file")
     if found.__name__ == "<lambda>" or "<locals>" in found.__qualname__ or found.__closure__:
         raise Inadmissible(name, "is a lambda or closure, not a plain function; it cannot be replayed from a case file")
+    # A function of a class, or one that its module does not hold under its name: its name would not bring it back.
     if found.__qualname__ != found.__name__ or not hasattr(sys.modules.get(found.__module__), found.__name__):
         raise Inadmissible(name, "is no function of a module's own; it cannot be replayed from a case file")
     return found
@@ -90,6 +95,7 @@ def _try_out(name: str, processor: Processor, vocab: int) -> None:
     """Raise Inadmissible unless the processor is a pure function on two small inputs."""
     rows = [np.linspace(-3.0, 3.0, vocab), np.cos(np.arange(vocab, dtype=np.float64))]
     contexts = [tuple(token % vocab for token in (0, 1, 2, 1)), (0,)]
+    # Two rounds over different inputs: state that the first round leaves behind shows in the second.
     first = [_answer(name, processor, tokens, row) for tokens, row in zip(contexts, rows, strict=True)]
     again = [_answer(name, processor, tokens, row) for tokens, row in zip(contexts, rows, strict=True)]
     if not all(np.array_equal(a, b) for a, b in zip(first, again, strict=True)):
@@ -97,7 +103,8 @@ def _try_out(name: str, processor: Processor, vocab: int) -> None:
 
 
 def _answer(name: str, processor: Processor, tokens: tuple[int, ...], logits: Array) -> Array:
-    """The processor's return value as a float64 [V] of its own; its input must stay as it is."""
+    """The processor's return value as a fresh float64 [V]; raises Inadmissible where it changes its input."""
+    # A copy: the processor may write to its argument, and this is how it shows.
     given = np.array(logits, dtype=np.float64)
     try:
         result = np.array(processor(tokens, given), dtype=np.float64)
@@ -109,6 +116,7 @@ def _answer(name: str, processor: Processor, tokens: tuple[int, ...], logits: Ar
         raise Inadmissible(name, f"returns shape {result.shape} for logits of shape {given.shape}")
     if np.isnan(result).any() or np.isposinf(result).any():
         raise Inadmissible(name, "returns NaN or infinity")
+    # A row that arrives without any token is not the processor's doing.
     if np.isneginf(result).all() and not np.isneginf(given).all():
         raise Inadmissible(name, "leaves no token: every logit that it returns is -inf")
     return result

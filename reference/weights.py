@@ -1,4 +1,7 @@
-"""The weights a seed denotes, under the names of a Hugging Face state dict: data that oracle and engines share."""
+"""Seeded weights, under the names of a Hugging Face state dict.
+
+The oracle and the engines share these tensors.
+"""
 
 from functools import lru_cache
 
@@ -8,24 +11,27 @@ from reference.architecture import Architecture, Seeded
 from reference.trace import Array
 
 QUERY_KEY_GAIN = 1.0
-"""Scores of standard deviation 1: attention is neither uniform nor one-hot, so that every visible row has a say."""
+"""Scores get standard deviation 1: attention is neither uniform nor one-hot, and every visible row has an effect."""
 
 HEAD_GAIN = 3.0
-"""Standard deviation of the logits: the top two stay far apart compared with float32 noise."""
+"""Standard deviation of the logits: large enough that the top two lie far apart compared with float32 noise."""
 
 
 def representable(values: Array) -> Array:
-    """`values` rounded to 8 significant bits above 2**-16 in size: exact in float64, float32, bfloat16 and float16.
+    """`values` rounded to 8 significant bits, and to 0 below 2**-16 in size.
 
-    All working dtypes then run the same weights, and the oracle needs no second set.
+    The result is exact in float64, float32, bfloat16 and float16, so all working dtypes run the same weights and the
+    oracle needs one set.
     """
+    # frexp's mantissa lies in [0.5, 1): multiples of 1/256 have 8 significant bits. They still fit float16's
+    # subnormals, multiples of 2**-24, at 2**-16.
     mantissa, exponent = np.frexp(values)
     rounded = np.ldexp(np.round(mantissa * 256) / 256, exponent)
     return np.where(np.abs(rounded) < 2.0**-16, 0.0, rounded)
 
 
 def permutation(seed: int, size: int) -> Array:
-    """The renaming of token ids that `seed` denotes: id t becomes `permutation[t]`; seed 0 renames nothing."""
+    """The renaming of token ids that `seed` stands for: id t becomes `permutation[t]`; seed 0 renames nothing."""
     return np.random.default_rng(seed).permutation(size) if seed else np.arange(size)
 
 
@@ -38,15 +44,17 @@ def seeded(model: Seeded) -> dict[str, Array]:
         for name in ("model.embed_tokens.weight", "lm_head.weight"):
             if name in state:
                 moved = np.empty_like(state[name])
+                # Row t of embedding and head becomes row `renamed[t]`; no other weight knows token ids.
                 moved[renamed] = state[name]
                 state[name] = moved
+    # The result is cached: a caller that wrote to it would change the model of later cases.
     for array in state.values():
         array.flags.writeable = False
     return state
 
 
 def shapes(arch: Architecture) -> dict[str, tuple[int, ...]]:
-    """Shape of every tensor of the architecture's state dict."""
+    """The shape of every tensor of the architecture's state dict."""
     wide, narrow = arch.heads * arch.head_dim, arch.kv_heads * arch.head_dim
     hidden, inner = arch.hidden_size, arch.intermediate_size
     table: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (arch.vocab_size, hidden)}
@@ -80,6 +88,7 @@ def _margin(arch: Architecture, seed: int) -> dict[str, Array]:
     for name, shape in shapes(arch).items():
         noise = draw.normal(size=shape)
         if name.endswith("norm.weight"):
+            # Around the weight with which the family's norm multiplies by 1.
             values = arch.words.resting_gain + 0.1 * noise
         elif name.endswith("bias"):
             values = 0.3 * noise
@@ -95,17 +104,18 @@ def _margin(arch: Architecture, seed: int) -> dict[str, Array]:
 
 
 PROBE_CODES = 32
-"""Rows that one forward of the transparent probe can tell apart."""
+"""Number of rows that one forward of the transparent probe can tell apart."""
 
 
 def probe_architecture(arch: Architecture) -> Architecture:
-    """`arch` reshaped so that its transparent weights can name PROBE_CODES rows: heads, windows and chunks stay."""
+    """`arch` resized so that its transparent weights can name PROBE_CODES rows; heads, windows and chunks stay."""
     wide = PROBE_CODES
     return Architecture(
         family=arch.family,
         vocab_size=arch.heads * wide + 1,
-        # One block for the codes, one per head; Llama's config wants a multiple of the heads.
+        # One block for the codes, and one for each head; Llama's config wants a multiple of the number of heads.
         hidden_size=-(-(1 + arch.heads) * wide // arch.heads) * arch.heads,
+        # The feed-forward weights are zero, so the width does not matter.
         intermediate_size=2,
         heads=arch.heads,
         kv_heads=arch.kv_heads,
@@ -144,6 +154,7 @@ def _transparent(model: Seeded) -> dict[str, Array]:
         if name.endswith("norm.weight"):
             state[name][:] = arch.words.resting_gain
     state["model.embed_tokens.weight"][1 : wide + 1, :wide] = np.eye(wide)
+    # All other layers have a zero output projection: the residual stream passes them unchanged.
     at = f"model.layers.{model.probed_layer}.self_attn"
     for head in range(arch.kv_heads):
         state[f"{at}.v_proj.weight"][head * wide : (head + 1) * wide, :wide] = np.eye(wide)

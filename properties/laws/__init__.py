@@ -1,1 +1,4 @@
-"""Laws of black boxes: a sampler takes coins, and its exact law is found by asking it."""
+"""Exact laws of black boxes: samplers that turn coins into tokens.
+
+The law is found by asking the sampler; `properties.laws.sampled` tests samplers that take no coins.
+"""

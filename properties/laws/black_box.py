@@ -1,4 +1,7 @@
-"""Asking a black box: tapes of coins on a grid go in, labels of what came out return, and strays are noticed."""
+"""Asked: a black box that is asked with tapes of coins on a grid.
+
+It returns labels of the outcomes, and notices strays: requests whose outcome depends on other requests of the batch.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,16 +12,16 @@ from reference.probability_world import Blocks
 from reference.trace import Array
 
 Evaluate = Callable[[Array], Blocks]
-"""A batch of requests, one for each row of a tape float64 [B, coins], and what each of them emitted."""
+"""Function from tapes float64 [B, coins], one row for each request of a batch, to the requests' blocks."""
 
 Signature = tuple[tuple[int, ...], tuple[int, ...]]
-"""Accepted rows and emitted tokens of one request."""
+"""The outcome of one request: accepted rows and emitted tokens."""
 
 CHUNK = 1 << 16
-"""Rows of one call."""
+"""Most requests of one call."""
 
 STRAYS = 16
-"""Strays that are kept."""
+"""Number of strays that are kept."""
 
 
 @dataclass(frozen=True)
@@ -27,8 +30,8 @@ class Stray:
 
     Attributes:
         tape: The coins of the request.
-        outcome: What it emitted.
-        other: What it emitted from the same coins in another batch.
+        outcome: The outcome of the request.
+        other: The outcome from the same coins in another batch.
     """
 
     tape: tuple[float, ...]
@@ -39,8 +42,8 @@ class Stray:
 class Asked:
     """The black box on the grid of coins k / grid: its axes in the order of cutting, its answers as labels.
 
-    A label is a 64-bit hash of path and tokens, its multipliers drawn once; `signatures` has what each stands for, and
-    `first` a place, int64 [coins], where it was first seen.
+    A place is a tape in grid units, int64 [coins]. A label is a 64-bit hash of path and tokens, with multipliers drawn
+    once. `signatures` maps a label to its outcome, `first` to the place where it was first seen.
     """
 
     def __init__(self, evaluate: Evaluate, coins: int, grid: int, order: tuple[int, ...], seed: int) -> None:
@@ -65,7 +68,10 @@ class Asked:
         return self.cells(places)[0]
 
     def cells(self, places: Array) -> tuple[Array, Array | None, Array | None]:
-        """Labels, and the cells that the backend reports: places from low inclusive to high exclusive, or None."""
+        """Labels of the places, and the cells around them that the backend reports, or None where it reports none.
+
+        A cell goes from low inclusive to high exclusive.
+        """
         if not len(places):
             return np.zeros(0, dtype=np.int64), None, None
         parts = [self._call(places[at : at + CHUNK]) for at in range(0, len(places), CHUNK)]
@@ -79,23 +85,25 @@ class Asked:
     def tapes(self, places: Array) -> Array:
         """The coins at `places`, in the backend's own order."""
         tapes = np.empty(places.shape)
+        # Axis i of a place is coin `order[i]` of the tape.
         tapes[:, self._order] = places / self.grid
         return tapes
 
     def within(self, low: Array, high: Array) -> Array:
-        """A random place in each box."""
+        """A random place in each box from `low` inclusive to `high` exclusive."""
         drawn = low + ((high - low) * self.rng.random(low.shape)).astype(np.int64)
+        # Rounding in float64 may carry a wide box's draw to `high` itself.
         inside: Array = np.minimum(drawn, high - 1)
         return inside
 
     def stray(self, place: Array, label: int, other: int) -> None:
-        """Note that one tape had two outcomes."""
+        """Note that the tape at `place` had two outcomes."""
         if len(self.strays) < STRAYS:
             tape = tuple(float(coin) for coin in self.tapes(place[None])[0])
             self.strays.append(Stray(tape, self.signatures[label], self.signatures[other]))
 
     def mixed(self, places: Array, labels: Array) -> None:
-        """Ask some of `places` again among other neighbours, and alone; whoever answers otherwise is a stray."""
+        """Ask some of `places` again among other requests, and alone; a place with another answer is a stray."""
         some = self.rng.permutation(len(places))[:64]
         strangers = self.within(np.zeros((len(some), self.coins), dtype=np.int64), np.full(self.coins, self.grid))
         crowd = np.concatenate([places[some], strangers])
@@ -119,7 +127,9 @@ class Asked:
             )
         rows = np.concatenate([blocks.path, blocks.tokens], axis=1).astype(np.int64)
         while len(self._odd) < rows.shape[1]:
+            # An odd multiplier is invertible modulo 2^64, so a product loses no information on its value.
             self._odd = np.append(self._odd, 2 * self.rng.integers(1 << 63, dtype=np.uint64) + np.uint64(1))
+        # The padding -1 becomes 1, so that every value takes part in the sum, which wraps modulo 2^64.
         labels = ((rows + 2).astype(np.uint64) * self._odd[: rows.shape[1]]).sum(axis=1).view(np.int64)
         wide = blocks.path.shape[1]
         for label, at in zip(*np.unique(labels, return_index=True), strict=True):
@@ -130,12 +140,12 @@ class Asked:
             return labels, None, None
         with np.errstate(invalid="ignore"):
             low, high = (np.ceil(side[:, self._order] * self.grid) for side in (blocks.low, blocks.high))
-        # What is no number encloses nothing, and so is disputed.
+        # A bound that is NaN becomes an empty cell, which does not hold its place and is disputed.
         low, high = np.nan_to_num(low, nan=self.grid), np.nan_to_num(high, nan=0.0)
         return labels, *(np.clip(side, 0, self.grid).astype(np.int64) for side in (low, high))
 
 
 def _trimmed(row: Array) -> tuple[int, ...]:
-    """The row without the -1 at its end."""
+    """The row without the padding -1 at its end."""
     held = np.nonzero(row != -1)[0]
     return tuple(int(value) for value in row[: held[-1] + 1]) if len(held) else ()

@@ -1,4 +1,7 @@
-"""One cell: the box of tapes around a tape in which a black box decides the same, searched and put to the proof."""
+"""Cell: the box of tapes around one tape on which a black box decides the same.
+
+A cell is found by bisection (`bisected`) and cut until its probes agree (`proven`).
+"""
 
 from collections.abc import Callable
 
@@ -8,17 +11,17 @@ from properties.laws.black_box import Asked
 from reference.trace import Array
 
 WITNESSES = 16
-"""Tapes on which the two ends of an axis must behave as the point between them, where a backend reports no cell."""
+"""Tapes on which the two ends of an axis must give what the point between them gives, if a backend reports no cell."""
 
 ROUNDS = 64
-"""Cuts after which a cell that still fails its probes is halved instead."""
+"""Number of cuts after which a cell that still fails its probes is halved instead."""
 
 
 def probes(asked: Asked, low: Array, high: Array, corners: int) -> Array:
     """Places int64 [corners + 1, boxes, coins] in each box: random corners, each with its opposite, and one inside.
 
-    Of two opposite corners one has the first, the other the last place of every axis: an interval that reaches too far
-    along any axis is caught at its end, wherever the end is one coin wide.
+    On every axis, one of two opposite corners has the first place and the other the last. An interval that reaches too
+    far along an axis is so caught at its end, even where it reaches too far by one place.
     """
     half = asked.rng.random(((corners + 1) // 2, *low.shape)) < 0.5
     pick = np.stack([half, ~half], axis=1).reshape(2 * len(half), *low.shape)[:corners]
@@ -26,19 +29,19 @@ def probes(asked: Asked, low: Array, high: Array, corners: int) -> Array:
 
 
 def bisected(asked: Asked, low: Array, high: Array, point: Array, settled: Array) -> tuple[Array, Array]:
-    """Intervals around `point` in which nothing changes, for boxes of a backend that reports none.
+    """Intervals around `point` in which nothing changes, for boxes of a backend that reports no cells.
 
-    An axis is narrowed until its ends behave as the point does on every witness: a tape with the point's coins on
-    earlier axes and any of the box's on later ones. Then, by induction over the axes, the product of the intervals has
-    one outcome, also where a decision along an axis is not seen in the outcome of the point itself (which of two
-    rejected tokens had been drafted). What no witness shows is left to the probes.
+    An axis is narrowed until its ends give what the point gives on every witness: a tape with the point's coins on
+    earlier axes and any of the box's coins on later axes. By induction over the axes, the product of the intervals then
+    has one outcome, also where a decision along an axis does not show in the outcome of the point itself (such as which
+    of two rejected tokens was drafted). The probes look for decisions that no witness shows.
 
     Args:
         asked: The black box.
         low: First places, int64 [boxes, coins].
         high: One beyond the last.
         point: A place inside each.
-        settled: Leading axes, int64 [boxes], known to be narrow enough.
+        settled: Number of leading axes, int64 [boxes], that are known to be narrow enough.
     """
     first, last = low.copy(), high - 1
     box, axis = np.nonzero((np.arange(low.shape[1]) >= settled[:, None]) & (high - low > 1))
@@ -46,7 +49,8 @@ def bisected(asked: Asked, low: Array, high: Array, point: Array, settled: Array
         return first, last + 1
     wide = (len(box), WITNESSES, low.shape[1])
     beneath, beyond = (np.broadcast_to(side[box, None], wide) for side in (low, high))
-    # Coins at the ends of the box show what random ones hide: with a coin of 0 a sampler accepts whatever it can.
+    # Coins at the ends of the box show decisions that random coins hide: with a coin of 0 a sampler accepts wherever it
+    # can. Witness 0 lies at the lower ends, witness 2 at the upper ones; other even ones are random, odd ones mixed.
     kind = asked.rng.integers(5, size=wide)
     kind[:, ::2] = 4
     kind[:, 0], kind[:, 2] = 0, 1
@@ -60,7 +64,7 @@ def bisected(asked: Asked, low: Array, high: Array, point: Array, settled: Array
 
     middle = point[box, axis]
     base = ask(*_crossed(np.arange(len(box))), np.repeat(middle, WITNESSES)).reshape(-1, WITNESSES)
-    # Both ends at once: end e of pair i is row e * pairs + i.
+    # Both ends of all (box, axis) pairs in one array: end e of pair i is row e * pairs + i.
     pair = np.tile(np.arange(len(box)), 2)
     end = np.concatenate([first[box, axis], last[box, axis]])
     rows = np.nonzero(end != middle[pair])[0]
@@ -79,15 +83,15 @@ def bisected(asked: Asked, low: Array, high: Array, point: Array, settled: Array
 
 
 def _crossed(rows: Array) -> tuple[Array, Array]:
-    """Each row with each witness."""
+    """Indices that pair each row with each witness."""
     return np.repeat(rows, WITNESSES), np.tile(np.arange(WITNESSES), len(rows))
 
 
 def flip(same: Array, other: Array, asks: Callable[[Array, Array], Array]) -> tuple[Array, Array]:
-    """Bisect, in lock step, between places where `asks(rows, places)` is true and places where it is false.
+    """Bisect all rows together, between a place where `asks(rows, places)` is true and a place where it is false.
 
     Returns:
-        The last place of each row that is still the same, and its neighbour that is not.
+        The last place of each row where it is true, and the neighbouring place where it is false.
     """
     same, other = same.copy(), other.copy()
     while len(rows := np.nonzero(np.abs(same - other) > 1)[0]):
@@ -101,10 +105,10 @@ def flip(same: Array, other: Array, asks: Callable[[Array, Array], Array]) -> tu
 def proven(
     asked: Asked, low: Array, high: Array, point: Array, labels: Array, corners: int
 ) -> tuple[Array, Array, Array]:
-    """Cells cut until all their probes agree with `labels`; each keeps its point. Also how often each was cut.
+    """Cells cut until all their probes agree with `labels`, and how often each cell was cut; each keeps its point.
 
-    A probe that differs is walked to the point one coin at a time, the last axis first; the axis on which the outcome
-    flips is bisected, and the cell ends there.
+    A probe that differs is walked to the point one coin at a time, the last axis first. The axis on which the outcome
+    changes is bisected, and the cell ends there.
     """
     low, high, coins = low.copy(), high.copy(), low.shape[1]
     cuts = np.zeros(len(low), dtype=np.int64)
@@ -120,10 +124,11 @@ def proven(
         if not len(left):
             break
         cuts[left] += 1
-        # [coins + 1, boxes, coins]: step j has the probe's coins from axis j on.
+        # [coins + 1, boxes, coins]: step j has the point's coins before axis j and the probe's from axis j on.
         keeps = np.arange(coins) < np.arange(coins + 1)[:, None]
         steps = np.where(keeps[:, None], point[left], probe)
         again = asked(steps.reshape(-1, coins)).reshape(coins + 1, -1)
+        # Both ends of the walk were asked before: another answer now makes a stray.
         for end, before in ((0, answer), (coins, labels[left])):
             for at in np.nonzero(again[end] != before)[0]:
                 asked.stray(steps[end, at], int(before[at]), int(again[end, at]))
@@ -150,7 +155,7 @@ def proven(
 
 
 def _halve(low: Array, high: Array, point: Array, rows: Array) -> None:
-    """Keep the half of each cell along its widest axis that holds its point."""
+    """Halve each cell along its widest axis, and keep the half that holds its point."""
     axis = (high[rows] - low[rows]).argmax(axis=1)
     middle = (low[rows, axis] + high[rows, axis]) // 2
     upper = point[rows, axis] >= middle

@@ -1,4 +1,7 @@
-"""Conditional trials: a generation taken apart into the draws it consists of, each with its law given all before it."""
+"""Trials: a generation taken apart into its draws, each with its law.
+
+The law of a draw is that given all draws before it.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,29 +20,32 @@ from reference.trace import Array, Step, Trace
 from reference.tree import Tree
 
 TRIED_IN_TURN = ("chain", "multi-round", "eagle")
-"""Rules that try siblings one after the other, each by a coin of its own against what is left of p."""
+"""Rules that try siblings one after the other, each with its own coin, against the residual of p."""
 
 ROUNDING = {"float64": 1e-11, "float32": 2e-5, "bfloat16": 2e-5, "float16": 2e-5}
-"""How far an engine's arithmetic may move a score between its own logits and its law; float32 is the least in use."""
+"""How far an engine's arithmetic may move a score between its own logits and its law.
+
+16-bit engines compute the law in float32 at least.
+"""
 
 LANES = 8
-"""Partial sums that a softmax keeps at least: one over V numbers rounds V / LANES times."""
+"""Least number of partial sums in an engine's softmax: a sum over V numbers then rounds V / LANES times."""
 
 WIDEST = 300.0
-"""A margin of scores beyond which a band says nothing, within what float64 can exponentiate."""
+"""Largest margin of scores: a band says nothing beyond it, and exp of twice this margin is still finite in float64."""
 
 Tried = list[tuple[int, Array | None]]
-"""Siblings in the order of their trials: token, and the law it was drawn from, None if it was proposed for sure."""
+"""Siblings in the order of their trials: token, and the law of its draw; None for a token proposed for sure."""
 
 
 @dataclass(frozen=True)
 class Point:
-    """The oracle's law after some tokens, and what the engine's may be.
+    """The oracle's law after some tokens, and bounds of the engine's law there.
 
     Attributes:
-        p: By the oracle's logits [V].
-        low: The least that the engine's may be [V].
-        high: The most.
+        p: The law by the oracle's logits [V].
+        low: The smallest probabilities that the engine's law may have [V].
+        high: The largest.
     """
 
     p: Array
@@ -51,7 +57,7 @@ def logit_bound(case: Case, control: Noise) -> float:
     """How far one logit of the engine may lie from the oracle's, wherever rule N holds.
 
     Rule N bounds the rms distance of a row by `Noise.of_logits`; no entry of a row of V numbers exceeds sqrt(V) times
-    its rms. A backend that shows no logits has no measured control: it is given what a control may measure at most.
+    its rms. The control of a backend that shows no logits is not measured: its largest admissible error is assumed.
     """
     widest = control.of_logits()
     if control.measured == 0.0 and control.logits > 0.0:
@@ -62,12 +68,12 @@ def logit_bound(case: Case, control: Noise) -> float:
 def points(case: Case, oracle: Oracle, trace: Trace, bound: float) -> list[Point]:
     """The oracle's law before each token of the output, given the tokens before it, and the band of the engine's.
 
-    Every token of the output follows tokens that are known, so one forward of the oracle over the output has them all.
+    Every token of the output follows known tokens, so one forward of the oracle over the output gives all laws.
 
     Args:
         case: The case that was run; it samples.
-        oracle: The truth.
-        trace: Of the run.
+        oracle: The oracle.
+        trace: The trace of the run.
         bound: How far one logit of the engine may lie from the oracle's.
 
     Raises:
@@ -86,21 +92,21 @@ def points(case: Case, oracle: Oracle, trace: Trace, bound: float) -> list[Point
 
 
 def high_of(known: list[Point]) -> list[Array]:
-    """The most that the engine's law may give each token [V], at each place of the output."""
+    """The largest probability that the engine's law may give each token [V], at each place of the output."""
     return [point.high for point in known]
 
 
 def trials(case: Case, trace: Trace, known: list[Point]) -> Iterator[Trial]:
     """The draws of a generation in the order in which they happened, each given all that came before it.
 
-    Where the rule tries siblings in turn and the trace shows trees, paths and proposals, a token is
-    one trial for each sibling that was tried; what a stop cut from a block is no part of the output and no trial. For
-    other rules and for backends that show less, the fact is used that holds for every lossless rule: each token of the
-    output, given those before it, is from p. Which of the two is decided for the whole generation.
+    Where the rule tries siblings in turn and the trace shows trees, paths and proposals, a token makes one trial for
+    each sibling that was tried; tokens that a stop cut from a block make none. For other rules, and for backends that
+    show less, each token of the output is one draw from p given the tokens before it, which holds for every lossless
+    rule. One of the two ways is taken for the whole generation.
 
     Args:
         case: The case that was run; it samples.
-        trace: Of the run.
+        trace: The trace of the run.
         known: The oracle's law before each token of the output, as `points` gives it.
     """
     walks = walked(case, trace)
@@ -113,9 +119,9 @@ def trials(case: Case, trace: Trace, known: list[Point]) -> Iterator[Trial]:
 
 
 def walked(case: Case, trace: Trace) -> list[tuple[Tried, bool]] | None:
-    """For each token of the output the siblings that were tried for it, and whether the last of them was accepted.
+    """For each token of the output, the siblings that were tried for it, and whether the last of them was accepted.
 
-    None where the rule tries none in turn, or the trace does not show a walk that leads to its own output.
+    None where the rule tries no siblings in turn, or the trace does not show a walk that leads to its own output.
     """
     if case.sampling.rule.name not in TRIED_IN_TURN:
         return None
@@ -131,7 +137,7 @@ def walked(case: Case, trace: Trace) -> list[tuple[Tried, bool]] | None:
 
 
 def _levels(case: Case, step: Step) -> list[tuple[Tried, bool]] | None:
-    """The siblings tried at each node of the walk of one step."""
+    """The siblings tried at each node of the walk of one step; None where the step shows no consistent walk."""
     if step.drafted is None or step.accepted is None or step.emitted is None or step.drafted.proposal is None:
         return None
     tree, path, told = step.drafted.tree, step.accepted.path, step.drafted.proposal
@@ -139,13 +145,17 @@ def _levels(case: Case, step: Step) -> list[tuple[Tried, bool]] | None:
     removed = not deterministic(case) and case.sampling.draws == "without-replacement"
     if told.shape != (len(tree), case.model.vocab_size) or path[:1] != (0,):
         return None
+    # The emitted tokens must be the beginning of path and bonus: a stop may have cut the rest.
     block = (*(tree.token[node] for node in path[1:] if node < len(tree)), step.accepted.bonus)
     if block[: len(step.emitted.tokens)] != step.emitted.tokens:
         return None
     levels: list[tuple[Tried, bool]] = []
+    # All nodes with the accepted token path: for eagle, the children of twins are tried together.
     same = [0]
+    # None stands for the end of the walk, where all siblings tried were rejected or none existed.
     for node in (*path[1:], None):
         below = sorted(child for twin in same for child in tree.children[twin])
+        # eagle tries equal tokens once; a chain has one child at most.
         below = _distinct(tree, below) if eagle else below[:1] if case.sampling.rule.name == "chain" else below
         if node is not None and node not in below:
             return None
@@ -167,7 +177,8 @@ def _distinct(tree: Tree, nodes: list[int]) -> list[int]:
 
 
 def _drawn_from(told: Array, token: int, gone: set[int]) -> Array | None:
-    """The law of a token's draw, without siblings drawn before it; None if the token was sure."""
+    """The law of a token's draw, without the siblings drawn before; None if the token was proposed for sure."""
+    # A one-hot proposal: the token was proposed for sure.
     if told[token] == 1.0:
         return None
     left = np.array(without(told.astype(np.float64).tolist(), gone)) if gone else told.astype(np.float64)
@@ -176,7 +187,7 @@ def _drawn_from(told: Array, token: int, gone: set[int]) -> Array | None:
 
 
 def _revealed(trace: Trace, count: int) -> list[Array | None]:
-    """The engine's own logits before each token of the output, where it shows them."""
+    """The engine's own logits before each token of the output; None where it does not reveal them."""
     rows: list[Array | None] = []
     for step in trace.steps:
         if step.emitted is None:
@@ -192,9 +203,9 @@ def _point(case: Case, row: Array, seen: Array | None, output: tuple[int, ...], 
     """The oracle's law after `output`, and its band.
 
     Noise of logits becomes noise of scores: a repetition penalty r stretches it by up to max(r, 1/r), penalties that
-    are subtracted and bans leave it, the temperature divides it. Where the engine shows its logits, how far its scores
-    lie off is known: half their spread, since a shift of a whole row changes no law. The smaller of the two counts, so
-    logits that are wrong widen no band beyond what rule N admits.
+    are subtracted and bans leave it, the temperature divides it. Where the engine shows its logits, the distance of its
+    scores is known: half the spread of the differences, since a shift of a whole row changes no law. The smaller of the
+    two counts, so that wrong logits widen no band beyond what rule N admits.
     """
     sampling, stops = case.sampling, case.stops
     true = processing.scores(row, sampling, stops, case.prompt, output)
@@ -207,26 +218,32 @@ def _point(case: Case, row: Array, seen: Array | None, output: tuple[int, ...], 
             noise = min(noise, float(np.ptp(own[named] - true[named])) / 2 / sampling.temperature)
     if not np.isfinite(noise):
         raise NotApplicable("how far the engine's scores may lie off has no bound")
+    # A shift changes no law and keeps exp in range.
     tempered = (true - true.max()) / sampling.temperature
     engine = UNIT["float64" if case.dtype == "float64" else "float32"]
     noise += ROUNDING[case.dtype] + engine * len(row) / LANES
+    # Dividing and subtracting large scores rounds in proportion to their size.
     noise += 2 * engine * float(np.abs(true[named]).max()) / sampling.temperature
     low, high = band(tempered, min(noise, WIDEST), sampling)
     return Point(processing.law(row, sampling, stops, case.prompt, output), low, high)
 
 
 def _level(point: Point, tried: Tried, accepted: bool, token: int) -> Iterator[Trial]:
-    """The trials at one node: each sibling in turn, then the token in the place of the last or after no sibling."""
+    """The trials at one node: each sibling in turn, with the token drawn after the last one if it was rejected.
+
+    Without siblings the one trial is the drawn token.
+    """
     if not tried:
         yield Trial(point.p, replacement=token, low=point.low, high=point.high)
     p, low, high = point.p, point.low, point.high
     for at, (drafted, q) in enumerate(tried):
         last = at == len(tried) - 1
-        # A draft without a token left to draw, or a p of which nothing may be left: no trial can be stated from here.
+        # The draft has no token left to draw, or the residual of p may be empty: no further trial can be stated.
         if (q is not None and not q.any()) or not high.any():
             return
         came = token if last and not accepted else None
         yield Trial(p, q, drafted, last and accepted, came, low=low, high=high)
+        # The residual after a token proposed for sure is p without that token.
         sure = np.zeros(len(p))
         sure[drafted] = 1.0
         told = sure if q is None else q

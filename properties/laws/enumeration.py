@@ -1,4 +1,7 @@
-"""Coin boxes: a black box that takes a tape of coins, turned into its exact law by cutting the tapes into cells."""
+"""Enumeration: the exact law of a black box that takes a tape of coins.
+
+The cube of tapes is cut into cells with one outcome each.
+"""
 
 import math
 from dataclasses import dataclass
@@ -14,16 +17,16 @@ from reference.tree import Shape
 __all__ = ["MOST_CELLS", "Law", "MassLost", "Stray", "TooManyCells", "decisions", "law", "used"]
 
 MOST_CELLS = 1_000_000
-"""Cells after which an enumeration gives up."""
+"""Number of cells at which an enumeration gives up."""
 
 AUDIT = 1 << 15
-"""Tapes on which a law from searched cells is checked once more; a wrong mass of 0.001 escapes them with 1e-14."""
+"""Tapes on which a law from searched cells is checked again; a wrong mass of 0.001 escapes with probability 1e-14."""
 
 EACH = 128
-"""Tapes, some of their coins at its ends, on which each searched cell is checked with it, however small it is."""
+"""Tapes on which each searched cell is checked as well, however small it is; some of their coins lie at its ends."""
 
 TOTAL = 1e-12
-"""How far the masses may sum from 1."""
+"""Largest distance from 1 of the sum of all masses."""
 
 
 class TooManyCells(Exception):
@@ -31,7 +34,7 @@ class TooManyCells(Exception):
 
 
 class MassLost(ArithmeticError):
-    """The masses of a law do not sum to 1: its cells overlap or leave something out."""
+    """The masses of a law do not sum to 1: its cells overlap or leave a gap."""
 
 
 @dataclass(frozen=True)
@@ -42,13 +45,13 @@ class Law:
         outcomes: The mass of each block of tokens that was ever seen, however small; empty where there are strays,
             since a request whose outcome depends on its neighbours has no law of its own.
         paths: The same, by accepted rows and tokens.
-        cells: Boxes of tapes, each with one outcome, that fill the cube.
-        searched: Those of them that were searched, not reported.
-        evaluations: Requests run.
-        calls: Batches in which they were run.
-        disputed: Cells reported by the backend in which a probe found another outcome; they were searched instead.
-        cut: Searched cells that a probe made smaller.
-        strays: Tapes whose outcome changed in other company, the first 16.
+        cells: Number of boxes of tapes, each with one outcome, that fill the cube.
+        searched: Number of cells that were found by search; the backend reported the others.
+        evaluations: Number of requests run.
+        calls: Number of batches in which they were run.
+        disputed: Number of reported cells in which a probe found another outcome; they were searched instead.
+        cut: Number of searched cells that a probe made smaller.
+        strays: Tapes whose outcome changed beside other requests, the first 16.
     """
 
     outcomes: dict[tuple[int, ...], float]
@@ -63,9 +66,9 @@ class Law:
 
 
 def decisions(shape: Shape) -> tuple[int, ...]:
-    """The coins of one step over `shape` in the order in which a lazy decoder needs them: an `order` for `law`.
+    """The coins of one step over `shape`, in the order in which a lazy decoder needs them: an `order` for `law`.
 
-    Cells found by search follow this order, and with a good one are no more than the paths of decision.
+    Cells found by search follow this order; a good order gives no more cells than there are paths of decision.
     """
     nodes = sorted(range(len(shape)), key=lambda node: (shape.depth[node], node))
     lazy = [place(kind, node, len(shape)) for node in nodes for kind in ("draft", "order", "accept")]
@@ -84,20 +87,20 @@ def law(
 ) -> Law:
     """The exact law of `evaluate` under independent coins k / grid, k uniform in 0..grid-1.
 
-    All open boxes go in waves: one tape inside each is run, the cell around it taken as reported or found by bisection,
-    put to the proof at random corners and inside, and cut out of its box. The one premise is that decisions compare a
+    Open boxes are taken in waves: one tape inside each is run, the cell around it is taken as reported or found by
+    bisection, probed at random corners and inside, and cut out of its box. The one premise is that decisions compare a
     coin with a number that earlier decisions fix; the probes try to refute it. A searched cell may still hide a
-    decision that its outcome does not show; all searched cells together are therefore audited, see AUDIT and
-    EACH. What they let pass is small: with eight tokens and drafts inside, a total variation of 1e-6 was seen.
+    decision that its outcome does not show, so all searched cells are audited together (AUDIT, EACH). The error that
+    passes is small: with eight tokens and drafts inside, a total variation of 1e-6 was seen.
 
     Args:
         evaluate: The black box; it may report cells (`Blocks.low`, `high`), which saves the search.
         coins: Length of a tape.
         grid: 2^53 for float64, 2^24 for float32: the coins that their generators return.
-        seed: Of the tapes that are tried; laws of different seeds agree.
-        probes: Corners probed in each cell, beside one place inside.
-        most_cells: Where to give up.
-        order: Coins in the order of decision, as far as known; as they lie on the tape by default.
+        seed: Seed of the tapes that are tried; laws of different seeds agree.
+        probes: Number of corners probed in each cell, beside one place inside.
+        most_cells: Number of cells at which to give up.
+        order: Coins in the order of decision, as far as known; by default the order of the tape.
 
     Raises:
         TooManyCells: There are more than `most_cells`.
@@ -128,7 +131,7 @@ def law(
 
 
 def probe_cube(asked: Asked, low: Array, high: Array) -> Array:
-    """Tapes to begin with: corners of the cube, and 64 inside."""
+    """The first places to ask: corners of the cube, and 64 inside."""
     inside = asked.within(*(np.repeat(side, 64, axis=0) for side in (low, high)))
     return np.concatenate([probes(asked, low, high, 8)[:, 0], inside])
 
@@ -163,12 +166,12 @@ class _Work:
         self._reports = True
 
     def push(self, low: Array, high: Array, settled: Array) -> None:
-        """Open boxes int64 [boxes, coins], of which the first `settled` axes are narrow enough."""
+        """Open boxes int64 [boxes, coins]; of each, the first `settled` axes are narrow enough."""
         if len(low):
             self.open.append((low, high, settled))
 
     def wave(self) -> None:
-        """Take the youngest open boxes, find a cell in each, and open what is left of them."""
+        """Take the youngest open boxes, find a cell in each, and open the rest of the box."""
         low, high, settled = self._take(self._wave if self._reports else self._search)
         asked = self.asked
         point = asked.within(low, high)
@@ -188,14 +191,14 @@ class _Work:
         at = ~found
         self._search_in(low[at], high[at], point[at], labels[at], settled[at])
         waiting = sum(len(part[0]) for part in self.open)
-        # Each open box holds one cell at least, so that what cannot be finished is given up early.
+        # Each open box holds at least one cell, so a law that cannot be finished is given up early.
         if self.cells + waiting > self.most_cells:
             raise TooManyCells(f"more than {self.most_cells} cells: {self.cells} found, {waiting} boxes still open")
 
     def close(self) -> None:
-        """Put the cells in one array, audit those that were searched, and open again what does not hold.
+        """Audit the searched cells, and open those again that do not hold.
 
-        A cell is opened around the place that refutes it, also where an outcome was seen that no cell has.
+        A cell is searched again around the place that refutes it, also where the place's outcome has no cell at all.
         """
         low, high, labels, searched = self._all()
         asked = self.asked
@@ -205,13 +208,14 @@ class _Work:
             by_mass = asked.rng.choice(len(low), AUDIT, p=mass / mass.sum())
             cell = np.concatenate([by_mass, np.repeat(np.nonzero(searched)[0], EACH)])
         place = asked.within(low[cell], high[cell])
-        # Those beyond the first of the audit take some of their coins from the ends of the cell.
+        # The tapes after the first AUDIT ones take about half of their coins from the ends of the cell.
         kind = asked.rng.integers(4, size=place.shape)
         kind[:AUDIT] = 3
         place = np.where(kind == 0, low[cell], np.where(kind == 1, high[cell] - 1, place))
         said = asked(place) if len(cell) else cell
         wrong = np.nonzero(said != labels[cell])[0]
         place, said, cell = place[wrong], said[wrong], cell[wrong]
+        # An outcome that was seen and has no cell: its place lies in a cell that claims another outcome.
         for label in set(asked.first) - {int(label) for label in np.unique(labels)}:
             point = asked.first[label]
             around = np.nonzero(((low <= point) & (point < high)).all(axis=1))[0]
@@ -228,7 +232,7 @@ class _Work:
     def masses(self) -> dict[Signature, float]:
         """The mass of every signature, rounded once."""
         low, high, labels, _ = self._all()
-        # A mass too small for float64 is kept as the least there is, so that whatever was seen has some.
+        # A mass too small for float64 becomes the smallest one, so that an outcome that was seen has a mass.
         mass = np.maximum(np.prod((high - low) / self.asked.grid, axis=1), np.finfo(np.float64).tiny)
         order = np.argsort(labels, kind="stable")
         names, starts = np.unique(labels[order], return_index=True)
@@ -247,7 +251,7 @@ class _Work:
 
     @property
     def searched(self) -> int:
-        """Cells held that were searched."""
+        """Number of searched cells among the cells held."""
         return sum(int(part[3].sum()) for part in self._held)
 
     def _all(self) -> tuple[Array, Array, Array, Array]:
@@ -267,9 +271,9 @@ class _Work:
         return low, high, settled
 
     def _keep(self, low: Array, high: Array, first: Array, beyond: Array, labels: Array, settled: Array | None) -> None:
-        """Hold cells [first, beyond) and open the rest of their boxes, axis by axis where a cell is the narrower.
+        """Hold cells [first, beyond), and open the rest of their boxes, axis by axis.
 
-        What is left along an axis keeps the cell's intervals on earlier axes; if those were searched, they are settled.
+        The rest along an axis keeps the cell's intervals on earlier axes; if those were searched, they are settled.
         """
         self._held.append((first, beyond, labels, np.full(len(first), settled is not None)))
         self.cells += len(first)

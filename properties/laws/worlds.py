@@ -1,4 +1,7 @@
-"""Worlds for a case: tables designed to tell right sampling from wrong, under the case's own rule and settings."""
+"""Worlds for a case: tables that tell a right sampler from a wrong one.
+
+A world has the case's own rule and settings.
+"""
 
 from dataclasses import replace
 
@@ -16,19 +19,20 @@ HEAVY = (
     np.array([0.08, 0.253, 0.121, 0.029, 0.382, 0.135]),
     np.array([0.01, 0.13, 0.017, 0.822, 0.012, 0.009]),
 )
-"""A target law and a draft's that together expose every fault but deduplication."""
+"""A target law and a draft's law that together expose every fault except those of deduplication."""
 
 KINDS = ("heavy", "peaked", "random", "random", "zeros", "narrow", "equal", "ties")
-"""The kinds of rows that a world may have."""
+"""The kinds of rows from which a world is drawn; a kind named twice is drawn twice as often."""
 
 ROWS = 128
-"""Rows of a table at most; contexts beyond share them."""
+"""Most rows of a table; contexts beyond that share rows."""
 
 
 def world_of(case: Case, salt: str = "world") -> World:
-    """A world with the case's rule, draws, temperature and settings, on a tree like its first; the case decides all.
+    """A world with the case's rule, draws, temperature and settings, on a tree like the case's first.
 
-    Drawn trees have few nodes and tokens, since each draft coin multiplies the decisions.
+    All choices follow from the case and `salt`. Trees whose tokens are drawn get few nodes and tokens, since each draft
+    coin multiplies the number of decisions.
     """
     rng = dice(case, salt)
     draft = case.draft
@@ -38,26 +42,29 @@ def world_of(case: Case, salt: str = "world") -> World:
     cut = pruned(Shape(shape.parent), int(rng.integers(3, 5 if drawn else 8)))
     kind = KINDS[int(rng.integers(len(KINDS)))]
     vocab = 6 if kind == "heavy" and (not drawn or len(cut) <= 3) else int(rng.integers(3, 5 if drawn else 7))
+    # specinfer is the rule that tries each sibling against the law of its own draft.
     drafts = 2 if sampling.rule.name == "specinfer" else 1
     rows = min(ROWS, sum(vocab**depth for depth in range(cut.height + 1)))
     target, tables = laws_of(kind, rng, rows, vocab, drafts)
     settings, stops = _settings(sampling, vocab, kind)
+    # A prompt of its own, because the world's vocabulary is smaller than the case's.
     prompt = tuple(int(token) for token in rng.integers(0, vocab, size=3))
     with np.errstate(divide="ignore"):
         scale = sampling.temperature
+        # Times the temperature, so that dividing by it gives the designed laws back.
         made = World(cut, np.log(target) * scale, np.log(tables) * scale, settings, prompt, stops)
     return replace(made, dtype="float64" if case.dtype == "float64" else "float32")
 
 
 def pruned(shape: Shape, nodes: int) -> Shape:
-    """The first `nodes` of `shape`, level by level: whole paths from the root, in the order of its rows."""
+    """The first `nodes` nodes of `shape`, level by level: whole paths from the root, in row order."""
     kept = sorted(sorted(range(len(shape)), key=lambda node: (shape.depth[node], node))[:nodes])
     row = {node: at for at, node in enumerate(kept)}
     return Shape(tuple(row[shape.parent[node]] for node in kept))
 
 
 def laws_of(kind: str, rng: np.random.Generator, rows: int, vocab: int, drafts: int) -> tuple[Array, Array]:
-    """Target laws [rows, vocab] and draft laws [drafts, rows, vocab] of one kind, every row its own."""
+    """Target laws [rows, vocab] and draft laws [drafts, rows, vocab] of one kind, drawn for each row."""
     flat = np.ones(vocab)
     target = rng.dirichlet(flat, rows)
     tables = rng.dirichlet(flat, (drafts, rows))
@@ -71,6 +78,7 @@ def laws_of(kind: str, rng: np.random.Generator, rows: int, vocab: int, drafts: 
     elif kind == "zeros":
         target[np.arange(rows), rng.integers(0, vocab, size=rows)] = 0.0
     elif kind == "narrow":
+        # A draft that can name two tokens only.
         tables = np.where(tables >= np.sort(tables, axis=-1)[..., -2:-1], tables, 0.0)
     elif kind == "equal":
         tables = np.broadcast_to(target, tables.shape).copy()
@@ -81,8 +89,9 @@ def laws_of(kind: str, rng: np.random.Generator, rows: int, vocab: int, drafts: 
 
 
 def _settings(sampling: Sampling, vocab: int, kind: str) -> tuple[Sampling, Stops]:
-    """The case's sampling made to fit a small vocabulary; nothing may ban every token of a row."""
+    """The case's sampling adapted to a small vocabulary, so that no row has all its tokens banned."""
     fitting = replace(sampling, tape=(), processors=(), bad_words=(), min_tokens=0)
+    # These rows have tokens of probability 0 already: a ban might leave none.
     if kind in ("zeros", "narrow"):
         return fitting, Stops()
     if sampling.bad_words:
@@ -95,7 +104,7 @@ def _settings(sampling: Sampling, vocab: int, kind: str) -> tuple[Sampling, Stop
 
 
 def deterministic(case: Case) -> bool:
-    """Whether the case's tokens are not drawn."""
+    """Whether the tokens of the case's trees are named without coins."""
     return not case.draft.has_law or case.sampling.draws == DRAWS[0]
 
 

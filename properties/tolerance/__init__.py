@@ -1,1 +1,1 @@
-"""Tolerance: how far a row may lie from the oracle's, and when another token is a tie."""
+"""Tolerance: how far numbers may lie off, and when another token is a tie."""

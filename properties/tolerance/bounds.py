@@ -1,15 +1,16 @@
-"""Bounds of rule N: how many sigmas of the control a row may lie off, by quantity and working dtype, and what was met.
+"""Bounds of rule N: how far a row may lie off, in sigmas of the control.
 
-A sigma is the backend's own error in plain decode of the same prompt (`closeness.Noise`), never below its a-priori
-size. Beside each bound stands the worst row of clean runs (torch 2.13, x86-64). In float32, and for pairs: 100 drawn
-cases on `cpu-eager` and on `cpu-fused`, built-in models of 1 to 3 layers; `tests/meta/invariants/test_numerics.py`
-measures them again. In 16 bits: 1,000 draws (361 to 379 models and prompts) per dtype on `cpu-eager` and on
-`ascend-fused-emulated`, whose kernel rounds its weights. There the excess over the worst in twenty falls off by a
-factor e per .33 to .42 sigmas of logits and .38 to .90 of attention outputs; the bounds are where that tail meets 1e-9
-per model and prompt.
+There is a bound for each quantity and working dtype, beside the worst row that clean runs met. A sigma is the backend's
+own error in plain decode of the same prompt (`closeness.Noise`), never below its a-priori size.
 
-A bound of 4.5 was measured on one model of 256 logits. Drawn models have as few as two, whose rms
-scatters more: 4.9 was met once in 346 clean cases. What lies between 4.5 and 9 sigmas in 16 bits is left to the rules
+The worst rows were measured with torch 2.13 on x86-64. In float32, and for pairs: 100 drawn cases on `cpu-eager` and on
+`cpu-fused`, built-in models of 1 to 3 layers; `tests/meta/invariants/test_numerics.py` measures them again. In 16 bits:
+1,000 draws (361 to 379 models and prompts) per dtype on `cpu-eager` and on `ascend-fused-emulated`, whose kernel rounds
+its weights. There the tail beyond the worst row in twenty falls by a factor e per .33 to .42 sigmas of logits and .38
+to .90 sigmas of attention outputs; the bounds are where that tail reaches 1e-9 per model and prompt.
+
+An earlier bound of 4.5 was measured on one model of 256 logits. Drawn models have as few as two logits, whose rms
+scatters more: 4.9 was met once in 346 clean cases. Errors between 4.5 and 9 sigmas in 16 bits are left to the rules
 that compare bit by bit, and to float32.
 """
 
@@ -29,18 +30,18 @@ LOGITS: dict[str, Bound] = {
     "bfloat16": Bound(9.0, 3.40),
     "float16": Bound(9.0, 4.90),
 }
-"""Stage scored, against the oracle; float32: tail extrapolated to 1e-9 per tree."""
+"""Stage scored, against the oracle. In float32 the bound is the tail extrapolated to 1e-9 per tree."""
 
 PAIR: dict[str, Bound] = {
     "float32": Bound(6.0, 1.50),
     "bfloat16": Bound(6.0, 1.15),
     "float16": Bound(6.0, 1.31),
 }
-"""Stage scored, two runs of one backend in a metamorphic comparison (part D)."""
+"""Stage scored, between two runs of one backend that a metamorphic invariant compares."""
 
 INNER: dict[str, Bound] = {
     "float32": Bound(30.0, 3.30),
     "bfloat16": Bound(18.0, 6.62),
     "float16": Bound(18.0, 6.17),
 }
-"""Stages attended and committed: short vectors, so their rms scatters more than that of a vocabulary row."""
+"""Stages attended and committed: their vectors are short, so their rms scatters more than that of a vocabulary row."""

@@ -1,4 +1,7 @@
-"""Closeness (rule N): how far a row may lie from the float64 oracle, in units of the backend's own control error."""
+"""Closeness (rule N): how far a row may lie from the float64 oracle.
+
+The unit is the backend's own error in plain decode of the same prompt, the control.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -24,12 +27,12 @@ PRIOR = {"float64": (5.0, 9.0), "float32": (5.0, 9.0), "bfloat16": (1.65, 1.65),
 """A-priori control error in units of sqrt(layers) * unit roundoff * rms: lower and upper end."""
 
 SANITY = 3.0
-"""The control may exceed its a-priori size by this factor before it is itself a finding."""
+"""The control is a finding of its own where it exceeds its a-priori size by more than this factor."""
 
 CONTROL_TOKENS = 12
-"""Tokens of plain decode that the control looks at; fewer on a slow backend, but at least four.
+"""Tokens of plain decode that the control compares; fewer on a slow backend, but at least four.
 
-`Subject.variant_interval` says how slow it is.
+A backend's `Subject.variant_interval` says how slow it is.
 """
 
 
@@ -40,8 +43,8 @@ class Noise:
     Attributes:
         dtype: Working dtype.
         logits: Sigma of logits: measured, or the a-priori floor if that is larger.
-        measured: What the control measured; 0 where it could not.
-        ceiling: What the control may measure at most.
+        measured: The error of logits that the control measured; 0 where nothing could be measured.
+        ceiling: The largest error of logits that the control may have.
         scale: Rms of the oracle's logits.
         attended: Sigma of each layer's attention outputs.
         keys: Sigma of each layer's keys.
@@ -62,20 +65,20 @@ class Noise:
     control_ties: int
 
     def of_logits(self, pair: bool = False) -> float:
-        """The rms distance that a row of logits may have; `pair` for two runs of the backend."""
+        """The largest rms distance that a row of logits may have; `pair` for two runs of the backend."""
         if self.dtype == "float64":
             return EXACT * max(1.0, self.scale)
         return (PAIR if pair else LOGITS)[self.dtype].sigmas * self.logits
 
     def of_inner(self, kind: str, layer: int) -> float:
-        """The rms distance that a row of `attended`, `keys` or `values` of `layer` may have."""
+        """The largest rms distance that a row of `attended`, `keys` or `values` of `layer` may have."""
         if self.dtype == "float64":
             return EXACT * max(1.0, self.inner_scale[("attended", "keys", "values").index(kind)])
         return float(INNER[self.dtype].sigmas * getattr(self, kind)[layer])
 
 
 def rms(array: Array) -> Array:
-    """Root mean square over the last axis; NaN or infinite entries give infinity, so that nothing hides them."""
+    """Root mean square over the last axis; NaN or infinite entries give infinity, so that the row passes no bound."""
     with np.errstate(over="ignore", invalid="ignore"):
         size = np.sqrt(np.mean(np.square(array.astype(np.float64)), axis=-1))
     return np.where(np.isfinite(size), size, np.inf)
@@ -88,7 +91,7 @@ def beyond(observed: Array, expected: Array, limit: float) -> Iterator[tuple[tup
     if not observed.size:
         return
     distance = rms(observed - expected)
-    # A limit of zero, from a control that made no error at all, admits what is equal and nothing else.
+    # A limit of zero comes from a control without any error: only equal rows pass it.
     distance = np.divide(distance, limit, out=np.where(distance > 0, np.inf, 0.0), where=limit > 0)
     for flat in np.argsort(-distance, axis=None):
         index = np.unravel_index(int(flat), distance.shape)
@@ -98,7 +101,7 @@ def beyond(observed: Array, expected: Array, limit: float) -> Iterator[tuple[tup
 
 
 def chain(tokens: tuple[int, ...]) -> Tree:
-    """The tree of branching 1 that holds `tokens`, the first as its root."""
+    """The tree without branches that holds `tokens`, the first token as its root."""
     return Tree((0, *range(len(tokens) - 1)), tokens)
 
 
@@ -111,12 +114,13 @@ def forced(case: Case, oracle: Oracle, output: tuple[int, ...]) -> Array:
 
 
 def truth(case: Case, oracle: Oracle, step: Step, number: int) -> Step:
-    """The oracle's account of `step` from the state in which the backend began it, so that each step stands alone."""
+    """The oracle's step from the state in which the backend began `step`, so that each step is judged by itself."""
     if step.drafted is None:
         raise Unobserved("the backend does not reveal its trees")
     whole = oracle(case)
     if number < len(whole.steps):
         same = whole.steps[number]
+        # The oracle's own run went the same way: its step is the answer and costs nothing.
         if same.context == step.context and same.drafted is not None and same.drafted.tree == step.drafted.tree:
             return same
     return oracle(case.rebased(step.context, step.drafted.tree)).steps[0]
@@ -137,7 +141,7 @@ def _measure(control: Case, oracle: Oracle, subject: Subject) -> Noise:
     try:
         run = subject(control)
     except NoTrace:
-        # The broken run is a finding of its own where it is asked for; here only the a-priori floors remain.
+        # Another invariant reports that the run broke; here only the a-priori floors remain.
         run = Trace((), (), None)
     output = run.output or (control.prompt[-1],)
     tree = chain((control.prompt[-1], *output[:-1]))
@@ -147,27 +151,27 @@ def _measure(control: Case, oracle: Oracle, subject: Subject) -> Noise:
     scale = float(np.sqrt(np.mean(np.square(wanted))))
     rows = [one.scored.logits[0] for one in run.steps if one.scored is not None]
     measured = 0.0
-    # A backend whose arrays have other shapes has no control; where they are compared, the shape is the finding.
+    # Arrays of other shapes cannot be measured; the invariant that compares them reports the shape.
     if len(rows) == len(wanted) and all(row.shape == wanted[0].shape for row in rows):
         measured = float(np.sqrt(np.mean(np.square(rms(np.stack(rows) - wanted)))))
     ties = sum(int(token) != int(row.argmax()) for token, row in zip(run.output, wanted, strict=False))
     inner = _inner(control, oracle, run, step)
     layers = len(inner["attended"][0])
     low, high = (factor * np.sqrt(layers) * UNIT[control.dtype] for factor in PRIOR[control.dtype])
-    # Rotary tables of 16-bit models are float32's too: they turn by up to one of its unit roundoffs per position, which
-    # the control shares.
+    # Rotary tables are float32 in 16-bit models too. Their angles are off by up to one float32 unit roundoff per
+    # position, in the control as in the tree.
     turned = control.longest * min(UNIT[control.dtype], UNIT["float32"])
     floors = {
         kind: np.clip(error, low * np.maximum(size, 1e-3 * size.max()), (SANITY * high + turned) * size.max())
         for kind, (error, size) in inner.items()
     }
     sizes = [float(np.sqrt(np.mean(np.square(inner[kind][1])))) for kind in ("attended", "keys", "values")]
-    # Both rms are of a few numbers where vocabulary and prompt are small: three deviations of their ratio are granted.
+    # Where vocabulary and prompt are small, both rms come from few numbers: grant three deviations of their ratio.
     few = 1.0 + 3.0 / np.sqrt(wanted.size)
     ceiling = SANITY * high * scale * few if control.dtype != "float64" else EXACT * max(1.0, scale)
     return Noise(
         dtype=control.dtype,
-        # Capped, so that a fault common to control and tree does not inflate its own tolerance.
+        # Capped: a fault that control and tree share would otherwise widen its own tolerance.
         logits=min(max(measured, low * scale), max(ceiling, low * scale)),
         measured=measured,
         ceiling=ceiling,
@@ -206,7 +210,7 @@ def _inner(control: Case, oracle: Oracle, run: Trace, step: Step) -> dict[str, t
 
 
 def _per_layer(array: Array, first: tuple[int, ...] = ()) -> Array:
-    """Rms of each layer, [layers]; of KV, without the columns that are no longer held."""
+    """Rms of each layer, [layers]; for KV, without the columns before `first`, which the layer no longer holds."""
     if first:
         held = [layer[:, begin:].reshape(-1) for layer, begin in zip(array, first, strict=True)]
         return np.array([float(rms(one)) if one.size else 0.0 for one in held])
@@ -214,12 +218,12 @@ def _per_layer(array: Array, first: tuple[int, ...] = ()) -> Array:
 
 
 def kv_case(case: Case, tokens: tuple[int, ...]) -> Case:
-    """The case whose first step begins with the KV of exactly `tokens` committed: ask its trace for `before`."""
+    """The case whose first step begins with the KV of exactly `tokens` committed; read `before` in its trace."""
     return case.rebased(tokens, Tree((0,), (case.prompt[-1],)))
 
 
 def draft_kv_case(case: Case, tokens: tuple[int, ...]) -> Case:
-    """`kv_case` for the draft model of `case`, run as a target of its own."""
+    """`kv_case` for the draft model of `case`, which then runs as a target."""
     assert case.draft.model is not None
     return kv_case(replace(case, model=case.draft.model, draft=Scripted()), tokens)
 

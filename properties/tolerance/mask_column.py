@@ -1,4 +1,7 @@
-"""The column behind a wrong attention output: the one cell of the mask that, turned over, explains it."""
+"""The mask column behind a wrong attention output.
+
+It is the one cell of the mask that explains the output if it is flipped.
+"""
 
 from typing import Protocol, runtime_checkable
 
@@ -14,15 +17,15 @@ from reference.trace import Array, Step
 from reference.tree import Tree
 
 EXPLAINED = 0.9
-"""Share of the squared difference that a column must account for."""
+"""Share of the squared difference for which a column must account."""
 
 CHANCE = 1e-3
-"""How often, at most, some column may explain by chance a difference that has nothing to do with columns."""
+"""Largest probability that some column explains by chance a difference that has nothing to do with columns."""
 
 
 @runtime_checkable
 class Explains(Protocol):
-    """An oracle that also shows what goes into attention; another backend in its place does not."""
+    """An oracle that also shows the inputs of attention; another backend in the oracle's place does not."""
 
     def inputs(self, case: Case, context: tuple[int, ...], tree: Tree) -> Inputs:
         """Queries, keys and values at each node of `tree` after `context`."""
@@ -32,24 +35,25 @@ class Explains(Protocol):
 def column(
     case: Case, oracle: Oracle, true: Step, seen: Array, at: tuple[int, int, int], limit: float
 ) -> dict[str, int | str]:
-    """Which column, shown to the row or hidden from it against the mask, gives what the backend's attention returned.
+    """The column that, shown to the row or hidden from it against the mask, gives the backend's attention output.
 
-    Every column of context and tree is turned over in turn, and attention computed with the oracle's own queries, keys
-    and values. A column is named only if what is left lies within the row's noise, is at most a tenth of the squared
-    difference, and no other column does as well. In 16 bits noise is so large that some column may do so by chance: the
-    share left over must be one that chance leaves in fewer than one row of a thousand, or nothing is said.
+    The cell of every column of context and tree is flipped in turn, and attention is computed with the oracle's own
+    queries, keys and values. A column is named only if the remaining difference lies within the row's noise, is at most
+    a tenth of the squared difference, and no other column does as well. In 16 bits noise is so large that a column may
+    do so by chance: the remaining share must be one that chance leaves in fewer than one row of a thousand, or no
+    column is named.
 
     Args:
         case: The case.
-        oracle: The oracle; if it does not show what goes into attention, nothing is said.
+        oracle: The oracle; the answer is empty if it does not show the inputs of attention.
         true: The oracle's step, rebased on the backend's own context and tree.
         seen: The backend's attention output of that row and head, [head_dim].
         at: Layer, head and node.
         limit: The rms distance that noise may have.
 
     Returns:
-        Coordinates for `Finding.where`: `column` and `cause`; `cause` alone where no single column explains it; nothing
-        where a column might explain it by chance.
+        Coordinates for `Finding.where`: `column` and `cause`; `cause` alone where no single column explains the output;
+        nothing where a column might explain it by chance.
     """
     if not isinstance(oracle, Explains) or true.drafted is None or true.lowered is None:
         return {}
@@ -58,16 +62,20 @@ def column(
         inputs = oracle.inputs(case, true.context, true.drafted.tree)
     except Malformed:
         return {}
+    # Grouped queries: `group` query heads share one KV head.
     group = inputs.queries.shape[1] // inputs.keys.shape[1]
     query = inputs.queries[layer, head : head + 1, node] * inputs.scale
+    # The scale is in the query, so that `attention` is called with 1.0.
     keys, values = (one[layer, head // group] for one in (inputs.keys, inputs.values))
     visible = true.lowered.visible[layer][node]
     if not np.isfinite(seen).all() or len(visible) != len(keys):
         return {"cause": NO_COLUMN}
+    # A checkpoint's cap is not in the case; the check below notices where it matters.
     cap = case.model.architecture.score_cap if isinstance(case.model, Seeded) else 0.0
     if true.attended is not None and _left(query, keys, values, visible, true.attended.output[at], cap) > EXACT:
-        return {}  # a checkpoint's attention that is computed otherwise: scaled by another number, capped, with sinks
+        return {}  # the formula does not give the oracle's own output: a checkpoint with another scale, a cap or sinks
     left = np.array([_left(query, keys, values, _turned(visible, one), seen, cap) for one in range(len(visible))])
+    # `left` is the rms that remains with one cell flipped, `wrong` the rms under the mask as it must be.
     wrong = _left(query, keys, values, visible, seen, cap)
     explaining = np.flatnonzero(left <= min(limit, float(np.sqrt(1 - EXPLAINED)) * wrong))
     if not len(explaining):
@@ -81,15 +89,16 @@ def column(
 
 
 EXTRA, MISSING, NO_COLUMN = "extra column", "missing column", "no single column"
-"""The values of `cause`: a hidden column was attended to, a visible one was not, or neither alone explains the row."""
+"""The values of `cause`: the row saw a hidden column, missed a visible one, or no single column explains it."""
 
 
 def _by_chance(visible: Array, head_dim: int) -> Array:
-    """For each column, the share of a difference that it may leave over, so that it explains none by chance (CHANCE).
+    """For each column, the share of a difference that it may leave over without explaining it by chance (CHANCE).
 
     An error that has nothing to do with columns leaves a share r with a probability of about r to the power of the
-    dimensions in which it may move the output, and every column is tried. Wrong scores move the output only between the
-    values of visible columns, so one fewer than these, and [head_dim] at most; they bring in no hidden column.
+    dimensions in which the error may move the output, and every column is tried. Wrong scores move the output only
+    between the values of visible columns: in one dimension fewer than there are such columns, and [head_dim] at most.
+    They bring in no hidden column, so for hidden columns all [head_dim] dimensions count.
     """
     between = max(1, min(head_dim, int(visible.sum()) - 1))
     freedom = np.where(visible, between, head_dim)
@@ -103,7 +112,7 @@ def _turned(visible: Array, column: int) -> Array:
 
 
 def _left(query: Array, keys: Array, values: Array, visible: Array, seen: Array, cap: float) -> float:
-    """Rms distance of `seen` to attention over the columns `visible`, with soft cap `cap`; infinite for none.
+    """Rms distance of `seen` to attention over the columns `visible` with soft cap `cap`; infinite if none is visible.
 
     `query` is scaled already.
     """

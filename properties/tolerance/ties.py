@@ -1,4 +1,7 @@
-"""Rule T: a token other than the oracle's is a tie only inside the noise of the logits, counted and never forgiven."""
+"""Rule T: a token other than the oracle's may be a tie.
+
+It is a tie only inside the noise of the logits. Ties are counted, and never forgiven.
+"""
 
 from collections.abc import Iterator
 
@@ -13,13 +16,13 @@ TIE_SIGMA = 8.0
 
 
 def gaps(logits: Array, tokens: tuple[int, ...]) -> Array:
-    """How far below the best logit of its row each token lies: [len(tokens)]."""
+    """The distance of each token's logit below the best logit of its row: [len(tokens)]."""
     rows = logits[: len(tokens)]
     return np.asarray(rows.max(axis=1) - rows[np.arange(len(tokens)), list(tokens)])
 
 
 def decided(row: Array, sigma: float) -> bool:
-    """Whether the two best logits of `row` lie further apart than a tie can."""
+    """Whether the two best logits of `row` lie further apart than the logits of a tie can."""
     if len(row) < 2:
         return True
     second, best = np.partition(row, -2)[-2:]
@@ -27,12 +30,14 @@ def decided(row: Array, sigma: float) -> bool:
 
 
 def near_and_predicted(logits: Array, sigma: float) -> tuple[int, float]:
-    """Rows whose top two lie within the tie zone, and the ties the noise predicts over all rows."""
+    """The number of rows whose two best logits lie within the tie zone, and the ties predicted over all rows."""
     if logits.shape[1] < 2 or sigma <= 0:
         return 0, 0.0
+    # The prediction sums over the eight runners-up; the tokens below them are neglected.
     top = -np.sort(-logits, axis=1)[:, :9]
     apart = top[:, :1] - top[:, 1:]
     near = int((apart[:, 0] <= TIE_SIGMA * sigma).sum())
+    # Both logits carry noise, so their difference has sigma * sqrt(2).
     return near, float(ndtr(-apart / (np.sqrt(2) * sigma)).sum())
 
 
@@ -42,7 +47,7 @@ def judge_tokens(
     """Judge each token of `output` against the oracle's logits [len(output), V] given the tokens before it.
 
     Args:
-        invariant: Who asks.
+        invariant: Name of the invariant.
         logits: Teacher-forced oracle logits, so that one flip does not cascade.
         output: The backend's tokens.
         sigma: The control's noise.

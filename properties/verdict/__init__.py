@@ -1,1 +1,1 @@
-"""The verdict: a backend as a subject, invariants asked of a case, and the findings."""
+"""The verdict: a backend as a subject, invariants asked of a case, and findings."""

@@ -11,11 +11,11 @@ FINISHED = "a finished run"
 """The expected value of a finding where a run broke off."""
 
 STAGE_UNKNOWN = "stage unknown"
-"""Its `side` where the backend could not tell in which stage."""
+"""The `side` in `Finding.where` if the backend could not tell in which stage the run broke."""
 
 
 CONTROL = "control"
-"""Its `side` where the backend's own plain decode, the unit of rule N, is what differs."""
+"""The `side` in `Finding.where` if the difference lies in the backend's own plain decode, the unit of rule N."""
 
 
 @dataclass(frozen=True)
@@ -27,11 +27,11 @@ class Finding:
         stage: Where the difference shows first.
         step: Index of the speculative step, from 0.
         where: Coordinates by name, such as layer, head, node, row, column, slot, position, token.
-        expected: What the invariant asks for: a number, a short list, a word.
-        observed: What the backend did.
+        expected: The value that the invariant asks for: a number, a short list, a word.
+        observed: The backend's value.
         measure: The judged distance in units of its threshold, for numeric invariants; None where equality is asked.
-        said: The last lines of the backend's run where it broke: frames of the traceback, the innermost last, or what
-            its process printed last. Two findings are equal whatever their runs said.
+        said: The last lines of a run that broke: frames of the traceback, the innermost last, or the last lines that
+            the backend's process printed. They do not count when findings are compared.
     """
 
     invariant: str
@@ -77,7 +77,7 @@ TARGET_ALONE = frozenset(
         *(f"cache.{name}" for name in ("isolation", "untouched-slots", "commit-equivalence")),
     }
 )
-"""Invariants that judge the target's forward and cache on a tree as it stands: no draft can make them fail."""
+"""Invariants that judge the target's forward and cache on the tree as it was drafted: no draft can make them fail."""
 
 
 def of_draft_numbers(finding: Finding) -> bool:
@@ -87,6 +87,7 @@ def of_draft_numbers(finding: Finding) -> bool:
 
 def of_target_alone(finding: Finding) -> bool:
     """Whether the finding shows the target's own forward or cache wrong, whatever the draft proposed."""
+    # Some of these invariants also look at the control or at the draft's cache.
     own = finding.where.get("side") != CONTROL and finding.where.get("cache") != "draft"
     return finding.invariant in TARGET_ALONE and own and finding.expected != FINISHED
 
@@ -96,9 +97,9 @@ class Tie:
     """A token other than the oracle's inside the noise of the logits (rule T): counted, reported, never a match.
 
     Attributes:
-        invariant: The invariant that met it.
+        invariant: The invariant that met the tie.
         position: Index in the output.
-        gap_sigma: How far below the oracle's best logit the emitted token lies, in sigmas of the control.
+        gap_sigma: Distance of the emitted token's logit below the oracle's best logit, in sigmas of the control.
     """
 
     invariant: str
@@ -136,11 +137,11 @@ class Evidence:
     """One test of a law by sampling; a run is red iff the sum of its e-values reaches tests / alpha.
 
     Attributes:
-        invariant: Who asked.
+        invariant: The invariant that made the test.
         log_e: Natural log of the e-value when the test stopped.
         rounds: Rounds drawn; where whole generations are tested, their draws.
-        smallest_tv: Smallest total variation that the test would have seen with probability .99; None where it has no
-            such figure, since each draw has a law of its own.
+        smallest_tv: Smallest total variation that the test would have seen with probability .99; None for tests of
+            whole generations, in which each draw has a law of its own.
         p_screen: P-value of the screen; None where there was none.
     """
 
@@ -156,37 +157,39 @@ class Compared:
     """Comparisons that an invariant made: without one, a case is not `checked` (`properties.verdict.judge`).
 
     Attributes:
-        count: Rows of arrays, tokens, numbers or laws that were set beside what they must be, each from another source
-            than the thing itself; 0 where the evidence is there and nothing in it calls for a comparison.
+        count: Number of rows of arrays, tokens, numbers or laws that were compared with what they must be. What they
+            must be comes from another source than the compared value itself. 0 where the evidence is there and nothing
+            in it calls for a comparison.
     """
 
     count: int = 1
 
 
 Outcome = str
-"""Of one invariant on one case: checked (it compared something), failed, unobserved, or not_applicable."""
+"""Outcome of one invariant on one case: checked (it compared something), failed, unobserved, or not_applicable."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """Everything one case said about one backend.
+    """The result of one case on one backend.
 
     Attributes:
         case: The case.
         backend: The backend's name.
-        outcomes: Invariant name to outcome; `failed` implies it was checked.
-        compared: Invariant name to comparisons made, for those that were checked or failed.
+        outcomes: Invariant name to outcome; `failed` implies that the invariant was checked.
+        compared: Invariant name to number of comparisons, for invariants that were checked or failed.
         findings: Every difference, in the order of the invariants.
         ties: Rule T's ties.
         positions: Rule T's counts.
         evidence: Tests of laws by sampling.
         trace: The backend's trace of the case, or None when the run failed.
         unsupported: Why the backend declined the case, or a backend in the oracle's place had no answer; or None.
-        forward_s: Seconds the backend spent in its forwards for this case and its variants.
-        attention_calls: Layers of the forwards for this case and its variants; 0 where they are not counted.
-        fallbacks: Why attention took a slower path than the backend is there for, and in how many of those.
+        forward_s: Seconds that the backend spent in its forwards for this case and its variants.
+        attention_calls: Calls of attention for this case and its variants, one for each layer of each forward; 0 where
+            they are not counted.
+        fallbacks: Each reason why attention took a slower path than the backend's own, with the number of calls.
         commits: Commits of this case and its variants that asked for a faster way (`properties.commits`), by the way.
-        commit_fallbacks: Why such commits took another way, and how many did: `fast: the reason`.
+        commit_fallbacks: Reasons why such commits took another way, `fast: the reason`, with the number of commits.
         accept_lengths: Accepted drafted tokens of each step.
         revealed: Stages that the trace of the case holds, or None where there is no trace.
     """
@@ -216,16 +219,16 @@ class Verdict:
 
     @property
     def agreed(self) -> bool:
-        """Whether nothing differed; says nothing about what was not observed."""
+        """Whether nothing differed; says nothing about stages that were not observed."""
         return not self.findings
 
     @property
     def first(self) -> Finding | None:
-        """The finding nearest to the fault: of the earliest step, then the earliest stage.
+        """The finding nearest to the fault: that of the earliest step, then the earliest stage.
 
-        A finding about a control comes last: it is another run than the case's, and its stage says nothing about this
-        one. Wrong numbers of a draft model give way to a finding about the target alone: every step is judged on the
-        tree as the draft proposed it, so the draft cannot be to blame for both, and the code that draft and target
+        A finding about a control comes last: the control is another run than the case's, and its stage says nothing
+        about this one. Wrong numbers of a draft model give way to a finding about the target alone. Every step is
+        judged on the tree as the draft proposed it, so the draft cannot cause both findings; code that draft and target
         share can.
         """
         nearest = min(
@@ -235,5 +238,6 @@ class Verdict:
         )
         if nearest is None or not of_draft_numbers(nearest):
             return nearest
+        # The draft's numbers are wrong: prefer a finding that the draft cannot have caused.
         shared = (finding for finding in self.findings if of_target_alone(finding))
         return min(shared, key=lambda finding: (finding.step, finding.stage), default=nearest)

@@ -1,4 +1,8 @@
-"""Invariant: a name, one English sentence, the stages it needs, and a check over two memoised Case -> Trace."""
+"""Invariant: one statement about a case that must hold, and its check.
+
+A statement has a name, one English sentence, the stages that it needs, and a check over two memoised functions
+Case -> Trace: the oracle and the subject.
+"""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -14,19 +18,19 @@ Check = Callable[[Case, Oracle, Subject], Iterator[Fact]]
 
 
 class Unobserved(Exception):
-    """Raised by a check whose evidence the trace does not hold; never a pass, whatever was compared before."""
+    """Raised by a check whose evidence is not in the trace; never a pass, even after earlier comparisons."""
 
 
 class NotApplicable(Exception):
-    """Raised by a check that has nothing to say about this case, or nothing more than what it compared before."""
+    """Raised by a check that has nothing to say about this case, or nothing beyond the comparisons it has made."""
 
 
 class NoReference(NotApplicable):
-    """Raised by an oracle that has no answer for a case: a backend in the oracle's place that declines or breaks."""
+    """Raised by an oracle without an answer for a case: a backend in the oracle's place that declines or breaks."""
 
 
 def always(case: Case) -> bool:
-    """An invariant that speaks about every case."""
+    """True: the `applies` of an invariant that speaks about every case."""
     return True
 
 
@@ -37,13 +41,13 @@ class Invariant:
     Attributes:
         name: `room.statement`.
         statement: One English sentence.
-        needs: Stages without which it cannot be judged.
-        check: Yields `Compared` for what it compares, and the findings, ties and evidence that this shows. Where the
+        needs: Stages without which the statement cannot be judged.
+        check: Yields `Compared` for its comparisons, and the findings, ties and evidence that these show. Where the
             counts sum to 0 the judge calls the case not applicable; where no `Compared` came at all, unobserved.
-        applies: Whether it has anything to say about a case.
-        every: A search judges it on one case in this many, chosen by the case's digest; those that need runs of their
-            own take turns, so that a search sees more cases. A replay judges all.
-        speaks_of: `request` (in a session, of each by itself), `session` as a whole, or `both`.
+        applies: Whether the statement says anything about a case.
+        every: A search judges the invariant on one case in this many, chosen by the case's digest. Invariants that need
+            further runs take turns in this way, so that a search sees more cases. A replay judges all.
+        speaks_of: `request` (in a session, each by itself), `session` as a whole, or `both`.
     """
 
     name: str
@@ -56,12 +60,13 @@ class Invariant:
 
     @property
     def looks_at_run(self) -> bool:
-        """Whether it judges a request's run as it was, without asking for others to compare it with."""
+        """Whether the check reads a request's run as it was, without asking for runs to compare with."""
         return self.every == 1 and self.speaks_of == "request"
 
 
 def taking_turns(case: Case, invariants: tuple[Invariant, ...], variant_interval: int = 1) -> tuple[Invariant, ...]:
-    """The invariants whose turn it is on `case`; those that take turns do so `variant_interval` times as seldom."""
+    """The invariants to judge on `case`; those that take turns do so `variant_interval` times as seldom."""
+    # By the digest, so that the turns depend on the case and not on the order of the search.
     number = int(case.id, 16)
     return tuple(
         one
@@ -71,9 +76,9 @@ def taking_turns(case: Case, invariants: tuple[Invariant, ...], variant_interval
 
 
 TURNS = 4
-"""`every` of the invariants that run variants of a case."""
+"""The `every` of invariants that run variants of a case."""
 
 
 def needing(*stages: Stage) -> frozenset[Stage]:
-    """The stages, as `Invariant.needs` holds them."""
+    """The set of these stages, for `Invariant.needs`."""
     return frozenset(stages)

@@ -1,4 +1,7 @@
-"""The judge: every applicable invariant on one case, one verdict; the command line and pytest share it."""
+"""The judge: every applicable invariant asked of one case, for one verdict.
+
+The command line and pytest share it.
+"""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -24,19 +27,19 @@ from reference.trace import Stage, Trace
 from reference.user_processors import Inadmissible
 
 FINDINGS_PER_INVARIANT = 3
-"""The first few differences of an invariant; the rest of a broken tensor explains nothing more."""
+"""Most findings of one invariant: further differences in a broken tensor explain nothing more."""
 
 
 def judge(case: Case, invariants: Sequence[Invariant], oracle: Oracle, subject: Subject) -> Verdict:
     """Check `case` against every invariant that applies to it.
 
-    An invariant is `checked` where it compared something (`Compared`). One whose evidence is missing is unobserved; one
-    that has nothing to say, or asks for a run which the backend declines, is not applicable. A run that breaks is a
-    finding of `lossless.completes` and leaves the others unobserved; the steps it survived are judged as a shorter
-    case, whose findings come first.
+    An invariant is `checked` where it compared something (`Compared`). It is unobserved where its evidence is missing,
+    and not applicable where it has nothing to say or asks for a run that the backend declines. A run that breaks is a
+    finding of `lossless.completes` and leaves the other invariants unobserved; the steps before the break are judged as
+    a shorter case, whose findings come first.
 
-    Of a session, each request is judged as the case that it would be alone, by the invariants that look at a run as it
-    was; the session as a whole by those that speak of sessions.
+    In a session, each request is judged as the case that it would be alone, by the invariants that read a run as it
+    was. The session as a whole is judged by those that speak of sessions.
 
     Raises:
         Inadmissible: when a custom processor of the case fails the oracle itself.
@@ -52,11 +55,11 @@ def judge(case: Case, invariants: Sequence[Invariant], oracle: Oracle, subject: 
 
 
 RANKED = ("failed", "checked", "unobserved", "not_applicable")
-"""Outcomes, the one that says most first."""
+"""Outcomes, the most telling first: the outcome of a session is the first that any of its requests has."""
 
 
 def _joined(whole: Verdict, part: Verdict, request: int) -> Verdict:
-    """`whole` with what was found of one request."""
+    """`whole` with the findings and counts of one request added."""
     outcomes = {**part.outcomes, **whole.outcomes}
     for name in set(part.outcomes) & set(whole.outcomes):
         outcomes[name] = min(part.outcomes[name], whole.outcomes[name], key=RANKED.index)
@@ -72,6 +75,7 @@ def _joined(whole: Verdict, part: Verdict, request: int) -> Verdict:
         forward_s=whole.forward_s + part.forward_s,
         attention_calls=whole.attention_calls + part.attention_calls,
         fallbacks=Counter(whole.fallbacks) + Counter(part.fallbacks),
+        # The whole verdict already counts request 0, whose steps are those of the session's own trace.
         accept_lengths=(*whole.accept_lengths, *(part.accept_lengths if request else ())),
         compared=Counter(whole.compared) + Counter(part.compared),
         commits=Counter(whole.commits) + Counter(part.commits),
@@ -82,7 +86,7 @@ def _joined(whole: Verdict, part: Verdict, request: int) -> Verdict:
 def _judged(
     case: Case, invariants: Sequence[Invariant], oracle: Oracle, subject: Subject, beside: str = "session"
 ) -> Verdict:
-    """The verdict on one run; invariants that speak of `beside` have nothing to say about it."""
+    """The verdict on one run; invariants with `speaks_of` equal to `beside` do not apply to it."""
     spent, called, fell_back = subject.forward_s, subject.attention_calls, subject.fallbacks.copy()
     commits, commit_fallbacks = subject.commits.copy(), subject.commit_fallbacks.copy()
     outcomes: dict[str, Outcome] = {}
@@ -93,6 +97,7 @@ def _judged(
     compared: dict[str, int] = {}
     unanswered = False
     trace, declined = _first_run(case, subject)
+    # The run broke: the user's processor may be the cause.
     if trace is None and declined is None and case.sampling.processors:
         _blame_processors(case, oracle)
     for invariant in invariants:
@@ -113,7 +118,7 @@ def _judged(
             compared[invariant.name] = said.compared
     shorter = _until_it_broke(case, subject) if trace is None and declined is None else None
     if shorter is not None:
-        # The steps before the break say where the fault lies; what broke later is its consequence.
+        # The steps before the break say where the fault lies: the break may only be its consequence.
         earlier = judge(shorter, invariants, oracle, subject)
         trace = earlier.trace
         outcomes |= {name: outcome for name, outcome in earlier.outcomes.items() if outcome in ("checked", "failed")}
@@ -144,7 +149,7 @@ def _judged(
 
 @dataclass
 class _Said:
-    """The answer of one invariant on one case; its outcome is `silent` where it made no comparison."""
+    """The answer of one invariant on one case; `silent` is its outcome where it made no comparison."""
 
     findings: list[Finding] = field(default_factory=list)
     ties: list[Tie] = field(default_factory=list)
@@ -156,7 +161,7 @@ class _Said:
     unanswered: bool = False
 
     def add(self, fact: Fact) -> None:
-        """Take one fact of the check."""
+        """Take one fact that the check yielded."""
         if isinstance(fact, Compared):
             self.compared += fact.count
             self.silent = "not_applicable"
@@ -171,7 +176,7 @@ class _Said:
 
     @property
     def judged(self) -> bool:
-        """Whether it found a difference, or compared something and lacked no evidence on the way."""
+        """Whether the check found a difference, or compared something and was not cut off by missing evidence."""
         return bool(self.findings) or (self.compared > 0 and not self.cut_off)
 
     @property
@@ -181,7 +186,7 @@ class _Said:
 
 
 def _asked(invariant: Invariant, case: Case, oracle: Oracle, subject: Subject, trace: Trace | None) -> _Said:
-    """The answer of `invariant` on `case`, whose run gave `trace`, or None where the run broke."""
+    """The answer of `invariant` on `case`; `trace` is the trace of the case's run, None where the run broke."""
     said = _Said()
     try:
         for fact in invariant.check(case, oracle, subject):
@@ -191,7 +196,8 @@ def _asked(invariant: Invariant, case: Case, oracle: Oracle, subject: Subject, t
     except Unobserved:
         said.cut_off, said.silent = True, "unobserved"
     except (NotApplicable, Malformed) as why:
-        # Malformed: the variant it asked for does not fit the model, such as one node past the context.
+        # Malformed: the check asked for a variant that does not fit the model, such as one node too many for its
+        # longest sequence.
         if isinstance(why, Inadmissible):
             _blame_processors(case, oracle)
         said.silent = "not_applicable"
@@ -204,9 +210,9 @@ def _asked(invariant: Invariant, case: Case, oracle: Oracle, subject: Subject, t
 
 
 def crash(invariant: str, outcome: Crashed, step: int = 0) -> Finding:
-    """The finding that a run broke: of the case itself, or of a variant that an invariant asked for.
+    """The finding that a run broke: the run of the case itself, or of a variant that an invariant asked for.
 
-    Steps of a variant are not those of the case, so its finding comes after all of these (`step`).
+    The steps of a variant are not those of the case, so its finding comes after all of the case's (`step`).
     """
     where: dict[str, int | str] = {} if outcome.stage is not None else {"side": STAGE_UNKNOWN}
     stage = outcome.stage if outcome.stage is not None else Stage.DRAFTED
@@ -214,17 +220,17 @@ def crash(invariant: str, outcome: Crashed, step: int = 0) -> Finding:
 
 
 def _blame_processors(case: Case, oracle: Oracle) -> None:
-    """Raise Inadmissible if a processor fails the oracle too: then it is to blame, and not what the backend gave it."""
+    """Raise Inadmissible if a processor fails the oracle too: the processor is then at fault, and not the backend."""
     try:
         oracle(case)
     except Inadmissible:
         raise
     except (Malformed, NoTrace):
-        return  # what becomes of that is said invariant by invariant
+        return  # each invariant meets the same error and gives its own outcome
 
 
 def _first_run(case: Case, subject: Subject) -> tuple[Trace | None, str | None]:
-    """The trace, if there is one, and why the backend declined, if it did."""
+    """The trace, or None, and the reason why the backend declined, or None."""
     try:
         return subject(case), None
     except NoTrace as absent:
@@ -232,7 +238,7 @@ def _first_run(case: Case, subject: Subject) -> tuple[Trace | None, str | None]:
 
 
 def _no_reference(case: Case, oracle: Oracle) -> str | None:
-    """Why what stands in the oracle's place has no answer for `case`; None where it lacks one for variants alone."""
+    """Why the backend in the oracle's place has no answer for `case`; None where only variants lack an answer."""
     try:
         oracle(case)
     except NoReference as why:
@@ -241,7 +247,7 @@ def _no_reference(case: Case, oracle: Oracle) -> str | None:
 
 
 def _until_it_broke(case: Case, subject: Subject) -> Case | None:
-    """The same case stopped after the last step or action that the backend survives, or None if it survives none."""
+    """The same case, stopped after the last step or action that the backend survives; None if it survives none."""
     survived = None
     if case.session is not None:
         for count in range(1, len(case.session.actions)):
@@ -264,13 +270,14 @@ def _until_it_broke(case: Case, subject: Subject) -> Case | None:
 
 
 def revealed_by(trace: Trace) -> frozenset[Stage]:
-    """The stages that any step of any request of a trace holds."""
+    """The stages that the trace holds in any step of any request."""
     runs = [trace] if trace.shared is None else [one for one in trace.shared.requests if one is not None]
     steps = [step for run in runs for step in run.steps]
     return frozenset(stage for stage in Stage if any(getattr(step, stage.word) is not None for step in steps))
 
 
 def _observed(invariant: Invariant, subject: Subject, trace: Trace | None) -> bool:
+    # The declaration rules first: a stage that a trace happens to hold is not judged unless it is declared.
     if not invariant.needs <= subject.reveals:
         return False
     if trace is None:

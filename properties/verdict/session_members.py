@@ -1,4 +1,4 @@
-"""Company: the requests of a session, each seen as the case that it would be alone."""
+"""Members: the requests of a session, each as the case that it would be alone."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -11,9 +11,9 @@ from reference.trace import Trace
 
 @dataclass(frozen=True)
 class Member:
-    """Request `number` of a session: the case it would be alone, as far as it came, and what it did.
+    """Request `number` of a session: its case alone, cut to the steps that it took, and its trace.
 
-    `retold` says that this case's script was made of the trees that the request proposed.
+    `retold` says that the script of this case was made of the trees that the request proposed.
     """
 
     number: int
@@ -25,7 +25,7 @@ class Member:
 def members(case: Case, trace: Trace) -> Iterator[Member]:
     """The requests that entered and took a step.
 
-    A request that switched drafts on the way is told as a script of the trees that it proposed.
+    A request that switched drafts on the way becomes a script of the trees that it proposed.
     """
     assert case.session is not None
     if trace.shared is None:
@@ -36,7 +36,7 @@ def members(case: Case, trace: Trace) -> Iterator[Member]:
         alone = replace(case.alone(number), prompt=trace.shared.prompts[number], draft=Scripted())
         retold = any(action.kind == "switch" and number in action.requests for action in case.session.actions)
         draft = _script(one) if retold else case.alone(number).draft
-        # Draft and prompt at once: a script begins with the prompt's last token.
+        # The prompt changes together with the draft: a script's first tree must begin with the prompt's last token.
         yield Member(number, replace(alone, draft=draft, steps=len(one.steps)), one, retold)
 
 
@@ -46,7 +46,7 @@ def _script(trace: Trace) -> Scripted:
 
 
 def view(subject: Subject, member: Member) -> Subject:
-    """The backend as `member`'s own case sees it: that case ran in the session, every other is run for itself."""
+    """The backend for `member`'s own case: that case has the trace from the session, every other case is run."""
 
     def run(case: Case) -> Trace | Declined | Crashed:
         if case == member.alone:

@@ -1,4 +1,7 @@
-"""Subject: a backend as invariants see it, a memoised Case -> Trace that never raises what it cannot explain."""
+"""Subject: a backend as invariants see it, a memoised function Case -> Trace.
+
+Where there is no trace, it raises NoTrace with the reason.
+"""
 
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator
@@ -15,20 +18,20 @@ from reference.trace import Array, Stage, Trace
 
 @dataclass(frozen=True)
 class Declined:
-    """The backend does not take the case, for the reason `why`."""
+    """The backend does not take the case; `why` is the reason."""
 
     why: str
 
 
 @dataclass(frozen=True)
 class Crashed:
-    """The run broke: at `stage` if the engine could tell, with `why` in one line.
+    """The run broke.
 
     Attributes:
-        stage: Where it broke, or None.
+        stage: The stage in which it broke, or None where the engine could not tell.
         why: The reason in one line.
         said: The run's last lines, the latest last: frames of the traceback, `file:line in function: source line`, or
-            what the backend's process printed before it died. Two breaks are equal whatever their runs said.
+            the lines that the backend's process printed before it died. They do not count in comparisons.
     """
 
     stage: Stage | None
@@ -40,7 +43,7 @@ Run = Callable[[Case], "Trace | Declined | Crashed"]
 
 
 class NoTrace(Exception):
-    """Raised to an invariant that asks for a trace where there is none; `outcome` says why."""
+    """Raised to an invariant that asks for a run without a trace; `outcome` says why there is none."""
 
     def __init__(self, outcome: Declined | Crashed) -> None:
         super().__init__(outcome.why)
@@ -48,39 +51,39 @@ class NoTrace(Exception):
 
 
 class Tables(Protocol):
-    """A backend's own drafting and acceptance on tables in place of models; raises NoTrace where it cannot.
+    """A backend's own drafting and acceptance on tables in place of models; raises NoTrace where it cannot run them.
 
-    What each method does is said at `backends.base.ExactLaw`.
+    `backends.base.ExactLaw` describes each method.
     """
 
     def verify(self, given: Given, tape: Array) -> Blocks:
-        """Accept from settled probabilities."""
+        """Accept a drafted tree whose laws are given."""
         ...
 
     def rounds(self, world: World, tape: Array) -> Blocks:
-        """Draft and accept."""
+        """Draft a tree and accept, on the coins of a tape."""
         ...
 
     def samples(self, world: World, seeds: Array) -> Blocks:
-        """Draft and accept on the backend's own random numbers."""
+        """Draft a tree and accept, on the backend's own random numbers."""
         ...
 
 
 class Live(Protocol):
-    """A session that goes on; `do` raises NoTrace where it breaks. See `backends.base.Live`."""
+    """A session in progress; `do` raises NoTrace where the session breaks. See `backends.base.Live`."""
 
     def do(self, action: Action) -> None:
-        """Do one thing."""
+        """Carry out one action."""
         ...
 
     @property
     def trace(self) -> Trace:
-        """What happened so far."""
+        """The trace of the session so far."""
         ...
 
 
 Serve = Callable[[Case], Live]
-"""Opens the session of a case; raises NoTrace where it cannot."""
+"""Function that opens the session of a case; raises NoTrace where it cannot."""
 
 
 class Subject:
@@ -88,21 +91,21 @@ class Subject:
 
     Attributes:
         name: The backend's name.
-        reveals: Stages its traces may hold.
-        tables: Its sampling on tables, or None if it has no such door.
-        takes_tape: Whether its coins are those of the case's tape.
-        serve: Its sessions, action by action, or None if it has no such door.
-        declines: Why its declaration does not admit a case, or None.
-        retold: Whether the case's script was made of the trees of its own run (`properties.verdict.session_members`):
-            to compare the two would say nothing.
-        variant_interval: How many times as seldom invariants that take turns are asked of it; its control is as much
-            shorter.
-        forward_s: Seconds inside its forwards so far, over every run.
-        attention_calls: Layers of its forwards so far.
-        fallbacks: Why its attention took a slower path, and in how many of those.
+        reveals: Stages that the backend's traces may hold.
+        tables: The backend's sampling on tables, or None if it does not offer that.
+        takes_tape: Whether the backend's coins are those of the case's tape.
+        serve: Opens the backend's live sessions, or None if it does not offer them.
+        declines: Function from a case to the reason why the declaration does not admit it, or None.
+        retold: Whether the case's script was made of the trees of its own run (`properties.verdict.session_members`);
+            comparing the two would then say nothing.
+        variant_interval: Factor by which invariants that take turns are asked more seldom; the control is shorter by
+            the same factor.
+        forward_s: Seconds inside the backend's forwards so far, over every run.
+        attention_calls: Calls of attention so far, one for each layer of each forward.
+        fallbacks: Reasons why attention took a slower path, each with the number of calls.
         commits: Commits so far that asked for a faster way, by the way; `commit_fallbacks`: why some took another.
-        runs: Runs so far.
-        notes: What invariants computed once for a case and share, by key.
+        runs: Number of runs so far.
+        notes: Results that invariants computed once for a case and share, by key.
     """
 
     def __init__(
@@ -132,6 +135,7 @@ class Subject:
         self.notes: OrderedDict[object, object] = OrderedDict()
         self._run = run
         self._keep = keep
+        # The number tells repeated runs of one case apart; see `again`.
         self._memo: OrderedDict[tuple[Case, int], Trace | Declined | Crashed] = OrderedDict()
         self._asked: dict[Case, None] | None = None
 
@@ -144,19 +148,20 @@ class Subject:
         return self._answer(case, 0)
 
     def remember(self, case: Case, trace: Trace) -> None:
-        """Take `trace` for the answer to `case`: another subject ran it, and counts its seconds and its commits."""
+        """Take `trace` as the answer to `case`; the subject that ran the case has counted its seconds and commits."""
         self._memo[case, 0] = trace
 
     def again(self, case: Case, time: int = 1) -> Trace:
-        """A second run of `case` (or a third, for `time` 2), remembered apart from the first."""
+        """The trace of a further run of `case` (`time` 1 for the second run, 2 for the third), remembered apart."""
         return self._answer(case, time)
 
     def fresh(self, case: Case) -> "Trace | Declined | Crashed":
-        """The outcome of one run of `case`, neither remembered nor counted."""
+        """The outcome of one new run of `case`, neither remembered nor counted."""
         return self._run(case)
 
     def _answer(self, case: Case, time: int) -> Trace:
         key = (case, time)
+        # Remembered answers are noted too: shrinking looks for the variant that is wrong by itself.
         if self._asked is not None:
             self._asked[case] = None
         if key not in self._memo:
@@ -170,6 +175,7 @@ class Subject:
                 self.commits.update(asked)
                 self.commit_fallbacks.update(fell_back)
             self._memo[key] = outcome
+            # The oldest go first: traces hold logits and KV of whole runs.
             while len(self._memo) > self._keep:
                 self._memo.popitem(last=False)
         outcome = self._memo[key]
@@ -179,7 +185,7 @@ class Subject:
 
     @contextmanager
     def asked(self) -> Iterator[dict[Case, None]]:
-        """The cases that it is asked for inside the `with`, in order, remembered ones included."""
+        """The cases for which the subject is asked inside the `with`, in order, remembered ones included."""
         asked: dict[Case, None] = {}
         self._asked = asked
         try:
@@ -188,7 +194,7 @@ class Subject:
             self._asked = None
 
     def noted(self, key: object, make: Callable[[], object]) -> object:
-        """`make()`, computed once per key."""
+        """The result of `make()`, computed once for each key."""
         if key not in self.notes:
             self.notes[key] = make()
             while len(self.notes) > self._keep:

@@ -1,4 +1,8 @@
-"""Variants of a case for metamorphic invariants: the step they look at, and the ways to change it."""
+"""Variants of a case for metamorphic invariants.
+
+`focus` makes a one-step case of the largest tree; the functions after it read such a case or change its rows, tree or
+tokens. `relabelled` renames the tokens of any case.
+"""
 
 from dataclasses import replace
 
@@ -16,7 +20,10 @@ from reference.weights import permutation, probe_architecture
 
 
 def focus(case: Case, subject: Subject) -> Case:
-    """The step of `case` with the largest tree, as a case of its own: tree scripted, context prefilled at once."""
+    """The step of `case` with the largest tree, as a case of its own.
+
+    The tree is scripted and the context is prefilled in one forward.
+    """
     steps = [step for step in subject(case).steps if step.drafted is not None]
     if not steps:
         raise Unobserved("the backend does not reveal its trees")
@@ -33,7 +40,7 @@ def tree_of(case: Case) -> Tree:
 
 
 def with_tree(case: Case, tree: Tree) -> Case:
-    """`case` proposing `tree` instead, with room to emit all of it."""
+    """`case` proposing `tree` instead of its own tree, with room to emit a whole path."""
     return case.rebased(case.prefix, tree)
 
 
@@ -43,10 +50,10 @@ def first(case: Case, subject: Subject) -> Step:
 
 
 def pending_root(case: Case, subject: Subject, number: int) -> int:
-    """The token that must be the root of step `number`: the prompt's last, then the last one emitted.
+    """The token that must be the root of step `number`: the prompt's last token, or the last token emitted before.
 
     Raises:
-        Unobserved: The step before does not reveal what it emitted.
+        Unobserved: The step before does not reveal the tokens that it emitted.
     """
     if number == 0:
         return case.prompt[-1]
@@ -57,21 +64,22 @@ def pending_root(case: Case, subject: Subject, number: int) -> int:
 
 
 def dice(case: Case, salt: str) -> np.random.Generator:
-    """Random choices that depend on the case alone, so that a replay makes the same."""
+    """Random choices that depend on the case and `salt` alone, so that a replay makes the same choices."""
     return np.random.default_rng([int(case.id, 16), sum(salt.encode())])
 
 
 def shuffled(case: Case) -> tuple[int, ...]:
-    """A row order of the case's tree, root first, that differs from its own where there is another."""
+    """A row order of the case's tree, root first, other than the tree's own order."""
     tree = tree_of(case)
     if len(tree) < 3:
         raise NotApplicable("fewer than two nodes under the root have one order only")
     order = (0, *(1 + dice(case, "order").permutation(len(tree) - 1)).tolist())
+    # The permutation may be the identity: then the rows are reversed.
     return order if order != tuple(range(len(tree))) else (0, *range(len(tree) - 1, 0, -1))
 
 
 def pruned(case: Case) -> tuple[Case, tuple[int, ...]]:
-    """The case without one subtree, and the nodes that stayed, in their old numbers."""
+    """The case without one subtree, and the nodes that stayed, by their numbers in the full tree."""
     tree = tree_of(case)
     if len(tree) < 2:
         raise NotApplicable("the bare root has no subtree to remove")
@@ -83,20 +91,20 @@ def pruned(case: Case) -> tuple[Case, tuple[int, ...]]:
 
 
 RENAMINGS = 8
-"""Permutations of a vocabulary that cases draw from."""
+"""Number of permutations of a vocabulary that cases use."""
 
 
 def relabelled(case: Case) -> tuple[Case, tuple[int, ...]]:
-    """The case with every token id renamed, in the models and everywhere else, and the new id of each old one.
+    """The case with every token id renamed, in the models and everywhere else, and the new id of each old id.
 
     Raises:
-        NotApplicable: The vocabulary has one token, or the draft knows ids.
+        NotApplicable: The vocabulary has one token, or the draft's rule depends on ids.
     """
     assert isinstance(case.model, Seeded)
     if case.model.vocab_size < 2:
         raise NotApplicable("a vocabulary of one token has one naming")
-    # By the root token, not the case's digest: while a failing case shrinks, the renaming stays. Of a vocabulary of two
-    # tokens every second permutation leaves each token its name: the next one that does not is taken.
+    # The seed depends on the root token and not on the case's digest, so that the renaming stays while a failing case
+    # shrinks. Half of the permutations of two tokens are the identity: the next seed that changes a name is taken.
     seed, same = 1 + case.prompt[-1] % RENAMINGS, tuple(range(case.model.vocab_size))
     new = same
     while new == same:
@@ -125,17 +133,16 @@ def relabelled(case: Case) -> tuple[Case, tuple[int, ...]]:
 
 
 PROBE_FORWARDS = 4
-"""Forwards a layer that the transparent probe may take."""
+"""Most forwards for each layer that the transparent probe may take."""
 
 
 def probes(case: Case, layer: int) -> list[tuple[Case, tuple[int, ...]]]:
-    """Transparent-weights probes of a one-step case, each with the KV columns it makes visible, in code order.
+    """Cases with transparent weights for a one-step case, each with the KV columns that it probes, in code order.
 
     Context and tree keep their shape. A probed column holds the token of its code, every other row token 0, which
-    embeds to nothing; the logits of a node then spell out which probed columns it sees in `layer`. Up to
-    PROBE_CODES columns take one forward. Of longer contexts, PROBE_FORWARDS forwards show the tree, the context's
-    ends, the columns around the edges of every window and chunk and of the first and the last page, and others
-    drawn by the case.
+    embeds to zero; the logits of a node then show which probed columns the node sees in `layer`. One forward probes up
+    to PROBE_CODES columns. Where a context is longer, PROBE_FORWARDS forwards probe the tree, the context's ends, the
+    columns around the edges of every window and chunk and of the first and the last page, and others drawn by the case.
     """
     assert isinstance(case.model, Seeded)
     tree, context = tree_of(case), len(case.prefix)
@@ -166,11 +173,11 @@ def probes(case: Case, layer: int) -> list[tuple[Case, tuple[int, ...]]]:
 
 
 def leak_designs(tree: Tree) -> list[frozenset[int]]:
-    """Sets of nodes to keep while every other node changes, such that every pair is told apart by one of them.
+    """Sets of nodes to keep while every other node changes; every pair of nodes is told apart by one of the sets.
 
-    For each node i and each node j that is no ancestor of it, some set holds i and its path but not j. Sets of depth
-    at most k tell deeper nodes apart; the rest is done either by one set per leaf (its path), or, where that takes
-    fewer runs, per level by the binary digits of the nodes' places (wide stars need 2 log2(leaves) runs).
+    For each node i and each node j that is no ancestor of i, some set holds i and its path but not j. Sets of depth at
+    most k tell deeper nodes apart. The rest is done by one set per leaf (its path), or, where that takes fewer runs,
+    per level by the binary digits of the nodes' places (a wide star needs 2 log2(leaves) runs).
     """
     depths = [frozenset(node for node in range(len(tree)) if tree.depth[node] <= k) for k in range(tree.height)]
     paths = [frozenset(tree.path(leaf)) for leaf in tree.leaves]

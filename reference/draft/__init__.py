@@ -1,6 +1,7 @@
-"""The drafts that a case may ask for, one file for each kind; a kind is known by its tag once its class is made.
+"""The kinds of draft that a case may ask for, one file for each kind.
 
-Every module of this folder is imported, so that a new kind is a new file here and no line elsewhere.
+Making the class of a kind enters it under its tag. Every module of this folder is imported, so a new kind needs a new
+file here and no other line.
 """
 
 from importlib import import_module

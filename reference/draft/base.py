@@ -1,8 +1,9 @@
-"""Draft: what proposes the trees of a case, as far as the case itself says; the interface of every kind of draft.
+"""Draft: the interface of every kind of draft that a case file may name.
 
-A kind is a frozen dataclass whose fields are what a case file holds of it. Whoever reads a draft asks this interface
-and never for the class: what the draft proposes is defined in `reference.oracle.draft`, how the engine runs it stands
-in `backends.engine.draft`, and how cases draw it in `properties.strategies.draft`, each in a file of the kind.
+A draft proposes the trees of a case. A kind is a frozen dataclass whose fields are those of its object in a case file.
+Code that reads a draft calls this interface and never tests the class. `reference.oracle.draft` defines what the draft
+proposes, `backends.engine.draft` runs it in the engine, and `properties.strategies.draft` draws it for cases; each has
+a file for each kind.
 """
 
 from abc import ABC, abstractmethod
@@ -28,11 +29,11 @@ class Draft(ABC):
     Attributes:
         TAG: The kind's name in case files and in declarations of backends.
         SCHEMA: The JSON Schema of the kind's object, where `case.schema.json` does not hold it.
-        has_law: Whether a node's children can be drawn from a law that the draft gives, rather than named by rank.
+        has_law: Whether a node's children can be drawn from the draft's law; otherwise they are named by rank.
         trees: The trees that the case itself holds; None where the draft makes its own tokens.
-        model: The model that the draft runs; None where it runs none.
+        model: The model that the draft runs; None for a draft without a model.
         vocabulary: Target ids that the draft can name, ascending; empty for all of them.
-        reads: Which hidden states of the target the draft is given; None where it is given none.
+        reads: The hidden states of the target that the draft is given; None for a draft that reads none.
     """
 
     TAG: ClassVar[str]
@@ -44,10 +45,11 @@ class Draft(ABC):
     reads: HiddenStates | None
 
     def __init_subclass__(cls) -> None:
-        """Enter the kind under its tag; a class without one is a part of kinds."""
+        """Enter the kind under its tag; a class without a tag is a base of kinds."""
         if "TAG" in vars(cls):
             taken = KINDS.setdefault(cls.TAG, cls)
-            if taken.__qualname__ != cls.__qualname__:  # dataclasses with slots make a class anew under its name
+            # Not `is not`: a dataclass with slots makes a second class under the same name.
+            if taken.__qualname__ != cls.__qualname__:
                 raise TypeError(f"{cls.__qualname__}: the tag {cls.TAG!r} is that of {taken.__qualname__}")
             KINDS[cls.TAG] = cls
 
@@ -59,15 +61,15 @@ class Draft(ABC):
     @property
     @abstractmethod
     def shapes(self) -> tuple[Shape, ...]:
-        """The trees that the draft proposes, by their shape: one for each step, or one for all steps."""
+        """The shapes of the trees that the draft proposes: one for each step, or one for all steps."""
 
     @abstractmethod
     def with_shapes(self: Own, shapes: tuple[Shape, ...]) -> Own:
-        """The same draft with other trees: each a part of one of its own, or the only one of a static draft."""
+        """The same draft with other trees: each a part of one of its own trees, or the only tree of a static draft."""
 
     @abstractmethod
     def as_chain(self) -> "Draft":
-        """The draft with one path of each tree, as rules that verify chains want it."""
+        """The draft with one path of each tree, for rules that verify chains alone."""
 
     @property
     @abstractmethod
@@ -75,22 +77,22 @@ class Draft(ABC):
         """The draft in a few words for a page: `n-gram draft of 5 nodes`."""
 
     def renamed(self: Own, renamed: Callable[[Tokens], Tokens], relabel: int) -> Own | None:
-        """The draft after every token id was renamed; models of it are relabelled by the seed `relabel`.
+        """The draft after every token id was renamed; its model is relabelled by the seed `relabel`.
 
-        None where the draft names tokens by a rule of its own, which knows their ids.
+        None where the draft names tokens by a rule that depends on their ids.
         """
         return self
 
     def simpler(self: Own) -> Iterator[Own]:
-        """Drafts with one setting less, trees aside."""
+        """Drafts with one setting less; their trees stay."""
         return iter(())
 
     def on(self: Own, model: Model) -> Own:
-        """The same draft with `model` in place of the one it runs; itself where it runs none."""
+        """The same draft with `model` in place of its own model; a draft without a model stays as it is."""
         return self if self.model is None else replace(self, model=model)  # type: ignore[type-var]
 
     def token_fields(self) -> list[tuple[str, Tokens]]:
-        """Its fields that hold token ids, each with its path below the draft."""
+        """The draft's fields that hold token ids, each with its path below the draft."""
         return [("vocabulary", self.vocabulary)] if self.vocabulary else []
 
     def check(self, pending: int) -> None:  # noqa: B027 - most kinds can begin anywhere
@@ -98,12 +100,12 @@ class Draft(ABC):
 
     @property
     def height(self) -> int:
-        """Depth of the deepest node that the draft proposes; 0 where it proposes the bare root."""
+        """Depth of the deepest node that the draft proposes; 0 for the bare root."""
         return max((shape.height for shape in self.shapes), default=0)
 
 
 def largest(draft: Draft) -> int:
-    """Nodes of the largest tree that `draft` proposes."""
+    """Number of nodes of the largest tree that `draft` proposes."""
     return max((len(shape) for shape in draft.shapes), default=1)
 
 

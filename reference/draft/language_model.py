@@ -1,4 +1,4 @@
-"""LanguageModel: a small causal language model with a KV cache of its own drafts."""
+"""LanguageModel: a small causal language model that drafts with its own KV cache."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -18,7 +18,7 @@ class LanguageModel(Static):
 
     Attributes:
         model: The draft's own weights; its vocabulary size is the target's.
-        shape: The static tree it fills.
+        shape: The static tree that it fills.
         vocabulary: Target ids that the draft's head can name, ascending (EAGLE-3's reduced vocabulary: draft id d
             means target id `vocabulary[d]`); empty means all of them.
     """
@@ -50,10 +50,12 @@ class LanguageModel(Static):
     def renamed(self, renamed: Callable[[Tokens], Tokens], relabel: int) -> "LanguageModel":
         """See `Draft`."""
         assert isinstance(self.model, Seeded), "the weights of a checkpoint have no other names"
+        # Relabelling permutes embedding and head, so the draft proposes the same tokens under their new ids.
         model = replace(self.model, relabel=relabel)
+        # The field must ascend, whatever order the new ids have.
         return replace(self, model=model, vocabulary=tuple(sorted(renamed(self.vocabulary))))
 
     def simpler(self) -> Iterator["LanguageModel"]:
-        """Without a vocabulary of its own."""
+        """The draft without a reduced vocabulary, if it has one."""
         if self.vocabulary:
             yield replace(self, vocabulary=())

@@ -14,9 +14,9 @@ from reference.tree import RankTree
 class Ngram(Static):
     """A trie over the tokens so far: a node's children are the tokens that most often followed its context.
 
-    The context of a node is the longest suffix, `order - 1` tokens at most and one at least, of sequence + path that
-    occurs earlier with a successor. Successors rank by how often they followed it, then by how recently. A rank that
-    does not exist leaves its node and the nodes below it out of the tree.
+    The context of a node is a suffix of the sequence and the node's path, of `order - 1` tokens at most and one at
+    least: the longest suffix that occurs earlier with a successor. Successors rank by how often they followed the
+    context, then by how recently. A rank that does not exist leaves its node, and the nodes below, out of the tree.
     """
 
     TAG = "ngram"

@@ -1,4 +1,7 @@
-"""Scripted: the case holds the trees themselves, one for each step, and the bare root once they run out."""
+"""Scripted: a draft whose trees stand in the case, one for each step.
+
+Once the trees run out, the draft proposes the bare root.
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -12,7 +15,7 @@ from reference.tree import Shape, Tree
 
 @dataclass(frozen=True)
 class Scripted(Draft):
-    """The case draws the trees itself: `trees[k]` is proposed at step k, and the bare root once they run out."""
+    """The case holds the trees itself: `trees[k]` is proposed at step k, and the bare root after the last tree."""
 
     TAG = "scripted"
     model = None
@@ -37,6 +40,7 @@ class Scripted(Draft):
 
     def with_shapes(self, shapes: tuple[Shape, ...]) -> "Scripted":
         """See `Draft`; every shape carries its tokens."""
+        # A bare shape has no tokens, and a script cannot invent them.
         trees = tuple(shape for shape in shapes if isinstance(shape, Tree))
         if len(trees) < len(shapes):
             raise Malformed("trees", "a script needs the tokens of its trees")

@@ -1,7 +1,7 @@
 """The model families that a case may name, each in a file of this folder.
 
-Every module of this folder is imported and its `Family` objects are entered under their names, so that a new family
-is a new file here and no line elsewhere.
+Every module of this folder is imported and its `Family` objects are entered under their names, so a new family needs a
+new file here and no other line.
 """
 
 from importlib import import_module

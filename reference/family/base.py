@@ -1,7 +1,7 @@
-"""Family: what the words of a case know of a model family, before anyone computes with it.
+"""Family: the facts about a model family that a case needs.
 
-A family's formulas stand in `reference.oracle.family`, and how the engine opens its model stands in
-`backends.engine.model.family`, each in a file of the family.
+Its norms, its settings and the architectures to draw; nothing here computes. `reference.oracle.family` has a family's
+formulas, and `backends.engine.model.family` opens its model in the engine; each has a file for each family.
 """
 
 from collections.abc import Mapping
@@ -11,13 +11,13 @@ from typing import Any
 
 @dataclass(frozen=True)
 class LayerNorms:
-    """The norms of one decoder layer, by their names in a state dict; None where the family has none there.
+    """The norms of one decoder layer, by their names in a state dict; None for a norm that the family lacks.
 
     Attributes:
-        before_attention: Of the input of attention.
-        before_feed_forward: Of the input of the feed-forward block.
-        after_attention: Of what attention adds to the residual stream.
-        after_feed_forward: Of what the feed-forward block adds to the residual stream.
+        before_attention: The norm of the input of attention.
+        before_feed_forward: The norm of the input of the feed-forward block.
+        after_attention: The norm of what attention adds to the residual stream.
+        after_feed_forward: The norm of what the feed-forward block adds to the residual stream.
     """
 
     before_attention: str = "input_layernorm"
@@ -27,7 +27,7 @@ class LayerNorms:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names that the family has."""
+        """The names of the norms that the family has."""
         every = (self.before_attention, self.before_feed_forward, self.after_attention, self.after_feed_forward)
         return tuple(name for name in every if name is not None)
 
@@ -39,12 +39,12 @@ class Family:
     Attributes:
         name: Its name in case files.
         norms: The norms of each layer.
-        resting_gain: The weight of a norm that multiplies by 1: seeded weights of norms lie around it.
+        resting_gain: The weight with which a norm multiplies by 1; seeded weights of norms lie around this number.
         query_key_gains: Whether the norms of queries and keys, where a model has them, have weights.
-        settings: The numbers that this family alone has, each with its default; `Architecture.settings` holds those
-            of one model that differ.
+        settings: The numbers that this family alone has, each with its default; `Architecture.settings` holds a
+            model's values that differ.
         drawn: Architectures that generated cases run, as fields of `Architecture` without `family`, the simplest
-            first. The families whose list is empty are drawn from `properties.strategies.models.GALLERY`.
+            first. Families with an empty list are drawn from `properties.strategies.models.GALLERY`.
     """
 
     name: str

@@ -1,4 +1,7 @@
-"""The families whose layers are Llama's: two norms, gains around 1, and settings that `Architecture` has for all."""
+"""The families whose layers are Llama's.
+
+Their layers have two norms with gains around 1, and `Architecture` has a field for each of their settings.
+"""
 
 from reference.family.base import Family
 

@@ -1,7 +1,8 @@
 """Gemma 2 (arXiv 2408.00118; transformers `models/gemma2`).
 
-Four norms a layer, which multiply by one plus their weight; embeddings times the square root of the hidden size; GeGLU;
-soft caps of attention's scores and of the logits; every second layer sees a window alone.
+A layer has four norms, which multiply by one plus their weight. Embeddings are multiplied by the square root of the
+hidden size; the feed-forward block is GeGLU. Attention's scores and the logits go through soft caps. Every second layer
+has a sliding window.
 """
 
 from reference.family.base import Family, LayerNorms

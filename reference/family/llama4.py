@@ -1,4 +1,7 @@
-"""Llama 4's text model with dense layers (transformers `models/llama4`): its norm of queries and keys has no gain."""
+"""Llama 4's text model with dense layers (transformers `models/llama4`).
+
+The norm of queries and keys has no gain.
+"""
 
 from reference.family.base import Family
 

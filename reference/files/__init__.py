@@ -1,1 +1,1 @@
-"""Files: cases and checkpoint fields as JSON, tensors of safetensors, read within stated bounds."""
+"""Files: JSON and safetensors of cases and checkpoints, read within bounds."""

@@ -1,4 +1,4 @@
-"""The fields of a checkpoint's JSON files, read with defaults and checked for type and size."""
+"""Fields of a checkpoint's JSON files, with defaults and checks of type and size."""
 
 import json
 import math
@@ -8,31 +8,32 @@ from typing import Any
 from reference.files.regular import read_whole
 
 LARGEST_CONFIG = 16 * 2**20
-"""Bytes of a config.json that are read; published ones hold a few kilobytes."""
+"""Largest config.json that is read, in bytes; published ones hold a few kilobytes."""
 
 LARGEST_INDEX = 64 * 2**20
-"""Bytes of a model.safetensors.index.json that are read; the largest published ones hold about ten megabytes."""
+"""Largest model.safetensors.index.json that is read, in bytes; the largest published ones hold about ten megabytes."""
 
 LARGEST_SIZE = 2**24
-"""The largest vocabulary and the longest sequence that are read: as much as a case file can say."""
+"""The largest vocabulary and the longest sequence that are read: the bounds of a case file."""
 
 LARGEST_NUMBER = 2**53
-"""Whole numbers of a config.json are smaller: up to here float64 holds each of them exactly."""
+"""Bound of the whole numbers of a config.json: below it, float64 holds each of them exactly."""
 
 SHOWN = 60
-"""Letters of a value of the file that a message repeats."""
+"""Most letters of a value from the file that a message repeats."""
 
 
 class UnreadableCheckpoint(ValueError):
-    """A checkpoint directory cannot be read: one line that says what, where, and what to do."""
+    """A checkpoint directory cannot be read: one line that says what is wrong, in which file, and what to do."""
 
 
 def shown(value: Any) -> str:
-    """`value`, decoded JSON, as a message shows it: its kind and length, or Python's notation cut to SHOWN letters."""
+    """`value`, decoded JSON, for a message: its kind and length, or Python's notation cut to SHOWN letters."""
     if isinstance(value, list) and len(value) <= 4 and not any(isinstance(one, (list, dict)) for one in value):
         return f"[{', '.join(map(shown, value))}]"
     if isinstance(value, (list, dict)):
         return f"{'a list' if isinstance(value, list) else 'an object'} of {len(value)} entries"
+    # Python refuses to print an int of more than 4300 digits: the digits are counted instead.
     if isinstance(value, int) and abs(value) >= LARGEST_NUMBER:
         return f"a number of {math.ceil(value.bit_length() * math.log10(2))} digits"
     text = repr(value[: SHOWN + 1] if isinstance(value, str) else value)
@@ -63,6 +64,7 @@ class Fields:
         value = default if self.get(name) is None else self.get(name)
         if value is None:
             raise self.refuse(f"field {name} is missing; add it as the model's author published it")
+        # In Python a bool is an int; in JSON `true` is no number.
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise self.refuse(f"field {name} is {shown(value)}, not a number; correct it")
         if not _moderate(value):
@@ -105,7 +107,7 @@ class Fields:
         return value
 
     def numbers(self, name: str) -> tuple[float, ...]:
-        """The list of finite numbers in the field `name`, as floats; empty where it is null.
+        """The list of finite numbers in the field `name`, as floats; empty where the field is null.
 
         Raises:
             UnreadableCheckpoint: no such list.
@@ -149,6 +151,6 @@ def read_json(where: Path, most: int = LARGEST_CONFIG) -> dict[str, Any]:
 
 
 def unreadable(where: Path, error: OSError) -> UnreadableCheckpoint:
-    """The complaint that the system, or `reference.files.regular`, refused to read the file `where`."""
+    """The complaint that the file `where` cannot be read: by the system, or refused by `reference.files.regular`."""
     todo = "check its permissions" if isinstance(error, PermissionError) else "download the file again"
     return UnreadableCheckpoint(f"{where}: cannot be read ({error.strerror or error}); {todo}")

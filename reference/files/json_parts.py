@@ -1,4 +1,7 @@
-"""The parts of a case file that several of its objects hold: trees and models, from checked JSON objects."""
+"""Trees and models of a case file, made from checked JSON objects.
+
+Several objects of a case file hold such parts.
+"""
 
 from typing import Any
 
@@ -8,17 +11,17 @@ from reference.tree import RankTree, Tree
 
 
 def tree_from_json(content: dict[str, Any]) -> Tree:
-    """A tree with its tokens; raises Malformed with the path below it."""
+    """A tree with its tokens; raises Malformed with the path below the tree."""
     return Tree(tuple(content["parent"]), tuple(content["token"]))
 
 
 def rank_tree_from_json(content: dict[str, Any]) -> RankTree:
-    """A tree of ranks; raises Malformed with the path below it."""
+    """A tree of ranks; raises Malformed with the path below the tree."""
     return RankTree(tuple(content["parent"]), tuple(content["rank"]))
 
 
 def model_from_json(content: dict[str, Any]) -> Model:
-    """A model; raises Malformed with the path below it."""
+    """A model; raises Malformed with the path below the model."""
     rest = {key: value for key, value in content.items() if key != "kind"}
     if content["kind"] == "checkpoint":
         return Checkpoint(**rest)
@@ -27,6 +30,7 @@ def model_from_json(content: dict[str, Any]) -> Model:
     fields["norm_eps"] = float(fields["norm_eps"])
     rope: dict[str, Any] = {}
     for key, value in fields.pop("rope").items():
+        # The default's type says which fields are fractions.
         rope[key] = float(value) if isinstance(getattr(Rope, key), float) else value
     short, long = tuple(map(float, rope.pop("short_factor"))), tuple(map(float, rope.pop("long_factor")))
     with under("architecture.rope"):

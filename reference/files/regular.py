@@ -1,4 +1,7 @@
-"""Reads regular files only, up to a stated size: a FIFO would block the reader, and a device may never end."""
+"""Reading of regular files alone, up to a stated size.
+
+A FIFO would block the reader, and a device may never end.
+"""
 
 import errno
 import os
@@ -12,11 +15,11 @@ KINDS = (
     (stat.S_ISCHR, "a device"),
     (stat.S_ISBLK, "a device"),
 )
-"""Tests of a file's mode, and what each finds, in words."""
+"""Tests of a file's mode, each with the kind of file that it finds, in words."""
 
 
 class TooLarge(OSError):
-    """A file is longer than what its reader takes."""
+    """A file is longer than its reader allows."""
 
 
 def irregular(mode: int) -> str | None:
@@ -32,13 +35,14 @@ def opened(path: str | Path) -> BinaryIO:
             device, a name that no file can have.
     """
     try:
-        # Looked at first: opening some devices already does something.
+        # Checked before opening: opening some devices already has an effect.
         _refuse(os.stat(path).st_mode, path)
+        # O_NONBLOCK: opening a FIFO would otherwise wait for a writer. O_BINARY exists on Windows alone.
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     except ValueError:
         raise OSError(errno.EINVAL, "its name holds a null byte or half a character", str(path)) from None
     try:
-        # And again: another file may lie there by now.
+        # Checked again after opening: another file may have taken the path meanwhile.
         _refuse(os.fstat(descriptor).st_mode, path)
         return os.fdopen(descriptor, "rb")
     except BaseException:
@@ -54,6 +58,7 @@ def read_whole(path: str | Path, most: int) -> bytes:
         OSError: as `opened`.
     """
     with opened(path) as file:
+        # One byte more than allowed tells a file that is too long.
         content = file.read(most + 1)
     if len(content) > most:
         raise TooLarge(

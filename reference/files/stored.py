@@ -1,7 +1,8 @@
-"""The tensors of one safetensors file: its header checked against its data, its numbers widened to float64.
+"""The tensors of one safetensors file, checked and widened to float64.
 
-The format is read here by hand (8 bytes little-endian header size, JSON header, raw data;
-https://huggingface.co/docs/safetensors): NumPy has no bfloat16, and a damaged file should say what is wrong with it.
+The header is checked against the data. The format is read here by hand (8 bytes little-endian header size, JSON header,
+raw data; https://huggingface.co/docs/safetensors): NumPy has no bfloat16, and the message about a damaged file should
+say what is wrong with it.
 """
 
 import json
@@ -18,21 +19,21 @@ from reference.files.fields import SHOWN, UnreadableCheckpoint, shown, unreadabl
 from reference.files.regular import opened
 
 WIDTH = {"BF16": 2, "F16": 2, "F32": 4, "F64": 8}
-"""Bytes of one number in each dtype that weights may have."""
+"""Bytes of one number, for each dtype that weights may have."""
 
 LARGEST_HEADER = 100_000_000
-"""Bytes; the limit of the safetensors library itself."""
+"""Largest header in bytes; the limit of the safetensors library itself."""
 
 MOST_TENSORS = 1_000_000
-"""Tensors that one file may hold; the largest published checkpoints have some 100,000 in all."""
+"""Most tensors of one file; the largest published checkpoints have some 100,000 in all their files."""
 
 MOST_AXES = 8
-"""Axes of a tensor; weights have one or two, those of experts three."""
+"""Most axes of a tensor; weights have one or two, weights of experts three."""
 
 
 @dataclass(frozen=True)
 class Stored:
-    """Where a tensor lies: file, dtype, shape, first byte."""
+    """Where a tensor lies: file, dtype, shape, offset of its first byte in the file."""
 
     file: Path
     dtype: str
@@ -42,6 +43,7 @@ class Stored:
     def values(self, name: str) -> NDArray[Any]:
         """The tensor called `name`, widened to float64."""
         count = math.prod(self.shape)
+        # NumPy has no bfloat16: its bits are read as integers.
         kind = {"BF16": "<u2", "F16": "<f2", "F32": "<f4", "F64": "<f8"}[self.dtype]
         try:
             raw = np.fromfile(self.file, dtype=kind, count=count, offset=self.begin)
@@ -61,7 +63,7 @@ class Stored:
 
 
 def header(file: Path) -> dict[str, Stored]:
-    """The tensors of one safetensors file, after checking that its data lies where and as long as it says."""
+    """The tensors of one safetensors file, after checking that its data fills the file as the header says."""
     try:
         with opened(file) as stream:
             size = os.fstat(stream.fileno()).st_size
@@ -107,6 +109,7 @@ def _entry(file: Path, name: str, entry: Any) -> tuple[str, tuple[int, ...], int
     except (TypeError, KeyError, ValueError):
         raise broken from None
     counts = (*shape, begin, end)
+    # `type(...) is not int` refuses JSON's true and false, which Python counts as ints.
     if len(shape) > MOST_AXES or any(type(count) is not int or not 0 <= count < 2**63 for count in counts):
         raise broken
     if not isinstance(dtype, str) or dtype not in WIDTH:
@@ -120,11 +123,11 @@ def _entry(file: Path, name: str, entry: Any) -> tuple[str, tuple[int, ...], int
 
 
 def cut(name: str) -> str:
-    """A name from a file as a message shows it: at most SHOWN letters, and no line break or control character."""
+    """A name from a file for a message: at most SHOWN letters, without line breaks or control characters."""
     clean = "".join(letter if letter.isprintable() else "?" for letter in name[:SHOWN])
     return clean if len(name) <= SHOWN else f"{clean}…"
 
 
 def damaged(file: Path, how: str) -> UnreadableCheckpoint:
-    """The complaint that `file` is not what its publisher wrote, and how one sees that."""
+    """The complaint that `file` is not what its publisher wrote; `how` says how this shows."""
     return UnreadableCheckpoint(f"{file}: truncated or corrupt ({how}); download the file again")

@@ -1,1 +1,4 @@
-"""The oracle: what the words mean, computed from scratch in NumPy; no engine may read it."""
+"""The oracle: the exact meaning of a case, computed from scratch in NumPy.
+
+No engine may import it.
+"""

@@ -1,4 +1,7 @@
-"""Acceptance as it is defined: the greedy walk, and the rules of sampling as programs over coins."""
+"""Acceptance by definition: the greedy walk, and each sampling rule as a program.
+
+A program decides by the coins of a `Chance`, so the same code runs on a tape and yields the exact law.
+"""
 
 import math
 from collections.abc import Callable, Collection, Sequence
@@ -13,11 +16,11 @@ from reference.tree import Tree
 Row = Sequence[Number]
 Answer = tuple[tuple[int, ...], list[Number]]
 Program = Callable[[Chance, Rule, str, Tree, Sequence[Row], Sequence[Row], bool], Answer]
-"""The type of a rule; `verify` describes its arguments and its answer."""
+"""The signature of an acceptance rule; `verify` describes its arguments and its answer."""
 
 
 class Question(NamedTuple):
-    """The arguments of a Program, in their order, for those who pass them on."""
+    """The arguments of a Program, in their order, for code that passes all of them on."""
 
     chance: Chance
     rule: Rule
@@ -29,7 +32,7 @@ class Question(NamedTuple):
 
 
 def choice(row: Array) -> int:
-    """The greedy token of one row of logits: the largest, the lowest id among equals."""
+    """The greedy token of one row of logits: the arg-max, the lowest id among equals."""
     best = 0
     for token in range(1, len(row)):
         if row[token] > row[best]:
@@ -38,7 +41,7 @@ def choice(row: Array) -> int:
 
 
 def greedy_walk(tree: Tree, logits: Array) -> Accepted:
-    """The accepted path and bonus token for `logits` [nodes, vocabulary]; the first of two equal siblings wins.
+    """The accepted path and bonus token for `logits` [nodes, vocabulary]; of equal siblings the first is accepted.
 
     >>> import numpy as np
     >>> greedy_walk(Tree((0, 0, 0), (5, 1, 2)), np.eye(3)[[2, 0, 1]])
@@ -46,6 +49,7 @@ def greedy_walk(tree: Tree, logits: Array) -> Accepted:
     """
     path = [0]
     while True:
+        # Both pick the lowest id among equals; `argmax` spares a large vocabulary the Python loop.
         wanted = int(logits[path[-1]].argmax()) if len(logits[0]) > 4096 else choice(logits[path[-1]])
         taken = [child for child in tree.children[path[-1]] if tree.token[child] == wanted]
         if not taken:
@@ -62,29 +66,33 @@ def verify(
     proposal: Sequence[Row],
     sampled: bool,
 ) -> Answer:
-    """One verification: the accepted nodes, root first, and the weights of the law of the token after them.
+    """One verification by the case's rule.
 
     Args:
         chance: The coins.
-        rule: Its name says which program runs.
+        rule: The rule; its name selects the program.
         draws: How siblings were named, one of DRAWS.
         tree: The drafted tree; a rule reads its `children` and `token` alone.
         target: The target's law after each node.
         proposal: For each node the law from which its token was drawn, before earlier siblings were removed; one-hot
-            if it was not drawn. Row 0 is not used.
-        sampled: Whether tokens were drawn at all.
+            for a token that was not drawn. Row 0 is not used.
+        sampled: Whether the draft's tokens were drawn.
+
+    Returns:
+        The accepted nodes, root first, and the weights of the law of the token after them.
     """
     return RULES[rule.name](chance, rule, draws, tree, target, proposal, sampled)
 
 
 def normalised(row: Row) -> list[Number]:
-    """`row` divided by its sum; a row of zeros stays one."""
+    """`row` divided by its sum; a row of zeros stays a row of zeros."""
     total = sum(row)
     return [value / total for value in row] if total > 0 else list(row)
 
 
 def without(row: Row, tokens: Collection[int]) -> list[Number]:
     """`row` with `tokens` set to 0."""
+    # `0 * value` keeps the arithmetic: a Fraction stays a Fraction, a float a float.
     return [0 * value if token in tokens else value for token, value in enumerate(row)]
 
 
@@ -94,21 +102,21 @@ def residual(p: Row, q: Row) -> list[Number]:
 
 
 def _ratio(p: Number, q: Number) -> Number:
-    """The ratio p / q, and 0 where the draft could not have drawn the token."""
+    """The ratio p / q; 0 where q is 0, since the draft cannot have drawn the token."""
     return p / q if q > 0 else 0
 
 
 def _like(value: float, number: Number) -> Number:
-    """A threshold in the arithmetic of `number`: a float is an exact fraction."""
+    """A threshold in the arithmetic of `number`; as a Fraction it is the exact value of the float."""
     return value if isinstance(number, float) else Fraction(value)
 
 
 Level = Callable[[int], tuple[int | None, list[Number]]]
-"""The decision of a rule on the children of a node: the accepted child, or None with the law that is left."""
+"""A rule's decision on the children of a node: the accepted child, or None with the law of the token to draw."""
 
 
 def _walk(tree: Tree, target: Sequence[Row], level: Level) -> Answer:
-    """Descend by `level` to a node without children, or where all are rejected."""
+    """Descend by `level` until a node has no children or all of them are rejected."""
     path = [0]
     while tree.children[path[-1]]:
         child, left = level(path[-1])
@@ -119,14 +127,17 @@ def _walk(tree: Tree, target: Sequence[Row], level: Level) -> Answer:
 
 
 def _settled(left: list[Number], row: Row) -> list[Number]:
-    """`left`, or the target's own `row` where rounding has led to a rejection of probability 0 and nothing is left."""
+    """`left`, or the target's own `row` where nothing is left.
+
+    In exact arithmetic that rejection has probability 0; rounding alone leads there.
+    """
     return left if any(left) else list(row)
 
 
 def chain(
     chance: Chance, rule: Rule, draws: str, tree: Tree, target: Sequence[Row], proposal: Sequence[Row], sampled: bool
 ) -> Answer:
-    """Leviathan et al. 2023, algorithm 1: accept x if u < p(x)/q(x); a rejection leaves relu(p - q)."""
+    """Leviathan et al. 2023, algorithm 1: accept x if u < p(x)/q(x); a rejection leaves relu(p - q), normalised."""
 
     def level(node: int) -> tuple[int | None, list[Number]]:
         child = tree.children[node][0]
@@ -141,7 +152,10 @@ def chain(
 def multi_round(
     chance: Chance, rule: Rule, draws: str, tree: Tree, target: Sequence[Row], proposal: Sequence[Row], sampled: bool
 ) -> Answer:
-    """Siblings in row order, each against what the ones before it left of p; q without the tokens already drawn."""
+    """Try siblings in row order, each against the residual of p after the siblings before it.
+
+    For siblings drawn without replacement, q is the proposal without the tokens already tried, normalised.
+    """
     removed = sampled and draws == "without-replacement"
 
     def level(node: int) -> tuple[int | None, list[Number]]:
@@ -162,11 +176,12 @@ def multi_round(
 def specinfer(
     chance: Chance, rule: Rule, draws: str, tree: Tree, target: Sequence[Row], proposal: Sequence[Row], sampled: bool
 ) -> Answer:
-    """Miao et al. 2024, algorithm 2: a random one of the remaining siblings, against the draft that named it."""
+    """Miao et al. 2024, algorithm 2: try a random one of the remaining siblings, against the draft that named it."""
 
     def level(node: int) -> tuple[int | None, list[Number]]:
         p, remaining = list(target[node]), list(tree.children[node])
         for trial in tree.children[node]:
+            # The last sibling needs no coin.
             at = chance.choose("order", trial, [1] * len(remaining)) if len(remaining) > 1 else 0
             child = remaining.pop(at)
             x, q = tree.token[child], proposal[child]
@@ -181,7 +196,7 @@ def specinfer(
 def target_only(
     chance: Chance, rule: Rule, draws: str, tree: Tree, target: Sequence[Row], proposal: Sequence[Row], sampled: bool
 ) -> Answer:
-    """SGLang: one coin a level against the covered mass, in which a repeated sibling counts twice."""
+    """SGLang: one coin a level, compared with the covered mass of p; a sibling's token counts as often as it occurs."""
 
     def level(node: int) -> tuple[int | None, list[Number]]:
         p = target[node]
@@ -201,9 +216,10 @@ def target_only(
 def eagle(
     chance: Chance, rule: Rule, draws: str, tree: Tree, target: Sequence[Row], proposal: Sequence[Row], sampled: bool
 ) -> Answer:
-    """EAGLE-2 and 3, evaluate_posterior: it compares token prefixes, so nodes with equal token paths are one.
+    """EAGLE-2 and 3, evaluate_posterior: nodes with equal token paths count as one, as it compares token prefixes.
 
-    The path names the first such node of each level, so with twins a node of it need not be the parent of the next.
+    The path names the first such node of each level, so with twins a node of the path need not be the parent of the
+    next.
     """
     path, same = [0], [0]
     while True:
@@ -229,9 +245,9 @@ def eagle(
 def typical(
     chance: Chance, rule: Rule, draws: str, tree: Tree, target: Sequence[Row], proposal: Sequence[Row], sampled: bool
 ) -> Answer:
-    """Medusa: no coin at all. The longest acceptable path, then the likeliest, then the first end in row order."""
+    """Medusa: no coin at all. The longest acceptable path wins, then the likeliest, then the first end in row order."""
     paths: list[tuple[tuple[int, ...], tuple[float, ...]]] = [((0,), ())]
-    for path, logs in paths:  # which grows while it is walked
+    for path, logs in paths:  # the list grows during the loop: each acceptable child is visited in turn
         p = [float(value) for value in target[path[-1]]]
         entropy = -math.fsum(value * math.log(value) for value in p if value > 0)
         least = min(rule.epsilon, rule.delta * math.exp(-entropy))
@@ -244,7 +260,10 @@ def typical(
 def block(
     chance: Chance, rule: Rule, draws: str, tree: Tree, target: Sequence[Row], proposal: Sequence[Row], sampled: bool
 ) -> Answer:
-    """Sun et al. 2024, algorithm 2: pi is the chain's joint ratio, and the last node whose coin is below h ends it."""
+    """Sun et al. 2024, algorithm 2: accept up to the last node whose coin lies below its block ratio h.
+
+    pi is the joint acceptance ratio of the chain up to a node.
+    """
     path, kept = [0], 0
     while tree.children[path[-1]]:
         path.append(tree.children[path[-1]][0])
@@ -258,6 +277,7 @@ def block(
             after = [max(pi * a - b, 0 * b) for a, b in zip(target[node], proposal[path[i + 1]], strict=True)]
             # Where this is 0/0, target and draft agree from here on and a later node is accepted for certain.
             h = _ratio(sum(after), sum(after) + 1 - pi)
+        # No break: a later node may be accepted after an earlier one was not.
         if chance.below("accept", node, h):
             kept, left = i, normalised(after)
     return tuple(path[: kept + 1]), _settled(left, target[path[kept]])

@@ -1,6 +1,6 @@
-"""Hugging Face checkpoint directories: config.json and safetensors read into float64, and known by their digest.
+"""Hugging Face checkpoint directories, read into float64 and known by a digest.
 
-Pickle is never opened, and neither is what is no regular file.
+config.json and the safetensors files are read. Pickle is never opened, nor is any file that is not a regular file.
 """
 
 import hashlib
@@ -21,21 +21,21 @@ from reference.weights import shapes
 __all__ = ["UnreadableCheckpoint", "identify", "read"]
 
 IGNORED = re.compile(r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq")
-"""Buffers that old checkpoints store and every reader computes anew."""
+"""Buffers that old checkpoints store and that every reader computes anew."""
 
 EXPERTS = re.compile(r"\.experts\.")
-"""Names of weights of which each row uses some: the layers of a mixture of experts."""
+"""Names of the weights of a mixture of experts; each row uses some of the experts only."""
 MOST_SHARDS = 10_000
-"""Weight files that an index may name; the largest published checkpoints have some hundreds."""
+"""Most weight files that an index may name; the largest published checkpoints have some hundreds."""
 
 LARGEST_BESIDE = 2**29
-"""Bytes of any other file that a tokenizer or a configuration is read from."""
+"""Largest size in bytes of any other file from which a tokenizer or a configuration is read."""
 
 READ_BESIDE = (".json", ".jinja", ".model", ".txt")
-"""Endings of the files of a checkpoint, beside its weights, that transformers may read."""
+"""Endings of the files, beside the weights, that transformers may read from a checkpoint."""
 
 ADAPTER = "adapter_config.json"
-"""The file by which peft makes a model of two, one of which lies wherever this file says."""
+"""The file with which peft adds an adapter to a base model; the file says where the base model lies."""
 
 PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
@@ -46,7 +46,7 @@ def read(directory: str | Path) -> tuple[Architecture, dict[str, Array]]:
     The dict holds exactly the names of `weights.shapes`; a tied head is not among them.
 
     Raises:
-        UnreadableCheckpoint: with one line, whatever is wrong.
+        UnreadableCheckpoint: with one line that says what is wrong.
     """
     architecture, stored, _ = _opened(Path(directory))
     try:
@@ -62,11 +62,12 @@ def identify(directory: str | Path, understood: bool = True) -> Checkpoint:
     with its name and size before it.
 
     Args:
-        directory: Where it lies.
-        understood: Whether this oracle will run it; False looks at sizes only, for a run against another backend.
+        directory: The checkpoint's folder.
+        understood: Whether this oracle will run the checkpoint; False reads the sizes alone, for a run against another
+            backend.
 
     Raises:
-        UnreadableCheckpoint: with one line, whatever is wrong.
+        UnreadableCheckpoint: with one line that says what is wrong.
     """
     root = Path(directory)
     if understood:
@@ -87,6 +88,7 @@ def _digest(file: Path, digest: "hashlib._Hash") -> None:
     """Feed `file` to `digest`: its name, a zero byte, its size in decimal, a zero byte, its content."""
     try:
         with opened(file) as stream:
+            # Name and size come first, so that no two different sets of files feed the same bytes.
             digest.update(f"{file.name}\0{os.fstat(stream.fileno()).st_size}\0".encode())
             while block := stream.read(1 << 20):
                 digest.update(block)
@@ -95,7 +97,7 @@ def _digest(file: Path, digest: "hashlib._Hash") -> None:
 
 
 def _opened(root: Path) -> tuple[Architecture, dict[str, Stored], list[Path]]:
-    """Architecture, tensors and weight files, with every header checked and no weight read yet."""
+    """Architecture, tensors and weight files; every header is checked, and no weight is read yet."""
     _check_folder(root)
     architecture = configured(root / "config.json")
     stored, files = _weights(root)
@@ -112,6 +114,7 @@ def _opened(root: Path) -> tuple[Architecture, dict[str, Stored], list[Path]]:
             )
     if architecture.tied and "lm_head.weight" in stored:
         _check_tied(stored)
+        # The tied head may be stored; the empty shape only marks the name as known.
         expected["lm_head.weight"] = ()
     for name, tensor in stored.items():
         if name not in expected and not IGNORED.fullmatch(name):
@@ -123,7 +126,7 @@ def _opened(root: Path) -> tuple[Architecture, dict[str, Stored], list[Path]]:
 
 
 def _check_folder(root: Path) -> None:
-    """Refuse a folder in which transformers would read something other than a regular file of moderate size."""
+    """Refuse a folder in which transformers would read an irregular file, a very large one or an adapter."""
     if not os.path.isdir(root):
         what = "not a directory" if os.path.lexists(root) else "no such directory"
         raise UnreadableCheckpoint(f"{root}: {what}; give the path of a Hugging Face checkpoint directory")
@@ -150,7 +153,10 @@ def _check_folder(root: Path) -> None:
 
 
 def _check_tied(stored: dict[str, Stored]) -> None:
-    """A head stored although tied must equal the embedding: transformers 4 would tie them, 5 would not."""
+    """Refuse a stored head that is declared tied and differs from the embedding.
+
+    transformers 4 would tie the two, transformers 5 would not.
+    """
     head, embedding = stored["lm_head.weight"], stored["model.embed_tokens.weight"]
     if head.shape != embedding.shape or not np.array_equal(
         head.values("lm_head.weight"), embedding.values("model.embed_tokens.weight")
@@ -162,7 +168,7 @@ def _check_tied(stored: dict[str, Stored]) -> None:
 
 
 def _weights(root: Path) -> tuple[dict[str, Stored], list[Path]]:
-    """Every stored tensor, and the files they came from; one file wins over an index, as in transformers."""
+    """Every stored tensor, and the files they came from; model.safetensors wins over an index, as in transformers."""
     single, index = root / "model.safetensors", root / "model.safetensors.index.json"
     if single.exists():
         return header(single), [single]
@@ -184,6 +190,7 @@ def _weights(root: Path) -> tuple[dict[str, Stored], list[Path]]:
         )
     headers: dict[str, dict[str, Stored]] = {}
     for shard in shards:
+        # The index may come from a stranger: a name such as `../x` must not leave the directory.
         if Path(shard).name != shard:
             raise UnreadableCheckpoint(f"{index}: shard {shown(shard)} lies outside the directory; correct weight_map")
         if not os.path.exists(root / shard):

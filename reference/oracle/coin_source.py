@@ -1,4 +1,8 @@
-"""Chance: the coins that a sampling program asks for, read from a tape, or forked into its exact law."""
+"""Chance: the coins that an acceptance program asks for.
+
+`Taped` reads them from a tape; `enumerated` runs a program once for each sequence of decisions and adds up its exact
+law.
+"""
 
 import math
 from collections.abc import Callable, Hashable, Sequence
@@ -17,9 +21,9 @@ A = TypeVar("A")
 
 
 class Chance(Protocol):
-    """Where a program's randomness comes from: one uniform of [0, 1) for each (kind, node), of `reference.tape.KINDS`.
+    """The source of a program's randomness: one uniform of [0, 1) for each (kind, node), of `reference.tape.KINDS`.
 
-    The same coin may be asked again; it keeps its value.
+    A coin keeps its value when a program asks for it again.
     """
 
     def below(self, kind: str, node: int, threshold: Number) -> bool:
@@ -27,23 +31,24 @@ class Chance(Protocol):
         ...
 
     def choose(self, kind: str, node: int, weights: Sequence[Number]) -> int:
-        """The index at which the cumulated weights first exceed coin * total: never one of weight 0."""
+        """The index at which the cumulated weights first exceed coin * total; an index of weight 0 is never chosen."""
         ...
 
 
 def _named(kind: str, node: int) -> tuple[str, int]:
-    """The coin's name: there is one bonus coin, whatever the node."""
+    """The name of a coin: the bonus coin is the same for every node."""
     return (kind, 0 if kind == "bonus" else node)
 
 
 def _edges(weights: Sequence[Number]) -> list[Number]:
     """Upper ends of the intervals that normalised `weights` cut [0, 1) into; ValueError where no weight is positive."""
-    # Not by `sum`, which from Python 3.12 on rounds once for all floats: the last edge must be a number over itself.
+    # Not by `sum`, which rounds floats once at the end from Python 3.12 on: the last edge must be exactly 1, a number
+    # divided by itself.
     masses = list(accumulate(weights))
     if not (masses and masses[-1] > 0):
         raise ValueError("no weight is positive: there is nothing to choose")
     total = masses[-1]
-    whole = total if isinstance(total, float) else Fraction(total)  # counts are weights too, and stay exact
+    whole = total if isinstance(total, float) else Fraction(total)  # int weights: `/` would turn them into floats
     return [mass / whole for mass in masses]
 
 
@@ -52,8 +57,9 @@ class Taped(Chance):
 
     Attributes:
         used: The coins consumed, (kind, node), in the order of their first use.
-        margin: The smallest distance of a coin to a threshold or an inner edge of a CDF that it was compared with;
-            infinite before the first. Below an engine's rounding error, another outcome is no fault.
+        margin: The smallest distance between a coin and a threshold, or an inner edge of a CDF, with which it was
+            compared; infinite before the first comparison. Where it lies below an engine's rounding error, another
+            outcome is no fault.
     """
 
     def __init__(self, coins: Array, nodes: int) -> None:
@@ -78,15 +84,16 @@ class Taped(Chance):
         """Inverse CDF by ascending index."""
         coin, edges = self._toss(kind, node), _edges(weights)
         self.margin = min([self.margin, *(abs(coin - float(edge)) for edge in edges[:-1])])
-        # One is found: the last edge is a number divided by itself. A weight of 0 has the edge of the index before it.
+        # Always finds an index: the last edge is 1 and a coin is less. An index of weight 0 ends where the index before
+        # it ends, so the coin has passed it already.
         return next(index for index, edge in enumerate(edges) if coin < edge)
 
 
 class _Fork(Chance):
-    """One run of a program, on which every coin is an interval that each decision narrows.
+    """One run of a program in which each coin is an interval that every decision narrows.
 
     Attributes:
-        untaken: Decisions that lead to the runs branching off this one, each to be `forced` upon another.
+        untaken: Decisions of the runs that branch off this one; each is the `forced` of another run.
     """
 
     def __init__(self, forced: tuple[int, ...]) -> None:
@@ -97,16 +104,17 @@ class _Fork(Chance):
 
     @property
     def probability(self) -> Number:
-        """Of this run: the coins are independent, each uniform on what is left of its interval."""
+        """The probability of this run: the product of the intervals' lengths, since the coins are independent."""
         return math.prod(high - low for low, high in self._interval.values())
 
     def _decide(self, coin: tuple[str, int], parts: list[tuple[A, Number, Number]]) -> A:
-        """One of `parts` (answer, low, high), cut to the coin's interval; parts that are empty there do not exist."""
+        """Choose one of `parts` (answer, low, high), each cut to the coin's interval; empty parts are dropped."""
         low, high = self._interval.get(coin, (0, 1))
         parts = [(answer, max(low, start), min(high, end)) for answer, start, end in parts]
         parts = [part for part in parts if part[1] < part[2]]
         at = 0
         if len(parts) > 1:
+            # Repeat the forced decisions first; from there on take the first part and note the others.
             if len(self._taken) < len(self._forced):
                 at = self._forced[len(self._taken)]
             else:
@@ -117,22 +125,23 @@ class _Fork(Chance):
         return answer
 
     def below(self, kind: str, node: int, threshold: Number) -> bool:
-        """Both answers, each on its side of `threshold`."""
-        if threshold != threshold:
+        """Fork into both answers, each on its side of `threshold`."""
+        if threshold != threshold:  # NaN
             raise ValueError(f"the {kind} coin of node {node} is compared with NaN")
         return self._decide(_named(kind, node), [(True, 0, threshold), (False, threshold, 1)])
 
     def choose(self, kind: str, node: int, weights: Sequence[Number]) -> int:
-        """Every index of positive weight, each on its part of [0, 1)."""
+        """Fork into every index of positive weight, each on its part of [0, 1)."""
         edges = _edges(weights)
         return self._decide(_named(kind, node), list(zip(range(len(edges)), [0, *edges], edges, strict=False)))
 
 
 def enumerated(program: Callable[[Chance], T]) -> dict[T, Number]:
-    """The exact law of what `program` returns: it is run once for each sequence of decisions that can happen.
+    """The exact law of the return value of `program`, which is run once for each sequence of decisions that can happen.
 
-    Exact where all thresholds and weights are fractions. The program must be deterministic but for its coins. A coin
-    may decide twice: its interval remembers. No decision of probability 0 is ever taken.
+    Exact where all thresholds and weights are fractions. The program must be deterministic apart from its coins. A coin
+    may decide twice: the second decision sees the interval that the first left. No decision of probability 0 is ever
+    taken.
 
     >>> enumerated(lambda chance: chance.below("accept", 1, Fraction(1, 3)))
     {True: Fraction(1, 3), False: Fraction(2, 3)}
@@ -142,6 +151,7 @@ def enumerated(program: Callable[[Chance], T]) -> dict[T, Number]:
     while pending:
         run = _Fork(pending.pop())
         outcome = program(run)
+        # Different decisions may lead to one outcome.
         law[outcome] = law.get(outcome, 0) + run.probability
         pending += run.untaken
     return law

@@ -1,8 +1,8 @@
-"""Reads the config.json of a Hugging Face checkpoint as an Architecture; names each setting that the oracle lacks.
+"""Reading the config.json of a Hugging Face checkpoint as an Architecture.
 
-Defaults and precedence follow transformers 5.23 (`models/*/configuration_*.py`, `modeling_rope_utils.py`); what one
-family has of its own stands in `reference.oracle.family`. Code that a checkpoint brings along (`auto_map`) is never
-run.
+A setting that the oracle does not compute is refused by name. Defaults and precedence follow transformers 5.23
+(`models/*/configuration_*.py`, `modeling_rope_utils.py`); `reference.oracle.family` has the fields of one family alone.
+Code that a checkpoint brings along (`auto_map`) is never run.
 """
 
 from pathlib import Path
@@ -20,10 +20,10 @@ ROPE_FIELDS = {
     "beta_slow", "low_freq_factor", "high_freq_factor", "mscale", "mscale_all_dim", "truncate", "short_factor",
     "long_factor", "partial_rotary_factor", "finetuned",
 }  # fmt: skip
-"""Fields a rope dictionary may hold; another one asks for something we do not compute."""
+"""The fields that a rope dictionary may hold; any other field asks for a formula that the oracle does not compute."""
 
 MOST_LAYERS = 10_000
-"""Layers that are read: each costs time and memory before its first weight is looked at."""
+"""Most layers that are read: each layer costs time and memory before its first weight is read."""
 
 __all__ = ["UnreadableCheckpoint", "configured", "sizes"]
 
@@ -32,7 +32,7 @@ def configured(where: Path) -> Architecture:
     """The architecture that the file `where`, a config.json, describes.
 
     Raises:
-        UnreadableCheckpoint: missing, not JSON, or asking for what the oracle does not compute.
+        UnreadableCheckpoint: The file is missing, is not JSON, or asks for a formula that the oracle does not compute.
     """
     content = read_json(where)
     kind = content.get("model_type")
@@ -69,10 +69,10 @@ def configured(where: Path) -> Architecture:
 
 
 def sizes(where: Path) -> tuple[int, int]:
-    """Vocabulary size and longest sequence of any model whose config.json names them, understood here or not.
+    """Vocabulary size and longest sequence of any model whose config.json names them, known to the oracle or not.
 
     Raises:
-        UnreadableCheckpoint: for a config that is missing, no JSON, or names neither.
+        UnreadableCheckpoint: for a config that is missing, no JSON, or lacks one of the two.
     """
     fields = Fields(where, read_json(where), {})
     return fields.size("vocab_size"), fields.size("max_position_embeddings")
@@ -92,7 +92,7 @@ def _refuse_unsupported(fields: Fields, family: OracleFamily) -> None:
 
 
 def _windows(fields: Fields, family: OracleFamily, layers: int) -> tuple[int, ...]:
-    """Each layer's window: that of the field `sliding_window`, for the layers that slide by the family's rule."""
+    """Each layer's window: the field `sliding_window` where the layer slides by the family's rule, else 0."""
     if layers < 1:
         raise fields.refuse(f"num_hidden_layers is {layers}; correct it")
     if layers > MOST_LAYERS:
@@ -107,7 +107,7 @@ def _windows(fields: Fields, family: OracleFamily, layers: int) -> tuple[int, ..
 
 
 def _rope(fields: Fields) -> Rope:
-    """The rope dictionary, whether `rope_scaling` (transformers 4) or `rope_parameters` (5); the former wins."""
+    """The variant in the dictionary `rope_scaling` (transformers 4) or `rope_parameters` (5); the former wins."""
     content = fields.get("rope_scaling") or fields.get("rope_parameters") or {}
     theta = float(fields.number("rope_theta", 10000.0))
     if not isinstance(content, dict):
@@ -131,7 +131,7 @@ def _rope(fields: Fields) -> Rope:
             "original_max_position_embeddings", given.integer("original_max_position_embeddings", longest)
         )
         ratio = longest / max(1, original)
-    # A factor of null means the ratio to yarn and longrope; only longrope may leave it out.
+    # For yarn and longrope a factor of null means `ratio`; longrope may also leave the factor out.
     implied = kind == "longrope" or (kind == "yarn" and "factor" in content)
     if given.get("attention_factor") is not None and not given.number("attention_factor") > 0:
         raise fields.refuse("rope attention_factor is not positive; correct it")
@@ -139,7 +139,7 @@ def _rope(fields: Fields) -> Rope:
         name: float(given.number(name, getattr(Rope, name)))
         for name in ("attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim")
     }
-    # Llama 3 has no defaults for its band.
+    # For llama3 the config must state both factors: transformers has no defaults for them.
     band = {
         name: float(given.number(name, None if kind == "llama3" else getattr(Rope, name)))
         for name in ("low_freq_factor", "high_freq_factor")

@@ -1,4 +1,7 @@
-"""The oracle's run of a case: one speculative step after the other, each computed from scratch in float64."""
+"""The oracle's run of a case: one speculative step after the other, in float64.
+
+Each step is computed from scratch.
+"""
 
 from collections import OrderedDict
 from collections.abc import Callable
@@ -22,14 +25,14 @@ from reference.trace import Accounting, Array, Attended, Committed, Emitted, Sco
 from reference.tree import Tree
 
 KV_STEPS = 4
-"""Steps of a run whose context KV the trace holds; a later state is asked for as a case of its own."""
+"""Number of first steps whose context KV the trace holds; for a later state, ask for a case that begins there."""
 
 
 class Oracle:
-    """Answers cases; memoised, so that invariants may ask again and again.
+    """Runs cases and remembers their traces, so that several invariants may ask for the same case.
 
     Attributes:
-        evaluator: How models are run: `PathByPath`, or `SharedPrefix`, which tests prove equal to it.
+        evaluator: The way models are run: `PathByPath`, or `SharedPrefix`, which tests prove equal to it.
     """
 
     def __init__(self, evaluator: Callable[[Parameters], Evaluator] = SharedPrefix, keep: int = 64) -> None:
@@ -39,7 +42,7 @@ class Oracle:
         self._traces: OrderedDict[Case, Trace] = OrderedDict()
 
     def __call__(self, case: Case) -> Trace:
-        """The truth about `case`."""
+        """The oracle's trace of `case`."""
         if case not in self._traces:
             self._traces[case] = self._run(case)
             while len(self._traces) > self._keep:
@@ -47,10 +50,11 @@ class Oracle:
         return self._traces[case]
 
     def model(self, model: Model, dtype: str) -> Evaluator:
-        """The evaluator of `model`, its weights rounded to `dtype`."""
+        """The evaluator of `model`, with weights rounded to `dtype`."""
         key = (model, dtype)
         if key not in self._evaluators:
             self._evaluators[key] = self.evaluator(load(model, dtype))
+            # An evaluator holds weights and KV, so few are kept; the least recently used goes first.
             while len(self._evaluators) > 8:
                 self._evaluators.popitem(last=False)
         self._evaluators.move_to_end(key)
@@ -60,13 +64,14 @@ class Oracle:
         """The inputs of attention at every node of `tree` after `context`, on the target of `case`.
 
         Raises:
-            Malformed: as the evaluator, where they do not fit the model.
+            Malformed: as the evaluator, where context and tree do not fit the model.
         """
         return self.model(case.model, case.dtype).inputs(context, tree)
 
     def _run(self, case: Case) -> Trace:
         target = self.model(case.model, case.dtype)
         arch = target.parameters.architecture
+        # Refused before the first step: no engine with a cache can equal the definition on such a run.
         rotary.check_span(arch.rope, arch.max_positions, len(case.prefix), case.longest)
         draft = None if case.draft.model is None else self.model(case.draft.model, case.dtype)
         output: tuple[int, ...] = ()
@@ -82,6 +87,7 @@ class Oracle:
     def _step(
         self, case: Case, target: Evaluator, draft: Evaluator | None, output: tuple[int, ...], number: int
     ) -> Step:
+        # The last of `tokens` is the pending root; the tokens before it are the committed context.
         tokens = case.prompt + output
         sampled = SampledStep(case, output, number)
         reads = case.draft.reads
@@ -103,6 +109,7 @@ class Oracle:
             accepted = sampled.accept(tree, law, proposal)
         block = (*[tree.token[node] for node in accepted.path[1:]], accepted.bonus)
         kept, finish = stopping.clipped(block, output, case.stops, len(case.prompt), case.sampling.min_tokens)
+        # Log-probabilities are those of the unprocessed logits. The emitted tokens may be fewer than the rows.
         rows = [nodes.logits[node] for node in accepted.path]
         logprobs = tuple(processing.logprob(row, token) for row, token in zip(rows, kept, strict=False))
         return Step(
@@ -114,19 +121,22 @@ class Oracle:
             accepted=accepted,
             emitted=Emitted(kept, finish, logprobs),
             committed=Committed(
-                length=len(tokens) + len(kept) - 1, before=target.kv(context) if number < KV_STEPS else None
+                # All tokens but the last: that one is the next pending root, without KV.
+                length=len(tokens) + len(kept) - 1,
+                before=target.kv(context) if number < KV_STEPS else None,
             ),
         )
 
 
 def picked(states: Array, reads: HiddenStates) -> Array:
-    """The part of `Evaluator.states` that `reads` describes: [tokens, width]."""
+    """The part of `states` (see `Evaluator.states`) that `reads` asks for: [tokens, width]."""
+    # States begin with the embeddings, which `reads` numbers -1; the last state is the normed one.
     places = [layer + 1 for layer in reads.layers] or [-1]
     return np.concatenate([states[place] for place in places], axis=-1)
 
 
 def _states(target: Evaluator, reads: HiddenStates, context: tuple[int, ...], tree: Tree) -> Array:
-    """The hidden states at each node of `tree`, each the last row of its own sequence: [nodes, width]."""
+    """The hidden states at each node of `tree`, the last row of the node's own sequence: [nodes, width]."""
     runs = [target.states((*context, *tree.tokens_to(node))) for node in range(len(tree))]
     return frozen(np.stack([picked(run, reads)[-1] for run in runs]))
 

@@ -1,4 +1,7 @@
-"""How the oracle runs a model: the interface that the naive and the prefix-sharing evaluator have in common."""
+"""Evaluator: the interface through which the oracle runs a model.
+
+The naive evaluator (`PathByPath`) and the prefix-sharing one (`SharedPrefix`) have it.
+"""
 
 from typing import Protocol
 
@@ -18,13 +21,13 @@ class Evaluator(Protocol):
         ...
 
     def inputs(self, context: tuple[int, ...], tree: Tree) -> Inputs:
-        """The inputs of attention at each node of that run."""
+        """The inputs of attention at each node, in the run that `nodes` describes."""
         ...
 
     def states(self, tokens: tuple[int, ...]) -> Array:
         """The residual stream of running `tokens` in sequence: float64 [layers + 2, len(tokens), hidden size].
 
-        First what enters layer 0, then what leaves each layer, last the output of the last norm.
+        The first entry is the input of layer 0, then comes the output of each layer, last the output of the last norm.
         """
         ...
 

@@ -1,4 +1,7 @@
-"""Laws: what a round of drafting and acceptance emits, how often, and how far that is from the target's own law."""
+"""Law: the exact distribution of the block that one round emits.
+
+Also its distance from the target's own law, and the contexts from which that distance comes.
+"""
 
 import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -17,10 +20,10 @@ from reference.rules import Rule
 from reference.tree import Shape, Tree
 
 Law = dict[Path, Number]
-"""Emitted block (tokens below the root, and the one after them) -> probability."""
+"""Probability of each emitted block: the tokens below the root, and the token after the path."""
 
 NONE: Number = 0
-"""Probability 0, in either arithmetic."""
+"""Probability 0; the int adds exactly to floats and to fractions."""
 
 
 def given_law(given: Given, sampled: bool, exact: bool = False, program: Program | None = None) -> Law:
@@ -28,9 +31,9 @@ def given_law(given: Given, sampled: bool, exact: bool = False, program: Program
 
     Args:
         given: Tree and probabilities.
-        sampled: Whether the tokens were drawn from the proposals (else these are one-hot).
-        exact: Compute with fractions, each float being one and each row normalised; else in float64.
-        program: A rule to run in place of the one that `given` names.
+        sampled: Whether the tokens were drawn from the proposals; otherwise the proposals are one-hot.
+        exact: Compute in fractions: each float at its exact value, each row normalised. Otherwise in float64.
+        program: A rule to run in place of the rule that `given` names.
     """
     target, proposal = (
         [_row(row.tolist(), exact and any(row)) for row in table] for table in (given.target, given.proposal)
@@ -44,10 +47,10 @@ def given_law(given: Given, sampled: bool, exact: bool = False, program: Program
 
 
 def world_law(world: World, exact: bool = False, program: Program | None = None, whole_tree_first: bool = True) -> Law:
-    """The law of the block that one round emits: drafting, verification, and the token after it.
+    """The law of the block that one round emits: drafting, verification, and the token after the path.
 
-    `reference.oracle.processing` processes the rows with the path as output; `exact` then takes them for fractions
-    and normalises them. The rest is `round_law`'s.
+    `reference.oracle.processing` processes the rows, with the path as output; `exact` then turns them into fractions
+    and normalises them. The other arguments are those of `round_law`.
     """
     target, draft = target_rows(world, exact), draft_rows(world, exact)
     rule, draws = world.sampling.rule, world.sampling.draws
@@ -64,16 +67,16 @@ def round_law(
     program: Program | None = None,
     whole_tree_first: bool = True,
 ) -> Law:
-    """The law of the block that one round emits, for rows in whatever arithmetic they come.
+    """The law of the block that one round emits, in the arithmetic of the rows.
 
     Args:
-        shape: The tree to draft. A sibling for which its draft's law has no token left is not drafted, nor is what
-            would hang below it.
+        shape: The tree to draft. A sibling for which the draft's law has no token left is not drafted, and neither are
+            the nodes below it.
         target: The target's law after a path of tokens below the root.
-        draft: The law after a path from which the k-th child there is named.
-        rule: Of acceptance.
+        draft: The law, after a path, from which the k-th child there is named.
+        rule: The acceptance rule.
         draws: One of DRAWS.
-        tokens: The drafted tokens where they are given (the root's first): nothing is then drawn.
+        tokens: The drafted tokens where they are given (the root's first); nothing is drawn then.
         program: A rule to run in place of `rule`'s.
         whole_tree_first: Draft the whole tree before the rule sees it, as engines do. Else a node's children are drawn
             when the rule first looks at them: the same law for any rule that reads no more than it needs (`children`
@@ -88,7 +91,7 @@ def round_law(
             rows = [target(growth.path[node]) for node in kept]
             proposal: Sequence[Row] = [growth.proposal[node] for node in kept]
         else:
-            # A rule reads no more of a tree than this.
+            # Rules read `children` and `token` alone, so a tree without parents is enough.
             tree = cast(Tree, Unfinished(Lazily(growth.children), growth.token))
             rows = cast(list[Row], Lazily(lambda node: target(growth.path[node])))
             proposal = cast(Sequence[Row], growth.proposal)
@@ -98,7 +101,7 @@ def round_law(
 
 
 def _verified(program: Program | None, asked: Question) -> tuple[Path, tuple[Number, ...]]:
-    """Accepted tokens and the weights after them; Malformed names what a rule of the user's own did wrong."""
+    """Accepted tokens and the weights of the next one; raises Malformed where a rule of the user's own is wrong."""
     if program is None:
         path, weights = acceptance.verify(*asked)
     else:
@@ -111,7 +114,7 @@ def _verified(program: Program | None, asked: Question) -> tuple[Path, tuple[Num
 
 
 def _checked(answer: Answer, tree: Tree, vocab: int) -> Answer:
-    """A rule's answer, if it is a path from the root and a law over the vocabulary; Malformed otherwise."""
+    """A rule's answer, if it is a path from the root and a law over the vocabulary; raises Malformed otherwise."""
     try:
         path, weights = answer
         path, weights = tuple(operator.index(node) for node in path), list(weights)
@@ -123,7 +126,7 @@ def _checked(answer: Answer, tree: Tree, vocab: int) -> Answer:
         raise Malformed("rule", f"answered {shown}, not (path of node indices, weights as fractions or floats)")
     if not path or path[0] != 0:
         raise Malformed("rule", f"answered path {tuple(path)}, which does not begin at the root (0)")
-    same = [0]  # by token path: a rule may take twins for one
+    same = [0]  # all nodes with the path's tokens: a rule such as eagle may treat twins as one node
     for node in path[1:]:
         candidates = [child for above in same for child in tree.children[above]]
         if node not in candidates:
@@ -160,12 +163,12 @@ def _apart(a: Number, b: Number) -> Number:
 
 
 def _row(row: Sequence[float], exact: bool) -> list[Number]:
-    """`row`, or with `exact` the fractions that its floats are, normalised."""
+    """`row` as it is; with `exact`, its floats as fractions, normalised."""
     return normalised([Fraction(value) for value in row]) if exact else list(row)
 
 
 def target_rows(world: World, exact: bool = False) -> Callable[[Path], Row]:
-    """The target's processed law after a path of tokens below the root, each computed once."""
+    """The target's processed law after a path of tokens below the root; each row is computed once."""
     known: dict[Path, Row] = {}
 
     def continuation(path: Path) -> Row:
@@ -178,7 +181,7 @@ def target_rows(world: World, exact: bool = False) -> Callable[[Path], Row]:
 
 
 def draft_rows(world: World, exact: bool = False) -> Callable[[Path, int], Row]:
-    """The processed law that names the k-th child after a path, each computed once."""
+    """The processed law that names the k-th child after a path; each row is computed once."""
     known: dict[tuple[Path, int], Row] = {}
 
     def proposal(path: Path, k: int) -> Row:
@@ -203,7 +206,7 @@ def expected_length(law: Law) -> Number:
 
 
 def _prefixes(law: Law, height: int) -> dict[Path, dict[int, Number]]:
-    """For each emitted prefix shorter than `height`: the mass of the blocks that go on from it, by their next token."""
+    """For each emitted prefix shorter than `height`: the mass of the blocks that continue it, by their next token."""
     after: dict[Path, dict[int, Number]] = {(): {}}
     for block, mass in law.items():
         for at, token in enumerate(block[:height]):
@@ -213,25 +216,27 @@ def _prefixes(law: Law, height: int) -> dict[Path, dict[int, Number]]:
 
 
 def total_variation(law: Law, continuation: Callable[[Path], Row], height: int) -> Number:
-    """How far `law`, completed, is from the target's own law of `height` tokens.
+    """The distance of `law`, completed, from the target's own law of `height` tokens.
 
-    Completed: a block shorter than `height` goes on as the target does, so that P(x) is the sum over j of
-    P(the block is x_1..j) * prod_{i > j} p(x_i | x_<i); lossless means P = prod p. Below a prefix that no block goes on
-    from, both are p's continuation, so their difference there sums to the difference at the prefix, and only emitted
+    Completed: a block shorter than `height` continues as the target does, so that P(x) is the sum over j of P(the block
+    is x_1..j) * prod_{i > j} p(x_i | x_<i); lossless means P = prod p. Below a prefix that no block continues, both
+    laws continue by p, so the differences below the prefix sum to the difference at the prefix, and only emitted
     prefixes need be visited. A longer block counts by its first `height` tokens.
 
     Args:
-        law: Of blocks, none of them empty.
+        law: The law of blocks, none of them empty.
         continuation: The target's law after a path.
-        height: Tokens compared; what the longest block has, for the whole claim.
+        height: Number of tokens compared; the length of the longest block, for the whole claim.
     """
     ended: Law = {}
     for block, mass in law.items():
+        # A longer block counts by its first `height` tokens.
         _add(ended, block[:height], mass)
     after = _prefixes(law, height)
 
     def below(path: Path, completed: Number, true: Number) -> Number:
         """Sum of |P - prod p| over the sequences that begin with `path`, whose own masses are given."""
+        # No block continues this prefix: see the docstring.
         if path not in after:
             return _apart(completed, true)
         p = continuation(path)
@@ -251,9 +256,9 @@ class Bias:
 
     Attributes:
         context: The prefix, tokens below the root.
-        reach: Probability that a block goes on from it.
-        law: Of the token that follows, given that one does.
-        target: What it should be.
+        reach: Probability that a block continues the prefix.
+        law: The law of the next token, given that the block continues.
+        target: The target's law of that token.
     """
 
     context: Path
@@ -263,19 +268,19 @@ class Bias:
 
     @property
     def total_variation(self) -> Number:
-        """Between the two."""
+        """The total variation between `law` and `target`."""
         return _sum(_apart(a, b) for a, b in zip(self.law, self.target, strict=True)) / 2
 
     @property
     def weight(self) -> Number:
-        """The total variation times the reach: what this prefix contributes."""
+        """The total variation times the reach: the contribution of this prefix."""
         return self.reach * self.total_variation
 
 
 def where_from(law: Law, continuation: Callable[[Path], Row], height: int) -> list[Bias]:
-    """Every emitted prefix shorter than `height`, the worst first: the law is lossless iff none has any weight.
+    """The bias after every emitted prefix shorter than `height`, the worst first; lossless iff none has weight.
 
-    For a lossless rule the token after an emitted prefix, given that the block goes on, has the target's law: no
+    For a lossless rule the token after an emitted prefix, given that the block continues, has the target's law: no
     correction for the length is needed (by induction on the completed law).
     """
     return sorted(_biases(law, continuation, height), key=lambda bias: (-bias.weight, bias.context))

@@ -1,4 +1,7 @@
-"""The index arrays that a lowered tree must have: positions, ancestry, visibility and links, written cell by cell."""
+"""The index arrays of a lowered tree, by definition and cell by cell.
+
+Positions, ancestry, visibility and links.
+"""
 
 from itertools import pairwise
 
@@ -12,9 +15,9 @@ from reference.tree import Tree
 def sees(tree: Tree, row: int, column: int, context: int, reach: tuple[int, int]) -> bool:
     """Whether node `row` may attend to KV column `column`: a context token, or the column of a node on its own path.
 
-    Columns 0..context-1 hold the context, column context + i holds node i. A window of w tokens hides whatever lies
-    w or more positions back, itself counted (transformers: kv position > query position - w), and a chunk of c tokens
-    whatever lies in another c-th of the sequence (kv position // c == query position // c); 0 hides nothing.
+    Columns 0..context-1 hold the context, column context + i holds node i. A window of w tokens, the row's own token
+    included, hides positions w or more back (transformers: kv position > query position - w). A chunk of c tokens hides
+    positions of other chunks (kv position // c == query position // c). 0 hides nothing.
     """
     window, chunk = reach
     position = context + tree.depth[row]
@@ -33,6 +36,7 @@ def visibility(tree: Tree, context: int, reach: tuple[int, int]) -> Array:
     window, chunk = reach
     for row in range(len(tree)):
         position = context + tree.depth[row]
+        # The same rule as `sees`, written by ranges: the context's visible columns are one stretch.
         start = 0 if window == 0 else max(0, position - window + 1)
         start = position // chunk * chunk if chunk else start
         seen[row, start:context] = True
@@ -55,6 +59,7 @@ def lower(tree: Tree, context: int, architecture: Architecture) -> Lowered:
         for one, following in pairwise(below):
             sibling[one] = following
     depth = np.array(tree.depth)
+    # Layers with equal windows and chunks share one mask.
     masks = {reach: visibility(tree, context, reach) for reach in set(architecture.reaches)}
     return Lowered(
         token=frozen(tree.token),

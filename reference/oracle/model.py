@@ -1,6 +1,7 @@
-"""The target by definition: every path a plain sequence from scratch, position by position, with no cache and no mask.
+"""The target by definition: each path run as a plain sequence from scratch.
 
-`reference.oracle.parameters` has the steps of a layer, and `reference.oracle.formulas` what they are made of.
+Positions are computed one by one, with no cache and no mask. `reference.oracle.parameters` has the steps of a layer,
+`reference.oracle.formulas` the formulas in them.
 """
 
 from dataclasses import dataclass
@@ -45,7 +46,7 @@ class Inputs:
 
 
 def first_seen(reach: tuple[int, int], position: int) -> int:
-    """Where the sight of `position` begins in a layer of this window and chunk (`Architecture.reaches`).
+    """The first position that `position` may attend to, in a layer of this window and chunk (`Architecture.reaches`).
 
     >>> [first_seen(reach, 9) for reach in ((0, 0), (3, 0), (0, 4))]
     [0, 7, 8]
@@ -57,9 +58,11 @@ def first_seen(reach: tuple[int, int], position: int) -> int:
 
 
 def attention(query: Array, keys: Array, values: Array, scale: float, cap: float = 0.0) -> Array:
-    """One position's look at what it sees: query [heads, d], keys and values [seen, kv_heads, d] -> [heads, d]."""
+    """The attention output of one position: query [heads, d], keys and values [seen, kv_heads, d] -> [heads, d]."""
+    # Grouped queries: consecutive query heads share one KV head.
     grouped = query.reshape(keys.shape[1], -1, query.shape[-1])
     scores = capped(np.einsum("kgd,skd->kgs", grouped, keys) * scale, cap)
+    # Subtracting the maximum changes no weight and keeps exp from overflowing.
     weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
     weights /= weights.sum(axis=-1, keepdims=True)
     mixed: Array = np.einsum("kgs,skd->kgd", weights, values).reshape(query.shape)
@@ -68,7 +71,7 @@ def attention(query: Array, keys: Array, values: Array, scale: float, cap: float
 
 @dataclass(frozen=True)
 class _Sequence:
-    """One sequence run from scratch; the last two are what its final position yields."""
+    """One sequence run from scratch; `queries`, `attended` and `logits` are those of its last position."""
 
     keys: Array  # [layers, kv_heads, T, head_dim], rotated
     values: Array  # [layers, kv_heads, T, head_dim]
@@ -79,7 +82,7 @@ class _Sequence:
 
 
 class PathByPath:
-    """The naive oracle: each node's row is the last one of its own sequence, run from scratch."""
+    """The naive evaluator: the row of a node is the last row of the node's own sequence, run from scratch."""
 
     def __init__(self, parameters: Parameters) -> None:
         self.parameters = parameters
@@ -99,11 +102,12 @@ class PathByPath:
         )
 
     def inputs(self, context: tuple[int, ...], tree: Tree) -> Inputs:
-        """The inputs of attention at every node of `tree`: its own row of its own sequence."""
+        """The inputs of attention at every node of `tree`, from the last row of the node's own sequence."""
         runs = [self._run((*context, *tree.tokens_to(node))) for node in range(len(tree))]
         above, parameters = len(context), self.parameters
         return Inputs(
             np.stack([run.queries for run in runs], axis=2),
+            # The context is the same in every node's sequence: the root's run has it.
             np.concatenate([runs[0].keys[:, :, :above], *(run.keys[:, :, -1:] for run in runs)], axis=2),
             np.concatenate([runs[0].values[:, :, :above], *(run.values[:, :, -1:] for run in runs)], axis=2),
             parameters.formulas.score_scale(parameters.architecture),
@@ -135,8 +139,10 @@ class PathByPath:
             """[T, hidden] -> [T, heads of `name`, head_dim]; queries and keys normed, rotated, tempered where asked."""
             at = f"model.layers.{layer}.self_attn.{name}"
             y: Array = linear(x, state, f"{at}_proj").reshape(length, -1, arch.head_dim)
+            # Values are neither normed nor rotated.
             if name == "v":
                 return y
+            # Qwen 3's norm of queries and keys; Llama 4's has no weight and is part of `formulas.turned`.
             if f"{at}_norm.weight" in state:
                 y = parameters.normed(y, f"{at}_norm")
             if layer not in arch.unrotated:

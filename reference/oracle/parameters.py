@@ -1,4 +1,7 @@
-"""The parameters of a target: weights in float64 as an engine's working dtype holds them, and the steps of a layer."""
+"""Parameters: a target's weights in float64, and the steps of a layer.
+
+Weights are rounded to the engine's working dtype first, so the oracle computes the model that the engine holds.
+"""
 
 from dataclasses import dataclass
 from functools import lru_cache
@@ -19,7 +22,7 @@ class Parameters:
     """A model ready to compute: its architecture and its state dict in float64, weight matrices as [out, in].
 
     Attributes:
-        embedding_scale: The factor of embeddings, rounded to the working dtype as an engine holds it.
+        embedding_scale: The factor of embeddings, rounded to the working dtype as engines round it.
     """
 
     architecture: Architecture
@@ -28,11 +31,11 @@ class Parameters:
 
     @property
     def formulas(self) -> Formulas:
-        """The formulas of its family."""
+        """The formulas of the model's family."""
         return FAMILIES[self.architecture.family].formulas
 
     def embedded(self, tokens: Array) -> Array:
-        """What enters the first layer for `tokens` [T]: [T, hidden]."""
+        """The input of the first layer for `tokens` [T]: [T, hidden]."""
         rows: Array = self.state["model.embed_tokens.weight"][tokens]
         return rows * self.embedding_scale
 
@@ -42,11 +45,17 @@ class Parameters:
         return rms_norm(x, gain, self.architecture.norm_eps)
 
     def attention_input(self, layer: int, x: Array) -> Array:
-        """The residual stream `x` [T, hidden] as attention of `layer` reads it."""
+        """The residual stream `x` [T, hidden] after the norm before attention of `layer`."""
         return self.normed(x, f"model.layers.{layer}.{self.architecture.words.norms.before_attention}")
 
     def finished(self, layer: int, x: Array, mixed: Array) -> Array:
-        """The residual stream after `layer`: `x` [T, hidden], attention `mixed` [T, heads * head_dim], feed-forward."""
+        """The residual stream after `layer`, [T, hidden].
+
+        Args:
+            layer: The layer.
+            x: The residual stream before it, [T, hidden].
+            mixed: Its attention output before the output projection, [T, heads * head_dim].
+        """
         at, norms = f"model.layers.{layer}", self.architecture.words.norms
         attended = linear(mixed, self.state, f"{at}.self_attn.o_proj")
         x = x + (self.normed(attended, f"{at}.{norms.after_attention}") if norms.after_attention else attended)
@@ -69,10 +78,10 @@ class Parameters:
 
 
 def load(model: Model, dtype: str) -> Parameters:
-    """The parameters a case of working dtype `dtype` runs: rounded to it as an engine would, then held in float64.
+    """The parameters of a model in working dtype `dtype`: rounded to it as an engine would, then held in float64.
 
     Raises:
-        UnreadableCheckpoint: the checkpoint cannot be read, or is not the one the case knows by digest.
+        UnreadableCheckpoint: the checkpoint cannot be read, or does not have the digest that the case names.
         Malformed: a weight is too large for `dtype`.
     """
     if isinstance(model, Seeded):
@@ -92,7 +101,7 @@ def _embedding_scale(arch: Architecture, dtype: str) -> float:
 
 @lru_cache(maxsize=2)
 def _from_disk(model: Checkpoint, dtype: str) -> Parameters:
-    # Two: a target and a draft. One of 135M parameters takes 1.1 GB.
+    # The cache keeps two: a target and a draft. A model of 135M parameters takes 1.1 GB in float64.
     found = identify(model.source)
     if found.digest != model.digest:
         raise UnreadableCheckpoint(
@@ -119,11 +128,13 @@ def rounded(weight: Array, dtype: str, name: str = "weight") -> Array:
     with np.errstate(over="ignore"):
         single = weight.astype(np.float32)
         if dtype == "bfloat16":
+            # NumPy has no bfloat16: round the upper 16 bits of the float32 to nearest, ties to even.
             bits = single.view(np.uint32)
             even = (bits >> np.uint32(16)) & np.uint32(1)
             nearest = (bits + np.uint32(0x7FFF) + even) & np.uint32(0xFFFF0000)
             narrow = nearest.view(np.float32)
         else:
+            # NumPy rounds to float16 and float32 to nearest, ties to even.
             narrow = single.astype(dtype)
     wide: Array = narrow.astype(np.float64)
     if not np.isfinite(wide).all():

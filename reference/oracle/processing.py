@@ -1,4 +1,7 @@
-"""Processing: from a node's logits to the law of its token, one row at a time, in the order that Sampling states."""
+"""Processing: from a node's logits to the law of its next token.
+
+One row at a time, in the order that `Sampling` states.
+"""
 
 import math
 
@@ -14,17 +17,18 @@ def scores(logits: Array, sampling: Sampling, stops: Stops, prompt: tuple[int, .
     """Logits [V] after penalties, bad words, min_tokens and custom processors, as float64 [V].
 
     Args:
-        logits: Of the node.
+        logits: The node's logits.
         sampling: The settings.
-        stops: Whose eos and stop tokens may not come before `min_tokens`.
-        prompt: What the request came with.
-        output: What has been emitted since, then the tokens from below the root down to the node.
+        stops: The request's stops; `min_tokens` bans their eos and stop tokens.
+        prompt: The request's prompt.
+        output: The tokens emitted so far, then the tokens from below the root down to the node.
     """
     row = np.array(logits, dtype=np.float64)
     context = prompt + output
     for token in set(context):
         if sampling.repetition_penalty != 1.0:
             penalty = sampling.repetition_penalty
+            # Dividing a negative logit would make the token more likely.
             row[token] = row[token] * penalty if row[token] < 0 else row[token] / penalty
     for token in set(output):
         row[token] -= sampling.presence_penalty
@@ -32,6 +36,7 @@ def scores(logits: Array, sampling: Sampling, stops: Stops, prompt: tuple[int, .
         row[token] -= sampling.frequency_penalty * output.count(token)
     for word in sampling.bad_words:
         before = word[:-1]
+        # A word of one token has an empty `before`, which every context ends with.
         if context[len(context) - len(before) :] == before:
             row[word[-1]] = -math.inf
     if len(output) < sampling.min_tokens:
@@ -43,7 +48,7 @@ def scores(logits: Array, sampling: Sampling, stops: Stops, prompt: tuple[int, .
 
 
 def law(logits: Array, sampling: Sampling, stops: Stops, prompt: tuple[int, ...], output: tuple[int, ...]) -> Array:
-    """The law float64 [V] of the token after a node; `scores` has the arguments.
+    """The law float64 [V] of the token after a node; the arguments are those of `scores`.
 
     Raises:
         ValueError: The temperature is 0: the choice is the arg-max of the scores, and no law.
@@ -53,29 +58,30 @@ def law(logits: Array, sampling: Sampling, stops: Stops, prompt: tuple[int, ...]
         raise ValueError("temperature 0 has no law: choose the arg-max of the scores")
     row = _kept_by_rank(_tempered(scores(logits, sampling, stops, prompt, output), sampling), sampling.top_k)
     p = _kept_by_mass(softmax(row), sampling.top_p)
+    # min_p compares with the largest probability after top-k and top-p; the share is the same before normalising.
     p = np.where(p >= sampling.min_p * p.max(), p, 0.0)
     return np.asarray(p / p.sum())
 
 
 def logprob(logits: Array, token: int) -> float:
-    """Log-softmax of the raw logits [V] at `token`: what the model said, before any processing."""
+    """Log-softmax of the raw logits [V] at `token`, before any processing."""
     row = np.asarray(logits, dtype=np.float64)
     top = float(row.max())
     return float(row[token]) - top - math.log(float(np.exp(row - top).sum()))
 
 
 def softmax(row: Array) -> Array:
-    """Probabilities [V] of scores [V], of which one at least is finite."""
+    """Probabilities [V] of scores [V], at least one of which is finite."""
     shifted = np.exp(row - row.max())
     return np.asarray(shifted / shifted.sum())
 
 
 def margin(logits: Array, sampling: Sampling, stops: Stops, prompt: tuple[int, ...], output: tuple[int, ...]) -> float:
-    """How near the row comes to keeping another set of tokens, relative; infinite where nothing is dropped by rank.
+    """How near the row comes to keeping another set of tokens, relative; infinite where no rank or mass drops a token.
 
-    The smallest of: the gap of log-probability between the last that top-k keeps and the next (0 if equals are kept
-    beyond k); the distance of the masses to top_p, and of the two probabilities at its edge; the distance of
-    the probabilities to min_p's threshold. An engine that computes less precisely than this may rightly differ.
+    The smallest of: the gap of log-probability between the last token that top-k keeps and the next (0 if equals are
+    kept beyond k); the distance of the masses to top_p, and of the two probabilities at its edge; the distance of the
+    probabilities to min_p's threshold. An engine whose error exceeds this margin may rightly keep another set.
     """
     row = _tempered(scores(logits, sampling, stops, prompt, output), sampling)
     near = [math.inf]
@@ -97,7 +103,10 @@ def margin(logits: Array, sampling: Sampling, stops: Stops, prompt: tuple[int, .
 
 
 def _tempered(row: Array, sampling: Sampling) -> Array:
-    """Scores by the temperature; where that overflows, less the largest first, which changes no law."""
+    """Scores divided by the temperature.
+
+    Where that overflows, the largest score is subtracted first, which changes no law.
+    """
     if not np.isfinite(row.max()):
         raise Malformed("sampling", "what it bans leaves no token")
     with np.errstate(over="ignore"):
@@ -106,14 +115,17 @@ def _tempered(row: Array, sampling: Sampling) -> Array:
 
 
 def _kept_by_rank(row: Array, top_k: int) -> Array:
-    """Scores below the `top_k`-th largest become -inf; its equals stay."""
+    """The row with scores below the `top_k`-th largest set to -inf; scores equal to that one stay."""
     if not 0 < top_k < len(row):
         return row
     return np.where(row < np.sort(row)[-top_k], -np.inf, row)
 
 
 def _kept_by_mass(p: Array, top_p: float) -> Array:
-    """Tokens before which, by descending probability and ascending id, `top_p` is not yet reached; others become 0."""
+    """The row with 0 for each token before which the mass has reached `top_p`.
+
+    The order is by descending probability, then ascending id.
+    """
     if top_p >= 1.0:
         return p
     kept, mass = np.zeros_like(p), 0.0

@@ -1,4 +1,7 @@
-"""A step that samples, or whose logits are processed: what is drawn and accepted, by the coins of the tape."""
+"""SampledStep: drawing and acceptance of one step, by the coins of the tape.
+
+Greedy steps with processed logits use its scores.
+"""
 
 import numpy as np
 
@@ -11,17 +14,18 @@ from reference.tree import Tree
 
 
 class SampledStep:
-    """Step `number` of `case`, which has emitted `output` so far."""
+    """Step number `number` of `case`, when `output` has been emitted."""
 
     def __init__(self, case: Case, output: tuple[int, ...], number: int) -> None:
         self._case = case
         self._output = output
+        # The stride of the tape: the largest tree of the case, so that a step's place does not depend on its own tree.
         self._nodes = case.most_nodes
         self.chance = Taped(tape.coins(case.sampling, number, self._nodes), self._nodes)
 
     @property
     def drawn(self) -> bool:
-        """Whether the draft's tokens come from its law by coins, not by rank."""
+        """Whether the draft's tokens are drawn from its law by coins; otherwise they are named by rank."""
         sampling = self._case.sampling
         return self._case.draft.has_law and not sampling.greedy and sampling.draws != "top-k"
 
@@ -35,7 +39,7 @@ class SampledStep:
         return np.stack([self.law(logits[node], tree.tokens_to(node)[1:]) for node in range(len(tree))])
 
     def scores(self, tree: Tree, logits: Array) -> Array:
-        """The scores that greedy decoding compares at each node: logits processed by the history."""
+        """The processed logits of each node, whose arg-max greedy decoding takes: [nodes, vocabulary]."""
         case = self._case
         return np.stack(
             [
@@ -47,9 +51,10 @@ class SampledStep:
         )
 
     def siblings(self, below: tuple[int, ...], logits: Array, path: tuple[int, ...]) -> tuple[list[int], Array]:
-        """The tokens of the children `below`, drawn in row order, and what the verifier is told of each.
+        """The tokens of the children `below`, drawn in row order, and the law that the verifier is given for each.
 
-        Where the law has fewer tokens than children want, the others are the best by logit of what is left, surely.
+        Where the law has fewer tokens than there are children, the other children get the best remaining tokens by
+        logit, and one-hot proposals.
 
         Args:
             below: Sibling nodes.
@@ -65,6 +70,7 @@ class SampledStep:
         for child in below:
             token = drawn.get(child)
             if token is None:
+                # The lowest id among equal logits.
                 token = min((-logits[one], one) for one in range(len(law)) if one not in held)[1]
                 held.add(token)
             tokens.append(token)
@@ -72,9 +78,10 @@ class SampledStep:
         return tokens, np.array(told).reshape(len(below), len(law))
 
     def accept(self, tree: Tree, law: Array, proposal: Array) -> Accepted:
-        """Verify by the case's rule, then draw the last token."""
+        """Verify by the case's rule, then draw the token after the path."""
         sampling = self._case.sampling
         rows, told = law.tolist(), proposal.tolist()
+        # Python floats, because the rules run on lists of numbers of either arithmetic.
         path, weights = acceptance.verify(self.chance, sampling.rule, sampling.draws, tree, rows, told, self.drawn)
         bonus = self.chance.choose("bonus", 0, weights)
         return Accepted(path, bonus, tuple(tape.place(kind, node, self._nodes) for kind, node in self.chance.used))
@@ -86,7 +93,8 @@ def certain(tree: Tree, vocab: int) -> Array:
 
 
 def one_hot(tokens: tuple[int, ...], vocab: int) -> Array:
-    """A row for each of `tokens` that is certain of it; no square of the vocabulary, which may be large, is made."""
+    """A one-hot row for each of `tokens`: [len(tokens), vocab]."""
+    # Not `np.eye(vocab)[...]`: the square of a large vocabulary does not fit into memory.
     rows = np.zeros((len(tokens), vocab))
     rows[np.arange(len(tokens)), list(tokens)] = 1.0
     return rows

@@ -1,4 +1,7 @@
-"""The same answers as the naive oracle, sharing work between paths that share a prefix; proven equal in tests/meta."""
+"""SharedPrefix: the naive oracle's answers, with work shared between paths.
+
+Paths that share a prefix share its computation. Tests in tests/meta prove the answers equal.
+"""
 
 from dataclasses import dataclass
 
@@ -12,14 +15,14 @@ from reference.trace import Array, Kv
 from reference.tree import Tree
 
 BLOCK = 128
-"""Context tokens that run through the layers at a time, which bounds the memory of a long prompt."""
+"""Context tokens that run through the layers at a time; this bounds the memory of a long prompt."""
 
 REMEMBERED = 4
-"""Contexts whose KV is kept."""
+"""Number of contexts whose KV is kept."""
 
 
 class _Context:
-    """KV of one token sequence, float64 [layers, kv_heads, length, head_dim], in buffers that only ever append."""
+    """KV of one token sequence, float64 [layers, kv_heads, length, head_dim], in buffers that grow at the end only."""
 
     def __init__(self, parameters: Parameters, long: bool) -> None:
         arch = parameters.architecture
@@ -30,15 +33,16 @@ class _Context:
         self.values: Array = np.empty_like(self.keys)
 
     def shared(self, tokens: Array) -> int:
-        """How many tokens from the first on are those of `tokens`."""
+        """Length of the longest common prefix of this context and `tokens`."""
         both = min(self.length, len(tokens))
         differs = self.tokens[:both] != tokens[:both]
         return int(differs.argmax()) if differs.any() else both
 
     def reserve(self, source: "_Context", kept: int, needed: int) -> None:
-        """Room for `needed` tokens, the first `kept` of them taken from `source` (possibly itself)."""
+        """Make room for `needed` tokens, the first `kept` of them copied from `source` (possibly itself)."""
         if self is source and needed <= len(self.tokens):
             return
+        # Half as much again, so that a context growing token by token is copied rarely.
         room = max(64, needed + needed // 2)
         for name, axis in (("tokens", 0), ("keys", 2), ("values", 2)):
             old = getattr(source, name)
@@ -74,7 +78,7 @@ def _levels(tree: Tree) -> tuple[list[int], list[_Level]]:
 
 
 class SharedPrefix:
-    """The oracle in use: keeps the KV of recent contexts, and runs a whole tree level by level on top of one."""
+    """The evaluator in use: keeps the KV of recent contexts, and runs a tree level by level on top of one of them."""
 
     def __init__(self, parameters: Parameters) -> None:
         self.parameters = parameters
@@ -103,7 +107,7 @@ class SharedPrefix:
         )
 
     def _run(self, context: tuple[int, ...], tree: Tree) -> tuple[Nodes, Array, _Context, list[tuple[Array, ...]]]:
-        """The nodes' results, the row of each node, the context's KV, and queries, keys and values of rows by layer."""
+        """The nodes' results, the row of each node, the context's KV, and each layer's queries, keys and values."""
         order, levels = _levels(tree)
         arch = self.parameters.architecture
         start = len(context)
@@ -129,7 +133,7 @@ class SharedPrefix:
         return Nodes(logits, attended[:, :, row]), row, held, through
 
     def states(self, tokens: tuple[int, ...]) -> Array:
-        """The residual stream of `tokens`, which few drafts read: run from scratch, since contexts keep KV alone."""
+        """The residual stream of `tokens`, run from scratch: contexts keep KV alone, and few drafts read states."""
         return PathByPath(self.parameters).states(tokens)
 
     def kv(self, tokens: tuple[int, ...]) -> Kv:
@@ -142,7 +146,7 @@ class SharedPrefix:
         return Kv(keys, values)
 
     def _context(self, tokens: tuple[int, ...], long: bool) -> _Context:
-        """A context that begins with `tokens`: a remembered one, one grown, or one branched off and remembered."""
+        """A context that begins with `tokens`: a remembered one, one that was extended, or a new branch."""
         wanted = np.array(tokens, dtype=np.int64)
         held, kept = _Context(self.parameters, long), 0
         for known in self._recent:
@@ -151,7 +155,7 @@ class SharedPrefix:
                 held, kept = known, shared
         if kept < len(wanted):
             source = held
-            if kept < held.length:  # it goes on otherwise: branch off
+            if kept < held.length:  # the held context continues differently: copy the shared prefix into a new one
                 held = _Context(self.parameters, long)
             held.reserve(source, kept, len(wanted))
             for at in range(kept, len(wanted), BLOCK):
@@ -161,7 +165,7 @@ class SharedPrefix:
         return held
 
     def _append(self, held: _Context, tokens: Array) -> None:
-        """Runs `tokens` through the layers behind what `held` holds, causally, and keeps their KV."""
+        """Run `tokens` through the layers behind the tokens that `held` has, causally, and keep their KV."""
         arch = self.parameters.architecture
         start, end = held.length, held.length + len(tokens)
         cos, sin = self._table(held.long, start, end)
@@ -170,7 +174,7 @@ class SharedPrefix:
             queries, keys, values = self._project(layer, x, cos, sin, np.arange(start, end))
             held.keys[layer, :, start:end] = keys
             held.values[layer, :, start:end] = values
-            if layer + 1 < arch.layers:  # nobody asks for what the last layer makes of the context
+            if layer + 1 < arch.layers:  # the last layer's output for context tokens is never used
                 seen = held.keys[layer, :, :end], held.values[layer, :, :end]
                 mixed = _block_attention(queries * self._scale, *seen, reach, arch.score_cap)
                 x = self.parameters.finished(layer, x, _by_row(mixed))
@@ -180,6 +184,7 @@ class SharedPrefix:
     def _table(self, long: bool, start: int, end: int) -> tuple[Array, Array]:
         if long not in self._frequencies:
             arch = self.parameters.architecture
+            # Any length on the same side of longrope's switch gives the same table.
             length = arch.rope.original + 1 if long else 1
             self._frequencies[long] = rotary.frequencies(arch.rope, arch.head_dim, arch.max_positions, length)
         return rotary.table(np.arange(start, end), *self._frequencies[long])
@@ -218,7 +223,7 @@ def _block_attention(queries: Array, keys: Array, values: Array, reach: tuple[in
     kv_heads, end, _ = keys.shape
     row = np.arange(end - rows, end)[:, None]
     begin = np.array([[first_seen(reach, position)] for position in range(end - rows, end)])
-    first = int(begin[0, 0])  # sight never begins earlier for a later row
+    first = int(begin[0, 0])  # no later row sees a column before this one
     column = np.arange(first, end)
     hidden = (column > row) | (column < begin)
     grouped = queries.reshape(kv_heads, -1, width)
@@ -241,7 +246,7 @@ def _tree_attention(
     reach: tuple[int, int],
     cap: float,
 ) -> Array:
-    """Every node over the context above and its own path, gathered row by row; nothing else is ever touched.
+    """Attention of every node over the context and its own path, gathered row by row; no other column is read.
 
     Args:
         queries: [heads, nodes, d], scaled, nodes in the order of `levels`.
@@ -269,7 +274,7 @@ def _tree_attention(
         flat = query.reshape(kv_heads, -1, width)
         far = capped((flat @ above_keys[:, first:].swapaxes(1, 2)).reshape(*query.shape[:3], -1), cap)
         near = capped(query @ keys[:, path].swapaxes(2, 3), cap)
-        # One softmax over both stretches; `near` always holds the node itself, `far` may be empty.
+        # One softmax over context (`far`, may be empty) and path (`near`, which always holds the node itself).
         peak = np.maximum(far.max(axis=-1, keepdims=True, initial=-np.inf), near.max(axis=-1, keepdims=True))
         for scores in (far, near):
             scores -= peak

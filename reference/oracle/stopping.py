@@ -1,4 +1,4 @@
-"""Where the output ends: the first token that stops it, whatever block it came in."""
+"""Stopping: the first token that ends the output, also inside an accepted block."""
 
 from reference.sampling import Stops
 
@@ -8,14 +8,14 @@ Block = tuple[int, ...]
 def ending(output: Block, stops: Stops, prompt: int = 0, min_tokens: int = 0) -> str | None:
     """Why an output that ends with `output[-1]` is complete: eos, stop or length; None while it may go on.
 
-    A token that is both an end of text and a request's stop token, or completes a stop string, ends it as `eos`; each
-    of them beats `length`. The first `min_tokens` tokens end it by length alone.
+    A token of `Stops.eos` ends the output as `eos`, also where it is a stop token or completes a stop string; `eos` and
+    `stop` both come before `length`. The first `min_tokens` tokens end the output by length alone.
 
     Args:
-        output: What has been emitted, its last token included.
-        stops: The request's.
-        prompt: Tokens in the prompt.
-        min_tokens: The request's.
+        output: The emitted tokens, at least one.
+        stops: The request's stops.
+        prompt: Number of tokens in the prompt.
+        min_tokens: The request's `Sampling.min_tokens`.
     """
     if len(output) > min_tokens:
         if output[-1] in stops.eos:
@@ -31,13 +31,14 @@ def completes(output: Block, stops: Stops) -> bool:
         return False
     before = len("".join(stops.pieces[token] for token in output[:-1]))
     text = "".join(stops.pieces[token] for token in output)
+    # Every end inside the last token's text: a token may carry characters after the stop string.
     return any(text[:end].endswith(stops.stop_strings) for end in range(before + 1, len(text) + 1))
 
 
 def clipped(
     block: Block, emitted: Block, stops: Stops, prompt: int = 0, min_tokens: int = 0
 ) -> tuple[Block, str | None]:
-    """The part of `block` that is still output after `emitted`, and why the output ends with it, token by token."""
+    """The part of `block` that is still output after `emitted`, and why the output ends with this part, or None."""
     kept: Block = ()
     for token in block:
         kept += (token,)

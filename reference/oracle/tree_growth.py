@@ -1,4 +1,7 @@
-"""Growth: a tree in the making, whose siblings are named by a draft's law, all at once or as they are looked at."""
+"""Growth: a tree under construction, whose siblings are named by a draft's law.
+
+The whole tree is drawn at once, or the children of a node when a rule first looks at them.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,10 +18,11 @@ T = TypeVar("T")
 
 
 def siblings(chance: Chance, draws: str, rows: Sequence[Row], nodes: Sequence[int]) -> dict[int, int]:
-    """Tokens of the children `nodes` of one node, the k-th from the law `rows[k]`; one that has none left is missing.
+    """Tokens of the children `nodes` of one node, the k-th child's from the law `rows[k]`.
 
-    top-k: the k-th most probable token of its row, the lower id among equals. without-replacement: drawn by the coin
-    (draft, child) from its row without the tokens of earlier siblings. with-replacement: drawn from its row.
+    A child for which no token is left is missing. top-k: the k-th most probable token of the row, the lower id among
+    equals. without-replacement: drawn by the coin (draft, child) from the row without the tokens of earlier siblings.
+    with-replacement: drawn from the row by the same coin.
     """
     named: dict[int, int] = {}
     for k, (node, row) in enumerate(zip(nodes, rows, strict=True)):
@@ -34,7 +38,7 @@ def siblings(chance: Chance, draws: str, rows: Sequence[Row], nodes: Sequence[in
 
 
 class Growth:
-    """A tree in the making: its nodes' tokens, paths below the root, and proposals, as far as it has been drawn."""
+    """A tree under construction: tokens, paths below the root, and proposals of the nodes drawn so far."""
 
     def __init__(
         self, chance: Chance, shape: Shape, draft: Callable[[Path, int], Row], draws: str, tokens: Path | None
@@ -46,7 +50,7 @@ class Growth:
         self._children: dict[int, tuple[int, ...]] = {}
 
     def children(self, node: int) -> tuple[int, ...]:
-        """Children of `node`, which are drawn now if they were not before."""
+        """The children of `node`, drawn now if they have not been drawn before."""
         if node not in self._children:
             below, path = self._shape.children[node], self.path[node]
             rows = [self._draft(path, k) for k in range(len(below))]
@@ -58,16 +62,19 @@ class Growth:
                 if child in named:
                     self.token[child] = named[child]
                     self.path[child] = (*path, named[child])
+                    # A token that no coin drew counts as surely proposed.
                     drawn = self._tokens is None and self._draws != "top-k"
                     self.proposal[child] = row if drawn else one_hot(named[child], row)
             self._children[node] = tuple(named)
         return self._children[node]
 
     def tree(self) -> tuple[list[int], Tree]:
-        """The whole tree, and for each of its rows the node of the shape that stands there."""
+        """The whole tree, and for each of its rows the node of the shape that stands in that row."""
         level = [0]
         while level:
+            # Level by level, as engines draft: a node's own token is known before its children are drawn.
             level = [child for node in level for child in self.children(node)]
+        # A child without a token left is missing, so rows may be fewer than the shape's nodes.
         kept = sorted(self.token)
         row_of = {node: row for row, node in enumerate(kept)}
         parents = tuple(row_of[self._shape.parent[node]] for node in kept)
@@ -76,14 +83,14 @@ class Growth:
 
 @dataclass(frozen=True)
 class Unfinished:
-    """The tree as rules see it, whose nodes are drawn as they are looked at."""
+    """The tree as rules see it; a node's children are drawn when a rule reads them."""
 
     children: "Lazily[tuple[int, ...]]"
     token: dict[int, int]
 
 
 class Lazily(Sequence[T]):
-    """A table whose rows are computed when they are asked for."""
+    """A table that computes a row when the row is read."""
 
     def __init__(self, row: Callable[[int], T]) -> None:
         self._row = row
@@ -96,5 +103,5 @@ class Lazily(Sequence[T]):
 
 
 def one_hot(token: int, row: Row) -> list[Number]:
-    """The law that is certain of `token`, in the arithmetic of `row`."""
+    """The law that gives `token` probability 1, in the arithmetic of `row`."""
     return [0 * value + (at == token) for at, value in enumerate(row)]

@@ -1,1 +1,4 @@
-"""Laws from samples: tests of draws with a stated error rate, where no exact law can be had."""
+"""Laws from samples: tests of draws with a stated error rate.
+
+They serve where a backend's exact law cannot be enumerated.
+"""

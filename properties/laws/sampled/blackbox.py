@@ -1,4 +1,4 @@
-"""Black box: the law of a backend that takes no tape, judged by what it emits."""
+"""Judging the law of a backend that takes no tape, by the blocks that it emits."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,12 +12,12 @@ from properties.laws.sampled.screen import Betting, Outcome, play
 from reference.trace import Array
 
 MOST_TRIALS = 200_000
-"""Rounds spent on one law at most; conditions that are met too rarely then state what they could not show."""
+"""Most rounds for one law; a test whose condition is met too rarely then states which deviation it could not show."""
 
 
 @dataclass(frozen=True, eq=False)
 class Judged:
-    """One test of one law, and how it ended."""
+    """One test of one law, and its outcome."""
 
     partition: Partition
     outcome: Outcome
@@ -32,19 +32,20 @@ def judge_blocks(
     alpha_run: float = ALPHA_RUN,
     most: int = MOST_TRIALS,
 ) -> tuple[Judged, ...]:
-    """Judge the blocks of one world by every partition of its law, all fed by the same rounds.
+    """Judge the blocks of one world by every partition of its law; the same rounds feed all of them.
 
     Args:
-        draw: The blocks of n more independent rounds, int [n, height + 1] padded with -1.
+        draw: Function that gives the blocks of n more independent rounds, int [n, height + 1] padded with -1.
         expected: Probability of each block.
-        height: Of the drafted tree.
+        height: Height of the drafted tree.
         tv: Total variation over a test's cells that is to be shown with probability .99.
-        tests: Tests of the whole run, which set the bar; those of this law, unless said.
+        tests: Number of tests of the whole run, which sets the bar; by default the tests of this law.
         alpha_run: The false-alarm rate of the run.
-        most: Rounds at most.
+        most: Most rounds.
     """
     split = partitions(expected, height)
     planned = len(split) if tests is None else tests
+    # The plan's bar counts the tests of the run, so that one bet alone may condemn it.
     bets = [Betting(one.p, plan(one.cells, tv, planned, alpha_run), one.share) for one in split]
 
     def counts(n: int) -> Sequence[Array]:
@@ -56,5 +57,5 @@ def judge_blocks(
 
 
 def run_is_red(judged: Sequence[Judged], alpha_run: float = ALPHA_RUN, tests: int | None = None) -> bool:
-    """Whether the tests of a run, of any number of laws, together are red."""
+    """Whether the tests of a run, of any number of laws, are red together."""
     return red(np.array([one.outcome.log_e for one in judged]), alpha_run, tests)

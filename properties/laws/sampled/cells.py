@@ -1,4 +1,7 @@
-"""Cells: emitted blocks sorted into a few joint and conditional tests, each with its exact probabilities."""
+"""Cells: emitted blocks sorted into a few tests with exact probabilities.
+
+Some tests look at all blocks, others are conditional on the number of tokens.
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -9,30 +12,30 @@ from properties.laws.sampled.evalue import SUMS_TO
 from reference.trace import Array
 
 Block = tuple[int, ...]
-"""The tokens that one round emitted: the accepted ones and the one after them."""
+"""The tokens that one round emitted: the accepted tokens and the token after them."""
 
 REST: Block = (-1,)
 """Label of the cell of merged rare blocks."""
 
 IMPOSSIBLE: Block = (-2,)
-"""Label of the cell, of probability 0, of what the law does not allow."""
+"""Label of the cell, of probability 0, of blocks that the law does not allow."""
 
 LEAST_SHARE = 0.002
-"""A cell of a smaller expected share is merged with others like it."""
+"""Smallest expected share of a cell; rarer cells are merged with each other."""
 
 MOST_CELLS = 64
-"""Cells of a test at most; the samples that a deviation takes grow with their square root."""
+"""Most cells of a test; the samples that a deviation takes grow with the square root of their number."""
 
 
 @dataclass(frozen=True, eq=False)
 class Partition:
-    """One test: which blocks count, into which cell each falls, and how likely each cell is.
+    """One test: which blocks count, the cell of each block, and the probability of each cell.
 
     Attributes:
-        name: What it looks at, in words.
-        length: Emitted tokens a block must have to count; 0 counts all.
+        name: The subject of the test, in words.
+        length: Number of emitted tokens that a block must have to count; 0 counts all blocks.
         cell_of: The cell of every possible block that counts.
-        labels: What the blocks of each cell share: tokens, REST or IMPOSSIBLE (the last cell, always).
+        labels: What the blocks of each cell share: tokens, REST or IMPOSSIBLE (always the last cell).
         p: Probability of each cell given that a block counts, float64 [cells].
         share: Probability that a block counts.
     """
@@ -46,29 +49,30 @@ class Partition:
 
     @property
     def cells(self) -> int:
-        """Cells of probability above 0."""
+        """Number of cells of probability above 0."""
         return int((self.p > 0).sum())
 
 
 def partitions(
     expected: Mapping[Block, float], height: int, least: float = LEAST_SHARE, most: int = MOST_CELLS
 ) -> tuple[Partition, ...]:
-    """The tests of a law of blocks, most basic first; one that would repeat another, or has one cell, is left out.
+    """The tests of a law of blocks, most basic first; a test that repeats another, or has one cell, is left out.
 
-    They are: the support; the first token; the first two tokens (of a block of one token that token alone, so that no
-    completion is needed); whole blocks; the number of tokens; and the tokens given a rejection at each depth and given
-    full acceptance, whose laws are those of `expected` under the same condition.
+    They are: the support; the first token; the first two tokens (a block of one token counts with that token alone, so
+    that no completion is needed); whole blocks; the number of tokens; and the tokens given a rejection at each depth
+    and given full acceptance, whose laws are those of `expected` under the same condition.
 
     Args:
         expected: Probability of each emitted block, 1 to height + 1 tokens long; entries of 0 are impossible.
-        height: Of the drafted tree.
+        height: Height of the drafted tree.
         least: Cells of a smaller share are merged.
-        most: Cells of one test at most.
+        most: Most cells of one test.
 
     Raises:
         ValueError: `expected` holds a negative probability or NaN, a block of another length, or sums not to 1.
     """
     for block, weight in expected.items():
+        # Not `weight < 0.0`: NaN is refused too.
         if not weight >= 0.0:
             raise ValueError(f"block {block} has probability {weight}")
         if not 1 <= len(block) <= height + 1:
@@ -103,7 +107,8 @@ def _partition(
 ) -> Partition:
     share = sum(weights.values())
     label: dict[Block, Block] = {block: key(block) for block in weights}
-    # Rare cells keep first what their blocks share most, so that a bias of one token does not cancel in the rest.
+    # Rare cells are first merged by first token and length, so that a bias of one token does not cancel in the rest;
+    # cells that are still rare go to REST.
     coarser: Callable[[Block], Block]
     for coarser in (lambda block: (*key(block)[:1], -2 - len(block)), lambda block: REST):
         mass = _mass(label, weights)
@@ -128,17 +133,18 @@ def _mass(label: Mapping[Block, Block], weights: Mapping[Block, float]) -> dict[
 def tally(blocks: Array) -> dict[Block, int]:
     """How often each block occurs among `blocks`, int [n, height + 1] padded with -1 at the end.
 
-    What is no block, such as a row of padding or padding before a token, is counted as it stands, without the padding
-    at its end: no law allows it.
+    A row that is no block, such as padding alone or padding before a token, is counted as it stands, without the
+    padding at its end: no law allows it.
     """
     rows = np.ascontiguousarray(blocks, dtype=np.int64)
     if rows.ndim != 2:
         raise ValueError(f"blocks have shape {rows.shape}, not [n, tokens]")
     if not len(rows):
         return {}
+    # `rows.min()` may be -1, the padding, or less in a broken block.
     low, base = int(rows.min()), int(rows.max() - rows.min()) + 1
     if base ** rows.shape[1] < 2**62:
-        # One number a row: sorting those is 10 times faster than sorting rows.
+        # Each row as one number in base `base`: sorting numbers is 10 times faster than sorting rows.
         code = (rows - low) @ (base ** np.arange(rows.shape[1], dtype=np.int64))
         _, first, often = np.unique(code, return_index=True, return_counts=True)
         kinds = rows[first]

@@ -1,4 +1,7 @@
-"""The Dirichlet-mixture e-value: how much counts speak against exactly known probabilities, whenever one looks."""
+"""The Dirichlet-mixture e-value of counts against exactly known probabilities.
+
+It measures the evidence against the probabilities, and stays valid at any time at which one looks.
+"""
 
 import numpy as np
 from scipy.special import gammaln, logsumexp, xlogy
@@ -6,10 +9,10 @@ from scipy.special import gammaln, logsumexp, xlogy
 from reference.trace import Array
 
 CONCENTRATIONS = 10.0 ** np.arange(1.0, 6.51, 0.5)
-"""Concentrations of the mixture: alternatives from far off (10) to within about 1e-3 of p (10^6.5)."""
+"""Concentrations of the mixture: for alternatives from far off (10) to within about 1e-3 of p (10^6.5)."""
 
 SUMS_TO = 1e-6
-"""How far from 1 the probabilities of a test may sum; they are normalised afterwards."""
+"""Largest distance from 1 of the sum of a test's probabilities; they are normalised afterwards."""
 
 
 def law(p: Array, within: float = SUMS_TO) -> Array:
@@ -43,14 +46,14 @@ def counted(counts: Array) -> Array:
 def log_evalue(counts: Array, p: Array) -> Array:
     """Natural logarithm of the e-value of `counts` [..., cells] against `p` [..., cells]: float64 [...].
 
-    The mean over concentrations c of the Dirichlet(c p)-multinomial likelihood over that of p. Each is a nonnegative
-    martingale with mean 1 in the stream of outcomes, so P(some time E >= 1/a) <= a (Ville): at any n, for any expected
-    counts, under any rule of stopping. +inf where a cell of probability 0 was seen.
+    The mean over concentrations c of the Dirichlet(c p)-multinomial likelihood divided by that of p. Each ratio is a
+    nonnegative martingale with mean 1 in the stream of outcomes, so P(some time E >= 1/a) <= a (Ville): at any n, for
+    any expected counts, under any rule of stopping. +inf where a cell of probability 0 was seen.
 
     The first outcome in a cell of tiny p is no evidence, since the prior is centred at p; the second weighs about
     1 / (p (c + n)).
 
-    Rounding moves it by up to about 1e-8 at n = 1e6 and 1e-6 at n = 1e8, whatever p.
+    Rounding moves the value by up to about 1e-8 at n = 1e6 and 1e-6 at n = 1e8, whatever p.
 
     Raises:
         ValueError: See `law` and `counted`.
@@ -61,12 +64,14 @@ def log_evalue(counts: Array, p: Array) -> Array:
     seen, given = np.broadcast_arrays(seen, given)
     possible = given > 0
     n = seen.sum(axis=-1)
+    # xlogy(0, x) is 0, and impossible cells are handled by `violated` below.
     null = xlogy(seen, np.where(possible, given, 1.0)).sum(axis=-1)
     terms = []
     for c in CONCENTRATIONS:
         prior = np.where(possible, c * given, 1.0)
         grown = np.where(possible & (seen > 0), gammaln(prior + seen) - gammaln(prior), 0.0).sum(axis=-1)
         terms.append(gammaln(c) - gammaln(c + n) + grown - null)
+    # In logarithms, since likelihood ratios overflow float64 for large n.
     mixed = logsumexp(np.stack(terms), axis=0) - np.log(len(CONCENTRATIONS))
     violated = (~possible & (seen > 0)).any(axis=-1)
     return np.asarray(np.where(violated, np.inf, mixed))

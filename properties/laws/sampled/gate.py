@@ -1,4 +1,4 @@
-"""The gate of a run: red if its tests together say so, and which of them are to blame."""
+"""The gate of a run: whether its tests together are red, and which to blame."""
 
 import numpy as np
 from scipy.special import logsumexp
@@ -6,11 +6,11 @@ from scipy.special import logsumexp
 from reference.trace import Array
 
 ALPHA_RUN = 1e-6
-"""How often a run over a correct backend may be red, at most."""
+"""Largest probability that a run over a correct backend is red."""
 
 
 def log_bar(tests: int, alpha_run: float = ALPHA_RUN) -> float:
-    """Logarithm of what the e-values of `tests` tests must sum to for red, which one of them may reach alone."""
+    """Logarithm of the sum that the e-values of `tests` tests must reach for red; one test alone may reach it."""
     if tests < 1 or not 0.0 < alpha_run < 1.0:
         raise ValueError(f"{tests} tests at a false-alarm rate of {alpha_run} have no bar")
     return float(np.log(tests) - np.log(alpha_run))
@@ -26,11 +26,11 @@ def red(log_es: Array, alpha_run: float = ALPHA_RUN, tests: int | None = None) -
     Args:
         log_es: [tests that ran] logarithms; +inf is a support violation.
         alpha_run: The false-alarm rate of the run.
-        tests: How many tests were planned; those that did not run count as 0. All that ran, unless said; say it
-            where what was seen decided how many ran.
+        tests: Number of planned tests; those that did not run count as 0. By default the tests that ran; give the
+            number where the data decided how many ran.
 
     Raises:
-        ValueError: One is NaN, or more ran than were planned.
+        ValueError: An e-value is NaN, or more tests ran than were planned.
     """
     values = _values(log_es)
     planned = len(values) if tests is None else tests
@@ -38,6 +38,7 @@ def red(log_es: Array, alpha_run: float = ALPHA_RUN, tests: int | None = None) -
         raise ValueError(f"{len(values)} tests ran where {planned} were planned")
     if not len(values):
         return False
+    # Sum against tests / alpha is the same as mean against 1 / alpha, and takes +inf as it is.
     return float(logsumexp(values)) >= log_bar(planned, alpha_run)
 
 
@@ -45,9 +46,10 @@ def culprits(log_es: Array, alpha: float = ALPHA_RUN, tests: int | None = None) 
     """Indices of the tests to blame, the strongest evidence first: e-BH, at a false-discovery rate of alpha.
 
     The k tests of largest E, for the largest k at which the k-th has E >= tests / (k alpha) (Wang & Ramdas,
-    arXiv 2009.02824): valid under any dependence. A red run may be without a culprit, if only the sum says so.
+    arXiv 2009.02824): valid under any dependence. A red run may have no culprit, if only the sum is large enough.
     """
     values = _values(log_es)
+    # Largest first; equals keep their order, so that the answer depends on the values alone.
     order = np.argsort(-values, kind="stable")
     planned = max(len(values), tests or 0)
     ranks = np.arange(1, len(values) + 1)

@@ -1,4 +1,7 @@
-"""Links: the three-link conditional e-process, for vocabularies in which no context is ever seen twice."""
+"""Links: the three-link conditional e-process over the trials of a generation.
+
+It serves vocabularies in which no context is ever seen twice. `LINKS` names the three links.
+"""
 
 from dataclasses import dataclass
 
@@ -12,17 +15,20 @@ THETAS = np.array([sign * 0.1 * 2.0**k for k in range(7) for sign in (1.0, -1.0)
 """Tilts of the mixture: .1 to 6.4, upwards and downwards."""
 
 LINKS = ("draft", "accept", "token")
-"""A token is drafted from q; it is accepted or not; a token takes its place, or follows the last."""
+"""The three links: a token is drafted from q; it is accepted or not; a token replaces it or follows the path."""
 
 RANKS = (1, 8, 64)
-"""Where the rank cells of a law end: 1, 2-8, 9-64, and the rest."""
+"""Last ranks of the cells of a law: 1, 2-8, 9-64, and the rest."""
 
 NEARLY = 0.98
-"""Tokens whose p is below this share of q cannot be residual, by a margin that rounding does not bridge."""
+"""A token whose p is below this share of q cannot be in the residual; rounding does not bridge the margin."""
 
 
 SUMS_TO = 1e-3
-"""How far from 1 a law may sum: laws of a large vocabulary come in the engine's own precision, and are normalised."""
+"""Largest distance from 1 of the sum of a law, which is then normalised.
+
+Laws of a large vocabulary come in the engine's own precision.
+"""
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,12 +36,13 @@ class Trial:
     """One drafted token on trial, or the token after a path that was accepted to its end.
 
     Attributes:
-        p: The oracle's law at this point, float [V]: after rejected siblings, what remains of it.
-        q: The law that the drafted token is claimed to come from, as the engine logged it [V]; None for a token that
-            was proposed for sure, or for none.
+        p: The oracle's law at this point, float [V]: after rejected siblings, their residual.
+        q: The law from which the drafted token is said to come, as the engine logged it [V]; None for a token that was
+            proposed for sure, or for no drafted token.
         drafted: The drafted token; None for the token after a whole path, which comes from p.
-        accepted: Whether it was accepted.
-        replacement: The token that came instead, or after the path; None if it was accepted, or a sibling is next.
+        accepted: Whether the drafted token was accepted.
+        replacement: The token that was drawn instead, or after the path; None if the drafted token was accepted, or a
+            sibling is tried next.
         noise: How far each logit of the engine may lie from the oracle's (divided by the temperature).
         low: Lower bounds of the engine's p [V], in place of those that `noise` gives.
         high: Upper bounds of it [V].
@@ -81,10 +88,11 @@ def _share(mine: Array, others: Array) -> Array:
 class Links:
     """E-values of the three links over a stream of trials, in the order in which they happened.
 
-    Every link is conditional on all that the engine logged before it. Its outcome falls into one of a few roles, chosen
-    from p and q alone. For a role of probability between l and u, exp(theta 1[role]) / M, with M = 1 + u (e^theta - 1)
-    where theta > 0 and 1 + l (e^theta - 1) where theta < 0, has mean at most 1 under every law in the band. So has the
-    product over the stream, and so has the average over roles and tilts: at any time, P(E >= 1/a) <= a.
+    Every link is conditional on everything that the engine logged before. Its outcome falls into one of a few roles,
+    chosen from p and q alone. For a role of probability between l and u, exp(theta 1[role]) / M, with M = 1 + u
+    (e^theta - 1) where theta > 0 and 1 + l (e^theta - 1) where theta < 0, has mean at most 1 under every law in the
+    band. So has the product over the stream, and so has the average over roles and tilts: at any time, P(E >= 1/a) <=
+    a.
     """
 
     def __init__(self) -> None:
@@ -99,10 +107,10 @@ class Links:
     def add(self, trial: Trial) -> None:
         """Take one trial.
 
-        A draft of claimed probability 0, and a token that no law in the band allows, are violations: +inf for good.
+        A draft of claimed probability 0, and a token that no law in the band allows, are violations: +inf from then on.
 
         Raises:
-            ValueError: A law is none, a token is outside the vocabulary, or the trial contradicts itself.
+            ValueError: A law is invalid, a token is outside the vocabulary, or the trial contradicts itself.
         """
         low, high = trial.band()
         q = None if trial.q is None else law(trial.q, SUMS_TO)
@@ -139,12 +147,12 @@ class Links:
         x = trial.drafted
         assert x is not None
         claimed = 1.0 if q is None else float(q[x])
-        # A draft that its law does not allow is link 1's violation; here it says nothing.
+        # A draft that its law does not allow is a violation of the draft link; the accept link has no ratio for it.
         if claimed == 0.0:
             return
         least, most = (min(1.0, float(end[x]) / claimed) for end in (low, high))
-        # All trials, those sure of acceptance, the others: a reversed ratio errs upwards in one kind, downwards in the
-        # other, and over both together it nearly cancels.
+        # Roles: all trials, trials sure of acceptance, other trials. The latter two are kept apart since a reversed
+        # ratio errs upwards in one kind and downwards in the other, and nearly cancels over both together.
         kinds = (0, 1) if least == 1.0 else (0, 2)
         bounds = np.zeros((2, 3))
         bounds[0, kinds], bounds[1, kinds] = least, most
@@ -157,13 +165,14 @@ class Links:
             taken = np.zeros(len(low))
         elif q is None:
             taken = np.zeros(len(low))
+            # Proposed for sure and rejected: the token cannot come, and no other token loses mass.
             taken[trial.drafted] = np.inf
         else:
             taken = q
         least, most = np.maximum(low - taken, 0.0), np.maximum(high - taken, 0.0)
         if high[y] == 0.0 or taken[y] == np.inf:
             self._violated["token"] = True
-        # Where nothing at all is residual, the rejection was impossible: link 2 says so, and no token says more.
+        # With an empty residual the rejection was impossible: the accept link says so, and the token adds nothing.
         if most.sum() == 0.0:
             return
         forbidden = high <= NEARLY * taken
@@ -173,14 +182,14 @@ class Links:
         bounds = np.array([[float(end[role].sum()) for role in roles] for end in (least, most)])
         whole = np.array([[float(least.sum())], [float(most.sum())]])
         bounds = np.concatenate([bounds, np.maximum(whole - bounds.sum(axis=1, keepdims=True), 0.0)], axis=1)
-        # A role is least likely where it is small and all others are large, and the other way round.
+        # A role is least likely where its mass is smallest and that of all others largest, and the other way round.
         least_likely = _share(bounds[0], whole[1] - bounds[1])
         most_likely = _share(bounds[1], whole[0] - bounds[0])
         role = 0 if forbidden[y] else 1 + _role(top, y, RANKS[:2])
         self._tilt("token", (role,), least_likely, most_likely)
 
     def _tilt(self, link: str, hit: tuple[int, ...], low: Array, high: Array) -> None:
-        """Multiply the e-processes [roles, thetas] of `link`; bounds of 0 leave a role that was not hit as it was."""
+        """Multiply the e-processes [roles, thetas] of `link`; bounds of 0 leave a role that was not hit unchanged."""
         edge = np.where(THETAS > 0, np.minimum(high, 1.0)[:, None], np.maximum(low, 0.0)[:, None])
         self._sums[link] -= np.log1p(edge * np.expm1(THETAS))
         self._sums[link][list(hit)] += THETAS
@@ -195,7 +204,7 @@ class Links:
 
     @property
     def log_e(self) -> float:
-        """Logarithm of the e-value of the whole stream so far, the mean of the links'."""
+        """Logarithm of the e-value of the whole stream so far: the mean of the links' e-values."""
         return float(logsumexp(list(self.log_es.values())) - np.log(len(LINKS)))
 
 
@@ -207,6 +216,6 @@ def _top(values: Array, count: int) -> Array:
 
 
 def _role(top: Array, token: int, ends: tuple[int, ...]) -> int:
-    """Which of the rank cells that end at `ends` holds `token`; the number of ends for the rest."""
+    """The number of the rank cell that holds `token`, for cells that end at `ends`; len(ends) for the rest."""
     at = np.flatnonzero(top == token)
     return len(ends) if not len(at) else int(np.searchsorted(np.array(ends), at[0] + 1))

@@ -1,4 +1,4 @@
-"""Neighbours: how much the tokens of one request speak for its having used another request's coins."""
+"""Neighbours: evidence that one request used the coins of another request."""
 
 import numpy as np
 from scipy.special import logsumexp
@@ -6,17 +6,17 @@ from scipy.special import logsumexp
 from reference.trace import Array
 
 THETAS = 0.1 * 2.0 ** np.arange(7)
-"""Tilts of the mixture, upwards only: .1 to 6.4. Requests by the same coins agree too often, never too seldom."""
+"""Tilts of the mixture, upwards only: .1 to 6.4. Requests on the same coins agree too often, never too seldom."""
 
 
 class Neighbours:
-    """The e-value of "this request's tokens come by coins of its own", against its neighbour's tokens as a bet.
+    """The e-value of the claim that a request's tokens come by its own coins, with its neighbour's tokens as bets.
 
-    Two requests with the same prompt and settings and coins of their own are independent, so given all tokens of the
-    neighbour each token of the other is still from the law after the tokens before it. While the two texts agree, the
-    bet is that the next token is the neighbour's: for a token of probability u at most, exp(theta 1[it came]) / M with
-    M = 1 + u (e^theta - 1) has mean at most 1 under every law in the band. So has the product over the stream, and the
-    average over the tilts: at any time, P(E >= 1/a) <= a.
+    Two requests with the same prompt and settings and independent coins are independent: given all tokens of the
+    neighbour, each token of the request still follows the law after the tokens before it. While the two texts agree,
+    the bet is that the next token is the neighbour's: for a token of probability u at most, exp(theta 1[it came]) / M
+    with M = 1 + u (e^theta - 1) has mean at most 1 under every law in the band. So has the product over the stream, and
+    the average over the tilts: at any time, P(E >= 1/a) <= a.
     """
 
     def __init__(self) -> None:
@@ -24,7 +24,7 @@ class Neighbours:
         self.bets = 0
 
     def add(self, most_likely: float, came: bool) -> None:
-        """Take one token: whether it was the neighbour's, whose probability is `most_likely` at most."""
+        """Take one token: `came` if it was the neighbour's, whose probability is `most_likely` at most."""
         if not 0.0 <= most_likely <= 1.0:
             raise ValueError(f"{most_likely} is no probability")
         self.bets += 1
@@ -32,7 +32,7 @@ class Neighbours:
         self._sums += THETAS * came
 
     def compare(self, output: tuple[int, ...], neighbour: tuple[int, ...], high: list[Array]) -> None:
-        """Take the tokens of `output` until it leaves the text of its `neighbour`.
+        """Take the tokens of `output` up to the first that differs from its `neighbour`.
 
         Args:
             output: The request's tokens.
@@ -41,6 +41,7 @@ class Neighbours:
         """
         for token, other, bounds in zip(output, neighbour, high, strict=False):
             self.add(min(1.0, float(bounds[other])), token == other)
+            # From here on the two contexts differ, and the neighbour's tokens predict nothing.
             if token != other:
                 return
 

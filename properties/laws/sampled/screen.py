@@ -1,4 +1,7 @@
-"""Screen, then bet: a quick test passes most samples, and what it holds back goes on until an e-value decides."""
+"""Screen, then bet: a quick test first, an e-value for what it holds back.
+
+The screen passes most samples of a correct law; a test that it holds back goes on until an e-value decides.
+"""
 
 import math
 from collections.abc import Callable, Sequence
@@ -12,18 +15,19 @@ from properties.laws.sampled.power import Plan
 from reference.trace import Array
 
 LEAST_EXPECTED = 5.0
-"""Cells that expect fewer samples are one cell to the screen; the e-value keeps them apart."""
+"""Cells that expect fewer samples are pooled for the screen; the e-value keeps them apart."""
 
 VERDICTS = ("pass", "fail", "suspect")
-"""A suspect was held back by the screen and not decided by the bet: amber, never red."""
+"""The verdicts of a test. The screen held a suspect back and the bet did not decide it: amber, never red."""
 
 
 def g_test(counts: Array, p: Array, least: float = LEAST_EXPECTED) -> Array:
     """P-values of the likelihood-ratio (G) test of `counts` [..., cells] against `p` [..., cells].
 
     A screen and never a gate: its null law is the chi-square limit, with Williams' correction. Cells that expect fewer
-    than `least` are pooled, with the next smallest as long as the pool does, since many sparse cells make the limit
-    reject too often (6 to 24 times). 0 where a cell of probability 0 was seen; 1 where one cell is left.
+    than `least` samples are pooled, and so are the next smallest cells until the pool itself expects `least`: many
+    sparse cells make the limit reject too often (6 to 24 times). 0 where a cell of probability 0 was seen; 1 where one
+    cell is left.
 
     Raises:
         ValueError: See `law` and `counted`.
@@ -33,7 +37,7 @@ def g_test(counts: Array, p: Array, least: float = LEAST_EXPECTED) -> Array:
     order = np.argsort(given, axis=-1, kind="stable")
     sorted_p, sorted_x = np.take_along_axis(given, order, -1), np.take_along_axis(seen, order, -1)
     n = seen.sum(axis=-1, keepdims=True)
-    # Ascending, so the pool is a prefix: every cell too small, and those needed until the pool itself expects enough.
+    # In ascending order the pool is a prefix: all cells that are too small, then more until the pool expects enough.
     before = np.cumsum(sorted_p, axis=-1) - sorted_p
     pooled = (n * sorted_p < least) | ((n * before < least) & (before > 0))
     kept = ~pooled & (sorted_p > 0)
@@ -44,9 +48,11 @@ def g_test(counts: Array, p: Array, least: float = LEAST_EXPECTED) -> Array:
     real = cells_p > 0
     df = real.sum(axis=-1) - 1
     expected = np.where(real, n * cells_p, 1.0)
+    # n may be 0: then the statistic is 0 and the p-value 1.
     expected = np.where(expected > 0, expected, 1.0)
     statistic = 2.0 * np.where(real, xlogy(cells_x, cells_x / expected), 0.0).sum(axis=-1)
     flat = n[..., 0]
+    # Williams' correction: q = 1 + (sum of 1/p - 1) / (6 n df).
     spread = np.where(real, 1.0 / np.where(real, cells_p, 1.0), 0.0).sum(axis=-1) - 1.0
     statistic = statistic / (1.0 + spread / (6.0 * np.maximum(flat, 1.0) * np.maximum(df, 1)))
     values = np.where((df > 0) & (flat > 0), chdtrc(np.maximum(df, 1), np.maximum(statistic, 0.0)), 1.0)
@@ -55,10 +61,10 @@ def g_test(counts: Array, p: Array, least: float = LEAST_EXPECTED) -> Array:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How one test ended.
+    """The outcome of one test.
 
     Attributes:
-        n: Samples it saw.
+        n: Samples that the test saw.
         log_e: Logarithm of its e-value when it stopped.
         p_screen: P-value of the screen; NaN where a violation came first.
         verdict: One of VERDICTS.
@@ -75,7 +81,7 @@ class Outcome:
 class Betting:
     """One test that grows by chunks of counts until it is decided.
 
-    The samples that the screen saw stay in the bet: Ville's inequality covers any rule of going on, so a correct law
+    The samples that the screen saw stay in the bet: Ville's inequality covers any rule of continuing, so a correct law
     fails with probability plan.alpha at most, whatever the screen does.
     """
 
@@ -83,9 +89,9 @@ class Betting:
         """A test of law `p` [cells].
 
         Args:
-            p: Exact probabilities; cells of probability 0 are support.
-            plan: How long to sample.
-            share: Probability that a trial counts for it at all (its condition).
+            p: Exact probabilities; a sample in a cell of probability 0 is a violation of the support.
+            plan: Number of samples of each stage.
+            share: Probability that a trial meets the test's condition and counts.
         """
         self.p = law(p)
         self.plan = plan
@@ -99,14 +105,14 @@ class Betting:
 
     @property
     def n(self) -> int:
-        """Samples so far."""
+        """Number of samples so far."""
         return int(self.counts.sum())
 
     @property
     def wants(self) -> int:
-        """Trials until the next look; 0 when decided.
+        """Number of trials until the next look; 0 when decided.
 
-        A test of the support alone asks for few, but stays open: it listens as long as others draw.
+        A test of the support alone asks for few trials but stays open: it takes counts as long as other tests draw.
         """
         if self.verdict is not None:
             return 0
@@ -116,14 +122,14 @@ class Betting:
         return max(1, math.ceil((until - self.n) / self.share)) if self.share > 0 else 0
 
     def limit(self, trials: int) -> None:
-        """Expect no more than that many trials in all; what a test then shows is stated accordingly."""
+        """Expect at most `trials` trials in all; the deviation that the test shows is stated accordingly."""
         self.most = min(self.most, int(trials * self.share))
 
     def add(self, counts: Array) -> str | None:
-        """Take the counts [cells] of more trials, and look: the verdict, or None to go on.
+        """Take the counts [cells] of more trials; the verdict, or None while the test goes on.
 
         Raises:
-            ValueError: It is decided already: an e-value counts at its own stopping time.
+            ValueError: The test is decided already: an e-value counts at its own stopping time.
         """
         if self.verdict is not None:
             raise ValueError("this test has stopped")
@@ -138,7 +144,7 @@ class Betting:
         return self.verdict
 
     def close(self) -> None:
-        """No more trials can be had: screen what there is, and give up what was held back."""
+        """End the test without more trials: screen the samples there are; a test that was held back is a suspect."""
         if self.verdict is None and not self.screened:
             self._screen()
         if self.verdict is None:
@@ -153,13 +159,14 @@ class Betting:
             self.verdict = "suspect"
 
     def outcome(self) -> Outcome:
-        """How it ended.
+        """The outcome of the test.
 
         Raises:
-            ValueError: It has not.
+            ValueError: The test is not decided yet.
         """
         if self.verdict is None:
             raise ValueError("this test goes on")
+        # A test of the support has no screen: it states what all its samples show.
         shown = self.plan.shown(self.screened or self.n, max(self.n, self.most))
         return Outcome(self.n, self.log_e, self.p_screen, self.verdict, shown)
 
@@ -170,16 +177,16 @@ def play(
     """Sample until every test is decided, or `most` trials are spent.
 
     Args:
-        tests: All fed by the same trials; each stops on its own, and what comes later is not added to it.
-        draw: The counts [cells] of each test in that many more trials.
-        most: Trials at most; a test that has too few is screened on what it has, and states what that shows.
+        tests: The tests; the same trials feed all of them. Each stops on its own and takes no later trials.
+        draw: Function that gives the counts [cells] of each test in n more trials.
+        most: Most trials; a test with too few samples is screened on those, and states the deviation that they show.
     """
     spent = 0
     if most is not None:
         for test in tests:
             test.limit(most)
     while wants := [test.wants for test in tests if test.wants]:
-        # A condition that is rarely met would otherwise be approached in ever smaller steps.
+        # At least a sixteenth of the trials so far: a rarely met condition would be approached in ever smaller steps.
         wanted = max(min(wants), spent // 16)
         wanted = wanted if most is None else min(wanted, most - spent)
         if wanted <= 0:

@@ -1,4 +1,7 @@
-"""Truncation under noise: bounds of a law that top-k, top-p and min-p cut from logits known only within a margin."""
+"""Truncation under noise: bounds of a law cut by top-k, top-p and min-p.
+
+The logits are known only within a margin.
+"""
 
 import numpy as np
 
@@ -6,14 +9,14 @@ from reference.sampling import Sampling
 from reference.trace import Array
 
 SLACK = 1e-12
-"""Added to a noise of 0 where masses are compared: two ways of adding float64 numbers differ by this at most."""
+"""Added to the noise where masses are compared: two orders of adding float64 numbers differ by less than this."""
 
 
 def band(row: Array, noise: float, sampling: Sampling) -> tuple[Array, Array]:
     """Bounds [V] of the law that `sampling` cuts from any row within `noise` of `row`, entry by entry.
 
-    Proof. Let z be `row` and z' any row with |z'_i - z_i| <= e; banned entries are -inf in both. Order between i and
-    j is settled where z_i and z_j lie more than 2e apart.
+    Proof. Let z be `row` and z' any row with |z'_i - z_i| <= e; banned entries are -inf in both. The order of i and j
+    is the same in both rows where z_i and z_j lie more than 2e apart.
 
     Rank: i is kept iff fewer than k entries exceed z'_i. Only entries above z_i - 2e can, and all above z_i + 2e do:
     so i is surely kept if fewer than k others lie above z_i - 2e, and surely cut if k lie above z_i + 2e.
@@ -29,16 +32,19 @@ def band(row: Array, noise: float, sampling: Sampling) -> tuple[Array, Array]:
     least part of it and all not surely cut are at most.
 
     Args:
-        row: Scores [V] after all that looks back, divided by the temperature; -inf where banned.
+        row: Scores [V] after penalties, bans and processors, divided by the temperature; -inf where banned.
         noise: How far each finite score may lie off.
-        sampling: Whose top_k, top_p and min_p cut.
+        sampling: The settings; their top_k, top_p and min_p cut.
     """
+    # The largest score becomes 0, so that exp cannot overflow.
     z = np.asarray(row, dtype=np.float64) - np.max(row)
     named = np.isfinite(z)
+    # `sure`: kept in every row within the noise; `cut`: kept in none. Other entries may be either.
     sure, cut = named.copy(), ~named
     if 0 < sampling.top_k < len(z):
         falling = np.sort(z)
         edge = z - 2 * noise
+        # The entry itself lies above its own edge where there is noise, and is not one of the others.
         sure &= _above(falling, edge) - (edge < z) < sampling.top_k
         cut |= _above(falling, z + 2 * noise) >= sampling.top_k
     weight = np.exp(z)
@@ -60,12 +66,13 @@ def band(row: Array, noise: float, sampling: Sampling) -> tuple[Array, Array]:
 
 
 def _above(ascending: Array, edge: Array) -> Array:
-    """How many entries of `ascending` lie above each of `edge`."""
+    """The number of entries of `ascending` above each of `edge`."""
     return np.asarray(len(ascending) - np.searchsorted(ascending, edge, side="right"))
 
 
 def _shares(z: Array, weight: Array, noise: float, sure: Array, may: Array) -> tuple[Array, Array]:
     """The least and the greatest share of the mass that may lie before each entry [V], if rank keeps that entry."""
+    # Sums from the top of the sorted row, so that the mass above any score is one look-up.
     order = np.argsort(z, kind="stable")
     ascending = z[order]
     above_sure, above_may = (

@@ -1,6 +1,7 @@
-"""The proposals that each kind of draft must make, computed from scratch every time; one file a kind, known by its tag.
+"""The tree that each kind of draft must propose, one file for each kind.
 
-Every module of this folder is imported, so that a new kind is a new file here and no line elsewhere.
+The proposal is computed from scratch at every step; the function is found by the draft's tag. Every module of this
+folder is imported, so a new kind needs a new file here and no other line.
 """
 
 from importlib import import_module

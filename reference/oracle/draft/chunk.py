@@ -1,14 +1,18 @@
-"""The part of a drafted tree that lies in the chunk of its root, for targets whose layers attend in chunks."""
+"""The part of a drafted tree that lies in the chunk of its root.
+
+Targets whose layers attend in chunks may have the rest cut before verification (`KvLayout.stay_in_chunk`).
+"""
 
 from reference.architecture import Architecture
 from reference.trace import Array, Drafted, frozen
 
 
 def in_chunk(drafted: Drafted, position: int, architecture: Architecture) -> Drafted:
-    """The part of `drafted`, its root at `position`, that stays if nodes outside the root's chunk are cut.
+    """The part of `drafted`, whose root is at `position`, that stays when nodes outside the root's chunk are cut.
 
-    A node stays if position // c is the same for it and for the root, c being the shortest chunk of any layer.
+    A node stays if position // c is the same for the node and the root; c is the shortest chunk of any layer.
     """
+    # Layers may have different chunks; the shortest one hides the most.
     chunks = [chunk for _, chunk in architecture.reaches if chunk]
     tree = drafted.tree
     if not chunks:

@@ -1,4 +1,7 @@
-"""The proposal of a draft model: its static tree, level by level, each node scored by running its whole path."""
+"""The proposal of a draft model: its static tree, filled level by level.
+
+Each node is scored by running its whole path from scratch.
+"""
 
 import numpy as np
 
@@ -11,9 +14,9 @@ from reference.tree import RankTree, Tree
 
 @means(LanguageModel.TAG)
 def proposed(draft: LanguageModel, question: Question) -> Drafted:
-    """The best tokens by rank, or tokens drawn from the draft's law; ranks say nothing where tokens are drawn.
+    """The tree of the best tokens by rank, or of tokens drawn from the draft's law; drawn tokens ignore ranks.
 
-    A node's children are named once its own token, hence its logits, are known.
+    The children of a node are named only after the node's own token, since its logits depend on that token.
     """
     assert question.model is not None
     tokens, sampled, shape = question.tokens, question.sampled, draft.shape
@@ -21,9 +24,10 @@ def proposed(draft: LanguageModel, question: Question) -> Drafted:
     vocabulary = np.array(draft.vocabulary or range(vocab))
     token, draft_id = [tokens[-1]] * len(shape), [0] * len(shape)
     logits = np.full((len(shape), len(vocabulary)), np.nan)
-    proposal = np.full((len(shape), vocab), 1.0 / vocab)  # the root's row says nothing
+    proposal = np.full((len(shape), vocab), 1.0 / vocab)  # any law will do for the root: no rule reads its row
     level = [0]
     while level:
+        # Leaves are not scored: no child needs their logits. The root is scored even where the tree is the bare root.
         inner = [node for node in level if shape.children[node]] if level != [0] else [0]
         if inner:
             rows = scores(question.model, tokens[:-1], shape, token, inner)[:, vocabulary]
@@ -31,6 +35,7 @@ def proposed(draft: LanguageModel, question: Question) -> Drafted:
                 logits[node] = row
                 below = shape.children[node]
                 if sampled.drawn:
+                    # Target ids that a reduced vocabulary cannot name have no mass.
                     spread = np.full(vocab, -np.inf)
                     spread[vocabulary] = row
                     path = tuple(token[up] for up in shape.path(node)[1:])
@@ -49,7 +54,7 @@ def proposed(draft: LanguageModel, question: Question) -> Drafted:
 def scores(
     evaluator: Evaluator, context: tuple[int, ...], shape: RankTree, token: list[int], nodes: list[int]
 ) -> Array:
-    """Draft logits at `nodes` [len(nodes), vocabulary], run on the part of the tree that is named already."""
+    """Draft logits at `nodes` [len(nodes), vocabulary], run on the part of the tree whose tokens are known."""
     known = sorted({up for node in nodes for up in shape.path(node)})
     part = Tree(tuple(known.index(shape.parent[node]) for node in known), tuple(token[node] for node in known))
     return evaluator.nodes(context, part).logits[[known.index(node) for node in nodes]]

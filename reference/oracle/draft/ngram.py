@@ -1,4 +1,4 @@
-"""The proposal of a trie of n-grams, counted anew from all tokens so far."""
+"""The proposal of an n-gram trie, counted anew from all tokens so far."""
 
 from reference.draft import Ngram
 from reference.oracle.draft.question import Question, means
@@ -8,7 +8,7 @@ from reference.tree import Tree
 
 @means(Ngram.TAG)
 def proposed(draft: Ngram, question: Question) -> Drafted:
-    """The static tree without nodes whose rank no follower has, and without what lies below them."""
+    """The static tree without each node whose rank has no follower, and without the nodes below it."""
     tokens, token = question.tokens, {0: question.tokens[-1]}
 
     def candidates(path: tuple[int, ...]) -> list[int]:
@@ -19,6 +19,7 @@ def proposed(draft: Ngram, question: Question) -> Drafted:
                 return found
         return []
 
+    # By depth, since rows need not stand in the order of their depths and a parent must be named first.
     for node in sorted(range(1, len(draft.shape)), key=lambda node: draft.shape.depth[node]):
         above = draft.shape.path(node)[:-1]
         if above[-1] in token:

@@ -1,4 +1,7 @@
-"""The question to a draft at one step, and the table of the functions that answer, by the tag of the kind."""
+"""Question: the facts that a draft is given at one step.
+
+`means` enters the function that answers for a kind of draft under the kind's tag.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,7 +19,7 @@ class Question:
     Attributes:
         tokens: Prompt and output so far; the last one is the pending root.
         step: The number of the step.
-        model: Runs the draft's model; None for a draft that has none.
+        model: The evaluator of the draft's model; None for a draft without a model.
         sampled: The step's coins and laws.
         hidden: The target's hidden states that the draft reads, at each token but the pending root: float64
             [len(tokens) - 1, width]. None for a draft that reads none.
@@ -30,11 +33,11 @@ class Question:
 
 
 MEANINGS: dict[str, Callable[[Any, Question], Drafted]] = {}
-"""For each tag, the function that says what a draft of that kind must propose."""
+"""For each tag, the function that computes the proposal of a draft of that kind."""
 
 
 def means(tag: str) -> Callable[[Callable[[Any, Question], Drafted]], Callable[[Any, Question], Drafted]]:
-    """Enter the decorated function as the meaning of the drafts with this tag."""
+    """Enter the decorated function in MEANINGS under this tag."""
 
     def enter(function: Callable[[Any, Question], Drafted]) -> Callable[[Any, Question], Drafted]:
         MEANINGS[tag] = function

@@ -1,4 +1,4 @@
-"""A script proposes its trees one by one, then the bare root."""
+"""The proposal of a script: its trees one by one, then the bare root."""
 
 from reference.draft import Scripted
 from reference.oracle.draft.question import Question, means
@@ -8,7 +8,7 @@ from reference.tree import Tree
 
 @means(Scripted.TAG)
 def proposed(draft: Scripted, question: Question) -> Drafted:
-    """The tree of this step with the pending root in place of its own."""
+    """The tree of this step, with the pending root in place of the tree's own root."""
     root = question.tokens[-1]
     tree = draft.trees[question.step] if question.step < len(draft.trees) else Tree((0,), (root,))
     return Drafted(tree.rooted(root))

@@ -1,4 +1,8 @@
-"""What the oracle knows of each model family, one file for families of a kind; found by scanning this folder."""
+"""The oracle's formulas and config.json rules for each model family.
+
+Every module of this folder is imported and its `OracleFamily` objects are entered under their names; a file holds one
+family or several similar ones.
+"""
 
 from importlib import import_module
 from pkgutil import iter_modules

@@ -1,4 +1,4 @@
-"""OracleFamily: what the oracle knows of a model family: its formulas, and how its config.json is read."""
+"""OracleFamily: a model family's formulas, and how its config.json is read."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -8,11 +8,11 @@ from reference.files.fields import Fields
 from reference.oracle.formulas.layer import LLAMA, Formulas
 
 KINDS_OF_LAYER = {"full_attention": False, "sliding_attention": True}
-"""What `layer_types` may say of a layer, and whether it slides."""
+"""The values that `layer_types` may hold for a layer, and whether such a layer has the sliding window."""
 
 
 def layers_named(fields: Fields, layers: int) -> list[bool] | None:
-    """Whether each layer slides by the field `layer_types`; None where the file has no such field.
+    """Whether the field `layer_types` gives each layer the sliding window; None where the file has no such field.
 
     Raises:
         UnreadableCheckpoint: a list of another length, or with a kind that is not known here.
@@ -33,7 +33,8 @@ def layers_named(fields: Fields, layers: int) -> list[bool] | None:
 
 
 def all_or_none(fields: Fields, layers: int, slides: bool, family: str) -> list[bool]:
-    """`slides` for every layer, which `layer_types` may repeat and not contradict."""
+    """`slides` for every layer; a field `layer_types` may repeat this and must not contradict it."""
+    # A file may state `layer_types` all the same: entries that agree are harmless.
     named = layers_named(fields, layers)
     if named is not None and named != [slides] * layers:
         raise fields.refuse(
@@ -43,7 +44,7 @@ def all_or_none(fields: Fields, layers: int, slides: bool, family: str) -> list[
 
 
 def no_window(fields: Fields, layers: int, family: str) -> list[bool]:
-    """The layers of a family whose transformers class has no window."""
+    """False for every layer: the rule of families whose transformers class has no window."""
     if fields.get("sliding_window") is not None:
         raise fields.refuse(f"{family} has no sliding_window; remove the field, or compare --against a backend")
     return all_or_none(fields, layers, False, family)
@@ -51,17 +52,18 @@ def no_window(fields: Fields, layers: int, family: str) -> list[bool]:
 
 @dataclass(frozen=True)
 class OracleFamily:
-    """A family as the oracle knows it.
+    """A model family in the oracle.
 
     Attributes:
         name: As in `reference.family.FAMILIES`.
-        formulas: What it computes, Llama's where nothing else is said.
-        model_types: What `model_type` its config.json says; empty where checkpoints of it are not read.
-        defaults: Its default of a field that config.json leaves out, where it matters to the numbers.
+        formulas: The family's formulas; Llama's by default.
+        model_types: The values of `model_type` in its config.json; empty where its checkpoints are not read.
+        defaults: The family's defaults of fields that config.json may leave out, where they matter to the numbers.
         activation: The field that names the activation, and the value that the formulas compute.
-        slides: From the fields, the number of layers and the family's name to whether each layer has the window.
-        window: The default of `sliding_window` where a layer slides.
-        fields: The fields of `Architecture` that are no size: biases, norms of queries and keys, caps, settings.
+        slides: Function from the fields, the number of layers and the family's name to whether each layer has the
+            window.
+        fields: Function from the fields to those of `Architecture` that are no size: biases, norms of queries and keys,
+            caps, settings.
     """
 
     name: str

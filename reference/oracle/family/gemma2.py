@@ -1,8 +1,8 @@
-"""Gemma 2 (arXiv 2408.00118; transformers `models/gemma2`), where it computes otherwise than Llama.
+"""Gemma 2 (arXiv 2408.00118; transformers `models/gemma2`): its own formulas.
 
-Norms multiply by one plus their weight; embeddings are multiplied by the square root of the hidden size; the gate's
-activation is GELU in its tanh form; scores are divided by the square root of `query_pre_attn_scalar`, and both scores
-and logits go through soft caps.
+Norms multiply by one plus their weight. Embeddings are multiplied by the square root of the hidden size. The gate's
+activation is GELU in its tanh form. Scores are divided by the square root of `query_pre_attn_scalar`. Scores and logits
+go through soft caps. Everything else is Llama's.
 """
 
 from typing import Any
@@ -29,13 +29,13 @@ FORMULAS = Formulas(
 
 
 def _slides(fields: Fields, layers: int, family: str) -> list[bool]:
-    """The layers that `layer_types` names; every second one, the first included, where it says nothing."""
+    """The layers that `layer_types` names; without that field every second layer, the first included."""
     named = layers_named(fields, layers)
     return [layer % 2 == 0 for layer in range(layers)] if named is None else named
 
 
 def _cap(fields: Fields, name: str) -> float:
-    """The soft cap in the field `name`, 0.0 where the file says null: none."""
+    """The soft cap in the field `name`; 0.0, for none, where the file says null."""
     if fields.get(name) is None:
         return 0.0
     value = float(fields.number(name))
@@ -56,6 +56,7 @@ def _fields(fields: Fields) -> dict[str, Any]:
         "qkv_bias": biased,
         "output_bias": biased,
         "score_cap": _cap(fields, "attn_logit_softcapping"),
+        # `Architecture` refuses a setting that repeats its default, here 0.
         "settings": tuple((name, value) for name, value in own.items() if value),
     }
 

@@ -1,6 +1,7 @@
-"""Llama (transformers `models/llama`) and openPangu-Embedded: Llama with bias on q, k, v and o.
+"""Llama (transformers `models/llama`) and openPangu-Embedded.
 
-openPangu's defaults are those of the `configuration_openpangu_dense.py` that ships with its checkpoints.
+openPangu-Embedded is Llama with bias on q, k, v and o; its defaults are those of the `configuration_openpangu_dense.py`
+that ships with its checkpoints.
 """
 
 from typing import Any

@@ -1,4 +1,7 @@
-"""Llama 4's text model with dense layers (transformers `models/llama4`): neighbouring dimensions turn together."""
+"""Llama 4's text model with dense layers (transformers `models/llama4`).
+
+Rotary embedding turns neighbouring dimensions together.
+"""
 
 import numpy as np
 
@@ -10,7 +13,7 @@ from reference.trace import Array
 
 
 def _turned(arch: Architecture, x: Array, cos: Array, sin: Array) -> Array:
-    """Neighbouring dimensions turned together, and the root mean square norm without gain where the model has it."""
+    """Queries or keys with neighbouring dimensions turned together, then normed without gain if the model has that."""
     turned = rotary.turn_neighbours(x, cos, sin)
     return rms_norm(turned, np.ones(arch.head_dim), arch.norm_eps) if arch.qk_norm else turned
 

@@ -1,4 +1,7 @@
-"""Mistral (transformers `models/mistral`): Llama with one window for every layer, or none."""
+"""Mistral (transformers `models/mistral`): Llama with one window for all layers.
+
+`sliding_window` null means no window.
+"""
 
 from reference.files.fields import Fields
 from reference.oracle.family.base import OracleFamily, all_or_none

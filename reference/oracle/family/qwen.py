@@ -1,4 +1,7 @@
-"""Qwen 2 and Qwen 3 (transformers `models/qwen2`, `models/qwen3`): a window for some layers, where it is asked for."""
+"""Qwen 2 and Qwen 3 (transformers `models/qwen2`, `models/qwen3`).
+
+Some layers have a sliding window where config.json sets `use_sliding_window`.
+"""
 
 from typing import Any
 
@@ -7,7 +10,10 @@ from reference.oracle.family.base import OracleFamily, layers_named
 
 
 def _slides(fields: Fields, layers: int, family: str) -> list[bool]:
-    """The layers from `max_window_layers` on, or those that `layer_types` names, if `use_sliding_window` is true."""
+    """The layers that have the window, none unless `use_sliding_window` is true.
+
+    They are those that `layer_types` names, or without that field the layers from `max_window_layers` on.
+    """
     asked, first = fields.flag("use_sliding_window"), fields.integer("max_window_layers", 28)
     if asked:
         fields.integer("sliding_window", 4096)

@@ -1,1 +1,4 @@
-"""The formulas of a decoder layer, as papers state them: `layer` for norms and blocks, `rotary` for positions."""
+"""The formulas of a decoder layer: norms and blocks, and rotary positions.
+
+`layer` holds norms and blocks, `rotary` the position embedding; both are written as the papers state them.
+"""

@@ -1,8 +1,8 @@
-"""The formulas that decoder layers are made of, and which of them a model family takes.
+"""The formulas of decoder layers, and the ones in which model families differ.
 
 Root mean square norm (arXiv 1910.07467), grouped queries (2305.13245), gated feed-forward blocks (2002.05202), soft
-caps (2408.00118), temperature by position (2501.19399). Where families differ, a formula is a row of `Formulas`;
-`reference.oracle.family` holds the choice of each family.
+caps (2408.00118), temperature by position (2501.19399). A formula in which families differ is a field of `Formulas`;
+`reference.oracle.family` holds each family's choice.
 """
 
 from collections.abc import Callable
@@ -18,7 +18,7 @@ Unary = Callable[[Array], Array]
 
 
 def rms_norm(x: Array, gain: Array, eps: float) -> Array:
-    """`x` [..., n] over its root mean square along the last axis, times `gain` [n]."""
+    """`x` [..., n] divided by its root mean square along the last axis, times `gain` [n]."""
     mean_square = np.einsum("...i,...i->...", x, x)[..., None] / x.shape[-1]
     normed: Array = x / np.sqrt(mean_square + eps) * gain
     return normed
@@ -26,6 +26,7 @@ def rms_norm(x: Array, gain: Array, eps: float) -> Array:
 
 def linear(x: Array, state: dict[str, Array], name: str) -> Array:
     """`x` [..., in] through the projection `name` -> [..., out], with its bias where the architecture has one."""
+    # State dicts hold matrices as [out, in].
     y: Array = x @ state[f"{name}.weight"].T
     bias = state.get(f"{name}.bias")
     return y if bias is None else y + bias
@@ -45,32 +46,37 @@ def gelu_tanh(x: Array) -> Array:
 
 
 def capped(scores: Array, cap: float) -> Array:
-    """Scaled scores after the soft cap `cap` (`Architecture.score_cap`); themselves where it is 0.
+    """Scaled scores after the soft cap `cap` (`Architecture.score_cap`); a cap of 0 returns them unchanged.
 
     >>> [float(round(score, 3)) for score in capped(np.array([0.0, 1.0, -50.0]), 2.0)]
     [0.0, 0.924, -2.0]
     """
     if not cap:
         return scores
+    # Apply before the mask: tanh would turn a hidden column's -inf into -cap.
     squeezed: Array = cap * np.tanh(scores / cap)
     return squeezed
 
 
 def temperature(arch: Architecture, layer: int, positions: Array) -> Array:
-    """Factors of the queries of `layer` at `positions` [T]: float64 [T], 1 but for tempered layers without rotary."""
+    """Factors of the queries of `layer` at `positions` [T]: float64 [T].
+
+    They differ from 1 only in layers without rotary embedding, and only where the architecture has a floor scale.
+    """
     if not arch.floor_scale or layer not in arch.unrotated:
         return np.ones(len(positions))
+    # As in transformers' Llama4TextAttention, which also counts positions from 0.
     scale: Array = 1 + arch.attn_scale * np.log(1 + (positions + 1) // arch.floor_scale)
     return scale
 
 
 def halves(arch: Architecture, x: Array, cos: Array, sin: Array) -> Array:
-    """Queries or keys `x` [..., T, head_dim] turned by the rotary table, each dimension with that half a head away."""
+    """Queries or keys `x` [..., T, head_dim] turned by the rotary table; dimension i turns with i + head_dim / 2."""
     return rotary.turn(x, cos, sin)
 
 
 def by_head_size(arch: Architecture) -> float:
-    """The factor of products of queries and keys: 1 over the square root of the head's size."""
+    """The factor of products of queries and keys: 1 over the square root of the head size."""
     return float(1 / np.sqrt(arch.head_dim))
 
 
@@ -79,12 +85,12 @@ class Formulas:
     """The formulas in which families differ; the defaults are Llama's.
 
     Attributes:
-        gain: From a norm's weight to what it multiplies by.
-        activation: Of the gate of the feed-forward block.
-        turned: Queries or keys of a rotated layer, after the rotary table.
+        gain: From a norm's weight to the factor by which the norm multiplies.
+        activation: The activation of the gate in the feed-forward block.
+        turned: From queries or keys of a layer with rotary embedding, and the rotary table, to the turned ones.
         score_scale: The factor of the products of queries and keys.
         embedding_scale: The factor of embeddings.
-        logits: From what the head scores [..., vocabulary] to logits.
+        logits: From the products of hidden states and head [..., vocabulary] to logits.
     """
 
     gain: Unary = lambda weight: weight

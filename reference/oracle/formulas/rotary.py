@@ -1,8 +1,8 @@
-"""Rotary position embedding and its six scaling variants, with Hugging Face's meaning, in float64 throughout.
+"""Rotary position embedding and its six variants, in float64 throughout.
 
-Sources: RoFormer (arXiv 2104.09864); position interpolation (2306.15595) for `linear`; YaRN (2309.00071); LongRoPE
-(2402.13753); Llama 3.1's reference code for `llama3`. Field names and corner cases are those of transformers'
-`modeling_rope_utils.py`, which computes the same tables in float32.
+The variants mean what they mean in Hugging Face's configs. Sources: RoFormer (arXiv 2104.09864); position interpolation
+(2306.15595) for `linear`; YaRN (2309.00071); LongRoPE (2402.13753); Llama 3.1's reference code for `llama3`. Field
+names and corner cases are those of transformers' `modeling_rope_utils.py`, which computes the same tables in float32.
 """
 
 import math
@@ -21,7 +21,7 @@ def frequencies(rope: Rope, head_dim: int, max_positions: int, length: int) -> t
         rope: The variant.
         head_dim: Width of one head, even.
         max_positions: Longest sequence the model admits.
-        length: Tokens of the whole sequence: `longrope` picks one table for all its positions by it.
+        length: Tokens of the whole sequence; `longrope` chooses by it one table for all positions.
 
     Raises:
         Malformed: `dynamic` beyond max_positions (see `check_span`).
@@ -42,15 +42,15 @@ def frequencies(rope: Rope, head_dim: int, max_positions: int, length: int) -> t
 
 
 def is_long(rope: Rope, length: int) -> bool:
-    """Whether a sequence of `length` tokens turns by longrope's long factors."""
+    """Whether a sequence of `length` tokens takes longrope's long factors."""
     return rope.kind == "longrope" and length > rope.original
 
 
 def check_span(rope: Rope, max_positions: int, shortest: int, longest: int) -> None:
-    """Refuses a run whose frequencies change on the way, from `shortest` to `longest` tokens.
+    """Refuse a run from `shortest` to `longest` tokens during which the frequencies change.
 
-    Keys that were cached under the old frequencies are not those of the longer sequence from scratch, so no cached
-    decoding can equal the definition.
+    Keys cached under the old frequencies differ from those of the longer sequence from scratch, so no decoding with a
+    cache can equal the definition.
 
     Raises:
         Malformed: `longrope` across `original`, or `dynamic` beyond `max_positions`.
@@ -86,7 +86,7 @@ def turn(x: Array, cos: Array, sin: Array) -> Array:
 
 
 def turn_neighbours(x: Array, cos: Array, sin: Array) -> Array:
-    """`x` [..., T, head_dim] turned by `table`: Llama 4's pairs, where dimension 2i goes with 2i + 1."""
+    """`x` [..., T, head_dim] turned by `table`: Llama 4's pairs, where dimension 2i pairs with 2i + 1."""
     turned = np.empty_like(x)
     turned[..., 0::2] = x[..., 0::2] * cos - x[..., 1::2] * sin
     turned[..., 1::2] = x[..., 1::2] * cos + x[..., 0::2] * sin
@@ -94,7 +94,7 @@ def turn_neighbours(x: Array, cos: Array, sin: Array) -> Array:
 
 
 def _yarn(rope: Rope, plain: Array, head_dim: int) -> Array:
-    """Fast pairs as they are, slow pairs interpolated, a ramp over the pair index between (YaRN, eq. 23)."""
+    """Keep fast pairs, interpolate slow pairs, and blend by a ramp over the pair index between (YaRN, eq. 23)."""
 
     def pair_turning(rotations: float) -> float:
         """The pair, as a real number, that turns `rotations` times over the original context."""
@@ -105,6 +105,7 @@ def _yarn(rope: Rope, plain: Array, head_dim: int) -> Array:
     if rope.truncate:
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, head_dim - 1)
+    # Equal ends would divide by 0; transformers widens the ramp by the same 0.001.
     width = high - low if high != low else 0.001
     interpolated = np.clip((np.arange(head_dim // 2) - low) / width, 0, 1)
     ramped: Array = plain / rope.factor * interpolated + plain * (1 - interpolated)
@@ -123,7 +124,7 @@ def _yarn_scaling(rope: Rope) -> float:
 
 
 def _llama3(rope: Rope, plain: Array) -> Array:
-    """Wavelengths beyond the original context are stretched, those well within are kept, a blend between."""
+    """Stretch wavelengths beyond the original context, keep those well within it, and blend between."""
     turns = rope.original * plain / (2 * np.pi)
     span = rope.high_freq_factor - rope.low_freq_factor
     with np.errstate(divide="ignore", invalid="ignore"):
