@@ -42,7 +42,7 @@ def array(field: str, value: object, kind: str, axes: tuple[Axis, ...], read_onl
     Raises:
         Misshapen: naming the field, what was found, and what is expected.
     """
-    # The fast path: most engines of ours already return arrays of the right dtype.
+    # The fast path: an array of the right dtype needs no conversion.
     if type(value) is np.ndarray and value.dtype.char in CHARS[kind] and value.dtype.isnative:
         held = value
     else:

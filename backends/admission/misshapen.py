@@ -37,7 +37,7 @@ def refusal(field: str, value: object, expected: str, found: str = "") -> Missha
 def described(value: object) -> str:
     """A value in words: numbers and short words as they are, everything else by type and shape.
 
-    The `repr` of a foreign type is never called: it may be long, slow or raise.
+    The `repr` of a foreign type is never called, since it may run any code.
     """
     # Python refuses to write integers of several thousand digits; their length in bits can always be told.
     if type(value) is int and value.bit_length() > LONGEST:

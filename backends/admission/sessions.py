@@ -16,7 +16,7 @@ from reference.trace import Trace
 Entry = TypeVar("Entry")
 
 MOST_PAGES = 2**24
-"""The largest pool that is admitted; an account lists pages one by one, so a larger one would exhaust memory."""
+"""The largest pool that is admitted, in pages; an account lists them one by one."""
 
 
 def admitted_prompts(value: object, case: Case, traces: tuple[Trace | None, ...]) -> tuple[tuple[int, ...], ...]:

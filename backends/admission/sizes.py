@@ -37,8 +37,8 @@ class Sizes:
         vocabulary: The size of the vocabulary; token ids are smaller.
         heads: Query heads of the target; None for a checkpoint.
         target: The target's cache.
-        draft: The draft model's cache; all None where the request may draft with several models, or with no model.
-        draft_vocabulary: The number of ids that the draft scores; None unless the request drafts with one model only.
+        draft: The draft model's cache; all None unless all draft models of the request have one cache shape.
+        draft_vocabulary: The number of ids that the draft scores; None unless it is one for all draft models.
         coins: The number of coins of one step on the tape; None for a backend that takes no tape.
         hidden: Width of the hidden states that the draft reads.
     """

@@ -149,7 +149,7 @@ def _masks(field: str, value: object, layers: int | None) -> tuple[Array, ...]:
         expected = "a tuple of masks, one for each layer" if layers is None else f"a mask for each of {layers} layers"
         raise refusal(field, value, expected, f"{len(masks)} masks" if masks is not None else "")
     axes: tuple[Axis, ...] = (("rows", None), ("columns", None))
-    # By identity: a deep model usually hands over one mask for all layers, which is then copied once.
+    # By identity: a mask that several layers share is converted once and stays shared.
     made: dict[int, Array] = {}
     for layer, mask in enumerate(masks):
         if id(mask) not in made:
