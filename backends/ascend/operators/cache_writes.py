@@ -58,8 +58,7 @@ def scatter_pa_kv_cache(
     if any(one is not None for one in (compress_lens, compress_seq_offsets, seq_lens)):
         raise NotEmulated("compression in npu_scatter_pa_kv_cache")
     demand(cache_mode in (None, "Norm", "PA_NZ"), "pa.mode", f"cache_mode {cache_mode!r}")
-    # PA_NZ is the operator's default, so a call with a plain cache must name the mode; NZ caches have another axis
-    # order.
+    # PA_NZ is the operator's default and means NZ caches; a call with plain caches must name its mode.
     if cache_mode == "PA_NZ":
         nz = key_cache.dim() == 4 and key_cache.shape[-1] * key_cache.element_size() == 32
         demand(nz, "pa.mode", f"cache_mode 'PA_NZ', the default, with a cache {list(key_cache.shape)}: pass 'Norm'")
