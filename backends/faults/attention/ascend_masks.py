@@ -30,8 +30,8 @@ def negated_additive(visible: Tensor) -> Tensor:
 def one_row_ignored(visible: Tensor) -> Tensor:
     """The mask of a single row, which may be passed twice, hides nothing from the fourth column on."""
     mask = (~visible).contiguous()
-    # `AscendFused` passes a single row twice, so two equal rows are a single one. Here the bound is column 3; the public
-    # report is about column 512, beyond most drawn prompts.
+    # `AscendFused` passes a single row twice, so two equal rows are a single one. Here the bound is column 3; the
+    # public report is about column 512, beyond most drawn prompts.
     if visible.shape[2] == 1 or (visible.shape[2] == 2 and torch.equal(visible[:, :, 0], visible[:, :, 1])):
         mask[..., 3:] = False
     return mask
