@@ -59,7 +59,7 @@ def once_per_leaf(seams: SamplingSeams) -> SamplingSeams:
         hit = seams.accepts(dice, trees, child, threshold, asked)
         forks = (trees.children[trees.requests(), child] > 0).sum(-1) > 1
         again = asked & ~hit & forks
-        # The coins of kind `order` are unused by this rule, and serve as fresh ones.
+        # The coin of kind `order` serves as the fresh one, since it has a place of its own on the tape.
         return hit | (dice.below(dice.place("order", child), threshold, again) & again)
 
     return replace(seams, accepts=accepts)
