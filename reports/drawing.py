@@ -45,6 +45,7 @@ def draw(tree: Tree, accepted: Sequence[int] | None = None, marked: int | None =
         if node == 0:
             picture[node] = Branches(label, highlight=False)
         elif node in bridges:
+            # One line for each gap, below which all drawn nodes of the left-out subtree hang.
             key = (bridges[node], _first_below(tree, node, bridges[node]))
             if key not in gaps:
                 gaps[key] = picture[key[0]].add(Text(f"… {_nodes(bridged[key])} left out"))
@@ -91,6 +92,7 @@ def _shown(tree: Tree, accepted: Iterable[int], marked: int | None, rows: int) -
         if family:
             at = family.index(marked)
             kept.update(family[max(0, at - 2) : at + 3])
+    # The top of the tree fills up to half of the room.
     for node in sorted(everything, key=lambda at: (tree.depth[at], at)):
         if len(kept) >= rows // 2 or tree.depth[node] > 2:
             break

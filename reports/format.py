@@ -68,6 +68,7 @@ def number(value: float) -> str:
         return "not a number"
     if math.isinf(value):
         return "infinite" if value > 0 else "-infinite"
+    # Three digits alone would print 1234.5 as 1.23e+03.
     return f"{value:.0f}" if 1000 <= abs(value) < 1e6 else f"{value:.3g}"
 
 

@@ -82,7 +82,7 @@ def labelled(rows: Iterable[tuple[str, str]], width: int = WIDTH) -> str:
 
 
 def last_lines(said: tuple[str, ...]) -> str:
-    """The last SAID_LINES of `said`, each without control characters and two lines of a labelled text at most."""
+    """The last SAID_LINES of `said`, without control characters, each at most two lines of a label's text long."""
     return "\n".join(cut(line, 2 * (WIDTH - INDENT)) for line in said[-SAID_LINES:])
 
 

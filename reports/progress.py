@@ -61,6 +61,7 @@ class Progress:
             TimeRemainingColumn(),
             TextColumn("{task.fields[failures]}", markup=False),
             TextColumn("{task.fields[note]}", markup=False),
+            # `shows_bars` has already decided that this is a terminal.
             console=Console(file=self._file, force_terminal=True, highlight=False),
             transient=True,
             # Rich would otherwise take standard output into its own hands.

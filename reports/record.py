@@ -105,6 +105,7 @@ class Lines:
         try:
             self._handle = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
             size = os.lseek(self._handle, 0, os.SEEK_END)
+            # A run that was killed may have left a last line without its newline.
             self._cut_off = size > 0 and os.pread(self._handle, 1, size - 1) != b"\n"
         except OSError as error:
             self._close()
@@ -176,7 +177,7 @@ def mean_accepted(tally: Tally) -> float | None:
 
 
 def sampling_tests(tally: Tally) -> dict[str, Any]:
-    """The totals of the tests of laws by sampling: their number, rounds, sum of e-values, and the bar of red."""
+    """The totals of the tests of laws by sampling: number, rounds, sum of e-values, and the sum of a red run."""
     # exp(710) overflows a float64.
     total = sum(math.exp(min(one.log_e, 700.0)) for one in tally.evidence)
     told = sorted(one.smallest_tv for one in tally.evidence if one.smallest_tv is not None)
@@ -184,6 +185,7 @@ def sampling_tests(tally: Tally) -> dict[str, Any]:
         "tests": len(tally.evidence),
         "rounds": sum(one.rounds for one in tally.evidence),
         "sum_of_e": total,
+        # By Markov's inequality, n e-values sum to n / ALPHA_RUN with probability ALPHA_RUN at most.
         "red_at": len(tally.evidence) / ALPHA_RUN,
         "smallest_tv": {"median": statistics.median(told), "worst": told[-1]} if told else None,
         "excess": tally.excess_evidence,

@@ -58,6 +58,7 @@ def write_whole(target: str | Path, content: bytes) -> None:
             sys.stdout.write(content.decode())
             sys.stdout.flush()
             return
+        # Resolved, so that a symbolic link stays a link and its target is replaced.
         path = Path(target).resolve()
         mode = path.stat().st_mode if path.exists() else None
         if mode is not None and stat.S_ISDIR(mode):

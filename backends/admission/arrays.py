@@ -163,6 +163,7 @@ def _converted(field: str, value: object, kind: str, axes: tuple[Axis, ...]) -> 
         raise refusal(field, value, worded(kind, axes), found)
     if kind == "bool" and held.size and not 0 <= held.min() <= held.max() <= 1:
         raise refusal(field, value, worded(kind, axes), f"{found} with other values than 0 and 1")
+    # An unsigned 64-bit integer beyond this would wrap to a negative one.
     if kind == "int" and held.size and held.max() > np.iinfo(np.int64).max:
         raise refusal(field, value, worded(kind, axes), f"{found} with values beyond 64 bits")
     return held.astype(target)

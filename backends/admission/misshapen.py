@@ -12,7 +12,7 @@ LONGEST = 60
 
 
 class Misshapen(Exception):
-    """A backend's answer has a type, a shape or a range that nothing can be compared with.
+    """A backend's answer has a type, a shape or a range that no invariant can compare.
 
     Attributes:
         stage: The stage that holds the refused field; None for a field of no stage.
@@ -55,7 +55,7 @@ def described(value: object) -> str:
 
 
 def sized(shape: object) -> str:
-    """A shape as the lines write it: [5, 64]."""
+    """A shape as a refusal writes it: [5, 64]."""
     return f"[{', '.join(map(str, shape))}]" if isinstance(shape, tuple) else type(shape).__name__
 
 

@@ -100,6 +100,7 @@ def _by_request(
     """A dict by request number, with each entry admitted by `admit` unless all entries are `ready` as they are."""
     if not isinstance(value, Mapping):
         raise refusal(field, value, "a dict by request number")
+    # The fast path: an exact dict of entries that need no conversion.
     exact = type(value) is dict and WHOLE.issuperset(map(type, value)) and all(map(ready, value.values()))
     if exact and (not value or 0 <= min(value) <= max(value) < requests):
         return dict(value)

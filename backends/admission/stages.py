@@ -76,6 +76,7 @@ def admitted_step(step: Step, sizes: Sizes) -> Step:
     """
     context = wholes("context", step.context, 0, sizes.last_token, TOKEN)
     drafted = _stage(Stage.DRAFTED, step.drafted, lambda one: _drafted(one, sizes))
+    # The first revealed stage fixes the number of nodes; every later stage must agree with it.
     nodes = None if drafted is None else len(drafted.tree)
     lowered = _stage(Stage.LOWERED, step.lowered, lambda one: _lowered(one, sizes, nodes))
     nodes = len(lowered.retrieve_index) if nodes is None and lowered is not None else nodes

@@ -66,6 +66,7 @@ class LiveDoor:
             output = wholes("output", one.output, 0, sizes.last_token, TOKEN)
             finish = finish_word("finish", one.finish)
         except Misshapen as wrong:
+            # Output and finish belong to no step; emission is the stage that makes them.
             raise Misshapen(Stage.EMITTED, wrong.why) from None
         return Trace(
             steps=self._steps(one.steps, number, sizes),

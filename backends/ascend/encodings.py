@@ -27,6 +27,7 @@ def compressed(device: torch.device) -> Tensor:
 
 def last_seen(visible: Tensor) -> list[int]:
     """The key length of each lane: columns up to the last that any row of the lane sees, for bool [B, 1, T, C]."""
+    # Numbered from 1, so that the largest seen number is a length, and 0 means that no column is seen.
     columns = torch.arange(1, visible.shape[-1] + 1, device=visible.device, dtype=torch.int32)
     return [int(one) for one in (visible.any(2)[:, 0] * columns).amax(-1).tolist()]
 

@@ -143,6 +143,7 @@ class AscendFused:
         if why is not None:
             columns.announce(f"eager: {why}")
             return self.eager(query, columns, scaling)
+        # Fusion attention reads no pages, so the columns are gathered.
         if query.dtype == torch.float32:
             held = self.columns(columns)
             return fusion(self.ask(query, held, self.encode(held.visible), scaling))

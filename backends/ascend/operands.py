@@ -82,6 +82,7 @@ def in_pages(columns: AttentionInputs) -> Operands:
 def over_pages(visible: Tensor, paging: Paging) -> Tensor:
     """`visible` over the cells of each lane's table; cells past the lane's own columns are hidden."""
     width = paging.table.shape[1] * paging.size
+    # The table's last page may reach beyond the mask.
     own = torch.nn.functional.pad(visible[..., :width], (0, max(0, width - visible.shape[-1])))
     inside = torch.arange(width, device=visible.device)[None] < paging.lengths[:, None]
     own = own & inside[:, None, None]

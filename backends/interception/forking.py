@@ -121,8 +121,10 @@ def places_below(threshold: float, inclusive: bool, grid: int, dtype: torch.dtyp
             else:
                 high = middle
         return low
+    # No fraction equals an infinity.
     if math.isinf(threshold):
         return grid if threshold > 0 else 0
+    # A float product could round across a place of the grid.
     exact = Fraction(threshold) * grid
     return min(max(math.floor(exact) + 1 if inclusive else math.ceil(exact), 0), grid)
 
@@ -174,6 +176,7 @@ class Coin:
     def __ge__(self, other: object) -> Any:
         return self._compare("ge", other)
 
+    # Without a hash, a coin cannot become a key that dicts and sets would compare.
     __hash__ = None  # type: ignore[assignment]
 
     @classmethod
@@ -206,5 +209,6 @@ _UNARY = (
     "pos",
     "abs",
 )
+# Python looks operators up on the class, so every refusal must be set there.
 for _name in (*_UNARY, *_ARITHMETIC, *(f"r{name}" for name in _ARITHMETIC)):
     setattr(Coin, f"__{_name}__", _refusing(_name))

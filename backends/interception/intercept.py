@@ -52,6 +52,7 @@ def _states() -> dict[str, Any]:
     return {"random": _PYTHON.getstate(), "numpy.random": (bits["pos"], bits["key"].tobytes()), "torch": torchs}
 
 
+# The hidden generators whose methods are the module-level functions of random and numpy.random.
 _PYTHON: random.Random = random._inst
 _NUMPY = np.random.mtrand._rand
 
@@ -71,6 +72,7 @@ def _patched(fork: Fork) -> Iterator[None]:
         picked = fork.branch([Fraction(float(weight)) for weight in p], "numpy's choice")
         return picked if isinstance(a, (int, np.integer)) else a[picked]
 
+    # The generator that `default_rng` returns during a run.
     class Generator:
         def __init__(self, *seed: object) -> None:
             self.random = self.uniform = coin

@@ -53,6 +53,7 @@ class Draws(TorchFunctionMode):
     def __init__(self, fork: Fork) -> None:
         super().__init__()
         self.fork = fork
+        # Keyed by id; the tensor is kept beside its entry, so that no later tensor can have the same id.
         self.coins: dict[int, tuple[torch.Tensor, Any]] = {}
         self.noise: dict[int, tuple[torch.Tensor, list[bool]]] = {}
         self.races: dict[int, tuple[torch.Tensor, torch.Tensor, list[bool]]] = {}
@@ -75,6 +76,7 @@ class Draws(TorchFunctionMode):
         # Dropout outside training draws nothing.
         if bare in RANDOM and not (bare == "dropout" and not kwargs.get("training", True)):
             refuse(f"torch's {bare}")
+        # A generator would only seed the draw, and every outcome is run anyway.
         if bare == "rand":
             kwargs = {key: value for key, value in kwargs.items() if key != "generator"}
             return self._fill("uniform_", torch.empty(*args, **kwargs), (), {})
@@ -128,6 +130,7 @@ class Draws(TorchFunctionMode):
         rows = weights.detach().to("cpu", torch.float64).reshape(-1, weights.shape[-1]).tolist()
         drawn = []
         for row in rows:
+            # torch.multinomial refuses such weights in nearly these words.
             if not all(0 <= weight < float("inf") for weight in row) or not sum(row):
                 raise RuntimeError("probability tensor contains either `inf`, `nan` or element < 0, or is all zero")
             left = [Fraction(weight) for weight in row]
@@ -206,6 +209,7 @@ class Draws(TorchFunctionMode):
         where, used = self.noise[id(noise)]
         if not isinstance(weights, torch.Tensor) or self._drawn(weights):
             refuse("torch's division of this by exponential noise")
+        # Cloned, because `div_` makes the weights' own tensor the race, which is filled with NaN.
         held = weights.detach().clone().expand(where.shape)
         race = weights if in_place else torch.empty_like(where)
         self._poisoned(race)

@@ -36,7 +36,7 @@ class LawFacts:
 
     Attributes:
         rule: The name of the rule.
-        setting: Thresholds and whatever else was set, in words.
+        setting: Thresholds and other settings of the rule, in words.
         draws: How the draft chose siblings, in words.
         tree: The tree, in words.
         promise: Whether the rule declares to be lossless in this setting; None where it declares nothing.

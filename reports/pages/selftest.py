@@ -114,7 +114,7 @@ class SelfTest:
 
     @property
     def exit_code(self) -> int:
-        """0 all caught and all clean; 1 one escaped, or a clean run differed; 3 where the test was cut short."""
+        """0 if all faults were caught and all clean runs agreed, 1 for an escape or a false alarm, 3 if cut short."""
         # An escape counts only in a complete test: after an error the hunt may have been cut short.
         if self.alarms or (self.escaped and not self.errors):
             return 1

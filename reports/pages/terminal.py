@@ -113,6 +113,7 @@ def _stages(stages: list[Stage]) -> str:
 
 def _one_line(names: list[str], width: int) -> str:
     """As many names as fit into `width` columns, and the number of the others."""
+    # The largest number of names that fits is found by trying from the longest line down.
     for kept in range(len(names), 0, -1):
         rest = f" and {len(names) - kept} more" if kept < len(names) else ""
         line = ", ".join(names[:kept]) + rest
@@ -130,9 +131,10 @@ def _replay(failure: Failure) -> str:
 
 
 def wrapped_command(command: str, lead: str, width: int = WIDTH) -> str:
-    r"""A shell command after `lead`, broken by `\` so that what is copied from it still runs.
+    r"""A shell command after `lead`, broken by `\` so that a copy of the lines still runs.
 
-    An option stays with its value. A word that is too long for a line goes on at column 0, where the shell joins it.
+    An option stays on the line of its value. A word too long for a line continues at column 0, where the shell
+    joins it.
     """
     words = [escaped(word) for word in shlex.split(command)]
     whole = lead + shlex.join(words)
@@ -163,7 +165,7 @@ def wrapped_command(command: str, lead: str, width: int = WIDTH) -> str:
 
 
 def _pieces(unit: str, room: int, first: int) -> list[str]:
-    """A word, or an option and its value, in pieces that each fit when quoted, the first into `first` columns."""
+    """A word, or an option with its value, in quoted pieces: the first fits `first` columns, the others `room`."""
     words = shlex.split(unit)
     option, word = (f"{words[0]} " if len(words) == 2 else ""), words[-1]
     pieces = [option]

@@ -104,6 +104,7 @@ def _mask(mask: Tensor | None, sparse_mode: int, shape: tuple[int, int, int, int
     if sparse_mode in (2, 3, 4):
         check_compressed(mask, sparse_mode, "fa")
         return None
+    # Unlike fused-infer attention, a mask wider than the scores is refused.
     exact = {(rows, columns), *((lanes, own, rows, columns) for lanes, own in ((1, 1), (batch, 1), (batch, heads)))}
     demand(
         tuple(mask.shape) in exact,

@@ -140,6 +140,7 @@ def _dense(call: Call) -> tuple[Tensor, Tensor]:
     batch, heads, rows, dim = query.shape
     demand(heads == call.num_heads, "fia.heads", f"num_heads({call.num_heads}) != N({heads}) of the query")
     check_head_dim(dim)
+    # Rule fia.inner-precise: one query row takes 0 and 1 only.
     most = 1 if rows == 1 else 3
     said = f"inner_precise {call.inner_precise} is not 0 to {most} with Q_S = {rows}"
     demand(0 <= call.inner_precise <= most, "fia.inner-precise", said)

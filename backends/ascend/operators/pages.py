@@ -36,6 +36,7 @@ class Cache:
         defined(all_there, self.rule, f"block ids {ids.tolist()} for {needed} blocks of a cache of {total}")
         taken = []
         for cells in (self.key, self.value):
+            # Clamped for the gather; blocks that do not exist become NaN below.
             found = cells[ids.clamp(0, total - 1)]
             if not all_there:
                 found = found.clone()

@@ -56,6 +56,7 @@ def ragged(call: Call) -> tuple[Tensor, Tensor]:
             continue
         said = f"When layout is TND and sparse = 3 ,Batch[{at}], need s1[{rows}] <= s2[{width}]."
         demand(mode != 3 or rows <= width, "fia.tnd-rows", said)
+        # Mode 0 takes no mask in this layout, so it has no band either.
         hidden = by_mode(mode, rows, width, call.pre_tokens, call.next_tokens, False)
         mixed, one = attend(query[begin:end].transpose(0, 1), key, value, hidden, call.scale, call.inner_precise, "fia")
         out[begin:end], lse[begin:end, :, 0] = mixed.transpose(0, 1), one.transpose(0, 1)

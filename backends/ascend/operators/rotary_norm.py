@@ -36,6 +36,7 @@ def rotary_mul(
     demand(four, "rot.shape", said)
     demand(shape[3] % 2 == 0 and shape[3] < 896, "rot.head-dim", f"D({shape[3]}) must be even and below 896")
     outer = all(table in (1, own) for table, own in zip(r1.shape[:3], shape[:3], strict=True))
+    # Positions are axis 1 of BSND and axis 2 of BNSD; tables never broadcast over them.
     rows = r1.shape[1] == shape[1] or r1.shape[2] == shape[2]
     demand(outer and rows and r1.shape[3] == shape[3], "rot.shape", said)
     return _rotated(input, r1, r2, rotary_mode)

@@ -148,4 +148,5 @@ def _numbers(ground: Ground, name: str) -> Probed:
         return Probed("numbers", name, "right", "struck", " ".join(str(why).split())[:160])
     scores = (query.double() @ key.double().transpose(-1, -2) * dim**-0.5).masked_fill(~visible, float("-inf"))
     error = float((out.cpu().double() - torch.softmax(scores, -1) @ value.double()).abs().max())
+    # Inputs and output are float16; the bound leaves room for their rounding.
     return Probed("numbers", name, "right", "holds" if error < 3e-3 else "struck", f"{error:.1e} from float64 softmax")

@@ -88,6 +88,7 @@ def _kv_heads_in_turn(asked: Asked) -> Asked:
     """Query head h reads KV head h % kv_heads instead of h // group."""
     held, axis = asked.operands, 1 if asked.operands.table is None else 2
     turn = torch.arange(asked.heads, device=held.key.device) % asked.kv_heads
+    # KV heads are repeated in the wrong order, so that the call has one for each query head.
     key, value = (one.index_select(axis, turn) for one in (held.key, held.value))
     return replace(asked, operands=replace(held, key=key, value=value), kv_heads=asked.heads)
 

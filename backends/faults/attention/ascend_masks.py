@@ -47,6 +47,7 @@ def _causal(sparse_mode: int) -> Callable[[Seams], Seams]:
     """The compressed causal mask in place of the tree's, where there are several rows."""
 
     def change(asked: Asked) -> Asked:
+        # The sparse mode has an effect with several rows only.
         if asked.mask is None or asked.query.shape[2] == 1:
             return asked
         return replace(asked, mask=compressed(asked.query.device), sparse_mode=sparse_mode)
@@ -67,6 +68,7 @@ def _mask_without_prefix(held: Operands, columns: AttentionInputs) -> Operands:
     moved = held.visible.clone()
     for lane, prefix in enumerate(held.prefix.tolist()):
         end = held.lengths[lane]
+        # Rolled inside the lane's own length, so that the cells behind it stay hidden.
         moved[lane, ..., :end] = held.visible[lane, ..., :end].roll(-prefix, -1)
     return replace(held, visible=moved)
 

@@ -183,6 +183,7 @@ class Ring(Sliding):
         for layer, (reach, pair) in enumerate(zip(self._reaches, written, strict=True)):
             for column in range(self.length, end) if reach.span else ():
                 row = pair[0].shape[-2] - (end - column)
+                # In a ring of `span` cells, columns that differ by a multiple of `span` share a cell.
                 for lost in range(column - reach.span, self.first(layer) - 1, -reach.span):
                     if lost < self.length:
                         self._put(layer, lost, (pair[0][..., row : row + 1, :], pair[1][..., row : row + 1, :]))

@@ -22,6 +22,7 @@ class Early(Arena):
         if self.prefix is not None and lease.blocks is not None:
             try:
                 lease.blocks.reserve(len(tokens))
+            # An exhausted pool publishes nothing.
             except OutOfPages:
                 return lease
             self.prefix.insert(draft, tokens, lease.blocks.table)
@@ -150,6 +151,7 @@ class ByPage(PrefixCache):
         found: list[int] = []
         for end in range(self._size, len(tokens) + 1, self._size):
             page = self._kept.get(self._key(owner, tokens, end))
+            # A block table must not name one page twice.
             if page is None or page in found:
                 break
             found.append(page)

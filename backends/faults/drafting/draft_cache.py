@@ -63,6 +63,7 @@ def unverified_restored(seams: Seams) -> Seams:
         def resume(self, cache: KvCache | None) -> None:
             super().resume(cache)
             columns = min((keys.shape[-2] for keys, _ in self._saved), default=0)
+            # A cache with a limit of open rows cannot take all saved columns at once.
             if columns and not self.cache.length and not self.cache.most_rows:
                 self.cache.open(columns)
                 for layer, (keys, values) in enumerate(self._saved):
@@ -71,6 +72,7 @@ def unverified_restored(seams: Seams) -> Seams:
 
         def _catch_up(self, tokens: list[int]) -> Tensor:
             if self.cache.length > len(tokens):
+                # The restored rows may be more than the tokens that are committed now.
                 self.cache.crop(len(tokens))
             return super()._catch_up(tokens)
 

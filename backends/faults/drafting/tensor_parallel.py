@@ -86,6 +86,7 @@ class Sharded:
 
     def _local(self, logits: Tensor) -> Tensor:
         vocab = logits.shape[-1]
+        # The part of one rank, rounded up.
         held = -(-vocab // RANKS)
         return logits[..., torch.arange(vocab, device=logits.device) % held]
 

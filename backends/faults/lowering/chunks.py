@@ -50,6 +50,7 @@ def chunk_of_root(seams: Seams) -> Seams:
 
     def tensorise(tree: Tree, committed: int, position: int, reaches: list[Reach], padded_nodes: int) -> TreeTensors:
         tensors = seams.tensorise(tree, committed, position, reaches, padded_nodes)
+        # Lowered again without windows and chunks, for the columns that the right mask hides.
         whole = seams.tensorise(tree, committed, position, [Reach()] * len(reaches), padded_nodes)
         columns = torch.cat([torch.arange(committed), tensors.position])
         visible = [

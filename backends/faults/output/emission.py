@@ -67,6 +67,7 @@ def placeholder_zeros(seams: Seams) -> Seams:
 
     def clip(block: list[int], written: Written, ends: Limits) -> Clipped:
         kept, why = seams.clip(block, written, ends)
+        # An output that ends returns no further slots.
         return ([*kept, 0], why) if len(block) == 1 and why is None else (kept, why)
 
     return replace(seams, clip=clip)

@@ -39,6 +39,7 @@ def tree_size_of_first(seams: Seams) -> Seams:
         def masks(self, layer: int, visible: list[Tensor]) -> Tensor:
             right, own = super().masks(layer, visible), self._rows[0]
             for lane, (cache, rows) in enumerate(zip(self._caches, self._rows, strict=True)):
+                # The mask of a padding row: its own column and no other.
                 alone = torch.zeros(rows, cache.length + cache.rows, dtype=torch.bool)
                 alone[torch.arange(rows), cache.length + torch.arange(rows)] = True
                 shown = cache.shown(layer, alone)

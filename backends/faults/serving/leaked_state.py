@@ -53,6 +53,7 @@ def _kept(seams: Seams, memory: Memory) -> Seams:
             memory.steps, memory.trees, memory.first, memory.left = {}, {}, None, []
 
         def give_back(self, lease: CacheLease, tokens: tuple[int, ...] = ()) -> None:
+            # The lease stands for the request's slot in the batch.
             memory.left.append(getattr(lease, "accepted", 0))
             super().give_back(lease, tokens)
 
@@ -242,6 +243,7 @@ def one_ends_all(seams: Seams) -> Seams:
         def settle(self, flat: Tensor, heads: list[Tensor]) -> None:
             super().settle(flat, heads)
             memory.first = self.finish = self.finish or memory.first
+            # The revealed step must name the same finish as the request.
             last = self._steps[-1]
             assert last.emitted is not None
             self._steps[-1] = replace(last, emitted=replace(last.emitted, finish=self.finish))

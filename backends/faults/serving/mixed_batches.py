@@ -36,6 +36,7 @@ def greedy_divided(seams: Seams) -> Seams:
 
         def settle(self, flat: Tensor, heads: list[Tensor]) -> None:
             right = self._seams
+            # A batch of greedy requests only is not divided.
             if self.mixed and self.case.sampling.greedy:
                 self._seams = replace(right, walk=divided)
             super().settle(flat, heads)
