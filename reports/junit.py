@@ -46,6 +46,7 @@ def junit(tally: Tally, revealed: frozenset[Stage] | None = None) -> bytes:
         "cases": str(tally.cases),
         **tally.environment,
     }
+    # XML refuses control characters, which `clean` escapes.
     for name, value in facts.items():
         suite.add_property(clean(name), clean(value))
     document = JUnitXml()

@@ -28,6 +28,7 @@ class Told(dict[str, str]):
         self.used: set[str] = set()
 
     def __missing__(self, key: str) -> str:
+        # `str.format_map` asks here for each name that is not filled in yet.
         where: Mapping[str, Any] = self.finding.where
         if key in ("expected", "observed"):
             return show(getattr(self.finding, key))
@@ -35,6 +36,7 @@ class Told(dict[str, str]):
             return f" ({excess(self.finding)})" if self.finding.measure is not None else ""
         if key == "which":
             return self._whose()
+        # A finding carries its row or its node; a sentence that names the other one reads the one that is there.
         if key == "row":
             key = "node" if "node" in where and "row" not in where else "row"
         elif key == "node":

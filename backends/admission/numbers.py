@@ -143,6 +143,7 @@ def _each(
     if is_array_like(value):
         held = read(value)
         if isinstance(held, np.ndarray) and held.ndim == 1 and held.dtype.kind in kinds:
+            # `tolist` gives Python numbers, which `convert` checks one by one.
             return tuple(convert(f"{field}[{at}]", one) for at, one in enumerate(held.tolist()))
     raise refusal(field, value, f"a tuple of {expected}")
 

@@ -73,4 +73,5 @@ class AscendAtb:
         # Rule sf.block: the block size is a multiple of 16, and block size times head dimension is limited.
         if paging is not None and paging.size % 16 == 0 and paging.size * dim <= ROOM:
             return self.pages(columns)
+        # Head dimensions above 128 halve the block, to stay within ROOM.
         return packed(self.columns(columns), BLOCK if dim * BLOCK <= ROOM else BLOCK // 2)

@@ -78,6 +78,7 @@ def infer(asked: Asked) -> Tensor:
         next_tokens=asked.next_tokens,
         inner_precise=2 if several else 0,
     )[0]
+    # Without the zeros that `_aligned` has filled in.
     return out[..., :dim]
 
 

@@ -174,6 +174,7 @@ class Draws(TorchFunctionMode):
         # torch compares in the dtype that both operands promote to, so the coin is rounded to that dtype.
         dtype = torch.result_type(0.5 if isinstance(left, Coin) else left, right)
         device = right.device if isinstance(right, torch.Tensor) else left.device
+        # Coins are Python objects, so NumPy broadcasts them in an object array.
         coins = np.array(left, dtype=object) if isinstance(left, Coin) else self.coins[id(left)][1]
         limits = np.array(torch.as_tensor(right).to("cpu", dtype).to(torch.float64).tolist())
         coins, limits = np.broadcast_arrays(coins, limits)

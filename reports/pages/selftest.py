@@ -146,6 +146,7 @@ def page(report: SelfTest) -> str:
         table.add_column(name, justify="right", no_wrap=True)
     for one in report.faults:
         stage = one.stage_planted
+        # The invariant located the fault at another stage than the planted one.
         if one.caught and one.stage_named != stage:
             stage = f"{stage} ≠ {one.stage_named}"
         by = one.by or ("(equivalent)" if one.harmless else "NOT RUN" if one.missing or not one.cases else "ESCAPED")

@@ -47,6 +47,7 @@ def kv_table(figures: dict[str, Any]) -> str:
             table.add_column(f"×{prefix}", justify="right", no_wrap=True)
     lines: dict[tuple[str, int, int], list[dict[str, Any]]] = {}
     for row in rows:
+        # The prefixes of one layout, page size and accepted length stand on one line.
         lines.setdefault((row["layout"], row["page_size"], row["accepted"]), []).append(row)
     for (layout, page, accepted), line in lines.items():
         cells = []

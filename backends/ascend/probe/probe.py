@@ -66,6 +66,7 @@ def probe(ground: Ground) -> list[Probed]:
     A wrong call that reads or writes foreign memory is never run on a device; the emulation makes it harmless.
     """
     found = []
+    # A device runs undefined calls by itself; the emulation refuses them unless it is told.
     with as_the_kernel_does() if ground.emulated else nullcontext():
         for example in EXAMPLES:
             rule = RULES[example.rule]

@@ -105,6 +105,7 @@ def prefix_of_first_lane(seams: Seams) -> Seams:
     """Every lane's prefix is cut to the length of lane 0's, and its block begins there."""
 
     def wrong(one: Compact) -> Compact:
+        # A lane's entry is (prefix length, block width, whether some row sees the prefix in part).
         length = one.lanes[0][0]
         lanes = tuple((min(length, prefix), width, partly) for prefix, width, partly in one.lanes)
         prefix = one.prefix.clamp(max=length)

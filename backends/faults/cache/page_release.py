@@ -91,6 +91,7 @@ class CommittedOnly(Arena):
     def give_back(self, lease: CacheLease, tokens: tuple[int, ...] = ()) -> None:
         """See `Arena.give_back`."""
         if lease.blocks is not None:
+            # Rounded up: a partly filled page holds committed columns too.
             lease.blocks.table = lease.blocks.table[: -(-lease.target.length // lease.blocks.size)]
         super().give_back(lease, tokens)
 

@@ -59,6 +59,7 @@ class Contiguous(Paged):
         begin = int(self.slots(self.length, self.length + 1)[0])
         for cells, new in zip(self.pool.layers[layer], (keys, values), strict=True):
             flat = cells.flatten(0, 1)
+            # Rows behind the pool's last cell are lost.
             room = min(new.shape[-2], len(flat) - begin)
             flat[begin : begin + room] = new[..., :room, :].transpose(0, 1)
 
@@ -130,6 +131,7 @@ class Apart(Paged):
             keys, values = picked(block, path)
             self._put(layer, self.length, (keys, block[1][..., : len(path), :]))
             flat = cells.flatten(0, 1)
+            # Rows behind the buffer's last cell are lost.
             room = max(0, min(len(path), len(flat) - self.length))
             flat[self.length : self.length + room] = values[..., :room, :].transpose(0, 1)
         self.length, self.rows = self.length + len(path), 0

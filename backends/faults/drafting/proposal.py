@@ -99,6 +99,7 @@ def lengths_of_last_level(seams: Seams) -> Seams:
     def draft_attend(query: Tensor, columns: AttentionInputs, scaling: float) -> Tensor:
         rows, width = columns.visible.shape[-2:]
         begin = int(columns.prefix[0])
+        # Nothing lies between the prefix and these rows: they catch up, or are the first level that is fed.
         if begin + rows == width:
             return seams.draft_attend(query, columns, scaling)
         visible = columns.visible.clone()

@@ -65,6 +65,7 @@ def window_of_deepest(seams: Seams) -> Seams:
         for mask, reach in zip(tensors.visible, reaches, strict=True):
             cut = mask.clone()
             if reach.window:
+                # A window of w tokens that ends at position p begins at p - w + 1.
                 hidden = torch.arange(committed) <= deepest - reach.window
                 cut[:, :committed] &= ~hidden
             visible.append(cut)

@@ -136,6 +136,7 @@ def strings_unminded(seams: Seams) -> Seams:
 
     def clip(block: list[int], written: Written, ends: Limits) -> Clipped:
         kept, why = seams.clip(block, written, ends)
+        # End tokens are left to the right `clip`, so that only stop strings ignore the minimum.
         early, reason = seams.clip(block, written, replace(ends, least=0, eos=frozenset(), stop=frozenset()))
         return (early, reason) if reason == "stop" and len(early) < len(kept) else (kept, why)
 

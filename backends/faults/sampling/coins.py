@@ -49,6 +49,7 @@ def no_coin(seams: SamplingSeams) -> SamplingSeams:
 
 def neighbours_seed(seams: SamplingSeams) -> SamplingSeams:
     """Each request draws with its neighbour's coins."""
+    # A batch of one has itself as its neighbour, and stays right.
     return replace(seams, own_coins=lambda uniforms: uniforms.roll(1, 0))
 
 

@@ -81,6 +81,7 @@ def path_one_late(seams: SamplingSeams) -> SamplingSeams:
         late = torch.cat([past.tail[..., :1], past.tail[..., :-1]], -1)
         # Row 0 has no row before it and keeps its own history.
         shifted = [torch.cat([one[:, :1], one[:, :-1]], 1) for one in (past.seen, past.counts)]
+        # The node's history is the one before it: seen tokens, counts, the tail and the whole sequence.
         told = replace(
             past,
             seen=shifted[0],

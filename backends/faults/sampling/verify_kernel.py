@@ -40,6 +40,7 @@ def last_tile_lost(seams: SamplingSeams) -> SamplingSeams:
 
     def residual(law: Tensor, proposal: Tensor, token: Tensor, row: Tensor) -> Tensor:
         right = seams.residual(law, proposal, token, row)
+        # The first id of the last tile.
         begin = (right.shape[-1] - 1) // TILE * TILE
         reached = right * (torch.arange(right.shape[-1], device=right.device) < begin)
         total = reached.sum(-1, keepdim=True)

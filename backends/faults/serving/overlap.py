@@ -107,6 +107,7 @@ def root_in_flight(seams: Seams) -> Seams:
         for request in batch:
             assert request._block is not None
             drafted = len(request._block.proposal.tree) > 1
+            # The token of the last forward is in flight only if the request took part in that forward.
             if drafted and pipeline.last.get(request) == pipeline.forwards - 1:
                 request._block.tensors.token[0] = 0
             pipeline.last[request] = pipeline.forwards
