@@ -1,1 +1,4 @@
-"""Findings in words and pictures: terminal page, JSON lines, JUnit, bundles; only this room makes sentences."""
+"""Reports: findings as a terminal page, JSON lines, JUnit XML and bundles.
+
+Only this package turns facts into sentences; it decides nothing about a case.
+"""

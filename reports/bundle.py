@@ -1,4 +1,8 @@
-"""A failing case as one JSON file that carries everything to replay it on another machine."""
+"""Bundles: a failing case as one JSON file that replays it on another machine.
+
+A bundle holds the case, the finding, and the names of backend, model, fault and reference. `specverify replay` reads
+bundles, and files with a bare case.
+"""
 
 import json
 import shlex
@@ -21,14 +25,18 @@ VERSION = 1
 """Version of the bundle format; a reader refuses later ones."""
 
 LARGEST = 16 * 2**20
-"""Bytes of a file beyond which nothing is read: no case comes near it."""
+"""The largest file that is read, in bytes; no case comes near it."""
 
 FIELDS = ("bundle", "case", "finding", "fault", "backend", "model", "dtype", "environment", "against")
+"""The fields of a bundle; a file with another field is refused."""
 SAID = "said"
-"""Where the last lines of a run that broke stand: in `environment`, one text, since readers of before refuse a field
-of a finding that they do not know."""
+"""The key in `environment` of the last lines that a broken run printed, as one text.
+
+They stand there because earlier readers refuse a field of a finding that they do not know.
+"""
 
 FINDING_FIELDS = ("invariant", "stage", "step", "where", "expected", "observed", "measure")
+"""The fields of a bundle's finding; they are names of the fields of `Finding`."""
 
 
 class Unreadable(ValueError):
@@ -47,16 +55,16 @@ class Unreadable(ValueError):
 
 @dataclass(frozen=True)
 class Bundle:
-    """The facts that a replay needs; a bare case file gives the case alone.
+    """The facts that a replay needs; a bare case file gives only the case.
 
     Attributes:
         case: The case.
-        invariant: Name of the invariant that failed.
-        stage: Where the difference began.
+        invariant: The name of the invariant that failed.
+        stage: The stage at which the difference began.
         fault: The fault that was planted.
-        backend: What `--backend` was given.
-        model: What `--model` was given.
-        against: What `--against` was given; None for the NumPy oracle.
+        backend: The argument of `--backend`.
+        model: The argument of `--model`.
+        against: The argument of `--against`; None for the NumPy oracle.
     """
 
     case: Case
@@ -121,7 +129,7 @@ def save(folder: str | Path, failure: Failure, environment: Mapping[str, str]) -
 
 
 def load(path: str | Path) -> Bundle:
-    """The bundle, or the bare case, that a file holds.
+    """The bundle, or the bare case, in the file at `path`.
 
     Raises:
         Unreadable: whatever is wrong with the file.
@@ -140,6 +148,7 @@ def load(path: str | Path) -> Bundle:
 
 
 def _text(path: Path) -> str:
+    """The text of a file; Malformed where it is absent, unreadable, empty or not UTF-8."""
     try:
         raw = read_whole(path, LARGEST)
     except FileNotFoundError:
@@ -159,21 +168,25 @@ def _text(path: Path) -> str:
 
 
 def _decoded(text: str) -> Any:
+    """The JSON value of `text`; Malformed for anything that strict JSON does not admit."""
     try:
         return json.loads(
             text, parse_constant=_no_constant, parse_float=_finite, parse_int=_whole, object_pairs_hook=_unique
         )
     except json.JSONDecodeError as error:
+        # An error at the very end of the text points to a file that was written in part.
         cut_off = error.pos >= len(text.rstrip()) or error.msg.startswith("Unterminated")
         what = "ends too early, cut off?" if cut_off else "not JSON:"
         raise Malformed("", f"{what} {error.msg} at line {error.lineno}, column {error.colno}") from None
 
 
 def _no_constant(word: str) -> float:
+    """Refuse NaN and Infinity, which Python's reader would otherwise accept."""
     raise Malformed("", f"{word} is not a number that JSON knows")
 
 
 def _finite(digits: str) -> float:
+    """A finite float; a number that overflows to infinity is refused."""
     value = float(digits)
     if value in (float("inf"), float("-inf")):
         raise Malformed("", f"the number {digits[:40]} is too large")
@@ -181,12 +194,15 @@ def _finite(digits: str) -> float:
 
 
 def _whole(digits: str) -> int:
+    """An int of at most 19 digits."""
+    # 2^63 has 19 digits, and Python refuses to read an integer of several thousand digits.
     if len(digits) > 19:
         raise Malformed("", f"the number {digits[:12]}… of {len(digits)} digits is too large")
     return int(digits)
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object as a dict; a field that appears twice is refused, since a dict would keep only the last."""
     content = dict(pairs)
     if len(content) < len(pairs):
         seen: set[str] = set()
@@ -196,16 +212,20 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _case(content: Any) -> Case:
+    """The case of a JSON value; every failure of its fields is told as Malformed."""
     try:
         return case_from_json(content)
     except Malformed:
         raise
+    # A file may hold any JSON, so a field may fail in ways that its reader does not foresee.
     except (TypeError, ValueError, ArithmeticError, LookupError) as error:
         raise Malformed("", f"a field holds what no case can hold ({error})") from None
 
 
 def _bundle(content: dict[str, Any]) -> Bundle:
+    """The bundle of a JSON object, checked field by field."""
     version = content.get("bundle")
+    # A bool is an int in Python.
     if not isinstance(version, int) or isinstance(version, bool) or version < 1:
         raise Malformed("bundle", f"the version of the format must stand here, a number up to {VERSION}")
     if version > VERSION:
@@ -238,10 +258,12 @@ def _bundle(content: dict[str, Any]) -> Bundle:
 
 
 def _is_words(value: Any) -> bool:
+    """Whether `value` is a dict of strings."""
     return isinstance(value, dict) and all(isinstance(item, str) for item in value.values())
 
 
 def _word(content: dict[str, Any], name: str, path: str = "") -> str | None:
+    """The string or None in the field `name` of `content`."""
     value = content.get(name)
     if value is not None and not isinstance(value, str):
         raise Malformed(f"{path}{name}", f"a string or null stands here, not {type(value).__name__}")
@@ -249,6 +271,7 @@ def _word(content: dict[str, Any], name: str, path: str = "") -> str | None:
 
 
 def _finding(content: Any) -> tuple[str | None, Stage | None]:
+    """Invariant and stage of a bundle's finding."""
     if content is None:
         return None, None
     if not isinstance(content, dict):

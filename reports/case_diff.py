@@ -1,4 +1,4 @@
-"""A case in a few words, and what differs between two cases, field by field."""
+"""A case in a few words, and the differences between two cases, field by field."""
 
 from itertools import zip_longest
 from typing import Any
@@ -44,7 +44,7 @@ NAMES = {
     "model.seed": "model seed",
     "steps": "steps at most",
 }
-"""Names of the fields that a reader meets often; the others are named by their path in the case file."""
+"""The names of fields that a reader meets often; another field is named by its path in the case file."""
 
 
 def described(case: Case) -> str:
@@ -65,7 +65,7 @@ def described(case: Case) -> str:
 
 
 def _layout(layout: KvLayout) -> str:
-    """Kind and way of the commit, page size and poison."""
+    """The commit's way or the layout's kind, the page size, the draft's synchronisation and the poison."""
     words = f"commit by {layout.commit}" if len(layout.traits.commits) > 1 else f"KV {layout.kind}"
     if layout.page_size:
         words += f", pages of {layout.page_size}"
@@ -75,23 +75,25 @@ def _layout(layout: KvLayout) -> str:
 
 
 def _sampled(sampling: Sampling) -> str:
-    """Temperature, rule and draws."""
+    """Temperature, acceptance rule, and how siblings are drawn."""
     drawn = "" if sampling.draws == "top-k" else f" {sampling.draws.replace('-', ' ')}"
     return f"temperature {show(sampling.temperature)}, {sampling.rule.name} acceptance{drawn}"
 
 
 def _model(model: Model) -> str:
+    """The model in words."""
     if isinstance(model, Checkpoint):
         return f"checkpoint {show(model.source)}"
     return f"{model.architecture.family} of {plural(model.architecture.layers, 'layer')}"
 
 
 def differences(near: Case, case: Case) -> list[str]:
-    """How `near` differs from `case`, one phrase per field, each saying what `near` has and what `case` has."""
+    """The differences of `near` from `case`, one phrase per field with both values."""
     phrases = []
     left, right = plain(near), plain(case)
     if near.draft.trees is not None and case.draft.trees is not None:
         phrases += _tree_differences(near.draft.trees, case.draft.trees)
+        # Scripted trees are compared node by node, not as lists.
         del left["draft"], right["draft"]
     flat_left, flat_right = _flat(left), _flat(right)
     for name in dict.fromkeys((*flat_left, *flat_right)):
@@ -102,6 +104,7 @@ def differences(near: Case, case: Case) -> list[str]:
 
 
 def _flat(content: dict[str, Any], path: str = "") -> dict[str, Any]:
+    """The leaves of nested dicts, by their path with dots."""
     leaves: dict[str, Any] = {}
     for key, value in content.items():
         if isinstance(value, dict):
@@ -112,6 +115,7 @@ def _flat(content: dict[str, Any], path: str = "") -> dict[str, Any]:
 
 
 def _phrase(name: str, mine: Any, other: Any) -> str:
+    """One difference in words; lists of equal length name the entries that differ."""
     if isinstance(mine, list) and isinstance(other, list):
         if len(mine) != len(other):
             return f"{name} of {len(mine)} (not {len(other)})"
@@ -123,6 +127,7 @@ def _phrase(name: str, mine: Any, other: Any) -> str:
 
 
 def _tree_differences(near: tuple[Tree, ...], case: tuple[Tree, ...]) -> list[str]:
+    """The differences of scripted trees, step by step: size, parents, tokens."""
     phrases = []
     if len(near) != len(case):
         phrases.append(f"{plural(len(near), 'tree')} (not {len(case)})")

@@ -1,4 +1,7 @@
-"""The counts of a run: comparisons and outcomes of each invariant, and slower ways with their reasons."""
+"""The counts of a run: comparisons, outcomes per invariant, and fallbacks.
+
+Fallbacks are slower attention paths and slower commits, each with its reason.
+"""
 
 from collections.abc import Mapping
 
@@ -11,7 +14,7 @@ from reports.layout80 import MARGIN, WIDTH, printed
 
 
 def table(tally: Tally) -> str:
-    """A line for each invariant: cases by outcome, and the comparisons made in those that were checked."""
+    """A row for each invariant: its cases by outcome, and the comparisons in the cases that were checked."""
     rows = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="")
     rows.add_column(Text("invariant"), overflow="fold", min_width=36)
     for name in ("checked", "compared", "failed", "unobserved", "n/a"):
@@ -32,7 +35,7 @@ def tersely(count: int) -> str:
 
 
 def not_judged(name: str, counts: Counts) -> str | None:
-    """Why an invariant was not judged on any case, or None if it was on some."""
+    """The reason why an invariant was judged on no case, or None if it was judged on some case."""
     if counts.checked:
         return None
     reasons = []
@@ -44,15 +47,16 @@ def not_judged(name: str, counts: Counts) -> str | None:
 
 
 def fallen(fallbacks: Mapping[str, int]) -> list[tuple[str, int]]:
-    """Reasons for which attention took a slower path, the most frequent first."""
+    """The reasons for which attention took a slower path, the most frequent first."""
     return sorted(fallbacks.items(), key=lambda item: (-item[1], item[0]))
 
 
 def commits(tally: Tally) -> list[tuple[str, str]]:
-    """Each reason for which commits took another way than they asked for, and whether any took it."""
+    """A row for each reason for which commits took another way than the layout asks for."""
     facts = []
     for way, asked in tally.commits.items():
         fell = {why: count for why, count in tally.commit_fallbacks.items() if why.startswith(f"{way}: ")}
+        # If every commit fell back, the way that the layout asks for was never tested.
         none = "; none was committed so" if sum(fell.values()) >= asked else ""
         facts += [
             ("fell back", f"{count} of {asked} commits by {clean(why)}{none if place == 0 else ''}")

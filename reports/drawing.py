@@ -1,4 +1,7 @@
-"""The tree in text: node numbers and tokens, what was accepted, and the node where the difference lies."""
+"""The drawing of a tree as text: node numbers, tokens, and accepted nodes.
+
+A mark points to the node of the finding.
+"""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -10,23 +13,24 @@ from reference.tree import Tree
 from reports.layout80 import printed
 
 MARK = "◀"
+"""The mark of the node at which the difference lies."""
 
 ROWS = 20
-"""Nodes up to which a tree is drawn whole, unless it is too deep."""
+"""The largest tree, in nodes, that is drawn whole, unless it is too deep."""
 
 LEVELS = 8
-"""Depth up to which a tree is drawn whole: each level costs four columns."""
+"""The deepest tree that is drawn whole; each level takes four columns."""
 
 
 def draw(tree: Tree, accepted: Sequence[int] | None = None, marked: int | None = None, rows: int = ROWS) -> str:
-    """The tree, one line per node, children under their parent in row order.
+    """The tree, one line per node, with children below their parent in row order.
 
     Args:
-        tree: What to draw; a node keeps its number wherever its parent stands.
-        accepted: The accepted nodes; without them nothing is called accepted or REJECTED.
-        marked: The node to point at.
-        rows: Draws at most about this many nodes. In a larger tree only the marked node, its path, its neighbours
-            and the accepted path are drawn; `(+N below)` and `… N nodes left out` count every other node once.
+        tree: The tree; a node keeps its number wherever its parent stands.
+        accepted: The accepted nodes; without them no node is called accepted or REJECTED.
+        marked: The node to mark.
+        rows: The approximate limit of drawn nodes. In a larger tree only the marked node, its path, its neighbours and
+            the accepted path are drawn; `(+N below)` and `… N nodes left out` count every other node once.
     """
     shown = _shown(tree, accepted or (), marked, rows)
     above = _drawn_above(tree, shown)
@@ -41,6 +45,7 @@ def draw(tree: Tree, accepted: Sequence[int] | None = None, marked: int | None =
         if node == 0:
             picture[node] = Branches(label, highlight=False)
         elif node in bridges:
+            # One line for each gap, below which all drawn nodes of the left-out subtree hang.
             key = (bridges[node], _first_below(tree, node, bridges[node]))
             if key not in gaps:
                 gaps[key] = picture[key[0]].add(Text(f"… {_nodes(bridged[key])} left out"))
@@ -48,16 +53,19 @@ def draw(tree: Tree, accepted: Sequence[int] | None = None, marked: int | None =
         else:
             picture[node] = picture[tree.parent[node]].add(label)
     _in_row_order(picture, gaps, tree)
+    # Wider than a page, because the page folds the drawing's long lines itself.
     text = printed(picture[0], width=400)
     hidden = len(tree) - len(shown)
     return text + (f"{hidden} of {len(tree)} nodes left out\n" if hidden else "")
 
 
 def _nodes(count: int) -> str:
+    """A number of nodes in words."""
     return f"{count} node" if count == 1 else f"{count} nodes"
 
 
 def _label(tree: Tree, node: int, accepted: Sequence[int] | None, marked: int | None, hidden: int) -> str:
+    """The line of one node."""
     words = [f"{node} token {tree.token[node]}"]
     if accepted is not None:
         words.append("accepted" if node in accepted else "REJECTED")
@@ -69,11 +77,13 @@ def _label(tree: Tree, node: int, accepted: Sequence[int] | None, marked: int | 
 
 
 def _shown(tree: Tree, accepted: Iterable[int], marked: int | None, rows: int) -> set[int]:
+    """The nodes that are drawn: all of a small tree, otherwise those around the marked node and the accepted path."""
     everything = set(range(len(tree)))
     if len(tree) <= rows and tree.height <= LEVELS:
         return everything
     kept = {0}
     walked = list(accepted)
+    # The path's beginning and its end.
     kept.update(walked[:3], walked[-1:])
     if marked is not None:
         path = tree.path(marked)
@@ -82,6 +92,7 @@ def _shown(tree: Tree, accepted: Iterable[int], marked: int | None, rows: int) -
         if family:
             at = family.index(marked)
             kept.update(family[max(0, at - 2) : at + 3])
+    # The top of the tree fills up to half of the room.
     for node in sorted(everything, key=lambda at: (tree.depth[at], at)):
         if len(kept) >= rows // 2 or tree.depth[node] > 2:
             break
@@ -93,7 +104,7 @@ def _shown(tree: Tree, accepted: Iterable[int], marked: int | None, rows: int) -
 
 
 def _drawn_above(tree: Tree, shown: set[int]) -> dict[int, int]:
-    """The nearest drawn ancestor of every node; the root's is itself."""
+    """The nearest drawn proper ancestor of every node; the root's is the root."""
     above = {0: 0}
     for node in sorted(range(1, len(tree)), key=lambda at: tree.depth[at]):
         up = tree.parent[node]
@@ -109,7 +120,7 @@ def _first_below(tree: Tree, node: int, up: int) -> int:
 
 
 def _bridges(tree: Tree, shown: set[int], bridges: dict[int, int]) -> dict[tuple[int, int], int]:
-    """For each child subtree that is left out above drawn nodes: how many nodes are left out there."""
+    """The number of left-out nodes in each subtree that is left out above drawn nodes."""
     tops = {(up, _first_below(tree, node, up)) for node, up in bridges.items()}
     counts: Counter[tuple[int, int]] = Counter()
     for up, top in tops:
@@ -123,7 +134,7 @@ def _bridges(tree: Tree, shown: set[int], bridges: dict[int, int]) -> dict[tuple
 
 
 def _in_row_order(picture: dict[int, Branches], gaps: dict[tuple[int, int], Branches], tree: Tree) -> None:
-    """Put siblings, and the gaps that stand for one, in the order of their rows."""
+    """Sort siblings, and the gaps that stand for siblings, by their rows."""
     row = {id(branch): node for node, branch in picture.items()}
     row.update({id(branch): top for (_, top), branch in gaps.items()})
     for branch in (*picture.values(), *gaps.values()):

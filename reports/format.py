@@ -1,4 +1,7 @@
-"""How a single fact is printed: numbers to three digits, long lists elided, coordinates with their names."""
+"""The printed form of single facts: numbers, lists, coordinates and addresses.
+
+Numbers have three digits, long lists are shortened, and coordinates carry their names.
+"""
 
 import math
 from typing import Any
@@ -7,10 +10,10 @@ from properties.verdict.finding import STAGE_UNKNOWN, Finding
 from reference.trace import Stage
 
 SHOWN_ITEMS = 6
-"""Items of a longer list that are printed."""
+"""The number of printed items of a longer list."""
 
 LONGEST = 240
-"""Characters of one printed value."""
+"""The most characters of one printed value."""
 
 PLACES = {
     "cache": "{} cache",
@@ -34,27 +37,27 @@ PLACES = {
     "side": "{}",
     "variant": "variant {}",
 }
-"""How each coordinate of `Finding.where` is read aloud, in the order in which they are; others follow by name."""
+"""The wording of each coordinate of `Finding.where`, in printing order; other coordinates follow by their own names."""
 
 
 def clean(text: str) -> str:
-    """`text` on one line: blanks joined, what is not printable as its escape."""
+    """`text` on one line, with joined blanks, and with escapes for characters that are not printable."""
     return escaped(" ".join(text.split()))
 
 
 def escaped(line: str) -> str:
-    """`line` with the escapes of what is not printable, so that no terminal obeys it and no file refuses it."""
+    """`line` with escapes for characters that are not printable, which a terminal may obey and a file may refuse."""
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in line)
 
 
 def cut(text: str, longest: int = LONGEST) -> str:
-    """`text` cleaned, and cut with an ellipsis where it is longer than `longest` characters."""
+    """`text` cleaned, and shortened with an ellipsis to `longest` characters."""
     line = clean(text)
     return line if len(line) <= longest else f"{line[: longest - 1]}…"
 
 
 def number(value: float) -> str:
-    """A number as a reader takes it in: three digits; whole and not huge ones in full.
+    """A number with three digits; an integer that is not huge is printed in full.
 
     >>> number(0.000123456), number(12345), number(1234.5), number(float("inf"))
     ('0.000123', '12345', '1234', 'infinite')
@@ -65,6 +68,7 @@ def number(value: float) -> str:
         return "not a number"
     if math.isinf(value):
         return "infinite" if value > 0 else "-infinite"
+    # Three digits alone would print 1234.5 as 1.23e+03.
     return f"{value:.0f}" if 1000 <= abs(value) < 1e6 else f"{value:.3g}"
 
 
@@ -74,16 +78,19 @@ def show(value: Any) -> str:
 
 
 def _shown(value: Any) -> str:
+    """`value` in words, before it is shortened to one line."""
     if value is None:
         return "none"
     if isinstance(value, Stage):
         return value.word
+    # Before the numbers, because a bool is an int in Python.
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, (int, float)):
         return number(value)
     if isinstance(value, str):
         return value
+    # NumPy arrays and torch tensors, told by their attributes: this package imports no torch.
     if hasattr(value, "tolist") and hasattr(value, "shape"):
         if value.ndim == 0:
             return _shown(value.item())
@@ -101,10 +108,12 @@ def _shown(value: Any) -> str:
 
 
 def _listed(items: list[Any], length: int, brackets: str) -> str:
+    """The items of a list of `length` items, of which `items` are shown."""
     return _joined([_shown(item) for item in items], length, brackets)
 
 
 def _joined(items: list[str], length: int, brackets: str) -> str:
+    """Printed items in brackets, with the full length where some are left out."""
     rest = f", … {length} in all" if length > len(items) else ""
     return f"{brackets[0]}{', '.join(items)}{rest}{brackets[1]}"
 
@@ -116,13 +125,13 @@ def coordinate(name: str, value: Any) -> str:
 
 
 def places(where: dict[str, Any], without: frozenset[str] = frozenset()) -> str:
-    """All coordinates but those in `without`, in the order of PLACES: `layer 1, head 0, node 2`."""
+    """All coordinates except those in `without`, in the order of PLACES: `layer 1, head 0, node 2`."""
     named = [name for name in PLACES if name in where] + [name for name in where if name not in PLACES]
     return ", ".join(coordinate(name, where[name]) for name in named if name not in without)
 
 
 def address(finding: Finding) -> str:
-    """Where a finding lies: stage, step, and its coordinates."""
+    """The address of a finding: stage, step and coordinates."""
     if finding.where.get("side") == STAGE_UNKNOWN:
         rest = places(finding.where, without=frozenset({"side"}))
         return f"a stage that is not known, step {finding.step}{', ' if rest else ''}{rest}"
@@ -131,7 +140,7 @@ def address(finding: Finding) -> str:
 
 
 def excess(finding: Finding) -> str:
-    """How far beyond its threshold a measured finding lies, or nothing for one that asks for equality."""
+    """The factor by which a measured finding exceeds its threshold; empty for a finding of an equality."""
     return "" if finding.measure is None else f"{number(float(finding.measure))} times what is allowed"
 
 

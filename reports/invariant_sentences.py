@@ -1,4 +1,4 @@
-"""Each invariant's sentence about a finding, where one sentence with its facts will do."""
+"""The sentence of each invariant whose findings need only one sentence."""
 
 PLAIN: dict[str, str] = {
     "structure.parent-range": "The parent of {row} is given as {observed}; it must be {expected}.",
@@ -142,4 +142,7 @@ PLAIN: dict[str, str] = {
     ),
     "lossless.completes": "The backend did not finish the case, or its own check stopped it: {observed}.",
 }
-"""By invariant; `{node}`, `{expected}` and the like are the finding's own facts, as `reports.vocabulary` reads them."""
+"""The sentence of each invariant.
+
+`{node}`, `{expected}` and other names in braces are facts of the finding, which `reports.vocabulary` fills in.
+"""

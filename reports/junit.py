@@ -1,4 +1,7 @@
-"""A run as JUnit XML for a merge gate: one suite per backend, one test case per invariant."""
+"""A run as JUnit XML for a merge gate.
+
+The document has one suite for the backend and one test case for each invariant.
+"""
 
 from junitparser import Error, JUnitXml, Skipped, TestCase, TestSuite
 from junitparser import Failure as JUnitFailure
@@ -13,23 +16,25 @@ from reports.tree_scene import scene_of
 from reports.vocabulary import account
 
 RUN = "run"
-"""Name of the test case that stands for the run itself, where it kept from judging."""
+"""The name of the test case of the run itself, which appears where the run could not judge."""
 
 
 def junit(tally: Tally, revealed: frozenset[Stage] | None = None) -> bytes:
     """The run as a UTF-8 XML document.
 
-    An invariant that failed carries the page of each failure it located; one that was never checked is skipped with
-    the reason, for what did not run is no pass. A run that could not judge adds an erroneous test case `run`.
+    An invariant that failed carries the page of each failure that it located. An invariant that was never checked is
+    skipped with the reason, because a check that did not run is no pass. A run that could not judge adds an erroneous
+    test case `run`.
 
     Args:
         tally: The run.
-        revealed: The stages that the backend declares to reveal; without them, those that its traces show.
+        revealed: The stages that the backend declares to reveal; None for those that its traces show.
     """
     located: dict[str, list[Failure]] = {}
     for failure in tally.failures:
         located.setdefault(failure.finding.invariant, []).append(failure)
     suite = TestSuite(clean(tally.backend))
+    # A failure may name an invariant that has no counts yet; the dict keeps the order and drops repeats.
     for name in dict.fromkeys((*tally.invariants, *located)):
         counts = tally.invariants.get(name, Counts())
         suite.add_testcase(_testcase(tally, name, counts, located.get(name, []), revealed))
@@ -41,6 +46,7 @@ def junit(tally: Tally, revealed: frozenset[Stage] | None = None) -> bytes:
         "cases": str(tally.cases),
         **tally.environment,
     }
+    # XML refuses control characters, which `clean` escapes.
     for name, value in facts.items():
         suite.add_property(clean(name), clean(value))
     document = JUnitXml()
@@ -55,6 +61,7 @@ def junit(tally: Tally, revealed: frozenset[Stage] | None = None) -> bytes:
 def _testcase(
     tally: Tally, name: str, counts: Counts, failures: list[Failure], revealed: frozenset[Stage] | None
 ) -> TestCase:
+    """The test case of one invariant."""
     entry = TestCase(clean(name), classname=clean(tally.backend))
     if failures:
         entry.result = [_failed(failure, revealed) for failure in failures]
@@ -71,6 +78,7 @@ def _testcase(
 
 
 def _failed(failure: Failure, revealed: frozenset[Stage] | None) -> JUnitFailure:
+    """One failure with its page."""
     told = account(failure.finding, scene_of(failure.verdict, failure.finding))
     result = JUnitFailure(clean(told), failure.finding.stage.word)
     result.text = "\n" + failure_page(failure, revealed)
@@ -78,6 +86,7 @@ def _failed(failure: Failure, revealed: frozenset[Stage] | None) -> JUnitFailure
 
 
 def _run(tally: Tally) -> TestCase:
+    """The erroneous test case of a run that could not judge."""
     entry = TestCase(RUN, classname=clean(tally.backend))
     why = tally.errors or ([tally.stopped] if tally.stopped else ["nothing was judged"])
     for line in why:

@@ -1,4 +1,7 @@
-"""Rich renderables as plain text: 80 columns, no colour, no control codes, the same on every machine."""
+"""Plain text from rich renderables: 80 columns, without colour or control codes.
+
+The text is the same on every machine and terminal.
+"""
 
 import io
 from collections.abc import Iterable
@@ -11,25 +14,25 @@ from rich.text import Text
 from reports.format import cut
 
 WIDTH = 80
-"""Columns of a page; a wide character counts as two."""
+"""The columns of a page; a wide character counts as two."""
 
 MARGIN = 2
-"""Columns by which the body of a page is indented."""
+"""The columns by which the body of a page is indented."""
 
 LABEL = 12
-"""Columns of a label."""
+"""The columns of a label."""
 
 INDENT = MARGIN + LABEL + 2
-"""Column at which the text after a label begins."""
+"""The column at which the text after a label begins."""
 
 SAID_LINES = 15
-"""Lines of what a broken run said last that a page shows; the bundle has all that were kept."""
+"""The number of last lines of a broken run that a page shows; the bundle holds all that were kept."""
 
 
 def printed(*parts: RenderableType, width: int = WIDTH) -> str:
     """The parts one below the other, without trailing blanks, ending in a newline unless empty.
 
-    Neither the terminal nor the environment (COLUMNS, FORCE_COLOR, NO_COLOR) has a say.
+    The terminal and the environment (COLUMNS, FORCE_COLOR, NO_COLOR) have no influence.
     """
     sheet = io.StringIO()
     console = Console(
@@ -43,6 +46,7 @@ def printed(*parts: RenderableType, width: int = WIDTH) -> str:
         markup=False,
         emoji=False,
         highlight=False,
+        # An empty environment, since rich would read the width and the colours from the real one.
         _environ={},
     )
     for part in parts:
@@ -57,7 +61,7 @@ def folded(text: str) -> Text:
 
 
 def columns(width: int) -> Table:
-    """An empty grid of two columns, the first `width` wide and never wrapped, the second wrapping in what is left."""
+    """An empty grid of two columns: the first is `width` wide and never wraps, the second wraps in the rest."""
     grid = Table.grid(padding=(0, 2, 0, 0), pad_edge=False)
     grid.add_column(width=width, no_wrap=True)
     grid.add_column(overflow="fold")
@@ -65,12 +69,12 @@ def columns(width: int) -> Table:
 
 
 def indented(text: str, by: int = MARGIN) -> str:
-    """Every line of `text` that is not empty moved `by` columns to the right."""
+    """`text` with every line that is not empty moved `by` columns to the right."""
     return "".join(" " * by + line if line.strip() else line for line in text.splitlines(keepends=True))
 
 
 def labelled(rows: Iterable[tuple[str, str]], width: int = WIDTH) -> str:
-    """Lines of a label and its text, indented by the margin; the text wraps under itself, never under its label."""
+    """Labels and their texts, indented by the margin; a text wraps in its own column, never under its label."""
     grid = columns(LABEL)
     for label, text in rows:
         grid.add_row(Text(label), folded(text))
@@ -78,12 +82,12 @@ def labelled(rows: Iterable[tuple[str, str]], width: int = WIDTH) -> str:
 
 
 def last_lines(said: tuple[str, ...]) -> str:
-    """The last SAID_LINES of `said`, each without control characters and two lines of a labelled text at most."""
+    """The last SAID_LINES of `said`, without control characters, each at most two lines of a label's text long."""
     return "\n".join(cut(line, 2 * (WIDTH - INDENT)) for line in said[-SAID_LINES:])
 
 
 def beside(left: str, right: str, gap: int = 4, least: int = 28, width: int = WIDTH) -> str:
-    """`left` as it stands with `right` wrapped next to it, or below it where fewer than `least` columns remain."""
+    """`left` unchanged with `right` wrapped beside it, or below it where fewer than `least` columns remain."""
     wide = max((cell_len(line) for line in left.splitlines()), default=0)
     if not left or width - wide - gap < least:
         parts = [Text(part.rstrip("\n"), overflow="fold") for part in (left, right) if part]

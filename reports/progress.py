@@ -1,4 +1,7 @@
-"""The progress of a run on standard error: a bar on a terminal, a line now and then elsewhere."""
+"""The progress of a run on standard error: a bar, or occasional plain lines.
+
+A terminal gets the bar; a file, a pipe and CI get the lines.
+"""
 
 import os
 import sys
@@ -14,20 +17,20 @@ from rich.progress import Progress as Bar
 from reports.format import cut, number, plural
 
 EVERY_S = 30.0
-"""Seconds between two lines where there is no terminal."""
+"""The seconds between two lines where there is no terminal."""
 
 
 class Progress:
-    """Cases done out of those wanted, cases per second, time left, failures so far.
+    """Judged cases out of those wanted, cases per second, time left, and failures so far.
 
-    On a terminal one bar that vanishes at the end. Elsewhere, and under CI, at most one plain line every `every_s`
-    seconds, so that a short run prints nothing. Standard output is never touched.
+    A terminal shows one bar, which vanishes at the end. Elsewhere, and under CI, one plain line appears at most every
+    `every_s` seconds, so that a short run prints nothing. Standard output is never touched.
 
     Args:
-        wanted: Cases the run wants, or None when only time ends it.
-        file: Where to show; standard error by default.
-        clock: Seconds, ascending.
-        every_s: Seconds between two plain lines.
+        wanted: The number of cases that the run wants, or None when only time ends the run.
+        file: The output; standard error by default.
+        clock: A clock in seconds that never goes back.
+        every_s: The seconds between two plain lines.
     """
 
     def __init__(
@@ -50,6 +53,7 @@ class Progress:
 
     def _make_bar(self) -> Bar:
         return Bar(
+            # markup=False: brackets in a note are text, and not markup of rich.
             TextColumn("cases", markup=False),
             BarColumn(bar_width=20),
             MofNCompleteColumn(),
@@ -57,6 +61,7 @@ class Progress:
             TimeRemainingColumn(),
             TextColumn("{task.fields[failures]}", markup=False),
             TextColumn("{task.fields[note]}", markup=False),
+            # `shows_bars` has already decided that this is a terminal.
             console=Console(file=self._file, force_terminal=True, highlight=False),
             transient=True,
             # Rich would otherwise take standard output into its own hands.
@@ -83,7 +88,7 @@ class Progress:
         self._show()
 
     def note(self, text: str) -> None:
-        """Say what is going on now, such as shrinking; shown next to the counts until the next note."""
+        """Show what the run does now, such as shrinking, beside the counts until the next note."""
         self._activity = cut(text, 60)
         self._show()
 
@@ -120,6 +125,6 @@ class Progress:
 
 
 def shows_bars(file: TextIO) -> bool:
-    """Whether `file` is a terminal that a person watches: no CI, and a terminal that can move its cursor."""
+    """Whether a person watches `file`: a terminal that can move its cursor, and no CI."""
     watched = os.environ.get("CI", "").lower() in ("", "0", "false")
     return watched and os.environ.get("TERM", "") != "dumb" and file.isatty()

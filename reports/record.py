@@ -1,4 +1,7 @@
-"""Verdicts as JSON lines while they arrive, and a whole run as one JSON object."""
+"""The record of a run: a JSON line per case, and the whole run as one object.
+
+The lines are written while the verdicts arrive.
+"""
 
 import math
 import os
@@ -20,11 +23,11 @@ from reports.case_diff import differences
 from reports.writing import Unwritable, as_json, jsonable
 
 ORACLE = "oracle"
-"""The name of the reference in JSON and JUnit without `--against`; with it, they hold its argument."""
+"""The name of the reference in JSON and JUnit without `--against`; with `--against`, its argument stands there."""
 
 
 def finding_fact(finding: Finding) -> dict[str, Any]:
-    """A finding as JSON holds it: the stage by its word, the step among the coordinates."""
+    """A finding as a JSON object: the stage by its word, and the step among the coordinates."""
     fact: dict[str, Any] = {
         "invariant": finding.invariant,
         "stage": finding.stage.word,
@@ -43,8 +46,8 @@ def finding_fact(finding: Finding) -> dict[str, Any]:
 def verdict_line(verdict: Verdict) -> dict[str, Any]:
     """One judged case as one JSON object.
 
-    `outcome` is differ, unsupported, unjudged (no invariant could be checked) or agree; `invariants` holds only those
-    that did not simply hold: failed or unobserved. `compared` holds the comparisons of those that were checked.
+    `outcome` is differ, unsupported, unjudged (no invariant could be checked) or agree. `invariants` holds only the
+    invariants that failed or were unobserved. `compared` holds the number of comparisons of those that were checked.
     """
     checked = any(outcome in ("checked", "failed") for outcome in verdict.outcomes.values())
     if verdict.findings:
@@ -73,23 +76,23 @@ def verdict_line(verdict: Verdict) -> dict[str, Any]:
 
 
 def run_fact(version: str, seed: int, fault: str | None) -> dict[str, Any]:
-    """The fields that all lines of one run share: a random id of 12 hex digits, the version, the seed, the fault."""
+    """The fields that all lines of one run share: a random id of 12 hex digits, the version, the seed and the fault."""
     return {"run": uuid.uuid4().hex[:12], "version": version, "seed": seed, "fault": fault}
 
 
 class Lines:
-    """A JSON Lines file that grows by one flushed line per case, so that a killed run keeps what it judged.
+    """A JSON Lines file that grows by one flushed line per case, so that a killed run keeps its verdicts.
 
-    Lines of earlier runs stay; a last line that was cut off is closed by the first new one, so that it spoils no other.
-    Each line is appended by one write of the system, so that runs which share a file do not mix inside a line.
+    Lines of earlier runs stay. If the last line was cut off, the first new line begins with a newline, so that it stays
+    whole. Each line is appended by one system call, so that runs which share a file do not mix inside a line.
 
     Args:
         path: The file.
-        run: What is added to the line of each verdict (`run_fact`), beside the time in UTC, and the case of a verdict
-            that differs; without it, lines hold `verdict_line` alone.
+        run: The fields that are added to the line of each verdict (`run_fact`), together with the time in UTC, and with
+            the case of a verdict that differs; without them, lines hold `verdict_line` alone.
 
     Raises:
-        Unwritable: on entering, and on adding when the system refuses.
+        Unwritable: on entering, and on adding, when the system refuses.
     """
 
     def __init__(self, path: str | Path, run: Mapping[str, Any] | None = None) -> None:
@@ -102,6 +105,7 @@ class Lines:
         try:
             self._handle = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
             size = os.lseek(self._handle, 0, os.SEEK_END)
+            # A run that was killed may have left a last line without its newline.
             self._cut_off = size > 0 and os.pread(self._handle, 1, size - 1) != b"\n"
         except OSError as error:
             self._close()
@@ -119,7 +123,7 @@ class Lines:
             self._handle = None
 
     def add(self, verdict: Verdict) -> None:
-        """Append the line of a verdict; it is in the file when this returns."""
+        """Append the line of a verdict; the file holds the line when this returns."""
         line = verdict_line(verdict)
         if self._run is not None:
             line |= {**self._run, "time": datetime.now(timezone.utc).isoformat(timespec="milliseconds")}
@@ -128,12 +132,13 @@ class Lines:
         self.append(line)
 
     def append(self, fact: dict[str, Any]) -> None:
-        """Append one line; it is in the file when this returns."""
+        """Append one line; the file holds the line when this returns."""
         if self._handle is None:
             raise ValueError("Lines is used inside its with block")
         line = b"\n" * self._cut_off + as_json(fact).encode()
         self._cut_off = False
         try:
+            # A system call may write only a part, for example on a full disk.
             while line:
                 line = line[os.write(self._handle, line) :]
         except OSError as error:
@@ -141,7 +146,7 @@ class Lines:
 
 
 def failure_fact(failure: Failure) -> dict[str, Any]:
-    """A located difference as JSON holds it, with the case that shows it and the command that replays it."""
+    """A located failure as a JSON object, with its case and the command that replays it."""
     twin = failure.beside
     return {
         **finding_fact(failure.finding),
@@ -155,29 +160,32 @@ def failure_fact(failure: Failure) -> dict[str, Any]:
 
 
 def _nearest_fact(near: Case, case: Case) -> dict[str, Any]:
-    """The nearest case that agrees, and how it differs."""
+    """The nearest case that agrees, and its differences."""
     return {"case": case_to_json(near), "differences": differences(near, case)}
 
 
 def _beside_fact(twin: Beside) -> dict[str, Any]:
+    """The outcome of the same case on the eager backend of the device."""
     found = None if twin.finding is None else finding_fact(twin.finding)
     return {"backend": twin.backend, "outcome": twin.outcome, "finding": found}
 
 
 def mean_accepted(tally: Tally) -> float | None:
-    """Accepted drafted tokens per step, or None when no step was revealed."""
+    """The mean number of accepted drafted tokens per step, or None when no step was revealed."""
     steps = sum(tally.accept_lengths.values())
     return sum(length * count for length, count in tally.accept_lengths.items()) / steps if steps else None
 
 
 def sampling_tests(tally: Tally) -> dict[str, Any]:
-    """The totals of the tests of laws by sampling: their number, rounds, sum of e-values, and the bar of red."""
+    """The totals of the tests of laws by sampling: number, rounds, sum of e-values, and the sum of a red run."""
+    # exp(710) overflows a float64.
     total = sum(math.exp(min(one.log_e, 700.0)) for one in tally.evidence)
     told = sorted(one.smallest_tv for one in tally.evidence if one.smallest_tv is not None)
     return {
         "tests": len(tally.evidence),
         "rounds": sum(one.rounds for one in tally.evidence),
         "sum_of_e": total,
+        # By Markov's inequality, n e-values sum to n / ALPHA_RUN with probability ALPHA_RUN at most.
         "red_at": len(tally.evidence) / ALPHA_RUN,
         "smallest_tv": {"median": statistics.median(told), "worst": told[-1]} if told else None,
         "excess": tally.excess_evidence,
@@ -185,7 +193,7 @@ def sampling_tests(tally: Tally) -> dict[str, Any]:
 
 
 def summary(tally: Tally) -> dict[str, Any]:
-    """The run as one JSON object, what `--json` writes."""
+    """The whole run as the JSON object that `--json` writes."""
     content: dict[str, Any] = jsonable(
         {
             "outcome": tally.outcome,

@@ -1,4 +1,7 @@
-"""The scene of a finding: the tree of its step, the accepted path, and the node that it concerns."""
+"""The scene of a finding: the tree, the accepted path and the node concerned.
+
+All of it belongs to the step in which the finding lies.
+"""
 
 import operator
 from dataclasses import dataclass
@@ -12,14 +15,14 @@ from reference.tree import Tree
 
 @dataclass(frozen=True)
 class Scene:
-    """The surroundings of a finding in the trace; None for whatever the trace does not show.
+    """The surroundings of a finding in the trace; None for each part that the trace does not show.
 
     Attributes:
-        tree: The tree proposed at that step, as the backend reveals it or else as the case scripts it.
+        tree: The step's proposed tree, as the backend reveals it or otherwise as the case scripts it.
         path: The nodes that the backend accepted.
-        node: The node that the finding names, by node, by row, or as the writer of the slot it names.
+        node: The node of the finding: the node or row that it names, or the node that wrote the slot it names.
         writer: The node whose forward wrote the slot that the finding names.
-        context: Columns of the committed context, which stand before those of the tree.
+        context: The number of columns of the committed context, which stand before those of the tree.
     """
 
     tree: Tree | None = None
@@ -30,12 +33,12 @@ class Scene:
 
     @property
     def writer_rejected(self) -> bool:
-        """Whether the slot was written by a node that is known not to have been accepted."""
+        """Whether the slot was written by a node that was not accepted."""
         return self.writer is not None and self.path is not None and self.writer not in self.path
 
 
 def scene_of(verdict: Verdict, finding: Finding) -> Scene:
-    """The scene in which `finding` lies."""
+    """The scene of `finding`."""
     steps = verdict.trace.steps if verdict.trace else ()
     step = steps[finding.step] if 0 <= finding.step < len(steps) else None
     tree = step.drafted.tree if step and step.drafted else _scripted(verdict.case, finding.step, steps)
@@ -43,6 +46,7 @@ def scene_of(verdict: Verdict, finding: Finding) -> Scene:
         return Scene()
     path = None
     if step and step.accepted:
+        # The path is the backend's own, and may name nodes that the tree has not.
         path = tuple(node for node in step.accepted.path if 0 <= node < len(tree))
     writer = _writer(finding, step, len(tree))
     node = _named(finding.where, "node", len(tree))
@@ -58,7 +62,7 @@ def revealed_by(verdict: Verdict) -> frozenset[Stage]:
 
 
 def _scripted(case: Case, index: int, steps: tuple[Step, ...]) -> Tree | None:
-    """The scripted tree of step `index` under the token pending there, as far as the trace tells which that is."""
+    """The scripted tree of step `index` under the token that is pending there, as far as the trace shows that token."""
     if case.draft.trees is None or index < 0:
         return None
     before = steps[index - 1].emitted if 0 < index <= len(steps) else None
@@ -68,10 +72,12 @@ def _scripted(case: Case, index: int, steps: tuple[Step, ...]) -> Tree | None:
     if index < len(case.draft.trees):
         tree = case.draft.trees[index]
         return tree if root is None else tree.rooted(root)
+    # A step behind the last scripted tree has the bare root as its tree.
     return None if root is None else Tree((0,), (root,))
 
 
 def _named(where: dict[str, Any], name: str, size: int) -> int | None:
+    """The coordinate `name` as an index below `size`; None where it is absent or no such index."""
     try:
         at = operator.index(where[name])
     except (KeyError, TypeError):
@@ -80,8 +86,10 @@ def _named(where: dict[str, Any], name: str, size: int) -> int | None:
 
 
 def _writer(finding: Finding, step: Step | None, size: int) -> int | None:
+    """The one node whose row was written to the slot that the finding names; None where no single node was."""
     if step is None or step.lowered is None or finding.stage is not Stage.COMMITTED:
         return None
+    # The lowered slots are those of the target's cache.
     if finding.where.get("cache", "target") != "target":
         return None
     slot = _named(finding.where, "slot", 1 << 31)

@@ -1,4 +1,4 @@
-"""One English account of each finding: what the invariant asks, and what the backend did instead."""
+"""The English account of each finding: expectation and observation in sentences."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -11,13 +11,14 @@ from reports.invariant_sentences import PLAIN
 from reports.tree_scene import Scene
 
 Sentence = str | Callable[["Told"], str]
+"""A sentence with names in braces, or a function that chooses the sentence for a finding."""
 
 
 class Told(dict[str, str]):
-    """The names that a sentence may use: each coordinate, and `expected`, `observed`, `row`, `by`.
+    """The names that a sentence may use: each coordinate, and `expected`, `observed`, `row` and `by`.
 
-    A coordinate that the finding lacks reads as something indefinite ("a node"), so that every sentence can be told
-    of every finding. `used` collects the coordinates that were named.
+    A coordinate that the finding lacks reads as something indefinite ("a node"), so that every sentence fits every
+    finding. `used` collects the coordinates that a sentence has named.
     """
 
     def __init__(self, finding: Finding, scene: Scene) -> None:
@@ -27,6 +28,7 @@ class Told(dict[str, str]):
         self.used: set[str] = set()
 
     def __missing__(self, key: str) -> str:
+        # `str.format_map` asks here for each name that is not filled in yet.
         where: Mapping[str, Any] = self.finding.where
         if key in ("expected", "observed"):
             return show(getattr(self.finding, key))
@@ -34,6 +36,7 @@ class Told(dict[str, str]):
             return f" ({excess(self.finding)})" if self.finding.measure is not None else ""
         if key == "which":
             return self._whose()
+        # A finding carries its row or its node; a sentence that names the other one reads the one that is there.
         if key == "row":
             key = "node" if "node" in where and "row" not in where else "row"
         elif key == "node":
@@ -54,13 +57,14 @@ class Told(dict[str, str]):
         return f" (position {column} of the context)" if node < 0 else f" (node {node})" if node < len(tree) else ""
 
     def truth(self) -> tuple[bool, bool] | None:
-        """Expected and observed, where both say whether a cell is seen."""
+        """Expected and observed as bools, where both say whether a cell is visible; otherwise None."""
         both = [show(value) for value in (self.finding.expected, self.finding.observed)]
         known = {"visible": True, "true": True, "hidden": False, "false": False}
         return (known[both[0]], known[both[1]]) if all(value in known for value in both) else None
 
 
 def _mask(told: Told) -> str:
+    """The sentence about a mask cell that is wrong."""
     seen = told.truth()
     if seen == (False, True):
         return "The mask lets {row} see {column}, which is neither in its committed context nor one of its ancestors."
@@ -70,6 +74,7 @@ def _mask(told: Told) -> str:
 
 
 def _attended(told: Told) -> str:
+    """The sentence about a column that the transparent probe found attended, or not attended."""
     seen = told.truth()
     if seen == (False, True):
         return "{Node} attended to {column}, which it may not see: the transparent probe shows it in its logits."
@@ -79,6 +84,7 @@ def _attended(told: Told) -> str:
 
 
 def _context(told: Told) -> str:
+    """The sentence about attention or a forward that differs from the path's own from-scratch result."""
     cause = told.finding.where.get("cause")
     if told.finding.stage is Stage.ATTENDED and cause in (EXTRA, MISSING):
         told.used.add("cause")
@@ -90,6 +96,7 @@ def _context(told: Told) -> str:
 
 
 def _fast(told: Told) -> str:
+    """The sentence about a fast commit that differs from the full one."""
     if told.finding.stage is Stage.EMITTED:
         return "With a faster commit the output is {observed} instead of {expected}."
     return (
@@ -98,6 +105,7 @@ def _fast(told: Told) -> str:
 
 
 def _committed(told: Told) -> str:
+    """The sentence about committed keys or values that are not those of the accepted path."""
     if told.scene.writer_rejected:
         return f"Node {told.scene.writer} was rejected, and it was the one that wrote {{slot}}. " + (
             "After the commit, the {kind} there is not that of the accepted path{by}."
@@ -115,7 +123,10 @@ SENTENCES: dict[str, Sentence] = {
     "cache.commit-equivalence": _committed,
     "cache.fast-equals-full": _fast,
 }
-"""A sentence, or what makes one, for each invariant of ours; braces name what Told knows, capitals where it starts."""
+"""A sentence, or the function that chooses one, for each invariant of this project.
+
+Names in braces are those of Told; a capital marks the beginning of a sentence.
+"""
 
 SIDES: dict[tuple[str, str], str] = {
     ("structure.positions-are-depth", "slot"): (
@@ -184,20 +195,20 @@ SIDES: dict[tuple[str, str], str] = {
         "With another draft the output ends for another reason: {observed} instead of {expected}."
     ),
 }
-"""The account where a finding concerns another side of what its invariant compares."""
+"""The sentence of an invariant for a finding about one particular side of its comparison."""
 
 SHAPE = "What the backend shows for {invariant} has {observed}; tree, model and context give it {expected}."
-"""The account of records that have not even the same size."""
+"""The sentence for records of unequal size."""
 
 BROKEN = "A run that {invariant} asks for did not finish: {observed}."
-"""The account of an invariant on whose variant of the case the backend broke."""
+"""The sentence of an invariant on whose variant of the case the backend broke."""
 
 GENERIC = "{invariant} does not hold: it asks for {expected}, and the backend gave {observed}{by}."
-"""The account of an invariant that is not ours."""
+"""The sentence of an invariant that is not one of this project's."""
 
 
 def reference_of(against: str | None) -> str:
-    """The reference of a run in words, from the argument of `--against` (None: the NumPy oracle)."""
+    """The reference of a run in words, from the argument of `--against`; None stands for the NumPy oracle."""
     known = {None: "the oracle", "transformers": "plain transformers"}
     return known.get(against) or f"the backend {clean(str(against))}"
 
@@ -207,8 +218,8 @@ def account(finding: Finding, scene: Scene | None = None, complete: bool = True)
 
     Args:
         finding: The facts.
-        scene: What the trace shows around them, where known.
-        complete: Also name the stage, the step and those coordinates that the sentence leaves out.
+        scene: The part of the trace around them, where known.
+        complete: Whether to add the stage, the step and the coordinates that the sentence leaves out.
     """
     told = Told(finding, scene or Scene())
     sentence = SENTENCES.get(finding.invariant, GENERIC)
@@ -232,6 +243,7 @@ def account(finding: Finding, scene: Scene | None = None, complete: bool = True)
 
 
 def _filled(template: str, told: Told) -> str:
+    """The sentence with its names replaced; a capitalised name begins with a capital letter."""
     told["invariant"] = show(told.finding.invariant)
     for name in ("row", "node"):
         if f"{{{name.capitalize()}}}" in template:

@@ -1,4 +1,4 @@
-"""Files written whole or not at all, and any fact as a value that JSON can hold."""
+"""Writing of files, whole or not at all, and of any fact as a JSON value."""
 
 import contextlib
 import enum
@@ -17,7 +17,7 @@ from reference.trace import Stage
 from reports.format import clean, show
 
 LARGEST_ARRAY = 4096
-"""Entries of an array that JSON holds in full; a larger one is described."""
+"""The largest array, in entries, that JSON holds in full; a larger array is described."""
 
 
 class Unwritable(OSError):
@@ -35,7 +35,7 @@ class Unwritable(OSError):
 
     @classmethod
     def because(cls, path: str | Path, error: OSError) -> "Unwritable":
-        """The same complaint from what the system said."""
+        """The complaint about `path` for a system error, with advice."""
         if isinstance(error, FileNotFoundError):
             advice = "; create the folder first"
         elif isinstance(error, IsADirectoryError):
@@ -46,18 +46,19 @@ class Unwritable(OSError):
 
 
 def write_whole(target: str | Path, content: bytes) -> None:
-    """Write a file so that a reader finds the old content or the new, never a part.
+    """Write a file so that a reader finds the old content or the new content, never a part.
 
     Standard output (`-`), devices and pipes are written directly.
 
     Raises:
-        Unwritable: and an earlier file stays as it was.
+        Unwritable: when the system refuses; an earlier file stays as it was.
     """
     try:
         if str(target) == "-":
             sys.stdout.write(content.decode())
             sys.stdout.flush()
             return
+        # Resolved, so that a symbolic link stays a link and its target is replaced.
         path = Path(target).resolve()
         mode = path.stat().st_mode if path.exists() else None
         if mode is not None and stat.S_ISDIR(mode):
@@ -74,10 +75,10 @@ def write_whole(target: str | Path, content: bytes) -> None:
 
 
 def check(target: str | Path) -> None:
-    """Find out before the work whether `write_whole` could write there.
+    """Find out, before the work of a run, whether `write_whole` could write to `target`.
 
     Raises:
-        Unwritable: for a directory, and for a file in a folder that is not there or takes no files.
+        Unwritable: for a directory, and for a file in a folder that is absent or takes no files.
     """
     if str(target) == "-":
         return
@@ -98,12 +99,14 @@ def check(target: str | Path) -> None:
 
 
 def _replace(path: Path, content: bytes) -> None:
+    """Write `content` beside `path`, and rename it to `path`, which the system does in one step."""
     beside = path.parent / f".{uuid.uuid4().hex}.tmp"
     try:
         if not _link_unnamed(beside, content):
             with beside.open("xb") as file:
                 _write_through(file, content)
         os.replace(beside, path)
+    # Also on an interrupt: no half-written file stays behind.
     except BaseException:
         with contextlib.suppress(OSError):
             beside.unlink()
@@ -113,13 +116,14 @@ def _replace(path: Path, content: bytes) -> None:
 def _link_unnamed(beside: Path, content: bytes) -> bool:
     """Write `content` into a file without a name, then name it `beside`; False where the system has no such files.
 
-    Nothing is left of a file without a name when its writer is killed, which no handler of ours can see to.
+    The system removes a file without a name when its writer is killed, which no handler of this process could do.
     """
     if not hasattr(os, "O_TMPFILE"):
         return False
     try:
         handle = os.open(beside.parent, os.O_TMPFILE | os.O_WRONLY, 0o666)
     except OSError as error:
+        # File systems and kernels without O_TMPFILE answer with one of these.
         if error.errno in (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL):
             return False
         raise
@@ -136,6 +140,7 @@ def _link_unnamed(beside: Path, content: bytes) -> bool:
 
 
 def _write_through(file: BinaryIO, content: bytes) -> None:
+    """Write `content` and wait until it is on the disk."""
     file.write(content)
     file.flush()
     os.fsync(file.fileno())

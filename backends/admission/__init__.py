@@ -1,4 +1,9 @@
-"""Admission: a backend's answer is made of our own types in the shapes of `reference.trace`, or refused in one line."""
+"""Admission: rebuild a backend's answer from our own types, or refuse it.
+
+Every array of the answer is given the shape that `reference.trace` names for it. An answer whose type, shape or range
+no invariant could compare is refused in one line, which tells the adapter's author the field, what was found and what
+is expected.
+"""
 
 from backends.admission.blocks import admitted_blocks
 from backends.admission.declared import check_declaration

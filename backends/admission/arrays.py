@@ -1,4 +1,8 @@
-"""Arrays at the door: lists, tensors and arrays become read-only NumPy arrays of the expected kind and shape."""
+"""Admission of arrays: lists, tensors and NumPy arrays become NumPy arrays.
+
+The result is read-only by default, C-contiguous, and of the kind ("float", "int", "bool") and the shape that the field
+of the trace asks for; any other value is refused.
+"""
 
 from typing import Any
 
@@ -8,36 +12,37 @@ from backends.admission.misshapen import described, refusal, sized
 from reference.trace import Array
 
 Axis = tuple[str, int | None]
-"""An axis by name, and its length; None where any length goes."""
+"""The name of an axis and its expected length; None admits any length."""
 
 CHARS = {"float": "efd", "int": "bhilq", "bool": "?"}
-"""For each kind the dtypes, by their NumPy character, that pass as they are."""
+"""The dtypes of each kind that are admitted without conversion, by NumPy type character."""
 
 CAST = {"float": ("f", "iu", np.float64), "int": ("i", "u", np.int64), "bool": ("b", "iu", np.bool_)}
-"""For each kind: dtype kinds that are of it, dtype kinds that are converted, and what they are converted to."""
+"""For each kind: NumPy dtype kinds that belong to it, dtype kinds that are converted to it, and the target dtype."""
 
 DEEPEST = 8
-"""Nested lists of arrays are looked at this deep."""
+"""The number of list levels that are searched for the first array or number of a nested list."""
 
 
 def array(field: str, value: object, kind: str, axes: tuple[Axis, ...], read_only: bool = True) -> Array:
-    """`value` as a NumPy array of `kind` ("float", "int", "bool") with these axes, C-contiguous.
+    """`value` as a C-contiguous NumPy array of `kind` ("float", "int", "bool") with the axes `axes`.
 
-    A NumPy array that is already so, and read-only, passes as it is; everything else is copied. Floats keep their
-    width of 16, 32 or 64 bits; bfloat16 becomes float32, integers in the place of floats become float64, unsigned
-    integers int64, and 0 and 1 in the place of bools become bools.
+    A read-only, C-contiguous NumPy array of that kind is returned as it is; everything else is copied. Floats keep
+    their width of 16, 32 or 64 bits. bfloat16 becomes float32, integers given for floats become float64, unsigned
+    integers become int64, and the integers 0 and 1 given for bools become bools.
 
     Args:
-        field: How the refusal names it.
-        value: A NumPy array, a tensor (anything with `detach`, `cpu` and `numpy`), nested lists of numbers, or lists
-            of arrays or tensors that stack.
+        field: The name of the field in a refusal.
+        value: A NumPy array, a tensor (anything with `detach`, `cpu` and `numpy`), nested lists of numbers, or lists of
+            arrays or tensors that stack.
         kind: A key of CHARS.
         axes: The expected axes.
-        read_only: Whether a writeable array is copied; False where nobody keeps the array.
+        read_only: Whether a writeable array is copied and frozen; False where the caller does not keep the array.
 
     Raises:
         Misshapen: naming the field, what was found, and what is expected.
     """
+    # The fast path: an array of the right dtype needs no conversion.
     if type(value) is np.ndarray and value.dtype.char in CHARS[kind] and value.dtype.isnative:
         held = value
     else:
@@ -45,6 +50,7 @@ def array(field: str, value: object, kind: str, axes: tuple[Axis, ...], read_onl
     if not _fits(held.shape, axes):
         raise refusal(field, value, worded(kind, axes), _found(value, held))
     flags = held.flags
+    # A backend may write to its own buffer after the step; a read-only copy keeps the trace as it was.
     if (read_only and flags.writeable) or not flags.c_contiguous:
         held = np.array(held, order="C")
         held.flags.writeable = not read_only
@@ -52,7 +58,10 @@ def array(field: str, value: object, kind: str, axes: tuple[Axis, ...], read_onl
 
 
 def _fits(shape: tuple[int, ...], axes: tuple[Axis, ...]) -> bool:
-    """Whether a shape has these axes; a loop and no generator, since every array of every run passes here."""
+    """Whether a shape has these axes.
+
+    The check is a loop and not a generator expression, because it runs for every array of every run.
+    """
     if len(shape) != len(axes):
         return False
     for got, axis in zip(shape, axes):  # noqa: B905, SIM110 - of equal length
@@ -74,7 +83,10 @@ def worded(kind: str, axes: tuple[Axis, ...]) -> str:
 
 
 def is_array_like(value: object) -> bool:
-    """Whether `value` is an array or a tensor of some library, by what it offers and not by its type."""
+    """Whether `value` is an array or a tensor of some library.
+
+    The methods of its type decide, so that torch need not be imported and other libraries are admitted too.
+    """
     if isinstance(value, (np.ndarray, np.generic)):
         return True
     offered = type(value)
@@ -82,7 +94,7 @@ def is_array_like(value: object) -> bool:
 
 
 def read(value: object) -> Array | str:
-    """`value` as a NumPy array of whatever dtype and shape it has; else a few words on why there is none."""
+    """`value` as a NumPy array of any dtype and shape, or a few words that say why it cannot be read as one."""
     try:
         if is_array_like(value):
             return _from_library(value)
@@ -94,21 +106,26 @@ def read(value: object) -> Array | str:
 
 
 def _from_library(value: Any) -> Array:
-    """The numbers of a NumPy array, or of a tensor on any device: detached, on the host, bfloat16 widened."""
+    """A NumPy array, or a tensor on any device, as a NumPy array on the host.
+
+    A tensor is detached; bfloat16 and float8 are widened to float32.
+    """
     if isinstance(value, (np.ndarray, np.generic)):
         return np.asarray(value)
     if not hasattr(value, "detach"):
         return np.asarray(value)
     host = value.detach().cpu()
     narrow = str(getattr(host, "dtype", "")).rpartition(".")[2]
+    # NumPy has neither bfloat16 nor float8, and `Tensor.numpy` refuses both.
     if narrow == "bfloat16" or narrow.startswith("float8"):
         host = host.float()
     return np.asarray(host.numpy())
 
 
 def _stacked(value: list[Any] | tuple[Any, ...]) -> Array | str:
-    """A list of numbers or of arrays of one shape as one array; else words on why they do not stack."""
+    """A list of numbers, or of arrays of equal shape, as one array; otherwise words that say why it does not stack."""
     first: Any = value
+    # The first innermost entry decides whether the list holds numbers or arrays.
     for _ in range(DEEPEST):
         if not isinstance(first, (list, tuple)) or not first:
             break
@@ -131,11 +148,12 @@ def _stacked(value: list[Any] | tuple[Any, ...]) -> Array | str:
 
 
 def _converted(field: str, value: object, kind: str, axes: tuple[Axis, ...]) -> Array:
-    """`value` as a new array of `kind`; raises Misshapen where its numbers are of another."""
+    """`value` as a new array of `kind`; raises Misshapen where its numbers are of another kind."""
     held = read(value)
     if isinstance(held, str):
         raise refusal(field, value, worded(kind, axes), held)
     of_kind, convertible, target = CAST[kind]
+    # NumPy gives an empty list the dtype float64, which says nothing about the kind that was meant.
     if not held.size and isinstance(value, (list, tuple)):
         return held.astype(target)
     if held.dtype.kind in of_kind:
@@ -145,13 +163,14 @@ def _converted(field: str, value: object, kind: str, axes: tuple[Axis, ...]) -> 
         raise refusal(field, value, worded(kind, axes), found)
     if kind == "bool" and held.size and not 0 <= held.min() <= held.max() <= 1:
         raise refusal(field, value, worded(kind, axes), f"{found} with other values than 0 and 1")
+    # An unsigned 64-bit integer beyond this would wrap to a negative one.
     if kind == "int" and held.size and held.max() > np.iinfo(np.int64).max:
         raise refusal(field, value, worded(kind, axes), f"{found} with values beyond 64 bits")
     return held.astype(target)
 
 
 def _found(value: object, held: Array) -> str:
-    """The value that was found, in words: a list by the dtype and shape of its array, any other value by its own."""
+    """The refused value in words: a list by its array's dtype and shape, any other value as `described` gives it."""
     if isinstance(value, (list, tuple)):
         return f"{type(value).__name__} of {held.dtype} {sized(held.shape)}"
     return described(value)

@@ -1,4 +1,7 @@
-"""Declarations at the door: what a backend says of itself holds words that we know, in the types that we ask for."""
+"""Admission of declarations: a backend's `Declaration` is checked when it opens.
+
+Every field must have its type, and every word in it must be one that this project defines.
+"""
 
 import dataclasses
 from typing import Any
@@ -15,7 +18,7 @@ from reference.trace import Stage
 
 
 def words() -> dict[str, tuple[str, ...]]:
-    """The fields that hold words, each with the words that it may hold."""
+    """The fields of a declaration that hold words, each with the words that are admitted there."""
     return {
         "dtypes": DTYPES,
         "drafts": tuple(draft.KINDS),
@@ -27,13 +30,14 @@ def words() -> dict[str, tuple[str, ...]]:
 
 
 FLAGS = ("sessions", "takes_tape", "processes", "emulated")
+"""The fields of a declaration that hold True or False."""
 
 
 def check_declaration(declared: Declaration) -> None:
-    """Raise Misshapen unless every field of a declaration has its type and names only what there is.
+    """Raise Misshapen unless every field of a declaration has its type and holds only words that this project defines.
 
-    The line begins with the field: `declaration.dtypes: 'float32', expected a tuple of words: float64, ...`. A device
-    may have any name, since a stranger's engine may run on one that we do not know.
+    The refusal begins with the field: `declaration.dtypes: 'float32', expected a tuple of words: float64, ...`. A
+    device may have any name, since a stranger's engine may run on a device that this project does not know.
     """
     for name in ("name", "device"):
         text = getattr(declared, name)
@@ -46,6 +50,7 @@ def check_declaration(declared: Declaration) -> None:
         raise refusal("declaration.dtypes", declared.dtypes, "at least one dtype, the default first")
     for name in FLAGS:
         flag(f"declaration.{name}", getattr(declared, name))
+    # The comparison is negated so that NaN is refused as well.
     hottest = real("declaration.max_temperature", declared.max_temperature)
     if not hottest >= 0:
         raise refusal("declaration.max_temperature", hottest, "a temperature of at least 0.0 (0.0: greedy only)")

@@ -1,19 +1,22 @@
-"""Misshapen: the refusal of an answer that no invariant could compare, told to the adapter's author in one line."""
+"""Misshapen: the refusal of an answer that no invariant could compare.
+
+The refusal is one line for the author of the adapter.
+"""
 
 import numpy as np
 
 from reference.trace import Stage
 
 LONGEST = 60
-"""Characters of a refused value that the line quotes."""
+"""The most characters of a refused value that the refusal quotes."""
 
 
 class Misshapen(Exception):
-    """A backend's answer has a type, a shape or a range that nothing can be compared with.
+    """A backend's answer has a type, a shape or a range that no invariant can compare.
 
     Attributes:
-        stage: The stage whose field is refused; None for what belongs to no stage.
-        why: The line: place, field, what was found, what is expected.
+        stage: The stage that holds the refused field; None for a field of no stage.
+        why: The refusal in one line: place, field, what was found, what is expected.
     """
 
     def __init__(self, stage: Stage | None, why: str) -> None:
@@ -22,17 +25,21 @@ class Misshapen(Exception):
         self.why = why
 
     def within(self, place: str, stage: Stage | None = None) -> "Misshapen":
-        """The same refusal with `place` ("step 2") before it, and with `stage` where it had none."""
+        """The same refusal with `place` ("step 2") in front, and with `stage` if it had none."""
         return Misshapen(self.stage if self.stage is not None else stage, f"{place}, {self.why}")
 
 
 def refusal(field: str, value: object, expected: str, found: str = "") -> Misshapen:
-    """The refusal of `value` in `field`; `found` describes the value where its type and shape alone do not."""
+    """The refusal of `value` in `field`, with `found` in place of the description by type and shape if given."""
     return Misshapen(None, f"{field}: {found or described(value)}, expected {expected}")
 
 
 def described(value: object) -> str:
-    """A value by its type and shape, and a number or a word by itself; a stranger's own `repr` is never called."""
+    """A value in words: numbers and short words as they are, everything else by type and shape.
+
+    The `repr` of a foreign type is never called, since it may run any code.
+    """
+    # Python refuses to write integers of several thousand digits; their length in bits can always be told.
     if type(value) is int and value.bit_length() > LONGEST:
         return f"an int of {value.bit_length()} bits"
     if value is None or type(value) in (bool, int, float, complex, str, bytes):
@@ -48,12 +55,12 @@ def described(value: object) -> str:
 
 
 def sized(shape: object) -> str:
-    """A shape as the lines write it: [5, 64]."""
+    """A shape as a refusal writes it: [5, 64]."""
     return f"[{', '.join(map(str, shape))}]" if isinstance(shape, tuple) else type(shape).__name__
 
 
 def _of_library(value: object) -> str | None:
-    """A tensor by its dtype and shape; None for what has neither, or raises when asked, as a stranger's object may."""
+    """A tensor by its dtype and shape; None for a value without them, and for an object that raises when asked."""
     try:
         shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
         return None if shape is None or dtype is None else f"{dtype} {type(value).__name__.lower()} {sized(shape)}"

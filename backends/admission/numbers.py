@@ -1,4 +1,7 @@
-"""Numbers at the door: whole numbers, real numbers and tuples of them, whatever library holds them."""
+"""Admission of numbers: integers, reals, bools, words and tuples of numbers.
+
+Numbers may come as Python, NumPy or tensor scalars; they become Python values, or the answer is refused.
+"""
 
 import math
 from collections.abc import Callable
@@ -13,9 +16,10 @@ from reference.trace import Array
 Number = TypeVar("Number", int, float)
 
 WHOLE, REAL = frozenset({int}), frozenset({float})
+"""The types of tuple entries that need no conversion."""
 
 Named = tuple[str, str]
-"""Words for whole numbers in complaints: for a single number, and for several."""
+"""The words of a refusal for the expected numbers: for a single number, and for several."""
 
 INT: Named = ("an int", "ints")
 TOKEN: Named = ("a token id", "token ids")
@@ -43,6 +47,7 @@ def wholes(
     Raises:
         Misshapen: for everything else; an entry that is refused is named by its index.
     """
+    # A tuple of Python ints, the common case, is checked without a call for each entry.
     if type(value) is not tuple or not WHOLE.issuperset(map(type, value)):
         expected = _range(named[1], low, high)
         return _each(field, value, "iu", expected, lambda at, one: whole(at, one, low, high, named))
@@ -53,10 +58,10 @@ def wholes(
 
 
 def real(field: str, value: object, finite: bool = False) -> float:
-    """`value` as a Python float; NaN and infinities only where `finite` is not asked for.
+    """`value` as a Python float; NaN and infinities are admitted unless `finite` is set.
 
     Raises:
-        Misshapen: for what is no number, and for bools.
+        Misshapen: for a value that is no number, and for a bool.
     """
     number = _real(value)
     if number is None or (finite and not math.isfinite(number)):
@@ -83,14 +88,15 @@ def flag(field: str, value: object) -> bool:
 
 
 def word(field: str, value: object) -> str:
-    """`value` as a Python str, of an enumeration of strings its value; raises Misshapen for everything else."""
+    """`value` as a Python str; a member of a string enumeration gives its value; Misshapen for everything else."""
     if isinstance(value, str):
+        # A subclass may define its own `__str__`; the plain one gives the text itself.
         return value if type(value) is str else str.__str__(value)
     raise refusal(field, value, "a str")
 
 
 def _whole(value: object) -> int | None:
-    """`value` as an int; None where it is none."""
+    """`value` as an int; None where it is not an integer."""
     if type(value) is int:
         return value
     if isinstance(value, (bool, np.bool_)):
@@ -102,9 +108,10 @@ def _whole(value: object) -> int | None:
 
 
 def _real(value: object) -> float | None:
-    """`value` as a float; None where it is none."""
+    """`value` as a float; None where it is not a number."""
     if type(value) is float:
         return value
+    # A bool is an int in Python, but no number of a trace is meant by it.
     if isinstance(value, (bool, np.bool_)):
         return None
     if isinstance(value, (int, float, np.integer, np.floating)):
@@ -116,12 +123,13 @@ def _real(value: object) -> float | None:
         number = held
     try:
         return float(number)
+    # An int beyond the range of float64.
     except OverflowError:
         return None
 
 
 def _without_axes(value: object) -> Array | None:
-    """The number in an array or tensor without axes; None where there is none."""
+    """The array of a NumPy or tensor scalar; None for any other value."""
     held = read(value) if is_array_like(value) else None
     return held if isinstance(held, np.ndarray) and held.ndim == 0 else None
 
@@ -135,12 +143,13 @@ def _each(
     if is_array_like(value):
         held = read(value)
         if isinstance(held, np.ndarray) and held.ndim == 1 and held.dtype.kind in kinds:
+            # `tolist` gives Python numbers, which `convert` checks one by one.
             return tuple(convert(f"{field}[{at}]", one) for at, one in enumerate(held.tolist()))
     raise refusal(field, value, f"a tuple of {expected}")
 
 
 def _range(what: str, low: int | None, high: int | None) -> str:
-    """A limit in words."""
+    """A range of numbers in words."""
     if low is None and high is None:
         return what
     return f"{what} of at least {low}" if high is None else f"{what} from {low} to {high}"

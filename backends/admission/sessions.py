@@ -1,4 +1,7 @@
-"""Sessions at the door: the prompts with which requests entered, and the accounts of pages after each action."""
+"""Admission of sessions: the prompts of requests, and the page accounts.
+
+The prompts are those with which requests entered the session; an account of pages follows each action.
+"""
 
 from collections.abc import Callable, Mapping
 from typing import TypeVar
@@ -13,14 +16,16 @@ from reference.trace import Trace
 Entry = TypeVar("Entry")
 
 MOST_PAGES = 2**24
-"""Pages of a pool at most: an account lists them one by one."""
+"""The largest pool that is admitted, in pages; an account lists them one by one."""
 
 
 def admitted_prompts(value: object, case: Case, traces: tuple[Trace | None, ...]) -> tuple[tuple[int, ...], ...]:
-    """The prompt of each request: its own, for a fork after the tokens of its source; empty for one never entered.
+    """The prompt with which each request entered: its own prompt, behind its source's tokens if it is a fork.
+
+    A request that never entered has an empty prompt.
 
     Raises:
-        Misshapen: for tokens outside the vocabulary, and for a prompt with which the request would be no case.
+        Misshapen: for tokens outside the vocabulary, and for a prompt with which the request would not be a valid case.
     """
     if not isinstance(value, (tuple, list)) or len(value) != len(traces):
         found = f"{len(value)} prompts" if isinstance(value, (tuple, list)) else ""
@@ -29,7 +34,7 @@ def admitted_prompts(value: object, case: Case, traces: tuple[Trace | None, ...]
 
 
 def _prompt(field: str, value: object, case: Case, number: int, trace: Trace | None) -> tuple[int, ...]:
-    """The prompt of a request; it ends with the prompt that the case gives the request."""
+    """The prompt of one request; it must end with the prompt that the case gives to this request."""
     tokens = wholes(field, value, 0, case.model.vocab_size - 1, TOKEN)
     own = case.prompt if number == 0 or case.session is None else case.session.mates[number - 1].prompt
     if tokens == own or (trace is None and not tokens):
@@ -37,6 +42,7 @@ def _prompt(field: str, value: object, case: Case, number: int, trace: Trace | N
     if tokens[-len(own) :] != own:
         expected = f"a prompt that ends with the request's own {len(own)} tokens"
         raise refusal(field, value, expected, f"{len(tokens)} tokens")
+    # A fork's prompt is its source's tokens and then its own prompt; the case itself knows whether that is valid.
     try:
         case.alone(number, tokens[: -len(own)])
     except Malformed as why:
@@ -45,7 +51,7 @@ def _prompt(field: str, value: object, case: Case, number: int, trace: Trace | N
 
 
 def admitted_accounts(value: object, requests: int) -> tuple[Account, ...]:
-    """The accounts after each action; none where the backend counts no pages.
+    """The account of pages after each action; an empty tuple where the backend counts no pages.
 
     Raises:
         Misshapen: naming the action whose account cannot be read.
@@ -56,7 +62,10 @@ def admitted_accounts(value: object, requests: int) -> tuple[Account, ...]:
 
 
 def _account(field: str, value: object, requests: int) -> Account:
-    """An account of pages; every request with a block table also has its committed and its allocated columns."""
+    """An account of pages.
+
+    Every request with a block table must also have its numbers of committed and of allocated columns.
+    """
     if not isinstance(value, Account):
         raise refusal(field, value, "reference.session.Account")
     made = Account(
@@ -88,9 +97,10 @@ def _is_int(value: object) -> bool:
 def _by_request(
     field: str, value: object, requests: int, admit: Callable[[str, object], Entry], ready: Callable[[object], bool]
 ) -> dict[int, Entry]:
-    """A dict by request number, its entries admitted one by one unless all are `ready` as they are."""
+    """A dict by request number, with each entry admitted by `admit` unless all entries are `ready` as they are."""
     if not isinstance(value, Mapping):
         raise refusal(field, value, "a dict by request number")
+    # The fast path: an exact dict of entries that need no conversion.
     exact = type(value) is dict and WHOLE.issuperset(map(type, value)) and all(map(ready, value.values()))
     if exact and (not value or 0 <= min(value) <= max(value) < requests):
         return dict(value)

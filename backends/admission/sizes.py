@@ -1,4 +1,8 @@
-"""Sizes: the lengths that the axes of an answer to one request have, as far as its case alone tells them."""
+"""Sizes: the axis lengths that the arrays of one request's trace must have.
+
+The case tells them: tree, model and draft. A length that the case does not tell, such as a checkpoint's number of
+layers, is None, and any length is admitted there.
+"""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,7 +16,7 @@ from reference.tape import stride
 
 @dataclass(frozen=True)
 class Cache:
-    """The axes of a cache of keys and values but its length; None where the case does not tell, as of a checkpoint."""
+    """The axis lengths of a KV cache other than its length; None where the case does not tell them (a checkpoint)."""
 
     layers: int | None = None
     kv_heads: int | None = None
@@ -20,7 +24,7 @@ class Cache:
 
     @cached_property
     def axes(self) -> tuple[Axis, ...]:
-        """The axes of its keys, and of its values."""
+        """The axes of the cache's keys, and of its values."""
         sizes = (("layers", self.layers), ("kv_heads", self.kv_heads), ("length", None), ("head_dim", self.head_dim))
         return sizes
 
@@ -30,12 +34,12 @@ class Sizes:
     """The sizes that the arrays of one request's trace must have.
 
     Attributes:
-        vocabulary: Token ids are below it.
+        vocabulary: The size of the vocabulary; token ids are smaller.
         heads: Query heads of the target; None for a checkpoint.
         target: The target's cache.
-        draft: The draft model's cache; all None where the request may draft with several models, or with none.
-        draft_vocabulary: Ids that the draft scores; None where it is not a single model.
-        coins: Coins of one step on the tape; None for a backend that takes no tape.
+        draft: The draft model's cache; all None unless all draft models of the request have one cache shape.
+        draft_vocabulary: The number of ids that the draft scores; None unless it is one for all draft models.
+        coins: The number of coins of one step on the tape; None for a backend that takes no tape.
         hidden: Width of the hidden states that the draft reads.
     """
 
@@ -54,15 +58,16 @@ class Sizes:
 
 
 def sizes_of(case: Case, takes_tape: bool, switched: tuple[Draft, ...] = ()) -> Sizes:
-    """The sizes of `case`, which has no session, or of the request that it is alone.
+    """The sizes of the one request of `case`, which must have no session.
 
     Args:
-        case: The request.
-        takes_tape: Whether the backend's coins are those of the case's tape.
-        switched: Drafts that the request switches to in its session.
+        case: The request; a request of a session as the case that it would be alone.
+        takes_tape: Whether the backend takes its coins from the case's tape.
+        switched: The drafts to which the request switches in its session.
     """
     arch = _architecture(case.model)
     drafting = [(one.model, len(one.vocabulary)) for one in (case.draft, *switched) if one.model is not None]
+    # A request that switches between models shows caches of different shapes in its steps; then none is checked.
     caches = {_cache(model) for model, _ in drafting}
     widths = {named or model.vocab_size for model, named in drafting}
     return Sizes(
@@ -77,7 +82,7 @@ def sizes_of(case: Case, takes_tape: bool, switched: tuple[Draft, ...] = ()) -> 
 
 
 def _architecture(model: Model) -> Architecture | None:
-    """The architecture of a built-in model; None for a checkpoint, whose case holds a digest alone."""
+    """The architecture of a built-in model; None for a checkpoint, of which the case holds only a digest."""
     return model.architecture if isinstance(model, Seeded) else None
 
 

@@ -1,4 +1,8 @@
-"""Stages at the door: each stage of one step rebuilt from our own types, its arrays in the shapes of the case."""
+"""Admission of stages: each stage of one step is rebuilt from our own types.
+
+A step has seven stages: drafted, lowered, attended, scored, accepted, emitted, committed. Each array must have the
+shape that the case and the step's tree give it. A stage that is None stays unrevealed.
+"""
 
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -28,21 +32,23 @@ from reference.tree import Tree
 Part = TypeVar("Part")
 
 FINISHES = ("eos", "stop", "length")
-"""Why a run ends; None where it ran out of steps."""
+"""The reasons for which a run ends; None stands for a run that ended with its steps."""
 
 NODE = ("a node", "nodes")
+"""The words of a refusal for a node."""
 COIN = ("a place on the step's tape", "places on the step's tape")
+"""The words of a refusal for a coin of the tape."""
 
 PER_ROW = {
     name: f"lowered.{name}" for name in ("token", "parent", "depth", "position", "slot", "next_token", "next_sibling")
 }
-"""Fields of Lowered that hold one integer for each row, and how a refusal names them."""
+"""The fields of Lowered that hold one integer for each row, with the name of each in a refusal."""
 
 KV_FIELDS = {
     name: tuple(f"committed.{name}{part}" for part in ("", ".keys", ".values", ".first"))
     for name in ("before", "verified", "after", "draft")
 }
-"""Caches of Committed, and how a refusal names the cache, its keys, its values and its first columns."""
+"""The caches of Committed, with the names of the cache, its keys, its values and its first columns in a refusal."""
 
 
 def ours(field: str, value: object, kind: type[Part]) -> Part:
@@ -53,7 +59,7 @@ def ours(field: str, value: object, kind: type[Part]) -> Part:
 
 
 def finish_word(field: str, value: object) -> str | None:
-    """Why a run ended, one of FINISHES, or None; Misshapen for other words."""
+    """The reason for which a run ended, one of FINISHES, or None; Misshapen for other words."""
     told = None if value is None else word(field, value)
     if told is None or told in FINISHES:
         return told
@@ -61,13 +67,16 @@ def finish_word(field: str, value: object) -> str | None:
 
 
 def admitted_step(step: Step, sizes: Sizes) -> Step:
-    """One step with every stage that it reveals; the number of nodes is the tree's, else that of the first stage.
+    """One step with every stage that the backend reveals.
+
+    The number of nodes is that of the drafted tree, otherwise that of the first revealed stage.
 
     Raises:
-        Misshapen: with the stage, and the field by its path in the step.
+        Misshapen: with the stage, and with the path of the field in the step.
     """
     context = wholes("context", step.context, 0, sizes.last_token, TOKEN)
     drafted = _stage(Stage.DRAFTED, step.drafted, lambda one: _drafted(one, sizes))
+    # The first revealed stage fixes the number of nodes; every later stage must agree with it.
     nodes = None if drafted is None else len(drafted.tree)
     lowered = _stage(Stage.LOWERED, step.lowered, lambda one: _lowered(one, sizes, nodes))
     nodes = len(lowered.retrieve_index) if nodes is None and lowered is not None else nodes
@@ -82,7 +91,7 @@ def admitted_step(step: Step, sizes: Sizes) -> Step:
 
 
 def _stage(stage: Stage, value: Any, admit: Callable[[Any], Part]) -> Part | None:
-    """One stage, or None where it is not revealed; what is refused in it names the stage."""
+    """One stage, or None where the backend does not reveal it; a refusal inside the stage names it."""
     if value is None:
         return None
     try:
@@ -104,7 +113,7 @@ def _drafted(value: object, sizes: Sizes) -> Drafted:
 
 
 def _tree(field: str, value: object, sizes: Sizes) -> Tree:
-    """A tree whose parents make one rooted tree and whose tokens are in the vocabulary."""
+    """A tree with one root whose tokens are in the vocabulary."""
     tree = ours(field, value, Tree)
     parent = wholes(f"{field}.parent", tree.parent)
     token = wholes(f"{field}.token", tree.token, 0, sizes.last_token, TOKEN)
@@ -115,7 +124,10 @@ def _tree(field: str, value: object, sizes: Sizes) -> Tree:
 
 
 def _lowered(value: object, sizes: Sizes, nodes: int | None) -> Lowered:
-    """Index arrays over as many rows as `parent` has, at least one for each node; masks of any two lengths."""
+    """Index arrays over as many rows as `parent` has, at least one row for each node; masks may have any two lengths.
+
+    Padding rows are the reason why there may be more rows than nodes.
+    """
     one = ours("lowered", value, Lowered)
     rows = len(array("lowered.parent", one.parent, "int", (("rows", None),)))
     if rows < (nodes or 1):
@@ -132,12 +144,13 @@ def _lowered(value: object, sizes: Sizes, nodes: int | None) -> Lowered:
 
 
 def _masks(field: str, value: object, layers: int | None) -> tuple[Array, ...]:
-    """A mask for each layer, of any two lengths; layers that share one array share one still."""
+    """A mask for each layer, of any two lengths; layers that share one array keep sharing one array."""
     masks = _listed(value)
     if masks is None or (layers is not None and len(masks) != layers):
         expected = "a tuple of masks, one for each layer" if layers is None else f"a mask for each of {layers} layers"
         raise refusal(field, value, expected, f"{len(masks)} masks" if masks is not None else "")
     axes: tuple[Axis, ...] = (("rows", None), ("columns", None))
+    # By identity: a mask that several layers share is converted once and stays shared.
     made: dict[int, Array] = {}
     for layer, mask in enumerate(masks):
         if id(mask) not in made:
@@ -146,7 +159,7 @@ def _masks(field: str, value: object, layers: int | None) -> tuple[Array, ...]:
 
 
 def _listed(value: Any) -> list[Any] | None:
-    """The masks of a tuple or list, or of one array or tensor whose first of three axes is the layers; else None."""
+    """The masks as a list: from a tuple or list, or from one array [layers, rows, columns]; otherwise None."""
     if isinstance(value, (tuple, list)):
         return list(value)
     held = read(value) if is_array_like(value) else None
@@ -174,16 +187,17 @@ def _scored(value: object, sizes: Sizes, nodes: int | None) -> Scored:
 
 
 def _optional(field: str, value: object, axes: tuple[Axis, ...]) -> Array | None:
-    """Floats of these axes, or None."""
+    """An array of floats with these axes, or None."""
     return None if value is None else array(field, value, "float", axes)
 
 
 def _accepted(value: object, sizes: Sizes, nodes: int | None) -> Accepted:
-    """Nodes of the tree, the root at least; whether they are a path is an invariant's matter."""
+    """Nodes of the tree, at least the root; an invariant judges whether they form a path."""
     one = ours("accepted", value, Accepted)
     path = wholes("accepted.path", one.path, 0, None if nodes is None else nodes - 1, NODE)
     if not path:
         raise refusal("accepted.path", one.path, "nodes from the root (0) downwards, the root included")
+    # Without a tape there is no largest place on it.
     last = None if sizes.coins is None else sizes.coins - 1
     coins = None if one.coins is None else wholes("accepted.coins", one.coins, 0, last, COIN)
     return Accepted(path, whole("accepted.bonus", one.bonus, 0, sizes.last_token, TOKEN), coins)
@@ -208,7 +222,7 @@ def _committed(value: object, sizes: Sizes) -> Committed:
 
 
 def _kv(name: str, value: object, cache: Cache) -> Kv | None:
-    """Keys and values of the model's layers, heads and width; how long they are is an invariant's matter."""
+    """Keys and values with the model's layers, heads and head dimension; an invariant judges their length."""
     if value is None:
         return None
     field, keys_field, values_field, first_field = KV_FIELDS[name]
@@ -217,6 +231,7 @@ def _kv(name: str, value: object, cache: Cache) -> Kv | None:
     values = array(values_field, one.values, "float", cache.axes)
     first = wholes(first_field, one.first, 0)
     (layers, heads, _, width), other = keys.shape, values.shape
+    # For a checkpoint the case tells no sizes, but keys and values must still agree with each other.
     if other[:2] != (layers, heads) or other[3] != width:
         same = Cache(layers, heads, width).axes
         raise refusal(values_field, one.values, worded("float", same))

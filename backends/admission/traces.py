@@ -1,4 +1,7 @@
-"""Traces at the door: what `run` returns, rebuilt from our own types, or refused with the request, step and field."""
+"""Admission of traces: the answer of `run` is rebuilt from our own types.
+
+A refusal names the request, the step and the field.
+"""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -15,16 +18,16 @@ from reference.trace import Accounting, Shared, Stage, Step, Trace
 
 
 def admitted(trace: object, case: Case, declaration: Declaration) -> Trace:
-    """The answer of `backend.run(case)` as a Trace of exactly our own types, its arrays read-only.
+    """The answer of `backend.run(case)` as a Trace of exactly our own types, with read-only arrays.
 
-    Lists, tuples, arrays of other widths and tensors of any device are converted where their shape is right; a stage
-    that is None stays unrevealed, and one that the declaration does not name is looked at like the others. Values are
-    not judged: NaN, a path that is no path or a wrong mask cell pass.
+    Lists, tuples, arrays of other widths and tensors of any device are converted where their shape is right. A stage
+    that is None stays unrevealed; a stage that the declaration does not name is admitted like the others. Values are
+    not judged: NaN, a wrong path and a wrong mask cell pass.
 
     Args:
-        trace: What was returned, whatever it is.
-        case: What was run.
-        declaration: The backend's.
+        trace: The returned value, of any type.
+        case: The case that was run.
+        declaration: The backend's declaration.
 
     Raises:
         Misshapen: for the first field of a type, shape or range that no invariant could compare.
@@ -33,7 +36,7 @@ def admitted(trace: object, case: Case, declaration: Declaration) -> Trace:
 
 
 class LiveDoor:
-    """The door of one case, or of one live session, whose steps are looked at once however often they are shown."""
+    """The admission of one case, or of one live session: each step is checked once, however often it is shown."""
 
     def __init__(self, case: Case, declaration: Declaration) -> None:
         self._case = case
@@ -43,25 +46,27 @@ class LiveDoor:
         self._seen: dict[tuple[int, int], tuple[object, Step]] = {}
 
     def do(self, action: Action) -> None:
-        """Note an action that came after the case's own: a switch makes another draft possible."""
+        """Note an action beyond those of the case; an action that switches drafts admits the sizes of the new draft."""
         if action.draft is not None:
             self._actions = (*self._actions, action)
+            # Sizes depend on the drafts that a request may have by now.
             self._sizes.clear()
 
     def admit(self, trace: object) -> Trace:
-        """See `admitted`; steps shown before, by identity, are not looked at again."""
+        """Admit a trace as `admitted` does; steps that were shown before, by identity, are not checked again."""
         one = ours("what run returned", trace, Trace)
         made = self._request(one, 0)
         shared = self._shared(one.shared)
         return made if shared is None else replace(made, shared=shared)
 
     def _request(self, one: Trace, number: int) -> Trace:
-        """The trace of one request without what it says of the session."""
+        """The trace of one request, without its account of the session."""
         sizes = self._sizes_of(number)
         try:
             output = wholes("output", one.output, 0, sizes.last_token, TOKEN)
             finish = finish_word("finish", one.finish)
         except Misshapen as wrong:
+            # Output and finish belong to no step; emission is the stage that makes them.
             raise Misshapen(Stage.EMITTED, wrong.why) from None
         return Trace(
             steps=self._steps(one.steps, number, sizes),
@@ -80,7 +85,7 @@ class LiveDoor:
         return tuple(self._step(one, at, number, sizes) for at, one in enumerate(value))
 
     def _step(self, value: object, at: int, number: int, sizes: Sizes) -> Step:
-        """One step; the original is kept beside it, so that its identity stays its own."""
+        """One step, checked once; the original is kept too, so that no later step can have the same `id`."""
         seen = self._seen.get((number, id(value)))
         if seen is not None:
             return seen[1]
@@ -93,7 +98,7 @@ class LiveDoor:
         return made
 
     def _shared(self, value: object) -> Shared | None:
-        """The part of a trace that shows all requests of a session; a case without a session must have None."""
+        """The part of a trace that shows all requests of a session; None for a case without a session."""
         session = self._case.session
         if session is None and value is None:
             return None
@@ -109,7 +114,7 @@ class LiveDoor:
         return Shared(traces, prompts, admitted_accounts(one.accounts, requests))
 
     def _member(self, value: object, number: int) -> Trace | None:
-        """The trace of one request of a session; None for one that never entered."""
+        """The trace of one request of a session; None for a request that never entered."""
         if value is None:
             return None
         try:
@@ -121,7 +126,7 @@ class LiveDoor:
             raise wrong.within(f"request {number}") from None
 
     def _sizes_of(self, number: int) -> Sizes:
-        """The sizes of one request, with every draft that it may have by now."""
+        """The sizes of one request, with every draft that the request may have by now."""
         if number not in self._sizes:
             drafts = (one.draft for one in self._actions if one.draft is not None and number in one.requests)
             alone = self._case if self._case.session is None else self._case.alone(number)
@@ -130,7 +135,7 @@ class LiveDoor:
 
 
 def _accounting(value: object) -> Accounting:
-    """The counters as ints, whatever they count."""
+    """The counters as ints; invariants judge their values."""
     one = ours("accounting", value, Accounting)
     names = ("verify_calls", "draft_calls", "proposed", "accepted", "rejected")
     counted = {name: whole(f"accounting.{name}", getattr(one, name)) for name in names}
@@ -146,7 +151,7 @@ def _seconds(field: str, value: object) -> float:
 
 
 def _fallbacks(field: str, value: object) -> dict[str, int]:
-    """Counts of at least 0 by their reason."""
+    """The number of fallbacks by reason, each at least 0."""
     if not isinstance(value, Mapping):
         raise refusal(field, value, "a dict of counts by reason")
     return {word(f"{field}'s reason", why): whole(f"{field}[{why!r}]", count, 0) for why, count in value.items()}

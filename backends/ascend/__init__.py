@@ -1,1 +1,5 @@
-"""Ascend: the documented contract of its operators, an emulation of it on the CPU, and attention that calls them."""
+"""Ascend: attention by its operators, and an emulation of them on the CPU.
+
+The operators are known by their documented contract (`operators/`). A probe (`probe/`) runs the calls that test the
+contract on a device.
+"""

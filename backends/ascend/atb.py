@@ -1,4 +1,7 @@
-"""ascend-fused-atb: tree attention by ATB's splitfuse, a ragged batch over pages under an additive mask."""
+"""The attention of ascend-fused-atb: tree attention by ATB's splitfuse operator.
+
+The operator takes a ragged batch of queries over pages of keys and values, under an additive mask.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,23 +15,24 @@ from backends.ascend.operands import BLOCK, Operands, gathered, in_pages, packed
 from backends.engine.columns import Attend, AttentionInputs
 
 ROOM = 128 * 128
-"""Numbers of one head that a block may hold."""
+"""The most elements (block size times head dimension) that a block may hold for one head."""
 
 LARGEST_HEAD = 256
+"""The largest head dimension that the operator takes."""
 
 
 @dataclass(frozen=True)
 class AscendAtb:
-    """Attention by `_npu_paged_attention_splitfuse`, identical on a device with NNAL and emulated.
+    """Attention by `_npu_paged_attention_splitfuse`, the same code on a device with NNAL and on the emulation.
 
-    Columns that lie in no pages, or in pages that it does not read, are copied into such; what goes to `eager` is
-    announced.
+    Columns that lie in no pages, or in pages of a size that the operator does not read, are copied into suitable pages.
+    A call that falls back to `eager` is announced.
 
     Attributes:
-        pages: Columns in their pages, to operands.
-        columns: Columns to operands that are gathered, to be packed into pages.
-        encode: What rows see and the query's dtype, to the additive mask.
-        eager: What takes over where the operator cannot, and in mode `reference`.
+        pages: Makes operands of columns that lie in pages.
+        columns: Makes operands of gathered columns, which are then packed into pages.
+        encode: Makes the additive mask from the rows' visible columns and the query's dtype.
+        eager: The attention that takes over where the operator cannot run, and in mode `reference`.
     """
 
     pages: Callable[[AttentionInputs], Operands] = in_pages
@@ -45,6 +49,7 @@ class AscendAtb:
         held = self._paged(columns, query.shape[-1])
         assert held.table is not None
         batch, heads, rows, dim = query.shape
+        # The operator has no batch axis: rows of all requests follow each other, and `seq_len` tells them apart.
         tokens = query.transpose(1, 2).reshape(batch * rows, heads, dim).contiguous()
         out = torch.empty_like(tokens)
         torch.ops.atb._npu_paged_attention_splitfuse(
@@ -63,7 +68,10 @@ class AscendAtb:
         return out.view(batch, rows, heads, dim).transpose(1, 2)
 
     def _paged(self, columns: AttentionInputs, dim: int) -> Operands:
+        """The operands in pages that the operator reads: the cache's own pages where they fit, otherwise copies."""
         paging = columns.paging
+        # Rule sf.block: the block size is a multiple of 16, and block size times head dimension is limited.
         if paging is not None and paging.size % 16 == 0 and paging.size * dim <= ROOM:
             return self.pages(columns)
+        # Head dimensions above 128 halve the block, to stay within ROOM.
         return packed(self.columns(columns), BLOCK if dim * BLOCK <= ROOM else BLOCK // 2)

@@ -1,4 +1,4 @@
-"""Whether an Ascend device is here, and what is missing where it is not."""
+"""Tests for an Ascend device, and for the packages that its operators need."""
 
 from importlib import import_module
 from importlib.util import find_spec
@@ -7,7 +7,8 @@ import torch
 
 
 def missing() -> str | None:
-    """Why the device cannot be used, in words; None where it can."""
+    """The reason why the device cannot be used, in words; None where it can."""
+    # find_spec looks for the package without importing it.
     if find_spec("torch_npu") is None:
         return "torch_npu is not installed (it goes with an Ascend device)"
     try:
@@ -18,9 +19,9 @@ def missing() -> str | None:
 
 
 def without_nnal() -> str | None:
-    """Why ATB's operators cannot be used where torch_npu can; None where they can.
+    """The reason why ATB's operators cannot be used although torch_npu can; None where they can.
 
-    ATB comes with the NNAL package; torch_npu loads its library when one of the operators is first looked for.
+    ATB comes with the NNAL package. torch_npu loads NNAL's library when one of ATB's operators is first looked up.
     """
     try:
         found = hasattr(torch.ops.atb, "_npu_paged_attention_splitfuse")

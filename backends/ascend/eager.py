@@ -1,4 +1,7 @@
-"""ascend-eager: attention written out for a device that checks no index, the reference of the two modes."""
+"""The attention of ascend-eager: matrix products and a softmax, written out.
+
+It is the reference mode of the fused Ascend backends.
+"""
 
 import torch
 from torch import Tensor
@@ -8,16 +11,18 @@ from backends.engine.columns import AttentionInputs
 
 
 def ascend_eager(query: Tensor, columns: AttentionInputs, scaling: float) -> Tensor:
-    """Softmax attention with a softmax in float32 and a select of its minimum; see `columns.Attend`.
+    """Attention with a softmax in float32, where a select writes the dtype's minimum to masked scores.
 
-    The mask is never added: a sum with a boolean, or with minus infinity, is what goes wrong silently there. A row
-    that sees nothing would be the mean of all values, and is refused.
+    See `columns.Attend`. The mask is never added to the scores, because the addition of a boolean, or of minus
+    infinity, goes wrong silently on the device. A row that sees no column is refused, because its result would be the
+    mean of all values.
 
     Raises:
-        ValueError: for a row that sees nothing.
+        ValueError: for a row that sees no column.
     """
     columns.refuse_cap("written-out attention for Ascend")
     require_sight(columns.visible)
+    # Query heads h * groups to (h + 1) * groups - 1 share KV head h.
     groups = query.shape[1] // columns.key.shape[1]
     key, value = columns.key.repeat_interleave(groups, 1), columns.value.repeat_interleave(groups, 1)
     scores = (query @ key.transpose(-1, -2)).float() * scaling

@@ -1,4 +1,7 @@
-"""Three encodings of the mask, as Ascend's operators take it, and the checks before any launch."""
+"""The three mask encodings of Ascend's operators, and checks before a launch.
+
+The device checks neither block tables nor slots, so the checks here stand in for its own.
+"""
 
 import torch
 from torch import Tensor
@@ -7,29 +10,30 @@ from backends.ascend.operators.masked import COMPRESSED
 
 
 def boolean(visible: Tensor) -> Tensor:
-    """For fused-infer and fusion attention: bool, contiguous, True where a key is masked out."""
+    """The mask of fused-infer and fusion attention: bool, contiguous, True where a key is masked out."""
     return (~visible).contiguous()
 
 
 def additive(visible: Tensor, dtype: torch.dtype) -> Tensor:
-    """For ATB splitfuse: 0 where a key is visible, minus infinity where not, in the dtype of the query."""
+    """The mask of ATB's splitfuse: 0 where a key is visible, minus infinity elsewhere, in the query's dtype."""
     zeros = torch.zeros(visible.shape, dtype=dtype, device=visible.device)
     return zeros.masked_fill(~visible, float("-inf"))
 
 
 def compressed(device: torch.device) -> Tensor:
-    """For sparse modes 2, 3 and 4: the one causal matrix, bool [2048, 2048]; it can say no tree."""
+    """The mask of sparse modes 2, 3 and 4: the fixed causal matrix bool [2048, 2048], which cannot express a tree."""
     return torch.triu(torch.ones(COMPRESSED, COMPRESSED, dtype=torch.bool, device=device), 1)
 
 
 def last_seen(visible: Tensor) -> list[int]:
-    """Of each lane, columns up to the last that a row of it sees; `visible` is bool [B, 1, T, C]."""
+    """The key length of each lane: columns up to the last that any row of the lane sees, for bool [B, 1, T, C]."""
+    # Numbered from 1, so that the largest seen number is a length, and 0 means that no column is seen.
     columns = torch.arange(1, visible.shape[-1] + 1, device=visible.device, dtype=torch.int32)
     return [int(one) for one in (visible.any(2)[:, 0] * columns).amax(-1).tolist()]
 
 
 def require_sight(visible: Tensor) -> None:
-    """Refuse rows that see nothing: one operator makes a mean of them, one zeros, an eager path NaN.
+    """Refuse rows that see no column, whose result depends on the operator: a mean, zeros or NaN.
 
     Raises:
         ValueError: naming the first such row.
@@ -41,7 +45,7 @@ def require_sight(visible: Tensor) -> None:
 
 
 def require_pages(table: Tensor, lengths: list[int], pages: int, size: int) -> None:
-    """Refuse a block table that the device, which checks nothing, would read out of bounds.
+    """Refuse a block table that would make the device, which checks no index, read out of bounds.
 
     Raises:
         ValueError: for a table of another dtype than int32, an id that is no page, or too few pages.
@@ -55,10 +59,10 @@ def require_pages(table: Tensor, lengths: list[int], pages: int, size: int) -> N
 
 
 def require_slots(slots: Tensor, room: int) -> None:
-    """Refuse slots that the device would write outside the cache, or twice.
+    """Refuse slots that would make the device write outside the cache, or write one cell twice.
 
     Raises:
-        ValueError: for a negative slot, one past the cache, or one that is there twice.
+        ValueError: for a negative slot, a slot beyond the cache, or a repeated slot.
     """
     if not len(slots):
         return

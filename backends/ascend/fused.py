@@ -1,4 +1,7 @@
-"""ascend-fused: tree attention by fused-infer attention in BNSD with a full boolean mask, paged where it can be."""
+"""The attention of ascend-fused: tree attention by fused-infer attention.
+
+The call uses layout BNSD with a full boolean mask, and reads pages in place where the operator can.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -13,23 +16,23 @@ from backends.ascend.operators.masked import WIDE_OPEN
 from backends.engine.columns import Attend, AttentionInputs
 
 ALIGNED = 16
-"""Fused-infer attention takes head dimensions that are multiples of it."""
+"""The multiple of which fused-infer attention takes head dimensions."""
 
 
 @dataclass(frozen=True)
 class Asked:
-    """The arguments of one call, whichever of the two operators takes it.
+    """The arguments of one call, for either of the two operators.
 
     Attributes:
         query: [B, N, T, D], contiguous.
-        operands: Columns; `visible` of them is said by `mask`.
-        mask: bool, True = masked, [B, 1, T, C]; None where every row sees all of its lane.
-        heads: N.
-        kv_heads: Heads of keys; 0 would mean N to the operator.
-        scale: Multiplies scores; the operator's own default is 1.
-        layout: Order of axes.
-        sparse_mode: 0: the mask says it all.
-        next_tokens: Columns right of the diagonal that the band of mode 0 keeps: all.
+        operands: Keys, values and lengths; `mask` expresses their `visible`.
+        mask: bool, True = masked, [B, 1, T, C]; None where every row sees all columns of its lane.
+        heads: N, the number of query heads.
+        kv_heads: The number of KV heads; the operator reads 0 as N.
+        scale: The factor of the scores; the operator's own default is 1.
+        layout: The order of the axes.
+        sparse_mode: 0, which makes the mask alone decide.
+        next_tokens: How many columns right of the diagonal the band of mode 0 keeps: all.
     """
 
     query: Tensor
@@ -44,17 +47,20 @@ class Asked:
 
 
 def ask(query: Tensor, operands: Operands, mask: Tensor | None, scaling: float) -> Asked:
-    """The call that means attention of `query` over `operands` under `mask`."""
+    """The call that computes attention of `query` over `operands` under `mask`."""
+    # Gathered keys are [B, Hkv, C, D], pages are [pages, size, Hkv, D].
     kv_heads = operands.key.shape[1 if operands.table is None else 2]
     return Asked(query.contiguous(), operands, mask, query.shape[1], kv_heads, scaling)
 
 
 def infer(asked: Asked) -> Tensor:
-    """Through npu_fused_infer_attention_score, which takes float16 and bfloat16."""
+    """Run npu_fused_infer_attention_score, which takes float16 and bfloat16."""
     held, dim = asked.operands, asked.query.shape[-1]
     query, key, value = (_aligned(one) for one in (asked.query, held.key, held.value))
     if held.table is not None:
+        # The operator reads a paged cache as [pages, size, Hkv * D].
         key, value = key.flatten(2), value.flatten(2)
+    # inner_precise 2 zeroes fully masked rows; the kernel for one row takes only 0 and 1.
     several = query.shape[2] > 1
     out: Tensor = torch.ops.npu.npu_fused_infer_attention_score(
         query,
@@ -72,11 +78,12 @@ def infer(asked: Asked) -> Tensor:
         next_tokens=asked.next_tokens,
         inner_precise=2 if several else 0,
     )[0]
+    # Without the zeros that `_aligned` has filled in.
     return out[..., :dim]
 
 
 def fusion(asked: Asked) -> Tensor:
-    """Through npu_fusion_attention, which takes float32 too, its mask of exactly the size of the scores."""
+    """Run npu_fusion_attention, which also takes float32 and wants a mask of exactly the size of the scores."""
     held = asked.operands
     out: Tensor = torch.ops.npu.npu_fusion_attention(
         asked.query,
@@ -93,33 +100,34 @@ def fusion(asked: Asked) -> Tensor:
 
 
 def _aligned(tensor: Tensor) -> Tensor:
-    """The last axis filled with zeros to a multiple of 16: products with zeros change no score and no output."""
+    """`tensor`, its last axis filled with zeros to a multiple of 16; zeros change no score and no output."""
     spare = -tensor.shape[-1] % ALIGNED
     return torch.nn.functional.pad(tensor, (0, spare)) if spare else tensor
 
 
 def whole(visible: Tensor, lengths: list[int]) -> bool:
-    """Whether every row sees its lane from the first column to the last that is seen."""
+    """Whether every row sees its lane from the first column to the lane's last seen column."""
     seen = visible.sum(-1).flatten(1)
     return bool((seen == torch.tensor(lengths, device=seen.device)[:, None]).all())
 
 
 @dataclass(frozen=True)
 class AscendFused:
-    """Attention by the fused operators, identical on a device and emulated.
+    """Attention by the fused operators, the same code on a device and on the emulation.
 
-    A query of one row goes to another kernel, whose mask is ignored past 512 columns (vllm-ascend issue 15503): where
-    the row sees its whole lane there is no mask, and elsewhere the row stands twice. Fused-infer attention takes no
-    float32, which goes to fusion attention; other head dimensions are filled with zeros, and other pages gathered
-    first. None of these is a fallback: a fused operator computes them. What goes to `eager` is announced.
+    A query of one row goes to a kernel that ignores its mask past 512 columns (vllm-ascend issue 15503). Where such a
+    row sees its whole lane, the call has no mask; elsewhere the row is passed twice, which selects the other kernel.
+    Fused-infer attention does not take float32, so float32 goes to fusion attention. Other head dimensions are filled
+    with zeros, and columns in pages of other sizes are gathered first. None of these is a fallback, because a fused
+    operator computes each of them. A call that falls back to `eager` is announced.
 
     Attributes:
-        pages: Columns in their pages, to operands.
-        columns: Columns to operands that are gathered.
-        encode: What rows see, to the mask of the operators.
-        ask: Query, operands, mask and scale, to a call.
+        pages: Makes operands of columns that lie in pages.
+        columns: Makes operands of gathered columns.
+        encode: Makes the operators' mask from the rows' visible columns.
+        ask: Makes a call from query, operands, mask and scale.
         unmasked: Whether a query of one row needs no mask.
-        eager: What takes over where the operators cannot, and in mode `reference`.
+        eager: The attention that takes over where the operators cannot run, and in mode `reference`.
     """
 
     pages: Callable[[AttentionInputs], Operands] = in_pages
@@ -136,6 +144,7 @@ class AscendFused:
         if why is not None:
             columns.announce(f"eager: {why}")
             return self.eager(query, columns, scaling)
+        # Fusion attention reads no pages, so the columns are gathered.
         if query.dtype == torch.float32:
             held = self.columns(columns)
             return fusion(self.ask(query, held, self.encode(held.visible), scaling))
@@ -145,11 +154,13 @@ class AscendFused:
             return infer(self.ask(query, held, self.encode(held.visible), scaling))
         if self.unmasked(held.visible, held.lengths):
             return infer(self.ask(query, held, None, scaling))
+        # Two equal rows select the kernel that reads the whole mask; the second result is dropped.
         held = replace(held, visible=held.visible.repeat(1, 1, 2, 1))
         twice = query.repeat(1, 1, 2, 1)
         return infer(self.ask(twice, held, self.encode(held.visible), scaling))[:, :, :1]
 
     def _placed(self, columns: AttentionInputs) -> Operands:
+        """The operands in their pages where the operator reads pages of that size, otherwise gathered."""
         paging = columns.paging
         if paging is None:
             return self.columns(columns)
@@ -159,10 +170,11 @@ class AscendFused:
 
 
 def _unfit(query: Tensor, columns: AttentionInputs) -> str | None:
-    """Why no fused operator takes this, or None."""
+    """The reason why no fused operator takes this query, or None."""
     groups = query.shape[1] // columns.key.shape[1]
     if query.dtype not in (torch.float32, torch.float16, torch.bfloat16):
         return f"no fused operator takes {query.dtype}"
+    # Rules fia.head-dim-512 and fia.gqa.
     if query.shape[-1] > 512:
         return f"head dimension {query.shape[-1]}, at most 512"
     if groups > 64:

@@ -1,4 +1,7 @@
-"""The operands of one call of a fused operator: columns where they lie, the mask over them, and lengths."""
+"""The operands of one call of a fused operator: keys, values, mask and lengths.
+
+Columns are passed in their pages, gathered side by side, or packed into new pages.
+"""
 
 from dataclasses import dataclass, replace
 
@@ -9,22 +12,23 @@ from backends.ascend.encodings import last_seen, require_pages, require_sight
 from backends.engine.columns import AttentionInputs, Paging
 
 BLOCK = 128
-"""Block sizes of which fused-infer attention takes multiples; 128 suits every path of it."""
+"""A block size that every path of fused-infer attention takes; several query rows need a multiple of it."""
 
 LARGEST_BLOCK = 512
+"""The largest block size of fused-infer attention."""
 
 
 @dataclass(frozen=True)
 class Operands:
-    """Columns for one call.
+    """The columns, mask and lengths of one call.
 
     Attributes:
         key: Gathered, [B, Hkv, C, D], or with `table` the cells of a pool, [pages, size, Hkv, D].
         value: As `key`.
         visible: bool [B, 1, T, C]; with `table`, C is the table's width times the page size.
         prefix: int32 [B], on the CPU; see `AttentionInputs`.
-        lengths: Of each lane, columns up to the last that is seen.
-        table: int32 [B, most pages of a lane], or None.
+        lengths: The key length of each lane: columns up to the last that a row sees.
+        table: int32 [B, most pages of a lane], or None for gathered columns.
     """
 
     key: Tensor
@@ -41,9 +45,9 @@ class Operands:
 
 
 def gathered(columns: AttentionInputs) -> Operands:
-    """The columns side by side, without the tail that nobody sees.
+    """The columns side by side, without the tail that no row sees.
 
-    Where they lie in pages, they are taken through the block table, so that the table is what decides what is read.
+    Columns in pages are gathered through the block table, so that the table decides which cells are read.
     """
     if columns.paging is not None:
         return beside(in_pages(columns))
@@ -61,9 +65,10 @@ def gathered(columns: AttentionInputs) -> Operands:
 
 
 def in_pages(columns: AttentionInputs) -> Operands:
-    """The columns in their pages, as they lie.
+    """The columns in their pages, without a copy.
 
-    A padding row's own key lies in no page, and nobody reads its output: it sees the first column of its lane.
+    A padding row's own key lies in no page. The row must see some column, so it sees the first column of its lane; its
+    output is read by nobody.
     """
     paging = columns.paging
     assert paging is not None
@@ -75,20 +80,22 @@ def in_pages(columns: AttentionInputs) -> Operands:
 
 
 def over_pages(visible: Tensor, paging: Paging) -> Tensor:
-    """`visible` over the cells of each lane's table: what lies past the lane's own columns is hidden."""
+    """`visible` over the cells of each lane's table; cells past the lane's own columns are hidden."""
     width = paging.table.shape[1] * paging.size
+    # The table's last page may reach beyond the mask.
     own = torch.nn.functional.pad(visible[..., :width], (0, max(0, width - visible.shape[-1])))
     inside = torch.arange(width, device=visible.device)[None] < paging.lengths[:, None]
     own = own & inside[:, None, None]
+    # A row that saw only its own key, which no page holds, is a padding row.
     padding = ~own.any(-1, keepdim=True) & visible.any(-1, keepdim=True)
     return torch.cat([own[..., :1] | padding, own[..., 1:]], -1)
 
 
 def beside(operands: Operands) -> Operands:
-    """Columns that lie in pages, gathered through the block table.
+    """Columns that lie in pages, gathered side by side through the block table.
 
-    Behind a shorter lane's own columns lie cells of nobody, or of others: whatever they hold, not even a weight of 0
-    may meet it.
+    The cells behind a shorter lane's columns are unused or belong to other requests. They are zeroed, because a NaN
+    there would survive even an attention weight of 0.
     """
     assert operands.table is not None
     end = max(operands.lengths)
@@ -103,7 +110,7 @@ def beside(operands: Operands) -> Operands:
 
 
 def packed(operands: Operands, size: int) -> Operands:
-    """Gathered columns copied into pages of `size` columns, lane after lane, under a block table of their own."""
+    """Gathered columns copied into pages of `size` columns, lane after lane, with a block table of their own."""
     batch, heads, columns, dim = operands.key.shape
     each = -(-columns // size)
     spare = each * size - columns

@@ -1,4 +1,4 @@
-"""Pages written as Ascend needs it: every slot checked before the launch, and the operators that write."""
+"""Paged cache writes for Ascend: checked slots, and the operators that write."""
 
 import torch
 
@@ -8,7 +8,10 @@ from backends.engine.kv.paged import Paged
 
 
 class CheckedPaged(Paged):
-    """Writes by index, after a look at every slot: the device's own index_put_ and gather look at none."""
+    """A paged cache that writes by index and checks every slot first.
+
+    The device's own index_put_ and gather check no index.
+    """
 
     def slots(self, begin: int, end: int) -> torch.Tensor:
         """See `Paged.slots`."""
@@ -19,17 +22,18 @@ class CheckedPaged(Paged):
 
 
 class ScatterPaged(CheckedPaged):
-    """Writes by npu_scatter_pa_kv_cache, as vllm-ascend does, in plain caches."""
+    """A paged cache that writes by npu_scatter_pa_kv_cache into plain caches, as vllm-ascend does."""
 
     def _put(self, layer: int, begin: int, pair: Pair) -> None:
         keys, values = (one.transpose(0, 1).contiguous() for one in pair)
         slots = self.slots(begin, begin + len(keys)).to(torch.int32)
+        # A write of no rows launches no operator.
         if len(slots):
             torch.ops.npu.npu_scatter_pa_kv_cache(keys, values, *self.pool.layers[layer], slots, cache_mode="Norm")
 
 
 class AtbPaged(CheckedPaged):
-    """Writes by ATB's _npu_reshape_and_cache."""
+    """A paged cache that writes by ATB's _npu_reshape_and_cache."""
 
     def _put(self, layer: int, begin: int, pair: Pair) -> None:
         keys, values = (one.transpose(0, 1).contiguous() for one in pair)

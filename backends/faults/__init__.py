@@ -1,7 +1,8 @@
-"""Publicly reported faults of speculative decoding, each a named patch of one engine seam.
+"""Publicly reported faults of speculative decoding, as patches of engine seams.
 
-Every module below this folder is imported, and the `FAULTS` of each are entered: a new fault is a decorated function in
-the file of its stage, or in a new file there, and a case in `tests/corpus`.
+Each fault has a name and changes one seam of the engine (`backends/engine/seams.py`). Every module below this folder is
+imported, and the `FAULTS` of each are entered. A new fault is a decorated function in the file of its stage, or in a
+new file there, and a case in `tests/corpus`.
 """
 
 from importlib import import_module
@@ -26,10 +27,10 @@ ALL: tuple[Fault, ...] = tuple(
 
 
 def named(name: str) -> Fault:
-    """The fault of that name.
+    """The fault called `name`.
 
     Raises:
-        KeyError: when there is none; its message names the closest thing to a list.
+        KeyError: when there is none; the message names the command that lists them.
     """
     for fault in ALL:
         if fault.name == name:
@@ -38,7 +39,7 @@ def named(name: str) -> Fault:
 
 
 def plant(backend: Backend, fault: Fault) -> None:
-    """Put `fault` into a backend that runs our engine, for as long as the object lives.
+    """Plant `fault` in a backend that runs our engine; it stays as long as the backend object lives.
 
     Raises:
         Unsupported: for a backend without seams.

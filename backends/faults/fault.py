@@ -1,4 +1,7 @@
-"""Fault: a publicly reported defect of speculative decoding as a named patch of one engine seam."""
+"""Fault: a reported defect of speculative decoding as a patch of an engine seam.
+
+Files below this folder define faults as decorated functions, or as rows of a table.
+"""
 
 import re
 from collections.abc import Callable, Mapping
@@ -14,14 +17,14 @@ class Fault:
     """A defect that can be planted.
 
     Attributes:
-        name: As users type it.
-        stage: Where it strikes.
-        sentence: What goes wrong, in one sentence.
-        source: The public report.
-        trigger: What a case needs for it to show.
-        plant: The seams with the defect in one of them.
-        harmless: Kinds of draft (`reference.rules.DRAWS`) under which the law stays what it is, each with the proof.
-        on: The backend in which to plant it when none is named.
+        name: The name as users type it.
+        stage: The stage at which the defect strikes.
+        sentence: The defect in one sentence.
+        source: The public report of the defect.
+        trigger: The property of a case that makes the defect visible.
+        plant: A function from the right seams to seams with the defect in one of them.
+        harmless: Kinds of draft (`reference.rules.DRAWS`) under which the defect changes no law, each with the proof.
+        on: The backend in which the defect is planted when the user names none.
     """
 
     name: str
@@ -35,7 +38,8 @@ class Fault:
 
     @property
     def id(self) -> str:
-        """Its entry in the catalogue of public reports, as `source` cites it; nothing for one of our own."""
+        """The fault's entry in the catalogue of public reports, as `source` cites it; empty where there is none."""
+        # A fault "of the family of" an entry is a variant of the report and not the reported defect itself.
         cited = re.search(r"(?<!family of )catalogue (BZ-\d+)", self.source)
         return cited.group(1) if cited else ""
 
@@ -48,7 +52,10 @@ def fault(
     harmless: Mapping[str, str] | None = None,
     on: str = "cpu-eager",
 ) -> Callable[[Callable[[Seams], Seams]], Fault]:
-    """The fault that a function from seams to seams plants; the first paragraph of its docstring is the sentence."""
+    """A decorator that makes a fault of a function from seams to seams.
+
+    The first paragraph of the function's docstring is the fault's sentence, which users read.
+    """
 
     def named(plant: Callable[[Seams], Seams]) -> Fault:
         sentence = " ".join((plant.__doc__ or "").split("\n\n")[0].split())

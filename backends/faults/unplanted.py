@@ -1,4 +1,7 @@
-"""The catalogue of public reports: its entries, and why some of them cannot be planted in this engine."""
+"""The catalogue of public reports, and why some of them cannot be planted.
+
+An entry that this engine cannot show is listed with its reason, for example because no model here has the feature.
+"""
 
 import json
 from dataclasses import dataclass
@@ -28,7 +31,7 @@ UNPLANTED: dict[str, str] = {
     "and no fault.",
     "BZ-171": "No layer has a recurrent state that is rounded between tokens: every model is a transformer.",
 }
-"""Catalogue id to the reason."""
+"""The catalogue id of each report that cannot be planted, with the reason."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,6 @@ class Report:
 
 @cache
 def reports() -> tuple[Report, ...]:
-    """Every entry, as `catalogue.json` beside this file has them."""
+    """Every entry of `catalogue.json`, which lies beside this file."""
     content = json.loads((Path(__file__).parent / "catalogue.json").read_text(encoding="utf-8"))
     return tuple(Report(one, **words) for one, words in content.items())

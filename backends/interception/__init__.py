@@ -1,1 +1,1 @@
-"""Interception: an unmodified sampler's random draws are forked, so that its law is exact."""
+"""Interception: the exact law of an unmodified sampler, by forking its draws."""

@@ -1,4 +1,8 @@
-"""Forking: a function is run once for every course its draws can take, and each draw has an exact weight."""
+"""Forking: a function is run once for each outcome sequence of its random draws.
+
+A sequence of outcomes is called a course; it has an exact weight, a fraction. The weights of all courses that return
+the same value add up to the probability of that value.
+"""
 
 import math
 from collections.abc import Callable, Hashable, Sequence
@@ -12,21 +16,21 @@ import torch
 T = TypeVar("T", bound=Hashable)
 
 DOUBLE = 1 << 53
-"""Places of random.random: k / 2^53."""
+"""The number of equally likely values of random.random, k / 2^53."""
 
 GRIDS = {torch.float64: DOUBLE, torch.float32: 1 << 24, torch.float16: 1 << 11, torch.bfloat16: 1 << 8}
-"""Places of torch.rand on the CPU, by dtype."""
+"""The number of equally likely values of torch.rand on the CPU, by dtype."""
 
 NUMPY_DTYPES = {np.float32: torch.float32, np.float16: torch.float16}
-"""NumPy scalars to which a Python float is rounded before they are compared (NEP 50)."""
+"""The NumPy scalar types to which NumPy rounds a Python float before it compares the two (NEP 50)."""
 
 
 class NotInterceptable(Exception):
-    """The function uses randomness in a way whose law cannot be read off its draws."""
+    """The function uses randomness in a way that hides its law from the draws."""
 
 
 class TooManyRuns(Exception):
-    """The function has more courses, or longer ones, than were allowed."""
+    """The function has more courses, or longer courses, than were allowed."""
 
 
 def refuse(what: str) -> NoReturn:
@@ -35,11 +39,11 @@ def refuse(what: str) -> NoReturn:
 
 
 class Fork:
-    """One run: draws follow `course`, then take the first of their possibilities.
+    """One run: the first draws repeat `course`, and each later draw takes its first possible outcome.
 
     Attributes:
-        taken: (choice, possibilities, what was drawn) of each draw so far that had more than one possibility.
-        weight: Probability of the run so far.
+        taken: (choice, number of possibilities, description) of each draw so far that had more than one possibility.
+        weight: The probability of the run so far.
     """
 
     def __init__(self, course: tuple[tuple[int, int, str], ...], most_draws: int) -> None:
@@ -48,7 +52,7 @@ class Fork:
         self._course, self._most_draws = course, most_draws
 
     def branch(self, weights: Sequence[Fraction], what: str) -> int:
-        """One index of positive weight; the others become runs of their own."""
+        """The index of one outcome of positive weight; every other such outcome becomes a run of its own."""
         possible = [at for at, weight in enumerate(weights) if weight > 0]
         if not possible:
             raise ValueError(f"{what}: nothing has a positive weight")
@@ -58,6 +62,7 @@ class Fork:
         if number >= self._most_draws:
             raise TooManyRuns(f"a run of more than {self._most_draws} draws: does a loop end by chance alone?")
         choice = 0
+        # A replayed draw must offer what it offered before; otherwise some randomness escapes the interception.
         if number < len(self._course):
             choice, count, before = self._course[number]
             if (count, before) != (len(possible), what):
@@ -67,9 +72,10 @@ class Fork:
         return possible[choice]
 
     def rest(self) -> list[tuple[tuple[int, int, str], ...]]:
-        """The courses that leave this run where it was free to choose."""
+        """The courses that share this run's beginning and differ from it in one of its free choices."""
         if len(self.taken) < len(self._course):
             refuse(f"a run of {len(self._course)} draws had {len(self.taken)} when replayed")
+        # Draws before `free` are varied by the run that first made them, so every course is run exactly once.
         free = range(len(self._course), len(self.taken))
         return [
             (*self.taken[:at], (other, *self.taken[at][1:])) for at in free for other in range(1, self.taken[at][1])
@@ -77,11 +83,11 @@ class Fork:
 
 
 def courses(run: Callable[[Fork], T], most_runs: int, most_draws: int) -> dict[T, Fraction]:
-    """The law of `run`: what it returned on every course, with the sum of their weights.
+    """The law of `run`: each returned value with the sum of the weights of its courses.
 
     Raises:
-        NotInterceptable: A replay took another course, so there are draws that were not seen.
-        TooManyRuns: More runs, or more draws in one, than allowed.
+        NotInterceptable: A replay took another course, so some draws were not seen.
+        TooManyRuns: There are more runs, or more draws in one run, than allowed.
     """
     law: dict[T, Fraction] = {}
     waiting: list[tuple[tuple[int, int, str], ...]] = [()]
@@ -92,6 +98,7 @@ def courses(run: Callable[[Fork], T], most_runs: int, most_draws: int) -> dict[T
             raise TooManyRuns(f"more than {most_runs} runs; those so far have probability {done:.6g}")
         fork = Fork(waiting.pop(), most_draws)
         outcome = run(fork)
+        # A tensor is hashable by identity, so equal results would count as different outcomes.
         if isinstance(outcome, torch.Tensor) or not isinstance(outcome, Hashable):
             raise TypeError(f"the function returned a {type(outcome).__name__}; make it a tuple of token ids")
         runs += 1
@@ -102,8 +109,9 @@ def courses(run: Callable[[Fork], T], most_runs: int, most_draws: int) -> dict[T
 
 @lru_cache(maxsize=1 << 16)
 def places_below(threshold: float, inclusive: bool, grid: int, dtype: torch.dtype | None) -> int:
-    """How many k in 0..grid-1 have k / grid < threshold (<= if inclusive), after rounding k / grid to `dtype`."""
+    """The number of k in 0..grid-1 with k / grid < threshold (<= if inclusive), k / grid rounded to `dtype` first."""
     if dtype is not None and grid > GRIDS.get(dtype, grid):
+        # Rounding keeps the order, so the numbers below the threshold are found by bisection.
         low, high = 0, grid
         while low < high:
             middle = (low + high) // 2
@@ -113,28 +121,32 @@ def places_below(threshold: float, inclusive: bool, grid: int, dtype: torch.dtyp
             else:
                 high = middle
         return low
+    # No fraction equals an infinity.
     if math.isinf(threshold):
         return grid if threshold > 0 else 0
+    # A float product could round across a place of the grid.
     exact = Fraction(threshold) * grid
     return min(max(math.floor(exact) + 1 if inclusive else math.ceil(exact), 0), grid)
 
 
 class Coin:
-    """A uniform number of which only what comparisons decided is known: k / grid with low <= k < high.
+    """A uniform number, known only as far as comparisons decided it: k / grid with low <= k < high.
 
-    It is no float, so that nothing can read a value it does not have: comparisons fork, everything else is refused.
+    A coin is not a float, so that no code can read a value that is not decided: comparisons fork, and every other
+    operation is refused.
     """
 
     __array_ufunc__ = None
-    """Makes NumPy scalars leave comparisons to the coin."""
+    """Set to None so that a NumPy scalar leaves a comparison to the coin."""
 
     def __init__(self, fork: Fork, grid: int = DOUBLE) -> None:
         self.fork, self.grid, self.low, self.high = fork, grid, 0, grid
 
     def decide(self, sign: str, threshold: float, dtype: torch.dtype | None = None) -> bool:
-        """Whether `coin sign threshold`, sign one of lt, le, gt, ge, the coin rounded to `dtype` first."""
+        """Whether `coin sign threshold`, for a sign of lt, le, gt or ge, with the coin rounded to `dtype` first."""
         if math.isnan(threshold):
             return False
+        # `le` and `gt` cut behind the threshold, `lt` and `ge` before it.
         cut = min(max(places_below(threshold, sign in ("le", "gt"), self.grid, dtype), self.low), self.high)
         if (
             self.fork.branch((Fraction(cut - self.low), Fraction(self.high - cut)), f"a coin against {threshold!r}")
@@ -164,11 +176,12 @@ class Coin:
     def __ge__(self, other: object) -> Any:
         return self._compare("ge", other)
 
+    # Without a hash, a coin cannot become a key that dicts and sets would compare.
     __hash__ = None  # type: ignore[assignment]
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Lets torch take a coin for an operand; outside an interception there is nothing it may do with one."""
+        """Let torch take a coin as an operand, and refuse the call: no torch function is defined on a coin here."""
         refuse(f"torch's {getattr(func, '__name__', func)} on a coin")
 
 
@@ -196,5 +209,6 @@ _UNARY = (
     "pos",
     "abs",
 )
+# Python looks operators up on the class, so every refusal must be set there.
 for _name in (*_UNARY, *_ARITHMETIC, *(f"r{name}" for name in _ARITHMETIC)):
     setattr(Coin, f"__{_name}__", _refusing(_name))

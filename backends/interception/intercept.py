@@ -1,4 +1,7 @@
-"""Interception: the exact law of an unmodified eager sampler, every draw of random, NumPy or torch made a fork."""
+"""Interception: the exact law of an unmodified eager sampler.
+
+Every draw of `random`, NumPy or torch becomes a fork; the sampler is run once for each course of its draws.
+"""
 
 import random
 from collections.abc import Callable, Iterator
@@ -16,21 +19,22 @@ __all__ = ["NotInterceptable", "TooManyRuns", "intercepted"]
 
 
 def intercepted(fn: Callable[[], T], *, most_runs: int = 1_000_000, most_draws: int = 10_000) -> dict[T, Fraction]:
-    """The exact law of what `fn` returns, by running it once for every course of its draws.
+    """The exact law of the value that `fn` returns, from one run of `fn` for every course of its draws.
 
     Known draws: random.random; numpy.random's random, rand, uniform (one number) and choice with p, also those of
-    default_rng; torch.rand, rand_like and uniform_, whose numbers may be moved and compared; multinomial with its
-    exact float weights; exponential_ as far as argmax(weights / noise), each row of noise once. `fn` must have no
-    other memory than what it makes itself. Seeding is ignored meanwhile; afterwards, also after an error, random, NumPy
-    and torch have their own functions again.
+    default_rng; torch.rand, rand_like and uniform_, whose numbers may be moved and compared; multinomial with its exact
+    float weights; exponential_ as far as argmax(weights / noise), each row of noise once. `fn` must keep no memory
+    between its runs. Seeding is ignored during the runs. Afterwards, also after an error, random, NumPy and torch have
+    their own functions again.
 
     Raises:
-        NotInterceptable: Anything else was done with a draw, or was drawn; its name is said.
-        TooManyRuns: More runs, or more draws in one run, than allowed.
+        NotInterceptable: `fn` used a draw in another way, or made another draw; the message names it.
+        TooManyRuns: There are more runs, or more draws in one run, than allowed.
     """
 
     def run(fork: Fork) -> T:
         with _patched(fork), Draws(fork):
+            # A generator whose state moves was used by a name that the patches did not reach.
             before = _states()
             outcome = fn()
             moved = [name for name, state in _states().items() if state != before[name]]
@@ -48,6 +52,7 @@ def _states() -> dict[str, Any]:
     return {"random": _PYTHON.getstate(), "numpy.random": (bits["pos"], bits["key"].tobytes()), "torch": torchs}
 
 
+# The hidden generators whose methods are the module-level functions of random and numpy.random.
 _PYTHON: random.Random = random._inst
 _NUMPY = np.random.mtrand._rand
 
@@ -67,6 +72,7 @@ def _patched(fork: Fork) -> Iterator[None]:
         picked = fork.branch([Fraction(float(weight)) for weight in p], "numpy's choice")
         return picked if isinstance(a, (int, np.integer)) else a[picked]
 
+    # The generator that `default_rng` returns during a run.
     class Generator:
         def __init__(self, *seed: object) -> None:
             self.random = self.uniform = coin
@@ -78,13 +84,16 @@ def _patched(fork: Fork) -> Iterator[None]:
     ours: dict[tuple[Any, str], Any] = {(random, "random"): coin, (random, "uniform"): coin}
     ours |= {(np.random, name): coin for name in ("random", "random_sample", "ranf", "sample", "rand", "uniform")}
     ours |= {(np.random, "choice"): choice, (np.random, "default_rng"): Generator}
+    # A sampler may seed itself: seeding is accepted and does nothing, since there is no stream to seed.
     ours |= {(where, "seed"): lambda *seed, **more: None for where in (random, np.random)}
     ours |= {(torch, "manual_seed"): lambda seed: torch.default_generator}
+    # The module-level functions are bound methods of one hidden generator; each that is not known is refused.
     for module, source in ((random, _PYTHON), (np.random, _NUMPY)):
         for name in dir(module):
             drawing = getattr(getattr(module, name), "__self__", None) is source
             if drawing and name not in ("getstate", "setstate", "get_state", "set_state"):
                 ours.setdefault((module, name), lambda *a, what=f"{module.__name__}.{name}", **k: refuse(what))
+    # All originals are read before the first is replaced, so that `finally` can restore every one.
     found = {at: getattr(*at) for at in ours}
     try:
         for (module, name), replacement in ours.items():

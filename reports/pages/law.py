@@ -1,4 +1,4 @@
-"""The page of a law: the first token against the target's, the total variation, where it comes from, bars, a table."""
+"""The page that compares an acceptance rule's law with the target's law."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -18,16 +18,16 @@ from reports.format import clean, number, plural
 from reports.layout80 import MARGIN, WIDTH, folded, indented, labelled, printed
 
 MOST_ROWS = 12
-"""Tokens of a law that are printed: those whose probabilities differ most, then the likeliest."""
+"""The most tokens of a law that are printed: the most different probabilities first, then the likeliest."""
 
 WORST = 3
-"""Contexts that are named."""
+"""The number of contexts that are named."""
 
 EXACT = 18
-"""Characters of a fraction that is printed beside its decimal."""
+"""The longest fraction, in characters, that is printed beside its decimal."""
 
 DIGITS = 10_000
-"""Bits of a fraction that JSON holds; Python writes no integer of many more digits."""
+"""The most bits of a fraction in JSON; Python refuses to write integers of many more digits."""
 
 
 @dataclass(frozen=True)
@@ -35,24 +35,24 @@ class LawFacts:
     """The facts about one rule.
 
     Attributes:
-        rule: Its name.
-        setting: Thresholds and whatever else was set, in words.
-        draws: How siblings were named, in words.
+        rule: The name of the rule.
+        setting: Thresholds and other settings of the rule, in words.
+        draws: How the draft chose siblings, in words.
         tree: The tree, in words.
-        promise: Whether it declares to be lossless in this setting; None where it declares nothing.
-        condition: Under which conditions it declares that; empty where there are none.
-        source: Where it was published.
-        sentence: What it does.
-        why: Why the promise does not hold here, where the reason is known.
-        biased: Whether the law is another than the target's.
-        exact: Whether it is known in fractions.
-        total_variation: Of the completed law.
+        promise: Whether the rule declares to be lossless in this setting; None where it declares nothing.
+        condition: The conditions of that declaration; empty where there are none.
+        source: The publication of the rule.
+        sentence: The rule in one sentence.
+        why: The reason why the promise does not hold here, where it is known.
+        biased: Whether the law differs from the target's.
+        exact: Whether the law is known in fractions.
+        total_variation: The total variation of the completed law from the target's.
         expected: Tokens emitted per step.
-        height: The most tokens of a step.
-        cells: Blocks that can be emitted.
-        evaluations: Runs of the rule.
-        biases: What follows each emitted prefix, the worst first.
-        world: Where it was measured; the worst one, where there were several.
+        height: The largest number of tokens in a step.
+        cells: The number of blocks that can be emitted.
+        evaluations: The number of runs of the rule.
+        biases: The law after each emitted prefix, the most biased first.
+        world: The world of tables that was measured; the worst of them, where there were several.
     """
 
     rule: str
@@ -76,12 +76,12 @@ class LawFacts:
 
     @property
     def broken(self) -> bool:
-        """Whether it promises what it does not keep."""
+        """Whether the rule breaks its promise to be lossless."""
         return self.biased and self.promise is True
 
     @property
     def verdict(self) -> str:
-        """The law and the promise, in a few words."""
+        """The comparison of law and promise in a few words."""
         if self.promise is None:
             return f"{'LOSSY' if self.biased else 'LOSSLESS'}, nothing claimed"
         if self.broken:
@@ -92,7 +92,7 @@ class LawFacts:
 
     @property
     def first(self) -> Bias:
-        """The first token."""
+        """The law of the first token."""
         return next(bias for bias in self.biases if bias.context == ())
 
     @property
@@ -102,7 +102,7 @@ class LawFacts:
 
 
 def law_page(facts: LawFacts, picture: bool) -> str:
-    """One law on one page of 80 columns, with bars if `picture`."""
+    """One law on one page: first token, total variation, the contexts that cause it, and bars if `picture`."""
     head = f"{clean(facts.rule)}{f'  {facts.source}' if facts.source else ''}"
     setting = [("", facts.sentence)] if facts.sentence else []
     setting += [("draws", facts.draws), ("tree", facts.tree)]
@@ -148,7 +148,7 @@ def _because(facts: LawFacts) -> str:
 
 
 def in_words(bias: Bias) -> str:
-    """A context and the token that is furthest off, such as `after tokens 3, token 2 gets .41 where ...`."""
+    """A context and its most biased token, such as `after tokens 3, token 2 gets .41 where ...`."""
     token = max(range(len(bias.law)), key=lambda at: abs(float(bias.law[at] - bias.target[at])))
     got, due = _apart(bias.law[token], bias.target[token])
     if bias.context == ():
@@ -164,7 +164,7 @@ def _path(context: Path) -> str:
 
 
 def _apart(a: Number, b: Number) -> tuple[str, str]:
-    """Two numbers with as many digits as it takes to tell them apart."""
+    """Two numbers with as many digits as are needed to tell them apart."""
     for digits in range(3, 17):
         shown = f"{float(a):.{digits}g}", f"{float(b):.{digits}g}"
         if shown[0] != shown[1]:
@@ -173,7 +173,7 @@ def _apart(a: Number, b: Number) -> tuple[str, str]:
 
 
 def exact_text(value: Number) -> str | None:
-    """A fraction as text, None for a float and for one too long to write."""
+    """A fraction as text; None for a float, and for a fraction too long to write."""
     if isinstance(value, float):
         return None
     one = Fraction(value)
@@ -181,7 +181,7 @@ def exact_text(value: Number) -> str | None:
 
 
 def _both(value: Number) -> str:
-    """A number as a fraction, where that is short, and as a decimal."""
+    """A number as a decimal, preceded by its fraction where that is short."""
     decimal, exact = number(float(value)), exact_text(value)
     if exact is None or len(exact) > EXACT or exact == decimal:
         return decimal
@@ -189,7 +189,7 @@ def _both(value: Number) -> str:
 
 
 def _shown_tokens(bias: Bias) -> list[int]:
-    """The tokens to print, in order."""
+    """The tokens to print, in the order of their ids."""
     gap = [abs(float(got - due)) for got, due in zip(bias.law, bias.target, strict=True)]
     ranked = sorted(range(len(gap)), key=lambda at: (-gap[at], -float(bias.target[at]), at))
     return sorted(ranked[:MOST_ROWS])
@@ -201,7 +201,7 @@ def _left_out(bias: Bias) -> str:
 
 
 def _probabilities(bias: Bias) -> str:
-    """Target and law of the first token, as decimals and, where all are short, as fractions."""
+    """Target and law of the first token as decimals, and as fractions where all fractions are short."""
     tokens = _shown_tokens(bias)
     fractions = [[exact_text(row[token]) for token in tokens] for row in (bias.target, bias.law)]
     short = all(text is not None and len(text) <= EXACT for texts in fractions for text in texts)
@@ -218,7 +218,7 @@ def _probabilities(bias: Bias) -> str:
 
 
 def _bars(bias: Bias) -> str:
-    """Two bars for each token, the target's above the law's, to one scale."""
+    """Two bars for each token to one scale, the target's above the law's."""
     tokens = _shown_tokens(bias)
     top = max(float(value) for row in (bias.target, bias.law) for value in row)
     title = "first token" if bias.context == () else f"after tokens {_path(bias.context)}"
@@ -236,7 +236,7 @@ def _bars(bias: Bias) -> str:
 
 
 def law_table(rows: Iterable[LawFacts]) -> str:
-    """One line for each rule and kind of draft; the total variation is the largest among the worlds."""
+    """One line for each rule and kind of draft, with the largest total variation among the worlds."""
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
     for name in ("rule", "draws", "declared"):
         table.add_column(name, no_wrap=True)
@@ -294,5 +294,5 @@ def _floats(row: Row) -> list[float]:
 
 
 def law_records(rows: Iterable[LawFacts]) -> dict[str, Any]:
-    """The facts as `--json` gives them."""
+    """The facts of all rules, as `--json` writes them."""
     return {"rules": [law_record(facts) for facts in rows]}

@@ -1,4 +1,7 @@
-"""The page of `selftest`: each fault with the invariant that caught it, the clean runs between, and the totals."""
+"""The page of `selftest`: which invariant caught which planted fault.
+
+It also shows the clean runs between the faults, and the totals.
+"""
 
 import statistics
 from dataclasses import asdict, dataclass, field
@@ -13,25 +16,25 @@ from reports.layout80 import printed
 
 @dataclass
 class Caught:
-    """One fault.
+    """The outcome of the hunt for one fault.
 
     Attributes:
-        name: As users type it.
-        id: Its entry in the catalogue of public reports, or nothing.
-        stage_planted: Where it strikes.
-        equivalent: Kinds of draft under which it changes no law, each with the proof.
-        backend: Where it was planted.
+        name: The fault's name as users type it.
+        id: The fault's entry in the catalogue of public reports, or an empty string.
+        stage_planted: The stage at which the fault strikes.
+        equivalent: Kinds of draft under which the fault changes no law, each with the proof.
+        backend: The backend in which the fault was planted.
         caught: Whether a case differed.
-        by: The invariant that located it.
-        stage_named: The stage it named.
-        cases: Drawn until then.
-        seconds: Spent until then; shrinking is not counted.
+        by: The invariant that located the fault.
+        stage_named: The stage that the invariant named.
+        cases: The number of cases drawn until then.
+        seconds: The time until then, without shrinking.
         cpu: Seconds of processor time, shrinking included.
-        nodes: Of the largest tree of the smallest case.
-        actions: Of that case's session.
-        case: Its id.
-        failed: Every invariant that differed there.
-        missing: Why its backend cannot be opened here, or None.
+        nodes: The nodes of the largest tree of the smallest case.
+        actions: The actions of that case's session.
+        case: The id of that case.
+        failed: Every invariant that differed on that case.
+        missing: The reason why the fault's backend cannot be opened here, or None.
     """
 
     name: str
@@ -53,18 +56,18 @@ class Caught:
 
     @property
     def harmless(self) -> bool:
-        """Whether it is equivalent under every kind of draft."""
+        """Whether the fault changes no law under any kind of draft."""
         return set(self.equivalent) == set(DRAWS)
 
     @property
     def small(self) -> bool:
-        """Whether no tree of its smallest case has more than six nodes."""
+        """Whether no tree of the smallest case has more than six nodes."""
         return self.nodes <= 6
 
 
 @dataclass(frozen=True)
 class Clean:
-    """One clean run: cases judged, and what differed, which nothing should."""
+    """One clean run: the judged cases, and the invariant and the case that differed, although none should."""
 
     backend: str
     cases: int
@@ -75,7 +78,7 @@ class Clean:
 
 @dataclass
 class SelfTest:
-    """All of it; `invariants` are those that were asked."""
+    """The whole self-test; `invariants` are the invariants that were asked."""
 
     faults: list[Caught]
     clean: list[Clean] = field(default_factory=list)
@@ -85,40 +88,41 @@ class SelfTest:
 
     @property
     def tried(self) -> list[Caught]:
-        """Faults that could be planted here and change something."""
+        """The faults that could be planted here and that change something."""
         return [one for one in self.faults if one.missing is None and not one.harmless]
 
     @property
     def escaped(self) -> list[Caught]:
-        """Faults that were hunted and that no case showed."""
+        """The faults that were hunted without a case that showed them."""
         return [one for one in self.tried if not one.caught and one.cases]
 
     @property
     def unhunted(self) -> list[Caught]:
-        """Faults for which there was no time: neither caught nor escaped, and no pass."""
+        """The faults for which no time was left: neither caught nor escaped, so the self-test is no pass."""
         return [one for one in self.tried if not one.caught and not one.cases]
 
     @property
     def alarms(self) -> list[Clean]:
-        """Clean runs in which something differed."""
+        """The clean runs in which something differed."""
         return [one for one in self.clean if one.by is not None]
 
     @property
     def idle(self) -> list[str]:
-        """Invariants that differed for no fault."""
+        """The invariants that differed for no fault."""
         met = {name for one in self.faults for name in one.failed}
         return [name for name in self.invariants if name not in met]
 
     @property
     def exit_code(self) -> int:
-        """0 all caught and all clean; 1 one escaped, or a clean run differed; 3 where the test was cut short."""
+        """0 if all faults were caught and all clean runs agreed, 1 for an escape or a false alarm, 3 if cut short."""
+        # An escape counts only in a complete test: after an error the hunt may have been cut short.
         if self.alarms or (self.escaped and not self.errors):
             return 1
         return 3 if self.errors or self.unhunted or not self.tried else 0
 
 
 def facts(report: SelfTest) -> dict[str, Any]:
-    """The report as `--json` holds it."""
+    """The report as `--json` writes it."""
     return {
         "faults": [asdict(one) for one in report.faults],
         "clean": {
@@ -133,7 +137,7 @@ def facts(report: SelfTest) -> dict[str, Any]:
 
 
 def page(report: SelfTest) -> str:
-    """The matrix and what it comes to, at 80 columns."""
+    """The table of faults and the totals, at 80 columns."""
     table = Table(title="selftest", title_justify="left", box=None, padding=(0, 1, 0, 0))
     table.add_column("fault", ratio=5, overflow="fold")
     table.add_column("stage", no_wrap=True)
@@ -142,6 +146,7 @@ def page(report: SelfTest) -> str:
         table.add_column(name, justify="right", no_wrap=True)
     for one in report.faults:
         stage = one.stage_planted
+        # The invariant located the fault at another stage than the planted one.
         if one.caught and one.stage_named != stage:
             stage = f"{stage} ≠ {one.stage_named}"
         by = one.by or ("(equivalent)" if one.harmless else "NOT RUN" if one.missing or not one.cases else "ESCAPED")
@@ -151,6 +156,7 @@ def page(report: SelfTest) -> str:
 
 
 def _sums(report: SelfTest) -> list[str]:
+    """The lines of totals below the table."""
     caught = [one for one in report.tried if one.caught]
     lines = [f"{len(caught)} of {plural(len(report.tried), 'fault')} caught in {number(report.seconds)} s"]
     if caught:
@@ -168,6 +174,7 @@ def _sums(report: SelfTest) -> list[str]:
         lines.append(f"not hunted for want of time: {plural(len(report.unhunted), 'fault')}; give more --budget")
     if report.escaped:
         lines.append(f"ESCAPED: {', '.join(one.name for one in report.escaped)}")
+    # Without a caught fault every invariant is idle, and the list says nothing.
     if report.idle and caught:
         lines += ["idle, caught nothing:", *(f"  {name}" for name in report.idle)]
     return lines + [clean(one) for one in report.errors]

@@ -1,4 +1,4 @@
-"""Tables of the commands that list things: names, states, sentences, figures, at 80 columns."""
+"""Tables of the commands `list`, `doctor` and `bench`, at 80 columns."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from reports.layout80 import printed
 
 
 def rows_table(title: str, rows: list[dict[str, Any]]) -> str:
-    """Rows of `list` or `doctor`: the name, what states and places it, and its sentence."""
+    """The rows of `list` or `doctor`: a name, its state, stage or device, and a sentence."""
     table = Table(title=title, title_justify="left", box=None, show_header=False, padding=(0, 2, 0, 0))
     table.add_column(no_wrap=True)
     table.add_column(no_wrap=True)
@@ -26,7 +26,7 @@ def rows_table(title: str, rows: list[dict[str, Any]]) -> str:
 
 
 def figures_table(figures: dict[str, Any]) -> str:
-    """Figures of `bench`: name and value."""
+    """The figures of `bench`: names and values."""
     table = Table(title="bench", title_justify="left", box=None, show_header=False, padding=(0, 2, 0, 0))
     for name, value in figures.items():
         table.add_row(name, number(value) if isinstance(value, float) else clean(str(value)))
@@ -34,7 +34,7 @@ def figures_table(figures: dict[str, Any]) -> str:
 
 
 def kv_table(figures: dict[str, Any]) -> str:
-    """The table of `bench kv`: times at the shortest prefix, and how many times as long the longer ones take."""
+    """The table of `bench kv`: times at the shortest prefix, and the factor of each longer prefix."""
     rows = figures["rows"]
     prefixes = sorted({row["prefix"] for row in rows})
     table = Table(title=f"bench kv: µs at {prefixes[0]} committed columns, then times as long at more",
@@ -47,6 +47,7 @@ def kv_table(figures: dict[str, Any]) -> str:
             table.add_column(f"×{prefix}", justify="right", no_wrap=True)
     lines: dict[tuple[str, int, int], list[dict[str, Any]]] = {}
     for row in rows:
+        # The prefixes of one layout, page size and accepted length stand on one line.
         lines.setdefault((row["layout"], row["page_size"], row["accepted"]), []).append(row)
     for (layout, page, accepted), line in lines.items():
         cells = []
@@ -58,7 +59,7 @@ def kv_table(figures: dict[str, Any]) -> str:
 
 
 def attention_table(figures: dict[str, Any]) -> str:
-    """The tables of `bench attention`: SDPA's time, each path as a multiple of it, and of one reading of the KV."""
+    """The tables of `bench attention`: each path as a multiple of SDPA's time, and of one reading of the KV cache."""
     title = f"bench attention on {clean(figures['device'])}: {figures['dtype']}, {figures['heads']} heads on "
     title += f"{figures['kv_heads']} KV of {figures['dim']}, {plural(figures['threads'], 'thread')}"
     names = [name for name in dict.fromkeys(row["path"] for row in figures["rows"]) if name != "read"]

@@ -1,4 +1,4 @@
-"""The pages a person reads: one for each failure, and one for the whole run."""
+"""The pages on the terminal: one for each failure, and one for the whole run."""
 
 import shlex
 
@@ -18,14 +18,17 @@ from reports.tree_scene import revealed_by, scene_of
 from reports.vocabulary import account, reference_of
 
 OUTCOMES = {"agree": "AGREE", "differ": "DIFFER", "unjudged": "COULD NOT JUDGE"}
+"""The headline of each outcome."""
 
 EXIT = {
     "agree": "everything that could be judged agrees with {reference}",
     "differ": "the backend does not do what the target alone would do",
     "unjudged": "this is no pass: exit code 3",
 }
+"""The sentence below the headline of each outcome."""
 
 TREE_INDENT = 6
+"""The columns by which a failure's tree is indented."""
 
 
 def failure_page(failure: Failure, revealed: frozenset[Stage] | None = None) -> str:
@@ -33,7 +36,7 @@ def failure_page(failure: Failure, revealed: frozenset[Stage] | None = None) -> 
 
     Args:
         failure: The facts.
-        revealed: The stages that the backend declares to reveal; without them, those that its trace shows.
+        revealed: The stages that the backend declares to reveal; None for those that its trace shows.
     """
     verdict, finding = failure.verdict, failure.finding
     if revealed is None:
@@ -53,17 +56,19 @@ def failure_page(failure: Failure, revealed: frozenset[Stage] | None = None) -> 
 
 
 def labelled_lines(text: str) -> str:
-    """Lines of a page's body, each wrapped on its own."""
+    """The lines of a page's body, each wrapped separately."""
     return indented("".join(printed(folded(line), width=WIDTH - MARGIN) for line in text.split("\n")))
 
 
 def _facts(failure: Failure, revealed: frozenset[Stage]) -> list[tuple[str, str]]:
+    """The labelled facts of a failure, in the order in which they are printed."""
     verdict, finding = failure.verdict, failure.finding
     beyond = f" ({excess(finding)})" if excess(finding) else ""
     facts = [("expected", show(finding.expected)), ("observed", show(finding.observed) + beyond)]
     if finding.said:
         facts.append(("said", last_lines(finding.said)))
     failing = {other.stage for other in verdict.findings if other.step == finding.step}
+    # An earlier stage agreed only if it was revealed and no finding of this step names it.
     agreed = [stage for stage in Stage if stage < finding.stage and stage in revealed and stage not in failing]
     hidden = [stage for stage in Stage if stage not in revealed]
     if finding.where.get("side") != STAGE_UNKNOWN:
@@ -94,7 +99,7 @@ def _facts(failure: Failure, revealed: frozenset[Stage]) -> list[tuple[str, str]
 
 
 def _beside(twin: Beside) -> str:
-    """The same case on the eager backend of the device."""
+    """The outcome of the same case on the eager backend of the device."""
     if twin.finding is None:
         return f"the same case on {clean(twin.backend)}: {cut(twin.outcome)}"
     where = f"{clean(twin.finding.invariant)} at {address(twin.finding)}"
@@ -102,10 +107,13 @@ def _beside(twin: Beside) -> str:
 
 
 def _stages(stages: list[Stage]) -> str:
+    """Stage names, separated by commas."""
     return ", ".join(stage.word for stage in stages)
 
 
 def _one_line(names: list[str], width: int) -> str:
+    """As many names as fit into `width` columns, and the number of the others."""
+    # The largest number of names that fits is found by trying from the longest line down.
     for kept in range(len(names), 0, -1):
         rest = f" and {len(names) - kept} more" if kept < len(names) else ""
         line = ", ".join(names[:kept]) + rest
@@ -115,6 +123,7 @@ def _one_line(names: list[str], width: int) -> str:
 
 
 def _replay(failure: Failure) -> str:
+    """The command that replays the failure, or the reason why there is none."""
     command = replay_command(failure)
     if command is None:
         return labelled([("replay", "no bundle was written; the case is in the output of --json")])
@@ -122,9 +131,10 @@ def _replay(failure: Failure) -> str:
 
 
 def wrapped_command(command: str, lead: str, width: int = WIDTH) -> str:
-    r"""A shell command after `lead`, broken by `\` so that what is copied from it still runs.
+    r"""A shell command after `lead`, broken by `\` so that a copy of the lines still runs.
 
-    An option stays with its value. A word that is too long for a line goes on at column 0, where the shell joins it.
+    An option stays on the line of its value. A word too long for a line continues at column 0, where the shell
+    joins it.
     """
     words = [escaped(word) for word in shlex.split(command)]
     whole = lead + shlex.join(words)
@@ -136,6 +146,7 @@ def wrapped_command(command: str, lead: str, width: int = WIDTH) -> str:
             units[-1] += f" {shlex.quote(word)}"
         else:
             units.append(shlex.quote(word))
+    # Two columns for the blank and the backslash at a line's end.
     room = width - 2
     lines = [lead]
     for unit in units:
@@ -154,12 +165,13 @@ def wrapped_command(command: str, lead: str, width: int = WIDTH) -> str:
 
 
 def _pieces(unit: str, room: int, first: int) -> list[str]:
-    """A word, or an option and its value, in pieces that each fit when quoted, the first into `first` columns."""
+    """A word, or an option with its value, in quoted pieces: the first fits `first` columns, the others `room`."""
     words = shlex.split(unit)
     option, word = (f"{words[0]} " if len(words) == 2 else ""), words[-1]
     pieces = [option]
     start = 0
     for end in range(1, len(word) + 1):
+        # The length is measured after quoting, because quotes and escapes take room too.
         text = shlex.quote(word[start:end])
         if len(pieces) == 1 and cell_len(option + text) <= first:
             pieces[0] = option + text
@@ -172,7 +184,7 @@ def _pieces(unit: str, room: int, first: int) -> list[str]:
 
 
 def summary_page(tally: Tally) -> str:
-    """The whole run: the outcome first, then how it was reached, and what was not judged."""
+    """The whole run: its outcome first, then the counts behind it, and the invariants that were not judged."""
     emulated = "  EMULATED, no hardware was judged" if tally.emulated else ""
     head = f"{OUTCOMES[tally.outcome]}  {clean(tally.backend)}{emulated}\n"
     parts = [printed(folded(head)) + labelled_lines(EXIT[tally.outcome].format(reference=reference_of(tally.against)))]
@@ -185,12 +197,14 @@ def summary_page(tally: Tally) -> str:
 
 
 def _failure_line(failure: Failure) -> str:
+    """One failure on one line: invariant, stage, case and bundle."""
     file = f" ({clean(failure.file)})" if failure.file else ""
     finding = failure.finding
     return f"{clean(finding.invariant)} at stage {finding.stage.word}, case {failure.verdict.case.id}{file}"
 
 
 def _run_facts(tally: Tally) -> list[tuple[str, str]]:
+    """The labelled facts of a run, in the order in which they are printed."""
     facts = [("cases", _pace(tally)), ("time", _time(tally))]
     silent = [text for name, counts in tally.invariants.items() if (text := not_judged(name, counts))]
     partly = [
@@ -228,6 +242,7 @@ def _run_facts(tally: Tally) -> list[tuple[str, str]]:
 
 
 def _pace(tally: Tally) -> str:
+    """The number of judged cases and the cases per second."""
     if not tally.cases:
         return "none was run"
     pace = f", {number(tally.cases / tally.seconds)} per second" if tally.seconds > 0 else ""
@@ -236,6 +251,7 @@ def _pace(tally: Tally) -> str:
 
 
 def _time(tally: Tally) -> str:
+    """The time inside the backend's forwards, and how many times as long the run took."""
     shrinking = f", and {number(tally.shrink_seconds)} s of shrinking" if tally.shrink_seconds else ""
     if tally.backend_seconds <= 0:
         return f"no time was measured inside the backend's forwards{shrinking}"
@@ -245,6 +261,7 @@ def _time(tally: Tally) -> str:
 
 
 def _evidence(tally: Tally) -> list[tuple[str, str]]:
+    """The result of the tests of laws by sampling: their number, their evidence and their power."""
     if tally.excess_evidence is not None:
         return [("SAMPLING", clean(tally.excess_evidence))]
     told = sampling_tests(tally)
@@ -263,6 +280,7 @@ def _evidence(tally: Tally) -> list[tuple[str, str]]:
 
 
 def _ties(tally: Tally) -> list[tuple[str, str]]:
+    """The number of near-ties, compared with the number that the control run predicts."""
     counts = tally.positions
     if tally.excess_ties is not None:
         return [("TIES", f"{clean(tally.excess_ties)}: that many cannot be chance")]

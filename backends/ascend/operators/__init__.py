@@ -1,1 +1,4 @@
-"""The Ascend operators by their documented contract, emulated on the CPU."""
+"""The Ascend operators, emulated on the CPU by their documented contract.
+
+`rules.json` holds the contract, one rule with its source per entry.
+"""

@@ -1,4 +1,7 @@
-"""Operators that write to KV caches, emulated: none of them checks an index, so every bad one is undefined."""
+"""Emulated Ascend operators that write to KV caches.
+
+None of them checks an index on the device, so every bad index is undefined behaviour here.
+"""
 
 import torch
 from torch import Tensor
@@ -6,17 +9,21 @@ from torch import Tensor
 from backends.ascend.operators.rules import NotEmulated, defined, demand
 
 WHOLE = (torch.int32, torch.int64)
+"""The integer dtypes that indices may have."""
 
 
 def _inside(slots: Tensor, room: int, family: str, rule: str = "slot-range") -> Tensor:
-    """Which of `slots` lie in 0..room-1; others are refused, or dropped where the kernel's behaviour is asked for."""
+    """Which of `slots` lie in 0..room-1.
+
+    A slot outside is refused, or dropped while a probe asks for the kernel's behaviour.
+    """
     inside = (slots >= 0) & (slots < room)
     defined(bool(inside.all()), f"{family}.{rule}", f"{slots[~inside].tolist()[:4]} outside 0..{room - 1}")
     return inside
 
 
 def scatter_nd_update_(input: Tensor, indices: Tensor, updates: Tensor) -> Tensor:
-    """Write `updates` to the places of `input` that `indices` [..., depth] name, in place."""
+    """Write `updates` in place to the entries of `input` that `indices` [..., depth] name."""
     deep = indices.dim() >= 2 and indices.dtype in WHOLE and indices.shape[-1] <= input.dim()
     demand(deep, "nd.indices", f"indices {indices.dtype} {list(indices.shape)} for an input {list(input.shape)}")
     known = (torch.float32, torch.float16, torch.bfloat16, torch.bool, torch.int64, torch.int8)
@@ -29,6 +36,7 @@ def scatter_nd_update_(input: Tensor, indices: Tensor, updates: Tensor) -> Tenso
     inside = ((places >= 0) & (places < sizes)).all(-1)
     defined(bool(inside.all()), "nd.range", f"{places[~inside].tolist()[:4]} outside {sizes.tolist()}")
     places = places[inside]
+    # The order of writes is not defined, so a repeated place has no defined value.
     defined(len(torch.unique(places, dim=0)) == len(places), "nd.duplicate", "one place is written twice")
     input.index_put_(tuple(places.T), updates.reshape(-1, *input.shape[depth:])[inside])
     return input
@@ -50,6 +58,7 @@ def scatter_pa_kv_cache(
     if any(one is not None for one in (compress_lens, compress_seq_offsets, seq_lens)):
         raise NotEmulated("compression in npu_scatter_pa_kv_cache")
     demand(cache_mode in (None, "Norm", "PA_NZ"), "pa.mode", f"cache_mode {cache_mode!r}")
+    # PA_NZ is the operator's default and means NZ caches; a call with plain caches must name its mode.
     if cache_mode == "PA_NZ":
         nz = key_cache.dim() == 4 and key_cache.shape[-1] * key_cache.element_size() == 32
         demand(nz, "pa.mode", f"cache_mode 'PA_NZ', the default, with a cache {list(key_cache.shape)}: pass 'Norm'")
@@ -65,7 +74,10 @@ def scatter_pa_kv_cache(
 
 
 def scatter_update_(input: Tensor, indices: Tensor, updates: Tensor, axis: int) -> Tensor:
-    """Write `updates` to `input` from `indices` [B] on, along `axis`, in place; B is the first axis of both."""
+    """Write `updates` in place to `input` along `axis`, beginning at `indices` [B].
+
+    B is the first axis of `input` and of `updates`.
+    """
     demand(
         indices.dtype in WHOLE and indices.dim() in (1, 2), "su.dtype", f"indices {indices.dtype}, {indices.dim()} axes"
     )
@@ -79,6 +91,7 @@ def scatter_update_(input: Tensor, indices: Tensor, updates: Tensor, axis: int) 
     if indices.dim() == 2 or along == 0:
         raise NotEmulated("scatter_update_ with indices of two axes, or along the first axis")
     wide, room = updates.shape[along], input.shape[along]
+    # A single index holds for every request.
     for at, first in enumerate(indices.tolist() * (input.shape[0] if len(indices) == 1 else 1)):
         defined(0 <= first <= room - wide, "su.range", f"columns {first} to {first + wide} of {room}")
         if 0 <= first <= room - wide:
@@ -87,7 +100,7 @@ def scatter_update_(input: Tensor, indices: Tensor, updates: Tensor, axis: int) 
 
 
 def reshape_and_cache(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_indices: Tensor) -> None:
-    """ATB's _npu_reshape_and_cache: as `scatter_pa_kv_cache` of plain caches, with slots of int32 alone."""
+    """ATB's _npu_reshape_and_cache: writes plain caches as `scatter_pa_kv_cache` does, with slots of int32 only."""
     demand(slot_indices.dtype == torch.int32, "rc.slot-int32", f"slot should be int32, got {slot_indices.dtype}")
     shapes = f"key {list(key.shape)}, cache {list(key_cache.shape)}, slots {list(slot_indices.shape)}"
     demand(_fits(key, value, key_cache, value_cache, slot_indices), "rc.shape", shapes)
@@ -101,6 +114,7 @@ def reshape_and_cache(key: Tensor, value: Tensor, key_cache: Tensor, value_cache
 
 
 def _fits(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slots: Tensor) -> bool:
+    """Whether keys, values, caches and slots have shapes that belong together."""
     pairs = ((key, key_cache), (value, value_cache))
     alike = all(new.dim() == 3 and cells.dim() == 4 and new.shape[1:] == cells.shape[2:] for new, cells in pairs)
     return alike and slots.dim() == 1 and len(slots) == len(key) == len(value)
@@ -109,6 +123,7 @@ def _fits(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, sl
 def _write(
     key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slots: Tensor, inside: Tensor, family: str
 ) -> None:
+    """Write keys and values to the cells of the slots that `inside` marks."""
     written = slots[inside].long()
     defined(len(torch.unique(written)) == len(written), f"{family}.slot-duplicate", "one slot is written twice")
     for new, cells in ((key, key_cache), (value, value_cache)):

@@ -1,4 +1,7 @@
-"""npu_fusion_attention, emulated: the operator of torch_npu's own SDPA, which takes float32 and masks per head."""
+"""npu_fusion_attention, emulated on the CPU.
+
+The SDPA of torch_npu calls this operator. Unlike fused-infer attention it takes float32, and a mask for each head.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,6 +14,7 @@ from backends.ascend.operators.masked import WIDE_OPEN, attend, by_mode, check_c
 from backends.ascend.operators.rules import NotEmulated, demand
 
 Seven = tuple[Tensor, Tensor, Tensor, Tensor, int, int, int]
+"""The seven results of the operator."""
 
 
 def fusion_attention(
@@ -37,7 +41,7 @@ def fusion_attention(
     sink: Tensor | None = None,
     **others: Any,
 ) -> Seven:
-    """Attention; maximum and sum of the softmax, float32 [B, N, S, 8]; an empty tensor; and three zeros.
+    """Attention, the maximum and the sum of the softmax as float32 [B, N, S, 8], an empty tensor, and three zeros.
 
     Raises:
         AscendContractError, AscendUndefinedBehaviour, NotEmulated: see `rules`.
@@ -69,13 +73,14 @@ def fusion_attention(
         if own is not None and own.shape[0] == 1:
             own = own[0]
         masked = hidden if own is None else own if hidden is None else own | hidden
+        # A maximum of 0 and a sum of exp(lse) express the same log-sum-exp as the kernel's own pair.
         mixed, lse = attend(q[at], k[at], v[at], masked, scale, inner_precise, "fa")
         out[at], total[at] = mixed, lse.exp()[..., None]
     return from_bnsd(out, input_layout), most, total, torch.empty(0, dtype=query.dtype), 0, 0, 0
 
 
 def _heads_apart(query: Tensor, key: Tensor, value: Tensor, heads: int, layout: str) -> tuple[Tensor, Tensor, Tensor]:
-    """[B, N, S, D] of each; the number of KV heads follows from the key."""
+    """Query, key and value as [B, N, S, D]; the number of KV heads follows from the key."""
     flat = layout in ("BSH", "SBH")
     said = f"head_num({heads}) does not divide H({query.shape[-1]})"
     demand(heads > 0 and (not flat or query.shape[-1] % heads == 0), "fa.heads", said)
@@ -89,7 +94,7 @@ def _heads_apart(query: Tensor, key: Tensor, value: Tensor, heads: int, layout: 
 
 
 def _mask(mask: Tensor | None, sparse_mode: int, shape: tuple[int, int, int, int]) -> Tensor | None:
-    """Booleans [1 or B, 1 or N, Sq, Skv]; None where only the sparse mode masks."""
+    """The mask as bool [1 or B, 1 or N, Sq, Skv]; None where only the sparse mode masks."""
     batch, heads, rows, columns = shape
     if mask is None:
         demand(sparse_mode == 0, "fa.mask-required", f"attenMask should not be null when sparse_mode is {sparse_mode}.")
@@ -99,6 +104,7 @@ def _mask(mask: Tensor | None, sparse_mode: int, shape: tuple[int, int, int, int
     if sparse_mode in (2, 3, 4):
         check_compressed(mask, sparse_mode, "fa")
         return None
+    # Unlike fused-infer attention, a mask wider than the scores is refused.
     exact = {(rows, columns), *((lanes, own, rows, columns) for lanes, own in ((1, 1), (batch, 1), (batch, heads)))}
     demand(
         tuple(mask.shape) in exact,

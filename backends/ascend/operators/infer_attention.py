@@ -1,4 +1,7 @@
-"""npu_fused_infer_attention_score, emulated: the documented contract on the CPU, without quantisation or MLA."""
+"""npu_fused_infer_attention_score, emulated on the CPU by its documented contract.
+
+Quantisation and MLA are left out.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -35,7 +38,7 @@ def version_1(
     softmax_lse_flag: bool = False,
     **others: Any,
 ) -> tuple[Tensor, Tensor]:
-    """Attention, and its log of the sum of exponentials: float32 [B, N, S, 1] or [T, N, 1], or [0] unless asked for.
+    """Attention, and its log-sum-exp: float32 [B, N, S, 1] or [T, N, 1], or [0] unless `softmax_lse_flag` asks for it.
 
     Raises:
         AscendContractError, AscendUndefinedBehaviour, NotEmulated: see `rules`.
@@ -66,7 +69,7 @@ def version_2(
     return_softmax_lse: bool = False,
     **others: Any,
 ) -> tuple[Tensor, Tensor]:
-    """Version 2 renames five arguments and is the same operator otherwise; sparse mode 9 is MLA's alone."""
+    """Version 2, which renames five arguments and is otherwise the same operator; only MLA has its sparse mode 9."""
     return version_1(
         query,
         key,
@@ -81,13 +84,14 @@ def version_2(
 
 
 def _refuse_others(others: dict[str, Any]) -> None:
+    """Refuse arguments that the emulation does not compute, unless they have their neutral value."""
     for name, given in others.items():
         if given not in (None, 0, False):
             raise NotEmulated(f"{name} of npu_fused_infer_attention_score")
 
 
 def _check(call: Call) -> None:
-    """The checks that hold in every layout."""
+    """The checks of rules that hold in every layout."""
     query, mask = call.query, call.atten_mask
     demand(call.input_layout in LAYOUTS, "fia.layout", f"Layout {call.input_layout} is not supported!")
     layout = LAYOUTS[call.input_layout][0]
@@ -105,6 +109,7 @@ def _check(call: Call) -> None:
         demand(mask.dtype in flags, "fia.mask-dtype", said)
         known = mask.dtype == torch.bool or bool((mask == (mask != 0)).all())
         defined(known, "fia.mask-values", "the mask holds numbers other than 0 and 1")
+    # `kv_heads` is num_heads where num_key_value_heads is 0, the operator's default.
     n, kv = call.num_heads, call.kv_heads
     demand(n > 0, "fia.heads", f"numHeads should be greater than 0, but got {n}")
     said = f"num_heads({n}) must be a multiple, at most 64-fold, of num_key_value_heads({kv})"
@@ -117,13 +122,16 @@ def _check(call: Call) -> None:
 
 
 def check_head_dim(dim: int) -> None:
-    """The rules for the head dimension, which hold in every layout."""
+    """The rules for the head dimension."""
     demand(dim % 16 == 0, "fia.head-dim-16", "D should be 16 elements aligned when with FP16/BF16 dtype!")
     demand(dim <= 512, "fia.head-dim-512", f"headDim:{dim} cannot be greater than 512.")
 
 
 def _dense(call: Call) -> tuple[Tensor, Tensor]:
-    """Layouts with a batch axis: one query row goes to the incremental kernel, several to the prompt kernel."""
+    """Attention in a layout with a batch axis.
+
+    The device sends one query row to the incremental kernel, and several rows to the prompt kernel.
+    """
     layout, returned = LAYOUTS[call.input_layout]
     if layout == "BSH":
         said = f"H({call.query.shape[-1]}) is no multiple of num_heads({call.num_heads})"
@@ -132,6 +140,7 @@ def _dense(call: Call) -> tuple[Tensor, Tensor]:
     batch, heads, rows, dim = query.shape
     demand(heads == call.num_heads, "fia.heads", f"num_heads({call.num_heads}) != N({heads}) of the query")
     check_head_dim(dim)
+    # Rule fia.inner-precise: one query row takes 0 and 1 only.
     most = 1 if rows == 1 else 3
     said = f"inner_precise {call.inner_precise} is not 0 to {most} with Q_S = {rows}"
     demand(0 <= call.inner_precise <= most, "fia.inner-precise", said)
@@ -147,6 +156,7 @@ def _dense(call: Call) -> tuple[Tensor, Tensor]:
     lse = torch.full((batch, heads, rows, 1), float("nan"))
     for at in range(batch):
         mine, length = own[at], held[at]
+        # A request without keys gets the output 0 and the log-sum-exp infinity.
         if not length:
             out[at, :, :mine], lse[at, :, :mine] = 0.0, float("inf")
             continue
@@ -163,6 +173,7 @@ def _dense(call: Call) -> tuple[Tensor, Tensor]:
         if mask is not None:
             given = mask[at if len(mask) > 1 else 0, :mine, :length]
             hidden = given if hidden is None else given | hidden
+        # In mode 3, rows before the first key see nothing; bit 1 makes `attend` write zeros for them.
         invalid = 2 if call.sparse_mode == 3 and mine > length and rows > 1 else 0
         mixed = attend(query[at, :, :mine], key, value, hidden, call.scale, call.inner_precise | invalid, "fia")
         out[at, :, :mine], lse[at, :, :mine, 0] = mixed
@@ -170,7 +181,7 @@ def _dense(call: Call) -> tuple[Tensor, Tensor]:
 
 
 def _columns(call: Call, layout: str, batch: int, rows: int, dim: int) -> tuple[Cache | None, int]:
-    """The paged cache, or None, and the number of columns that a request may have."""
+    """The paged cache, or None, and the largest number of columns that a request may have."""
     if call.block_table is not None:
         demand(
             call.actual_seq_lengths_kv is not None,
@@ -192,6 +203,7 @@ def _columns(call: Call, layout: str, batch: int, rows: int, dim: int) -> tuple[
 
 
 def _lengths(given: Sequence[int] | None, room: int, batch: int, name: str) -> list[int]:
+    """A length for each request from `given`; `room` for all where none is given."""
     if given is None:
         return [room] * batch
     count = len(given)
@@ -203,7 +215,7 @@ def _lengths(given: Sequence[int] | None, room: int, batch: int, name: str) -> l
 
 
 def _mask(call: Call, batch: int, rows: int, room: int, held: list[int]) -> Tensor | None:
-    """Booleans [1 or B, at least rows, at least room], True = masked; None where nothing but the sparse mode masks."""
+    """The mask as bool [1 or B, at least rows, at least room], True = masked; None where only the sparse mode masks."""
     mask = call.atten_mask
     if rows == 1:
         return (
@@ -233,6 +245,7 @@ def _mask(call: Call, batch: int, rows: int, room: int, held: list[int]) -> Tens
 
 
 def _mask_of_one_row(mask: Tensor, batch: int, needed: int) -> Tensor:
+    """The mask of the incremental kernel as bool [B, 1, columns]."""
     said = f"batchSize[{mask.shape[0]}] of atten_mask must be equal to batchSize[{batch}] of query."
     demand(mask.shape[0] == batch and mask.numel() == batch * mask.shape[-1], "fia.one-row-mask-batch", said)
     wide = mask.shape[-1]
@@ -241,6 +254,7 @@ def _mask_of_one_row(mask: Tensor, batch: int, needed: int) -> Tensor:
     flat = mask.reshape(batch, 1, wide).bool()
     if mask.dim() == 4 and wide > 512:
         defined(False, "fia.one-row-mask-512", f"a rank-4 mask of {wide} columns with Q_S = 1 is ignored past 512")
+        # The kernel's behaviour, for a probe: columns from 512 on are visible whatever the mask says.
         flat = flat.clone()
         flat[..., 512:] = False
     return flat

@@ -1,4 +1,7 @@
-"""The arguments of one call of npu_fused_infer_attention_score, whichever version of the operator was called."""
+"""The arguments of one call of npu_fused_infer_attention_score.
+
+Both versions of the operator fill this record.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,7 +11,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Call:
-    """The arguments of one call that the emulation knows, by the names of version 1; see the operator's schema."""
+    """The arguments of one call that the emulation computes, by the names of version 1; see the operator's schema."""
 
     query: Tensor
     key: Tensor
@@ -30,5 +33,5 @@ class Call:
 
     @property
     def kv_heads(self) -> int:
-        """0 means as many as query heads."""
+        """The number of KV heads; 0 in the call means as many as query heads."""
         return self.num_key_value_heads or self.num_heads

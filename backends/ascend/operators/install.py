@@ -1,4 +1,7 @@
-"""Puts the emulation behind `torch.ops.npu` and `torch.ops.atb` on the CPU, under the wheel's own schemas."""
+"""Registration of the emulated operators in `torch.ops.npu` and `torch.ops.atb`.
+
+The operators are registered for the CPU, under the schemas of the torch_npu wheel.
+"""
 
 from collections.abc import Callable
 from functools import lru_cache
@@ -25,20 +28,20 @@ KERNELS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
     "_npu_reshape_and_cache": (cache_writes.reshape_and_cache, shapes.nothing),
     "_npu_paged_attention_splitfuse": (splitfuse, shapes.nothing),
 }
-"""Of each operator, what runs on the CPU and what tells shapes."""
+"""For each operator, its CPU kernel and its Meta kernel, which gives the shapes of its results."""
 
 Library: Any = torch.library.Library
 
 
 @lru_cache(maxsize=1)
 def install() -> tuple[Any, ...]:
-    """Register every operator, once; what it returns must stay alive.
+    """Register every operator once, and return the libraries, which must stay alive.
 
-    Only the CPU's dispatch key is taken, so that a device's own kernels are never shadowed. Where torch_npu is
-    installed, its schemas and Meta kernels come first: the same process then holds device and emulation.
+    Only the CPU's dispatch key is used, so that a device's own kernels are never shadowed. Where torch_npu is
+    installed, its schemas and Meta kernels come first, and the same process holds device and emulation.
 
     Raises:
-        ImportError: where torch_npu is installed and does not import.
+        ImportError: where torch_npu is installed and cannot be imported.
     """
     if find_spec("torch_npu") is not None:
         import torch_npu  # type: ignore[import-not-found, unused-ignore]  # noqa: F401 - registers its schemas
@@ -49,6 +52,7 @@ def install() -> tuple[Any, ...]:
         without_data = Library(namespace, "IMPL", "Meta")
         for name, schema in known.items():
             kernel, meta = KERNELS[name]
+            # torch refuses a second schema of one name, so torch_npu's own is kept.
             if not hasattr(getattr(torch.ops, namespace), name):
                 fragment.define(schema)
                 without_data.impl(name, meta)

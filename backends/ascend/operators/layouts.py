@@ -1,4 +1,4 @@
-"""Layouts: the orders of axes in which Ascend's attention takes and returns its tensors, as views of [B, N, S, D]."""
+"""Axis orders of Ascend's attention tensors, and conversion to and from BNSD."""
 
 from torch import Tensor
 
@@ -14,10 +14,10 @@ LAYOUTS = {
     "BSND_NBSD": ("BSND", "NBSD"),
     "BNSD_NBSD": ("BNSD", "NBSD"),
 }
-"""input_layout to the layouts of query and output, as the wheel's Meta kernels have them; NTD and NSD are left out."""
+"""input_layout to the layouts of query and output, as in the wheel's Meta kernels; NTD and NSD are left out."""
 
 RANKS = {"BSH": 3, "SBH": 3, "BSND": 4, "BNSD": 4, "TND": 3}
-"""Axes of a tensor in each layout."""
+"""The number of axes of a tensor in each layout."""
 
 
 def to_bnsd(tensor: Tensor, layout: str, heads: int) -> Tensor:

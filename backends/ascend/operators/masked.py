@@ -1,4 +1,7 @@
-"""One request's attention as Ascend's kernels define it: a mask that selects a finite minimum, and sparse modes."""
+"""One request's attention as Ascend's kernels define it.
+
+A mask selects a finite minimum in place of a score, and sparse modes add masks of their own.
+"""
 
 from functools import lru_cache
 
@@ -8,10 +11,10 @@ from torch import Tensor
 from backends.ascend.operators.rules import defined, demand
 
 WIDE_OPEN = 2147483647
-"""Default of pre_tokens and next_tokens: no band."""
+"""The default of pre_tokens and next_tokens, which means no band."""
 
 COMPRESSED = 2048
-"""Side of the one mask that sparse modes 2, 3 and 4 take."""
+"""The side of the one mask that sparse modes 2, 3 and 4 take."""
 
 
 def attend(
@@ -19,21 +22,21 @@ def attend(
 ) -> tuple[Tensor, Tensor]:
     """Attention of one request.
 
-    Masked scores become a finite minimum, never minus infinity: a row whose keys are all masked is the mean of the
-    values, or zero where bit 1 of `precise` asks for it. The softmax runs in float32; its weights are rounded to the
-    dtype of the inputs before they meet the values.
+    A masked score becomes a finite minimum, never minus infinity. A row whose keys are all masked therefore gives the
+    mean of the values, or zero where bit 1 of `precise` asks for it. The softmax runs in float32; its weights are
+    rounded to the dtype of the inputs before they are multiplied with the values.
 
     Args:
         query: [N, S1, D].
         key: [Nkv, S2, D].
         value: As `key`.
-        masked: bool [S1, S2] or [N, S1, S2], True where a key takes no part; None for none.
-        scale: Multiplies scores.
+        masked: bool [S1, S2] or [N, S1, S2], True where a key is masked out; None for no mask.
+        scale: The factor of the scores.
         precise: inner_precise of the call.
-        family: Prefix of the rule about rows that see nothing.
+        family: The prefix of the rule about rows that see no key.
 
     Returns:
-        Output [N, S1, D] in the query's dtype, and the log of the sum of exponentials, float32 [N, S1].
+        Output [N, S1, D] in the query's dtype, and the log-sum-exp, float32 [N, S1].
     """
     heads, groups = query.shape[0], query.shape[0] // key.shape[0]
     rows, columns, dim = query.shape[1], key.shape[1], query.shape[2]
@@ -42,12 +45,14 @@ def attend(
     scores = (grouped @ key.float().transpose(-1, -2)).view(heads, rows, columns) * scale
     dead = None
     if masked is not None:
+        # With bit 0 of inner_precise, float16 scores have the minimum of float16.
         least = -65504.0 if query.dtype == torch.float16 and precise & 1 else torch.finfo(torch.float32).min
         scores = scores.masked_fill(masked, least)
         dead = masked.all(-1).expand(heads, rows)
     most = scores.amax(-1, keepdim=True)
     weights = torch.exp(scores - most)
     total = weights.sum(-1, keepdim=True)
+    # Rounding the weights, and dividing by their float32 sum afterwards, follows the kernel.
     mixed = weights.to(query.dtype).float().view(key.shape[0], groups * rows, columns) @ value.float()
     out = mixed.view(heads, rows, value.shape[-1]) / total
     lse = (torch.log(total) + most).squeeze(-1)
@@ -67,7 +72,7 @@ def compressed() -> Tensor:
 
 
 def check_compressed(mask: Tensor | None, sparse_mode: int, family: str) -> None:
-    """Refuse any mask but the compressed one."""
+    """Refuse every mask but the compressed causal one."""
     demand(
         mask is not None, f"{family}.mask-required", f"attenMask should not be null when sparse_mode is {sparse_mode}."
     )
@@ -87,11 +92,11 @@ def check_compressed(mask: Tensor | None, sparse_mode: int, family: str) -> None
 
 
 def by_mode(sparse_mode: int, rows: int, columns: int, before: int, after: int, given: bool) -> Tensor | None:
-    """Booleans [rows, columns]: what the sparse mode masks by itself; None for nothing.
+    """The mask bool [rows, columns] that the sparse mode adds by itself; None for no mask.
 
-    Modes 0 and 4 keep a band of `before` keys on the left and `after` on the right of the diagonal, which begins at the
-    top left (0) or ends at the bottom right (4); mode 0 only where a mask was `given`. Mode 2 is causal from the top
-    left, so that it ignores a cached prefix; mode 3 is causal to the bottom right.
+    Modes 0 and 4 keep a band of `before` keys on the left and `after` keys on the right of the diagonal. The diagonal
+    begins at the top left in mode 0, where the band needs a `given` mask, and ends at the bottom right in mode 4. Mode
+    2 is causal from the top left, so it ignores a cached prefix; mode 3 is causal to the bottom right.
     """
     if sparse_mode == 1 or (sparse_mode == 0 and (not given or min(before, after) >= max(rows, columns))):
         return None

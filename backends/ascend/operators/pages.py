@@ -1,4 +1,4 @@
-"""Paged caches of Ascend's attention: which shapes a cache may have, and what a block table finds in it."""
+"""Paged caches of Ascend's attention: cache shapes and block tables."""
 
 from dataclasses import dataclass
 
@@ -15,7 +15,7 @@ class Cache:
     Attributes:
         key: [blocks, block size, KV_N, D].
         value: As `key`.
-        rule: The rule about ids outside the blocks.
+        rule: The rule that a block id outside the cache breaks.
     """
 
     key: Tensor
@@ -25,9 +25,10 @@ class Cache:
     def columns(self, table: Tensor, length: int) -> tuple[Tensor, Tensor]:
         """Keys and values [KV_N, length, D] of the request with block table `table`, int32 [blocks].
 
-        Nothing on the device checks an id. Where the kernel's behaviour is asked for, foreign memory is NaN.
+        The device checks no id. While a probe asks for the kernel's behaviour, foreign memory reads as NaN.
         """
         size, total = self.key.shape[1], self.key.shape[0]
+        # Division that rounds up: the last block may be partly filled.
         needed = -(-length // size)
         ids = table[:needed].long()
         exists = (ids >= 0) & (ids < total)
@@ -35,6 +36,7 @@ class Cache:
         defined(all_there, self.rule, f"block ids {ids.tolist()} for {needed} blocks of a cache of {total}")
         taken = []
         for cells in (self.key, self.value):
+            # Clamped for the gather; blocks that do not exist become NaN below.
             found = cells[ids.clamp(0, total - 1)]
             if not all_there:
                 found = found.clone()
@@ -44,11 +46,12 @@ class Cache:
 
 
 def check_table(table: Tensor, batch: int, size: int, rows: int) -> None:
-    """Check a block table and a block size, with `rows` query rows for each of `batch` requests."""
+    """Check a block table and a block size for `batch` requests of `rows` query rows each."""
     said = f"blockTable only support int32 when PA enable, got {table.dtype}"
     demand(table.dtype == torch.int32, "fia.table-int32", said)
     said = f"the block table must be (B = {batch}, blocks), but is {list(table.shape)}"
     demand(table.dim() == 2 and table.shape[0] == batch, "fia.table-shape", said)
+    # One row goes to the incremental kernel, which takes smaller blocks.
     if rows == 1:
         said = f"blockSize={size}, it need align to 16 when kv dtype is fp16/bf16, and can't be 0 or greater than 512"
         demand(0 < size <= 512 and size % 16 == 0, "fia.block-size-one-row", said)
@@ -58,7 +61,7 @@ def check_table(table: Tensor, batch: int, size: int, rows: int) -> None:
 
 
 def cache_of(key: Tensor, value: Tensor, heads: int, dim: int, size: int, layout: str) -> Cache:
-    """The cache that `key` and `value` are, for a query in `layout`."""
+    """The cache with `key` and `value` as its cells, for a query in `layout`."""
     if key.dim() == 5:
         raise NotEmulated("an NZ cache")
     said = f"keyCache {list(key.shape)} with blockSize {size}, {heads} KV heads, D = {dim} and a query in {layout}"

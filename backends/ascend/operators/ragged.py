@@ -1,4 +1,8 @@
-"""Layout TND of npu_fused_infer_attention_score, emulated: requests one after another, and no mask of one's own."""
+"""Layout TND of npu_fused_infer_attention_score, emulated on the CPU.
+
+The rows of all requests follow one another without a batch axis. The layout takes only the compressed causal mask, so
+it cannot express a tree.
+"""
 
 from itertools import pairwise
 
@@ -12,7 +16,7 @@ from backends.ascend.operators.rules import demand
 
 
 def ragged(call: Call) -> tuple[Tensor, Tensor]:
-    """Output [T, N, D] and log of the sum of exponentials, float32 [T, N, 1]."""
+    """The output [T, N, D], and the log-sum-exp, float32 [T, N, 1]."""
     query, table, mode = call.query, call.block_table, call.sparse_mode
     total, heads, dim = query.shape
     demand(heads == call.num_heads, "fia.heads", f"num_heads({call.num_heads}) != N({heads}) of the query")
@@ -43,6 +47,7 @@ def ragged(call: Call) -> tuple[Tensor, Tensor]:
         cache = cache_of(call.key, call.value, call.kv_heads, dim, call.block_size, "TND")
         columns = [cache.columns(table[at], length) for at, length in enumerate(held)]
     out = torch.zeros_like(query)
+    # A request without rows or keys keeps these values.
     lse = torch.full((total, heads, 1), float("inf"))
     for at, (begin, end) in enumerate(zip(begins, ends, strict=True)):
         key, value = columns[at]
@@ -51,6 +56,7 @@ def ragged(call: Call) -> tuple[Tensor, Tensor]:
             continue
         said = f"When layout is TND and sparse = 3 ,Batch[{at}], need s1[{rows}] <= s2[{width}]."
         demand(mode != 3 or rows <= width, "fia.tnd-rows", said)
+        # Mode 0 takes no mask in this layout, so it has no band either.
         hidden = by_mode(mode, rows, width, call.pre_tokens, call.next_tokens, False)
         mixed, one = attend(query[begin:end].transpose(0, 1), key, value, hidden, call.scale, call.inner_precise, "fia")
         out[begin:end], lse[begin:end, :, 0] = mixed.transpose(0, 1), one.transpose(0, 1)
@@ -58,6 +64,7 @@ def ragged(call: Call) -> tuple[Tensor, Tensor]:
 
 
 def _check_cumulative(ends: list[int], total: int, what: str, which: str) -> None:
+    """Refuse lengths that do not rise to the number of tokens: in TND, an entry is the end of a request."""
     rising = all(one <= other for one, other in pairwise(ends)) and ends[-1:] == [total]
     said = (
         f"When layout is TND, {what}T({total}) must be equal to the last element of actualSequenceLength{which}"
@@ -67,6 +74,7 @@ def _check_cumulative(ends: list[int], total: int, what: str, which: str) -> Non
 
 
 def _check_table(table: Tensor, batch: int, size: int, held: list[int]) -> None:
+    """Check the block table of a call in layout TND, whose block sizes differ from those of other layouts."""
     demand(table.dtype == torch.int32, "fia.table-int32", f"blockTable only support int32, got {table.dtype}")
     said = f"the block table must be (B = {batch}, blocks), but is {list(table.shape)}"
     demand(table.dim() == 2 and table.shape[0] == batch, "fia.table-shape", said)

@@ -1,4 +1,7 @@
-"""Rotary embedding and RMS norm of Ascend, emulated: tables, modes and the number of things that are returned."""
+"""Rotary embedding and RMS norm of Ascend, emulated on the CPU.
+
+Table shapes, rotation modes and the number of results are those of the documented operators.
+"""
 
 import torch
 from torch import Tensor
@@ -7,6 +10,7 @@ from backends.ascend.operators.rules import NotEmulated, demand
 
 
 def _turned(tensor: Tensor, mode: str) -> Tensor:
+    """`tensor` turned by a quarter: (-second, first) of its halves, or of each pair in mode interleave."""
     if mode == "half":
         first, second = tensor.chunk(2, -1)
         return torch.cat([-second, first], -1)
@@ -14,6 +18,7 @@ def _turned(tensor: Tensor, mode: str) -> Tensor:
 
 
 def _rotated(tensor: Tensor, cos: Tensor, sin: Tensor, mode: str) -> Tensor:
+    """`tensor` rotated by the tables, computed in float32."""
     wide = tensor.float()
     return (wide * cos.float() + _turned(wide, mode) * sin.float()).to(tensor.dtype)
 
@@ -21,7 +26,7 @@ def _rotated(tensor: Tensor, cos: Tensor, sin: Tensor, mode: str) -> Tensor:
 def rotary_mul(
     input: Tensor, r1: Tensor, r2: Tensor, rotary_mode: str = "half", rotate: Tensor | None = None
 ) -> Tensor:
-    """`input * r1 + turned(input) * r2`; r1 is the cosine, r2 the sine."""
+    """`input * r1 + turned(input) * r2`, where r1 is the cosine and r2 the sine."""
     if rotate is not None:
         raise NotEmulated("a rotate matrix in npu_rotary_mul")
     demand(rotary_mode in ("half", "interleave"), "rot.mode", f"rotary_mode {rotary_mode!r}")
@@ -31,6 +36,7 @@ def rotary_mul(
     demand(four, "rot.shape", said)
     demand(shape[3] % 2 == 0 and shape[3] < 896, "rot.head-dim", f"D({shape[3]}) must be even and below 896")
     outer = all(table in (1, own) for table, own in zip(r1.shape[:3], shape[:3], strict=True))
+    # Positions are axis 1 of BSND and axis 2 of BNSD; tables never broadcast over them.
     rows = r1.shape[1] == shape[1] or r1.shape[2] == shape[2]
     demand(outer and rows and r1.shape[3] == shape[3], "rot.shape", said)
     return _rotated(input, r1, r2, rotary_mode)
@@ -39,7 +45,7 @@ def rotary_mul(
 def apply_rotary_pos_emb(
     query: Tensor, key: Tensor, cos: Tensor, sin: Tensor, layout: str = "BSND", rotary_mode: str = "half"
 ) -> tuple[Tensor, Tensor]:
-    """Query and key rotated in place, as the operator documents; the schema names no alias."""
+    """Rotate query and key in place, as the operator's page documents; the schema declares no alias."""
     known = {"BSND": 4, "TND": 3}.get(layout) == query.dim() and rotary_mode == "half"
     demand(known, "arp.layout", f"layout {layout!r} with {query.dim()} axes, rotary_mode {rotary_mode!r}")
     demand(query.shape[-1] in (64, 128), "arp.head-dim", f"D({query.shape[-1]}) must be 64 or 128")
@@ -54,7 +60,7 @@ def apply_rotary_pos_emb(
 
 
 def rms_norm(input: Tensor, gamma: Tensor, epsilon: float = 1e-6) -> tuple[Tensor, Tensor]:
-    """The normalised input in its dtype, and 1 / rms, float32, with 1 in place of the normalised axes."""
+    """The normalised input in its own dtype, and 1 / rms as float32 with size 1 in the normalised axes."""
     alike = gamma.shape == input.shape[input.dim() - gamma.dim() :] and gamma.dtype in (input.dtype, torch.float32)
     said = f"gamma {gamma.dtype} {list(gamma.shape)} for an input {input.dtype} {list(input.shape)}"
     demand(alike, "rms.gamma", said)
@@ -62,14 +68,16 @@ def rms_norm(input: Tensor, gamma: Tensor, epsilon: float = 1e-6) -> tuple[Tenso
 
 
 def add_rms_norm(x1: Tensor, x2: Tensor, gamma: Tensor, epsilon: float = 1e-6) -> tuple[Tensor, Tensor, Tensor]:
-    """The normalised sum, 1 / rms of it, and the sum: three tensors."""
+    """The normalised sum, 1 / rms of the sum, and the sum."""
     alike = x1.shape == x2.shape and x1.dtype == x2.dtype and gamma.shape == x1.shape[x1.dim() - gamma.dim() :]
     demand(alike, "add-rms.inputs", f"x1 {x1.dtype} {list(x1.shape)}, x2 {x2.dtype} {list(x2.shape)}")
+    # The norm reads the sum after its rounding to the dtype of the inputs.
     total = (x1.float() + x2.float()).to(x1.dtype)
     return *_normed(total, gamma, epsilon), total
 
 
 def _normed(input: Tensor, gamma: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
+    """`input` normalised over the axes of `gamma`, and 1 / rms."""
     axes = tuple(range(input.dim() - gamma.dim(), input.dim()))
     wide = input.float()
     scale = torch.rsqrt(wide.square().mean(axes, keepdim=True) + epsilon)

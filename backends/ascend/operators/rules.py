@@ -1,4 +1,7 @@
-"""Rules: what the sources of Ascend's operators demand, as data, and what breaking one means."""
+"""Rules: the demands of Ascend's operators as data, and the errors of a breach.
+
+Each rule in `rules.json` names its source: a documentation page, a source file or a public report.
+"""
 
 import json
 from collections.abc import Iterator
@@ -10,15 +13,16 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Rule:
-    """One demand.
+    """One demand of the contract.
 
     Attributes:
-        id: `operator.rule`, as errors and the probe name it.
-        operators: Operators that it binds, without namespace.
-        verdict: `rejects` where the operator refuses a call that breaks it, `undefined` where it computes something.
-        code: The error code with which the operator refuses; None where it does not.
+        id: `operator.rule`, as errors and the probe name the rule.
+        operators: The operators that the rule binds, without namespace.
+        verdict: `rejects` where the operator refuses a call that breaks the rule, `undefined` where it computes
+            something.
+        code: The error code of the refusal; None where there is no refusal.
         text: The demand in one sentence.
-        source: Where it stands.
+        source: The document or file that states the demand.
     """
 
     id: str
@@ -36,7 +40,7 @@ def _read() -> dict[str, Rule]:
 
 
 RULES = _read()
-"""By id. Tiling texts change between CANN releases: match an id, take a text as a hint."""
+"""The rules by id. Tiling texts change between CANN releases, so code matches an id and takes a text only as a hint."""
 
 
 class BrokenRule(RuntimeError):
@@ -51,39 +55,41 @@ class BrokenRule(RuntimeError):
 
 
 class AscendContractError(BrokenRule):
-    """The operator refuses the call; the text is what the device's host code would say."""
+    """The operator refuses the call; the text follows that of the device's host code."""
 
 
 class AscendUndefinedBehaviour(BrokenRule):
-    """The operator takes the call, and what it returns is not defined."""
+    """The operator takes the call, and the result is undefined."""
 
     kind = "undefined behaviour"
 
 
 class NotEmulated(NotImplementedError):
-    """The operator has this on the device; the emulation does not, and says so instead of guessing."""
+    """The operator has a feature on the device that the emulation does not compute and refuses to guess."""
 
     def __init__(self, what: str) -> None:
         super().__init__(f"EMULATED Ascend: {what} is outside the emulation")
 
 
 def demand(holds: bool, rule: str, said: str) -> None:
-    """Raise the rule's error where `holds` is false.
+    """Raise the error of `rule` where `holds` is false.
 
     Raises:
-        AscendContractError: with what the device would say.
+        AscendContractError: with the text of the device's refusal.
     """
     if not holds:
+        # A rule whose breach is undefined belongs to `defined`.
         assert RULES[rule].verdict == "rejects", rule
         raise AscendContractError(rule, said)
 
 
 _KERNEL: ContextVar[bool] = ContextVar("kernel", default=False)
+"""Whether undefined calls run as the kernel does instead of raising."""
 
 
 @contextmanager
 def as_the_kernel_does() -> Iterator[None]:
-    """Inside, a call whose result is undefined runs as the published kernel source does, poison where none is known."""
+    """Run undefined calls as the published kernel source does, with poison where its behaviour is not known."""
     token = _KERNEL.set(True)
     try:
         yield
@@ -92,10 +98,10 @@ def as_the_kernel_does() -> Iterator[None]:
 
 
 def defined(holds: bool, rule: str, said: str) -> None:
-    """Raise the rule's error where `holds` is false, unless a probe asks for what the kernel does then.
+    """Raise the error of `rule` where `holds` is false, unless a probe asks for the kernel's behaviour.
 
     Raises:
-        AscendUndefinedBehaviour: with what is known of it.
+        AscendUndefinedBehaviour: with what is known of the result.
     """
     if not holds:
         assert RULES[rule].verdict == "undefined", rule

@@ -1,7 +1,10 @@
-"""The schemas of the operators that are emulated, verbatim from the torch_npu wheel named below."""
+"""The schemas of the emulated operators, verbatim from a torch_npu wheel."""
 
 WHEEL = "torch_npu 2.13.0"
-"""Strings of its libtorch_npu.so; those of ATB stand in op-plugin 517f2e7, since the wheel holds them in pieces."""
+"""The wheel whose libtorch_npu.so holds the schemas of NPU.
+
+The schemas of ATB are those of op-plugin 517f2e7, since the wheel holds them only in pieces.
+"""
 
 NPU: dict[str, str] = {
     "npu_fused_infer_attention_score": (
@@ -65,7 +68,7 @@ NPU: dict[str, str] = {
         "npu_add_rms_norm(Tensor x1, Tensor x2, Tensor gamma, float epsilon=1e-06) -> (Tensor, Tensor, Tensor)"
     ),
 }
-"""In namespace npu."""
+"""The schemas of namespace npu."""
 
 ATB: dict[str, str] = {
     "_npu_reshape_and_cache": (
@@ -78,4 +81,4 @@ ATB: dict[str, str] = {
         "float scale_value, Tensor(a!) out) -> ()"
     ),
 }
-"""In namespace atb."""
+"""The schemas of namespace atb."""

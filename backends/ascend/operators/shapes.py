@@ -1,4 +1,4 @@
-"""Shapes of what Ascend's operators return, for tensors without data: the Meta kernels of the emulation."""
+"""Meta kernels of the emulated operators: result shapes for tensors without data."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from backends.ascend.operators.layouts import LAYOUTS, from_bnsd, to_bnsd
 
 
 def infer_attention(query: Tensor, key: Tensor, value: Tensor, **named: Any) -> tuple[Tensor, Tensor]:
-    """Output and log of the sum of exponentials of npu_fused_infer_attention_score, by the names of either version."""
+    """Output and log-sum-exp of npu_fused_infer_attention_score, by the argument names of either version."""
     heads = int(named.get("num_heads", named.get("num_query_heads", 1)))
     taken, returned = LAYOUTS[named.get("input_layout", "BSH")]
     asked = named.get("softmax_lse_flag", named.get("return_softmax_lse", False))
@@ -31,31 +31,31 @@ def fusion_attention(
 
 
 def first(tensor: Tensor, *_: Any, **__: Any) -> Tensor:
-    """In place: the first argument."""
+    """The first argument, for an operator that works in place."""
     return tensor
 
 
 def like_first(tensor: Tensor, *_: Any, **__: Any) -> Tensor:
-    """As the first argument."""
+    """A tensor like the first argument."""
     return torch.empty_like(tensor)
 
 
 def nothing(*_: Any, **__: Any) -> None:
-    """Operators that return nothing."""
+    """No result, for operators that return nothing."""
 
 
 def rotated(query: Tensor, key: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-    """As query and key."""
+    """Tensors like query and key."""
     return torch.empty_like(query), torch.empty_like(key)
 
 
 def rms_norm(input: Tensor, gamma: Tensor, epsilon: float = 1e-6) -> tuple[Tensor, Tensor]:
-    """As the input, and float32 with 1 in place of the normalised axes."""
+    """A tensor like the input, and float32 with size 1 in the normalised axes."""
     kept = input.dim() - gamma.dim()
     shape = [*input.shape[:kept], *[1] * gamma.dim()]
     return torch.empty_like(input), input.new_empty(shape, dtype=torch.float32)
 
 
 def add_rms_norm(x1: Tensor, x2: Tensor, gamma: Tensor, epsilon: float = 1e-6) -> tuple[Tensor, Tensor, Tensor]:
-    """As `rms_norm`, and the sum."""
+    """The results of `rms_norm`, and a tensor like the sum."""
     return *rms_norm(x1, gamma), torch.empty_like(x1)

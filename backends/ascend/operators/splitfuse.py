@@ -1,4 +1,7 @@
-"""ATB's _npu_paged_attention_splitfuse, emulated: a ragged batch over pages under an additive mask of its own."""
+"""ATB's _npu_paged_attention_splitfuse, emulated on the CPU.
+
+The operator takes a ragged batch over pages, under an additive mask of its own.
+"""
 
 import torch
 from torch import Tensor
@@ -7,7 +10,7 @@ from backends.ascend.operators.pages import Cache
 from backends.ascend.operators.rules import defined, demand
 
 HIDING = -9984.0
-"""The largest number that hides a key: the documents show -inf and -10000, which is this in bfloat16."""
+"""The largest mask entry that hides a key: the documents name -inf and -10000, and -10000 is -9984 in bfloat16."""
 
 
 def splitfuse(
@@ -23,7 +26,7 @@ def splitfuse(
     scale_value: float,
     out: Tensor,
 ) -> None:
-    """Write attention of `query` [tokens, N, D] to `out`, request by request in the order of `seq_len`.
+    """Write the attention of `query` [tokens, N, D] to `out`, request by request in the order of `seq_len`.
 
     The mask, [tokens, at least the longest context] in the query's dtype, is added to the scores.
 
@@ -53,6 +56,7 @@ def splitfuse(
         end = begin + rows
         key, value = (one.float() for one in cache.columns(block_table[at], length))
         defined(not bool(hidden[begin:end, :length].all(-1).any()), "sf.row-fully-masked", f"a row of request {at}")
+        # Query heads of one KV head lie one after another, so the keys need no copy for each of them.
         grouped = query[begin:end].transpose(0, 1).float().reshape(kv_heads, -1, dim)
         scores = (grouped @ key.transpose(-1, -2)).view(heads, rows, length) * scale_value
         weights = torch.softmax(scores + mask[begin:end, :length].float(), -1).to(query.dtype).float()

@@ -1,4 +1,7 @@
-"""Calls that satisfy and that break each rule of the contract, for tests of the emulation and a device's probe."""
+"""Argument builders for the calls that satisfy or break a rule of the contract.
+
+Tests of the emulation and the probe of a device use them.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,18 +22,18 @@ RENAMED = {
     "actual_seq_lengths_kv": "actual_seq_kvlen",
     "softmax_lse_flag": "return_softmax_lse",
 }
-"""Arguments of version 1 that version 2 of fused-infer attention has under other names."""
+"""Arguments of version 1 that have other names in version 2 of fused-infer attention."""
 
 
 @dataclass(frozen=True)
 class Example:
-    """One rule's calls.
+    """The calls of one rule.
 
     Attributes:
-        rule: Its id.
-        right: Arguments of a call that satisfies it.
-        wrong: Arguments of one that breaks it and no other rule before it.
-        foreign: Whether the wrong call reads or writes memory that is not its own: never to be run on a device.
+        rule: The rule's id.
+        right: Arguments of a call that satisfies the rule.
+        wrong: Arguments of a call that breaks the rule and no rule that is checked before it.
+        foreign: Whether the wrong call reads or writes memory that is not its own; it must never run on a device.
     """
 
     rule: str
@@ -40,42 +43,42 @@ class Example:
 
 
 def arguments(operator: str, given: Arguments) -> Arguments:
-    """`given` as `operator` calls them: version 2 of fused-infer attention has names of its own."""
+    """`given` under the argument names of `operator`: version 2 of fused-infer attention has names of its own."""
     if operator == "npu_fused_infer_attention_score_v2":
         return {RENAMED.get(name, name): value for name, value in given.items()}
     return given
 
 
 def numbers(*shape: int, dtype: torch.dtype = torch.float16) -> Tensor:
-    """Normal numbers, the same at each call."""
+    """Normally distributed numbers, the same at each call."""
     return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape))).to(dtype)
 
 
 def hidden(*shape: int, dtype: torch.dtype = torch.bool) -> Tensor:
-    """A mask in which the last column alone is masked."""
+    """A mask that hides the last column only."""
     mask = torch.zeros(shape, dtype=dtype)
     mask[..., -1] = True
     return mask
 
 
 def integers(*values: Any, dtype: torch.dtype = torch.int32) -> Tensor:
-    """Indices."""
+    """An index tensor."""
     return torch.tensor(values, dtype=dtype)
 
 
 def dense(**changes: Any) -> Arguments:
-    """Fused-infer attention over columns side by side."""
+    """Arguments of fused-infer attention over gathered columns."""
     plain = {"query": numbers(B, N, T, D), "key": numbers(B, KV, C, D), "value": numbers(B, KV, C, D)}
     return {**plain, "num_heads": N, "num_key_value_heads": KV, "scale": 0.2, "input_layout": "BNSD", **changes}
 
 
 def one_row(**changes: Any) -> Arguments:
-    """The same with one query row, which goes to another kernel."""
+    """Arguments of fused-infer attention with one query row, which goes to another kernel."""
     return dense(query=numbers(B, N, 1, D), **changes)
 
 
 def paged(**changes: Any) -> Arguments:
-    """The same over pages."""
+    """Arguments of fused-infer attention over pages."""
     table = integers([1, 3], [2, 0])
     cells = numbers(4, SIZE, KV * D)
     held = {"block_table": table, "block_size": SIZE, "actual_seq_lengths_kv": [C, SIZE + 1]}
@@ -83,25 +86,25 @@ def paged(**changes: Any) -> Arguments:
 
 
 def ragged(**changes: Any) -> Arguments:
-    """The same with requests one after another."""
+    """Arguments of fused-infer attention in layout TND, with requests one after another."""
     plain = {"query": numbers(T, N, 64), "key": numbers(C, KV, 64), "value": numbers(C, KV, 64), "input_layout": "TND"}
     return dense(**{**plain, "actual_seq_lengths": [1, T], "actual_seq_lengths_kv": [5, C], **changes})
 
 
 def fusion(**changes: Any) -> Arguments:
-    """npu_fusion_attention."""
+    """Arguments of npu_fusion_attention."""
     wide = torch.float32
     plain = {name: numbers(B, KV, C, D, dtype=wide) for name in ("key", "value")}
     return {"query": numbers(B, N, T, D, dtype=wide), **plain, "head_num": N, "input_layout": "BNSD", **changes}
 
 
 def nd(**changes: Any) -> Arguments:
-    """npu_scatter_nd_update_."""
+    """Arguments of npu_scatter_nd_update_."""
     return {"input": numbers(8, 4), "indices": integers([1], [5]), "updates": numbers(2, 4), **changes}
 
 
 def plain_cache(**changes: Any) -> Arguments:
-    """npu_scatter_pa_kv_cache into plain caches."""
+    """Arguments of npu_scatter_pa_kv_cache for plain caches."""
     plain = {
         "key": numbers(3, KV, D),
         "value": numbers(3, KV, D),
@@ -112,35 +115,35 @@ def plain_cache(**changes: Any) -> Arguments:
 
 
 def update(**changes: Any) -> Arguments:
-    """scatter_update_."""
+    """Arguments of scatter_update_."""
     data = {"input": numbers(2, KV, 8, 4), "updates": numbers(2, KV, 2, 4)}
     return {**data, "indices": integers(0, 6), "axis": -2, **changes}
 
 
 def reshape(**changes: Any) -> Arguments:
-    """_npu_reshape_and_cache."""
+    """Arguments of _npu_reshape_and_cache."""
     plain = {"key": numbers(3, KV, D), "value": numbers(3, KV, D), "slot_indices": integers(5, 0, 9)}
     return {**plain, "key_cache": numbers(2, 16, KV, D), "value_cache": numbers(2, 16, KV, D), **changes}
 
 
 def rotary(**changes: Any) -> Arguments:
-    """npu_rotary_mul."""
+    """Arguments of npu_rotary_mul."""
     return {"input": numbers(B, N, T, D), "r1": numbers(1, 1, T, D), "r2": numbers(1, 1, T, D), **changes}
 
 
 def both_rotary(**changes: Any) -> Arguments:
-    """npu_apply_rotary_pos_emb."""
+    """Arguments of npu_apply_rotary_pos_emb."""
     tables = {"cos": numbers(B, T, 1, 64), "sin": numbers(B, T, 1, 64)}
     return {"query": numbers(B, T, N, 64), "key": numbers(B, T, KV, 64), **tables, **changes}
 
 
 def norm(**changes: Any) -> Arguments:
-    """npu_rms_norm."""
+    """Arguments of npu_rms_norm."""
     return {"input": numbers(T, 16), "gamma": numbers(16), **changes}
 
 
 def added_norm(**changes: Any) -> Arguments:
-    """npu_add_rms_norm."""
+    """Arguments of npu_add_rms_norm."""
     return {"x1": numbers(T, 16), "x2": numbers(T, 16), "gamma": numbers(16), **changes}
 
 
@@ -152,7 +155,7 @@ def additive(tokens: int = B * T, width: int = 2 * SIZE) -> Tensor:
 
 
 def split(**changes: Any) -> Arguments:
-    """_npu_paged_attention_splitfuse."""
+    """Arguments of _npu_paged_attention_splitfuse."""
     cells = {"key_cache": numbers(4, SIZE, KV, D), "value_cache": numbers(4, SIZE, KV, D)}
     lists = {"block_table": integers([1, 3], [2, 0]), "context_lens": integers(C, SIZE + 1), "seq_len": integers(T, T)}
     heads = {"num_kv_heads": KV, "num_heads": N, "scale_value": 0.2}
@@ -161,10 +164,11 @@ def split(**changes: Any) -> Arguments:
 
 
 def operator_of(namespaces: Any, name: str) -> Callable[..., Any]:
-    """The operator of that name in `namespaces`, which is `torch.ops` or stands for it.
+    """The operator called `name` in `namespaces`, which is `torch.ops` or an object in its place.
 
     Raises:
-        AttributeError: where it has none.
+        AttributeError: where there is no such operator.
     """
+    # ATB's operators alone have names that begin with an underscore.
     space = "atb" if name.startswith("_npu") else "npu"
     return getattr(getattr(namespaces, space), name)  # type: ignore[no-any-return]

@@ -1,4 +1,4 @@
-"""Of each rule of the contract, one call that satisfies it and one that breaks it."""
+"""One call that satisfies and one that breaks each rule of the contract."""
 
 import torch
 from torch import Tensor
@@ -36,22 +36,26 @@ from backends.ascend.probe.calls import (
 
 
 def _narrow(dim: int) -> Arguments:
+    """Query, key and value with head dimension `dim`."""
     return {"query": numbers(B, N, T, dim), "key": numbers(B, KV, C, dim), "value": numbers(B, KV, C, dim)}
 
 
 def _tree_in_compressed() -> Tensor:
+    """The compressed causal mask with one tree bit in it, which the kernel cannot read."""
     mask = compressed(torch.device("cpu"))
     mask[5, 3] = True
     return mask
 
 
 def _blind(*shape: int) -> Tensor:
+    """A mask under which row 1 sees no key."""
     mask = hidden(*shape)
     mask[..., 1, :] = True
     return mask
 
 
 CAUSAL = {"sparse_mode": 3}
+"""Sparse mode 3, causal to the bottom right."""
 
 EXAMPLES: tuple[Example, ...] = (
     Example("fia.layout", dense, lambda: dense(input_layout="BSH")),
@@ -60,6 +64,7 @@ EXAMPLES: tuple[Example, ...] = (
     Example("fia.contiguous", dense, lambda: dense(key=numbers(B, C, KV, D).transpose(1, 2))),
     Example("fia.rank", dense, lambda: dense(value=numbers(B, KV, C - 1, D))),
     Example("fia.heads", dense, lambda: dense(num_heads=2 * N)),
+    # 0 means as many KV heads as query heads, which the key of `dense` does not have.
     Example("fia.gqa", dense, lambda: dense(num_key_value_heads=0)),
     Example("fia.head-dim-16", lambda: dense(**_narrow(48)), lambda: dense(**_narrow(24))),
     Example("fia.head-dim-512", lambda: dense(**_narrow(512)), lambda: dense(**_narrow(528))),
@@ -173,6 +178,7 @@ EXAMPLES: tuple[Example, ...] = (
             actual_seq_lengths_kv=[1, 1],
         ),
     ),
+    # The cache has blocks 0 to 3.
     Example("fia.block-id", paged, lambda: paged(block_table=integers([1, 3], [2, 4])), foreign=True),
     Example("fia.tnd-lengths", ragged, lambda: ragged(actual_seq_lengths=None)),
     Example("fia.tnd-cumulative", ragged, lambda: ragged(actual_seq_lengths=[1, T - 1])),
@@ -274,4 +280,4 @@ EXAMPLES: tuple[Example, ...] = (
         lambda: split(mask=torch.full((B * T, 2 * SIZE), float("-inf"), dtype=torch.float16)),
     ),
 )
-"""One for each rule, in the order of the rules."""
+"""One example for each rule, in the order of the rules."""

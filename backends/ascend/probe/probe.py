@@ -1,4 +1,8 @@
-"""The contract probe: every rule's calls on a device, and whether the device does what the rule says it does."""
+"""The contract probe: whether a device obeys the rules of the emulation.
+
+It makes the calls of every rule on a device, and compares the outcome with the rule's verdict. `specverify doctor
+--probe ascend` runs it.
+"""
 
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -14,10 +18,10 @@ from backends.ascend.probe.calls import Arguments, arguments, operator_of
 from backends.ascend.probe.examples import EXAMPLES
 
 ON_THE_HOST = ("context_lens", "seq_len")
-"""Tensors that ATB reads on the host."""
+"""Tensor arguments that ATB reads on the host."""
 
 COMPLAINTS = (RuntimeError, ValueError, TypeError)
-"""How torch and torch_npu refuse a call: the host's checks, and arguments that the schema does not know."""
+"""The exceptions with which torch and torch_npu refuse a call, by the host's checks or the schema's."""
 
 
 @dataclass(frozen=True)
@@ -25,10 +29,10 @@ class Probed:
     """The outcome of one rule's calls on one operator.
 
     Attributes:
-        rule: Its id, or `numbers` for the attention of an asymmetric tree against float64.
-        operator: Without namespace.
-        documented: `rejects` or `undefined`, as the rule has it; `right` for numbers.
-        state: `holds`, `struck` (the device does otherwise), or `not run`.
+        rule: The rule's id, or `numbers` for the attention of an asymmetric tree compared with float64.
+        operator: The operator, without namespace.
+        documented: The rule's verdict, `rejects` or `undefined`; `right` for numbers.
+        state: `holds`, `struck` (the device behaves otherwise), or `not run`.
         detail: What the device said or did, in one line.
     """
 
@@ -41,13 +45,13 @@ class Probed:
 
 @dataclass(frozen=True)
 class Ground:
-    """Where the calls run.
+    """The place where the calls run.
 
     Attributes:
-        namespaces: `torch.ops`, or what stands for it.
-        device: Where the tensors lie.
-        emulated: Whether the CPU's emulation answers: its undefined calls then run as the kernel does.
-        settle: Waits for the device, whose kernels fail late.
+        namespaces: `torch.ops`, or an object in its place.
+        device: The device of the tensors.
+        emulated: Whether the CPU emulation answers; its undefined calls then run as the kernel does.
+        settle: Waits for the device, whose kernels report failures late.
     """
 
     namespaces: Any
@@ -57,11 +61,12 @@ class Ground:
 
 
 def probe(ground: Ground) -> list[Probed]:
-    """Run the calls of every rule on each operator that it binds.
+    """Run the calls of every rule on each operator that the rule binds.
 
-    A wrong call that reads or writes memory of others is never run on a device; the emulation keeps it harmless.
+    A wrong call that reads or writes foreign memory is never run on a device; the emulation makes it harmless.
     """
     found = []
+    # A device runs undefined calls by itself; the emulation refuses them unless it is told.
     with as_the_kernel_does() if ground.emulated else nullcontext():
         for example in EXAMPLES:
             rule = RULES[example.rule]
@@ -80,7 +85,7 @@ def probe(ground: Ground) -> list[Probed]:
 
 
 def _absent(ground: Ground, name: str) -> str | None:
-    """Why this machine has no such operator, in one line: an absent one holds no rule and breaks none."""
+    """The reason why this machine lacks the operator, in one line; an absent operator keeps no rule and breaks none."""
     try:
         operator_of(ground.namespaces, name)
     except (AttributeError, OSError) as why:  # not in this torch_npu; or its library, such as NNAL's, is not installed
@@ -89,7 +94,10 @@ def _absent(ground: Ground, name: str) -> str | None:
 
 
 def _said(ground: Ground, name: str, given: Arguments) -> str | None:
-    """The operator's complaint in one line; None where it runs. Any other exception is a defect of ours."""
+    """The operator's complaint in one line; None where the call runs.
+
+    Any other exception than COMPLAINTS is a defect of this project, and is not caught.
+    """
     try:
         _run(ground, name, given)
     except COMPLAINTS as why:
@@ -98,6 +106,7 @@ def _said(ground: Ground, name: str, given: Arguments) -> str | None:
 
 
 def _run(ground: Ground, name: str, given: Arguments) -> Any:
+    """Call the operator with `given` on the device, and wait for the result."""
     placed = {
         key: value.to(ground.device) if isinstance(value, Tensor) and key not in ON_THE_HOST else value
         for key, value in arguments(name, given).items()
@@ -108,6 +117,7 @@ def _run(ground: Ground, name: str, given: Arguments) -> Any:
 
 
 def _judged(verdict: str, kept: str | None, broken: str | None) -> tuple[str, str]:
+    """State and detail of a rule, from the complaints about the call that keeps it and the call that breaks it."""
     if kept is not None:
         return "struck", f"the call that keeps it is refused: {kept}"
     if verdict == "rejects":
@@ -116,7 +126,8 @@ def _judged(verdict: str, kept: str | None, broken: str | None) -> tuple[str, st
 
 
 def _numbers(ground: Ground, name: str) -> Probed:
-    """The attention of an asymmetric tree: a mask of the wrong polarity or scale would be far off."""
+    """Compare the attention of an asymmetric tree with float64; a wrong mask polarity or scale is far off."""
+    # The tree branches unevenly, so that its mask is neither causal nor symmetric.
     parents, prefix, dim = (0, 0, 0, 1, 1, 4), 9, 32
     rows, columns = len(parents), prefix + len(parents)
     visible = torch.zeros(rows, columns, dtype=torch.bool)
@@ -138,4 +149,5 @@ def _numbers(ground: Ground, name: str) -> Probed:
         return Probed("numbers", name, "right", "struck", " ".join(str(why).split())[:160])
     scores = (query.double() @ key.double().transpose(-1, -2) * dim**-0.5).masked_fill(~visible, float("-inf"))
     error = float((out.cpu().double() - torch.softmax(scores, -1) @ value.double()).abs().max())
+    # Inputs and output are float16; the bound leaves room for their rounding.
     return Probed("numbers", name, "right", "holds" if error < 3e-3 else "struck", f"{error:.1e} from float64 softmax")

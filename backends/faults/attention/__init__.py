@@ -1,1 +1,1 @@
-"""Faults of attention: masks, metadata, split parts and operator calls."""
+"""Faults of attention: masks, forward metadata, split parts and operator calls."""

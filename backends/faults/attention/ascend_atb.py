@@ -1,4 +1,7 @@
-"""Faults of ATB's paged attention, and of slots: a mask that is added said otherwise, padding before the cache."""
+"""Faults of calls to ATB's paged attention, and of slots on Ascend.
+
+The masks are encoded wrongly, or padding rows are written before the cache.
+"""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -18,9 +21,12 @@ from backends.faults.fault import Fault
 from reference.trace import Stage
 
 ON = "ascend-fused-atb-emulated"
+"""The backend in which the faults of ATB's attention are planted by default."""
 
 
 def _encoded(encode: Callable[[Tensor, torch.dtype], Tensor]) -> Callable[[Seams], Seams]:
+    """A fault whose calls to ATB's attention get the mask that `encode` makes."""
+
     def plant(seams: Seams) -> Seams:
         if not isinstance(seams.attend, AscendAtb):
             raise Unsupported(f"a fault of calls to ATB's paged attention: plant it in ascend-fused-atb or {ON}")
@@ -31,11 +37,13 @@ def _encoded(encode: Callable[[Tensor, torch.dtype], Tensor]) -> Callable[[Seams
 
 def padding_before_the_cache(seams: Seams) -> Seams:
     """Padding rows of a lane are written too, to slot -1."""
+    # For its check only: the fault calls an Ascend operator, which needs an Ascend backend.
     fused(seams)
 
     class NegativeSlots(BatchCache):
         def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any) -> Any:
             for lane, (cache, rows) in enumerate(zip(self._caches, self._rows, strict=True)):
+                # A lane with fewer rows than the widest has padding rows, which the engine never writes.
                 if rows < self._width and isinstance(cache, Paged):
                     keys, values = (one[lane, :, -1:].transpose(0, 1) for one in (key_states, value_states))
                     slot = torch.tensor([-1], dtype=torch.int32, device=keys.device)

@@ -1,4 +1,8 @@
-"""Faults of calls to Ascend's fused attention: what engines hand over wrongly, taken silently by the operator."""
+"""Faults of calls to Ascend's fused attention.
+
+An engine passes wrong arguments (scale, heads, lengths, layout, block table) that the operator accepts without an
+error.
+"""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,13 +19,14 @@ from backends.faults.fault import Fault
 from reference.trace import Stage
 
 ON = "ascend-fused-emulated"
+"""The backend in which the faults of Ascend's fused attention are planted by default."""
 
 
 def fused(seams: Seams) -> AscendFused:
-    """The fused attention of the seams.
+    """The Ascend fused attention of the seams.
 
     Raises:
-        Unsupported: where they have another.
+        Unsupported: where the seams have another attention.
     """
     if not isinstance(seams.attend, AscendFused):
         raise Unsupported(f"a fault of calls to Ascend's fused attention: plant it in ascend-fused or {ON}")
@@ -29,7 +34,7 @@ def fused(seams: Seams) -> AscendFused:
 
 
 def encoded(encode: Callable[[Tensor], Tensor]) -> Callable[[Seams], Seams]:
-    """The mask is said by `encode`."""
+    """A fault whose calls get the mask that `encode` makes."""
 
     def plant(seams: Seams) -> Seams:
         return replace(seams, attend=replace(fused(seams), encode=encode))
@@ -38,7 +43,7 @@ def encoded(encode: Callable[[Tensor], Tensor]) -> Callable[[Seams], Seams]:
 
 
 def asked_with(change: Callable[[Asked], Asked]) -> Callable[[Seams], Seams]:
-    """The call is changed by `change`."""
+    """A fault whose calls are changed by `change`."""
 
     def plant(seams: Seams) -> Seams:
         right = fused(seams).ask
@@ -52,7 +57,7 @@ def asked_with(change: Callable[[Asked], Asked]) -> Callable[[Seams], Seams]:
 
 
 def placed(change: Callable[[Operands, AttentionInputs], Operands]) -> Callable[[Seams], Seams]:
-    """The operands are changed by `change`, in pages or gathered."""
+    """A fault whose operands, in pages or gathered, are changed by `change`."""
 
     def plant(seams: Seams) -> Seams:
         attend = fused(seams)
@@ -69,24 +74,28 @@ def placed(change: Callable[[Operands, AttentionInputs], Operands]) -> Callable[
 
 
 def _scale_of_filled_head(asked: Asked) -> Asked:
+    """The scale of the head dimension after it was filled to a multiple of 16."""
     filled = asked.query.shape[-1] + -asked.query.shape[-1] % ALIGNED
     return replace(asked, scale=float(filled**-0.5))
 
 
 def _rows_before_heads(asked: Asked) -> Asked:
+    """The query's memory in the order [B, T, N, D] under the shape [B, N, T, D]."""
     return replace(asked, query=asked.query.transpose(1, 2).reshape(asked.query.shape))
 
 
 def _kv_heads_in_turn(asked: Asked) -> Asked:
-    """Query head h reads KV head h modulo their number, not h divided by the group."""
+    """Query head h reads KV head h % kv_heads instead of h // group."""
     held, axis = asked.operands, 1 if asked.operands.table is None else 2
     turn = torch.arange(asked.heads, device=held.key.device) % asked.kv_heads
+    # KV heads are repeated in the wrong order, so that the call has one for each query head.
     key, value = (one.index_select(axis, turn) for one in (held.key, held.value))
     return replace(asked, operands=replace(held, key=key, value=value), kv_heads=asked.heads)
 
 
 def _short_of_tree(held: Operands, columns: AttentionInputs) -> Operands:
-    """Key lengths of the committed cache: the rows of the tree lie behind its end."""
+    """The key length is that of the committed cache, so the operator ignores the rows of the tree behind it."""
+    # A lane without a prefix would have no key at all.
     if not bool(held.prefix.all()):
         return held
     lengths = [min(int(one), length) for one, length in zip(held.prefix, held.lengths, strict=True)]
@@ -103,7 +112,7 @@ def _short_of_tree(held: Operands, columns: AttentionInputs) -> Operands:
 
 
 def _next_requests_table(seams: Seams) -> Seams:
-    """Row b of the block table is that of request b + 1 of the batch."""
+    """Lane b reads the block table of request b + 1 of the batch."""
     attend = fused(seams)
 
     def turned(columns: AttentionInputs) -> AttentionInputs:
@@ -120,11 +129,12 @@ def _next_requests_table(seams: Seams) -> Seams:
 
 
 def fault(name: str, sentence: str, source: str, trigger: str, plant: Callable[[Seams], Seams], on: str = ON) -> Fault:
-    """A fault of a call, which strikes where attention is computed."""
+    """A fault of an operator call, at stage attended."""
     return Fault(name, Stage.ATTENDED, sentence, source, trigger, plant, on=on)
 
 
 UNLIKE = "torch_npu docs, npu_fused_infer_attention_score"
+"""The operator's documentation page, the source of several faults."""
 
 FAULTS = (
     fault(

@@ -1,4 +1,7 @@
-"""Faults of masks that are handed to Ascend's fused attention: taken silently by the operator, or never looked at."""
+"""Faults of the masks that are passed to Ascend's fused attention.
+
+The operator accepts a wrong mask without an error, or does not read the mask.
+"""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,25 +18,27 @@ from backends.faults.attention.ascend_calls import asked_with, encoded, fault, f
 
 
 def keep_for_mask(visible: Tensor) -> Tensor:
-    """True where a key is visible."""
+    """The mask of the opposite polarity: True where a key is visible."""
     return visible.contiguous()
 
 
 def negated_additive(visible: Tensor) -> Tensor:
-    """The line of openPangu, `~attention_mask.bool()`, on a mask that is added: 0 is visible there."""
+    """The line `~attention_mask.bool()` of openPangu on an additive mask, in which 0 means visible."""
     return ~additive(visible, torch.float32).bool()
 
 
 def one_row_ignored(visible: Tensor) -> Tensor:
-    """The mask of a single row, which may stand twice, says nothing from the fourth column on."""
+    """The mask of a single row, which may be passed twice, hides nothing from the fourth column on."""
     mask = (~visible).contiguous()
+    # `AscendFused` passes a single row twice, so two equal rows are a single one. Here the bound is column 3; the
+    # public report is about column 512, beyond most drawn prompts.
     if visible.shape[2] == 1 or (visible.shape[2] == 2 and torch.equal(visible[:, :, 0], visible[:, :, 1])):
         mask[..., 3:] = False
     return mask
 
 
 def first_tile(visible: Tensor) -> Tensor:
-    """Tiles of four query rows, every one under the mask rows of the first."""
+    """Tiles of four query rows, each under the mask rows of the first tile."""
     rows = torch.arange(visible.shape[2], device=visible.device) % 4
     return (~visible[:, :, rows]).contiguous()
 
@@ -42,6 +47,7 @@ def _causal(sparse_mode: int) -> Callable[[Seams], Seams]:
     """The compressed causal mask in place of the tree's, where there are several rows."""
 
     def change(asked: Asked) -> Asked:
+        # The sparse mode has an effect with several rows only.
         if asked.mask is None or asked.query.shape[2] == 1:
             return asked
         return replace(asked, mask=compressed(asked.query.device), sparse_mode=sparse_mode)
@@ -50,7 +56,7 @@ def _causal(sparse_mode: int) -> Callable[[Seams], Seams]:
 
 
 def _heads_step_over_lanes(asked: Asked) -> Asked:
-    """A mask with a head axis, of which the kernel takes one Q x KV after another for the lanes."""
+    """A mask with a head axis, of which the kernel takes one Q x KV matrix after another as the lanes' masks."""
     if asked.mask is None:
         return asked
     lanes = len(asked.mask)
@@ -58,16 +64,17 @@ def _heads_step_over_lanes(asked: Asked) -> Asked:
 
 
 def _mask_without_prefix(held: Operands, columns: AttentionInputs) -> Operands:
-    """The mask's columns of the block stand at column 0, and those of the prefix behind them."""
+    """The mask with the block's columns at column 0, and the prefix's columns behind them."""
     moved = held.visible.clone()
     for lane, prefix in enumerate(held.prefix.tolist()):
         end = held.lengths[lane]
+        # Rolled inside the lane's own length, so that the cells behind it stay hidden.
         moved[lane, ..., :end] = held.visible[lane, ..., :end].roll(-prefix, -1)
     return replace(held, visible=moved)
 
 
 def _tail_seen(seams: Seams) -> Seams:
-    """The mask is filled up to its width with zeros, which mean visible, and the key length is that width."""
+    """The mask is filled with zeros, which mean visible, up to its width, and that width is the key length."""
     attend = fused(seams)
 
     def opened(columns: AttentionInputs) -> AttentionInputs:
@@ -78,6 +85,7 @@ def _tail_seen(seams: Seams) -> Seams:
             end = paging.lengths.clone()
             columns = replace(columns, paging=replace(paging, lengths=torch.full_like(end, width)))
         else:
+            # A gathered lane has no stated length: the tail is all that follows its last visible column.
             end = torch.tensor([int(one.any(0).nonzero().max()) + 1 for one in visible[:, 0]])
         tail = torch.arange(visible.shape[-1])[None] >= end.cpu()[:, None]
         return replace(columns, visible=visible | tail[:, None, None].to(visible.device))
@@ -92,6 +100,7 @@ def _tail_seen(seams: Seams) -> Seams:
 
 
 PANGU = "modular_openpangu_dense.py of openPangu-Embedded"
+"""The model file of openPangu whose mask handling two faults copy."""
 
 FAULTS = (
     fault(

@@ -1,4 +1,7 @@
-"""Faults of what a forward is handed beside its tokens: slots, masks by layer, and what kind of forward it is."""
+"""Faults of a forward's metadata: slots, masks by layer, and its kind.
+
+The tokens of the forward are right; the inputs beside them are wrong.
+"""
 
 from dataclasses import replace
 
@@ -16,12 +19,12 @@ from reference.tree import Shape
 
 
 class ByPosition(Paged):
-    """Writes rows to the slots that their positions name, if it is told of any."""
+    """A paged cache that writes rows to the slots of their positions, once `depth` names the rows' depths."""
 
     depth: tuple[int, ...] = ()
 
     def write(self, layer: int, keys: Tensor, values: Tensor) -> None:
-        """Row by row, so that of rows at one position the last is kept."""
+        """Write row by row, so that of rows at one position the last one stays."""
         if not self.depth:
             super().write(layer, keys, values)
             return
@@ -38,7 +41,7 @@ class ByPosition(Paged):
 def slot_from_position(seams: Seams) -> Seams:
     """Rows are written to the slots that their rotary positions name: rows at one position overwrite each other.
 
-    The slot of a row is its position, as if no two rows shared one.
+    Nodes of equal depth share one slot, so the last of them overwrites the others.
     """
 
     class Placed(Request):
@@ -65,7 +68,8 @@ def slot_from_position(seams: Seams) -> Seams:
 def masks_by_group(seams: Seams) -> Seams:
     """What attention needs for each layer is listed by KV groups, and bound to layers in that order.
 
-    Masks are listed group by group of layers, those with a window first, and bound to layers in that order.
+    The list begins with the layers of the shortest window or chunk, while the model reads it in the order of its
+    layers.
     """
 
     class Bound(Request):
@@ -87,7 +91,7 @@ def masks_by_group(seams: Seams) -> Seams:
 def prefill_as_block(seams: Seams) -> Seams:
     """A prefill as long as a verify block is taken for one, and runs under the mask of its tree.
 
-    A prefill of as many tokens as a verify block has rows is masked as that block's tree.
+    Only a prefill of as many tokens as the tree has nodes is affected, since the row count is all that is compared.
     """
 
     class Uniform(Request):
@@ -96,13 +100,14 @@ def prefill_as_block(seams: Seams) -> Seams:
             for shape in draft.shapes[:1]:
                 self._seams = replace(right, prefill_attend=_masked_as(shape, right.prefill_attend or right.attend))
             super().prefill()
+            # The verify forward must run on the right seams again.
             self._seams = right
 
     return replace(seams, request=Uniform)
 
 
 def _masked_as(shape: Shape, attend: Attend) -> Attend:
-    """`attend`, under the mask of a tree wherever there are as many rows as it has nodes."""
+    """`attend` under the mask of the tree `shape`, for queries of as many rows as the tree has nodes."""
     ancestry = torch.zeros(len(shape), len(shape), dtype=torch.bool)
     for node in range(len(shape)):
         ancestry[node, list(shape.path(node))] = True
@@ -110,6 +115,7 @@ def _masked_as(shape: Shape, attend: Attend) -> Attend:
     def masked(query: Tensor, columns: AttentionInputs, scaling: float) -> Tensor:
         if query.shape[2] != len(shape):
             return attend(query, columns, scaling)
+        # A prefill forward has one lane.
         begin, visible = int(columns.prefix[0]), columns.visible.clone()
         visible[..., begin : begin + len(shape)] = ancestry.to(visible.device)
         return attend(query, replace(columns, visible=visible), scaling)

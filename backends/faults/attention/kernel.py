@@ -1,4 +1,4 @@
-"""Faults inside attention: what the kernel makes of a right mask."""
+"""Faults inside attention: a right mask is read wrongly by the kernel."""
 
 from dataclasses import replace
 
@@ -20,7 +20,7 @@ from reference.trace import Stage
 def tiles_below_diagonal(seams: Seams) -> Seams:
     """Attention skips the tree mask for keys that lie before the query in the block.
 
-    Keys that precede the query in the block are taken as visible without a look at the mask.
+    The block is the last `rows` columns; every key before the query in it becomes visible.
     """
 
     def attend(query: Tensor, columns: AttentionInputs, scaling: float) -> Tensor:
@@ -41,11 +41,12 @@ def tiles_below_diagonal(seams: Seams) -> Seams:
 def block_sees_itself_only(seams: Seams) -> Seams:
     """A block of several rows attends to itself and never to the cached context.
 
-    A verify block longer than one row attends to its own rows and not to the cached context.
+    The columns of the committed context are hidden from a verify block of more than one row.
     """
 
     def attend(query: Tensor, columns: AttentionInputs, scaling: float) -> Tensor:
         rows, width = columns.visible.shape[-2:]
+        # Plain decoding has one row and stays right, so the fault shows in tree verification only.
         if rows == 1:
             return seams.attend(query, columns, scaling)
         own = columns.visible.clone()
@@ -62,13 +63,14 @@ def block_sees_itself_only(seams: Seams) -> Seams:
     "a key length that does not fill its tile",
 )
 def denominator_counts_padding(seams: Seams) -> Seams:
-    """BatchCache beyond the last key of a tile stay in the softmax denominator.
+    """Padding columns beyond the last key of a tile stay in the softmax denominator.
 
-    Lanes of the last tile beyond the row's own columns stay in the softmax denominator, with score 0.
+    The columns are filled to a multiple of four with visible zero keys, whose score is 0.
     """
 
     def attend(query: Tensor, columns: AttentionInputs, scaling: float) -> Tensor:
         key, visible = columns.key, columns.visible
+
         tile = 4
         spare = -key.shape[2] % tile
         if not spare:
@@ -95,7 +97,7 @@ def denominator_counts_padding(seams: Seams) -> Seams:
 def mask_kept(seams: Seams) -> Seams:
     """The mask of the last tree stays, and a later causal block of as many rows is attended to under it.
 
-    The mask of a tree stays in the wrapper, and the next block of as many rows over a longer prefix gets it.
+    A block that is not causal leaves its mask behind; the next causal block of as many rows is attended under it.
     """
     held: list[Tensor] = []
 
@@ -103,6 +105,7 @@ def mask_kept(seams: Seams) -> Seams:
         rows = columns.visible.shape[2]
         block = columns.visible[..., -rows:]
         causal = torch.ones(rows, rows, dtype=torch.bool, device=query.device).tril()
+        # Lanes of a batch may hold unlike trees, so only a forward of one request is considered.
         if rows > 1 and len(columns.visible) == 1:
             if not bool((block == causal).all()):
                 held[:] = [block]
@@ -123,7 +126,7 @@ def mask_kept(seams: Seams) -> Seams:
 def cap_dropped(seams: Seams) -> Seams:
     """Attention drops the argument that caps the scores, and computes them as they are.
 
-    Attention takes no argument for the soft cap of the scores, and computes them as they are.
+    The soft cap of `AttentionInputs` is set to 0.0, which means none.
     """
 
     def attend(query: Tensor, columns: AttentionInputs, scaling: float) -> Tensor:

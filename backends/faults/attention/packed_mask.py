@@ -1,4 +1,8 @@
-"""Faults of the compact encoding: what each row sees is packed, offset or read wrongly."""
+"""Faults of packed masks: ancestor bits and row starts, wrongly packed or read.
+
+`backends/engine/attention/compact.py` packs each row's visible columns: the start of the visible prefix, and one bit
+for each block column, in words of 32 bits.
+"""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,10 +20,11 @@ from backends.faults.fault import Fault
 from reference.trace import Stage
 
 SPLIT, TRITON = "cpu-split", "triton-interpreted"
+"""The backends in which these faults are planted by default."""
 
 
 def seen_as(seams: Seams, wrong: Callable[[Compact], Compact]) -> Seams:
-    """The seams with what rows see wrongly packed, in the torch split or in the Triton kernel."""
+    """The seams with the packed mask changed by `wrong`, for the torch split or the Triton kernel."""
     attend = seams.attend
     if not isinstance(attend, Split | TritonTree):
         raise Unsupported(f"the fault lies in packed ancestor bits: plant it in {SPLIT} or {TRITON}")
@@ -32,12 +37,12 @@ def seen_as(seams: Seams, wrong: Callable[[Compact], Compact]) -> Seams:
 
 
 def words_read_as_first(seams: Seams) -> Seams:
-    """Bits of columns from 32 on are looked for in word 0."""
+    """Bits of columns from 32 on are read from word 0."""
     return seen_as(seams, lambda one: replace(one, bits=one.bits[..., :1].expand_as(one.bits).contiguous()))
 
 
 def sign_bit_lost(seams: Seams) -> Seams:
-    """Bit 31 of each word is masked away with the sign."""
+    """Bit 31 of each word, the sign of an int32, is lost."""
     return seen_as(seams, lambda one: replace(one, bits=one.bits & 0x7FFFFFFF))
 
 
@@ -51,12 +56,12 @@ def bits_of_row_before(seams: Seams) -> Seams:
 
 
 def bits_of_first_lane(seams: Seams) -> Seams:
-    """The offset of the lane is missing: every lane reads the rows of lane 0."""
+    """The lane's offset is missing, so every lane reads the rows of lane 0."""
     return seen_as(seams, lambda one: replace(one, bits=one.bits[:1].expand_as(one.bits).contiguous()))
 
 
 def bit_offset_wraps(seams: Seams) -> Seams:
-    """The offset of a row's words is an integer too short for it, here of four bits, and wraps."""
+    """The offset of a row's words is stored in too few bits, here four, and wraps."""
 
     def wrong(one: Compact) -> Compact:
         flat = one.bits.reshape(-1, one.bits.shape[-1])
@@ -66,12 +71,12 @@ def bit_offset_wraps(seams: Seams) -> Seams:
 
 
 def bits_inverted(seams: Seams) -> Seams:
-    """A set bit means hidden to who packs, and visible to who reads."""
+    """The packing writes a set bit for a hidden column, and the kernel reads it as visible."""
     return seen_as(seams, lambda one: replace(one, bits=~one.bits))
 
 
 def earlier_tiles_unmasked(seams: Seams) -> Seams:
-    """Tiles of four columns before the tile of the row are taken as seen, as under a causal mask."""
+    """Tiles of four columns before the row's own tile are taken as visible, as under a causal mask."""
 
     def wrong(one: Compact) -> Compact:
         rows = one.bits.shape[1]
@@ -79,6 +84,7 @@ def earlier_tiles_unmasked(seams: Seams) -> Seams:
         for row in range(rows):
             for word in range(bits.shape[2]):
                 before = min(max(row // 4 * 4 - word * WORD, 0), WORD)
+                # -1 sets all 32 bits; 1 << 32 would not fit an int32.
                 bits[:, row, word] |= -1 if before == WORD else (1 << before) - 1
         return replace(one, bits=bits)
 
@@ -86,7 +92,7 @@ def earlier_tiles_unmasked(seams: Seams) -> Seams:
 
 
 def window_of_last_row(seams: Seams) -> Seams:
-    """The window's start is computed from the row that sees the latest, and holds for the whole block."""
+    """The window's start is that of the row that begins latest, for the whole block."""
 
     def wrong(one: Compact) -> Compact:
         first = one.first.amax(1, keepdim=True)
@@ -96,9 +102,10 @@ def window_of_last_row(seams: Seams) -> Seams:
 
 
 def prefix_of_first_lane(seams: Seams) -> Seams:
-    """Every lane's prefix is as long as lane 0's, as far as its columns go; its block begins where that ends."""
+    """Every lane's prefix is cut to the length of lane 0's, and its block begins there."""
 
     def wrong(one: Compact) -> Compact:
+        # A lane's entry is (prefix length, block width, whether some row sees the prefix in part).
         length = one.lanes[0][0]
         lanes = tuple((min(length, prefix), width, partly) for prefix, width, partly in one.lanes)
         prefix = one.prefix.clamp(max=length)
@@ -110,7 +117,7 @@ def prefix_of_first_lane(seams: Seams) -> Seams:
 def fault(
     name: str, sentence: str, source: str, trigger: str, plant: Callable[[Seams], Seams], on: str = SPLIT
 ) -> Fault:
-    """A fault of stage attended, planted in `on`."""
+    """A fault of stage attended, planted in the backend `on`."""
     return Fault(name, Stage.ATTENDED, sentence, source, trigger, plant, on=on)
 
 

@@ -1,4 +1,8 @@
-"""Faults of one part of split attention: its mask, scale, keys, values, denominator or heads."""
+"""Faults of one part of split attention: its mask, scale, keys, values or sum.
+
+Split attention computes prefix and block apart and merges the two by their log-sum-exps
+(`backends/engine/attention/split.py`).
+"""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,7 +19,7 @@ from backends.faults.attention.packed_mask import SPLIT, fault
 
 
 def in_split(seams: Seams, change: Callable[[Split], Split]) -> Seams:
-    """The seams with a part of their split attention exchanged.
+    """The seams with one part of their split attention exchanged.
 
     Raises:
         Unsupported: where attention is not split in torch.
@@ -26,7 +30,7 @@ def in_split(seams: Seams, change: Callable[[Split], Split]) -> Seams:
 
 
 def block_mask_dropped(seams: Seams) -> Seams:
-    """Where log-sum-exps are returned, the path without the tree's mask is taken."""
+    """Attention that returns log-sum-exps takes a code path without the tree's mask."""
 
     def change(attend: Split) -> Split:
         right = attend.partial
@@ -47,6 +51,7 @@ def scaled_by_padded_head(seams: Seams) -> Seams:
 
         def partial(query: Tensor, keys: Keys, hidden: Tensor | None, scaling: float) -> Partial:
             dim = query.shape[-1]
+            # The factor turns 1 / sqrt(dim) into 1 / sqrt(padded dim).
             return right(query, keys, hidden, scaling * (dim / (dim + -dim % 16)) ** 0.5)
 
         return replace(attend, partial=partial)
@@ -55,7 +60,7 @@ def scaled_by_padded_head(seams: Seams) -> Seams:
 
 
 def block_read_without_offset(seams: Seams) -> Seams:
-    """Keys of the block are read from the beginning of the lane's columns: the prefix is not added."""
+    """Keys of the block are read from column 0 of the lane, without the length of the prefix."""
 
     def change(attend: Split) -> Split:
         def block_keys(columns: AttentionInputs, lane: int, packed: Compact) -> Keys:
@@ -67,11 +72,12 @@ def block_read_without_offset(seams: Seams) -> Seams:
 
 
 def _widths_as_prefixes(packed: Compact) -> tuple[tuple[int, int, bool], ...]:
+    """The lanes with the block's width as the prefix length, so that as many columns are read from column 0."""
     return tuple((width, width, partly) for _, width, partly in packed.lanes)
 
 
 def values_transposed(seams: Seams) -> Seams:
-    """Values of the block are read as if cells lay before heads."""
+    """Values of the block are read as if the axis of cells came before the axis of heads."""
 
     def change(attend: Split) -> Split:
         right = attend.block_keys
@@ -87,7 +93,7 @@ def values_transposed(seams: Seams) -> Seams:
 
 
 def page_turned_early(seams: Seams) -> Seams:
-    """The last cell of a page is looked for in the next one: the column's number counts from one."""
+    """The last cell of a page is read from the next page, because columns are counted from one."""
 
     def change(attend: Split) -> Split:
         right = attend.prefix_keys
@@ -97,6 +103,7 @@ def page_turned_early(seams: Seams) -> Seams:
             if paging is None:
                 return right(columns, lane, packed)
             column = torch.arange(packed.lanes[lane][0])
+            # Clamped, so that the last page's last cell is a wrong read and not an index error.
             block = ((column + 1) // paging.size).clamp(max=paging.table.shape[1] - 1)
             slot = paging.table[lane, block] * paging.size + column % paging.size
             keys, values = (
@@ -110,7 +117,7 @@ def page_turned_early(seams: Seams) -> Seams:
 
 
 def denominator_counts_tile(seams: Seams) -> Seams:
-    """Lanes of the last tile beyond the last column stay in the denominator, with score 0."""
+    """Columns of the last tile beyond the last key stay in the denominator, with score 0."""
 
     def change(attend: Split) -> Split:
         right = attend.partial
@@ -120,6 +127,7 @@ def denominator_counts_tile(seams: Seams) -> Seams:
             spare = -keys[0].shape[1] % 4
             if not spare:
                 return out, lse
+            # `spare` scores of 0 add log(spare) to the log-sum-exp.
             wider = torch.logaddexp(lse, torch.full_like(lse, float(spare)).log())
             return out * (lse - wider).exp()[..., None], wider
 
@@ -129,7 +137,7 @@ def denominator_counts_tile(seams: Seams) -> Seams:
 
 
 def summed_in_float16(seams: Seams) -> Seams:
-    """Weights and values are multiplied and summed in float16."""
+    """The sum of weighted values is rounded to float16."""
 
     def change(attend: Split) -> Split:
         right = attend.partial
@@ -144,33 +152,35 @@ def summed_in_float16(seams: Seams) -> Seams:
 
 
 class ByModulo(Split):
-    """Split attention whose query head h reads KV head h modulo their number."""
+    """Split attention whose query head h reads KV head h % kv_heads instead of h // group."""
 
     def __call__(self, query: Tensor, columns: AttentionInputs, scaling: float) -> Tensor:
-        """See `Split`: heads are brought into the order in which it pairs them so, and back."""
+        """See `Split`: query heads are reordered so that its grouping pairs them by modulo, and put back after it."""
         order = torch.arange(query.shape[1]).reshape(-1, columns.key.shape[1]).T.flatten()
         return super().__call__(query[:, order], columns, scaling)[:, order.argsort()]
 
 
 def kv_head_by_modulo(seams: Seams) -> Seams:
-    """Query head h reads KV head h modulo their number, where it is h divided by the ratio."""
+    """Query head h reads KV head h % kv_heads, where h // group is right."""
     return in_split(
         seams, lambda one: ByModulo(one.compact, one.prefix_keys, one.block_keys, one.partial, one.merge, one.eager)
     )
 
 
 def block_maximum_ignored(seams: Seams) -> Seams:
-    """The block's sum of exponentials, relative to its own maximum, is merged as if relative to the prefix's."""
+    """The block's log-sum-exp lacks the block's own maximum, so the merge weighs the block wrongly."""
 
     def change(attend: Split) -> Split:
         right = attend.partial
 
         def partial(query: Tensor, keys: Keys, hidden: Tensor | None, scaling: float) -> Partial:
             out, lse = right(query, keys, hidden, scaling)
+            # Only the block is under a mask; the prefix keeps its right sum unless a row sees it in part.
             if hidden is None or not keys[0].shape[1]:
                 return out, lse
             scores = query @ keys[0].to(query.dtype).transpose(-1, -2) * scaling
             top = scores.masked_fill(hidden, float("-inf")).amax(-1)
+            # A row without a visible column has no maximum to lose.
             return out, torch.where(top == float("-inf"), lse, lse - top)
 
         return replace(attend, partial=partial)
@@ -216,7 +226,7 @@ FAULTS = (
     ),
     fault(
         "tile-lanes-in-part-denominator",
-        "BatchCache of the last tile beyond the last column stay in the denominator of a part.",
+        "Cells of the last tile beyond the last column stay in the denominator of a part.",
         "catalogue BZ-097: non-causal decode keeps padding lanes",
         "a part that does not fill its tile",
         denominator_counts_tile,

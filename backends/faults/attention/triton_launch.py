@@ -1,4 +1,7 @@
-"""Faults around our Triton kernel: pages, strides and splits that it is given, and the merge of what it returns."""
+"""Faults around our Triton kernel: its pages, strides, splits and merge.
+
+The kernel itself is right; a fault changes what the launch passes to the kernel, or to the merge of its parts.
+"""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,7 +18,7 @@ from backends.faults.attention.packed_mask import TRITON, fault
 
 
 def in_kernel(seams: Seams, change: Callable[[TritonTree], TritonTree]) -> Seams:
-    """The seams with a part of their Triton attention exchanged.
+    """The seams with one part of their Triton attention exchanged.
 
     Raises:
         Unsupported: where attention is not our Triton kernel.
@@ -26,7 +29,7 @@ def in_kernel(seams: Seams, change: Callable[[TritonTree], TritonTree]) -> Seams
 
 
 def tables_of_first_lane(seams: Seams) -> Seams:
-    """Every lane's columns are looked for in the pages of lane 0."""
+    """Every lane reads its columns through the block table of lane 0."""
 
     def change(attend: TritonTree) -> TritonTree:
         right = attend.paged
@@ -41,7 +44,7 @@ def tables_of_first_lane(seams: Seams) -> Seams:
 
 
 def value_strides_exchanged(seams: Seams) -> Seams:
-    """Values are walked through with the steps of heads and cells exchanged."""
+    """Values are read with the strides of heads and cells exchanged."""
 
     def change(attend: TritonTree) -> TritonTree:
         right = attend.paged
@@ -57,13 +60,16 @@ def value_strides_exchanged(seams: Seams) -> Seams:
 
 
 def always_split(plan: Plan, packed: Compact) -> Plan:
-    """The same plan with the prefix in two parts, and tiles so small that a short one fills both."""
+    """The plan with the prefix in two parts, and tiles so small that a short prefix fills both."""
     quarter, eighth = packed.longest.bit_length() - 2, packed.widest.bit_length() - 3
     return replace(plan, splits=2, tile=1 << max(quarter, eighth, 0))
 
 
 def merged_wrongly(seams: Seams, wrong: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]) -> Seams:
-    """The seams with parts and log-sum-exps changed before the kernel's merge; short prefixes are split too."""
+    """The seams with parts and log-sum-exps changed by `wrong` before the kernel's merge.
+
+    Short prefixes are split too, so that the merge runs on small cases.
+    """
 
     def change(attend: TritonTree) -> TritonTree:
         right, plan = attend.merge, attend.plan
@@ -80,19 +86,20 @@ def merged_wrongly(seams: Seams, wrong: Callable[[Tensor, Tensor], tuple[Tensor,
 
 
 def sums_transposed(seams: Seams) -> Seams:
-    """Log-sum-exps are written by head and row, and merged as if by row and head."""
+    """Log-sum-exps are written as [head, row] and merged as if they were [row, head]."""
     return merged_wrongly(seams, lambda parts, sums: (parts, sums.transpose(2, 3).contiguous().view(sums.shape)))
 
 
 def sums_in_base_two(seams: Seams) -> Seams:
-    """Log-sum-exps come in base two, and the merge takes them for natural ones."""
+    """Log-sum-exps are in base two, and the merge takes them for natural logarithms."""
     return merged_wrongly(seams, lambda parts, sums: (parts, sums * log2(e)))
 
 
 def last_split_dropped(seams: Seams) -> Seams:
-    """The merge leaves the last part of the prefix out."""
+    """The merge leaves out the last part of the prefix."""
 
     def wrong(parts: Tensor, sums: Tensor) -> tuple[Tensor, Tensor]:
+        # The last entry is the block's, the one before it the prefix's last part.
         kept = [*range(len(parts) - 2), len(parts) - 1]
         return parts[kept], sums[kept]
 
@@ -100,9 +107,9 @@ def last_split_dropped(seams: Seams) -> Seams:
 
 
 def later_lanes_merged_by_first(seams: Seams) -> Seams:
-    """The merge reads the log-sum-exps of the first split lane for all split lanes; lanes with one part keep theirs.
+    """The merge reads the log-sum-exps of the first split lane for all split lanes; lanes of one part keep their own.
 
-    Nothing is split that is whole without the fault: a prefix of 128 columns or more is, under the interpreter.
+    The plan is unchanged: the interpreter splits prefixes of 128 columns or more, so the fault needs a long prefix.
     """
 
     def change(attend: TritonTree) -> TritonTree:

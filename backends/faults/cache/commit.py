@@ -1,4 +1,4 @@
-"""Faults of the commit: in the target's cache and in the draft's."""
+"""Faults of the commit, in the target's cache and in the draft model's cache."""
 
 from dataclasses import replace
 
@@ -18,7 +18,7 @@ from reference.trace import Stage
 def truncated(seams: Seams) -> Seams:
     """After verification the KV cache is cut to its new length without gathering the accepted rows.
 
-    The cache is cut to the new length; accepted rows are not gathered.
+    The commit keeps the first rows of the block, as many as the accepted path has, instead of the path's own rows.
     """
 
     def commit(cache: KvCache, path: list[int]) -> str | None:
@@ -36,12 +36,13 @@ def truncated(seams: Seams) -> Seams:
 def overlapping_moves(seams: Seams) -> Seams:
     """Accepted rows are compacted in place in an order that overwrites sources before they are read.
 
-    Rows are compacted in place from the last to the first, overwriting sources that are still to be read.
+    Rows are moved from the last to the first, so a row may be overwritten before it is read as a source.
     """
 
     def commit(cache: KvCache, path: list[int]) -> str | None:
         for layer in range(cache.layers):
             block = cache.block(layer)
+            # For a path [0, 2, 3], row 3 goes to place 2 before row 2 is read.
             for at in reversed(range(len(path))):
                 for held in block:
                     held[..., at, :] = held[..., path[at], :]
@@ -60,13 +61,14 @@ def overlapping_moves(seams: Seams) -> Seams:
 def values_in_place(seams: Seams) -> Seams:
     """The value cache is compacted with another index formula than the key cache.
 
-    Keys are gathered by accepted rows, values by another index formula.
+    Keys are gathered by the accepted rows. Values are written from the first rows to the places of the accepted ones.
     """
 
     def commit(cache: KvCache, path: list[int]) -> str | None:
         for layer in range(cache.layers):
             keys, values = cache.block(layer)
             other = values.clone()
+            # The exchange of source and target, before the right commit gathers both.
             other[..., path, :] = values[..., : len(path), :]
             cache.amend(layer, keys, other)
         return seams.commit(cache, path)
@@ -83,7 +85,7 @@ def values_in_place(seams: Seams) -> Seams:
 def draft_not_popped(seams: Seams) -> Seams:
     """The draft model's cache keeps the tokens that were rejected.
 
-    Rejected tokens stay in the draft's cache.
+    The draft's roll-back keeps every open row, rejected rows included.
     """
 
     def roll_back(cache: KvCache, fed: list[int]) -> None:
@@ -101,7 +103,7 @@ def draft_not_popped(seams: Seams) -> Seams:
 def draft_overtrimmed(seams: Seams) -> Seams:
     """The draft model's cache is rewound two entries too far.
 
-    The draft's rewind trims two entries too many.
+    After the right roll-back, the cache is cut two columns shorter.
     """
 
     def roll_back(cache: KvCache, fed: list[int]) -> None:
@@ -120,7 +122,7 @@ def draft_overtrimmed(seams: Seams) -> Seams:
 def draft_hole(seams: Seams) -> Seams:
     """The KV of the last accepted draft token is never written, and the hole is not marked.
 
-    The last kept draft row is marked as cached although its KV was never written.
+    The last kept row of the draft counts as cached, although its keys and values are zeros.
     """
 
     def roll_back(cache: KvCache, fed: list[int]) -> None:
@@ -136,7 +138,7 @@ def draft_hole(seams: Seams) -> Seams:
 
 
 class NeverFast(Branch):
-    """Takes the slow way wherever the fast one was chosen, and gives no reason."""
+    """A branch cache that commits by path wherever the fast way was chosen, and gives no reason."""
 
     def _way(self, path: list[int]) -> tuple[str, str | None]:
         how, why = super()._way(path)
@@ -152,7 +154,7 @@ class NeverFast(Branch):
 def fast_never_taken(seams: Seams) -> Seams:
     """The fast reorder is never taken: each commit gathers the whole cache, and says nothing of it.
 
-    The fast reorder is asked for and never taken: each commit gathers the whole cache.
+    Output and cache stay right; only the reported way of the commit shows the fault.
     """
     return replace(seams, kv=replace(seams.kv, branch=NeverFast))
 

@@ -1,4 +1,4 @@
-"""Faults of layouts without pages: how their commits bring accepted rows home, and what a forward sees of them."""
+"""Faults of KV layouts without pages: the commit of accepted rows."""
 
 from dataclasses import replace
 from typing import Any
@@ -26,10 +26,7 @@ from reference.trace import Stage
     "an accepted path that is not a prefix of the row order",
 )
 def last_layer_in_place(seams: Seams) -> Seams:
-    """Accepted rows are moved in all layers but the last, whose buffer is forgotten.
-
-    Accepted rows are moved in every layer but the last.
-    """
+    """Accepted rows are moved in all layers but the last, whose buffer is forgotten."""
 
     def commit(cache: KvCache, path: list[int]) -> str | None:
         for layer in range(max(1, cache.layers - 1)):
@@ -43,10 +40,10 @@ def last_layer_in_place(seams: Seams) -> Seams:
 
 
 class Fast(Branch):
-    """Says which way it goes."""
+    """A branch cache that tells which way a commit takes."""
 
     def is_fast(self, path: list[int]) -> bool:
-        """Whether accepted rows are appended to the prefix as it is."""
+        """Whether the accepted rows are appended to the prefix where it lies."""
         return self._way(path)[0] == "fast"
 
 
@@ -59,7 +56,7 @@ class Fast(Branch):
 def fast_without_offset(seams: Seams) -> Seams:
     """The fast reorder takes rows by their index in the block, without the length of the prefix before them.
 
-    The fast reorder indexes the branch by rows of the block, as if no prefix came before them.
+    The index of a row in the block is taken for its index in the whole branch, which begins with the prefix.
     """
 
     def commit(cache: KvCache, path: list[int]) -> str | None:
@@ -81,10 +78,7 @@ def fast_without_offset(seams: Seams) -> Seams:
     "layout scratch, and an accepted node whose row comes before its parent's",
 )
 def scratch_in_row_order(seams: Seams) -> Seams:
-    """Accepted scratch rows are copied in the order of the rows, not in that of the path.
-
-    Accepted scratch rows are copied in the order of the rows, not in that of the path.
-    """
+    """Accepted scratch rows are copied in the order of the rows, not in that of the path."""
 
     def commit(cache: KvCache, path: list[int]) -> str | None:
         return seams.commit(cache, sorted(path) if isinstance(cache, Scratch) else path)
@@ -93,12 +87,12 @@ def scratch_in_row_order(seams: Seams) -> Seams:
 
 
 class Flat(Scratch):
-    """Its commits go where the rows of all blocks so far would end, had none been rejected."""
+    """A scratch cache that commits behind the rows of all earlier blocks, rejected ones included."""
 
     rejected = 0
 
     def commit_flat(self, path: list[int]) -> None:
-        """Copy the accepted rows, as many columns too late as rows were rejected before."""
+        """Copy the accepted rows, with as many columns of offset as rows were rejected before."""
         begin = self.length + self.rejected
         for committed, rows in zip(self.buffers, self.scratch, strict=True):
             for buffer, new in zip(committed, picked(rows, path), strict=True):
@@ -117,7 +111,7 @@ class Flat(Scratch):
 def at_flat_index(seams: Seams) -> Seams:
     """From the second tree on, accepted rows are committed at their index among all rows, not at their depth.
 
-    Accepted rows are committed at their index among all rows so far, not at their depth.
+    The first commit is right, because nothing was rejected before it.
     """
 
     def commit(cache: KvCache, path: list[int]) -> str | None:
@@ -130,12 +124,12 @@ def at_flat_index(seams: Seams) -> Seams:
 
 
 class Cropped(Static):
-    """Crops into new tensors; forwards go on with those that they captured."""
+    """A static cache whose crop makes new tensors, while forwards go on with the captured ones."""
 
     captured: list[Pair] | None = None
 
     def crop_anew(self) -> None:
-        """Copy the committed columns into tensors of their own."""
+        """Copy the committed columns into new tensors, and keep the old ones as the captured tensors."""
         self.captured = self.captured or self.buffers
         fresh = [(torch.zeros_like(keys), torch.zeros_like(values)) for keys, values in self.buffers]
         for pair, old in zip(fresh, self.buffers, strict=True):
@@ -144,13 +138,13 @@ class Cropped(Static):
         self.buffers = fresh
 
     def write(self, layer: int, keys: Tensor, values: Tensor) -> None:
-        """Into the captured tensors."""
+        """Write into the captured tensors."""
         end = self.length + self.rows
         for buffer, new in zip((self.captured or self.buffers)[layer], (keys, values), strict=True):
             buffer[..., end - keys.shape[-2] : end, :] = new
 
     def read(self, layer: int) -> Pair:
-        """The captured tensors."""
+        """Return the captured tensors."""
         return (self.captured or self.buffers)[layer]
 
 
@@ -163,7 +157,7 @@ class Cropped(Static):
 def cropped_anew(seams: Seams) -> Seams:
     """A crop of the static cache makes new tensors, while the forward goes on writing to the old ones.
 
-    A rejection makes new, shorter tensors; the captured forward keeps the old ones.
+    A captured forward keeps the tensors of its recording, here the old ones.
     """
 
     def commit(cache: KvCache, path: list[int]) -> str | None:
@@ -177,18 +171,19 @@ def cropped_anew(seams: Seams) -> Seams:
 
 
 class Ring(Sliding):
-    """Loses what a ring of the span's size would lose when it is rewound."""
+    """A sliding cache that loses columns as a ring of the window's size does when its index is rewound."""
 
     def lose(self, written: list[Pair], end: int) -> None:
-        """Put rejected rows where the columns lie whose cells they took.
+        """Overwrite the columns whose ring cells rejected rows had taken.
 
         Args:
-            written: Every row of the block, by layer.
-            end: Columns before the rewind.
+            written: Keys and values of every row of the block, by layer.
+            end: The number of columns before the rewind.
         """
         for layer, (reach, pair) in enumerate(zip(self._reaches, written, strict=True)):
             for column in range(self.length, end) if reach.span else ():
                 row = pair[0].shape[-2] - (end - column)
+                # In a ring of `span` cells, columns that differ by a multiple of `span` share a cell.
                 for lost in range(column - reach.span, self.first(layer) - 1, -reach.span):
                     if lost < self.length:
                         self._put(layer, lost, (pair[0][..., row : row + 1, :], pair[1][..., row : row + 1, :]))
@@ -203,7 +198,7 @@ class Ring(Sliding):
 def ring_rewound(seams: Seams) -> Seams:
     """A full ring of the window's size is rewound by its index; what rejected rows overwrote is not restored.
 
-    The ring's write index is decremented on rejection; what rejected rows overwrote stays overwritten.
+    The ring's write index goes back on a rejection; the columns that rejected rows overwrote stay lost.
     """
 
     def commit(cache: KvCache, path: list[int]) -> str | None:
@@ -218,21 +213,21 @@ def ring_rewound(seams: Seams) -> Seams:
 
 
 class Restored(Static):
-    """Keeps the last committed column of each sequence to put it back after a rejection."""
+    """A static cache that keeps the last committed column of each sequence, and puts it back after a rejection."""
 
     lane = -1
     sequence = -1
     snapshots: dict[int, list[Pair]]
 
     def remember(self) -> None:
-        """Keep the last committed column, under the number of the sequence."""
+        """Keep the last committed column under the number of the sequence."""
         last = slice(self.length - 1, self.length)
         if self.length:
             kept = [(keys[..., last, :].clone(), values[..., last, :].clone()) for keys, values in self.buffers]
             self.snapshots[self.sequence] = kept
 
     def put_back(self, length: int) -> None:
-        """Put the last of `length` columns back, from what is kept under the number of the lane."""
+        """Restore the last of `length` columns from the snapshot under the number of the lane."""
         saved = self.snapshots.get(self.lane)
         if length and saved is not None:
             for pair, old in zip(self.buffers, saved, strict=True):
@@ -241,7 +236,7 @@ class Restored(Static):
 
 
 class Numbered(Arena):
-    """Gives each sequence the lowest free number, and all of them one store of snapshots."""
+    """An arena that gives each sequence the lowest free number, and all sequences one store of snapshots."""
 
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
@@ -275,7 +270,7 @@ class Numbered(Arena):
 def restored_by_lane(seams: Seams) -> Seams:
     """After a rejection the snapshot of another sequence is restored: it is found by the lane of the batch.
 
-    Snapshots are kept by sequence and restored by lane of the batch.
+    A snapshot is stored under its sequence's number and looked up by the lane in the batch.
     """
 
     class ByLane(seams.kv.lanes):  # type: ignore[misc,name-defined]

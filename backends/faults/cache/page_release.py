@@ -1,4 +1,4 @@
-"""Faults of pages that go back: too many, too few, twice, or while somebody reads them."""
+"""Faults of page release: too many pages, too few, twice, or still in use."""
 
 from dataclasses import replace
 
@@ -11,25 +11,25 @@ from reference.trace import Stage
 
 
 class Lenient(Pages):
-    """Believes whoever says that a page is free."""
+    """An allocator that frees a page on anyone's word."""
 
     def free_for_all(self, page: int) -> None:
-        """Free it, whoever holds it."""
+        """Free `page`, even if other requests hold it."""
         if page in self._holders:
             del self._holders[page]
             self._free.append(page)
 
     def drop(self, page: int) -> None:
-        """Without complaint."""
+        """Drop the page, without a complaint about a page that is free."""
         if page in self._holders:
             super().drop(page)
 
 
 class Twice(Pages):
-    """Appends to the free list what is free already."""
+    """An allocator that appends a page to the free list even if it is free already."""
 
     def drop(self, page: int) -> None:
-        """Without complaint."""
+        """Drop the page, or list it as free once more."""
         if page in self._holders:
             super().drop(page)
         else:
@@ -37,7 +37,7 @@ class Twice(Pages):
 
 
 class Selfish(Blocks):
-    """Frees its pages, whoever shares them."""
+    """A block table that frees its pages even if other requests share them."""
 
     def release(self) -> None:
         """See `Blocks.release`."""
@@ -56,16 +56,17 @@ class Selfish(Blocks):
 def freed_though_shared(seams: Seams) -> Seams:
     """A request that ends or is cancelled frees its pages, also those that others share by prefix.
 
-    A request that ends, or is cancelled, frees its pages without looking who else holds them.
+    The count of holders is ignored when pages go back.
     """
     return replace(seams, kv=replace(seams.kv, pages=Lenient, blocks=Selfish))
 
 
 class Remembering(Blocks):
-    """Still has its table after it gave all pages back."""
+    """A block table that keeps its entries after it has given all pages back."""
 
     def release(self) -> None:
         """See `Blocks.release`."""
+        # The table is not emptied, so the second release drops the same pages again.
         for page in reversed(self.table):
             self.pages.drop(page)
 
@@ -79,17 +80,18 @@ class Remembering(Blocks):
 def freed_twice(seams: Seams) -> Seams:
     """Target and draft both give back the pages that they share, which then stand in the free list twice.
 
-    Target and draft both give back the pages that they share.
+    The caches of target and draft share one block table, and each releases it.
     """
     return replace(seams, kv=replace(seams.kv, pages=Twice, blocks=Remembering))
 
 
 class CommittedOnly(Arena):
-    """Gives back the pages of committed columns."""
+    """An arena that takes back only the pages of committed columns."""
 
     def give_back(self, lease: CacheLease, tokens: tuple[int, ...] = ()) -> None:
         """See `Arena.give_back`."""
         if lease.blocks is not None:
+            # Rounded up: a partly filled page holds committed columns too.
             lease.blocks.table = lease.blocks.table[: -(-lease.target.length // lease.blocks.size)]
         super().give_back(lease, tokens)
 
@@ -103,13 +105,13 @@ class CommittedOnly(Arena):
 def overhang_lost(seams: Seams) -> Seams:
     """Pages allocated beyond the committed length are not released with the request.
 
-    Pages that were allocated beyond the committed length never come back.
+    The table is cut to the committed columns before it goes back, so the pages behind them never come back.
     """
     return replace(seams, arena=CommittedOnly)
 
 
 class Ruthless(PrefixCache):
-    """Evicts the oldest pages, whoever reads them."""
+    """A prefix cache that evicts its oldest pages even if requests read them."""
 
     def evict(self, count: int) -> None:
         """See `PrefixCache.evict`."""
@@ -128,7 +130,7 @@ class Ruthless(PrefixCache):
 def evicted_in_use(seams: Seams) -> Seams:
     """The prefix cache evicts its oldest pages although living requests hold them.
 
-    The prefix cache evicts pages that a living request holds.
+    The prefix cache frees the pages for everyone, instead of dropping its own hold on them.
     """
     return replace(seams, kv=replace(seams.kv, pages=Lenient, prefix=Ruthless))
 

@@ -1,4 +1,4 @@
-"""Faults of paged writes: the slots that rows go to, and the room that is made for them."""
+"""Faults of paged writes: slot numbers, and the pages reserved for new rows."""
 
 from dataclasses import replace
 from typing import Any
@@ -16,10 +16,10 @@ from reference.trace import Stage
 
 
 class Uniform(BatchCache):
-    """Takes the packed rows of a batch for a rectangle."""
+    """A batch cache that reads the packed rows of a batch as a rectangle."""
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any) -> Any:
-        """Rows of lane b are looked for from b * width on among the packed rows of all lanes."""
+        """Take the rows of lane b from index b * width on, among the packed rows of all lanes."""
         return super().update(self._taken(key_states), self._taken(value_states), layer_idx)
 
     def _taken(self, states: Tensor) -> Tensor:
@@ -27,6 +27,7 @@ class Uniform(BatchCache):
         moved = states.clone()
         for lane, rows in enumerate(self._rows):
             index = lane * self._width + torch.arange(rows, device=states.device)
+            # Clamped, so that a wrong slot reads a wrong row and raises no index error.
             moved[lane, :, :rows] = packed[:, index.clamp(max=packed.shape[1] - 1)]
         return moved
 
@@ -40,24 +41,25 @@ class Uniform(BatchCache):
 def rectangular_slots(seams: Seams) -> Seams:
     """Rows are written to slots as if every request of the batch had as many of them.
 
-    Slots are computed as if every request of the batch had as many rows.
+    Rows of all lanes lie packed, but their slots are computed as if every lane had `width` of them.
     """
     return replace(seams, kv=replace(seams.kv, lanes=Uniform))
 
 
 class Contiguous(Paged):
-    """Writes a block of verification to slots that follow each other."""
+    """A paged cache that writes a verify block to consecutive slots."""
 
     verifying = False
 
     def write(self, layer: int, keys: Tensor, values: Tensor) -> None:
-        """From the slot of the first row on, whatever the block table says of the next page."""
+        """Write from the first row's slot on, ignoring the block table's next page."""
         if not self.verifying:
             super().write(layer, keys, values)
             return
         begin = int(self.slots(self.length, self.length + 1)[0])
         for cells, new in zip(self.pool.layers[layer], (keys, values), strict=True):
             flat = cells.flatten(0, 1)
+            # Rows behind the pool's last cell are lost.
             room = min(new.shape[-2], len(flat) - begin)
             flat[begin : begin + room] = new[..., :room, :].transpose(0, 1)
 
@@ -71,7 +73,7 @@ class Contiguous(Paged):
 def contiguous_slots(seams: Seams) -> Seams:
     """A block that crosses a page's end goes on in the page that lies next in memory.
 
-    A block that crosses into the next page is written to the page that lies next in memory.
+    Only verify forwards are affected; a prefill writes to its right slots.
     """
 
     class Telling(seams.kv.lanes):  # type: ignore[misc,name-defined]
@@ -85,16 +87,16 @@ def contiguous_slots(seams: Seams) -> Seams:
 
 
 class Behind(Blocks):
-    """Reserves without the columns whose commit is pending."""
+    """A block table that reserves pages without counting the columns of the last commit."""
 
     pending = 0
 
     def reserve(self, columns: int) -> None:
-        """As the host sees it, one round behind."""
+        """Reserve as the host would whose view is one round behind."""
         super().reserve(columns - self.pending)
 
     def own(self, begin: int, end: int) -> None:
-        """The pages that the table has."""
+        """Own the pages that the table has, which may be too few."""
         super().own(begin, min(end, self.allocated))
 
 
@@ -105,9 +107,9 @@ class Behind(Blocks):
     "a block accepted to the end, then one that crosses into a page that was not reserved",
 )
 def reserved_one_round_behind(seams: Seams) -> Seams:
-    """CacheSpec is reserved as if the last block were not accepted yet, and the next one runs past the block table.
+    """Pages are reserved as if the last block were not accepted yet, and the next one runs past the block table.
 
-    Room is made for the tree over what was committed before the last round; writes run past the block table.
+    Pages are reserved for the tree behind the columns committed before the last round.
     """
 
     def commit(cache: KvCache, path: list[int]) -> str | None:
@@ -120,15 +122,16 @@ def reserved_one_round_behind(seams: Seams) -> Seams:
 
 
 class Apart(Paged):
-    """Moves keys through the block table, and values without."""
+    """A paged cache that moves keys through the block table, and values by token number."""
 
     def commit_apart(self, path: list[int]) -> None:
-        """The number of a token is taken for its slot in the buffer of values."""
+        """Commit the rows `path`; a token's number is taken for its slot in the buffer of values."""
         for layer, (_, cells) in enumerate(self.pool.layers):
             block = self.block(layer)
             keys, values = picked(block, path)
             self._put(layer, self.length, (keys, block[1][..., : len(path), :]))
             flat = cells.flatten(0, 1)
+            # Rows behind the buffer's last cell are lost.
             room = max(0, min(len(path), len(flat) - self.length))
             flat[self.length : self.length + room] = values[..., :room, :].transpose(0, 1)
         self.length, self.rows = self.length + len(path), 0
@@ -143,7 +146,7 @@ class Apart(Paged):
 def values_by_token(seams: Seams) -> Seams:
     """Accepted keys are moved through the block table, the buffer beside them by token numbers.
 
-    The buffer beside the keys is moved by token numbers, as if it had no pages.
+    The buffer of values plays the part of the report's auxiliary per-token cache.
     """
 
     def commit(cache: KvCache, path: list[int]) -> str | None:

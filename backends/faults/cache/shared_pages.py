@@ -1,4 +1,4 @@
-"""Faults of pages that requests share: by prefix, by fork, and when one of them writes."""
+"""Faults of pages that requests share, by a common prefix or by a fork."""
 
 from dataclasses import replace
 
@@ -12,7 +12,7 @@ from reference.trace import Stage
 
 
 class Early(Arena):
-    """Publishes the pages of a prompt when they are allocated."""
+    """An arena that publishes the pages of a prompt as soon as they are allocated."""
 
     def lease(
         self, target: Model, draft: Model | None, capacity: int, rows: int, tokens: tuple[int, ...] = ()
@@ -22,6 +22,7 @@ class Early(Arena):
         if self.prefix is not None and lease.blocks is not None:
             try:
                 lease.blocks.reserve(len(tokens))
+            # An exhausted pool publishes nothing.
             except OutOfPages:
                 return lease
             self.prefix.insert(draft, tokens, lease.blocks.table)
@@ -37,13 +38,13 @@ class Early(Arena):
 def published_unwritten(seams: Seams) -> Seams:
     """Pages of a prompt are published before a forward has written them, and the next request reads nothing.
 
-    Pages are found by their tokens before any forward has written them.
+    The prefix cache finds pages by their tokens before a forward has written their keys and values.
     """
     return replace(seams, arena=Early)
 
 
 class OneMore(Arena):
-    """Counts one column too many as reused."""
+    """An arena that counts one column too many as reused."""
 
     def lease(
         self, target: Model, draft: Model | None, capacity: int, rows: int, tokens: tuple[int, ...] = ()
@@ -62,19 +63,17 @@ class OneMore(Arena):
     "layout prefix, and a hit that is shorter than the prompt",
 )
 def reused_one_more(seams: Seams) -> Seams:
-    """The committed length of a reused prefix counts the position after it, whose KV nobody wrote.
-
-    The length of a reused prefix counts the position after it.
-    """
+    """The committed length of a reused prefix counts the position after it, whose KV nobody wrote."""
     return replace(seams, arena=OneMore)
 
 
 class Misaligned(Arena):
-    """Hands pages over from the tail of a table that has one more where the last page is full."""
+    """An arena whose fork takes the source's pages from the second one on, where the last page is full."""
 
     def fork(self, source: CacheLease, target: Model, draft: Model | None, capacity: int, rows: int) -> CacheLease:
         """See `Arena.fork`."""
         blocks, columns = source.blocks, source.target.length
+        # The report needs a full last page and one more page behind it.
         if blocks is None or not columns or columns % blocks.size or blocks.allocated <= columns:
             return super().fork(source, target, draft, capacity, rows)
         table = blocks.table
@@ -93,16 +92,16 @@ class Misaligned(Arena):
 def handed_over_from_tail(seams: Seams) -> Seams:
     """Where the last page is full, one side has a page more for drafts, and tables are aligned at their ends.
 
-    Tables of two sides are aligned at their ends; one has a page for drafts beyond a full last page.
+    Two tables are aligned at their ends, but one of them has a page for drafts behind its full last page.
     """
     return replace(seams, arena=Misaligned)
 
 
 class Shared(Blocks):
-    """Writes to pages that others hold."""
+    """A block table that writes to pages which other requests hold."""
 
     def own(self, begin: int, end: int) -> None:
-        """Nothing is copied."""
+        """Copy no page."""
 
 
 @fault(
@@ -114,16 +113,17 @@ class Shared(Blocks):
 def never_copied(seams: Seams) -> Seams:
     """A partly filled page that two requests share is written by both: copy on write is missed.
 
-    A shared page that is partly filled is written by all who share it.
+    Copy on write is skipped, so every sharer writes to the same page.
     """
     return replace(seams, kv=replace(seams.kv, blocks=Shared))
 
 
 class TargetOnly(Blocks):
-    """Copies a page in the target's pool alone."""
+    """A block table whose copy on write copies only the target's pool."""
 
     def own(self, begin: int, end: int) -> None:
-        """The draft's pool comes first, where there is one."""
+        """Copy pages in the target's pool only."""
+        # The draft's pool registers its copy function first, the target's last.
         every, self.copy = self.copy, self.copy[-1:]
         super().own(begin, end)
         self.copy = every
@@ -136,15 +136,12 @@ class TargetOnly(Blocks):
     "a fork with a draft model whose prefix ends inside a page",
 )
 def copied_in_target(seams: Seams) -> Seams:
-    """A shared page is copied in the target's pool, and not in the draft's, which shares the block table.
-
-    Copy on write forgets the draft's half of a page.
-    """
+    """A shared page is copied in the target's pool, and not in the draft's, which shares the block table."""
     return replace(seams, kv=replace(seams.kv, blocks=TargetOnly))
 
 
 class ByPage(PrefixCache):
-    """Knows a page by the tokens in it."""
+    """A prefix cache that knows a page by the tokens in it, and not by the tokens before it."""
 
     def _key(self, owner: object, tokens: tuple[int, ...], end: int) -> Key:
         return owner, tokens[end - self._size : end]
@@ -154,6 +151,7 @@ class ByPage(PrefixCache):
         found: list[int] = []
         for end in range(self._size, len(tokens) + 1, self._size):
             page = self._kept.get(self._key(owner, tokens, end))
+            # A block table must not name one page twice.
             if page is None or page in found:
                 break
             found.append(page)
@@ -177,15 +175,16 @@ class ByPage(PrefixCache):
 def known_by_own_tokens(seams: Seams) -> Seams:
     """A kept page is found by the tokens in it, whatever came before them.
 
-    The key of a kept page leaves out the tokens before it.
+    The key of a kept page leaves out the tokens before it, on which its keys and values depend.
     """
     return replace(seams, kv=replace(seams.kv, prefix=ByPage))
 
 
 class AnyDraft(Arena):
-    """Takes what one draft model wrote for what another did, in forks and in hits of the prefix cache.
+    """An arena that counts one draft model's columns as written for another draft model, on a fork.
 
-    Each draft model has a pool of its own, so the pages that the request adopts hold nothing of its own model.
+    Each draft model has a pool of its own, so the shared pages hold no keys and values of the request's own draft
+    model.
     """
 
     def fork(self, source: CacheLease, target: Model, draft: Model | None, capacity: int, rows: int) -> CacheLease:
@@ -197,7 +196,10 @@ class AnyDraft(Arena):
 
 
 class AnyOwner(PrefixCache):
-    """Tells pages of requests with a draft model from those without, and not one draft model from another."""
+    """A prefix cache that does not tell one draft model from another.
+
+    It still tells requests with a draft model from requests without.
+    """
 
     def match(self, owner: object, tokens: tuple[int, ...]) -> list[int]:
         """See `PrefixCache.match`."""
@@ -217,7 +219,7 @@ class AnyOwner(PrefixCache):
 def shared_across_drafts(seams: Seams) -> Seams:
     """A fork, or a hit of the prefix cache, shares the draft's pages although another model drafts there.
 
-    Pages of a draft's keys and values are shared with a request that another model drafts for.
+    The request then counts draft columns as filled that its own draft model never wrote.
     """
     return replace(seams, arena=AnyDraft, kv=replace(seams.kv, prefix=AnyOwner))
 

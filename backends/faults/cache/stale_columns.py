@@ -1,4 +1,7 @@
-"""Faults of what a verify forward sees of a cache that holds more, or other, cells than are committed."""
+"""Faults of stale cache columns that a verify forward sees.
+
+The cache holds more cells than are committed, or other contents than the committed ones.
+"""
 
 from dataclasses import replace
 
@@ -25,7 +28,7 @@ from reference.trace import Stage
 def ring_for_one_token(seams: Seams) -> Seams:
     """A ring is trimmed as if one token came per call, so that deeper rows of a block see beyond their window.
 
-    A ring is trimmed as for one new token, and all that is left in it is attended by every row of the block.
+    All columns that the trimmed ring still holds are visible to every row of the block.
     """
 
     class Trimmed(seams.kv.lanes):  # type: ignore[misc,name-defined]
@@ -45,7 +48,7 @@ def ring_for_one_token(seams: Seams) -> Seams:
 
 
 class Marked(Static):
-    """Knows how far it was ever written, and whether the forward is one of verification."""
+    """A static cache that knows how far it was ever written, and whether the forward verifies a tree."""
 
     verifying = False
     high = 0
@@ -54,14 +57,15 @@ class Marked(Static):
     def open(self, rows: int) -> None:
         """See `KvCache.open`."""
         super().open(rows)
+        # `stale` is the end of what earlier blocks wrote, `high` the end with this block.
         self.stale, self.high = self.high, max(self.high, self.length + self.rows)
 
 
 class Tail(Marked):
-    """Shows what rejected rows left behind the open ones."""
+    """A cache that shows the columns which rejected rows left behind the open rows."""
 
     def shown(self, layer: int, visible: Tensor) -> Tensor:
-        """With the stale tail."""
+        """The mask of `Static`, with the stale tail visible in a verify forward."""
         seen: Tensor = super().shown(layer, visible)
         if self.verifying:
             seen[..., self.length + self.rows : self.stale] = True
@@ -69,10 +73,10 @@ class Tail(Marked):
 
 
 class Taken(Marked, Overwrite):
-    """Takes a column that was written before for one that is cached."""
+    """A cache that takes a column which was written before for a column that is cached."""
 
     def write(self, layer: int, keys: Tensor, values: Tensor) -> None:
-        """But for the root, where a rejected row has filled its column."""
+        """Write the rows, but not the root where a rejected row has filled its column."""
         root = [one[..., self.length : self.length + 1, :].clone() for one in self.buffers[layer]]
         super().write(layer, keys, values)
         if self.verifying and self.stale > self.length:
@@ -81,7 +85,7 @@ class Taken(Marked, Overwrite):
 
 
 def _verifying(lanes: type[BatchCache]) -> type[BatchCache]:
-    """Lanes that tell caches of the target that they are verified."""
+    """The batch cache `lanes`, which also tells the target's caches that their forward verifies a tree."""
 
     class Telling(lanes):  # type: ignore[misc,valid-type]
         def __init__(self, caches: list[KvCache], rows: list[int], filler: float = 0.0) -> None:
@@ -100,10 +104,7 @@ def _verifying(lanes: type[BatchCache]) -> type[BatchCache]:
     "layout static, and a smaller block after one with rejected rows",
 )
 def stale_tail_shown(seams: Seams) -> Seams:
-    """The mask over a static cache leaves open what rejected rows have left behind the block.
-
-    The mask over a static cache leaves open what rejected rows have left behind the block.
-    """
+    """The mask over a static cache leaves open what rejected rows have left behind the block."""
     return replace(seams, kv=replace(seams.kv, static=Tail, lanes=_verifying(seams.kv.lanes)))
 
 
@@ -116,7 +117,7 @@ def stale_tail_shown(seams: Seams) -> Seams:
 def stale_row_kept(seams: Seams) -> Seams:
     """A column that a rejected row has filled is taken for cached, and the token that belongs there is not written.
 
-    A column that a rejected row has filled is taken for cached: the root that belongs there is not written.
+    The pending root belongs in that column; its keys and values are not written.
     """
     return replace(seams, kv=replace(seams.kv, overwrite=Taken, lanes=_verifying(seams.kv.lanes)))
 

@@ -1,1 +1,1 @@
-"""Faults of drafting: proposals, the draft's cache, and ranks that disagree."""
+"""Faults of drafting: proposals, the draft's cache, and tensor-parallel ranks."""

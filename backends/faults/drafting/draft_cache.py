@@ -1,4 +1,4 @@
-"""Faults of the draft's cache in step with the target's: what it is fed, whose cells it uses, what survives."""
+"""Faults of the draft model's KV cache, which must keep step with the target's."""
 
 from dataclasses import replace
 
@@ -26,7 +26,7 @@ from reference.trace import Stage
 def own_guess_fed(seams: Seams) -> Seams:
     """After full acceptance the draft is fed its own best token where the bonus stands, and its KV stays.
 
-    After full acceptance the draft is fed its own best token at the place of the bonus.
+    The guess lies in the cache at the place of the bonus token, and is not replaced.
     """
 
     class Guessing(ModelDraft):
@@ -50,7 +50,7 @@ def own_guess_fed(seams: Seams) -> Seams:
 def unverified_restored(seams: Seams) -> Seams:
     """The draft's cache is restored with the rows of its last block as valid, verified or not.
 
-    A draft's cache is saved with the rows of its last block, none of them rejected, and restored as it was saved.
+    The cache is saved before the roll-back removes the rejected rows, and is restored from that copy.
     """
 
     class Saving(ModelDraft):
@@ -63,6 +63,7 @@ def unverified_restored(seams: Seams) -> Seams:
         def resume(self, cache: KvCache | None) -> None:
             super().resume(cache)
             columns = min((keys.shape[-2] for keys, _ in self._saved), default=0)
+            # A cache with a limit of open rows cannot take all saved columns at once.
             if columns and not self.cache.length and not self.cache.most_rows:
                 self.cache.open(columns)
                 for layer, (keys, values) in enumerate(self._saved):
@@ -71,6 +72,7 @@ def unverified_restored(seams: Seams) -> Seams:
 
         def _catch_up(self, tokens: list[int]) -> Tensor:
             if self.cache.length > len(tokens):
+                # The restored rows may be more than the tokens that are committed now.
                 self.cache.crop(len(tokens))
             return super()._catch_up(tokens)
 
@@ -86,7 +88,7 @@ def unverified_restored(seams: Seams) -> Seams:
 def scores_survive(seams: Seams) -> Seams:
     """Scores of the root that the draft remembers survive a restart.
 
-    The remembered scores of the root survive a restart, although the request went on since.
+    The request has more tokens by then, so the scores belong to an earlier root.
     """
 
     class Remembering(ModelDraft):
@@ -112,7 +114,7 @@ def scores_survive(seams: Seams) -> Seams:
 def leaf_filled_with_bonus(seams: Seams) -> Seams:
     """Of the tokens that the draft lacks only the last is handed over, in the place of all of them.
 
-    Of the tokens that the draft has not seen only the last is handed over, once for each that is missing.
+    The last token is fed once for each token that the cache lacks.
     """
 
     class Short(ModelDraft):
@@ -134,7 +136,7 @@ def leaf_filled_with_bonus(seams: Seams) -> Seams:
 def rejected_rewritten(seams: Seams) -> Seams:
     """Rejected rows stay in the draft's batch as padding with real slots, over what was moved there.
 
-    Rejected rows stay in the draft's batch as padding and are written to the slots they had once more.
+    Among the kept rows, a rejected row that was not moved over keeps its own place.
     """
 
     def roll_back(cache: KvCache, fed: list[int]) -> None:
@@ -154,7 +156,7 @@ def rejected_rewritten(seams: Seams) -> Seams:
 def one_cache(seams: Seams) -> Seams:
     """The draft is given the target's own cache object.
 
-    A target that drafts for itself passes its own cache object to the draft.
+    Only a target that drafts for itself can share its cache object with the draft.
     """
 
     class Shared(Arena):
@@ -187,7 +189,7 @@ def one_cache(seams: Seams) -> Seams:
 def one_pool(seams: Seams) -> Seams:
     """The draft's cache lies in the target's pool.
 
-    A target that drafts for itself has one pool for both caches: the draft writes where the target's columns lie.
+    The draft then writes into pages that hold the target's columns.
     """
 
     class OnePool(Arena):
@@ -206,7 +208,7 @@ def one_pool(seams: Seams) -> Seams:
 def fork_complete(seams: Seams) -> Seams:
     """A fork marks as many columns of the draft's cache as filled as of the target's.
 
-    A fork takes the length of the target's cache for the draft's as well.
+    The draft's cache of the source may lack columns that the target's has.
     """
 
     class Complete(Arena):
@@ -228,7 +230,7 @@ def fork_complete(seams: Seams) -> Seams:
 def kept_without_draft(seams: Seams) -> Seams:
     """Pages are kept that the draft never wrote: the next request finds its cache uninitialised.
 
-    Pages are kept as far as the target committed them, whatever the draft has written.
+    Pages are kept as far as the target has committed, although the draft may lag behind.
     """
 
     class TargetOnly(Arena):
@@ -249,7 +251,7 @@ def kept_without_draft(seams: Seams) -> Seams:
 def key_one_short(seams: Seams) -> Seams:
     """A kept page's draft KV is shared with a request whose tokens differ in the last one that it depends on.
 
-    The draft's columns of a kept page are shared between requests that differ in the last token of the page.
+    The draft's cells of a kept page are copied to a request whose tokens match all but the last of that page.
     """
 
     class Nearly(Arena):

@@ -1,4 +1,4 @@
-"""Puts a model draft of another class into requests, which is how faults of model drafts are planted."""
+"""The patch under faults of model drafts: requests get another draft class."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -10,7 +10,7 @@ from backends.engine.seams import Seams
 
 
 def drafting(seams: Seams, kind: type[ModelDraft], where: Callable[[CacheLease], bool] = lambda lease: True) -> Seams:
-    """Requests whose model draft is of class `kind`, for leases that meet the condition."""
+    """The seams with requests whose model draft is of class `kind`, for leases that meet the condition `where`."""
 
     class Drafting(Request):
         def prefill(self) -> None:
@@ -23,6 +23,7 @@ def drafting(seams: Seams, kind: type[ModelDraft], where: Callable[[CacheLease],
 
         def _adopt(self) -> None:
             if type(self.draft) is ModelDraft and where(self.lease):
+                # Only the class changes: the draft's model, cache and shape are made by the right code and stay.
                 self.draft.__class__ = kind
 
     return replace(seams, request=Drafting)

@@ -1,4 +1,4 @@
-"""Faults of the draft model while it proposes a tree."""
+"""Faults of a draft while it proposes a tree."""
 
 from dataclasses import replace
 
@@ -32,7 +32,7 @@ Rows = tuple[list[int], list[list[int]]]
 def early_positions(seams: Seams) -> Seams:
     """Positions of the draft model are incremented before its forward.
 
-    Draft positions are moved on before the forward instead of after it.
+    Each row of the draft's tree stands one position too far.
     """
 
     def branch_rows(shape: RankTree, level: list[int], slots: dict[int, int], root: int) -> Rows:
@@ -51,7 +51,7 @@ def early_positions(seams: Seams) -> Seams:
 def wrong_parent(seams: Seams) -> Seams:
     """A node of the draft tree attends to the KV of another node's parent.
 
-    A node of the draft tree reads the KV of the beam slot before its parent's.
+    The ancestors of a node are moved one branch column down, where another node of the beam lies.
     """
 
     def branch_rows(shape: RankTree, level: list[int], slots: dict[int, int], root: int) -> Rows:
@@ -62,7 +62,7 @@ def wrong_parent(seams: Seams) -> Seams:
 
 
 def _shift(seen: list[list[int]], root: int) -> list[list[int]]:
-    """Each list with its proper ancestors moved one branch column down, not past the first."""
+    """Each list of columns with its proper ancestors moved one branch column down, but not past the first."""
     return [[*(max(column - 1, root + 1) for column in columns[:-1]), columns[-1]] for columns in seen]
 
 
@@ -75,7 +75,7 @@ def _shift(seen: list[list[int]], root: int) -> list[list[int]]:
 def map_skipped(seams: Seams) -> Seams:
     """The draft's reduced vocabulary is not mapped to target ids.
 
-    Draft ids are used as target ids: the vocabulary map is not applied.
+    The vocabulary map is replaced by the identity.
     """
 
     def name_children(logits: Tensor, ranks: list[int], vocabulary: Tensor) -> tuple[list[int], list[int]]:
@@ -93,12 +93,13 @@ def map_skipped(seams: Seams) -> Seams:
 def lengths_of_last_level(seams: Seams) -> Seams:
     """Levels of the draft after the first attend with the lengths of the level before, and miss their parents.
 
-    A draft forward attends as far as the lengths of the level before it reach: not to the level it hangs from.
+    The columns between the committed prefix and the level's own rows are hidden, and the level's parents lie there.
     """
 
     def draft_attend(query: Tensor, columns: AttentionInputs, scaling: float) -> Tensor:
         rows, width = columns.visible.shape[-2:]
         begin = int(columns.prefix[0])
+        # Nothing lies between the prefix and these rows: they catch up, or are the first level that is fed.
         if begin + rows == width:
             return seams.draft_attend(query, columns, scaling)
         visible = columns.visible.clone()
@@ -117,7 +118,7 @@ def lengths_of_last_level(seams: Seams) -> Seams:
 def leaves_drawn(seams: Seams) -> Seams:
     """The last level of a greedy draft is drawn at random, where the levels above it take the best tokens.
 
-    Levels of a greedy draft take their best tokens; the last one, named after the loop, is drawn.
+    Inner levels take the draft's best tokens; the leaves are named outside that loop, by a draw.
     """
 
     class Drawing(ModelDraft):
@@ -125,6 +126,7 @@ def leaves_drawn(seams: Seams) -> Seams:
             self, tokens: list[int], chance: StepSampling | None = None, hidden: Tensor | None = None
         ) -> Proposal:
             best = super().propose(tokens, chance, hidden)
+            # The fault is one of greedy drafting; a request that samples keeps its proposal.
             if chance is not None:
                 return best
             assert best.logits is not None
@@ -151,13 +153,14 @@ def leaves_drawn(seams: Seams) -> Seams:
 def pool_outlives_request(seams: Seams) -> Seams:
     """The pool of n-grams is not emptied between requests: the second is drafted from the first one's text.
 
-    The pool of n-grams belongs to the decoder, which is not reset between requests.
+    The pool belongs to the decoder, which is not reset between requests.
     """
     pool: dict[tuple[int, ...], Followers] = {}
 
     class Decoder(Arena):
         def __init__(self, layout: KvLayout, pages: int = 0, seams: KvSeams | None = None) -> None:
             super().__init__(layout, pages, seams)
+            # A new arena is a new decoder: no run sees the pool of another run.
             pool.clear()
 
     class Pooled(Request):

@@ -1,4 +1,7 @@
-"""Faults of tensor parallelism, its second rank played by this process: coins of its own, ids of the whole head."""
+"""Faults of tensor parallelism, with the second rank simulated in this process.
+
+The second rank accepts by coins of its own, or a rank indexes its part of the head by ids of the whole head.
+"""
 
 from dataclasses import replace
 from typing import Any
@@ -17,6 +20,7 @@ from backends.faults.fault import fault, faults_in
 from reference.trace import Stage
 
 RANKS = 2
+"""The number of simulated ranks."""
 
 
 @fault(
@@ -28,7 +32,7 @@ RANKS = 2
 def coins_of_each_rank(seams: Seams) -> Seams:
     """Each rank accepts by coins of its own: KV heads of the second keep other rows than those that were emitted.
 
-    The second rank, which holds the later KV heads, accepts by its own coins and keeps those rows at its lengths.
+    The second rank holds the later half of the KV heads, and keeps there the rows that it accepts itself.
     """
 
     class Ranked(Request):
@@ -44,11 +48,13 @@ def coins_of_each_rank(seams: Seams) -> Seams:
             self._seams = right
 
         def _of_second_rank(self) -> StepSampling:
+            # Without the tape, whose coins would be the same on both ranks.
             sampling = replace(self.case.sampling, tape=(), seed=self.case.sampling.seed + 1)
             case = replace(self.case, sampling=sampling)
             return StepSampling(case, self._told, self._coined, self._target.device, self._seams.sampling)
 
     def apart(cache: KvCache, kept: list[int], other: list[int]) -> str | None:
+        # As long as `kept`: the lengths are those of the first rank.
         rows = [*other[: len(kept)], *kept[len(other) :]]
         for layer in range(cache.layers):
             block = cache.block(layer)
@@ -62,7 +68,7 @@ def coins_of_each_rank(seams: Seams) -> Seams:
 
 
 class Sharded:
-    """A model of whose head one rank holds a part: logits of an id are those of its row in the part."""
+    """A causal model of whose head one rank holds a part; the score of an id is that of its row in the part."""
 
     def __init__(self, whole: CausalLm) -> None:
         self._whole = whole
@@ -80,6 +86,7 @@ class Sharded:
 
     def _local(self, logits: Tensor) -> Tensor:
         vocab = logits.shape[-1]
+        # The part of one rank, rounded up.
         held = -(-vocab // RANKS)
         return logits[..., torch.arange(vocab, device=logits.device) % held]
 
@@ -93,7 +100,7 @@ class Sharded:
 def map_over_shard(seams: Seams) -> Seams:
     """The ids of a reduced vocabulary index one rank's part of the head as if it were the whole one.
 
-    The scores of a reduced vocabulary are taken out of one rank's part of the head, by ids of the whole.
+    The ids of the whole head wrap around inside the rank's part.
     """
 
     class Mapped(ModelDraft):

@@ -1,1 +1,1 @@
-"""Faults of lowering: index tensors of a tree, and chunks."""
+"""Faults of lowering: index tensors of a tree, masks, positions and chunks."""

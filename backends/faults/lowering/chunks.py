@@ -1,4 +1,4 @@
-"""Faults of chunked attention, and of positions near a limit."""
+"""Faults of chunked attention, and of positions near the end of a table."""
 
 from dataclasses import replace
 
@@ -12,7 +12,7 @@ from reference.trace import Stage
 from reference.tree import RankTree, Tree
 
 TABLE = 8
-"""Positions in the draft's rotary table, in the fault that makes it too short."""
+"""The number of positions in the draft's rotary table, in the fault that makes the table too short."""
 
 
 @fault(
@@ -24,7 +24,7 @@ TABLE = 8
 def short_rotary_table(seams: Seams) -> Seams:
     """Draft positions beyond the draft's own rotary table read its last row.
 
-    The draft's rotary table has TABLE positions, and those beyond it read its last row.
+    The table has TABLE positions, and a position beyond them is clamped to the last.
     """
 
     def branch_rows(
@@ -45,11 +45,12 @@ def short_rotary_table(seams: Seams) -> Seams:
 def chunk_of_root(seams: Seams) -> Seams:
     """The chunk of the root begins the sight of every node, also of those in the next chunk.
 
-    The chunk in which the root lies begins the sight of the whole block, also of nodes in the next chunk.
+    Every row sees from the beginning of the root's chunk on, although a deeper row may lie in the next chunk.
     """
 
     def tensorise(tree: Tree, committed: int, position: int, reaches: list[Reach], padded_nodes: int) -> TreeTensors:
         tensors = seams.tensorise(tree, committed, position, reaches, padded_nodes)
+        # Lowered again without windows and chunks, for the columns that the right mask hides.
         whole = seams.tensorise(tree, committed, position, [Reach()] * len(reaches), padded_nodes)
         columns = torch.cat([torch.arange(committed), tensors.position])
         visible = [
@@ -70,7 +71,7 @@ def chunk_of_root(seams: Seams) -> Seams:
 def chunk_by_column(seams: Seams) -> Seams:
     """The chunk of a node is told by its KV column instead of its position.
 
-    A row's chunk is told by the column that it writes, not by its position; alike for a chain, not for a tree.
+    A row's column equals its position in a chain, but not in a tree.
     """
 
     def tensorise(tree: Tree, committed: int, position: int, reaches: list[Reach], padded_nodes: int) -> TreeTensors:
@@ -93,10 +94,7 @@ def chunk_by_column(seams: Seams) -> Seams:
     "a root that is not the last token of its chunk, or a tree across its end",
 )
 def chunk_slides(seams: Seams) -> Seams:
-    """A chunked layer is masked as a sliding window of the same length.
-
-    A chunked layer is masked as a sliding window of the same length.
-    """
+    """A chunked layer is masked as a sliding window of the same length."""
 
     def tensorise(tree: Tree, committed: int, position: int, reaches: list[Reach], padded_nodes: int) -> TreeTensors:
         sliding = [Reach(window=reach.chunk or reach.window) for reach in reaches]
@@ -114,7 +112,7 @@ def chunk_slides(seams: Seams) -> Seams:
 def cut_by_row(seams: Seams) -> Seams:
     """A tree kept inside the root's chunk is cut by its number of rows instead of by depth.
 
-    As many rows stay as positions are left in the chunk: right for a chain, too few for a tree.
+    As many rows stay as positions are left in the chunk, which is right for a chain and too few for a tree.
     """
 
     def inside_chunk(tree: Tree, position: int, reaches: list[Reach]) -> list[int]:

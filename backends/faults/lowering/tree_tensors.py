@@ -1,4 +1,4 @@
-"""Faults in the lowered tree: masks and positions."""
+"""Faults of the lowered tree: its masks and positions."""
 
 from dataclasses import replace
 
@@ -22,7 +22,7 @@ from reference.tree import Tree
 def hide_first_prefix_entry(seams: Seams) -> Seams:
     """The tree mask of the step hides one context entry from every node.
 
-    The step's mask leaves the first context column out.
+    The mask's column 0 is hidden from every row.
     """
 
     def tensorise(tree: Tree, committed: int, position: int, reaches: list[Reach], padded_nodes: int) -> TreeTensors:
@@ -42,10 +42,7 @@ def hide_first_prefix_entry(seams: Seams) -> Seams:
     "a second step after an accepted token",
 )
 def advance_by_one(seams: Seams) -> Seams:
-    """Positions advance by one per step instead of by the number of committed tokens.
-
-    Positions move on by one token per step, however many were committed.
-    """
+    """Positions advance by one per step instead of by the number of committed tokens."""
     return replace(seams, advance=lambda kept: 1)
 
 
@@ -58,7 +55,7 @@ def advance_by_one(seams: Seams) -> Seams:
 def window_of_deepest(seams: Seams) -> Seams:
     """The sliding window of the deepest node bounds the context of every node.
 
-    The window of the deepest node is applied to the whole block.
+    The window's start is computed from the deepest node's position, for all rows of the block.
     """
 
     def tensorise(tree: Tree, committed: int, position: int, reaches: list[Reach], padded_nodes: int) -> TreeTensors:
@@ -68,6 +65,7 @@ def window_of_deepest(seams: Seams) -> Seams:
         for mask, reach in zip(tensors.visible, reaches, strict=True):
             cut = mask.clone()
             if reach.window:
+                # A window of w tokens that ends at position p begins at p - w + 1.
                 hidden = torch.arange(committed) <= deepest - reach.window
                 cut[:, :committed] &= ~hidden
             visible.append(cut)
@@ -85,7 +83,7 @@ def window_of_deepest(seams: Seams) -> Seams:
 def mask_of_new_tokens(seams: Seams) -> Seams:
     """The block of new tokens gets a causal mask of its own, so branches see each other.
 
-    The mask is built for the new tokens alone, as a causal one, and the tree is forgotten.
+    The mask of the block is causal in row order, and its tree is forgotten.
     """
 
     def tensorise(tree: Tree, committed: int, position: int, reaches: list[Reach], padded_nodes: int) -> TreeTensors:
@@ -96,6 +94,7 @@ def mask_of_new_tokens(seams: Seams) -> Seams:
 
 
 def _causal(mask: Tensor, committed: int) -> Tensor:
+    """`mask` with a causal block in place of the tree's."""
     chain = mask.clone()
     chain[:, committed:] = torch.tril(torch.ones(len(mask), len(mask), dtype=torch.bool))
     return chain

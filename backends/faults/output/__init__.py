@@ -1,1 +1,1 @@
-"""Faults of the output: what is emitted, and where it stops."""
+"""Faults of the output: emitted tokens, stops and log-probabilities."""

@@ -1,4 +1,4 @@
-"""Faults of emission: stops inside a block, budgets, padding."""
+"""Faults of emission: stops inside a block, budgets, padding, log-probabilities."""
 
 from dataclasses import replace
 
@@ -22,7 +22,7 @@ Clipped = tuple[list[int], str | None]
 def stop_seen_at_the_end(seams: Seams) -> Seams:
     """An end of text inside an accepted block does not stop the output.
 
-    The whole block is emitted, and its last token alone is looked at for an end of text.
+    Only the last token of the block is compared with the end tokens.
     """
 
     def clip(block: list[int], written: Written, ends: Limits) -> Clipped:
@@ -43,7 +43,7 @@ def stop_seen_at_the_end(seams: Seams) -> Seams:
 def budget_checked_per_block(seams: Seams) -> Seams:
     """An accepted block runs past max_new_tokens.
 
-    The token budget is looked at after a block and does not cut it.
+    The budget is checked after the block, and does not cut it.
     """
 
     def clip(block: list[int], written: Written, ends: Limits) -> Clipped:
@@ -62,11 +62,12 @@ def budget_checked_per_block(seams: Seams) -> Seams:
 def placeholder_zeros(seams: Seams) -> Seams:
     """Placeholder slots of rejected drafts are emitted as token 0.
 
-    The padded row of the block is returned: rejected placeholder slots come out as token 0.
+    A block of the bonus alone is returned with its padding, one placeholder of id 0.
     """
 
     def clip(block: list[int], written: Written, ends: Limits) -> Clipped:
         kept, why = seams.clip(block, written, ends)
+        # An output that ends returns no further slots.
         return ([*kept, 0], why) if len(block) == 1 and why is None else (kept, why)
 
     return replace(seams, clip=clip)
@@ -81,7 +82,7 @@ def placeholder_zeros(seams: Seams) -> Seams:
 def certain_everywhere(seams: Seams) -> Seams:
     """Every token that was speculated is reported with log-probability 0.
 
-    A request that speculates reports log-probability 0 for every token: the path taken does not fill them.
+    A forward of several rows reports zeros; one of a single row reports the right values.
     """
 
     def logprobs(logits: Tensor) -> Tensor:
@@ -100,7 +101,7 @@ def certain_everywhere(seams: Seams) -> Seams:
 def one_buffer(seams: Seams) -> Seams:
     """Log-probabilities of one block are views of one buffer: all come out as those of its last row.
 
-    The log-probabilities of a block are views of one buffer, which its last row overwrites.
+    The last row overwrites the shared buffer, so all rows report its log-probabilities.
     """
 
     def logprobs(logits: Tensor) -> Tensor:

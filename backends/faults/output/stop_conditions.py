@@ -1,4 +1,7 @@
-"""Faults of stopping: stop strings, limits and min_tokens that hold for a token at a time and not inside a block."""
+"""Faults of stop conditions inside an accepted block.
+
+Stop strings, limits and min_tokens hold for one token at a time, but not for a block of several tokens.
+"""
 
 from dataclasses import replace
 
@@ -24,11 +27,12 @@ Clipped = tuple[list[int], str | None]
 def text_cut_only(seams: Seams) -> Seams:
     """A stop string completed in the middle of a block cuts the text and leaves later ids and log-probabilities.
 
-    A stop string cuts the text; the ids of the whole block stay.
+    The stop string cuts the text, but the ids of the whole block stay.
     """
 
     def clip(block: list[int], written: Written, ends: Limits) -> Clipped:
         kept, why = seams.clip(block, written, ends)
+        # A stop token is not text, so its cut stays.
         return (block, why) if why == "stop" and kept[-1] not in ends.stop else (kept, why)
 
     return replace(seams, clip=clip)
@@ -43,13 +47,14 @@ def text_cut_only(seams: Seams) -> Seams:
 def narrow_window(seams: Seams) -> Seams:
     """Stop strings are looked for in a fixed window of last tokens, which a long block pushes them out of.
 
-    After a block, stop strings are looked for in as many of the last tokens as the longest has characters, and one.
+    After a block, stop strings are searched in the last n + 1 tokens, n being the characters of the longest string.
 
     The end, if one is found, is put in its right place.
     """
 
     def clip(block: list[int], written: Written, ends: Limits) -> Clipped:
         kept, why = seams.clip(block, written, ends)
+        # `reach` is n - 1: a match further back than the window is missed.
         if why == "stop" and kept[-1] not in ends.stop and len(block) - len(kept) > ends.reach + 1:
             return seams.clip(block, written, replace(ends, strings=()))
         return kept, why
@@ -66,7 +71,7 @@ def narrow_window(seams: Seams) -> Seams:
 def tail_forgotten(seams: Seams) -> Seams:
     """Each block is looked through for stop strings by itself, so one that began in the block before is missed.
 
-    Each block is looked through by itself: text written before it is forgotten.
+    The text written before the block is replaced by an empty one.
     """
 
     def clip(block: list[int], written: Written, ends: Limits) -> Clipped:
@@ -84,7 +89,7 @@ def tail_forgotten(seams: Seams) -> Seams:
 def budget_first(seams: Seams) -> Seams:
     """The budget is looked at before the stops: a block that runs past it leaks tokens after a stop, as `length`.
 
-    The budget is looked at before the stops: a block that runs past it is cut by length alone.
+    A block that reaches the budget is cut by its length only, and stops inside it are not looked for.
     """
 
     def clip(block: list[int], written: Written, ends: Limits) -> Clipped:
@@ -104,7 +109,7 @@ def budget_first(seams: Seams) -> Seams:
 def room_taken_away(seams: Seams) -> Seams:
     """At the context limit, as many tokens as still fit are taken off a block instead of those that do not.
 
-    The rest of the budget is taken off the end of a block that is too long, instead of the surplus.
+    The number of tokens that still fit is cut off the end, where the number that does not fit should be.
     """
 
     def clip(block: list[int], written: Written, ends: Limits) -> Clipped:
@@ -126,11 +131,12 @@ def room_taken_away(seams: Seams) -> Seams:
 def strings_unminded(seams: Seams) -> Seams:
     """A stop string ends the output before min_tokens.
 
-    A stop string ends the output although min_tokens is not reached.
+    The minimum applies to end tokens only; stop strings are looked for from the first token on.
     """
 
     def clip(block: list[int], written: Written, ends: Limits) -> Clipped:
         kept, why = seams.clip(block, written, ends)
+        # End tokens are left to the right `clip`, so that only stop strings ignore the minimum.
         early, reason = seams.clip(block, written, replace(ends, least=0, eos=frozenset(), stop=frozenset()))
         return (early, reason) if reason == "stop" and len(early) < len(kept) else (kept, why)
 
@@ -146,7 +152,7 @@ def strings_unminded(seams: Seams) -> Seams:
 def one_row_more(seams: Seams) -> Seams:
     """Ends are banned at one row of the block more than min_tokens asks for.
 
-    Ends are banned at one row more of the block than min_tokens asks for.
+    The count of emitted tokens is one too small.
     """
     inner = seams.sampling.scores
 
@@ -165,7 +171,7 @@ def one_row_more(seams: Seams) -> Seams:
 def drafted_rows_unbanned(seams: Seams) -> Seams:
     """Ends are banned at the first row of a block alone: deeper rows may accept or choose one before min_tokens.
 
-    Only the first row of a block bans ends before min_tokens.
+    Deeper rows are processed as if min_tokens were 0.
     """
     inner = seams.sampling.scores
 

@@ -1,1 +1,1 @@
-"""Faults of sampling: acceptance, residuals, logits processing and the rows they read."""
+"""Faults of sampling: acceptance, residuals, logits processing, and logit rows."""

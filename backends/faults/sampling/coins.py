@@ -1,4 +1,7 @@
-"""Faults of the coins of sampled acceptance: coins used twice, not at all, at their threshold, or another request's."""
+"""Faults of the coins of sampled acceptance.
+
+A coin is used twice, ignored, compared wrongly at its threshold, or taken from another request.
+"""
 
 from dataclasses import replace
 
@@ -15,6 +18,7 @@ def coin_reused(seams: SamplingSeams) -> SamplingSeams:
     """The coin that rejected a token also draws the token that replaces it."""
 
     def bonus_place(dice: Coins, at: Tensor, rejected: Tensor) -> Tensor:
+        # `rejected` is 0 where no node was rejected; such a request draws its last token by its own coin.
         return torch.where(rejected > 0, dice.place("accept", rejected), seams.bonus_place(dice, at, rejected))
 
     return replace(seams, bonus_place=bonus_place)
@@ -26,7 +30,7 @@ def at_most(seams: SamplingSeams) -> SamplingSeams:
 
 
 def coin_zero(seams: SamplingSeams) -> SamplingSeams:
-    """Acceptance compares 0 instead of its coin: everything possible is accepted."""
+    """Acceptance compares 0 instead of the coin, so every token of positive ratio is accepted."""
 
     def accepts(dice: Coins, trees: Forest, child: Tensor, threshold: Tensor, asked: Tensor) -> Tensor:
         return seams.accepts(dice, trees, child, (threshold > 0).to(threshold.dtype), asked)
@@ -35,7 +39,7 @@ def coin_zero(seams: SamplingSeams) -> SamplingSeams:
 
 
 def no_coin(seams: SamplingSeams) -> SamplingSeams:
-    """A token is accepted where p >= q, and nowhere else."""
+    """A token is accepted exactly where p >= q, whatever its coin."""
 
     def accepts(dice: Coins, trees: Forest, child: Tensor, threshold: Tensor, asked: Tensor) -> Tensor:
         return seams.accepts(dice, trees, child, (threshold >= 1).to(threshold.dtype), asked)
@@ -45,11 +49,12 @@ def no_coin(seams: SamplingSeams) -> SamplingSeams:
 
 def neighbours_seed(seams: SamplingSeams) -> SamplingSeams:
     """Each request draws with its neighbour's coins."""
+    # A batch of one has itself as its neighbour, and stays right.
     return replace(seams, own_coins=lambda uniforms: uniforms.roll(1, 0))
 
 
 def coins_shared(seams: SamplingSeams) -> SamplingSeams:
-    """Every second request keeps the coins of the one before it: its own were written to a copy."""
+    """Every second request uses the coins of the request before it, because its own were written to a copy."""
 
     def own_coins(uniforms: Tensor) -> Tensor:
         rows = torch.arange(len(uniforms), device=uniforms.device)

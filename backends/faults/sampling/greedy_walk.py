@@ -1,4 +1,4 @@
-"""Faults of the greedy walk."""
+"""Faults of the greedy walk, which accepts the target's arg-max at each node."""
 
 from dataclasses import replace
 
@@ -24,10 +24,11 @@ from reference.trace import Stage
 def first_unverified(seams: Seams) -> Seams:
     """The first drafted token is committed without verification.
 
-    The root's first child is accepted without a comparison.
+    The root's first child is accepted without a comparison with the target's choice.
     """
 
     def walk(tensors: TreeTensors, logits: Tensor) -> tuple[list[int], int]:
+        # `next_token` is the first child; 0 means that there is none.
         first = int(tensors.next_token[0])
         path, bonus = seams.walk(tensors, logits)
         if not first or path[1:2] == [first]:
@@ -46,7 +47,7 @@ def first_unverified(seams: Seams) -> Seams:
 def zero_is_padding(seams: Seams) -> Seams:
     """Token id 0 is taken for padding of a candidate path, so a right token 0 is rejected.
 
-    Token id 0 is taken for path padding and ends the walk.
+    The walk ends at the first accepted node with token id 0.
     """
 
     def walk(tensors: TreeTensors, logits: Tensor) -> tuple[list[int], int]:
@@ -70,7 +71,7 @@ def zero_is_padding(seams: Seams) -> Seams:
 def bonus_one_row_late(seams: Seams) -> Seams:
     """Rejection is handled one row late: the next token comes from the rejected row.
 
-    After a rejection the bonus is drawn at the rejected child instead of at its parent.
+    The bonus is the arg-max at the rejected child, where the arg-max at its parent is right.
     """
 
     def walk(tensors: TreeTensors, logits: Tensor) -> tuple[list[int], int]:
@@ -90,7 +91,7 @@ def bonus_one_row_late(seams: Seams) -> Seams:
 def bonus_discarded(seams: Seams) -> Seams:
     """After full acceptance there is no bonus token.
 
-    Where the walk ends at a leaf, nothing is drawn after it: the last accepted token ends the block.
+    Where the walk ends at a leaf, the last accepted token stands in for the bonus and ends the block.
     """
 
     def walk(tensors: TreeTensors, logits: Tensor) -> tuple[list[int], int]:
@@ -103,7 +104,7 @@ def bonus_discarded(seams: Seams) -> Seams:
 
 
 class ArgMax(Request):
-    """Takes every request for a greedy one."""
+    """A request that decodes greedily, whatever its temperature."""
 
     def __init__(self, case: Case, target: CausalLm, lease: CacheLease, draft: Draft, seams: Seams) -> None:
         greedy = replace(case, sampling=replace(case.sampling, temperature=0.0))
@@ -119,7 +120,7 @@ class ArgMax(Request):
 def arg_max_throughout(seams: Seams) -> Seams:
     """A request that samples is decoded by arg-max, its temperature lost on the way to the sampler.
 
-    A request that samples is decoded by arg-max; the sampling itself, which nobody calls, stays right.
+    The sampling kernels stay right, but are never called.
     """
     return replace(seams, request=ArgMax)
 

@@ -1,4 +1,4 @@
-"""Faults between attention and acceptance: the rows of logits that are handed on."""
+"""Faults of the logit rows that the verify forward hands to acceptance."""
 
 from dataclasses import replace
 
@@ -19,7 +19,7 @@ from reference.trace import Stage
 def rows_shifted(seams: Seams) -> Seams:
     """The logits of accepted tokens are selected from the wrong rows.
 
-    Every node but the root is handed the logits of the row before its own.
+    Every node but the root gets the logits of the row before its own row.
     """
 
     def score(flat: Tensor, retrieve_index: Tensor) -> Tensor:
@@ -37,7 +37,7 @@ def rows_shifted(seams: Seams) -> Seams:
 def softmax_on_the_way(seams: Seams) -> Seams:
     """Softmax is applied where logits are promised, so the consumer applies it a second time.
 
-    Probabilities are passed on where logits are promised.
+    Probabilities are passed on as if they were logits.
     """
 
     def score(flat: Tensor, retrieve_index: Tensor) -> Tensor:

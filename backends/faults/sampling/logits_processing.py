@@ -1,4 +1,7 @@
-"""Faults of laws and proposals: processing that is skipped, misplaced or imprecise, of target or draft."""
+"""Faults of logits processing for the target's law and the draft's proposal.
+
+Temperature, top-k, top-p, min-p, penalties or processors are skipped, misplaced or imprecise.
+"""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,64 +18,70 @@ from reference.sampling import Sampling, Stops
 from reference.trace import Stage
 
 DETERMINISTIC = "a proposal that is certain of its token has no other probabilities"
+"""The proof that a fault of the proposal is harmless for a draft that names its best tokens."""
 
 
 def soft_for_certain(seams: SamplingSeams) -> SamplingSeams:
-    """Tokens that were merely ranked are handed over with the draft's soft law, as if they had been drawn from it."""
+    """Tokens that were only ranked are handed over with the draft's soft law, as if they had been drawn from it."""
     return replace(seams, certain=lambda token, law: law)
 
 
 Plant = Callable[[SamplingSeams], SamplingSeams]
+"""A patch of the sampling seams."""
 Settings = Callable[[Sampling], Sampling]
+"""A change of a request's sampling settings."""
 
 
 def proposing(law: Callable[[Tensor, Sampling], Tensor]) -> Plant:
-    """The proposal is `law` of the draft's logits under the request's settings, whatever the token was drawn from."""
+    """A fault that hands over `law` of the draft's logits, whatever law the token was drawn from."""
     return lambda seams: replace(seams, handed_over=lambda drawn_from, logits, sampling: law(logits, sampling))
 
 
 def judging(settings: Settings) -> Plant:
-    """Drafted tokens are judged by the target's law under other `settings`; the bonus follows the request's."""
+    """A fault that judges drafted tokens by the target's law under other settings; the bonus keeps the request's."""
     return lambda seams: replace(seams, target_law=_under(settings, seams.target_law))
 
 
 def ending(settings: Settings) -> Plant:
-    """The bonus is drawn from the target's law under other `settings`; drafted tokens are judged by the request's."""
+    """A fault that draws the bonus from the target's law under other settings; drafted tokens keep the request's."""
     return lambda seams: replace(seams, bonus_law=_under(settings, seams.bonus_law))
 
 
 def _under(settings: Settings, law: Law) -> Law:
+    """`law` under settings that `settings` has changed."""
     return lambda logits, sampling, stops, past: law(logits, settings(sampling), stops, past)
 
 
 def plain(sampling: Sampling) -> Sampling:
-    """Softmax alone."""
+    """Temperature 1 and no processing, so that the law is the softmax alone."""
     return Sampling(1.0)
 
 
 def tepid(sampling: Sampling) -> Sampling:
-    """Temperature 1, all else as it is."""
+    """Temperature 1, with all other settings unchanged."""
     return replace(sampling, temperature=1.0)
 
 
 def coarse(sampling: Sampling) -> Sampling:
-    """top_p rounded to bfloat16."""
+    """The settings with top_p rounded to bfloat16."""
     return replace(sampling, top_p=float(torch.tensor(sampling.top_p).bfloat16()))
 
 
 def without_min_p(sampling: Sampling) -> Sampling:
-    """No min_p, which never changes an arg-max."""
+    """The settings without min_p, whose omission never changes an arg-max."""
     return replace(sampling, min_p=0.0)
 
 
 def path_one_late(seams: SamplingSeams) -> SamplingSeams:
-    """Processors at a node see the path of the node before it."""
+    """Processors at a node see the path of the row before the node."""
 
     def target_law(logits: Tensor, sampling: Sampling, stops: Stops, past: History | None) -> Tensor:
         if past is None:
             return seams.target_law(logits, sampling, stops, past)
         late = torch.cat([past.tail[..., :1], past.tail[..., :-1]], -1)
+        # Row 0 has no row before it and keeps its own history.
         shifted = [torch.cat([one[:, :1], one[:, :-1]], 1) for one in (past.seen, past.counts)]
+        # The node's history is the one before it: seen tokens, counts, the tail and the whole sequence.
         told = replace(
             past,
             seen=shifted[0],
@@ -92,13 +101,14 @@ def last_id_lost(seams: SamplingSeams) -> SamplingSeams:
         law = seams.target_law(logits, sampling, stops, past)
         kept = law * (torch.arange(law.shape[-1], device=law.device) < law.shape[-1] - 1)
         total = kept.sum(-1, keepdim=True)
+        # A law with all its mass on the last id has nothing else to offer, and stays.
         return torch.where(total > 0, kept / total, law)
 
     return replace(seams, target_law=target_law)
 
 
 def logprobs_over_tree(seams: Seams) -> Seams:
-    """Log-probabilities are normalised over all positions of the tree at once."""
+    """Log-probabilities are normalised over all rows of the tree together."""
 
     def logprobs(logits: Tensor) -> Tensor:
         return seams.logprobs(logits.flatten()[None]).view_as(logits)

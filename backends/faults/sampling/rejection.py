@@ -1,4 +1,7 @@
-"""Faults of sampled acceptance: the ratio that a coin is compared with, and the law of the last token."""
+"""Faults of sampled acceptance: the acceptance ratio, and the last token's law.
+
+After a rejection the last token must follow the residual relu(p - q), normalised (arXiv 2302.01318).
+"""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,16 +18,17 @@ from reference.trace import Stage
 
 
 def patched(change: Callable[[SamplingSeams], SamplingSeams]) -> Callable[[Seams], Seams]:
-    """A patch of the sampling seams as a patch of the engine's."""
+    """A patch of the sampling seams, as a patch of the engine's seams."""
     return lambda seams: replace(seams, sampling=change(seams.sampling))
 
 
 def _rows(target: Tensor, at: Tensor) -> Tensor:
+    """The target's law [B, V] at the nodes `at` [B]."""
     return target[torch.arange(len(at), device=at.device), at]
 
 
 def stale_residual(seams: SamplingSeams) -> SamplingSeams:
-    """The residual of the last level with a rejection outlives the acceptance that followed it."""
+    """The residual of the last level with a rejection is kept, although a later child of that level was accepted."""
 
     def last_law(target: Tensor, at: Tensor, left: Tensor, stopped: Tensor, rejected: Tensor) -> Tensor:
         return torch.where((stopped | (rejected > 0))[:, None], left, _rows(target, at))
@@ -33,7 +37,7 @@ def stale_residual(seams: SamplingSeams) -> SamplingSeams:
 
 
 def zero_only(seams: SamplingSeams) -> SamplingSeams:
-    """After a rejection only the rejected token is taken out of p, as if q were certain of it."""
+    """After a rejection only the rejected token is removed from p, as if q were certain of it."""
 
     def residual(law: Tensor, proposal: Tensor, token: Tensor, row: Tensor) -> Tensor:
         left = law.scatter(1, token[:, None], 0.0)
@@ -44,17 +48,18 @@ def zero_only(seams: SamplingSeams) -> SamplingSeams:
 
 
 def sibling_kept(seams: SamplingSeams) -> SamplingSeams:
-    """Earlier siblings stay in q, though siblings were drawn without replacement."""
+    """Earlier siblings stay in q, although siblings were drawn without replacement."""
     return replace(seams, sibling_law=lambda proposal, tried, removed: proposal)
 
 
 def once_per_leaf(seams: SamplingSeams) -> SamplingSeams:
-    """A node that several leaves share is tested again for the second of them, on a fresh coin."""
+    """A node that several leaves share is tested again for the second leaf, with a fresh coin."""
 
     def accepts(dice: Coins, trees: Forest, child: Tensor, threshold: Tensor, asked: Tensor) -> Tensor:
         hit = seams.accepts(dice, trees, child, threshold, asked)
         forks = (trees.children[trees.requests(), child] > 0).sum(-1) > 1
         again = asked & ~hit & forks
+        # The coin of kind `order` serves as the fresh one, since it has a place of its own on the tape.
         return hit | (dice.below(dice.place("order", child), threshold, again) & again)
 
     return replace(seams, accepts=accepts)
@@ -71,7 +76,7 @@ def row_zero(seams: SamplingSeams) -> SamplingSeams:
 
 
 def row_after(seams: SamplingSeams) -> SamplingSeams:
-    """After a rejection the last token comes from the row of the rejected token."""
+    """After a rejection the last token comes from the target's row at the rejected token."""
 
     def last_law(target: Tensor, at: Tensor, left: Tensor, stopped: Tensor, rejected: Tensor) -> Tensor:
         law = seams.last_law(target, at, left, stopped, rejected)
@@ -81,7 +86,7 @@ def row_after(seams: SamplingSeams) -> SamplingSeams:
 
 
 def bonus_from_p(seams: SamplingSeams) -> SamplingSeams:
-    """The last token always comes from p: what was rejected may come back."""
+    """The last token always comes from p, so a rejected token may come back."""
 
     def last_law(target: Tensor, at: Tensor, left: Tensor, stopped: Tensor, rejected: Tensor) -> Tensor:
         return _rows(target, at)
@@ -90,7 +95,7 @@ def bonus_from_p(seams: SamplingSeams) -> SamplingSeams:
 
 
 def softmax_of_residual(seams: SamplingSeams) -> SamplingSeams:
-    """The clamped difference goes through softmax instead of being divided by its sum."""
+    """The clamped difference goes through softmax instead of a division by its sum."""
 
     def residual(law: Tensor, proposal: Tensor, token: Tensor, row: Tensor) -> Tensor:
         return (law - proposal).clamp(min=0).softmax(-1)
@@ -99,16 +104,17 @@ def softmax_of_residual(seams: SamplingSeams) -> SamplingSeams:
 
 
 def ratio_reversed(seams: SamplingSeams) -> SamplingSeams:
-    """A token is accepted with probability q/p."""
+    """A token is accepted with probability min(1, q/p)."""
 
     def accepts(dice: Coins, trees: Forest, child: Tensor, threshold: Tensor, asked: Tensor) -> Tensor:
+        # The bound avoids a division by zero; any coin lies below its inverse.
         return seams.accepts(dice, trees, child, 1.0 / threshold.clamp(min=1e-30), asked)
 
     return replace(seams, accepts=accepts)
 
 
 def residual_by_arg_max(seams: SamplingSeams) -> SamplingSeams:
-    """The token after a rejection is the most probable one of the residual."""
+    """The token after a rejection is the most probable token of the residual."""
 
     def last_law(target: Tensor, at: Tensor, left: Tensor, stopped: Tensor, rejected: Tensor) -> Tensor:
         law = seams.last_law(target, at, left, stopped, rejected)
@@ -126,13 +132,15 @@ def acceptance_fault(
     plant: Callable[[SamplingSeams], SamplingSeams],
     **harmless: str,
 ) -> Fault:
-    """A fault of acceptance; `harmless` says under which draws it changes nothing, and why."""
+    """A fault of stage accepted; `harmless` names the kinds of draft under which it changes no law, with the proof."""
     spelled = {kind.replace("_", "-"): why for kind, why in harmless.items()}
     return Fault(name, Stage.ACCEPTED, sentence, source, trigger, patched(plant), spelled)
 
 
 ONE_HOT = "relu(p - e_x) over its sum is p with x zeroed, over its sum"
+"""The proof that removing the token alone is right for a proposal that is certain of it."""
 UNREPLACED = "the law of a sibling drawn with replacement is q itself"
+"""The proof that keeping siblings in q is right for draws with replacement."""
 
 FAULTS = (
     acceptance_fault(

@@ -1,4 +1,4 @@
-"""Faults of the kernel that verifies drawn tokens: what it is handed, which row of it it reads, what it sums."""
+"""Faults of the kernel that verifies drawn tokens: its inputs, rows and sums."""
 
 from dataclasses import replace
 
@@ -13,11 +13,11 @@ from reference.sampling import Sampling, Stops
 from reference.trace import Stage
 
 TILE = 2
-"""Ids of a tile, few since vocabularies here are small."""
+"""The number of token ids in a tile; small, because the vocabularies of drawn cases are small."""
 
 
 def logits_for_probabilities(seams: SamplingSeams) -> SamplingSeams:
-    """Logits, divided by the temperature, are handed over where probabilities are read."""
+    """Logits divided by the temperature are handed over as probabilities."""
 
     def target_law(logits: Tensor, sampling: Sampling, stops: Stops, past: History | None) -> Tensor:
         scores = widened(logits) if past is None else seams.scores(logits, sampling, stops, past)
@@ -27,7 +27,7 @@ def logits_for_probabilities(seams: SamplingSeams) -> SamplingSeams:
 
 
 def proposal_of_row_after(seams: SamplingSeams) -> SamplingSeams:
-    """The proposal of a token is gathered one row further on; the last row has its own."""
+    """The proposal of a token is read one row further on; the last row keeps its own."""
 
     def of_node(proposal: Tensor, node: Tensor) -> Tensor:
         return seams.of_node(proposal, (node + 1).clamp(max=proposal.shape[1] - 1))
@@ -36,10 +36,11 @@ def proposal_of_row_after(seams: SamplingSeams) -> SamplingSeams:
 
 
 def last_tile_lost(seams: SamplingSeams) -> SamplingSeams:
-    """The sum of a residual lacks that of its last tile, so a coin times it never reaches the ids in there."""
+    """The residual's total lacks the sum of the last tile, so no coin reaches the ids in that tile."""
 
     def residual(law: Tensor, proposal: Tensor, token: Tensor, row: Tensor) -> Tensor:
         right = seams.residual(law, proposal, token, row)
+        # The first id of the last tile.
         begin = (right.shape[-1] - 1) // TILE * TILE
         reached = right * (torch.arange(right.shape[-1], device=right.device) < begin)
         total = reached.sum(-1, keepdim=True)
@@ -49,18 +50,20 @@ def last_tile_lost(seams: SamplingSeams) -> SamplingSeams:
 
 
 def block_residual_of_token(seams: SamplingSeams) -> SamplingSeams:
-    """A block is accepted as a block, and its last token drawn from the residual of one token."""
+    """A block is accepted by its joint ratio, but its last token is drawn from the residual of one token."""
 
     def block_residual(row: Tensor, offered: Tensor, pi: Tensor) -> Tensor:
+        # A weight of 1 in place of the block's weight gives the residual of a single token.
         return seams.block_residual(row, offered, torch.ones_like(pi))
 
     return replace(seams, block_residual=block_residual)
 
 
 def block_without_proposals(seams: SamplingSeams) -> SamplingSeams:
-    """Where tokens were not drawn there is no q: 1 stands in, and each coin meets the product of all p so far."""
+    """Tokens that were not drawn have no q; 1 stands in, and each coin is compared with the product of all p so far."""
 
     def block_ratio(row: Tensor, offered: Tensor, pi: Tensor) -> Tensor:
+        # A one-hot proposal marks a token that was not drawn.
         absent = offered.max(-1).values == 1
         return torch.where(absent, pi, seams.block_ratio(row, offered, pi))
 

@@ -1,4 +1,7 @@
-"""Faults of a batch of unequal trees: whose rows, padding and columns are written, read and seen in one forward."""
+"""Faults of a batch of requests with unequal trees or prefixes in one forward.
+
+Rows, padding or columns of one lane are written, read or seen in the place of another's.
+"""
 
 from dataclasses import replace
 from typing import Any
@@ -16,6 +19,7 @@ from reference.trace import Stage
 
 
 def _lanes(seams: Seams, lanes: type[BatchCache]) -> Seams:
+    """The seams with `lanes` as the class of batch caches."""
     return replace(seams, kv=replace(seams.kv, lanes=lanes))
 
 
@@ -28,13 +32,14 @@ def _lanes(seams: Seams, lanes: type[BatchCache]) -> Seams:
 def tree_size_of_first(seams: Seams) -> Seams:
     """The tree size of the first request of the batch is used for all: longer ones are taken for padding.
 
-    Rows of a lane from the size of lane 0's tree on are taken for padding: they see nothing but themselves.
+    Rows from the size of lane 0's tree on count as padding, which sees nothing but itself.
     """
 
     class OneSize(BatchCache):
         def masks(self, layer: int, visible: list[Tensor]) -> Tensor:
             right, own = super().masks(layer, visible), self._rows[0]
             for lane, (cache, rows) in enumerate(zip(self._caches, self._rows, strict=True)):
+                # The mask of a padding row: its own column and no other.
                 alone = torch.zeros(rows, cache.length + cache.rows, dtype=torch.bool)
                 alone[torch.arange(rows), cache.length + torch.arange(rows)] = True
                 shown = cache.shown(layer, alone)
@@ -54,7 +59,7 @@ def tree_size_of_first(seams: Seams) -> Seams:
 def padded_layout_packed(seams: Seams) -> Seams:
     """Padded rows are copied as they lie into a buffer for the real rows: padding lands on the next request's rows.
 
-    The padded rows of the batch are copied, as they lie, into a buffer for the real ones.
+    The target buffer has room for the real rows only, one request after another.
     """
 
     class Packed(BatchCache):
@@ -85,7 +90,7 @@ def padded_layout_packed(seams: Seams) -> Seams:
 def padding_writes_slot_zero(seams: Seams) -> Seams:
     """Padding rows write to slot 0, which belongs to a living request, instead of to a slot that nobody reads.
 
-    Padding rows write to slot 0 of the pool, which is no slot of its own but the first of page 0.
+    Slot 0 of the pool is the first cell of page 0, and not a slot reserved for padding.
     """
 
     class NoNullSlot(BatchCache):
@@ -93,6 +98,7 @@ def padding_writes_slot_zero(seams: Seams) -> Seams:
             for lane, (cache, rows) in enumerate(zip(self._caches, self._rows, strict=True)):
                 if rows < self._width and isinstance(cache, Paged):
                     for cells, new in zip(cache.pool.layers[layer_idx], (key_states, value_states), strict=True):
+                        # The last row of a lane with spare rows is a padding row.
                         cells.flatten(0, 1)[0] = new[lane, :, -1]
             return super().update(key_states, value_states, layer_idx)
 
@@ -108,7 +114,7 @@ def padding_writes_slot_zero(seams: Seams) -> Seams:
 def mask_of_first(seams: Seams) -> Seams:
     """The tree mask of the first request of the batch is used for all.
 
-    One mask, lane 0's, is broadcast over the batch.
+    The mask of lane 0 is broadcast over the batch.
     """
 
     class OneMask(BatchCache):
@@ -128,7 +134,7 @@ def mask_of_first(seams: Seams) -> Seams:
 def caches_in_slot_order(seams: Seams) -> Seams:
     """The order of slots is taken for the order of the batch: rows attend to another request's cache.
 
-    Rows are in the order of the batch, the caches that they read in the order of their slots.
+    The rows are in the order of the batch, and the caches that they read in the order of their first pages.
     """
 
     class BySlot(BatchCache):
@@ -154,7 +160,7 @@ def _slot(cache: KvCache, lane: int) -> int:
 def filler_seen(seams: Seams) -> Seams:
     """A request with a shorter prefix sees the filler behind its own columns.
 
-    A lane with fewer columns than the widest sees the filler behind its own.
+    The mask over the filler of a lane that has fewer columns than the widest is open.
     """
 
     class Open(BatchCache):
@@ -177,7 +183,7 @@ def filler_seen(seams: Seams) -> Seams:
 def padding_seen(seams: Seams) -> Seams:
     """A request with a smaller tree sees the padding rows of its lane.
 
-    Padding rows of a lane are seen by its own rows.
+    The columns of padding rows lie behind the lane's own, and the mask shows them to every row.
     """
 
     class Seen(BatchCache):
@@ -200,7 +206,7 @@ def padding_seen(seams: Seams) -> Seams:
 def room_without_tree(seams: Seams) -> Seams:
     """KV buffers are sized by the longest text without the tree that hangs from its end.
 
-    Buffers have room for the longest text and none for a tree beyond it.
+    Buffers lose the columns of the speculative rows; pages, which are reserved on demand, are not affected.
     """
 
     class Tight(Arena):

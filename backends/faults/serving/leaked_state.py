@@ -1,4 +1,7 @@
-"""Faults of state that outlives its request: compiled steps, buffers by row, and slots handed to the next request."""
+"""Faults of state that outlives its request.
+
+Compiled steps, buffers by row and batch slots are handed to another request or another tree.
+"""
 
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -21,17 +24,18 @@ from reference.trace import Stage
 from reference.tree import Tree
 
 PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty", "bad_words")
+"""The settings that the fault of penalties takes from the first request of the batch."""
 
 
 @dataclass
 class Memory:
-    """State that a server keeps where it should not; empty whenever a server starts, so that every run is the same.
+    """State that a server keeps by mistake; it is empty whenever a server starts, so that every run repeats.
 
     Attributes:
-        steps: Masks of compiled steps, by whatever they are looked up with.
-        trees: Lowered trees, likewise.
-        first: Of the first request of the batch, or of the server: whatever all get.
-        left: Accepted lengths in the slots that were given back.
+        steps: Masks of compiled steps, by the key of the step.
+        trees: Lowered trees, by the key of the lowering.
+        first: A value of the first request of the batch, or of the server, that all requests get.
+        left: The accepted lengths in the slots that were given back.
     """
 
     steps: dict[tuple[int, ...], Tensor] = field(default_factory=dict)
@@ -41,7 +45,7 @@ class Memory:
 
 
 def _kept(seams: Seams, memory: Memory) -> Seams:
-    """Clear `memory` when a server starts, and let it hear of leases that come back."""
+    """The seams with `memory` cleared when a server starts, and told of each lease that comes back."""
 
     class Forgetting(Arena):
         def __init__(self, layout: KvLayout, pages: int = 0, seams: KvSeams | None = None) -> None:
@@ -49,6 +53,7 @@ def _kept(seams: Seams, memory: Memory) -> Seams:
             memory.steps, memory.trees, memory.first, memory.left = {}, {}, None, []
 
         def give_back(self, lease: CacheLease, tokens: tuple[int, ...] = ()) -> None:
+            # The lease stands for the request's slot in the batch.
             memory.left.append(getattr(lease, "accepted", 0))
             super().give_back(lease, tokens)
 
@@ -64,12 +69,13 @@ def _kept(seams: Seams, memory: Memory) -> Seams:
 def keyed_by_token_count(seams: Seams) -> Seams:
     """A compiled step, its tree mask in it, is looked up by the total of tokens: another tree of that size gets it.
 
-    A step is compiled with the tree mask in it and looked up by the total of tokens alone.
+    The tree mask is part of the compiled step, but not of the key under which the step is found.
     """
     memory = Memory()
 
     class Compiled(BatchCache):
         def masks(self, layer: int, visible: list[Tensor]) -> Tensor:
+            # The last columns of a mask are the block's own rows.
             blocks = [seen[:, -len(seen) :] for seen in visible]
             compiled = memory.steps.setdefault((sum(self._rows), layer), _side_by_side(blocks))
             begin, stale = 0, []
@@ -83,7 +89,7 @@ def keyed_by_token_count(seams: Seams) -> Seams:
 
 
 def _side_by_side(blocks: list[Tensor]) -> Tensor:
-    """Square masks down the diagonal of one."""
+    """Square masks as the diagonal blocks of one mask."""
     whole = torch.zeros(sum(map(len, blocks)), sum(map(len, blocks)), dtype=torch.bool)
     begin = 0
     for block in blocks:
@@ -102,13 +108,14 @@ def _side_by_side(blocks: list[Tensor]) -> Tensor:
 def keyed_by_place(seams: Seams) -> Seams:
     """Index tensors are used again where place and size match, although the tree is another.
 
-    A lowered tree is used again where its place and its size match, whatever tree it was.
+    The key is the number of nodes, the committed length and the position, without the parents.
     """
     memory = Memory()
 
     def tensorise(tree: Tree, committed: int, position: int, reaches: list[Reach], padded_nodes: int) -> TreeTensors:
         right = seams.tensorise(tree, committed, position, reaches, padded_nodes)
         known = memory.trees.setdefault((len(tree), committed, position), right)
+        # The tokens are right, so that only the structure is of another tree.
         return replace(known, token=right.token)
 
     return replace(_kept(seams, memory), tensorise=tensorise)
@@ -121,10 +128,7 @@ def keyed_by_place(seams: Seams) -> Seams:
     "a batch of unequal prefixes",
 )
 def positions_of_first(seams: Seams) -> Seams:
-    """Positions of every request of the batch count from the root of the first.
-
-    Positions of the batch count from the root of its first request.
-    """
+    """Positions of every request of the batch count from the root of the first."""
     memory = Memory()
 
     class Placed(Request):
@@ -149,10 +153,7 @@ def positions_of_first(seams: Seams) -> Seams:
     "a batch in which a request that samples has other penalties than the first",
 )
 def penalties_of_first(seams: Seams) -> Seams:
-    """Penalties and banned words of the first request of the batch are used for all that sample.
-
-    Logits of a request that samples are penalised with the settings of the first of its batch.
-    """
+    """Penalties and banned words of the first request of the batch are used for all that sample."""
     memory = Memory()
 
     class Served(Request):
@@ -180,7 +181,7 @@ def penalties_of_first(seams: Seams) -> Seams:
 def length_of_leaver(seams: Seams) -> Seams:
     """A request that joins begins with the accepted length that the one before it left in its slot.
 
-    A request that joins begins with the accepted length that the last one left in its slot.
+    The accepted length is added to the joiner's first position.
     """
     memory = Memory()
 
@@ -205,7 +206,7 @@ def length_of_leaver(seams: Seams) -> Seams:
 def accepted_length_of_first(seams: Seams) -> Seams:
     """As many rows are committed for each request of a batch as for its first.
 
-    As many rows are committed for every request of a batch as for its first.
+    The commit cuts each path to the length of the first one.
     """
     memory = Memory()
 
@@ -230,7 +231,7 @@ def accepted_length_of_first(seams: Seams) -> Seams:
 def one_ends_all(seams: Seams) -> Seams:
     """When a request of the batch meets a stop, those behind it end as well.
 
-    The flag that a request has ended is read by those behind it in the batch.
+    The flag that a request has ended is read by the requests behind it in the batch.
     """
     memory = Memory()
 
@@ -242,6 +243,7 @@ def one_ends_all(seams: Seams) -> Seams:
         def settle(self, flat: Tensor, heads: list[Tensor]) -> None:
             super().settle(flat, heads)
             memory.first = self.finish = self.finish or memory.first
+            # The revealed step must name the same finish as the request.
             last = self._steps[-1]
             assert last.emitted is not None
             self._steps[-1] = replace(last, emitted=replace(last.emitted, finish=self.finish))

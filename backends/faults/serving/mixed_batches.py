@@ -1,4 +1,4 @@
-"""Faults of batches and outputs in which only some have a draft, or only some sample."""
+"""Faults of batches in which only some requests have a draft, or only some sample."""
 
 from dataclasses import dataclass, field, replace
 
@@ -14,7 +14,7 @@ from reference.trace import Stage
 
 
 def _nodes(request: Request) -> int:
-    """Nodes of the tree that it is about to verify, its root included."""
+    """The number of nodes of the tree that the request is about to verify, including the root."""
     assert request._block is not None
     return len(request._block.proposal.tree)
 
@@ -28,7 +28,7 @@ def _nodes(request: Request) -> int:
 def greedy_divided(seams: Seams) -> Seams:
     """Where some requests of a batch sample, the logits of greedy ones are divided by a temperature of 0 too.
 
-    In a batch where some sample, greedy rows are divided by their temperature as well, which is 0.
+    The batch is divided by temperature as a whole, so greedy logits become infinite or NaN.
     """
 
     class Divided(Request):
@@ -36,6 +36,7 @@ def greedy_divided(seams: Seams) -> Seams:
 
         def settle(self, flat: Tensor, heads: list[Tensor]) -> None:
             right = self._seams
+            # A batch of greedy requests only is not divided.
             if self.mixed and self.case.sampling.greedy:
                 self._seams = replace(right, walk=divided)
             super().settle(flat, heads)
@@ -63,7 +64,7 @@ def greedy_divided(seams: Seams) -> Seams:
 def tokens_by_draft_row(seams: Seams) -> Seams:
     """Draft tokens go to the rows of the batch that their requests have among those with a draft.
 
-    Draft tokens are scattered by their row among the requests that have a draft, not by that of the batch.
+    Draft tokens are scattered by their row among the requests with a draft, which is not their row in the batch.
     """
 
     def gather(batch: list[Request]) -> list[Rows]:
@@ -80,13 +81,14 @@ def tokens_by_draft_row(seams: Seams) -> Seams:
 
 
 def _tokens(request: Request) -> Tensor:
+    """The token ids of the request's lowered tree, which the fault overwrites in place."""
     assert request._block is not None
     return request._block.tensors.token
 
 
 @dataclass
 class Queue:
-    """Rows of logits that wait for a request of the batch to take them."""
+    """Rows of logits that wait until a request of the batch takes them."""
 
     rows: list[Tensor] = field(default_factory=list)
 
@@ -100,7 +102,7 @@ class Queue:
 def row_of_bare_root_left(seams: Seams) -> Seams:
     """An empty draft queues an index of logits that nobody takes, so the next request reads one row early.
 
-    A request without a draft queues its row of logits and never takes it: the next with one begins there.
+    A request without a draft queues its row of logits and never takes it; the next request with a draft begins there.
     """
     queue = Queue()
 
@@ -129,7 +131,7 @@ def row_of_bare_root_left(seams: Seams) -> Seams:
 def absent_nodes_draw(seams: Seams) -> Seams:
     """A step without a draft moves the request's random stream on as if it had one.
 
-    A step without a draft draws the coins of the nodes that it lacks once more, from the request's own stream.
+    Each step without a draft counts twice, so later steps read the coins of the step after their own.
     """
 
     class Drawing(Request):

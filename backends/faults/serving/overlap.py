@@ -1,4 +1,7 @@
-"""Faults of overlapped scheduling: a step that is planned before it is known what the last one accepted."""
+"""Faults of overlapped scheduling, which plans a step before the last one returns.
+
+The plan then misses tokens, the root or the number of accepted rows.
+"""
 
 from dataclasses import dataclass, field, replace
 from weakref import WeakKeyDictionary
@@ -16,12 +19,12 @@ from reference.sampling import Sampling, Stops
 from reference.trace import Stage
 
 PLACEHOLDER = -1
-"""The placeholder in the output for a token that has not returned."""
+"""The value of an output slot whose token has not returned."""
 
 
 @dataclass(frozen=True)
 class Hollow(History):
-    """A history, and beside it the one of an output whose placeholders were not all replaced."""
+    """A history, with the history of an output in which some placeholders were never replaced."""
 
     patched: History
 
@@ -35,7 +38,7 @@ class Hollow(History):
 def last_slot_patched(seams: Seams) -> Seams:
     """Only the last of a block's placeholders in the output is replaced: penalties do not see the tokens before it.
 
-    Of the output slots that a block takes, only the last gets its token: the target's penalties skip the others.
+    Of the output slots of a block, only the last gets its token; the target's penalties skip the others.
     """
     right = seams.sampling
 
@@ -79,9 +82,10 @@ def last_slot_patched(seams: Seams) -> Seams:
 
 @dataclass
 class Pipeline:
-    """Forwards that were planned, and in which of them each request was last."""
+    """The number of planned forwards, and for each request the last forward that it was in."""
 
     forwards: int = 0
+    # Weak keys, so that a finished request does not stay in memory.
     last: "WeakKeyDictionary[Request, int]" = field(default_factory=WeakKeyDictionary)
 
 
@@ -94,7 +98,7 @@ class Pipeline:
 def root_in_flight(seams: Seams) -> Seams:
     """A drafted step is planned before the token of the last one has returned: token 0 is embedded as its root.
 
-    A drafted request that was in the forward before is planned without what it returned: 0 is embedded.
+    A drafted request that was in the forward before is planned without its new root: token 0 is embedded.
     """
     pipeline = Pipeline()
 
@@ -103,6 +107,7 @@ def root_in_flight(seams: Seams) -> Seams:
         for request in batch:
             assert request._block is not None
             drafted = len(request._block.proposal.tree) > 1
+            # The token of the last forward is in flight only if the request took part in that forward.
             if drafted and pipeline.last.get(request) == pipeline.forwards - 1:
                 request._block.tensors.token[0] = 0
             pipeline.last[request] = pipeline.forwards
@@ -120,7 +125,7 @@ def root_in_flight(seams: Seams) -> Seams:
 def lengths_before_rejection(seams: Seams) -> Seams:
     """The length that attention gets takes each row of the last step for accepted, and the mask begins behind them.
 
-    The host's length of a cache still counts the rows that the last step rejected; the mask is laid behind them.
+    The host's length still counts the rejected rows, which become visible, and the mask is laid behind them.
     """
     rejected: WeakKeyDictionary[KvCache, int] = WeakKeyDictionary()
 
