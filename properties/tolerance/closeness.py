@@ -226,6 +226,3 @@ def draft_kv_case(case: Case, tokens: tuple[int, ...]) -> Case:
     """`kv_case` for the draft model of `case`, which then runs as a target."""
     assert case.draft.model is not None
     return kv_case(replace(case, model=case.draft.model, draft=Scripted()), tokens)
-
-
-ALL_STAGES = frozenset(Stage)

@@ -45,7 +45,7 @@ def greedy_walk(tree: Tree, logits: Array) -> Accepted:
 
     >>> import numpy as np
     >>> greedy_walk(Tree((0, 0, 0), (5, 1, 2)), np.eye(3)[[2, 0, 1]])
-    Accepted(path=(0, 2), bonus=1)
+    Accepted(path=(0, 2), bonus=1, coins=None)
     """
     path = [0]
     while True:

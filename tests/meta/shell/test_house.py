@@ -1,6 +1,8 @@
 """The house keeps its order: what may be imported where, what files are called, and how they begin."""
 
 import ast
+import doctest
+import importlib
 import re
 import shutil
 import subprocess
@@ -19,6 +21,7 @@ ROOMS = ("specverify", "reference", "backends", "properties", "reports")
 FILES = sorted(file for room in ROOMS for file in (ROOT / room).rglob("*.py"))
 MOST_LINES = 300
 MOST_FILES = 16
+MOST_CAPTION = 80
 ABSENT = re.compile(r"statistics-and-numerics|peers\.md|engines\.md|drafts\.md|design\.md|house\.md")
 VAGUE = re.compile(r"(?:^|_)(utils?|helpers?|managers?|common|misc)(?:_|$)")
 
@@ -81,10 +84,10 @@ def test_a_file_of_a_room(file: Path) -> None:
     assert text.count("\n") <= MOST_LINES
     opening = ast.get_docstring(ast.parse(text))
     assert opening, "a file opens with a docstring"
-    sentence = opening.split("\n\n")[0]
-    assert sentence.endswith("."), "one sentence, and its full stop"
-    assert "\n" not in sentence, "one sentence on one line"
-    assert re.search(r"[a-z)`]\. [A-Z]", sentence) is None, "one sentence, not two"
+    caption, _, rest = opening.partition("\n")
+    assert len(caption) <= MOST_CAPTION, "a short caption; what more a newcomer needs goes into paragraphs below"
+    assert caption.endswith("."), "a caption is a sentence on one line"
+    assert not rest.strip() or rest.startswith("\n"), "an empty line stands between caption and paragraphs"
     assert ABSENT.search(text) is None, "a document that is not in this repository: say the fact, or its public source"
     for part in file.relative_to(ROOT).with_suffix("").parts:
         assert VAGUE.search(part) is None, f"{part} says nothing of what it holds"
@@ -137,3 +140,11 @@ def test_these_tests_see_what_they_forbid(tmp_path: Path) -> None:
     assert KINDS_OF_DRAFT.search("if isinstance(case.draft, Scripted):")
     assert NAMES_OF_LAYOUTS.search('if case.layout.kind == "paged":')
     assert len(FILES) > 60
+
+
+@pytest.mark.parametrize("file", [file for file in FILES if "\n    >>> " in file.read_text()], ids=name_of)
+def test_examples_in_docstrings_are_true(file: Path) -> None:
+    module = importlib.import_module(".".join(file.relative_to(ROOT).with_suffix("").parts))
+    result = doctest.testmod(module, optionflags=doctest.NORMALIZE_WHITESPACE)
+    assert result.attempted > 0
+    assert result.failed == 0
