@@ -1,4 +1,8 @@
-"""The server, on which the requests of a case share models, caches and forwards."""
+"""The server, on which the requests of a case share models, caches and forwards.
+
+`do` applies one action of a session at a time. An action changes only the requests that admit it: a request that met a
+stop takes no step, and a request without pages waits.
+"""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -49,14 +53,12 @@ class Server:
         plans = [case.alone(number) for number in range(1 + len(self.session.mates))]
         drafts = [one.draft for one in plans] + [one.draft for one in self.session.actions if one.draft is not None]
         self._rows = max(case.layout.padded_nodes, *map(largest, drafts)) + 1
-        # A fork, which may come at any time, begins with all that its source has by then.
+        # A fork may come at any time and begins with all tokens of its source, so one request may need room for all.
         self._capacity = sum(one.longest for one in plans) + self._rows
         pages = case.layout.pages_for(self._capacity) * len(plans) if case.layout.traits.pages else 0
         if case.session is None:  # in a session a request waits until others give pages back
             refuse_small_pool(case.layout, self._capacity)
         self._arena = seams.arena(case.layout, pages, seams.kv)
-
-    # Actions on requests.
 
     def do(self, action: Action) -> None:
         """Apply `action` to each of its requests that admits it; do nothing if no request does.
@@ -170,6 +172,7 @@ class Server:
                 request.propose()
         heads: list[Tensor] = []
         rows = self._seams.gather(batch)
+        # One tap for the whole batch: drafts of several requests may read different hidden states.
         reads = [one.case.draft.reads for one in batch if one.case.draft.reads is not None]
         tap = HiddenTap(*reads) if reads else None
         with _naming(batch[0]):
@@ -203,15 +206,13 @@ class Server:
     def _end(self, number: int) -> None:
         request = self.requests[number]
         self._over.add(number)
-        if number in self._evicted:
+        if number in self._evicted:  # its caches went back when it was evicted
             self._evicted.discard(number)
         else:
             self._arena.give_back(request.lease, tuple(request.tokens))
 
     def _poison(self) -> None:
         self._arena.poison([self.requests[number].lease for number in sorted(self.living)])
-
-    # Models, caches and drafts of requests.
 
     def _open(self, case: Case, attend: Attend, lanes: type[BatchCache]) -> CausalLm:
         refuse_long(case.model, case.longest)
@@ -227,7 +228,7 @@ class Server:
         return self._open(replace(case, model=case.draft.model), self._seams.draft_attend, self._seams.kv.single)
 
     def _lease(self, case: Case, tokens: tuple[int, ...]) -> CacheLease:
-        """Caches that may begin with pages of the prefix cache, unless the draft reads hidden states (none are kept)."""
+        """Caches that begin with known pages of `tokens`, unless the draft reads hidden states, which no page holds."""
         known = tokens if case.draft.reads is None else ()
         return self._arena.lease(self._target, self._draft_model(case), self._capacity, self._rows, known)
 
@@ -239,8 +240,6 @@ class Server:
                 f"{case.draft.reads or 'no hidden states'}"
             )
         return draft
-
-    # Counters and traces.
 
     @property
     def forward_s(self) -> float:
@@ -254,7 +253,7 @@ class Server:
 
     @property
     def fallbacks(self) -> dict[str, int]:
-        """From each reason for a slower attention path to the layers that took it, since this server's models opened."""
+        """How many layers of forwards took a slower attention path, by reason, since this server opened its models."""
         since: Counter[str] = Counter()
         for model, (_, before, _) in self._models.items():
             since.update(model.fallbacks - before)
