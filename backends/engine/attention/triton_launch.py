@@ -169,7 +169,7 @@ def interpreted() -> TritonTree:
 
     from backends.engine.attention import triton_kernels as kernels
 
-    # The interpreter multiplies with NumPy, which has no bfloat16.
+    # `widen`, because the interpreter stores bfloat16 as uint16, and NumPy would multiply these as integers.
     return TritonTree(InterpretedFunction(kernels.tree), InterpretedFunction(kernels.merge), plan_for_cpu, widen=True)
 
 

@@ -14,7 +14,7 @@ for _module in iter_modules(__path__):
 
 
 def opened(opening: Opening) -> Draft:
-    """The engine's draft for the case of `opening`."""
+    """Open the draft that `opening.case` names."""
     return OPENERS[opening.case.draft.TAG](opening)
 
 
