@@ -124,7 +124,7 @@ class KvCache(Protocol):
         ...
 
     def poison(self, number: Poison) -> None:
-        """Fill every cell that holds neither a committed column nor an open row, so that reading it changes a result."""
+        """Fill every cell that holds neither a committed column nor an open row, so that a wrong read is noticed."""
         ...
 
     def release(self) -> None:
