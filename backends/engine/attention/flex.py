@@ -1,6 +1,6 @@
-"""Attention by torch's FlexAttention, under a mask function that reads the dense mask.
+"""Attention by torch's FlexAttention, uncompiled or compiled.
 
-It runs uncompiled, or compiled where compilation is asked for and succeeds.
+Its mask function reads the dense mask. It runs compiled only if compilation is asked for and succeeds.
 """
 
 from collections.abc import Callable, Iterator

@@ -1,7 +1,7 @@
-"""The branch layout: speculation in a replica of the committed cache (EAGLE-Pangu).
+"""The branch layout, which speculates in a replica of the committed cache.
 
 While rows are open, a branch replicates the committed cache and takes the rows. The commit copies the accepted rows
-back.
+back (branch and commit of EAGLE-Pangu).
 """
 
 import os

@@ -1,4 +1,4 @@
-"""The table of functions that make a request's cache, one per layout without pages.
+"""The functions that make a request's cache, one per layout without pages.
 
 The traits of a layout are in `reference.layout.KINDS`. Layouts with pages share `Paged`, which the arena makes.
 """

@@ -1,4 +1,4 @@
-"""The position-overwrite layout, in which verification writes into the cache itself.
+"""The position-overwrite layout, in which a verify forward writes in place.
 
 A verify forward writes columns [pos, pos + rows) of the cache; the commit moves the logical position on. This is sound
 only if the cache is updated before attention reads it, because stale rows of a rejected block lie where the next block

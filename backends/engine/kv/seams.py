@@ -1,4 +1,4 @@
-"""The seams of the KV cache: the replaceable classes of layouts, pages and batches.
+"""The seams of the KV cache, which are the classes of layouts, pages and batches.
 
 A composition or a planted fault replaces one of them by its name.
 """
