@@ -111,7 +111,7 @@ def compose(row: Row) -> EngineBackend:
 
 
 def opened(name: str) -> EngineBackend:
-    """Open a backend of ours by its name; raises as `compose`."""
+    """Open a backend of `backends/shipped.py` by its name; raises as `compose`."""
     return compose(next(row for row in ROWS if row.name == name))
 
 

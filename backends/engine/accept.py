@@ -31,7 +31,7 @@ def greedy_walk(tensors: TreeTensors, logits: Tensor) -> tuple[list[int], int]:
 
 def gather_rows(flat: Tensor, retrieve_index: Tensor) -> Tensor:
     """The logits of the tree's nodes [nodes, V], gathered from the rows [R, V] of the verify forward."""
-    return flat[retrieve_index.to(flat.device)]
+    return flat[retrieve_index.to(flat.device)]  # `retrieve_index` leaves padding rows out
 
 
 def logprobs(logits: Tensor) -> Tensor:

@@ -61,7 +61,7 @@ def tensorise(tree: Tree, committed: int, position: int, reaches: list[Reach], p
     # The table counts depths from the root, the lifts count levels from the row.
     climb = depth[:, None] - levels[None]
     ancestor = torch.where(climb >= 0, lift[climb.clamp(min=0), torch.arange(rows)[:, None]], 0)
-    ancestor = ancestor * valid[:, None]
+    ancestor = ancestor * valid[:, None]  # or a padding row would be its own ancestor at depth 0
     positions = position + depth
     return TreeTensors(
         token=torch.tensor((*tree.token, *[0] * spare)),

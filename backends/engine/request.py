@@ -137,6 +137,7 @@ class Request:
         attended = reveal.attended(heads, tensors)
         self.at = Stage.SCORED
         logits = self._seams.score(flat, tensors.retrieve_index)
+        # The committed columns once more: a verify forward must leave them as they are.
         verified = reveal.kv(self.lease.target)
 
         self.at = Stage.ACCEPTED
@@ -165,7 +166,7 @@ class Request:
         if self.verified is not None:
             self._hidden.append(self.verified[kept])
         self._counters.proposed += len(tree) - 1
-        self._counters.lengths.append(len(path) - 1)
+        self._counters.lengths.append(len(path) - 1)  # the whole path, even if a stop cuts the emitted tokens
         self._steps.append(
             Step(
                 context,
@@ -212,7 +213,7 @@ class Request:
 
     def _committed(self, before: Kv | None, verified: Kv | None, fallback: str | None) -> Committed:
         reveal, cache = self._reveal, self.lease.target
-        way = cache.way if isinstance(cache, Branch) else None
+        way = cache.way if isinstance(cache, Branch) else None  # other layouts have one way to commit
         return Committed(cache.length, before, verified, reveal.kv(cache), reveal.kv(self.draft.cache), fallback, way)
 
     @property

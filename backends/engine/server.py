@@ -159,7 +159,7 @@ class Server:
             request.lease = self._arena.with_draft(request.lease, model, self._capacity, self._rows)
         calls = request.draft.calls
         request.case, request.draft = case, self._draft(case, request.lease)
-        request.draft.calls += calls
+        request.draft.calls += calls  # the request's count of draft forwards goes on across drafts
 
     def _step(self, numbers: tuple[int, ...]) -> None:
         self._poison()
@@ -219,6 +219,7 @@ class Server:
         model = self._shelf.open(case.model, case.dtype)
         if case.layout.traits.in_place:
             require_update_first(model, attend, lanes)
+        # Models outlive servers, so their counters are noted here and subtracted later.
         self._models.setdefault(model, (model.forward_s, model.fallbacks.copy(), model.attention_calls))
         return model
 

@@ -57,6 +57,7 @@ def follow(written: Written, kept: list[int], ends: Limits) -> Written:
     if not ends.strings:
         return Written(written.tokens + len(kept))
     text = written.tail + "".join(ends.pieces[token] for token in kept)
+    # Not text[-reach:], which would keep the whole text for a reach of 0.
     return Written(written.tokens + len(kept), text[len(text) - min(ends.reach, len(text)) :])
 
 

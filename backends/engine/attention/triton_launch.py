@@ -67,6 +67,7 @@ def plan_for_gpu(query: Tensor, kv_heads: int, packed: Compact) -> Plan:
     programs = lanes * kv_heads * -(-flat // height)
     busy = 2 * torch.cuda.get_device_properties(query.device).multi_processor_count
     splits = min(busy // programs, packed.longest // (8 * tile), 64)
+    # One split alone would only add a merge.
     return Plan(height, tile, splits if splits > 1 else 0, 8 if height == 128 else 4, 2)
 
 

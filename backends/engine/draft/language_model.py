@@ -62,6 +62,7 @@ class ModelDraft:
                 if chance is not None and chance.draws:
                     scored = self._over_target(logits[node])
                     named, offered = chance.draw_children(shape, token, node, scored)
+                    # Tokens are drawn over the target's vocabulary; the trace also wants their draft ids.
                     ids = [int((self._vocabulary == one).nonzero()[0]) for one in named]
                     proposal |= dict(zip(below, offered, strict=True))
                 else:

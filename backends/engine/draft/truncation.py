@@ -18,7 +18,7 @@ def inside_chunk(tree: Tree, position: int, reaches: list[Reach]) -> list[int]:
     chunks = [reach.chunk for reach in reaches if reach.chunk]
     if not chunks:
         return list(range(len(tree)))
-    left = min(chunks) - position % min(chunks)
+    left = min(chunks) - position % min(chunks)  # positions left in the chunk, the root's own included
     return [row for row in range(len(tree)) if tree.depth[row] < left]
 
 

@@ -20,6 +20,7 @@ class Sliding:
 
     def __init__(self, room: CacheSpec) -> None:
         spans = [reach.span for reach in room.reaches]
+        # A request never has more than `capacity` columns, so no ring needs more cells.
         sizes = [min(room.capacity, span + room.rows) if span else room.capacity for span in spans]
         self._reaches = room.reaches
         self.buffers = [room.empty(size) for size in sizes]
@@ -27,7 +28,7 @@ class Sliding:
         self.layers = room.layers
         self.length = 0
         self.rows = 0
-        self.most_rows = room.rows if any(spans) else 0
+        self.most_rows = room.rows if any(spans) else 0  # without a ring there is no limit
         self._last = 0
 
     def first(self, layer: int) -> int:
@@ -37,6 +38,7 @@ class Sliding:
     def _cells(self, layer: int, begin: int, end: int) -> Tensor:
         """The cells of the logical columns `begin` to `end`."""
         buffer = self.buffers[layer][0]
+        # In a full buffer the remainder changes nothing: it has a cell for every column.
         return torch.arange(begin, end, device=buffer.device) % buffer.shape[-2]
 
     def _taken(self, layer: int, begin: int, end: int) -> Pair:

@@ -53,6 +53,7 @@ def examine(model: CausalLm) -> None:
         attended.append(query)
         return eager(query, columns, scaling)
 
+    # A class, because `forward` makes the batch cache itself; the instance is noted for the checks below.
     class Watching(_Written):
         def __init__(self, caches: list[Any], rows: list[int], filler: float = 0.0) -> None:
             super().__init__(caches, rows, filler)

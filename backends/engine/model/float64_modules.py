@@ -72,7 +72,7 @@ def make_exact(model: nn.Module, config: Any, forms: Mapping[str, Callable[[nn.M
     Raises:
         ValueError: for a norm without a known float64 form.
     """
-    for name, module in list(model.named_modules()):
+    for name, module in list(model.named_modules()):  # a list, because modules are replaced on the way
         kind = type(module).__name__
         if kind in forms:
             _replace(model, name, forms[kind](module, config))

@@ -176,7 +176,7 @@ def built_in(model: Seeded, dtype: str) -> Any:
         network = family.model(config)
     rotary = type(network.model.rotary_emb)(config=config)  # its tables are in no state dict: made on a real device
     state = {family.renamed(name): torch.tensor(values, dtype=DTYPES[dtype]) for name, values in seeded(model).items()}
-    if model.architecture.tied:
+    if model.architecture.tied:  # strict loading wants the head by its own name, although it is the embedding
         state["lm_head.weight"] = state["model.embed_tokens.weight"]
     try:
         network.load_state_dict(state, strict=True, assign=True)

@@ -29,7 +29,7 @@ def named(
         token int64 [B]; whether a token with any probability was left, bool [B]; and the proposal [B, V].
     """
     if draws == "top-k":
-        best = torch.sort(law, descending=True, stable=True)
+        best = torch.sort(law, descending=True, stable=True)  # stable: equal probabilities stay in order of ids
         token = best.indices[:, rank]
         return token, best.values[:, rank] > 0, seams.certain(token, law)
     left = law.masked_fill(tried, 0.0) if draws == "without-replacement" else law

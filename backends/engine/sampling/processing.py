@@ -44,6 +44,7 @@ def history(trees: Forest, prompt: tuple[int, ...], output: tuple[int, ...], sam
     device = trees.token.device
     # A bad word is banned at its last token, so as many tokens as come before that one must be known.
     wide = max([1, *(len(word) - 1 for word in sampling.bad_words)])
+    # The -1 in front make a tail of fixed length, and match no bad word.
     before = torch.tensor((*[-1] * wide, *prompt, *output), device=device)
     seen = torch.zeros(vocab, dtype=torch.bool, device=device)
     seen[before[wide:]] = True
@@ -52,7 +53,7 @@ def history(trees: Forest, prompt: tuple[int, ...], output: tuple[int, ...], sam
     tail = before[-wide:].expand(batch, nodes, wide)
     own = torch.nn.functional.one_hot(trees.token, vocab)
     up = trees.parent[..., None]
-    for level in range(1, trees.height + 1):
+    for level in range(1, trees.height + 1):  # from the root down, since a node extends the history of its parent
         here = (trees.depth == level)[..., None]
         seen = torch.where(here, seen.gather(1, up.expand_as(seen)) | (own > 0), seen)
         counts = torch.where(here, counts.gather(1, up.expand_as(counts)) + own, counts)

@@ -120,6 +120,7 @@ def one_round(world: World, tables: tuple[Tensor, Tensor], dice: Coins, seams: S
     trees = forest(world.shape, root)
     rows = torch.zeros(batch, nodes, dtype=torch.long, device=device)
     vocab, wide = world.vocab, len(target_table)
+    # Rows that no child fills keep a uniform law; results computed from them are masked out.
     proposal = torch.full((batch, nodes, vocab), 1.0 / vocab, dtype=target_table.dtype, device=device)
     for level in range(world.shape.height):
         for node in (one for one in range(nodes) if world.shape.depth[one] == level):
@@ -129,11 +130,13 @@ def one_round(world: World, tables: tuple[Tensor, Tensor], dice: Coins, seams: S
                 for child, law in zip(below, offered, strict=True):
                     proposal[:, child] = law
             for child in below:
+                # As in `World.row`: the tokens on a path select the row of both tables.
                 rows[:, child] = (rows[:, node] * vocab + trees.token[:, child] + 1) % wide
     past = _past(world, trees, seams)
     logits = target_table[rows]
     law = seams.target_law(logits, sampling, world.stops, past)
     bonus = law if seams.bonus_law is seams.target_law else seams.bonus_law(logits, sampling, world.stops, past)
+    # Given tokens count as surely proposed: no sibling's token was removed from a law.
     removed = sampling.draws == "without-replacement" and world.tokens is None
     return verify(trees, law, proposal, dice, sampling.rule, removed, seams, bonus)
 
@@ -156,7 +159,7 @@ def _children(
     token, gone, offered = trees.token.clone(), torch.zeros_like(trees.present), []
     there = trees.present[:, node]
     for rank, child in enumerate(below):
-        if rank >= world.vocab and world.sampling.draws == "top-k":
+        if rank >= world.vocab and world.sampling.draws == "top-k":  # more children than tokens to rank
             gone[:, child] = True
             offered.append(laws[0])
             continue

@@ -114,7 +114,7 @@ def multi_round(
             token = trees.token[who, child]
             offered = seams.sibling_law(seams.of_node(proposal, child), tried, removed)
             missed = level.ask(dice, trees, seams, child, _ratio(level.law, offered, token), offered, here)
-            tried = tried | (missed[:, None] & _mark(token, tried))
+            tried = tried | (missed[:, None] & _mark(token, tried))  # without replacement, later siblings lack it
         walk.descend(level.taken, below[:, 0] > 0, level.law, level.rejected)
     return walk
 
@@ -131,6 +131,7 @@ def specinfer(
         for rank in range(below.shape[1]):
             here = walk.alive & (level.taken == 0) & waiting.any(-1)
             drawn = here & (waiting.sum(-1) > 1)  # the last sibling left needs no coin
+            # The k-th trial reads the order coin of the k-th child, whatever sibling it picks (`reference.tape`).
             pick = dice.choose(dice.place("order", below[:, rank]), waiting.to(target.dtype), drawn)
             only = waiting.long().argmax(-1)
             pick = torch.where(drawn, pick, only)
@@ -209,6 +210,7 @@ def typical(
     """Accept, without a coin, the longest path of typical tokens; among equals the likeliest, then the first."""
     who, walk = trees.requests(), Walk.begin(target)
     entropy = -torch.special.xlogy(target, target).sum(-1)
+    # The threshold of a node follows from the target's law at its parent.
     bar = (rule.delta * (-entropy).exp()).clamp(max=rule.epsilon).gather(1, trees.parent)
     above = target.gather(1, trees.parent[..., None].expand_as(target))
     share = above.gather(2, trees.token[..., None])[..., 0]

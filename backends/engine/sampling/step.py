@@ -32,6 +32,7 @@ class StepSampling:
         self._output = output
         self._seams = seams
         self.samples = not case.sampling.greedy
+        # Laws of 16-bit logits are computed in float32, so their coins are float32 too.
         dtype = torch.float64 if case.dtype == "float64" else torch.float32
         uniforms = torch.tensor(tape.coins(case.sampling, number, case.most_nodes), device=device)[None]
         mine = rounded(seams.own_coins(uniforms), dtype)
@@ -116,7 +117,7 @@ class StepSampling:
         bonus = law if seams.bonus_law is seams.target_law else seams.bonus_law(logits[None], sampling, stops, past)
         token = torch.tensor([tree.token], device=logits.device)
         removed = sampling.draws == "without-replacement" and proposal is not None
-        sure = torch.nn.functional.one_hot(token[0], law.shape[-1])
+        sure = torch.nn.functional.one_hot(token[0], law.shape[-1])  # the proposals of tokens that were not drawn
         told = (sure if proposal is None else proposal).to(law.dtype)
         made = verify(forest(tree, token), law, told[None], self._dice, sampling.rule, removed, seams, bonus)
         path = [row for row in made.path[0].tolist() if row >= 0]

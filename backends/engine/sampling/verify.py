@@ -62,6 +62,7 @@ def verify(
     token = dice.choose(seams.bonus_place(dice, walk.at, walk.rejected), last, every)
     path = torch.stack(walk.path, 1)
     length = (path >= 0).sum(-1)
+    # A path of n rows emits the n - 1 tokens below the root, and the bonus as its n-th token.
     below = torch.where(path[:, 1:] >= 0, trees.token.gather(1, path[:, 1:].clamp(min=0)), -1)
     tokens = torch.cat([below, torch.full_like(path[:, :1], -1)], 1).scatter(1, length[:, None] - 1, token[:, None])
     return Accepted(path, tokens, token, last)
