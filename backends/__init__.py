@@ -1,1 +1,5 @@
-"""Engines under test: they know the words of `reference`, none of its answers, and no prose."""
+"""The engines under test, and the registry that opens them.
+
+A backend uses the data types of `reference` (cases, trees, traces). It never imports the oracle's answers
+(`reference.oracle`) and never writes the sentences of a report.
+"""

@@ -1,4 +1,8 @@
-"""The contract of a backend: one method, `run(case) -> Trace`, and a declaration of what it can do."""
+"""The contract that every backend fulfils.
+
+A backend has one method, `run(case) -> Trace`, and a `Declaration` of its abilities. Two further protocols are
+optional: `ExactLaw` for sampling on tables, and `Serving` for sessions that are played action by action.
+"""
 
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
@@ -11,28 +15,29 @@ from reference.trace import Array, Stage, Trace
 
 @dataclass(frozen=True)
 class Declaration:
-    """The declaration of a backend: differences are declared here and never branched on by name.
+    """The abilities of a backend; callers read these fields and never branch on a backend's name.
 
-    A word that we do not know, or a field of another type, is refused when the backend is opened.
+    A backend is refused when it is opened if its declaration names an unknown value or a field has another type.
 
     Attributes:
-        name: As users type it.
-        device: Where it computes: cpu, cuda, npu.
-        reveals: Stages its traces hold. A stage that a trace holds beyond these is looked at where it helps, and none
-            of the invariants that need it is asked.
-        dtypes: Working dtypes it offers, its default first.
-        drafts: Kinds of draft it runs: scripted, ngram, model.
-        commits: KvLayout.commit values it implements.
-        layouts: KvLayout.kind values it implements.
-        sessions: Whether it runs several requests at once and plays a case's session.
-        takes_tape: Whether every uniform it uses comes from the case's tape, at the places that `reference.tape` gives.
-        max_temperature: 0.0 for a backend that is greedy only.
-        rules: Acceptance rules it has for temperatures above 0.
+        name: The name as users type it.
+        device: The device on which the backend computes: cpu, cuda, npu.
+        reveals: Stages that its traces hold. If a trace holds a further stage, that stage is used where it helps to
+            explain a difference, and the invariants that need the stage are still not asked.
+        dtypes: Working dtypes, the default first.
+        drafts: Kinds of draft that the backend runs: scripted, ngram, model.
+        commits: KvLayout.commit values that the backend implements.
+        layouts: KvLayout.kind values that the backend implements.
+        sessions: Whether the backend runs several requests at once and plays a case's session.
+        takes_tape: Whether every uniform comes from the case's tape, at the places that `reference.tape` gives.
+        max_temperature: The highest temperature; 0.0 for a backend that decodes greedily only.
+        rules: Acceptance rules for temperatures above 0.
         processes: Whether it applies penalties, bad words, min_tokens, top-k, top-p, min-p and custom processors.
-        stops: Fields of `Stops` that it heeds.
-        emulated: Whether it stands in for a device that is not there; such a run never counts as hardware.
-        variant_interval: How many times as seldom invariants that run variants of a case take their turn: above 1 for a
-            backend whose forwards take long; its control run is as much shorter. A replay asks all of them.
+        stops: Fields of `Stops` that the backend obeys.
+        emulated: Whether the backend stands in for an absent device; such a run never counts as hardware.
+        variant_interval: Invariants that run variants of a case take their turn this many times less often, and the
+            control run is shorter by the same factor. Above 1 for a backend with slow forwards. A replay asks all
+            invariants whatever the interval.
     """
 
     name: str
@@ -54,36 +59,37 @@ class Declaration:
 
 @runtime_checkable
 class Backend(Protocol):
-    """An engine under test. It may keep weights between runs, and nothing else that a later run could notice."""
+    """An engine under test; it may keep weights between runs, and no other state that a later run could notice."""
 
     declaration: Declaration
 
     def run(self, case: Case) -> Trace:
-        """Run `case` and reveal what happened.
+        """Run `case` and return the trace of the run.
 
-        Types and shapes are those of `reference.trace`; `backends.admission` looks at them before any invariant does.
-        Lists, NumPy arrays of any width and torch tensors of any device go in the place of arrays and tuples of that
-        shape; anything else is a finding of lossless.completes that names step and field, and says what was found and
-        what is expected. Arrays have no batch axis: logits are [nodes, vocabulary], attention outputs [layers, heads,
-        nodes, head_dim], keys and values [layers, kv_heads, length, head_dim], all in the row order of the tree.
+        Types and shapes are those of `reference.trace`; `backends.admission` checks them before any invariant reads
+        the trace. Where `reference.trace` names an array or a tuple, a backend may return a list, a NumPy array of any
+        width or a torch tensor on any device, of the same shape. Anything else is a finding of lossless.completes
+        that names the step, the field, the value found and the value expected. Arrays have no batch axis: logits are
+        [nodes, vocabulary], attention outputs [layers, heads, nodes, head_dim], keys and values [layers, kv_heads,
+        length, head_dim]. All nodes are in the row order of the tree.
 
         Raises:
             Unsupported: when the declaration, or the model, does not admit the case.
-            StageFailure: when the engine's own checks stopped the run, with the stage they guard.
+            StageFailure: when a check of the engine itself stopped the run; it names the stage that the check guards.
         """
         ...
 
 
 @runtime_checkable
 class ExactLaw(Protocol):
-    """A backend whose own drafting and acceptance can be run on tables in place of models, many requests at once.
+    """A backend that can run its own drafting and acceptance on tables in place of models, for many requests at once.
 
-    It is optional: it lets the law of a rule be enumerated instead of estimated. A backend may have it without a tape
-    (only `samples`), and then raises Unsupported from the others.
+    The protocol is optional. With it, the law of an acceptance rule is enumerated instead of estimated. A backend
+    without a tape may implement `samples` alone, and raises Unsupported from `verify` and `rounds`.
     """
 
     def verify(self, given: Given, tape: Array) -> Blocks:
-        """Accept from the settled probabilities of `given`, one request per row of `tape` [B, stride(nodes)]."""
+        """Run acceptance on the probabilities of `given`, one request per row of `tape` [B, stride(nodes)]."""
         ...
 
     def rounds(self, world: World, tape: Array) -> Blocks:
@@ -96,34 +102,35 @@ class ExactLaw(Protocol):
 
 
 class Live(Protocol):
-    """A session that goes on: its requests, and what was done to them so far."""
+    """A running session: its requests, to which a caller applies one action after another."""
 
     def do(self, action: Action) -> None:
-        """Do `action` to those of its requests to which it can happen; nothing, if there are none.
+        """Apply `action` to each of its requests that admits the action; do nothing if no request admits it.
 
         Raises:
-            StageFailure: when the engine's own checks stopped it; the session is over.
+            StageFailure: when a check of the engine itself stopped the action; the session is then over.
         """
         ...
 
     @property
     def trace(self) -> Trace:
-        """The trace so far: with `shared`, and with one account for each action if pages are counted at all."""
+        """The trace so far, with `shared` filled in, and with one account per action if the backend counts pages."""
         ...
 
 
 @runtime_checkable
 class Serving(Protocol):
-    """A backend whose sessions can be played action by action, so that each action depends on what came before.
+    """A backend whose sessions can be played action by action, so that each action may depend on the earlier ones.
 
-    It is optional; who declares sessions and has it is driven by the session machine of `properties.live.machine`.
+    The protocol is optional. The session machine of `properties.live.machine` drives every backend that declares
+    sessions and implements it.
     """
 
     def serve(self, case: Case) -> Live:
-        """Open the session of `case` and play the actions that it names; more may come.
+        """Open the session of `case` and play its actions; the caller may add further actions.
 
-        What comes later names requests that the session lists, and the trees of a switch are no larger than the
-        largest that the session names by then. A fork may come at any time.
+        A later action names only requests that the session lists. The trees of a later switch are no larger than the
+        largest tree that the session names when it is opened. A fork may come at any time.
 
         Raises:
             Unsupported, StageFailure: as `Backend.run`.
@@ -136,7 +143,7 @@ class Unsupported(Exception):
 
 
 class WrongFlag(ValueError):
-    """An environment flag has a value that means nothing."""
+    """An environment flag has a value that is not defined."""
 
 
 class Unavailable(Exception):

@@ -1,8 +1,8 @@
-"""Compositions: the engine with each attention, and how a row of the registry becomes a backend.
+"""The compositions of the engine, one per attention implementation.
 
-A composition is the engine's seams with another attention in them, and with the caches that this attention reads. The
-registry says which backend is which composition, on which device and in which dtypes; a new attention is a line of
-COMPOSITIONS here and a row there.
+A composition is the engine's seams with another attention function, and with the caches that this attention reads. A
+row of `backends/shipped.py` says which backend uses which composition, on which device and in which dtypes; `compose`
+turns such a row into a backend. A new attention is a line of COMPOSITIONS here and a row there.
 """
 
 from collections.abc import Callable
@@ -32,7 +32,7 @@ from backends.engine.seams import Seams
 from backends.shipped import ROWS, Row
 
 CALLED = {"cuda": "an NVIDIA device", "npu": "an Ascend device"}
-"""What a device is called in messages."""
+"""The name of each device in messages."""
 
 
 def everywhere(attend: Attend) -> Seams:
@@ -41,13 +41,14 @@ def everywhere(attend: Attend) -> Seams:
 
 
 def in_pages(attend: Attend, beside: Attend | None = None) -> Seams:
-    """The engine with `attend`, which reads pages where they lie; `beside`, if given, takes drafts and prefills."""
+    """The engine with `attend`, which reads pages in place; drafts and prefills use `beside` if it is given."""
+    # `single` is PagedLanes too: prefills and drafts then hand over pages, as verify forwards do.
     pages = KvSeams(lanes=PagedLanes, single=PagedLanes)
     return replace(SEAMS, attend=attend, prefill_attend=beside, draft_attend=beside or attend, kv=pages)
 
 
 def on_ascend(attend: Attend, paged: type[Paged]) -> Seams:
-    """The engine with an attention of Ascend's operators, and the pages that their cache writes fill."""
+    """The engine with an attention of Ascend's operators, and with the paged cache that their cache writes fill."""
     return replace(everywhere(attend), kv=replace(SEAMS.kv, paged=paged))
 
 
@@ -59,6 +60,7 @@ def splitfuse() -> Seams:
     return on_ascend(AscendAtb(), AtbPaged)
 
 
+# The values are functions, so that a package of one attention is imported only if its backend is opened.
 COMPOSITIONS: dict[str, Callable[[], Seams]] = {
     "eager": lambda: SEAMS,
     "sdpa": lambda: everywhere(Sdpa()),
@@ -74,20 +76,21 @@ COMPOSITIONS: dict[str, Callable[[], Seams]] = {
     "ascend-fused": lambda: on_ascend(AscendFused(), ScatterPaged),
     "ascend-atb": splitfuse,
 }
-"""The engine's seams for each attention, made when a backend is opened."""
+"""For each attention, a function that makes the engine's seams when a backend is opened."""
 
 
 def compose(row: Row) -> EngineBackend:
     """Open the backend of `row`.
 
     Raises:
-        Unavailable: where its device, or a package that its attention needs, is missing.
+        Unavailable: if its device, or a package that its attention needs, is missing.
     """
     why = missing(row.device)
     if why is not None:
         hint = f"; on the CPU, {row.twin} runs the same attention" if row.twin else ""
         raise Unavailable(f"{row.name} needs {CALLED[row.device]}: {why}{hint}")
     if row.emulated and row.composition.startswith("ascend"):
+        # The emulated operators must be registered before a composition looks for them (`without_nnal`).
         install()
     try:
         seams = COMPOSITIONS[row.composition]()
@@ -108,7 +111,7 @@ def compose(row: Row) -> EngineBackend:
 
 
 def opened(name: str) -> EngineBackend:
-    """Open a backend of ours by its name; raises as `compose`."""
+    """Open a backend of `backends/shipped.py` by its name; raises as `compose`."""
     return compose(next(row for row in ROWS if row.name == name))
 
 

@@ -1,10 +1,11 @@
-"""Which devices are here, and what is missing where they are not."""
+"""The device types, and the reason why one cannot be used on this machine."""
 
 DEVICES = ("cpu", "cuda", "npu")
 
 
 def missing(device: str) -> str | None:
-    """Why `device` (cpu, cuda, npu) cannot be used on this machine, or None."""
+    """Why `device` (cpu, cuda, npu) cannot be used on this machine, or None if it can."""
+    # Imported here, so that importing this module needs no torch.
     import torch
 
     if device == "cuda":

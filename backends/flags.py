@@ -1,4 +1,8 @@
-"""The environment flags of the two-mode protocol, and the mode that they or an option ask for."""
+"""The environment flags of the two-mode protocol, and the mode they select.
+
+The mode says which forwards run fused attention. The option `--mode` takes precedence over the flags. The flags are
+those of EAGLE-Pangu.
+"""
 
 import os
 from collections.abc import Mapping
@@ -16,7 +20,7 @@ FLAGS = {
     FORCE_EAGER: "1: eager attention everywhere",
     FAST_REORDER: "1: commits append to the cache where they can; 0: they never do",
 }
-"""Flags of EAGLE-Pangu, of one meaning on every fused backend: 0, 1 or unset."""
+"""Flags of EAGLE-Pangu, with the same meaning on every fused backend; a flag is 0, 1 or unset."""
 
 
 @dataclass(frozen=True)
@@ -24,8 +28,9 @@ class Mode:
     """Which forwards run fused attention.
 
     Attributes:
-        fused: Any.
-        trees: Those of several rows over a committed prefix: a tree, and also a later chunk of a chunked prefill.
+        fused: Whether any forward does.
+        trees: Whether forwards of several rows over a committed prefix do. Such a forward verifies a tree, or runs a
+            later chunk of a chunked prefill.
     """
 
     fused: bool = True
@@ -33,23 +38,25 @@ class Mode:
 
     @property
     def word(self) -> str:
-        """As manifests say it."""
+        """The mode as run manifests write it."""
         if not self.fused:
             return "reference"
         return "performance" if self.trees else "performance, trees eager"
 
 
 def flags_set(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """The flags that are set, with their values as they stand there."""
+    """The flags that are set, with their unparsed values."""
+    # An empty value counts as unset.
     return {name: environment[name] for name in FLAGS if environment.get(name)}
 
 
 def mode_of(word: str | None = None, environment: Mapping[str, str] = os.environ) -> Mode:
-    """The mode that `word` asks for, one of MODES; for None, the one that the environment's flags do.
+    """The mode that `word`, one of MODES, names; if `word` is None, the mode that the environment's flags select.
 
     Raises:
-        WrongFlag: for a flag whose value is neither 0 nor 1.
+        WrongFlag: if the value of a flag is neither 0 nor 1.
     """
+    # Flags are checked even where `word` decides: a mistyped flag never passes in silence.
     found = flags_set(environment)
     for name, value in found.items():
         if value not in ("0", "1"):

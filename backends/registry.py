@@ -1,4 +1,8 @@
-"""Name to backend, or the reason there is none; a stranger's engine comes in as `pkg.module:factory`."""
+"""The registry, which opens a backend by its name or by `pkg.module:factory`.
+
+A name stands for a backend that we ship (`backends/shipped.py`). `pkg.module:factory` names a function of a user's own
+module that returns a backend. Where no backend can be opened, the exception gives the reason in one line.
+"""
 
 import importlib
 import os
@@ -14,32 +18,32 @@ class UnknownBackend(ValueError):
 
 
 def search_current_folder() -> None:
-    """Let modules of the current folder be imported, after those of every other entry of `sys.path`.
+    """Append the current folder to `sys.path`, so that modules in it can be imported.
 
-    As the last entry the folder hides nothing. Every process that imports a module by a name that the user typed
-    (`pkg.module:name`) calls this first: each has a `sys.path` of its own.
+    As the last entry the folder shadows no other module. Every process that imports a module by a name that the user
+    typed (`pkg.module:name`) calls this function first, because each process has its own `sys.path`.
     """
     try:
         here = os.getcwd()
     except OSError:  # the folder was removed: it holds no module
         return
-    if here not in sys.path and "" not in sys.path:
+    if here not in sys.path and "" not in sys.path:  # the empty entry means the current folder
         sys.path.append(here)
 
 
 def open_backend(name: str) -> Backend:
-    """Open a backend by name or by `pkg.module:factory`, whose module may lie in the current folder.
+    """Open a backend by name or by `pkg.module:factory`; the module may lie in the current folder.
 
     Raises:
-        UnknownBackend: for a name that means nothing, a module or factory that cannot be imported or called,
-            a declaration that names what there is not.
-        Unavailable: where its device or package is missing.
-        WrongFlag: where the environment asks for a mode that there is not.
+        UnknownBackend: if the name is unknown, the module or factory cannot be imported or called, or the declaration
+            names an unknown value.
+        Unavailable: if the device or a package of the backend is missing.
+        WrongFlag: if an environment flag has a value that is not defined.
     """
     known = {row.name: row for row in ROWS}
     if name in known:
         try:
-            from backends.compositions import compose  # brings torch
+            from backends.compositions import compose  # imports torch, which listing names does not need
         except ImportError as why:
             raise Unavailable(f"{name} cannot be imported: {why}") from why
         return compose(known[name])
@@ -51,14 +55,14 @@ def open_backend(name: str) -> Backend:
         module = importlib.import_module(module_name)
     except ImportError as why:
         raise UnknownBackend(f"backend {name!r}: cannot import {module_name!r} ({why})") from why
-    except (Exception, SystemExit) as why:  # a stranger's code: whatever it raises becomes one line
+    except (Exception, SystemExit) as why:  # a user's module may raise anything; it becomes one line
         raise UnknownBackend(f"backend {name!r}: importing {module_name!r} raised {_brief(why)}") from why
     factory = getattr(module, attribute, None)
     if not callable(factory):
         raise UnknownBackend(f"backend {name!r}: {module_name!r} has no factory called {attribute!r}")
     try:
         backend = factory()
-    except (Unavailable, WrongFlag):
+    except (Unavailable, WrongFlag):  # part of the contract: callers tell them apart from a broken factory
         raise
     except (Exception, SystemExit) as why:
         raise UnknownBackend(f"backend {name!r}: {attribute!r} raised {_brief(why)}") from why
@@ -72,11 +76,15 @@ def open_backend(name: str) -> Backend:
 
 
 def eager_beside(name: str) -> str | None:
-    """The backend with eager attention on the device of a backend of ours; None for that one, and for a stranger's."""
+    """The name of the backend with eager attention on the same device as the backend `name`.
+
+    None if `name` is that eager backend itself, or is not a backend that we ship.
+    """
     of = {row.name: row for row in ROWS}
     if name not in of:
         return None
     suffix = "-emulated" if of[name].emulated else ""
+    # By the name's family first: an emulated Ascend backend computes on the CPU, and its twin is not cpu-eager.
     twins = (f"{name.split('-')[0]}-eager{suffix}", f"{of[name].device}-eager")
     found = next((one for one in twins if one in of), None)
     return None if found == name else found
@@ -87,7 +95,7 @@ def _brief(why: BaseException) -> str:
 
 
 def why_unavailable(name: str) -> str | None:
-    """Why a backend cannot be opened here, or None if it can."""
+    """Why the backend `name` cannot be opened on this machine, or None if it can."""
     try:
         open_backend(name)
     except Unavailable as why:

@@ -1,4 +1,7 @@
-"""The backends that we ship: one row each, which says what it is without opening it."""
+"""The table of the backends that we ship, one row each.
+
+A row describes a backend without opening it, so that lists and searches need neither torch nor a device.
+"""
 
 from dataclasses import dataclass, field
 
@@ -6,7 +9,7 @@ from reference.layout import KINDS
 
 ALL_DTYPES = ("float32", "float64", "bfloat16", "float16")
 THREE, HALVES = ("float32", "bfloat16", "float16"), ("bfloat16", "float16")
-"""The dtypes of matrix products of Ascend and of our Triton kernel, and those of kernels for 16 bits alone."""
+"""THREE: dtypes in which Ascend and our Triton kernel multiply matrices. HALVES: those of kernels for 16 bits alone."""
 
 
 @dataclass(frozen=True)
@@ -14,18 +17,18 @@ class Row:
     """One backend we ship.
 
     Attributes:
-        name: As users type it.
-        composition: Which line of `backends.compositions.COMPOSITIONS` it is.
-        device: What it needs: cpu, cuda, npu.
-        sentence: What it is.
-        slow: Whether its conformance tests run only with -m slow, or where it is named.
-        layouts: KvLayout.kind values that it declares, known here so that nobody must open it to ask.
-        dtypes: Working dtypes that it declares, likewise.
-        emulated: Whether it stands in for a device that is not there; it never counts as that device.
-        cases: How many cases a search draws unless told otherwise, where a forward takes long; None for the usual.
+        name: The name as users type it.
+        composition: The key of its entry in `backends.compositions.COMPOSITIONS`.
+        device: The device that it needs: cpu, cuda, npu.
+        sentence: Its description.
+        slow: Whether its conformance tests run only with -m slow, or if the backend is named.
+        layouts: KvLayout.kind values that it declares, listed here so that nobody must open it to ask.
+        dtypes: Working dtypes that it declares, listed here for the same reason.
+        emulated: Whether it stands in for an absent device; its runs never count as runs of that device.
+        cases: The default number of cases that a search draws on a backend with slow forwards; None for the usual.
         variant_interval: See `backends.base.Declaration`.
         twin: The backend that runs the same attention where the device is missing.
-        package: The package that its attention needs beside torch, and how it is installed.
+        package: The package that its attention needs beside torch, and how to install it.
         graphs: Whether verify forwards are recorded as CUDA graphs.
     """
 
@@ -101,6 +104,7 @@ ROWS: tuple[Row, ...] = (
         slow=True,
         dtypes=THREE,
         emulated=True,
+        # A program costs the interpreter 10 ms; with these two the default run stays under three minutes.
         cases=200,
         variant_interval=4,
         package="Triton (pip install 'triton>=3.0', on Linux)",

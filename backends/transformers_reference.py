@@ -1,4 +1,8 @@
-"""Plain transformers as a reference: a model's own code and own eager attention, one sequence at a time, in float64."""
+"""Plain transformers in float64 as a reference evaluator of whole sequences.
+
+A model runs its own transformers code and its own eager attention, on one sequence at a time and without a KV cache.
+`--against transformers` uses it in place of the NumPy model; rules, commits and stops stay those of the oracle.
+"""
 
 import sys
 from collections.abc import Iterator
@@ -21,17 +25,17 @@ from reference.architecture import Model, Seeded
 from reference.trace import Array
 
 INTERFACE = "specverify-plain"
-"""Name under which the function that watches transformers' own eager attention is registered with transformers."""
+"""Name under which `watched`, which records calls of eager attention, is registered with transformers."""
 
 NARROW = (torch.float32, torch.bfloat16, torch.float16)
 WIDENED = {torch.Tensor.float: torch.Tensor.double, torch.Tensor.half: torch.Tensor.double}
 
 
 class Wide(TorchFunctionMode):
-    """Makes every torch call that asks for a narrower float compute in float64.
+    """A torch mode in which every call that asks for a narrower float computes in float64.
 
     transformers computes norms, rotary tables, routers and softmax in float32 whatever the dtype of the model. The
-    code that runs stays transformers' own; only the dtypes that it names mean float64.
+    code that runs is still transformers' own; only the narrower dtypes that it names are replaced by float64.
 
     Attributes:
         narrow: The names of torch functions that returned a float narrower than float64 all the same.
@@ -44,6 +48,7 @@ class Wide(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run one call in float64; `types` is not used."""
         widened = {name: _widened(value) for name, value in (kwargs or {}).items()}
+        # `.float()` and `.half()` name no dtype in their arguments, so the method itself is replaced.
         result = WIDENED.get(func, func)(*(_widened(one) for one in args), **widened)
         if isinstance(result, Tensor) and result.dtype in NARROW:
             self.narrow.add(str(getattr(func, "__name__", func)))
@@ -56,7 +61,7 @@ def _widened(value: Any) -> Any:
 
 @contextmanager
 def wide() -> Iterator[Wide]:
-    """Inside the `with`, torch computes in float64 in this thread, and makes float64 where no dtype is named."""
+    """Inside the `with`, torch computes in float64 in this thread, and new tensors without a dtype are float64."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:
@@ -68,13 +73,13 @@ def wide() -> Iterator[Wide]:
 
 @dataclass(frozen=True)
 class Sequence:
-    """One sequence of T tokens run from scratch; every array is float64.
+    """The arrays of one sequence of T tokens that was run from scratch, all in float64.
 
     Attributes:
         logits: [T, vocabulary].
-        attended: [layers, heads, T, head_dim]; attention's output before the output projection.
-        queries: [layers, heads, T, head_dim], as attention gets them.
-        keys: [layers, kv_heads, T, head_dim], as attention gets them: after norms and rotary embedding.
+        attended: [layers, heads, T, head_dim]; the output of attention before the output projection.
+        queries: [layers, heads, T, head_dim], as attention receives them.
+        keys: [layers, kv_heads, T, head_dim], as attention receives them: after norms and rotary embedding.
         values: [layers, kv_heads, T, head_dim].
     """
 
@@ -87,9 +92,9 @@ class Sequence:
 
 @dataclass(frozen=True)
 class _Layer:
-    """Inputs and output of one call of attention, for the one lane there is: [heads, T, head_dim], the mask [T, T].
+    """Inputs and output of one call of attention, without the batch axis: [heads, T, head_dim], the mask [T, T].
 
-    `scale` is the factor of the products of queries and keys.
+    `scale` is the factor by which the products of queries and keys are multiplied.
     """
 
     index: int
@@ -107,14 +112,14 @@ _seen: ContextVar[list[_Layer]] = ContextVar("_seen")
 def watched(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **named: Any
 ) -> Any:
-    """Call the eager attention of the module's own file with all that the module handed over, and note it.
+    """Call the eager attention of the file that defines `module`, with the same arguments, and record the call.
 
     Raises:
-        Unsupported: where that file has no `eager_attention_forward`.
+        Unsupported: if that file has no `eager_attention_forward`.
     """
     own = getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
     if own is not None and named.get("softcap") and "softcap" not in signature(own).parameters:
-        own = eager_with_cap  # of a built-in, whose family has no soft cap in transformers
+        own = eager_with_cap  # a built-in model may have a soft cap that its family lacks in transformers
     if own is None:
         raise Unsupported(f"{type(module).__name__} has no eager attention of transformers' usual form")
     mixed, weights = own(module, query, key, value, attention_mask, **named)
@@ -122,7 +127,7 @@ def watched(
     index = module.layer_idx
     assert isinstance(index, int)
     scale = named.get("scaling")
-    scale = query.shape[-1] ** -0.5 if scale is None else float(scale)
+    scale = query.shape[-1] ** -0.5 if scale is None else float(scale)  # None means the usual 1 / sqrt(head_dim)
     layer = _Layer(index, scale, query[0], key[0], value[0], mixed[0].transpose(0, 1), mask)
     _seen.get().append(layer)
     return mixed, weights
@@ -135,12 +140,12 @@ AttentionMaskInterface.register(INTERFACE, eager_mask)
 class PlainTransformers:
     """A causal language model of transformers, of any family, with its weights rounded to a working dtype.
 
-    It runs whole sequences without a KV cache and without our attention, so that it shares no code with the engine
-    but the loading of weights.
+    It runs whole sequences without a KV cache and without the engine's attention. It shares with the engine only the
+    code that loads weights.
 
     Attributes:
         reaches: Each layer's window and chunk in tokens, 0 for none; each run checks them against the masks that
-            transformers itself has made.
+            transformers itself makes.
         scale: The factor of the products of queries and keys in the first layer of the latest run.
         config: The transformers config.
     """
@@ -150,6 +155,7 @@ class PlainTransformers:
             self._network = built_in(model, "float64") if isinstance(model, Seeded) else from_disk(model, "float64")
             self._network.eval()
         if dtype != "float64":
+            # The engine's weights have the working dtype: the reference rounds its own to it and stays in float64.
             for parameter in self._network.parameters():
                 parameter.data = parameter.data.to(DTYPES[dtype]).to(torch.float64)
             for module in self._network.modules():
@@ -158,18 +164,19 @@ class PlainTransformers:
         self.config = self._network.config
         self._network.set_attn_implementation(INTERFACE)
         if hasattr(self.config, "_experts_implementation"):
+            # "eager" is the experts' code in the model's own file; other values replace it by grouped products.
             self.config._experts_implementation = "eager"
         self.reaches = _reaches(self.config)
         self.scale = 1.0
-        cap = getattr(self.config, "score_cap", 0.0)  # of a built-in whose own class has no soft cap
+        cap = getattr(self.config, "score_cap", 0.0)  # set by `config_of` if the model's class has no soft cap
         self._capped = {"softcap": cap} if cap else {}
 
     def run(self, tokens: tuple[int, ...]) -> Sequence:
         """Run `tokens`, at least one, from scratch.
 
         Raises:
-            Unsupported: where transformers computes narrower than float64, where layers do not call attention through
-                its interface, or where a mask is not that of `reaches`.
+            Unsupported: if transformers computes narrower than float64, if layers do not call attention through
+                its interface, or if a mask does not match `reaches`.
         """
         layers: list[_Layer] = []
         noted = _seen.set(layers)
@@ -195,12 +202,13 @@ class PlainTransformers:
         return Sequence(logits.numpy(), *stacked)
 
     def states(self, tokens: tuple[int, ...]) -> Array:
-        """The residual stream, float64 [layers + 2, T, hidden size]: see `reference.oracle.evaluator.Evaluator`.
+        """The residual stream, float64 [layers + 2, T, hidden size]; see `reference.oracle.evaluator.Evaluator`.
 
-        Transformers itself hands over all of it but what leaves the last layer, which is what enters the last norm.
+        transformers' `hidden_states` lacks one row, the output of the last layer. That output is the input of the last
+        norm, where a hook reads it.
 
         Raises:
-            Unsupported: the model has no last norm where transformers' decoders have it.
+            Unsupported: if the model has no last norm under the name that transformers' decoders use.
         """
         body = self._network.base_model
         norm = getattr(body, "norm", None)
@@ -217,13 +225,14 @@ class PlainTransformers:
         finally:
             _seen.reset(noted)
             hook.remove()
+        # transformers puts the normed output in the last place, so the last layer's own output goes before it.
         states: Array = torch.stack([*said[:-1], last[0], said[-1]])[:, 0].numpy()
         return states
 
     def _check_mask(self, layer: _Layer, reach: tuple[int, int]) -> None:
-        """Raise Unsupported unless the mask hides what lies after a row or out of its reach, and adds nothing else."""
+        """Raise Unsupported unless the mask hides exactly the columns after a row and those out of its reach."""
         length = layer.query.shape[1]
-        if layer.mask is None and length == 1:
+        if layer.mask is None and length == 1:  # a single row sees itself: no mask is needed
             return
         window, chunk = reach
         row, column = torch.arange(length)[:, None], torch.arange(length)
@@ -233,6 +242,7 @@ class PlainTransformers:
         if chunk:
             shown &= column // chunk == row // chunk
         mask = layer.mask
+        # An additive mask: 0 where visible, and where hidden the lowest float or minus infinity.
         if mask is None or not bool((mask[shown] == 0).all()) or not bool((mask[~shown] < -1e30).all()):
             raise Unsupported(
                 f"{type(self._network).__name__}: the mask that transformers makes for layer {layer.index} is not "
@@ -241,10 +251,10 @@ class PlainTransformers:
 
 
 def _reaches(config: Any) -> tuple[tuple[int, int], ...]:
-    """Each layer's window and chunk as `config` says; `PlainTransformers.run` checks them against the masks.
+    """Each layer's window and chunk according to `config`; `PlainTransformers.run` checks them against the masks.
 
     Raises:
-        Unsupported: for a kind of layer that is no attention over tokens.
+        Unsupported: for a kind of layer that is not attention over tokens.
     """
     window: int = getattr(config, "sliding_window", None) or 0
     chunk: int = getattr(config, "attention_chunk_size", None) or 0

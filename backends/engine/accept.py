@@ -1,4 +1,8 @@
-"""Greedy tree acceptance: walk from the root along children that the target itself would have chosen."""
+"""Greedy tree acceptance, and the gathering of the logits that it reads.
+
+The walk starts at the root and descends to the child whose token is the arg-max of the target at the current node. It
+ends where no child has that token; the arg-max of the last node is the bonus token.
+"""
 
 import torch
 from torch import Tensor
@@ -7,16 +11,16 @@ from backends.engine.lower_tree import TreeTensors
 
 
 def greedy_walk(tensors: TreeTensors, logits: Tensor) -> tuple[list[int], int]:
-    """Return the accepted rows, root first, and the bonus token that the target chooses after the last of them.
+    """Return the accepted rows, root first, and the bonus token, which the target chooses after the last row.
 
     `logits` is [nodes, vocabulary]. Children are tried in row order along next_token / next_sibling, so the first of
-    two equal siblings wins; an arg-max tie goes to the lowest id (SGLang's EAGLE-2 greedy verification).
+    two siblings with the same token wins. An arg-max tie goes to the lowest id (SGLang's EAGLE-2 greedy verification).
     """
     choice = logits.argmax(-1).tolist()
     token, first, sibling = tensors.token.tolist(), tensors.next_token.tolist(), tensors.next_sibling.tolist()
     path = [0]
     candidate = first[0]
-    while candidate:
+    while candidate:  # 0 stands for "no child" and "no sibling": the root is neither
         if token[candidate] == choice[path[-1]]:
             path.append(candidate)
             candidate = first[candidate]
@@ -26,10 +30,10 @@ def greedy_walk(tensors: TreeTensors, logits: Tensor) -> tuple[list[int], int]:
 
 
 def gather_rows(flat: Tensor, retrieve_index: Tensor) -> Tensor:
-    """Logits of the tree's nodes [nodes, V], out of the flat rows [R, V] of the verify forward."""
-    return flat[retrieve_index.to(flat.device)]
+    """The logits of the tree's nodes [nodes, V], gathered from the rows [R, V] of the verify forward."""
+    return flat[retrieve_index.to(flat.device)]  # `retrieve_index` leaves padding rows out
 
 
 def logprobs(logits: Tensor) -> Tensor:
-    """Log-probabilities [nodes, V] of unprocessed logits, each row by itself, in float32 or float64."""
+    """Log-probabilities [nodes, V] of unprocessed logits, row by row: float64 for float64 logits, else float32."""
     return (logits if logits.dtype == torch.float64 else logits.float()).log_softmax(-1)

@@ -1,4 +1,4 @@
-"""EngineBackend: our engine as a backend, on one device and with one composition of its seams."""
+"""The engine as a backend, on one device and with one composition of its seams."""
 
 import torch
 
@@ -20,13 +20,14 @@ from reference.trace import Array, Stage, Trace
 
 
 class EngineBackend:
-    """The engine on `device`, a torch device, composed as `seams` say: as meant, unless a fault has been planted.
+    """The engine on `device`, a torch device, composed of the functions and classes in `seams`.
 
-    With a `recorder`, verify forwards are recorded once and replayed where they can be.
+    A planted fault replaces one of the seams. With a `recorder`, each verify forward that can be recorded is recorded
+    once and then replayed.
 
     Attributes:
-        seams: What it is composed of.
-        mode: Which forwards run fused attention; as the environment's flags say, until somebody says otherwise.
+        seams: The functions and classes of which the engine is composed.
+        mode: Which forwards run fused attention; initially the mode that the environment's flags select.
     """
 
     def __init__(
@@ -60,15 +61,16 @@ class EngineBackend:
         self.seams = seams
         self.mode = mode_of()
         self._shelf = ModelCache(device, recorder=recorder)
+        # A function, because `seams` is replaced when a fault is planted in an open backend.
         self._tables = Tables(device, lambda: self.seams.sampling)
 
     def run(self, case: Case) -> Trace:
-        """Generate as the case says; see `backends.base.Backend.run`."""
+        """Run the generation that `case` describes; see `backends.base.Backend.run`."""
         self._refuse_dtype(case)
         return play(case, self._shelf, in_mode(self.seams, self.mode))
 
     def serve(self, case: Case) -> Live:
-        """Play the case's session and wait for more; see `backends.base.Serving`."""
+        """Play the case's session and return it open for further actions; see `backends.base.Serving`."""
         self._refuse_dtype(case)
         return serve(case, self._shelf, in_mode(self.seams, self.mode))
 

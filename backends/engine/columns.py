@@ -1,4 +1,8 @@
-"""AttentionInputs: keys and values that the rows of a forward may attend to in one layer, gathered or in pages."""
+"""The inputs of attention in one layer: keys, values, visibility and pages.
+
+`AttentionInputs` holds the columns to which the rows of a forward may attend, either gathered into one tensor or left
+in the pages of a pool. Every attention implementation has the signature `Attend`.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,16 +14,16 @@ from backends.base import Unsupported
 
 @dataclass(frozen=True)
 class Paging:
-    """Where the columns of a layer lie in a pool of pages.
+    """The place of a layer's columns in a pool of pages.
 
     Column c of lane b lies in page `table[b, c // size]` at offset `c % size`. Entries of the table beyond a lane's own
-    pages are 0, a page that exists; they are never read, since `lengths` ends before them.
+    pages are 0, a page that exists; no kernel reads them, since `lengths` ends before them.
 
     Attributes:
         key_cells: [pages, size, kv_heads, head_dim].
         value_cells: As `key_cells`.
-        table: int32 [B, most pages of a lane].
-        lengths: int32 [B]; columns of each lane, prefix and block.
+        table: int32 [B, W]; the block table of each lane, W the number of pages of the longest.
+        lengths: int32 [B]; columns of each lane, prefix and block together.
     """
 
     key_cells: Tensor
@@ -29,27 +33,28 @@ class Paging:
 
     @property
     def size(self) -> int:
-        """Columns of a page."""
+        """The number of columns in a page."""
         return int(self.key_cells.shape[1])
 
 
 @dataclass(frozen=True)
 class AttentionInputs:
-    """The columns that B lanes of T rows each attend to: a prefix, a block of open rows, then cells that no row sees.
+    """The columns to which B lanes of T rows each attend: a prefix, a block of open rows, then cells no row sees.
 
-    The prefix of lane b is columns 0 to `prefix[b]`, committed tokens in the order of their positions: a row sees an
-    unbroken run of it up to its end (a window or chunk may hide its beginning), or none if the row is padding. The
-    block is what follows: the rows of this forward are its last ones, and a row sees any of them.
+    The prefix of lane b is columns 0 to `prefix[b]`: committed tokens in the order of their positions. A row sees an
+    unbroken run of the prefix up to its end (a window or chunk may hide its beginning). A padding row sees none of it.
+    The block follows the prefix. The rows of this forward are the last columns of the block, and a row may see any
+    subset of the block.
 
     Attributes:
-        key: [B, Hkv, C, D], gathered; where `paging` is given and keys were not gathered, this forward's rows alone.
+        key: [B, Hkv, C, D], gathered. If `paging` is given and keys were not gathered, the rows of this forward alone.
         value: As `key`.
-        visible: bool [B, 1, T, C] on the device of the query; a row that is padding sees itself alone.
+        visible: bool [B, 1, T, C] on the device of the query; a padding row sees itself alone.
         prefix: int32 [B], on the CPU.
-        paging: The same columns in their pages; None for layouts without, and where the lanes do not share a pool.
-        announce: To be called with the reason, in one line, by a path that leaves the work to a slower one.
-        cap: Soft cap of the scores: a scaled score s becomes cap * tanh(s / cap) before the mask; 0.0 for none. A path
-            that does not compute it calls `refuse_cap`.
+        paging: The same columns in their pages; None for layouts without pages, and if the lanes do not share a pool.
+        announce: An attention path calls it with a reason, in one line, before it leaves the work to a slower path.
+        cap: Soft cap of the scores: a scaled score s becomes cap * tanh(s / cap) before the mask; 0.0 for no cap. A
+            path that does not compute the cap calls `refuse_cap`.
     """
 
     key: Tensor
@@ -61,7 +66,7 @@ class AttentionInputs:
     cap: float = 0.0
 
     def refuse_cap(self, path: str) -> None:
-        """Raise Unsupported if there is a soft cap: the attention called `path` does not compute it."""
+        """Raise Unsupported if there is a soft cap, which the attention called `path` does not compute."""
         if self.cap:
             raise Unsupported(
                 f"softcap: {path} computes no soft cap of the scores; "

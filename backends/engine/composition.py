@@ -1,4 +1,4 @@
-"""The engine as it is meant to be: the function behind every seam."""
+"""The fault-free composition of the engine: one function or class for every seam."""
 
 from backends.engine import accept, stops
 from backends.engine.attention.eager import eager
@@ -14,7 +14,7 @@ from backends.engine.seams import Seams
 
 
 def commit(cache: KvCache, path: list[int]) -> str | None:
-    """Keep the accepted rows, as the cache's layout does it."""
+    """Keep the accepted rows `path` in the way of the cache's layout; see `KvCache.commit`."""
     return cache.commit(path)
 
 
@@ -30,6 +30,7 @@ SEAMS = Seams(
     walk=accept.greedy_walk,
     clip=stops.clip,
     commit=commit,
+    # Every kept row is one token, so the root of the next tree stands that many positions further.
     advance=lambda kept: kept,
     roll_back=language_model.roll_back,
     logprobs=accept.logprobs,

@@ -1,4 +1,8 @@
-"""A tree as index tensors: dummy-root indexing, ancestor table, positions, validity, links, masks, padding."""
+"""The lowering of a tree to index tensors, and their structural check.
+
+The tensors hold the ancestor table, positions, validity flags, child and sibling links, masks and padding. They use
+dummy-root indexing: row 0 is the root and its own parent.
+"""
 
 from dataclasses import dataclass
 
@@ -13,10 +17,10 @@ from reference.tree import Tree
 
 @dataclass(frozen=True)
 class TreeTensors:
-    """The lowered tree: CPU tensors over R rows, padding included; fields as `reference.trace.Lowered` names them.
+    """The lowered tree: CPU tensors over R rows, padding included; `reference.trace.Lowered` describes the fields.
 
-    Row 0 is the root and its own parent, and 0 stands wherever an entry does not exist: the root is nobody's child,
-    sibling or proper descendant, so no negative index is ever needed (EAGLE-Pangu, dummy-root indexing).
+    Row 0 is the root and its own parent. 0 also stands for an entry that does not exist, because the root is never a
+    child, a sibling or a proper descendant. So no negative index is needed (EAGLE-Pangu, dummy-root indexing).
     """
 
     token: Tensor
@@ -33,27 +37,31 @@ class TreeTensors:
 
 
 def tensorise(tree: Tree, committed: int, position: int, reaches: list[Reach], padded_nodes: int) -> TreeTensors:
-    """Lower `tree` for a forward over a cache of `committed` columns whose root stands at `position`.
+    """Lower `tree` for a forward over a cache of `committed` columns; the root of the tree has position `position`.
 
-    Parents may come after their children: depths and ancestors come from lifting all rows at once until every one
-    has reached the root. Padding rows hang nowhere: token 0, parent 0, seeing nothing but themselves.
+    A parent may come after its children in row order. So depths and ancestors are found by replacing all rows by their
+    parents at once, until every row has reached the root. Padding rows have token 0, parent 0, and see themselves
+    alone. The tree is padded to `padded_nodes` rows if it has fewer.
     """
     nodes = len(tree)
     rows = max(nodes, padded_nodes)
     spare = rows - nodes
     parent = torch.tensor((*tree.parent, *[0] * spare))
     valid = torch.arange(rows) < nodes
+    # lifts[k][r] is the ancestor of row r that lies k levels above it; the root stays at the root.
     lifts = [torch.arange(rows)]
     while bool((lifts[-1][:nodes] != 0).any()):
         if len(lifts) > rows:
             raise StageFailure(Stage.LOWERED, "the parents form a circle that never reaches the root")
         lifts.append(parent[lifts[-1]])
     lift = torch.stack(lifts)
+    # A row is non-zero in as many lifts as it has levels above it.
     depth = (lift != 0).sum(0) * valid
     levels = torch.arange(len(lifts))
+    # The table counts depths from the root, the lifts count levels from the row.
     climb = depth[:, None] - levels[None]
     ancestor = torch.where(climb >= 0, lift[climb.clamp(min=0), torch.arange(rows)[:, None]], 0)
-    ancestor = ancestor * valid[:, None]
+    ancestor = ancestor * valid[:, None]  # or a padding row would be its own ancestor at depth 0
     positions = position + depth
     return TreeTensors(
         token=torch.tensor((*tree.token, *[0] * spare)),
@@ -73,21 +81,23 @@ def tensorise(tree: Tree, committed: int, position: int, reaches: list[Reach], p
 def _visible(
     ancestor: Tensor, depth: Tensor, valid: Tensor, positions: Tensor, committed: int, reaches: list[Reach]
 ) -> list[Tensor]:
-    """For each layer, bool [R, committed + R]: the prefix and the row's own ancestors, inside the layer's reach."""
+    """For each layer, bool [R, committed + R]: the row sees the prefix and its ancestors inside the layer's reach."""
     rows = len(depth)
     ancestry = torch.eye(rows, dtype=torch.bool)
     own = torch.arange(ancestor.shape[1])[None] <= depth[:, None]
     ancestry[torch.arange(rows)[:, None].expand_as(own)[own], ancestor[own]] = True
     ancestry[~valid] = torch.eye(rows, dtype=torch.bool)[~valid]
     seen = torch.cat([valid[:, None].expand(rows, committed), ancestry], 1)
+    # A block column stands at its row's position, not at its index: siblings share a position.
     columns = torch.cat([torch.arange(committed), positions])
+    # Layers of equal reach share one mask object, which is made once and copied to a trace once.
     distinct = {reach: reach.within(seen, positions, columns) for reach in set(reaches)}
     return [distinct[reach] for reach in reaches]
 
 
 def _first_children(parent: Tensor, nodes: int) -> Tensor:
     first = torch.zeros_like(parent)
-    for row in range(nodes - 1, 0, -1):
+    for row in range(nodes - 1, 0, -1):  # backwards, so that the first child in row order is written last
         first[parent[row]] = row
     return first
 
@@ -104,7 +114,9 @@ def _next_siblings(parent: Tensor, nodes: int) -> Tensor:
 
 
 def check_structure(tensors: TreeTensors, committed: int, max_positions: int) -> None:
-    """The checks of the Ascend paper before any kernel: what an accelerator would read out of bounds stops here.
+    """Check the structure of lowered tensors before any kernel reads them, as the EAGLE-Pangu paper does on Ascend.
+
+    An accelerator would read an index out of bounds without notice.
 
     Raises:
         StageFailure: at stage lowered, naming the first broken rule and its row.
@@ -114,6 +126,7 @@ def check_structure(tensors: TreeTensors, committed: int, max_positions: int) ->
     own = tensors.valid & (row_numbers > 0)
     table = tensors.ancestor
     at_depth = table.gather(1, tensors.depth.clamp(0, table.shape[1] - 1)[:, None])[:, 0]
+    # `% rows` and `clamp` only keep the checks themselves in bounds: a wrong index breaks a rule of its own.
     rules = {
         "parent outside the tree": (tensors.parent < 0) | (tensors.parent >= rows),
         "depth is not its parent's plus one": own & (tensors.depth != tensors.depth[tensors.parent % rows] + 1),

@@ -1,4 +1,4 @@
-"""Plays cases on a server: the actions of a session, or the steps of one request alone."""
+"""The playing of a case on a server: a session's actions, or one request's steps."""
 
 from dataclasses import replace
 
@@ -11,13 +11,14 @@ from reference.trace import Trace
 
 
 def serve(case: Case, shelf: ModelCache, seams: Seams) -> Server:
-    """A server on which the actions of the case's session are played, and more may come.
+    """Return a server that has played the actions of the case's session and accepts further actions.
 
-    It has room for forks at any time, and for trees as large as the largest that the session names.
+    The server has room for forks at any time, and for trees as large as the largest tree that the session names.
 
     Raises:
         StageFailure, Unsupported: as `play`.
     """
+    # An empty session in place of None, so that the trace shows every request and its account.
     server = Server(case if case.session is not None else replace(case, session=Session()), shelf, seams)
     for action in server.session.actions:
         server.do(action)
@@ -25,11 +26,14 @@ def serve(case: Case, shelf: ModelCache, seams: Seams) -> Server:
 
 
 def play(case: Case, shelf: ModelCache, seams: Seams) -> Trace:
-    """The trace of `case`: its session's actions, or its own request alone until a stop or the end of its steps.
+    """Run `case` and return its trace.
+
+    With a session, the session's actions are played. Without one, request 0 takes steps until it stops or until
+    `case.steps` steps are done.
 
     Raises:
-        StageFailure: for whatever breaks on the way, with the stage in which it broke.
-        Unsupported: for a model that cannot be run so.
+        StageFailure: for every error on the way, with the stage in which it occurred.
+        Unsupported: for a model that the engine cannot run under this case.
     """
     if case.session is not None:
         return serve(case, shelf, seams).trace

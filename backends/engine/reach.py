@@ -1,4 +1,7 @@
-"""Reach: how far back a layer sees, by logical position: everything, a sliding window, or its own chunk."""
+"""The reach of a layer: full attention, a sliding window, or chunked attention.
+
+Reach is defined over logical positions, not over columns of a cache: siblings of a tree share a position.
+"""
 
 from dataclasses import dataclass
 from typing import Any
@@ -13,15 +16,18 @@ class Reach:
     """The reach of one layer.
 
     Attributes:
-        window: A row sees this many tokens, itself included; 0 for no window.
-        chunk: A row sees tokens of its own chunk, position // chunk, alone; 0 for no chunks.
+        window: The number of tokens that a row sees, itself included; 0 for no window.
+        chunk: The length of a chunk. A row at position p sees only tokens of chunk p // chunk; 0 for no chunks.
     """
 
     window: int = 0
     chunk: int = 0
 
     def within(self, visible: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-        """Hide from `visible` bool [..., R, C] what lies out of reach, rows and columns given by their positions."""
+        """Return `visible`, bool [..., R, C], with the columns out of reach hidden.
+
+        `rows` [..., R] and `columns` [..., C] are the positions of rows and columns.
+        """
         row, column = rows[..., :, None], columns[..., None, :]
         if self.chunk:
             return visible & (column // self.chunk == row // self.chunk)
@@ -29,11 +35,11 @@ class Reach:
 
     @property
     def span(self) -> int:
-        """Tokens that a row sees at most, itself included; 0 for any number."""
+        """The largest number of tokens that a row sees, itself included; 0 for no limit."""
         return self.window or self.chunk
 
     def first(self, position: int) -> int:
-        """The first position that a row at `position`, or a later one, can see."""
+        """The first position that a row at `position`, or any later row, can see."""
         if self.chunk:
             return position - position % self.chunk
         return max(0, position - self.window + 1) if self.window else 0
@@ -56,4 +62,5 @@ def reaches_of(config: Any) -> list[Reach]:
     for kind in kinds:
         if kind not in known:
             raise Unsupported(f"layers of kind {kind}: this engine has {', '.join(known)}")
+    # A config without `layer_types` (Mistral) has one window for all layers.
     return [known[kind] for kind in kinds] if kinds else [Reach(window)] * config.num_hidden_layers

@@ -1,4 +1,9 @@
-"""One request inside the engine: its tokens, caches and draft, and the phases of one speculative step of it."""
+"""One request inside the engine, and the phases of its speculative step.
+
+A request holds its tokens, caches and draft. The server calls `prefill` once, then for every step `propose` (draft and
+lower a tree), its own batched verify forward over `rows`, and `settle` (accept, emit, commit). Each phase sets `at`, so
+that an exception can be assigned to a stage.
+"""
 
 from dataclasses import dataclass, field
 
@@ -21,7 +26,15 @@ from reference.trace import Accepted, Accounting, Committed, Emitted, Kv, Stage,
 
 @dataclass
 class Block:
-    """The step under way, between drafting its tree and settling it; `nodes` says which drafted rows the tree kept."""
+    """The state of a step between `propose` and `settle`.
+
+    Attributes:
+        proposal: The tree that is verified, after truncation to the chunk of its root.
+        nodes: For each row of that tree, its row in the tree as it was drafted.
+        chance: The coins and the history of the step; None for plain greedy decoding.
+        tensors: The lowered tree.
+        before: A copy of the target's committed KV at the beginning of the step.
+    """
 
     proposal: Proposal
     nodes: list[int]
@@ -32,22 +45,22 @@ class Block:
 
 @dataclass
 class Counters:
-    """The counters of a request; `lengths` holds the number of accepted drafted tokens of each step."""
+    """The counters of a request: drafted tokens without roots, and the accepted drafted tokens of each step."""
 
     proposed: int = 0
     lengths: list[int] = field(default_factory=list)
 
 
 class Request:
-    """From prompt to stop, root pending: the committed cache lacks the last token and nothing else.
+    """A request from its prompt to its stop, root pending: the committed cache lacks the last token alone.
 
     Attributes:
         tokens: Prompt and output so far.
-        lease: Its caches.
-        draft: What proposes its trees.
-        finish: Why it is over, or None.
-        at: The stage that it is in, for whoever must say where a run broke.
-        verified: Hidden states of its rows in the verify forward, [R, width], where its draft reads some.
+        lease: The caches of the request.
+        draft: The draft that proposes its trees.
+        finish: The reason why the request ended, or None.
+        at: The current stage, to which a StageFailure assigns an exception.
+        verified: Hidden states of its rows in the verify forward, [R, width]; None if its draft reads none.
     """
 
     def __init__(self, case: Case, target: CausalLm, lease: CacheLease, draft: Draft, seams: StepSeams) -> None:
@@ -69,8 +82,8 @@ class Request:
         self._block: Block | None = None
 
     def prefill(self) -> None:
-        """Commit every token but the pending root; what the cache holds already is not run again."""
-        self.at = Stage.ATTENDED
+        """Commit every token but the pending root; tokens whose KV the cache already holds are not run again."""
+        self.at = Stage.ATTENDED  # the first stage that runs the target
         cache = self.lease.target
         missing = tuple(self.tokens[cache.length : -1])
         attend, lanes = self._seams.prefill_attend or self._seams.attend, self._seams.kv.single
@@ -80,9 +93,10 @@ class Request:
         self._hidden = self._target.prefill(missing, cache, attend, chunk, lanes, reads)
 
     def propose(self) -> None:
-        """Draft a tree."""
+        """Draft a tree, cut it to the chunk of its root where the layout demands it, and lower it."""
         self.at = Stage.DRAFTED
         chance = self._chance()
+        # A greedy request with penalties has a `chance` for its scores, but draws no token of its draft.
         sampled = chance if chance is not None and chance.samples else None
         proposal = self.draft.propose(self.tokens, sampled, self._states())
         layout, reaches = self.case.layout, self._target.reaches
@@ -98,23 +112,23 @@ class Request:
         self.at = Stage.ATTENDED
 
     def abandon(self) -> None:
-        """Throw the drafted tree back before it is verified."""
+        """Discard the drafted tree before it is verified."""
         self.draft.abandon()
         self._block = None
 
     @property
     def rows(self) -> Rows:
-        """The rows that the request brings to the verify forward."""
+        """The rows of the request in the verify forward."""
         assert self._block is not None
         tensors = self._block.tensors
         return Rows(tensors.token, tensors.position, tensors.visible, self.lease.target)
 
     def settle(self, flat: Tensor, heads: list[Tensor]) -> None:
-        """Accept, emit and commit.
+        """Accept a path of the tree, emit its tokens and commit its rows.
 
         Args:
-            flat: Logits of its rows in the verify forward, [R, vocabulary].
-            heads: Attention outputs of its rows by layer, [heads, R, head_dim].
+            flat: Logits of the request's rows in the verify forward, [R, vocabulary].
+            heads: Attention outputs of these rows by layer, [heads, R, head_dim].
         """
         assert self._block is not None
         block, self._block, case, reveal = self._block, None, self.case, self._reveal
@@ -123,11 +137,13 @@ class Request:
         attended = reveal.attended(heads, tensors)
         self.at = Stage.SCORED
         logits = self._seams.score(flat, tensors.retrieve_index)
+        # The committed columns once more: a verify forward must leave them as they are.
         verified = reveal.kv(self.lease.target)
 
         self.at = Stage.ACCEPTED
         law = told = None
         if chance is None or case.sampling.greedy:
+            # Penalties and processors change the arg-max of greedy decoding too.
             scores = logits if chance is None else chance.scores(tree, logits)
             path, bonus = self._seams.walk(tensors, scores)
         else:
@@ -136,18 +152,21 @@ class Request:
         accepted = [*(tree.token[row] for row in path[1:]), bonus]
         emitted, self.finish = self._seams.clip(accepted, self._written, self._limits)
         self._written = stops.follow(self._written, emitted, self._limits)
+        # The i-th emitted token was chosen at the i-th row of the path, from its unprocessed logits.
         logprobs = self._seams.logprobs(logits)[path[: len(emitted)], emitted[: len(path)]].tolist()
-        # Emitted tokens but the last have their KV in the tree: the root's, then that of each accepted row.
+        # As many rows as emitted tokens: the root and the accepted rows, but not the last emitted token, whose KV is
+        # not written yet. It is the next root.
         kept = path[: len(emitted)]
         self.at = Stage.COMMITTED
         fallback = self._seams.commit(self.lease.target, kept)
         self._position += self._seams.advance(len(kept))
+        # The draft knows its tree as it drafted it, before rows beyond the chunk were cut.
         self.draft.settle([block.nodes[row] for row in kept])
         self.tokens += emitted
         if self.verified is not None:
             self._hidden.append(self.verified[kept])
         self._counters.proposed += len(tree) - 1
-        self._counters.lengths.append(len(path) - 1)
+        self._counters.lengths.append(len(path) - 1)  # the whole path, even if a stop cuts the emitted tokens
         self._steps.append(
             Step(
                 context,
@@ -162,7 +181,7 @@ class Request:
         )
 
     def _states(self) -> Tensor | None:
-        """Hidden states of the committed tokens, [len(tokens) - 1, width]; None where the draft reads none."""
+        """Hidden states of the committed tokens, [len(tokens) - 1, width]; None if the draft reads none."""
         reads = self.case.draft.reads
         if reads is None:
             return None
@@ -172,11 +191,11 @@ class Request:
         return torch.cat(self._hidden)
 
     def _scored_states(self, tensors: TreeTensors) -> Tensor | None:
-        """Hidden states of the verify forward, a row for each node."""
+        """Hidden states of the verify forward, one row per node; None if the draft reads none."""
         return None if self.verified is None else self.verified[tensors.retrieve_index.to(self.verified.device)]
 
     def _chance(self) -> StepSampling | None:
-        """The coins and the history that decide in this step; None for plain greedy decoding."""
+        """The coins and the history of this step; None for plain greedy decoding."""
         sampling = self.case.sampling
         if sampling.greedy and not sampling.processes:
             return None
@@ -184,17 +203,17 @@ class Request:
 
     @property
     def _told(self) -> tuple[int, ...]:
-        """The output so far, which penalties and custom processors look back at."""
+        """The output so far, which penalties and custom processors read."""
         return tuple(self.tokens[len(self.case.prompt) :])
 
     @property
     def _coined(self) -> int:
-        """How many steps have taken their coins: every step has coins of its own, even if it draws none."""
+        """The number of steps whose coins are used up: every step owns coins, even if it draws none."""
         return len(self._counters.lengths)
 
     def _committed(self, before: Kv | None, verified: Kv | None, fallback: str | None) -> Committed:
         reveal, cache = self._reveal, self.lease.target
-        way = cache.way if isinstance(cache, Branch) else None
+        way = cache.way if isinstance(cache, Branch) else None  # other layouts have one way to commit
         return Committed(cache.length, before, verified, reveal.kv(cache), reveal.kv(self.draft.cache), fallback, way)
 
     @property
@@ -213,5 +232,5 @@ class Request:
 
 
 def gather(batch: list[Request]) -> list[Rows]:
-    """The rows of each request of `batch`, all of which have a tree, for one verify forward, in the batch's order."""
+    """The rows of each request of `batch` for one verify forward, in the batch's order; every request has a tree."""
     return [request.rows for request in batch]

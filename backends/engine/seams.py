@@ -1,4 +1,7 @@
-"""The engine's seams: what it is composed of, each part with a contract, so that one can be exchanged by name."""
+"""The engine's seams: the replaceable functions and classes that compose it.
+
+Each seam has a name and a contract, so that a composition or a planted fault can replace one of them by name.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,9 +17,9 @@ class Seams(StepSeams):
     """The whole engine; the default one is `backends.engine.composition.SEAMS`.
 
     Attributes:
-        gather: Requests of a batch, each with its tree, to what they bring to the verify forward.
-        arena: Where caches come from and go back to.
-        request: One request, phase by phase.
+        gather: From the requests of a batch, each with its tree, to their rows in the verify forward.
+        arena: The class that hands out caches and takes them back.
+        request: The class of one request and the phases of its step.
     """
 
     gather: Callable[[list[Request]], list[Rows]]

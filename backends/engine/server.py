@@ -1,4 +1,8 @@
-"""The server: requests that share models, caches and forwards; a case is played on it, action by action."""
+"""The server, on which the requests of a case share models, caches and forwards.
+
+`do` applies one action of a session at a time. An action changes only the requests that admit it: a request that met a
+stop takes no step, and a request without pages waits.
+"""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -27,11 +31,11 @@ from reference.trace import Shared, Trace
 
 
 class Server:
-    """The requests of one case: its own, number 0, and the mates of its session.
+    """The requests of one case: request 0 is the case's own, request n the n-th mate of its session.
 
     Attributes:
-        session: Its mates, and the actions known beforehand.
-        requests: Those that entered, by number.
+        session: The mates, and the actions known beforehand.
+        requests: The requests that have entered, by number.
         accounts: Pages and columns after each action.
     """
 
@@ -49,20 +53,18 @@ class Server:
         plans = [case.alone(number) for number in range(1 + len(self.session.mates))]
         drafts = [one.draft for one in plans] + [one.draft for one in self.session.actions if one.draft is not None]
         self._rows = max(case.layout.padded_nodes, *map(largest, drafts)) + 1
-        # A fork, which may come at any time, begins with all that its source has by then.
+        # A fork may come at any time and begins with all tokens of its source, so one request may need room for all.
         self._capacity = sum(one.longest for one in plans) + self._rows
         pages = case.layout.pages_for(self._capacity) * len(plans) if case.layout.traits.pages else 0
-        if case.session is None:  # with one it would wait for others
+        if case.session is None:  # in a session a request waits until others give pages back
             refuse_small_pool(case.layout, self._capacity)
         self._arena = seams.arena(case.layout, pages, seams.kv)
 
-    # What is done to requests.
-
     def do(self, action: Action) -> None:
-        """Do `action` to those of its requests to which it can happen; nothing, if there are none.
+        """Apply `action` to each of its requests that admits it; do nothing if no request does.
 
         Raises:
-            StageFailure: for whatever breaks, with the stage in which it broke.
+            StageFailure: for every error, with the stage in which it occurred.
         """
         numbers = self._possible(action)
         if action.kind == "step":
@@ -118,9 +120,9 @@ class Server:
         old = self.requests[source]
         try:
             case = self.case.alone(twin, tuple(old.tokens))
-        except Malformed:  # together they do not fit the model: it does not enter
+        except Malformed:  # the joined prompt is too long for the model: the twin does not enter
             return
-        if case.draft.reads is not None:  # columns that are shared bring no hidden states: it computes its own
+        if case.draft.reads is not None:  # shared columns bring no hidden states: the twin prefills its own
             self._enter(twin, case, self._lease(case, ()))
             return
         model = self._draft_model(case)
@@ -157,7 +159,7 @@ class Server:
             request.lease = self._arena.with_draft(request.lease, model, self._capacity, self._rows)
         calls = request.draft.calls
         request.case, request.draft = case, self._draft(case, request.lease)
-        request.draft.calls += calls
+        request.draft.calls += calls  # the request's count of draft forwards goes on across drafts
 
     def _step(self, numbers: tuple[int, ...]) -> None:
         self._poison()
@@ -165,11 +167,12 @@ class Server:
         batch = [self.requests[number] for number in numbers]
         if not batch:
             return
-        for request in batch:
+        for request in batch:  # drafts run one by one, only the verify forward is batched
             with _naming(request):
                 request.propose()
         heads: list[Tensor] = []
         rows = self._seams.gather(batch)
+        # One tap for the whole batch: drafts of several requests may read different hidden states.
         reads = [one.case.draft.reads for one in batch if one.case.draft.reads is not None]
         tap = HiddenTap(*reads) if reads else None
         with _naming(batch[0]):
@@ -187,7 +190,7 @@ class Server:
                 self._end(number)
 
     def _ready(self, request: Request) -> bool:
-        """Whether there are pages for a block of it; if not, it waits, before any forward."""
+        """Whether the pool has pages for the request's next block; if not, the request waits, before any forward."""
         return self._room(request.lease, len(request.tokens) + self._rows)
 
     def _room(self, lease: CacheLease, columns: int) -> bool:
@@ -203,7 +206,7 @@ class Server:
     def _end(self, number: int) -> None:
         request = self.requests[number]
         self._over.add(number)
-        if number in self._evicted:
+        if number in self._evicted:  # its caches went back when it was evicted
             self._evicted.discard(number)
         else:
             self._arena.give_back(request.lease, tuple(request.tokens))
@@ -211,13 +214,12 @@ class Server:
     def _poison(self) -> None:
         self._arena.poison([self.requests[number].lease for number in sorted(self.living)])
 
-    # What they are given.
-
     def _open(self, case: Case, attend: Attend, lanes: type[BatchCache]) -> CausalLm:
         refuse_long(case.model, case.longest)
         model = self._shelf.open(case.model, case.dtype)
         if case.layout.traits.in_place:
             require_update_first(model, attend, lanes)
+        # Models outlive servers, so their counters are noted here and subtracted later.
         self._models.setdefault(model, (model.forward_s, model.fallbacks.copy(), model.attention_calls))
         return model
 
@@ -227,7 +229,7 @@ class Server:
         return self._open(replace(case, model=case.draft.model), self._seams.draft_attend, self._seams.kv.single)
 
     def _lease(self, case: Case, tokens: tuple[int, ...]) -> CacheLease:
-        """Caches that may begin with what the prefix cache holds, which brings no hidden states for a draft to read."""
+        """Caches that begin with known pages of `tokens`, unless the draft reads hidden states, which no page holds."""
         known = tokens if case.draft.reads is None else ()
         return self._arena.lease(self._target, self._draft_model(case), self._capacity, self._rows, known)
 
@@ -240,21 +242,19 @@ class Server:
             )
         return draft
 
-    # What is seen of it.
-
     @property
     def forward_s(self) -> float:
-        """Seconds in forwards of the models used here, since this server opened them."""
+        """Seconds in forwards of this server's models, since this server opened them."""
         return sum(model.forward_s - before for model, (before, *_) in self._models.items())
 
     @property
     def attention_calls(self) -> int:
-        """Layers of forwards since this server opened its models."""
+        """Number of layers that ran in forwards, since this server opened its models."""
         return sum(model.attention_calls - before for model, (*_, before) in self._models.items())
 
     @property
     def fallbacks(self) -> dict[str, int]:
-        """Why attention took a slower path, and in how many layers of forwards, since this server opened its models."""
+        """How many layers of forwards took a slower attention path, by reason, since this server opened its models."""
         since: Counter[str] = Counter()
         for model, (_, before, _) in self._models.items():
             since.update(model.fallbacks - before)
@@ -262,7 +262,7 @@ class Server:
 
     @property
     def trace(self) -> Trace:
-        """The trace so far: of request 0, and with a session those of all requests."""
+        """The trace of request 0 so far; with a session, the traces of all requests in `shared`."""
         own = self.requests[0].trace if 0 in self.requests else Trace((), (), None)
         own = replace(own, forward_s=self.forward_s, fallbacks=self.fallbacks, attention_calls=self.attention_calls)
         if self.case.session is None:
@@ -289,7 +289,7 @@ class Server:
 
 @contextmanager
 def _naming(request: Request) -> Iterator[None]:
-    """Turn every exception inside into a StageFailure at the request's stage."""
+    """Turn every exception inside the `with` into a StageFailure at the request's current stage."""
     try:
         yield
     except (StageFailure, Unsupported):

@@ -1,4 +1,7 @@
-"""The seams of one request: the functions that a speculative step is composed of, each exchanged by its name."""
+"""The seams of one request: the replaceable functions of a speculative step.
+
+A composition or a planted fault replaces one of them by its name.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,22 +23,22 @@ class StepSeams:
     """One function per decision of a request's speculative step.
 
     Attributes:
-        name_children: Draft logits and ranks to draft ids and target ids.
-        branch_rows: Positions and visible branch columns of the draft's inner nodes.
-        draft_attend: Attention of the draft model.
-        inside_chunk: Rows of a drafted tree that lie in the chunk of its root.
-        tensorise: A tree to its index tensors.
-        attend: Attention of the target.
-        score: Flat logits of the verify forward to one row per node.
-        walk: Logits to accepted rows and bonus.
-        clip: An accepted block to what is emitted of it after what is written, and why the output ends.
+        name_children: From draft logits, ranks and the draft's vocabulary to draft ids and target ids.
+        branch_rows: From the nodes of a level to their positions and visible branch columns in the draft's cache.
+        draft_attend: The attention of the draft model.
+        inside_chunk: From a drafted tree to its rows in the chunk of the root.
+        tensorise: From a tree to its index tensors.
+        attend: The attention of the target.
+        score: From the logits of the verify forward, row by row, to one row per node.
+        walk: From logits to the accepted rows and the bonus token.
+        clip: From an accepted block, the output before it and the limits to the emitted tokens and the reason to end.
         commit: Keeps the accepted rows of the target's cache; returns why the layout's fast way was not taken.
-        advance: Rows kept by a commit to how far positions move on.
-        roll_back: Keeps the accepted rows of the draft's cache that were fed.
-        logprobs: Logits to log-probabilities, row by row.
-        kv: The classes of which caches are made.
-        sampling: What decides where the request samples.
-        prefill_attend: Attention of its prefills, where it is another; None for the same.
+        advance: From the number of rows that a commit kept to the number of positions that the root moves on.
+        roll_back: Keeps those accepted rows of the draft's cache that were fed to the draft.
+        logprobs: From logits to log-probabilities, row by row.
+        kv: The classes of the KV caches.
+        sampling: The functions that decide for a request that samples.
+        prefill_attend: The attention of prefills; None if it is `attend`.
     """
 
     name_children: Callable[[Tensor, list[int], Tensor], tuple[list[int], list[int]]]

@@ -1,4 +1,7 @@
-"""Where a request's output ends, looked for token by token as blocks arrive, with no more text held than is needed."""
+"""The stop rules of a request, applied token by token to each accepted block.
+
+Only so much of the output's text is held as a stop string can span across two blocks.
+"""
 
 from dataclasses import dataclass
 
@@ -7,15 +10,15 @@ from reference.case import Case
 
 @dataclass(frozen=True)
 class Limits:
-    """The limits at which one request ends.
+    """The limits at which the output of one request ends.
 
     Attributes:
-        most: Tokens that the output may hold.
-        least: Tokens among which nothing else ends it.
-        eos: Token ids that end the text.
-        stop: Token ids of the request's own that end it likewise.
-        strings: Texts that end it once they are complete.
-        pieces: The text of every token id, where there are strings.
+        most: The largest number of output tokens.
+        least: `min_tokens`: among the first `least` output tokens only `most` ends the output.
+        eos: Token ids that end the output with reason `eos`.
+        stop: Stop tokens of the request, which end the output with reason `stop`.
+        strings: Stop strings; the output ends with the token that completes one of them.
+        pieces: The text of every token id, if there are stop strings.
     """
 
     most: int
@@ -27,38 +30,39 @@ class Limits:
 
     @property
     def reach(self) -> int:
-        """Characters before a piece in which a string that it completes may begin."""
+        """The largest number of characters of a stop string that lie before the token which completes the string."""
         return max(map(len, self.strings), default=1) - 1
 
 
 @dataclass(frozen=True)
 class Written:
-    """The part of the output that decides where it ends: the number of its tokens, and the end of its text."""
+    """The part of the output that later stop decisions depend on: its number of tokens, and the tail of its text."""
 
     tokens: int = 0
     tail: str = ""
 
 
 def limits(case: Case) -> Limits:
-    """The limits of `case`: the context leaves what the prompt has not taken."""
+    """The limits of `case`; `max_length` counts the prompt too, so the output gets the rest of it."""
     stops = case.stops
     most = stops.max_new_tokens
-    if stops.max_length:
+    if stops.max_length:  # 0 means no such limit
         most = min(most, stops.max_length - len(case.prompt))
     least = case.sampling.min_tokens
     return Limits(most, least, frozenset(stops.eos), frozenset(stops.stop_tokens), stops.stop_strings, stops.pieces)
 
 
 def follow(written: Written, kept: list[int], ends: Limits) -> Written:
-    """The output after `kept` was emitted too; of its text, only the part stays that can begin a stop string."""
+    """The output after the tokens `kept`; of its text only the tail stays, in which a stop string may have begun."""
     if not ends.strings:
         return Written(written.tokens + len(kept))
     text = written.tail + "".join(ends.pieces[token] for token in kept)
+    # Not text[-reach:], which would keep the whole text for a reach of 0.
     return Written(written.tokens + len(kept), text[len(text) - min(ends.reach, len(text)) :])
 
 
 def clip(block: list[int], written: Written, ends: Limits) -> tuple[list[int], str | None]:
-    """Cut an accepted block where the output ends; what was accepted beyond is neither emitted nor kept.
+    """Cut an accepted block where the output ends; accepted tokens beyond that point are neither emitted nor kept.
 
     Args:
         block: Accepted tokens and the bonus, in order.
@@ -70,6 +74,7 @@ def clip(block: list[int], written: Written, ends: Limits) -> tuple[list[int], s
     """
     now = written
     for at, token in enumerate(block):
+        # `now.tokens` does not count this token yet: the token after the first `least` is the first that may end it.
         if now.tokens >= ends.least:
             if token in ends.eos:
                 return block[: at + 1], "eos"
@@ -82,7 +87,7 @@ def clip(block: list[int], written: Written, ends: Limits) -> tuple[list[int], s
 
 
 def _completes(token: int, written: Written, ends: Limits) -> bool:
-    """Whether `token` completes a stop string: each is looked for only where its last character would be new."""
+    """Whether `token` completes a stop string; a match must end in the text of `token`, not before it."""
     if not ends.strings:
         return False
     text, old = written.tail + ends.pieces[token], len(written.tail)

@@ -1,4 +1,4 @@
-"""Copies engine state out of torch into the words of a Trace."""
+"""Copies of engine state, from torch tensors to the arrays of a Trace."""
 
 import numpy as np
 import torch
@@ -10,47 +10,51 @@ from backends.engine.lower_tree import TreeTensors
 from reference.trace import Array, Attended, Drafted, Kv, Lowered, Scored, frozen
 
 BUDGET_BYTES = 256 * 2**20
-"""Copies of KV and attention outputs kept per trace; later steps of a longer run do not reveal them."""
+"""Bytes of KV and attention outputs that one trace may hold; once they are spent, later steps reveal neither."""
 
 
 def array(tensor: Tensor) -> Array:
-    """A read-only NumPy copy; bfloat16, which NumPy lacks, is widened to float32 without loss."""
+    """A read-only NumPy copy of `tensor`; bfloat16, which NumPy lacks, is widened to float32 without loss."""
     host = tensor.detach().cpu()
     return frozen(host.float().numpy() if host.dtype == torch.bfloat16 else host.numpy())
 
 
 class Revealer:
-    """Copies state while its budget lasts; what it no longer copies is None, hence unobserved."""
+    """Copies engine state of one request until `budget` bytes are spent; later KV and attention outputs are None.
+
+    None means unobserved: invariants that need the state then have no result.
+    """
 
     def __init__(self, budget: int = BUDGET_BYTES) -> None:
         self._left = budget
 
     def attended(self, heads: list[Tensor], tensors: TreeTensors) -> Attended | None:
-        """Attention outputs of a forward, by layer [heads, R, head_dim], as one row per node."""
+        """Attention outputs of a forward, given by layer as [heads, R, head_dim], with one row per node."""
         rows = tensors.retrieve_index.to(heads[0].device)
         if not self._spend(sum(output.nbytes for output in heads)):
             return None
         return Attended(frozen(np.stack([array(output[:, rows]) for output in heads])))
 
     def drafted(self, proposal: Proposal, told: Tensor | None) -> Drafted:
-        """The proposed tree with the scores that ranked it, and what the verifier was told."""
+        """The proposed tree with the scores that ranked it, and the proposal `told` to the verifier [nodes, V]."""
         logits = None if proposal.logits is None else array(proposal.logits)
         return Drafted(proposal.tree, logits, proposal.draft_ids, None if told is None else array(told))
 
     def lowered(self, tensors: TreeTensors) -> Lowered:
-        """The index tensors as arrays; layers of equal window keep sharing one mask."""
+        """The index tensors as arrays; layers that share one mask tensor share one array."""
         masks = {id(mask): array(mask) for mask in tensors.visible}
         fields = {name: array(getattr(tensors, name)) for name in Lowered.__dataclass_fields__ if name != "visible"}
         return Lowered(**fields, visible=tuple(masks[id(mask)] for mask in tensors.visible))
 
     def scored(self, logits: Tensor, law: Tensor | None, hidden: Tensor | None = None) -> Scored:
-        """The logits, the law made of them, and the hidden states that a draft reads, one row per node."""
+        """The logits, the law computed from them, and the hidden states that the draft reads, one row per node."""
         return Scored(array(logits), None if law is None else array(law), None if hidden is None else array(hidden))
 
     def kv(self, cache: KvCache | None) -> Kv | None:
-        """A copy of a cache, [layers, kv_heads, length, head_dim]; None for no cache, an empty one, or no budget.
+        """A copy of a cache, [layers, kv_heads, length, head_dim].
 
-        Columns that a layer no longer holds are NaN, and `Kv.first` says where each layer begins.
+        None if there is no cache, if it is empty, or if the budget is spent. Columns that a layer no longer holds are
+        NaN, and `Kv.first` is the first held column of each layer.
         """
         if cache is None or not cache.length:
             return None
@@ -63,6 +67,7 @@ class Revealer:
         return Kv(frozen(keys), frozen(values), first if any(first) else ())
 
     def _spend(self, nbytes: int) -> bool:
+        # One copy that does not fit ends the budget for good: no later, smaller copy is revealed after a gap.
         self._left = self._left - nbytes if nbytes <= self._left else 0
         return self._left > 0
 

@@ -1,4 +1,7 @@
-"""The two modes of a fused backend: `performance` runs what it is there for, `reference` its eager attention."""
+"""The two modes of a fused backend: `performance` and `reference`.
+
+`performance` runs the fused attention of the backend. `reference` runs its eager attention in place of the fused one.
+"""
 
 from dataclasses import dataclass, is_dataclass, replace
 
@@ -11,8 +14,8 @@ from backends.flags import Mode
 
 
 def in_mode(seams: Seams, mode: Mode) -> Seams:
-    """The seams with every fused attention, target's and draft's, as `mode` says; eager ones stay what they are."""
-    if mode == Mode():
+    """The seams with every fused attention, of target and draft, replaced as `mode` demands; eager ones stay."""
+    if mode == Mode():  # the default is full performance: nothing to replace
         return seams
     return replace(
         seams,
@@ -25,13 +28,14 @@ def in_mode(seams: Seams, mode: Mode) -> Seams:
 def _in_mode(attend: Attend, mode: Mode) -> Attend:
     if not is_dataclass(attend):  # a fused attention is an object, an eager one a function
         return attend
+    # A path that reads pages has an eager attention that gathers them first.
     plain: Attend = getattr(attend, "eager", eager)
     return TreesEager(attend, plain) if mode.fused else plain
 
 
 @dataclass(frozen=True)
 class TreesEager:
-    """Fused attention but for forwards of several rows over a committed prefix."""
+    """Fused attention, except for forwards of several rows over a committed prefix, which run eager attention."""
 
     fused: Attend
     eager: Attend

@@ -1,1 +1,1 @@
-"""Attention of the engine: what the rows of a forward see, and the paths that compute it."""
+"""The attention implementations of the engine, and the visibility of rows."""

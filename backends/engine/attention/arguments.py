@@ -1,4 +1,8 @@
-"""The arguments that a transformers model hands to attention: computed here, inert here for a reason, or refused."""
+"""The check of the arguments that a transformers model passes to attention.
+
+Every argument is either computed by the engine, or listed here as having no effect, with the reason, or refused by
+name. So no feature of a model is dropped in silence.
+"""
 
 from typing import Any
 
@@ -17,13 +21,13 @@ INERT = {
     "output_hidden_states": "it asks for a copy of what the layers return anyway",
     "output_router_logits": "it asks for a copy of what the routers return anyway",
 }
-"""Arguments that change no number of the engine's attention, whatever their value, each with the reason."""
+"""Arguments that have no effect on the engine's attention, whatever their value, each with the reason."""
 
 INERT_AT: dict[str, tuple[Any, str]] = {
     "dropout": (0.0, "a model that is not in training drops nothing"),
     "output_attentions": (False, "the engine returns no weights, so it must not be asked for them"),
 }
-"""Arguments that change nothing at one value alone, that value, and the reason; None always asks for nothing."""
+"""Arguments without effect at one value alone: that value, and the reason. None is accepted for every argument."""
 
 SINKS = "attention sinks, which take a share of each softmax"
 BIAS = "numbers added to the scores"
@@ -39,11 +43,11 @@ KNOWN = {
     "indices": CHOSEN,
     "block_indices": CHOSEN,
 }
-"""The meaning of some arguments that the engine does not compute, for the line that refuses them."""
+"""The meaning of some arguments that the engine does not compute, for the message that refuses them."""
 
 
 def refuse_unknown(module: nn.Module, named: dict[str, Any]) -> None:
-    """Refuse every argument in `named` that attention would have to heed and the engine does not.
+    """Refuse every argument in `named` that would change attention and that the engine does not compute.
 
     Raises:
         Unsupported: with the class of `module` and the name of the argument.
@@ -61,13 +65,13 @@ def refuse_unknown(module: nn.Module, named: dict[str, Any]) -> None:
 
 
 def refuse_other_window(module: nn.Module, layer: int, asked: int | None, reach: Reach) -> None:
-    """Refuse a layer whose own sliding window is not the one that the engine's masks were made with.
+    """Refuse a layer whose sliding window differs from the window in the engine's masks.
 
     Args:
-        module: The attention of the layer.
-        layer: Its index.
-        asked: The window in tokens that the module hands to attention, or None for no window.
-        reach: How far back the engine's masks let the layer see.
+        module: The attention module of the layer.
+        layer: The index of the layer.
+        asked: The window in tokens that the module passes to attention, or None for no window.
+        reach: The reach with which the engine made the masks of the layer.
 
     Raises:
         Unsupported: with the class of `module`, the layer and both windows.
@@ -80,7 +84,7 @@ def refuse_other_window(module: nn.Module, layer: int, asked: int | None, reach:
 
 
 def refuse_other_mask(module: nn.Module, mask: Tensor | None) -> None:
-    """Refuse a mask that is not the boolean one the engine handed to the model: the model has added to it.
+    """Refuse a mask that is not boolean: the engine passes a boolean mask, so the model has replaced or changed it.
 
     Raises:
         Unsupported: with the class of `module`.

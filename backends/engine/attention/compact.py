@@ -1,4 +1,8 @@
-"""Compact: what the rows of a forward see, as row starts in the prefix and packed ancestor bits in the block."""
+"""The compact form of an attention mask, and its structural checks.
+
+The visibility of a row is the column at which the visible part of the prefix begins, and one bit for each column of
+the block. Attention split at the prefix (`split.py`) and the Triton kernel read this form in place of the dense mask.
+"""
 
 from collections.abc import MutableMapping
 from dataclasses import dataclass
@@ -10,26 +14,27 @@ from torch.utils.weak import WeakIdKeyDictionary
 from backends.engine.columns import AttentionInputs, Paging
 
 WORD = 32
-"""Bits of a word; the last one is the sign of an int32."""
+"""Bits of a word; bit 31 is the sign of an int32."""
 
 MOST_WIDTH = 16384
-"""Columns of the widest block that is packed; a prefill is a block too."""
+"""The largest number of columns in a block that is packed; a prefill is a block too."""
 
 
 @dataclass(frozen=True)
 class Compact:
-    """The visibility of B lanes of T rows; a kernel reads nothing else of it.
+    """The visibility of B lanes of T rows; a kernel that takes it reads no dense mask.
 
-    Row t of lane b sees the prefix columns `first[b, t]` to `prefix[b]`, and column `prefix[b] + j` of the block where
-    bit `j % 32` of word `j // 32` of `bits[b, t]` is set. All tensors are int32 and contiguous, on one device, and no
-    number in them is negative, but for words whose bit 31 is set.
+    Row t of lane b sees the prefix columns `first[b, t]` to `prefix[b]`. It sees column `prefix[b] + j`, of the block,
+    if bit `j % 32` of word `j // 32` of `bits[b, t]` is set. All tensors are int32, contiguous and on one device. Their
+    numbers are not negative, except for words with bit 31 set.
 
     Attributes:
-        first: [B, T]; the lane's prefix length for a row that sees none of it.
-        prefix: [B].
-        widths: [B]; columns of each block, up to the last one that any row sees.
+        first: [B, T]; the lane's prefix length for a row that sees none of the prefix.
+        prefix: [B]; the prefix length of each lane.
+        widths: [B]; columns of each block, up to the last column that any row sees.
         bits: [B, T, W]; words beyond a lane's width are 0.
-        lanes: (prefix length, width of the block, whether some row sees the prefix in part) of each lane, on the host.
+        lanes: (prefix length, width of the block, whether some row sees only part of the prefix) of each lane, on the
+            host.
     """
 
     first: Tensor
@@ -64,18 +69,20 @@ class Compact:
         return at >= self.first[lane, :, None]
 
 
+# torch raises a tensor's version with every write in place. Keys are compared by identity and held weakly, so that a
+# mask of a later forward never meets an entry of a mask that is gone.
 _packed: MutableMapping[Tensor, tuple[tuple[int, int], list[int], Tensor | None, Compact]] = WeakIdKeyDictionary()
-"""The packed masks, by mask: the versions of mask and lengths, which every write in place changes, and both."""
+"""The packed form of each mask, with the inputs it was made from: versions of mask and lengths, prefixes, lengths."""
 
 _sound: MutableMapping[Tensor, tuple[Tensor, tuple[int, int], tuple[int, ...]]] = WeakIdKeyDictionary()
-"""Block tables that were looked through: lengths, versions of both, and the shape of the pool."""
+"""Block tables that passed the check, with the lengths, the versions of both, and the shape of the pool."""
 
 
 def compact(query: Tensor, columns: AttentionInputs) -> Compact:
-    """Pack the mask of `columns`, once for all layers that share it, after every structural check.
+    """Check `columns`, and pack their mask once for all layers that share it.
 
     Raises:
-        ValueError: for what a kernel would read out of bounds or silently take for something else, in one line.
+        ValueError: in one line, for shapes, dtypes or indices that a kernel would misread or read out of bounds.
     """
     check(query, columns)
     ends = None if columns.paging is None else columns.paging.lengths
@@ -89,13 +96,13 @@ def compact(query: Tensor, columns: AttentionInputs) -> Compact:
 
 
 def pack(visible: Tensor, prefix: Tensor, ends: Tensor | None = None) -> Compact:
-    """The compact form of bool [B, 1, T, C] and of prefix lengths int32 [B].
+    """The compact form of the mask `visible`, bool [B, 1, T, C], and of the prefix lengths `prefix`, int32 [B].
 
-    Where columns lie in pages, `ends` int32 [B] says how many of a lane's do; the padding rows of a batch, whose own
-    columns lie in none, then see nothing.
+    If columns lie in pages, `ends` int32 [B] is the number of a lane's columns that do. A padding row of a batch has
+    its own column in no page, and then sees nothing.
 
     Raises:
-        ValueError: where the prefix of a row is not one unbroken run up to its end, or a block is too wide.
+        ValueError: if a row does not see an unbroken run up to the end of the prefix, or a block is too wide.
     """
     seen, lengths = visible[:, 0], prefix.to(visible.device)
     column = torch.arange(seen.shape[-1], device=seen.device)
@@ -105,11 +112,13 @@ def pack(visible: Tensor, prefix: Tensor, ends: Tensor | None = None) -> Compact
         seen = seen & (column < ends[:, None])[:, None]
     before = column < lengths[:, None]
     run = seen & before[:, None]
+    # If the visible columns are one run up to the prefix's end, their number says where the run begins.
     first = lengths[:, None] - run.sum(-1)
     broken = (run != (before[:, None] & (column >= first[..., None]))).any(-1)
     last = torch.where(seen.any(1) & ~before, column + 1, 0).amax(-1)
     widths = (last - lengths).clamp(min=0)
     part = (first > 0).any(-1)
+    # One transfer to the host for all facts of all lanes: each would wait for the device.
     facts = torch.stack([lengths.long(), widths.long(), part.long(), broken.any(-1).long()], 1).tolist()
     for lane, (_, width, _, wrong) in enumerate(facts):
         if wrong:
@@ -117,12 +126,13 @@ def pack(visible: Tensor, prefix: Tensor, ends: Tensor | None = None) -> Compact
             raise ValueError(f"lane {lane}, row {row}: the prefix is not seen in one unbroken run up to its end")
         if width > MOST_WIDTH:
             raise ValueError(f"lane {lane}: a block of {width} columns, and at most {MOST_WIDTH} are packed")
-    words = max(1, -(-max(width for _, width, _, _ in facts) // WORD))
+    words = max(1, -(-max(width for _, width, _, _ in facts) // WORD))  # at least one, so that `bits` is never empty
     place = torch.arange(words * WORD, device=seen.device)
     source = lengths[:, None] + place
     there = place < widths[:, None]
     gathered = seen.gather(2, (source * there).long()[:, None].expand(-1, seen.shape[1], -1)) & there[:, None]
     powers = 2 ** torch.arange(WORD, device=seen.device)
+    # Summed in int64; a word of 2^31 or more becomes the int32 with the same 32 bits.
     numbers = (gathered.reshape(*gathered.shape[:2], words, WORD) * powers).sum(-1)
     return Compact(
         first.int().contiguous(),
@@ -134,10 +144,10 @@ def pack(visible: Tensor, prefix: Tensor, ends: Tensor | None = None) -> Compact
 
 
 def check(query: Tensor, columns: AttentionInputs) -> None:
-    """Refuse shapes and dtypes that no path reads right.
+    """Refuse shapes, dtypes and block tables that no attention path reads correctly.
 
     Raises:
-        ValueError: naming the first thing that is wrong.
+        ValueError: naming the first error.
     """
     lanes, heads, rows, dim = query.shape
     visible, prefix = columns.visible, columns.prefix
@@ -167,6 +177,7 @@ def check(query: Tensor, columns: AttentionInputs) -> None:
         written = paging.table._version, paging.lengths._version
         facts = paging.lengths, written, (*paging.key_cells.shape[:2], lanes)
         known = _sound.get(paging.table)
+        # The table is the same in every layer, and reading it costs a transfer to the host: it is checked once.
         if known is None or known[0] is not facts[0] or known[1:] != facts[1:]:
             _check_table(paging, lanes)
             _sound[paging.table] = facts

@@ -1,4 +1,7 @@
-"""Attention written out: every path is compared with it, and slower ones fall back to it."""
+"""Eager attention: scores, mask, softmax and weighted sum written out in torch.
+
+Every fused path is compared with it, and a path that has no kernel for an input falls back to it.
+"""
 
 import torch
 from torch import Tensor
@@ -9,10 +12,11 @@ from backends.engine.columns import AttentionInputs
 def eager(query: Tensor, columns: AttentionInputs, scaling: float) -> Tensor:
     """Softmax attention over the visible columns, written out; see `columns.Attend`.
 
-    Grouped queries share a KV head. Hidden columns get minus infinity, hence weight 0 exactly; a row that sees nothing
-    is NaN, which is loud, where a finite floor would be a silent mean. The softmax runs in float32 for 16-bit inputs,
-    as transformers' eager attention does, and in the working dtype otherwise. A soft cap is computed in the dtype of
-    the query, as Gemma 2's eager attention does.
+    The query heads of one group share a KV head. The score of a hidden column is minus infinity, so its weight is
+    exactly 0. A row that sees no column becomes NaN, which is noticed; a finite floor in place of minus infinity would
+    return the mean of all values unnoticed. The softmax runs in float32 for 16-bit inputs, as in transformers' eager
+    attention, and in the working dtype otherwise. A soft cap is computed in the dtype of the query, as in Gemma 2's
+    eager attention.
     """
     groups = query.shape[1] // columns.key.shape[1]
     key, value = columns.key.repeat_interleave(groups, 1), columns.value.repeat_interleave(groups, 1)

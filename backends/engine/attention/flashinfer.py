@@ -1,4 +1,7 @@
-"""FlashInfer's paged prefill kernel under a custom mask, as an attention of the engine, by its documented API."""
+"""Attention by FlashInfer's paged prefill kernel under a custom mask.
+
+The calls follow FlashInfer's documented API.
+"""
 
 from dataclasses import dataclass
 from importlib import import_module
@@ -13,14 +16,14 @@ from backends.engine.columns import Attend, AttentionInputs
 
 DTYPES = (torch.float16, torch.bfloat16)
 HEAD_DIMS = (64, 128, 256)
-"""The shapes and dtypes that its kernels are compiled for; others are announced and left to eager attention."""
+"""Dtypes and head dimensions of FlashInfer's kernels; others are announced as a fallback and run eager attention."""
 
 
 class Wrapper(Protocol):
     """`flashinfer.BatchPrefillWithPagedKVCacheWrapper`, layout NHD."""
 
     def plan(self, *positional: Any, **named: Any) -> None:
-        """Lengths, pages and mask of the batch."""
+        """Set the lengths, pages and mask of the batch for the next `run`."""
         ...
 
     def run(self, query: Tensor, cells: tuple[Tensor, Tensor]) -> Tensor:
@@ -30,23 +33,24 @@ class Wrapper(Protocol):
 
 @dataclass(frozen=True)
 class FlashInfer:
-    """An attention, see `columns.Attend`; it is planned anew for every layer, which costs time and no correctness.
+    """FlashInfer's kernel as an `Attend`; see `columns.Attend`.
 
-    It was run against a stand-in that follows the documentation, and never on a GPU.
+    The batch is planned anew for every layer, which costs time but changes no result. This class was run against a
+    stand-in that follows FlashInfer's documentation, and never on a GPU.
 
-    The mask is boolean, True = visible, flattened lane by lane over [T, columns of the lane]. A row that sees nothing,
-    which only padding does, is shown column 0 and comes out as zeros.
+    The mask is boolean, True = visible, flattened lane by lane over [T, columns of the lane]. A row that sees no
+    column, which only a padding row does, is shown column 0, and its output is set to zeros.
 
     Attributes:
-        wrapper: What plans and runs.
-        eager: What takes dtypes and head dimensions that it has no kernel for.
+        wrapper: FlashInfer's wrapper, which plans and runs.
+        eager: The attention for dtypes and head dimensions without a kernel.
     """
 
     wrapper: Wrapper
     eager: Attend = eager_gathered
 
     def __call__(self, query: Tensor, columns: AttentionInputs, scaling: float) -> Tensor:
-        """[B, H, T, D] in the query's dtype."""
+        """Attention of `query` [B, H, T, D] over `columns`, [B, H, T, D] in the dtype of the query."""
         columns.refuse_cap("FlashInfer")
         lanes, heads, rows, dim = query.shape
         if query.dtype not in DTYPES or dim not in HEAD_DIMS:
@@ -58,12 +62,14 @@ class FlashInfer:
         counts = [-(-length // pages.size) for length in lengths]
         shown = [columns.visible[lane, 0, :, :length].clone() for lane, length in enumerate(lengths)]
         blind = torch.stack([~one.any(-1) for one in shown])
+        # Column 0 stands in, so that every row has a column for its softmax; these rows are set to zeros below.
         for lane, one in enumerate(shown):
             one[blind[lane], 0] = True
         self.wrapper.plan(
             _ends([rows] * lanes, query.device),
             _ends(counts, query.device),
             torch.cat([pages.table[lane, :count] for lane, count in enumerate(counts)]),
+            # Columns in the last page of each lane, from 1 to the page size.
             torch.tensor([(length - 1) % pages.size + 1 for length in lengths], dtype=torch.int32, device=query.device),
             heads,
             pages.key_cells.shape[2],
@@ -79,7 +85,7 @@ class FlashInfer:
 
 
 def _ends(counts: list[int], device: torch.device) -> Tensor:
-    """int32 [len(counts) + 1]: where each lane begins, and the end of the last."""
+    """int32 [len(counts) + 1]: the offset at which each lane begins, and the end of the last lane."""
     return torch.tensor([0, *torch.tensor(counts).cumsum(0).tolist()], dtype=torch.int32, device=device)
 
 
@@ -87,7 +93,7 @@ def installed(device: str) -> FlashInfer:
     """FlashInfer's own kernels, with 128 MiB of workspace.
 
     Raises:
-        ImportError: where it is not installed.
+        ImportError: if FlashInfer is not installed.
     """
     theirs = import_module("flashinfer")
     workspace = torch.empty(128 * 2**20, dtype=torch.uint8, device=device)

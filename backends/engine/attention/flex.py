@@ -1,4 +1,7 @@
-"""Flex: torch's FlexAttention under a mask function over the dense mask, compiled where that is asked for and works."""
+"""Attention by torch's FlexAttention, uncompiled or compiled.
+
+Its mask function reads the dense mask. It runs compiled only if compilation is asked for and succeeds.
+"""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,14 +20,15 @@ MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 """(batch, head, query, key) to visible, as FlexAttention calls it."""
 
 STEPWISE = "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG"
-"""torch's switch for running uncompiled FlexAttention step by step."""
+"""The name of torch's internal switch that makes uncompiled FlexAttention run as its plain operations."""
 
 
 def indexed(visible: Tensor) -> MaskMod:
     """The mask function of `visible`, bool [B, T, C].
 
-    One subscript with all indices: chained ones (`visible[b][q][k]`, as transformers 5.23 writes it) make Inductor
-    emit CPU code that writes out of bounds, with a crash or silently wrong numbers (torch 2.13; pytorch#153145).
+    The function uses one subscript with all indices. Chained subscripts (`visible[b][q][k]`, as in transformers 5.23)
+    make Inductor emit CPU code that writes out of bounds, with a crash or silently wrong numbers (torch 2.13;
+    pytorch#153145).
     """
 
     def sees(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
@@ -34,7 +38,7 @@ def indexed(visible: Tensor) -> MaskMod:
 
 
 def blocks(mask_mod: MaskMod, columns: AttentionInputs) -> BlockMask:
-    """Which tiles of 128 x 128 hold a visible cell; the others are skipped."""
+    """The tiles of 128 x 128 cells that hold a visible cell; FlexAttention skips the others."""
     batch, _, rows, width = columns.visible.shape
     return create_block_mask(mask_mod, batch, None, rows, width, device=columns.visible.device)
 
@@ -43,16 +47,16 @@ def blocks(mask_mod: MaskMod, columns: AttentionInputs) -> BlockMask:
 class Flex:
     """`torch.nn.attention.flex_attention` as an `Attend`; see `columns.Attend`.
 
-    Uncompiled it materialises the scores: right in every dtype, and no faster than written-out attention. Compiled, it
-    is a fused kernel of float32 and 16 bits; a compilation takes seconds for each family of shapes, and what does not
-    compile is announced and runs uncompiled. Measured (torch 2.13, 2 CPU cores): 10 to 20 ms a call uncompiled; 4 to
-    14 s a compilation, and a C++ compile error whenever the batch size is dynamic. So on the CPU it is compiled only
-    where asked.
+    Uncompiled, FlexAttention materialises the scores: it is correct in every dtype, and no faster than eager attention.
+    Compiled, it is a fused kernel for float32 and 16 bits. A compilation takes seconds for each family of shapes. If a
+    compilation fails, the failure is announced and the call runs uncompiled. Measured (torch 2.13, 2 CPU cores): 10 to
+    20 ms a call uncompiled; 4 to 14 s a compilation, and a C++ compile error whenever the batch size is dynamic. So on
+    the CPU it is compiled only if `compiled` asks for it.
 
     Attributes:
         compiled: Whether to compile.
-        sees: The dense mask to a mask function.
-        tiles: The mask function to the tiles that are looked at.
+        sees: From the dense mask to a mask function.
+        tiles: From the mask function to the tiles that are computed.
     """
 
     compiled: bool = False
@@ -60,7 +64,7 @@ class Flex:
     tiles: Callable[[MaskMod, AttentionInputs], BlockMask] = blocks
 
     def __call__(self, query: Tensor, columns: AttentionInputs, scaling: float) -> Tensor:
-        """[B, H, T, D] in the query's dtype."""
+        """Attention of `query` [B, H, T, D] over `columns`, [B, H, T, D] in the dtype of the query."""
         columns.refuse_cap("FlexAttention")
         mask = self.tiles(self.sees(columns.visible[:, 0]), columns)
         arguments = {"block_mask": mask, "scale": scaling, "enable_gqa": query.shape[1] != columns.key.shape[1]}
@@ -82,16 +86,17 @@ class Flex:
 
 
 _refused: dict[tuple[Any, ...], str] = {}
-"""Families of shapes that did not compile in this process, and why; asking again would cost the same seconds."""
+"""Families of shapes that did not compile in this process, and why; another attempt would cost the same seconds."""
 
 _made: list[Callable[..., Any]] = []
+"""The compiled function, once it is made; empty before, so that importing this module compiles nothing."""
 
 
 def _compiled() -> Callable[..., Any]:
-    """FlexAttention, compiled for each family of shapes it is called with.
+    """FlexAttention, compiled anew for each family of shapes with which it is called.
 
-    Whole (`fullgraph`), so that reaching the limit of recompilations raises instead of running uncompiled unseen, and
-    with dynamic shapes as torch chooses them: forced ones (`dynamic=True`) fail in C++.
+    With `fullgraph`, reaching the limit of recompilations raises an exception; without, the call would run uncompiled
+    unnoticed. torch decides which shapes are dynamic, because `dynamic=True` fails in the C++ compiler.
     """
     if not _made:
         _made.append(torch.compile(flex.flex_attention, dynamic=None, fullgraph=True))
@@ -102,6 +107,7 @@ def _because(why: Exception) -> str:
     if isinstance(why, FailOnRecompileLimitHit):
         return "FlexAttention was recompiled as often as torch allows"
     told = [" ".join(line.split()) for line in str(why).splitlines() if line.strip()]
+    # torch's message begins with "backend='inductor' raised:", and the cause is on the line after it.
     said = next((line for line in told if not line.endswith("raised:")), type(why).__name__)
     return f"FlexAttention did not compile: {said[:120]}"
 
@@ -114,13 +120,13 @@ def _stepwise(called: tuple[Tensor, Tensor, Tensor], arguments: dict[str, Any]) 
 
 @contextmanager
 def _steps() -> Iterator[None]:
-    """Run uncompiled FlexAttention as its plain operations.
+    """Inside the `with`, run uncompiled FlexAttention as its plain operations.
 
-    Without it, torch traces it anew for every shape (0.3 to 0.6 s), gives up after its limit of recompilations, and
-    warns that nothing is fused, which is known here.
+    Without this switch, torch traces FlexAttention anew for every shape (0.3 to 0.6 s), gives up after its limit of
+    recompilations, and warns that nothing is fused, which is known here.
     """
     before = getattr(flex, STEPWISE, None)
-    if before is not None:
+    if before is not None:  # a torch without the switch runs as it is
         setattr(flex, STEPWISE, True)
     try:
         yield

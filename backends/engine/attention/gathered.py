@@ -1,4 +1,7 @@
-"""Gathered: written-out attention over columns that may lie in pages, for fused paths that are told to stand aside."""
+"""Eager attention over columns that may lie in pages of a pool.
+
+Fused paths that read pages use it as their eager attention, in mode `reference` and for inputs without a kernel.
+"""
 
 from dataclasses import replace
 
@@ -10,12 +13,13 @@ from backends.engine.columns import AttentionInputs, Paging
 
 
 def eager_gathered(query: Tensor, columns: AttentionInputs, scaling: float) -> Tensor:
-    """`eager`, over copies of the columns where they were left in their pages; see `columns.Attend`."""
+    """Run `eager` on columns that are first gathered from their pages, if they lie in pages; see `columns.Attend`."""
     return eager(query, gathered(columns), scaling)
 
 
 def gathered(columns: AttentionInputs) -> AttentionInputs:
-    """The same columns with keys and values [B, Hkv, C, D]; zeros where a column lies in no page of its lane."""
+    """The same columns with keys and values [B, Hkv, C, D]; a column that lies in no page of its lane is zeros."""
+    # Keys as wide as the mask are all columns; otherwise they are this forward's rows, and the rest lies in pages.
     if columns.paging is None or columns.key.shape[2] == columns.visible.shape[-1]:
         return columns
     return replace(
@@ -27,6 +31,7 @@ def gathered(columns: AttentionInputs) -> AttentionInputs:
 
 def _taken(paging: Paging, cells: Tensor, width: int) -> Tensor:
     column = torch.arange(width, device=cells.device)
+    # Columns beyond a lane's length are read from any page of its table, then replaced by zeros.
     held = column < paging.lengths[:, None]
     block = (column // paging.size).clamp(max=paging.table.shape[1] - 1)
     slots = paging.table[:, block].long() * paging.size + column % paging.size

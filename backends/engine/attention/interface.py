@@ -1,4 +1,7 @@
-"""The engine's attention, reached through transformers' attention interface under the name below."""
+"""The engine's entry in transformers' attention interface.
+
+transformers calls `through_interface` in every layer of a model whose attention implementation is `INTERFACE`.
+"""
 
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -34,10 +37,11 @@ def through_interface(
 ) -> tuple[Tensor, None]:
     """Run `attend` in one layer; transformers calls this function with the keys and values of `lanes.update`.
 
-    Every attention of every backend is reached through this function alone, so what it refuses no path computes.
-    `attend`, `lanes` and `reaches` travel with the forward, so that two engines never share one. A module with a
-    `temperature` (Llama 4, see irope.py) has its queries scaled by the rows' positions, `logical`. A soft cap of the
-    scores, `softcap`, travels in the columns: written-out attention computes it, and every other path refuses it.
+    Every attention path of every backend is reached through this function alone, so an argument that it refuses is
+    refused for all paths. `attend`, `lanes` and `reaches` are arguments of the forward and not global, so that two
+    engines in one process do not share them. If the module has a `temperature` (Llama 4, see
+    `model/family/llama4.py`), its queries are scaled by the rows' positions, `logical`. A soft cap of the scores,
+    `softcap`, is passed on in the columns: eager attention computes it, and every other path refuses it.
 
     Raises:
         Unsupported: for an argument that this attention does not compute, a mask that the model has changed, or a
@@ -55,13 +59,14 @@ def through_interface(
     if softcap:
         columns = replace(columns, cap=float(softcap))
     mixed = attend(query, columns, scaling)
+    # transformers expects [B, T, H, D], and weights, which only output_attentions asks for.
     return mixed.transpose(1, 2).contiguous(), None
 
 
 def _mask_as_given(attention_mask: Tensor | None = None, **_: Any) -> Tensor | None:
-    """Leave masks alone: every forward of the engine brings its own dense 4-D mask.
+    """Return the mask unchanged: every forward of the engine brings its own dense 4-D mask.
 
-    Registered because transformers passes no mask at all to an attention function without a mask function.
+    It is registered because transformers passes no mask to an attention function that has no mask function.
     """
     return attention_mask
 

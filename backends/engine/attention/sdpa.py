@@ -1,4 +1,7 @@
-"""Sdpa: torch's scaled dot product attention under the dense boolean mask, whatever kernel torch picks for it."""
+"""Attention by torch's scaled dot product attention under the dense boolean mask.
+
+torch picks the kernel; its unfused kernel counts as a fallback and is announced.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,17 +14,17 @@ from backends.engine.columns import AttentionInputs
 
 
 def shown(columns: AttentionInputs) -> Tensor:
-    """The mask as the kernel takes it, bool [B, 1, T, C]: True is visible (for SDPA; other operators mean hidden)."""
+    """The mask for the kernel, bool [B, 1, T, C]. True means visible to SDPA; to some other operators, hidden."""
     return columns.visible
 
 
 def as_it_is(scaling: float) -> float:
-    """The factor of the scores, as the model gives it."""
+    """The factor of the scores for the kernel: the model's own, unchanged."""
     return scaling
 
 
 def shared(pair: Tensor, groups: int) -> Tensor:
-    """Keys or values [B, Hkv, C, D] for `groups` query heads each, [B, H, C, D]: head h reads KV head h // groups."""
+    """Keys or values [B, Hkv, C, D], repeated to [B, H, C, D]: query head h reads KV head h // groups."""
     return pair.repeat_interleave(groups, 1)
 
 
@@ -29,14 +32,15 @@ def shared(pair: Tensor, groups: int) -> Tensor:
 class Sdpa:
     """`torch.nn.functional.scaled_dot_product_attention` as an `Attend`; see `columns.Attend`.
 
-    KV heads are repeated before the call: with `enable_gqa` and a mask, CUDA has no kernel but the unfused one. Where
-    torch picks that one anyway (`math`), the call is announced as a fallback. A hidden column must be finite: its
-    weight is 0 exactly, and 0 times infinity is not a number. A row that sees nothing comes out as zeros.
+    KV heads are repeated before the call, because with `enable_gqa` and a mask CUDA has only the unfused kernel. If
+    torch picks the unfused kernel (`math`) anyway, the call is announced as a fallback. The values of a hidden column
+    must be finite: its weight is exactly 0, and 0 times infinity is NaN. The output of a row that sees no column is
+    zeros.
 
     Attributes:
-        mask: What the kernel is given as mask.
-        scale: The model's scaling to the kernel's.
-        share: KV heads to query heads.
+        mask: From the columns to the mask of the kernel.
+        scale: From the model's factor of the scores to the kernel's.
+        share: From KV heads to query heads.
     """
 
     mask: Callable[[AttentionInputs], Tensor] = shown
@@ -44,16 +48,17 @@ class Sdpa:
     share: Callable[[Tensor, int], Tensor] = shared
 
     def __call__(self, query: Tensor, columns: AttentionInputs, scaling: float) -> Tensor:
-        """[B, H, T, D] in the query's dtype."""
+        """Attention of `query` [B, H, T, D] over `columns`, [B, H, T, D] in the dtype of the query."""
         columns.refuse_cap("SDPA")
         groups = query.shape[1] // columns.key.shape[1]
         key, value = self.share(columns.key, groups), self.share(columns.value, groups)
         mask = self.mask(columns)
+        # A private function of torch, since the public call does not say which kernel it runs.
         if torch._fused_sdp_choice(query, key, value, attn_mask=mask) == SDPBackend.MATH.value:
             dtype = str(query.dtype).removeprefix("torch.")
             columns.announce(f"SDPA has no fused kernel for {dtype}, head_dim {query.shape[-1]}: torch runs it as math")
         mixed = torch.nn.functional.scaled_dot_product_attention(
             query, key, value, attn_mask=mask, scale=self.scale(scaling)
         )
-        # Older kernels make NaN of a row without columns, and the next layer's keys would carry it to others.
+        # Older kernels return NaN for a row without columns, and the next layer's keys would carry NaN to other rows.
         return mixed.masked_fill(~columns.visible.any(-1, keepdim=True), 0)

@@ -1,4 +1,7 @@
-"""Split: attention to the prefix and to the block computed apart, and merged by their log-sum-exps, in plain torch."""
+"""Attention split at the end of the prefix, in plain torch.
+
+Attention over the prefix and attention over the block are computed separately, then merged by their log-sum-exps.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,19 +14,19 @@ from backends.engine.attention.gathered import eager_gathered
 from backends.engine.columns import Attend, AttentionInputs
 
 Partial = tuple[Tensor, Tensor]
-"""Softmax over some columns [..., D], and the log-sum-exp of their scores [...]: zeros and minus infinity for none."""
+"""Softmax over some columns [..., D] and the log-sum-exp of their scores [...]; zeros, minus infinity for no column."""
 
 Keys = tuple[Tensor, Tensor]
 """Keys and values [kv_heads, columns, head_dim] of some columns of one lane."""
 
 
 def prefix_keys(columns: AttentionInputs, lane: int, packed: Compact) -> Keys:
-    """The prefix of a lane: from its pages, no cell beyond the prefix being read, or gathered already."""
+    """Keys and values of a lane's prefix, gathered already or read from its pages, and no cell beyond the prefix."""
     return _columns(columns, lane, 0, packed.lanes[lane][0])
 
 
 def block_keys(columns: AttentionInputs, lane: int, packed: Compact) -> Keys:
-    """The block of a lane, which follows its prefix."""
+    """Keys and values of a lane's block, which follows its prefix."""
     prefix, width, _ = packed.lanes[lane]
     return _columns(columns, lane, prefix, prefix + width)
 
@@ -34,7 +37,7 @@ def _columns(columns: AttentionInputs, lane: int, begin: int, end: int) -> Keys:
         return columns.key[lane, :, begin:end], columns.value[lane, :, begin:end]
     place = torch.arange(begin, end, device=paging.table.device)
     slot = paging.table[lane].index_select(0, place // paging.size) * paging.size + place % paging.size
-    # Dense by head, as gathered columns are: the bits of a product depend on strides.
+    # Contiguous per head, as gathered columns are: the bits of a matrix product depend on strides.
     keys, values = (
         cells.flatten(0, 1).transpose(0, 1).index_select(1, slot) for cells in (paging.key_cells, paging.value_cells)
     )
@@ -44,16 +47,17 @@ def _columns(columns: AttentionInputs, lane: int, begin: int, end: int) -> Keys:
 def partial(query: Tensor, keys: Keys, hidden: Tensor | None, scaling: float) -> Partial:
     """Softmax of `query` [kv_heads, R, D] over `keys`, in the dtype of `query`, which is float32 or float64.
 
-    Weights are exponentials of what lies below the row's highest visible score, so neither side of a merge overflows;
-    hidden columns, bool [R, columns], have weight 0 exactly.
+    The row's highest visible score is subtracted before the exponential, so neither side of a merge overflows. Columns
+    in `hidden`, bool [R, columns], have a weight of exactly 0.
     """
     key, value = (one.to(query.dtype) for one in keys)
     scores = query @ key.transpose(-1, -2) * scaling
     if hidden is not None:
         scores = scores.masked_fill_(hidden, float("-inf"))
-    if not scores.shape[-1]:
+    if not scores.shape[-1]:  # no columns at all: `amax` has no value there
         return torch.zeros_like(query), query.new_full(query.shape[:-1], float("-inf"))
     top = scores.amax(-1, keepdim=True)
+    # If every column is hidden, minus infinity less itself would be NaN; against base 0 every weight is exp(-inf) = 0.
     base = top.masked_fill(top == float("-inf"), 0.0)
     weights = scores.sub_(base).exp_()
     total = weights.sum(-1, keepdim=True)
@@ -61,10 +65,10 @@ def partial(query: Tensor, keys: Keys, hidden: Tensor | None, scaling: float) ->
 
 
 def merge(parts: list[Partial]) -> Tensor:
-    """The softmax over all columns of `parts`, each over its own: weighted by log-sum-exp; zeros where all are empty.
+    """Merge softmaxes over disjoint columns to the softmax over all columns, weighted by their log-sum-exps.
 
-    Where one side is empty its weight is 0 and the other's 1 exactly; where one dominates, nothing overflows, since
-    both are taken relative to the larger.
+    If one part is empty, its weight is exactly 0 and the other's exactly 1. If one part dominates, nothing overflows,
+    since all weights are relative to the largest log-sum-exp. A row for which all parts are empty is zeros.
     """
     sums = torch.stack([one for _, one in parts])
     top = sums.amax(0)
@@ -77,18 +81,18 @@ def merge(parts: list[Partial]) -> Tensor:
 
 @dataclass(frozen=True)
 class Split:
-    """An attention, see `columns.Attend`; its parts can be exchanged.
+    """Attention split at the prefix, as an `Attend` with replaceable parts; see `columns.Attend`.
 
-    It computes in float32, in float64 for float64, and rounds once, at the end. Query heads that share a KV head are
-    rows of one product, so no key is repeated. Lanes are computed one by one, each over its own columns.
+    It computes in float32, or in float64 for float64 inputs, and rounds once, at the end. Query heads that share a KV
+    head are rows of one product, so no key is repeated. Lanes are computed one by one, each over its own columns.
 
     Attributes:
-        compact: Query and columns to what each row sees.
-        prefix_keys: Keys and values of a lane's prefix.
-        block_keys: Keys and values of a lane's block.
-        partial: Softmax over some columns, and its log-sum-exp.
-        merge: Both to one.
-        eager: What runs in its place where no fused attention shall.
+        compact: From query and columns to the visibility of each row.
+        prefix_keys: Reads keys and values of a lane's prefix.
+        block_keys: Reads keys and values of a lane's block.
+        partial: Computes the softmax over some columns, and its log-sum-exp.
+        merge: Merges the softmaxes of prefix and block.
+        eager: The attention that replaces this one in a mode without fused attention.
     """
 
     compact: Callable[[Tensor, AttentionInputs], Compact] = compact
@@ -117,6 +121,7 @@ class Split:
         groups = query.shape[0] // kv_heads
         wide = query.to(torch.promote_types(query.dtype, torch.float32))
         rows = wide.reshape(kv_heads, groups * query.shape[1], query.shape[2])
+        # Rows that all see the whole prefix need no mask over it.
         part = ~packed.prefix_rows(lane).repeat(groups, 1) if packed.lanes[lane][2] else None
         over_prefix = self.partial(rows, prefix, part, scaling)
         over_block = self.partial(rows, block, ~packed.block(lane).repeat(groups, 1), scaling)

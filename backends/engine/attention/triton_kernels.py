@@ -1,13 +1,14 @@
-"""The Triton kernels of tree attention, as plain functions that `triton_launch` compiles for a GPU or interprets.
+"""The Triton kernels of tree attention, as undecorated Python functions.
 
-`tl.reduce` is called with Triton's own combining functions, because `tl.max` and `tl.sum` are compiled functions that
-the interpreter cannot call unless TRITON_INTERPRET was set before Triton was imported.
+`triton_launch` compiles them for a GPU, or runs them under Triton's interpreter. `tl.reduce` is called with Triton's
+own combining functions, because `tl.max` and `tl.sum` are compiled functions that the interpreter cannot call unless
+TRITON_INTERPRET was set before Triton was imported.
 """
 
 import triton.language as tl
 
 FLOOR = tl.constexpr(-3.0e38)
-"""Below every score: the maximum of nothing, finite, so that minus infinity less it is no NaN."""
+"""The running maximum before any column; finite, because minus infinity less minus infinity would be NaN."""
 
 
 def tree(  # type: ignore[no-untyped-def]
@@ -42,12 +43,15 @@ def tree(  # type: ignore[no-untyped-def]
     PARTLY: tl.constexpr,
     WIDEN: tl.constexpr,
 ):
-    """One tile of the rows of one KV head: all of its columns, one split of its prefix, or its block.
+    """Compute attention for one tile of rows of one KV head: over all columns, one split of the prefix, or the block.
 
     The GROUP query heads that share a KV head are rows of one tile: row r is query head r // rows, tree row r % rows.
-    With SPLITS 0 a program takes prefix and block and writes the attention itself; else program s takes the s-th part
-    of the prefix, program SPLITS the block, and each writes its softmax and log-sum-exp, in float32, for `merge`.
+    With SPLITS 0, a program takes prefix and block and writes the attention itself. Otherwise program s takes the s-th
+    part of the prefix and program SPLITS takes the block; each writes its softmax and log-sum-exp, in float32, for
+    `merge`. The softmax runs over tiles of columns: `top` is the running maximum, `total` the running sum of weights
+    and `mixed` the running weighted sum of values.
     """
+    # int64, because offsets into a large pool of pages may exceed 32 bits.
     lane = (tl.program_id(0) // kv_heads).to(tl.int64)
     head = (tl.program_id(0) % kv_heads).to(tl.int64)
     part = tl.program_id(2)
@@ -56,6 +60,7 @@ def tree(  # type: ignore[no-untyped-def]
     row = flat % rows
     query_at = head * GROUP + flat // rows
     own_row = lane * rows + row
+    # A tile's width is a power of two; the dimensions beyond DIM are loaded as zeros and never stored.
     dim = tl.arange(0, WIDE)
     inside = (dim < DIM)[None, :]
     block = tl.arange(0, TILE)
@@ -76,10 +81,12 @@ def tree(  # type: ignore[no-untyped-def]
     low = 0
     high = prefix
     if SPLITS > 0:
+        # The share of a split is a whole number of tiles.
         each = (prefix + SPLITS * TILE - 1) // (SPLITS * TILE) * TILE
         low = part * each  # the block's program begins at the end of the prefix or after it
         high = tl.minimum(low + each, prefix)
     if PARTLY:
+        # Tiles before the first column that any row of the tile sees are skipped.
         start = tl.load(first + own_row)
         low = tl.maximum(low, tl.reduce(start, 0, tl.standard._elementwise_min) // TILE * TILE)
     for at in range(low, high, TILE):
@@ -92,6 +99,7 @@ def tree(  # type: ignore[no-untyped-def]
         v = tl.load(value + cells, mask=read, other=0.0)
         if WIDEN:
             k = k.to(tl.float32)
+        # "ieee": float32 stays float32, where Triton's default rounds to TF32.
         scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scaling
         seen = own[None, :]
         if PARTLY:
@@ -99,8 +107,10 @@ def tree(  # type: ignore[no-untyped-def]
         scores = tl.where(seen, scores, float("-inf"))
         higher = tl.maximum(top, tl.reduce(scores, 1, tl.standard._elementwise_max))
         weights = tl.exp(scores - higher[:, None])
+        # Earlier sums were relative to the old maximum.
         keep = tl.exp(top - higher)
         total = total * keep + tl.reduce(weights, 1, tl.standard._sum_combine)
+        # Weights are rounded to the dtype of the values even where they are widened again: both ways round alike.
         weights = weights.to(v.dtype)
         if WIDEN:
             weights, v = weights.to(tl.float32), v.to(tl.float32)
@@ -109,7 +119,7 @@ def tree(  # type: ignore[no-untyped-def]
 
     width = tl.load(widths + lane)
     if SPLITS > 0:
-        width = tl.where(part == SPLITS, width, 0)
+        width = tl.where(part == SPLITS, width, 0)  # the other programs have the prefix alone
     ancestors = (bits + own_row * words)[:, None]
     for at in range(0, width, TILE):
         place = tl.add(at, block, sanitize_overflow=False)
@@ -136,7 +146,7 @@ def tree(  # type: ignore[no-untyped-def]
         mixed = mixed * keep[:, None] + tl.dot(weights, v, input_precision="ieee")
         top = higher
 
-    nothing = total == 0.0
+    nothing = total == 0.0  # a row that saw no column here: zeros, with log-sum-exp minus infinity
     mixed = mixed / tl.where(nothing, 1.0, total)[:, None]
     lanes = tl.num_programs(0) // kv_heads
     place_out = ((lane + part * lanes) * kv_heads * GROUP + query_at) * rows + row

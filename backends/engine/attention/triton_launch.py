@@ -1,4 +1,8 @@
-"""The launch of our Triton kernel: block sizes and splits from the shape, then one kernel, or two where it splits."""
+"""The launch of the Triton kernels of tree attention.
+
+A `Plan` chooses tile sizes and the number of splits from the shapes. Without splits one kernel runs, with splits a
+second one merges the parts.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,12 +21,12 @@ Kernel = Any
 
 @dataclass(frozen=True)
 class Plan:
-    """How one launch is cut.
+    """The tile sizes and splits of one launch.
 
     Attributes:
-        rows: Rows of a tile, a power of two of at least 16: query heads of one KV head times tree rows.
+        rows: Rows of a tile, a power of two of at least 16; the rows are query heads of one KV head times tree rows.
         tile: Columns that a program multiplies at once, a power of two of at least 16.
-        splits: Parts of the prefix that programs of their own take; 0 for one program for prefix and block.
+        splits: Number of parts of the prefix, each with its own program; with 0 one program takes prefix and block.
         warps: Warps of a program.
         stages: Loads in flight.
     """
@@ -35,14 +39,14 @@ class Plan:
 
 
 def power_of_two(number: int) -> int:
-    """The smallest power of two that is at least `number` and at least 16, the least that a dot product takes."""
+    """The smallest power of two that is at least `number` and at least 16, the smallest side of `tl.dot`."""
     return max(16, 1 << (number - 1).bit_length())
 
 
 def plan_for_cpu(query: Tensor, kv_heads: int, packed: Compact) -> Plan:
-    """Few and large tiles: to the interpreter every operation costs the same, whatever its size.
+    """Plan few and large tiles, because every operation costs the interpreter the same time, whatever its size.
 
-    Prefixes of 128 columns and more are split in two, so that both ways of the kernel run.
+    A prefix of 128 columns or more is split in two, so that cases run the kernel with splits and without.
     """
     flat = query.shape[1] // kv_heads * query.shape[2]
     tile = min(power_of_two(max(packed.longest, packed.widest, 1)), 64)
@@ -50,10 +54,11 @@ def plan_for_cpu(query: Tensor, kv_heads: int, packed: Compact) -> Plan:
 
 
 def plan_for_gpu(query: Tensor, kv_heads: int, packed: Compact) -> Plan:
-    """As many splits as fill the device twice, none shorter than eight tiles.
+    """Plan as many splits as fill the device twice, none shorter than eight tiles.
 
     float32 is multiplied without tensor cores, from registers, so its tiles are small.
     """
+    # Wide heads get smaller tiles: a tile of keys holds tile * head_dim numbers.
     lanes, heads, rows, dim = query.shape
     flat = heads // kv_heads * rows
     small = query.dtype == torch.float32
@@ -62,11 +67,12 @@ def plan_for_gpu(query: Tensor, kv_heads: int, packed: Compact) -> Plan:
     programs = lanes * kv_heads * -(-flat // height)
     busy = 2 * torch.cuda.get_device_properties(query.device).multi_processor_count
     splits = min(busy // programs, packed.longest // (8 * tile), 64)
+    # One split alone would only add a merge.
     return Plan(height, tile, splits if splits > 1 else 0, 8 if height == 128 else 4, 2)
 
 
 def paged(columns: AttentionInputs) -> Paging:
-    """The pages of `columns`; gathered keys are taken for one page a lane, read where they lie."""
+    """The pages of `columns`; gathered keys count as one page per lane and are not copied."""
     if columns.paging is not None:
         return columns.paging
     lanes, _, width, _ = columns.key.shape
@@ -86,20 +92,20 @@ def merge_by(kernel: Kernel, parts: Tensor, sums: Tensor, out: Tensor) -> None:
 
 @dataclass(frozen=True)
 class TritonTree:
-    """An attention, see `columns.Attend`: our Triton kernel over paged or gathered columns; its parts can be exchanged.
+    """Our Triton kernel over paged or gathered columns, as an `Attend` with replaceable parts; see `columns.Attend`.
 
-    Prefills go through it too: their rows are a block of causal bits over the prefix committed before, and a path of
-    their own would be one more to verify.
+    Prefills use the same kernel: their rows are a block with causal bits over the prefix committed before. A separate
+    kernel for prefills would be one more to verify.
 
     Attributes:
         tree: `triton_kernels.tree`.
         merged: `triton_kernels.merge`.
-        plan: Query, KV heads and what rows see to how the launch is cut.
-        compact: Query and columns to what each row sees.
-        paged: Columns to the pages that the kernel reads.
-        merge: Partial softmaxes to the attention.
+        plan: From query, number of KV heads and visibility to the plan of the launch.
+        compact: From query and columns to the visibility of each row.
+        paged: From columns to the pages that the kernel reads.
+        merge: From partial softmaxes to the attention.
         widen: Whether 16-bit numbers are multiplied as float32.
-        eager: What runs in its place where no fused attention shall.
+        eager: The attention that replaces this one in a mode without fused attention.
     """
 
     tree: Kernel
@@ -126,10 +132,10 @@ class TritonTree:
         kv_heads = pages.key_cells.shape[2]
         plan = self.plan(query, kv_heads, packed)
         query, keys, values = (_dense(one) for one in (query, pages.key_cells, pages.value_cells))
-        if keys.stride() != values.stride():
+        if keys.stride() != values.stride():  # the kernel is given one set of strides for both
             keys, values = keys.contiguous(), values.contiguous()
         out = torch.empty((lanes, heads, rows, dim), dtype=query.dtype, device=query.device)
-        parts, sums = out, packed.first  # without splits nothing is written to `sums`
+        parts, sums = out, packed.first  # without splits `sums` is not written: any tensor serves as the argument
         if plan.splits:
             parts = torch.empty((plan.splits + 1, *out.shape), dtype=torch.float32, device=out.device)
             sums = torch.empty(parts.shape[:-1], dtype=torch.float32, device=out.device)
@@ -150,28 +156,29 @@ class TritonTree:
 
 
 def _dense(tensor: Tensor) -> Tensor:
-    """The kernel walks along a head with stride 1; the other strides it is told, the same for keys and values."""
+    """`tensor` with stride 1 along a head, which the kernel assumes; the other strides are arguments of the kernel."""
     return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
 
 
 def interpreted() -> TritonTree:
-    """The kernel under Triton's interpreter, on the CPU; neither the environment nor other kernels notice.
+    """The kernel under Triton's interpreter, on the CPU; neither the environment nor other kernels are changed.
 
     Raises:
-        ImportError: where Triton, or its interpreter, is not there.
+        ImportError: if Triton or its interpreter is missing.
     """
     from triton.runtime.interpreter import InterpretedFunction
 
     from backends.engine.attention import triton_kernels as kernels
 
+    # `widen`, because the interpreter stores bfloat16 as uint16, and NumPy would multiply these as integers.
     return TritonTree(InterpretedFunction(kernels.tree), InterpretedFunction(kernels.merge), plan_for_cpu, widen=True)
 
 
 def compiled() -> TritonTree:
-    """The kernel as Triton compiles it for the GPU of its tensors.
+    """The kernel, compiled by Triton for the GPU that holds its tensors.
 
     Raises:
-        ImportError: where Triton is not there.
+        ImportError: if Triton is missing.
     """
     import triton
 

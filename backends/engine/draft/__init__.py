@@ -1,7 +1,7 @@
-"""The drafts of the engine: one file for each kind, known by its tag.
+"""The drafts of the engine, one file for each kind, found by its tag.
 
-The interface stands in `backends/engine/draft/base.py`. Every module of this folder is imported, so that a new kind is
-a new file here and no line elsewhere.
+The interface is in `backends/engine/draft/base.py`. Every module of this folder is imported, so that a new kind is a
+new file here and no line elsewhere.
 """
 
 from importlib import import_module
@@ -14,7 +14,7 @@ for _module in iter_modules(__path__):
 
 
 def opened(opening: Opening) -> Draft:
-    """The engine's draft for the case of `opening`."""
+    """Open the draft that `opening.case` names."""
     return OPENERS[opening.case.draft.TAG](opening)
 
 

@@ -1,4 +1,7 @@
-"""The interface of a draft: propose a tree for the tokens so far, then learn which of its rows were kept."""
+"""The interface of a draft, its proposal, and the registry of the kinds of draft.
+
+A draft proposes a tree for the tokens so far, and is then told which rows of the tree were kept.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,14 +20,14 @@ from reference.tree import Tree
 
 @dataclass(frozen=True)
 class Proposal:
-    """A proposed tree.
+    """A proposed tree, with the scores and the proposal distributions of the draft.
 
     Attributes:
-        tree: Node 0 is the pending root.
+        tree: The tree; node 0 is the pending root.
         logits: [nodes, draft vocabulary]; NaN for nodes whose children were never ranked. None without scores.
         draft_ids: Each node's id in the draft's own vocabulary (0 for the root). None without a vocabulary of its own.
-        proposal: [nodes, target vocabulary]; what the verifier is told of each node's token. None where every token is
-            deterministic, hence one-hot.
+        proposal: [nodes, target vocabulary]; the distribution that the verifier takes each node's token to be drawn
+            from. None if every token is deterministic, hence its distribution one-hot.
     """
 
     tree: Tree
@@ -34,11 +37,11 @@ class Proposal:
 
 
 class Draft(Protocol):
-    """Something that proposes trees for one request.
+    """A draft of one request, which proposes a tree for every step.
 
     Attributes:
-        calls: Forwards of the draft's model so far.
-        reads: Which hidden states of the target its weights were made for; None for a draft that reads none.
+        calls: Number of forwards of the draft's model so far.
+        reads: The hidden states of the target that the draft's weights expect; None for a draft that reads none.
     """
 
     calls: int
@@ -53,23 +56,24 @@ class Draft(Protocol):
         """Propose a tree under the pending root.
 
         Args:
-            tokens: Prompt and output so far; the last one is the root.
-            chance: There where the request samples: it draws tokens, or says what the verifier is to be told of them.
+            tokens: Prompt and output so far; the last token is the root.
+            chance: The step's sampling, None for a greedy request. It draws tokens, or gives the proposal
+                distributions of tokens that the draft only ranked.
             hidden: The target's hidden states that the draft reads, [len(tokens) - 1, width], in the working dtype,
                 one row for each committed token; None for a draft that reads none.
         """
         ...
 
     def settle(self, kept: list[int]) -> None:
-        """The step is over: tree rows `kept` (root first) stay, everything else speculated is rolled back."""
+        """End the step: keep the tree rows `kept` (root first), and roll back all other speculated rows."""
         ...
 
     def resume(self, cache: KvCache | None) -> None:
-        """The draft's cache was lost; go on with this one."""
+        """Continue with `cache`, which replaces a cache that was evicted; None for a draft without a model."""
         ...
 
     def abandon(self) -> None:
-        """The proposal is thrown away before it was verified; the next `propose` begins where this one did."""
+        """Discard the proposal before it is verified; the next `propose` begins from the same state."""
         ...
 
 
@@ -78,10 +82,10 @@ class Opening:
     """The arguments with which a draft is opened.
 
     Attributes:
-        case: The request, as the case that it would be alone.
-        model: The draft's model; None where the case's draft has none.
-        cache: The cache of that model.
-        seams: The functions that the engine is composed of.
+        case: The request, written as a case without mates.
+        model: The draft's model; None for a draft without a model.
+        cache: The KV cache of that model.
+        seams: The functions of which the engine is composed.
     """
 
     case: Case
@@ -95,7 +99,7 @@ OPENERS: dict[str, Callable[[Opening], Draft]] = {}
 
 
 def opens(tag: str) -> Callable[[Callable[[Opening], Draft]], Callable[[Opening], Draft]]:
-    """Enter the decorated function as the one that opens drafts with this tag."""
+    """Register the decorated function in OPENERS as the function that opens drafts with this tag."""
 
     def enter(function: Callable[[Opening], Draft]) -> Callable[[Opening], Draft]:
         OPENERS[tag] = function

@@ -1,4 +1,7 @@
-"""A draft from a small causal model with its own KV cache, expanded level by level and rolled back on rejection."""
+"""The draft that runs a small causal model with its own KV cache.
+
+The tree is expanded level by level. After verification, the KV of rejected rows is rolled back.
+"""
 
 import torch
 from torch import Tensor
@@ -14,12 +17,12 @@ from reference.tree import RankTree, Tree
 
 
 class ModelDraft:
-    """Fills a static tree with the model's best tokens.
+    """Fills a tree of fixed shape with the model's best tokens, or with tokens drawn from its law.
 
-    Between steps `cache` holds the KV of emitted tokens only. `propose` first feeds the emitted tokens it lacks, the
-    root among them, then runs the inner nodes of the tree as open rows; leaves are never fed, so after full acceptance
-    the last accepted token is one of those fed next time. With `refeed` no row of a block is kept: all accepted tokens
-    are fed again.
+    Between steps `cache` holds the KV of emitted tokens only. `propose` first feeds the emitted tokens that the cache
+    lacks, the root among them, then runs the inner nodes of the tree as open rows. Leaves are never fed. So if a leaf
+    was accepted, its token is among the tokens that the next `propose` feeds. With `refeed` no row of a block is kept:
+    all accepted tokens are fed again.
     """
 
     reads: HiddenStates | None = None
@@ -44,7 +47,7 @@ class ModelDraft:
         self.calls = 0
 
     def propose(self, tokens: list[int], chance: StepSampling | None = None, hidden: Tensor | None = None) -> Proposal:
-        """Propose the static tree under `tokens[-1]`, of the best tokens, or of drawn ones if `chance` draws."""
+        """Propose the tree under `tokens[-1]`, with the best tokens, or with drawn tokens if `chance` draws."""
         scores = self._catch_up(tokens)
         self._slots = {}
         shape = self._shape
@@ -59,6 +62,7 @@ class ModelDraft:
                 if chance is not None and chance.draws:
                     scored = self._over_target(logits[node])
                     named, offered = chance.draw_children(shape, token, node, scored)
+                    # Tokens are drawn over the target's vocabulary; the trace also wants their draft ids.
                     ids = [int((self._vocabulary == one).nonzero()[0]) for one in named]
                     proposal |= dict(zip(below, offered, strict=True))
                 else:
@@ -69,46 +73,50 @@ class ModelDraft:
                 if chance is not None and not chance.draws and below:
                     surely = chance.proposals(shape, token, node, self._over_target(logits[node]))
                     proposal |= dict(zip(below, surely, strict=True))
+            # Only nodes with children need scores, so leaves are not fed.
             level = [child for node in level for child in shape.children[node] if shape.children[child]]
             if level:
                 rows = self._feed(level, token, len(tokens) - 1)
-        # Row 0, the root's, says nothing: any law will do.
+        # Nobody reads row 0, the root's, and the root has no proposal: node 1's law fills the row.
         handed = torch.stack([proposal.get(node, proposal[1]) for node in range(len(shape))]) if proposal else None
         return Proposal(Tree(shape.parent, tuple(token)), logits, tuple(draft_id), handed)
 
     def _over_target(self, logits: Tensor) -> Tensor:
-        """Draft scores spread over the target's vocabulary: -inf where the draft's head has no id."""
+        """Draft scores spread over the target's vocabulary; -inf for a token that the draft's vocabulary lacks."""
         wide = torch.full((self._lm.model.config.vocab_size,), -torch.inf, dtype=logits.dtype, device=logits.device)
         wide[self._vocabulary.to(logits.device)] = logits
         return wide
 
     def settle(self, kept: list[int]) -> None:
-        """Keep the KV of the kept rows that were fed; the rest of the branch is gone.
+        """Keep the KV of the kept rows that were fed, and drop the other open rows.
 
-        Where a rule takes twins for one candidate, a kept node need not be the parent of the next, and may be a leaf
-        beside a twin that was fed: the ancestors of the last kept node have the same tokens, and were fed.
+        Some rules treat twins (siblings with the same token) as one candidate. A kept node then need not be the parent
+        of the next kept node: it may be a leaf whose twin was fed. So the path to the last kept node is used in place
+        of `kept`: its nodes have the same tokens, and its inner nodes were fed.
         """
         path = self._shape.path(kept[-1])
         fed = [self._slots[node] - self.cache.length for node in path if node in self._slots]
         self._seams.roll_back(self.cache, [] if self._refeed else fed)
 
     def resume(self, cache: KvCache | None) -> None:
-        """Everything is fed again, into `cache`."""
+        """Continue with `cache`; the next `propose` feeds all tokens that it lacks."""
         assert cache is not None
         self.cache, self._root_scores = cache, None
 
     def abandon(self) -> None:
-        """Close the open rows; the root is fed already, and its scores are remembered."""
+        """Close the open rows; the KV of the root stays, and so do its scores, for the next `propose`."""
         self.cache.commit([])
 
     def _catch_up(self, tokens: list[int]) -> Tensor:
-        """Feed the tokens that the cache lacks, the root last; the root's scores [1, draft vocabulary]."""
+        """Feed the tokens that the cache lacks, the root last; return the root's scores [1, draft vocabulary]."""
         start = self.cache.length
-        if start == len(tokens):
+        if start == len(tokens):  # the root was fed for a proposal that was abandoned
             if self._root_scores is not None:
                 return self._root_scores
+            # A forked cache, or one taken over at a switch, holds the root's KV without its scores: feed it again.
             self.cache.crop(start - 1)
             start -= 1
+        # A ring admits few open rows at once, so earlier tokens go by prefill, in blocks that fit.
         last = max(start, len(tokens) - (self.cache.most_rows or len(tokens)))
         if last > start:
             self.calls += 1
@@ -119,15 +127,16 @@ class ModelDraft:
         return self._root_scores
 
     def _feed(self, level: list[int], token: list[int], root: int) -> Tensor:
-        """Run the nodes of `level` as open rows; the root stands at position and column `root`."""
+        """Run the nodes of `level` as open rows; the root has position and column `root`."""
         start = self.cache.length + self.cache.rows
         for at, node in enumerate(level):
             self._slots[node] = start + at
         positions, seen = self._seams.branch_rows(self._shape, level, self._slots, root)
         visible = torch.zeros(len(level), start + len(level), dtype=torch.bool)
-        visible[:, : root + 1] = True
+        visible[:, : root + 1] = True  # the committed tokens and the root
         for row, columns in enumerate(seen):
             visible[row, columns] = True
+        # Positions of all columns: a node's position follows from its depth, not from the column it was fed to.
         place = torch.tensor(
             [
                 *range(root + 1),
@@ -144,16 +153,16 @@ class ModelDraft:
 
 
 def name_children(logits: Tensor, ranks: list[int], vocabulary: Tensor) -> tuple[list[int], list[int]]:
-    """Return for each rank the draft id and the target id of that best token; equal logits go to the lowest id.
+    """Return the draft id and the target id of the token at each rank; equal logits go to the lowest id.
 
     Args:
         logits: [draft vocabulary].
-        ranks: 0 is the best.
-        vocabulary: int64 [draft vocabulary]; the target id that each draft id means (EAGLE-3's d2t, as absolute ids).
+        ranks: Ranks of tokens by logit; 0 is the best.
+        vocabulary: int64 [draft vocabulary]; the target id of each draft id (EAGLE-3's d2t, as absolute ids).
     """
     if not ranks:
         return [], []
-    order = torch.sort(logits, descending=True, stable=True).indices.cpu()
+    order = torch.sort(logits, descending=True, stable=True).indices.cpu()  # stable: equal logits stay in order of ids
     ids = order[torch.tensor(ranks)]
     return ids.tolist(), vocabulary[ids].tolist()
 
@@ -161,7 +170,7 @@ def name_children(logits: Tensor, ranks: list[int], vocabulary: Tensor) -> tuple
 def branch_rows(
     shape: RankTree, level: list[int], slots: dict[int, int], root: int
 ) -> tuple[list[int], list[list[int]]]:
-    """Return positions of the nodes of `level`, and the branch columns of each node and of its fed ancestors."""
+    """Return the positions of the nodes of `level`, and for each node its own column and those of its fed ancestors."""
     positions = [root + shape.depth[node] for node in level]
     return positions, [[slots[up] for up in shape.path(node)[1:]] for node in level]
 
@@ -173,7 +182,7 @@ def roll_back(cache: KvCache, fed: list[int]) -> None:
 
 @opens(LanguageModel.TAG)
 def opened(opening: Opening) -> ModelDraft:
-    """The draft's model over the cache that the request leased for it."""
+    """Open the draft's model on the cache that the request has leased for it."""
     draft = opening.case.draft
     assert isinstance(draft, LanguageModel)
     assert opening.model is not None

@@ -1,4 +1,7 @@
-"""A draft from a trie of the n-grams seen so far in prompt and output (prompt lookup, as a tree)."""
+"""The n-gram draft: prompt lookup as a tree.
+
+It proposes tokens from a trie of the n-grams seen so far in prompt and output.
+"""
 
 from torch import Tensor
 
@@ -10,11 +13,14 @@ from reference.hidden import HiddenStates
 from reference.tree import RankTree, Tree
 
 Followers = dict[int, tuple[int, int]]
-"""Token to (how often it followed a context, index at which it last did)."""
+"""From a token to (number of times it followed a context, index of the last time)."""
 
 
 class NgramDraft:
-    """Counts what followed each context of 1 to `order - 1` tokens, growing with the committed tokens alone."""
+    """Counts the tokens that followed each context of 1 to `order - 1` tokens, among tokens of prompt and output only.
+
+    Proposed tokens never enter the trie, so a rejection needs no undo.
+    """
 
     cache: KvCache | None = None
     calls = 0
@@ -27,8 +33,9 @@ class NgramDraft:
         self._seen = 0
 
     def propose(self, tokens: list[int], chance: StepSampling | None = None, hidden: Tensor | None = None) -> Proposal:
-        """Fill the static shape; nodes whose rank does not exist, and those below them, are left out."""
+        """Fill the fixed shape; a node whose rank does not exist is left out, with all nodes below it."""
         self._grow(tokens)
+        # By depth, since a parent may come after its children in row order.
         by_depth = sorted(range(1, len(self._shape)), key=lambda node: self._shape.depth[node])
         token = {0: tokens[-1]}
         for node in by_depth:
@@ -44,15 +51,16 @@ class NgramDraft:
         )
 
     def settle(self, kept: list[int]) -> None:
-        """Nothing speculated ever entered the trie."""
+        """Do nothing: no speculated token entered the trie."""
 
     def resume(self, cache: KvCache | None) -> None:
-        """No cache was lost."""
+        """Do nothing: this draft has no cache."""
 
     def abandon(self) -> None:
-        """Nothing to undo either."""
+        """Do nothing: a proposal changes no state but the trie of committed tokens."""
 
     def _grow(self, tokens: list[int]) -> None:
+        # Token 0 follows no context.
         for at in range(max(self._seen, 1), len(tokens)):
             for width in range(1, min(self._order - 1, at) + 1):
                 followers = self._trie.setdefault(tuple(tokens[at - width : at]), {})
@@ -61,7 +69,7 @@ class NgramDraft:
         self._seen = len(tokens)
 
     def _ranked(self, tokens: list[int]) -> list[int]:
-        """The tokens that followed the longest known suffix of `tokens`: most often first, then most recently."""
+        """The tokens that followed the longest known suffix of `tokens`, the most frequent first, then the latest."""
         for width in range(min(self._order - 1, len(tokens)), 0, -1):
             followers = self._trie.get(tuple(tokens[-width:]))
             if followers:
@@ -71,7 +79,7 @@ class NgramDraft:
 
 @opens(Ngram.TAG)
 def opened(opening: Opening) -> NgramDraft:
-    """An empty trie; it grows with the tokens of the request."""
+    """Open a draft with an empty trie, which grows with the tokens of the request."""
     draft = opening.case.draft
     assert isinstance(draft, Ngram)
     return NgramDraft(draft.shape, draft.order)

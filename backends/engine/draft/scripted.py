@@ -1,4 +1,7 @@
-"""A draft that proposes the trees its case drew, one per step, then the bare root."""
+"""The scripted draft, which proposes the trees of its case, one per step.
+
+After the last tree it proposes the bare root.
+"""
 
 from torch import Tensor
 
@@ -11,7 +14,7 @@ from reference.tree import Tree
 
 
 class ScriptedDraft:
-    """Plays `trees` in order."""
+    """Proposes `trees` in order, one per step."""
 
     cache: KvCache | None = None
     calls = 0
@@ -22,23 +25,23 @@ class ScriptedDraft:
         self._at = 0
 
     def propose(self, tokens: list[int], chance: StepSampling | None = None, hidden: Tensor | None = None) -> Proposal:
-        """Return the next tree of the script with the engine's own pending token as its root."""
+        """Return the next tree of the script, with the engine's own pending token as its root."""
         tree = self._trees[self._at] if self._at < len(self._trees) else Tree((0,), (tokens[-1],))
         return Proposal(tree.rooted(tokens[-1]))
 
     def settle(self, kept: list[int]) -> None:
-        """A script does not learn: it goes on."""
+        """Go on to the next tree, whatever was kept."""
         self._at += 1
 
     def resume(self, cache: KvCache | None) -> None:
-        """No cache was lost."""
+        """Do nothing: this draft has no cache."""
 
     def abandon(self) -> None:
-        """The same tree comes again."""
+        """Do nothing: the next `propose` returns the same tree."""
 
 
 @opens(Scripted.TAG)
 def opened(opening: Opening) -> ScriptedDraft:
-    """The script of the case."""
+    """Open a draft with the trees of the case."""
     assert opening.case.draft.trees is not None
     return ScriptedDraft(opening.case.draft.trees)

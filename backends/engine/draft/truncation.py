@@ -1,4 +1,7 @@
-"""A drafted tree cut to the chunk of its root, so that no row of it stands in a chunk that holds no context yet."""
+"""The truncation of a drafted tree to the chunk of its root.
+
+With chunked attention, a row in the next chunk would see no committed token (Llama 4 with EAGLE).
+"""
 
 from torch import Tensor
 
@@ -8,19 +11,19 @@ from reference.tree import Tree
 
 
 def inside_chunk(tree: Tree, position: int, reaches: list[Reach]) -> list[int]:
-    """The rows of `tree` in the chunk of its root, which stands at `position`; all where no layer has chunks.
+    """The rows of `tree` in the chunk of its root, which has position `position`; all rows if no layer has chunks.
 
-    The chunk is the shortest of any layer.
+    The length of a chunk is the shortest of any layer.
     """
     chunks = [reach.chunk for reach in reaches if reach.chunk]
     if not chunks:
         return list(range(len(tree)))
-    left = min(chunks) - position % min(chunks)
+    left = min(chunks) - position % min(chunks)  # positions left in the chunk, the root's own included
     return [row for row in range(len(tree)) if tree.depth[row] < left]
 
 
 def truncated(proposal: Proposal, rows: list[int]) -> Proposal:
-    """`proposal` with the rows `rows` alone, which hold the parent of each of them."""
+    """`proposal` restricted to the rows `rows`; the parent of each of these rows is among them."""
     tree = proposal.tree
     if len(rows) == len(tree):
         return proposal

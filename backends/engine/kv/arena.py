@@ -1,4 +1,7 @@
-"""The arena: where the caches of all requests of an engine come from and go back to, whatever their layout."""
+"""The arena, which makes the KV caches of all requests and takes them back.
+
+It serves every layout. For layouts with pages it owns the pools, the allocator and the prefix cache.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -13,14 +16,14 @@ from backends.engine.kv.seams import KvSeams
 from reference.layout import KvLayout
 
 LARGE = 3e4
-"""Finite in every working dtype, and far from any key or value."""
+"""A poison value: finite in every working dtype (float16 ends at 65504), and far from any key or value."""
 
 
 class Model(Protocol):
-    """A model that needs caches."""
+    """A model that needs KV caches; in the engine, `CausalLm`."""
 
     def room(self, capacity: int, rows: int) -> CacheSpec:
-        """The sizes that a cache of this model must know."""
+        """The sizes of a cache of this model, for `capacity` columns and blocks of at most `rows` rows."""
         ...
 
 
@@ -29,8 +32,12 @@ class CacheLease:
     """The caches of one request: target, draft (if it has a model), and the block table that both share.
 
     Attributes:
-        owner: Whose pages they may be in the prefix cache: requests with the same draft model.
-        reused: Columns that came from the prefix cache, or from a fork.
+        target: The cache of the target.
+        draft: The cache of the draft's model; None for a draft without a model.
+        blocks: The block table; None for layouts without pages.
+        owner: The draft's model or None. Prefix pages are shared only between requests with the same owner, because a
+            block holds the KV of target and draft.
+        reused: Number of columns that came from the prefix cache, or from a fork.
     """
 
     target: KvCache
@@ -41,12 +48,12 @@ class CacheLease:
 
     @property
     def caches(self) -> list[KvCache]:
-        """One or two."""
+        """The target's cache and, if there is one, the draft's."""
         return [self.target] if self.draft is None else [self.target, self.draft]
 
 
 class Arena:
-    """Makes caches of one layout; with pages, one pool per model and role, one allocator for all of them."""
+    """Makes caches of one layout; with pages, it has one pool per model and role, and one allocator for all pools."""
 
     def __init__(self, layout: KvLayout, pages: int = 0, seams: KvSeams | None = None) -> None:
         self.layout = layout
@@ -58,7 +65,7 @@ class Arena:
     def lease(
         self, target: Model, draft: Model | None, capacity: int, rows: int, tokens: tuple[int, ...] = ()
     ) -> CacheLease:
-        """Caches for a request that will prefill `tokens`, empty but for what the prefix cache knows of them."""
+        """Caches for a request that will prefill `tokens`; they are empty, or begin with pages of the prefix cache."""
         if self.layout.traits.pages:
             return self._paged(target, draft, capacity, rows, tokens)
         small = None if draft is None else self._plain(draft.room(capacity, rows))
@@ -84,17 +91,21 @@ class Arena:
         )
 
     def _pool(self, model: Model, role: str, capacity: int, rows: int) -> Pool:
-        """The pool of a model in one role: a target that drafts for itself has both caches in the same blocks."""
+        """The pool of a model in one role.
+
+        Target and draft of a request share a block table, so a target that drafts for itself needs two pools.
+        """
         if (model, role) not in self._pools:
             room = model.room(capacity, rows)
             self._pools[model, role] = self._seams.pool(room, self.pages.total, self.layout.page_size)
         return self._pools[model, role]
 
     def fork(self, source: CacheLease, target: Model, draft: Model | None, capacity: int, rows: int) -> CacheLease:
-        """Caches that begin with all that `source` has committed: shared pages, or copies.
+        """Caches that begin with all columns that `source` has committed, in shared pages or as copies.
 
-        The draft's come along where it is the same model, in pages as far as the target's: a draft that has proposed
-        is one column ahead of the target, and with a full page before it that column lies in a page that is not shared.
+        The draft's columns are taken over if the draft model is the same. In pages, only as many of them are taken over
+        as the target has. A draft that has proposed is one column ahead of the target, and that column may lie in the
+        next page, which is not shared.
         """
         columns = source.target.length
         same = draft is not None and source.draft is not None and source.owner is draft
@@ -114,7 +125,7 @@ class Arena:
         return lease
 
     def with_draft(self, lease: CacheLease, draft: Model | None, capacity: int, rows: int) -> CacheLease:
-        """The same target cache beside an empty one for another draft model, in the same blocks."""
+        """`lease` with the same target cache and an empty cache for another draft model, in the same blocks."""
         small: KvCache | None = None
         if draft is not None and lease.blocks is not None:
             small = self._seams.paged(self._pool(draft, "draft", capacity, rows), lease.blocks)
@@ -123,19 +134,25 @@ class Arena:
         return replace(lease, draft=small, owner=draft)
 
     def give_back(self, lease: CacheLease, tokens: tuple[int, ...] = ()) -> None:
-        """The request is over, or evicted; full pages of the `tokens` it committed are offered to the prefix cache.
+        """Take back the caches of a request that is over or evicted.
 
-        A page counts only up to where target and draft have both committed: a hit never leaves either uninitialised.
+        Full pages of `tokens`, the tokens of the request, are offered to the prefix cache. A page counts only if target
+        and draft have both committed all of its columns, so that a hit leaves neither cache uninitialised.
         """
         if lease.blocks is not None and self.prefix is not None and tokens:
             both = min(lease.target.length, lease.draft.length if lease.draft is not None else len(tokens))
+            # Before the release: a page without a holder would be free at once.
             self.prefix.insert(lease.owner, tokens[:both], lease.blocks.table)
+        # In pages, both caches release the same block table; the second time it is empty.
         if lease.draft is not None:
             lease.draft.release()
         lease.target.release()
 
     def poison(self, leases: Sequence[CacheLease] = ()) -> None:
-        """Fill every free page, and the free and stale cells of `leases`, as `layout.poison` says."""
+        """Fill every free page, and the free and stale cells of `leases`, with the poison of `layout.poison`.
+
+        Poison stands in cells that no row may see, so that an attention that sees one of them changes the logits.
+        """
         if not self.layout.poison:
             return
         for pool in self._pools.values() if self.pages.free else ():
@@ -149,16 +166,19 @@ class Arena:
                 lease.draft.poison(self._filling(same))
 
     def _filling(self, others: Sequence[KvCache]) -> Poison:
-        """The filling of a cell, `others` being caches of one model; NaN only where attention reads no such cell."""
+        """The poison of a cell; `others` are caches of the same model, from which `others` takes a key.
+
+        NaN only if attention never reads such a cell: a masked NaN would still spoil the output, as 0 * NaN is NaN.
+        """
         if self.layout.poison == "others":
             keys = (cache.held(0)[1] for cache in others)
-            # A layer with a window of one column holds none between steps.
+            # A layer with a window of one column holds no column between steps.
             return next((held[0, -1] for held in keys if held.shape[1]), LARGE)
         return float("nan") if self.layout.poison == "nan" and not self.layout.traits.reads_stale else LARGE
 
     @property
     def filler(self) -> float:
-        """The number in padding columns of a batch: attention reads and masks them, so the number is finite."""
+        """The number in padding columns of a batch; attention reads them under its mask, so the number is finite."""
         return LARGE if self.layout.poison else 0.0
 
 
@@ -166,7 +186,7 @@ def refuse_small_pool(layout: KvLayout, columns: int) -> None:
     """Refuse a free list that cannot hold one request of `columns` columns, before anything runs.
 
     Raises:
-        Unsupported: where pages are missing.
+        Unsupported: if the pool has too few pages.
     """
     if layout.pages and layout.pages_for(columns) > len(layout.pages):
         raise Unsupported(

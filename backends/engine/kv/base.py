@@ -1,4 +1,7 @@
-"""The interface of a KV cache: committed columns, speculative rows after them, and a commit of some of those rows."""
+"""The interface of a KV cache, and the sizes from which one is made.
+
+A cache holds committed columns, then the speculative rows that a forward has opened. A commit keeps some of these rows.
+"""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -12,21 +15,21 @@ Pair = tuple[Tensor, Tensor]
 """Keys and values."""
 
 Poison = float | Tensor
-"""The contents of one head of a poisoned cell: a number, or [head_dim]."""
+"""The content of one head of a poisoned cell: a number, or a tensor [head_dim]."""
 
 
 @dataclass(frozen=True)
 class CacheSpec:
-    """The sizes that a cache must know before anything is written.
+    """The sizes from which a cache is allocated.
 
     Attributes:
-        reaches: How far back each layer sees.
-        kv_heads: Heads of keys and values.
-        head_dim: Numbers of a head.
-        capacity: Columns that a request may need at most, speculative rows included.
-        rows: Rows that one forward may open at most.
-        device: Where it lives.
-        dtype: Of keys and values.
+        reaches: The reach of each layer.
+        kv_heads: Number of KV heads.
+        head_dim: Length of a head.
+        capacity: The largest number of columns that a request may need, speculative rows included.
+        rows: The largest number of rows that one forward may open.
+        device: The device of the cache.
+        dtype: The dtype of keys and values.
     """
 
     reaches: tuple[Reach, ...]
@@ -39,11 +42,11 @@ class CacheSpec:
 
     @property
     def layers(self) -> int:
-        """Layers of the model."""
+        """Number of layers of the model."""
         return len(self.reaches)
 
     def empty(self, columns: int) -> Pair:
-        """Zeros [kv_heads, columns, head_dim], twice."""
+        """Keys and values of zeros, [kv_heads, columns, head_dim] each."""
         shape = (self.kv_heads, columns, self.head_dim)
         zeros = torch.zeros(shape, dtype=self.dtype, device=self.device)
         return zeros, zeros.clone()
@@ -53,14 +56,14 @@ class KvCache(Protocol):
     """One request's keys and values for one model.
 
     Logical columns are the committed tokens 0..length-1 in the order of their positions, then the open rows in the
-    order in which they were opened. A layout may keep them anywhere, hold more cells than that, or fewer where a layer
-    can no longer see them; attention reads what `read` returns, under the mask that `shown` makes.
+    order in which they were opened. A layout may store columns in any place. It may hold more cells than columns, or
+    fewer if a layer can no longer see some columns. Attention reads the result of `read` under the mask of `shown`.
 
     Attributes:
-        length: Committed columns.
-        rows: Open rows.
-        most_rows: Rows that may be open at once; 0 for any number.
-        layers: Layers of the model.
+        length: Number of committed columns.
+        rows: Number of open rows.
+        most_rows: The largest number of rows that may be open at once; 0 for no limit.
+        layers: Number of layers of the model.
     """
 
     length: int
@@ -69,10 +72,10 @@ class KvCache(Protocol):
     layers: int
 
     def open(self, rows: int) -> None:
-        """Make room for `rows` rows after those already open; nothing committed changes.
+        """Make room for `rows` rows after the rows already open; committed columns do not change.
 
         Raises:
-            OutOfPages: where a pool has no page left for them.
+            OutOfPages: if the pool has too few free pages for the rows.
         """
         ...
 
@@ -81,15 +84,15 @@ class KvCache(Protocol):
         ...
 
     def read(self, layer: int) -> Pair:
-        """Keys and values [kv_heads, C, head_dim] as attention reads them."""
+        """Keys and values [kv_heads, C, head_dim] as attention reads them, in logical order from column `first` on."""
         ...
 
     def first(self, layer: int) -> int:
-        """The first committed column that `read` returns: no row to come can see one before it."""
+        """The first committed column that `read` returns; no later row can see a column before it."""
         ...
 
     def shown(self, layer: int, visible: Tensor) -> Tensor:
-        """`visible`, bool [R, length + rows] over logical columns, as bool [R, C] over those that `read` returns."""
+        """The mask `visible`, bool [R, length + rows] over logical columns, as bool [R, C] over the cells of `read`."""
         ...
 
     def block(self, layer: int) -> Pair:
@@ -97,14 +100,14 @@ class KvCache(Protocol):
         ...
 
     def amend(self, layer: int, keys: Tensor, values: Tensor) -> None:
-        """Write all open rows anew, [kv_heads, rows, head_dim]."""
+        """Overwrite all open rows with `keys` and `values`, [kv_heads, rows, head_dim]."""
         ...
 
     def commit(self, path: list[int]) -> str | None:
-        """Keep the open rows `path`, in the order of their positions, and close the others.
+        """Commit the open rows `path`, in the order of their positions, and close the other open rows.
 
         Returns:
-            Why the fast way of this layout was not taken, or None.
+            The reason why the fast way of this layout was not taken, or None.
         """
         ...
 
@@ -113,28 +116,28 @@ class KvCache(Protocol):
         ...
 
     def begin_as(self, other: "KvCache") -> None:
-        """Hold what `other`, a cache of the same layout and model, has committed; this one is still empty."""
+        """Copy all columns that `other`, a cache of the same layout and model, has committed; this cache is empty."""
         ...
 
     def held(self, layer: int) -> tuple[int, Tensor, Tensor]:
-        """The first committed column that is still there, and a copy of keys and values from it on."""
+        """The first committed column that the layer still holds, and copies of keys and values from that column on."""
         ...
 
     def poison(self, number: Poison) -> None:
-        """Fill every cell that holds neither a committed column nor an open row, so that reading one shows."""
+        """Fill every cell that holds neither a committed column nor an open row, so that a wrong read is noticed."""
         ...
 
     def release(self) -> None:
-        """The request is over: give everything back."""
+        """Give all storage back, because the request is over or evicted."""
         ...
 
 
 class OutOfPages(Exception):
-    """A pool has no free page for a row that must be written; the message says how many are missing."""
+    """A pool has too few free pages for rows that must be written; the message says how many are needed and free."""
 
 
 def in_order(path: list[int]) -> bool:
-    """Whether the path is the first rows of the block, in place already."""
+    """Whether the path consists of the first rows of the block, in order, so that no row must move."""
     return path == list(range(len(path)))
 
 

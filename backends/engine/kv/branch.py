@@ -1,4 +1,8 @@
-"""Branch and commit: speculate in a replica of the committed cache, then bring the accepted rows home (EAGLE-Pangu)."""
+"""The branch layout, which speculates in a replica of the committed cache.
+
+While rows are open, a branch replicates the committed cache and takes the rows. The commit copies the accepted rows
+back (branch and commit of EAGLE-Pangu).
+"""
 
 import os
 
@@ -10,17 +14,18 @@ from reference.layout import FAST_SWITCH, NO_PREFIX, NOT_IN_ORDER
 
 
 class Branch:
-    """Committed tensors, and while rows are open a branch that shares no storage with them.
+    """Committed tensors and, while rows are open, a branch that shares no storage with them.
 
-    `how` is the way of the commit: `path` gathers the whole branch by accepted rows; `fast` leaves the committed
-    prefix where it is and appends the accepted rows alone, and falls back on any boundary or shape inconsistency;
-    `length` crops the branch, which only suits a path that is in place already, and falls back elsewhere.
+    `how` is the way of the commit. `path` gathers the prefix and the accepted rows from the branch. `fast` leaves the
+    committed prefix in place and appends the accepted rows alone; it falls back to `path` on any boundary or shape
+    inconsistency. `length` crops the branch, which is correct only if the accepted rows are the first rows of the
+    block; otherwise it falls back to `path`.
 
     Attributes:
-        kept: Keys and values of the committed columns, by layer: the beginning of buffers with room for `capacity`
-            columns, so that `fast` writes accepted rows and nothing else, however long the prefix is.
-        branch: The replica with the open rows, by layer; empty while none is open.
-        way: The way that the last commit took, noted where its rows were copied; None before the first.
+        kept: Keys and values of the committed columns, by layer. They are views of the beginning of buffers with room
+            for `capacity` columns, so that `fast` writes only the accepted rows, however long the prefix is.
+        branch: The replica with the open rows, by layer; empty while no row is open.
+        way: The way that the last commit took, set where its rows were copied; None before the first commit.
     """
 
     def __init__(self, room: CacheSpec, how: str) -> None:
@@ -35,26 +40,26 @@ class Branch:
         self.most_rows = 0
 
     def open(self, rows: int) -> None:
-        """Replicate the committed cache, once, and announce `rows`."""
+        """Replicate the committed cache unless rows are open already, and announce `rows` further rows."""
         if not self.rows:
             self.branch = [(keys.clone(), values.clone()) for keys, values in self.kept]
         self.rows += rows
 
     def write(self, layer: int, keys: Tensor, values: Tensor) -> None:
-        """Append to the branch."""
+        """Append the rows to the branch."""
         old = self.branch[layer]
         self.branch[layer] = torch.cat([old[0], keys], -2), torch.cat([old[1], values], -2)
 
     def read(self, layer: int) -> Pair:
-        """The branch; while there is none, what it would replicate."""
+        """The branch, or the committed columns while no row is open."""
         return (self.branch or self.kept)[layer]
 
     def first(self, layer: int) -> int:
-        """Every column is there."""
+        """0: this layout keeps every column."""
         return 0
 
     def shown(self, layer: int, visible: Tensor) -> Tensor:
-        """As it is."""
+        """`visible` unchanged: `read` returns the logical columns in order."""
         return visible
 
     def block(self, layer: int) -> Pair:
@@ -77,6 +82,7 @@ class Branch:
         rows = [self.length + row for row in path]
         end = self.length + len(path)
         for layer, pair in enumerate(self.branch):
+            # `way` is set beside the copy, not beside the choice: it shows which copy really ran.
             if how == "fast":
                 self.way = "fast"
                 self._put(layer, self.length, picked(pair, rows))
@@ -91,7 +97,10 @@ class Branch:
         return why
 
     def _put(self, layer: int, begin: int, new: Pair) -> None:
-        """Write columns from `begin` on; a buffer that cannot take them is replaced, which keeps those before."""
+        """Write the columns `new` from column `begin` on.
+
+        A buffer of another shape or dtype, or one that is too short, is replaced; the columns before `begin` are kept.
+        """
         old, end = self._buffers[layer], begin + new[0].shape[-2]
         if any(_unlike(one, two) or one.shape[-2] < end for one, two in zip(old, new, strict=True)):
             columns = max(end, old[0].shape[-2])
@@ -103,7 +112,8 @@ class Branch:
             buffer[..., begin:end, :] = one
 
     def _way(self, path: list[int]) -> tuple[str, str | None]:
-        """The way to go, and why it is not the one asked for."""
+        """The way of this commit, and the reason if it is not the way asked for."""
+        # Read at every commit, so that a change of the switch takes effect at once.
         switch = os.environ.get(FAST_SWITCH)
         if self._how == "length":
             return ("length", None) if in_order(path) else ("path", NOT_IN_ORDER)
@@ -115,8 +125,9 @@ class Branch:
         return "path", None
 
     def _moved(self) -> str | None:
-        """Which layer's committed columns are no longer those of the buffer that `fast` appends to."""
+        """The reason, if a layer's committed columns are not in the buffer to which `fast` appends; else None."""
         for index, (mine, buffer) in enumerate(zip(self.kept, self._buffers, strict=True)):
+            # Equal addresses mean that `kept` is still a view of the beginning of the buffer.
             if any(one.data_ptr() != two.data_ptr() for one, two in zip(mine, buffer, strict=True)):
                 return f"layer {index} of the committed cache lies elsewhere"
         return None
@@ -134,12 +145,12 @@ class Branch:
         self.kept = [_columns(buffer, 0, self.length) for buffer in self._buffers]
 
     def held(self, layer: int) -> tuple[int, Tensor, Tensor]:
-        """Everything committed."""
+        """All committed columns, from column 0; see `KvCache.held`."""
         keys, values = self.kept[layer]
         return 0, keys.clone(), values.clone()
 
     def poison(self, number: Poison) -> None:
-        """Fill what lies behind the committed columns."""
+        """Fill the cells after the committed columns."""
         for pair in self._buffers:
             for buffer in pair:
                 buffer[..., self.length :, :] = number
@@ -158,7 +169,7 @@ def _unlike(mine: Tensor, other: Tensor) -> bool:
 
 
 def cannot_share(kept: list[Pair], branch: list[Pair], length: int) -> str | None:
-    """Why the committed prefix may not be reused under the branch's rows, or None if every layer agrees."""
+    """The reason why the committed prefix may not stay in place under the branch's rows; None if every layer agrees."""
     if not length:
         return NO_PREFIX
     if len(kept) != len(branch):

@@ -1,4 +1,4 @@
-"""Buffered: what layouts share that keep the committed columns in one pre-allocated buffer per layer, in order."""
+"""The common part of layouts with one pre-allocated buffer per layer."""
 
 from torch import Tensor
 
@@ -8,7 +8,7 @@ from backends.engine.kv.base import CacheSpec, KvCache
 class Buffered:
     """Buffers of `capacity` columns, of which the first `length` are committed: column c is cell c.
 
-    Tensors never change their address, as captured graphs ask for (vLLM and ExecuTorch keep such caches).
+    The tensors never change their address, which captured graphs require (vLLM and ExecuTorch keep such caches).
     """
 
     def __init__(self, room: CacheSpec) -> None:
@@ -20,12 +20,12 @@ class Buffered:
         self._last = 0
 
     def open(self, rows: int) -> None:
-        """Rows follow those that are open already."""
+        """Count `rows` further rows as open; they follow the rows that are open already."""
         self.rows += rows
         self._last = rows
 
     def first(self, layer: int) -> int:
-        """Every column is there."""
+        """0: this layout keeps every column."""
         return 0
 
     def crop(self, length: int) -> None:
@@ -40,7 +40,7 @@ class Buffered:
         self.length = other.length
 
     def held(self, layer: int) -> tuple[int, Tensor, Tensor]:
-        """Everything committed."""
+        """All committed columns, from column 0; see `KvCache.held`."""
         keys, values = self.buffers[layer]
         return 0, keys[..., : self.length, :].clone(), values[..., : self.length, :].clone()
 

@@ -1,4 +1,7 @@
-"""BatchCache: the KV caches of the requests of one forward, as the one cache that transformers' models ask for."""
+"""The KV caches of a batch as one transformers Cache.
+
+A transformers model takes one cache for the whole batch. `BatchCache` passes each lane on to the cache of its request.
+"""
 
 from functools import cached_property
 from typing import Any
@@ -13,18 +16,18 @@ from backends.engine.kv.paged import Paged, Pool
 
 
 class BatchCache(Cache):  # type: ignore[misc]  # transformers is untyped here
-    """Request b writes and reads its own cache; what its neighbours need more of is padding.
+    """The caches of the requests of one forward; lane b reads and writes the cache of request b.
 
-    Lane b of the batch has `rows[b]` rows of its own and `width - rows[b]` padding rows, which are never written to
-    any cache and are seen by nobody but themselves. Its columns are what its cache returns, then its padding rows,
-    then cells filled with `filler`, which the mask hides.
+    Lane b of the batch has `rows[b]` rows of its own and `width - rows[b]` padding rows. Padding rows are never written
+    to a cache, and each is visible to itself alone. The columns of lane b are the columns that its cache returns, then
+    its padding rows, then cells filled with `filler`, which the mask hides.
 
     Attributes:
-        fallbacks: Why attention took a slower path, once for each layer that did.
+        fallbacks: The reason why attention took a slower path, once for each layer that did.
     """
 
     def __init__(self, caches: list[KvCache], rows: list[int], filler: float = 0.0) -> None:
-        super().__init__(layers=[])
+        super().__init__(layers=[])  # no layers of transformers' own: this class stores nothing itself
         self._caches = caches
         self._rows = rows
         self._width = max(rows)
@@ -32,13 +35,14 @@ class BatchCache(Cache):  # type: ignore[misc]  # transformers is untyped here
         self.fallbacks: list[str] = []
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any) -> tuple[Any, Any]:
-        """Write this forward's rows [B, kv_heads, width, head_dim]; return what attention reads [B, kv_heads, C, D]."""
+        """Write this forward's rows [B, kv_heads, width, head_dim]; return attention's columns [B, kv_heads, C, D]."""
         lanes = []
         for lane, (cache, rows) in enumerate(zip(self._caches, self._rows, strict=True)):
             keys, values = key_states[lane], value_states[lane]
             self._write(lane, layer_idx, keys[:, :rows], values[:, :rows])
             held = cache.read(layer_idx)
             if rows < self._width:
+                # A padding row needs a column that it sees: a softmax over no column would be NaN.
                 held = torch.cat([held[0], keys[:, rows:]], 1), torch.cat([held[1], values[:, rows:]], 1)
             lanes.append(held)
         return self._stacked([keys for keys, _ in lanes]), self._stacked([values for _, values in lanes])
@@ -48,7 +52,10 @@ class BatchCache(Cache):  # type: ignore[misc]  # transformers is untyped here
         self._caches[lane].write(layer, keys, values)
 
     def _stacked(self, lanes: list[Tensor]) -> Tensor:
-        """[B, kv_heads, widest, head_dim], laid out in memory alike for every cache: bits depend on strides."""
+        """Stack the lanes to [B, kv_heads, widest, head_dim].
+
+        The memory layout is the same for every kind of cache, because the bits of a product depend on strides.
+        """
         heads, _, head_dim = lanes[0].shape
         shape = (len(lanes), heads, max(one.shape[1] for one in lanes), head_dim)
         stacked = lanes[0].new_full(shape, self._filler)
@@ -57,13 +64,13 @@ class BatchCache(Cache):  # type: ignore[misc]  # transformers is untyped here
         return stacked
 
     def columns(self, layer: int, key: Tensor, value: Tensor, visible: Tensor) -> AttentionInputs:
-        """The inputs of attention in `layer`: `key` and `value` as `update` returned them, `visible` as `masks` did."""
+        """The inputs of attention in `layer`; `update` returned `key` and `value`, `masks` returned `visible`."""
         prefix = torch.tensor([cache.length - cache.first(layer) for cache in self._caches], dtype=torch.int32)
         return AttentionInputs(key, value, visible, prefix, self._paging(layer), self.fallbacks.append)
 
     @cached_property
     def _pages(self) -> tuple[Pool, Tensor, Tensor] | None:
-        """The pool that all caches share, their block tables and lengths, made once for all layers; None without."""
+        """The pool of all caches, their block tables and lengths, made once for all layers; None without one pool."""
         caches = [cache for cache in self._caches if isinstance(cache, Paged)]
         if len(caches) < len(self._caches) or any(cache.pool is not caches[0].pool for cache in caches):
             return None
@@ -76,30 +83,31 @@ class BatchCache(Cache):  # type: ignore[misc]  # transformers is untyped here
         return Paging(*pool.layers[layer], table, lengths)
 
     def masks(self, layer: int, visible: list[Tensor]) -> Tensor:
-        """Bool [B, 1, width, C] of what each lane's rows see, from `visible[b]`, bool [rows[b], length + open rows]."""
+        """The mask of a layer, bool [B, 1, width, C], from `visible[b]`, bool [rows[b], length + open rows]."""
         lanes = []
         for cache, rows, seen in zip(self._caches, self._rows, visible, strict=True):
             spare = self._width - rows
             mask = torch.nn.functional.pad(cache.shown(layer, seen), (0, spare, 0, spare), value=False)
             own = torch.arange(spare)
+            # Each padding row sees its own column, which `update` appends after the columns of the cache.
             mask[rows + own, mask.shape[1] - spare + own] = True
             lanes.append(mask)
         widest = max(mask.shape[1] for mask in lanes)
         return torch.stack([torch.nn.functional.pad(one, (0, widest - one.shape[1])) for one in lanes])[:, None]
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Columns before this forward's rows; positions are always given, so nothing is derived from it."""
+        """Columns before this forward's rows, of lane 0; the engine gives positions, so no number depends on it."""
         return self._caches[0].length
 
 
 class PagedLanes(BatchCache):
-    """Lanes of which nothing is gathered where every cache is paged in one pool: attention reads the pages.
+    """The caches of a batch for an attention that reads pages: no column is gathered if all caches share one pool.
 
-    `update` then returns this forward's rows alone. Other caches are handed over as `BatchCache` does.
+    `update` then returns the rows of this forward alone. Without a common pool it gathers, as `BatchCache` does.
     """
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any) -> tuple[Any, Any]:
-        """Write this forward's rows; return them, or what `BatchCache` gathers where there are no pages."""
+        """Write this forward's rows; return these rows, or all columns gathered if the caches share no pool."""
         if self._pages is None:
             return super().update(key_states, value_states, layer_idx)
         for lane, rows in enumerate(self._rows):

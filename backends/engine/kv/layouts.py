@@ -1,6 +1,6 @@
-"""Makes the cache of a request, for each layout without pages, by the layout's name.
+"""The functions that make a request's cache, one per layout without pages.
 
-The traits of a layout stand in `reference.layout.KINDS`. Layouts with pages share `Paged`, which the arena makes.
+The traits of a layout are in `reference.layout.KINDS`. Layouts with pages share `Paged`, which the arena makes.
 """
 
 from collections.abc import Callable
@@ -13,9 +13,9 @@ from reference.layout import KvLayout
 CACHES: dict[str, Callable[[KvSeams, CacheSpec, KvLayout], KvCache]] = {
     "branch": lambda seams, room, layout: seams.branch(room, layout.commit),
     "overwrite": lambda seams, room, layout: seams.overwrite(room),
-    # A prefill is a block too, and none of this layout's business is to split it.
+    # A prefill is a block too and need not be split, so the scratch buffer has room for all columns.
     "scratch": lambda seams, room, layout: seams.scratch(replace(room, rows=room.capacity)),
     "static": lambda seams, room, layout: seams.static(room),
     "sliding": lambda seams, room, layout: seams.sliding(room),
 }
-"""For each layout without pages, the cache of one request."""
+"""For each layout without pages, a function that makes the cache of one request."""

@@ -1,8 +1,9 @@
-"""Position-overwrite: verify writes [pos, pos + rows) of the cache itself, then the logical position moves on.
+"""The position-overwrite layout, in which a verify forward writes in place.
 
-Sound only where the cache is updated before attention reads it: stale rows of a rejected block lie where the next block
-is written (ExecuTorch's plan for EAGLE-3). `updated_before_read` shows it for an attention path, and layouts are
-refused where it cannot be shown.
+A verify forward writes columns [pos, pos + rows) of the cache; the commit moves the logical position on. This is sound
+only if the cache is updated before attention reads it, because stale rows of a rejected block lie where the next block
+is written (ExecuTorch's plan for EAGLE-3). `updated_before_read` tests this for an attention path. The engine refuses
+the layout if the test fails.
 """
 
 from collections.abc import Callable
@@ -14,20 +15,20 @@ from backends.engine.kv.static import Static
 
 
 class Overwrite(Static):
-    """A static buffer of which attention reads the columns in use, and whose commit moves nothing if it can."""
+    """A static buffer; attention reads the columns in use, and a commit of rows that are in order moves no row."""
 
     def read(self, layer: int) -> Pair:
-        """Committed columns and open rows."""
+        """Committed columns and open rows, without the cells after them."""
         keys, values = self.buffers[layer]
         end = self.length + self.rows
         return keys[..., :end, :], values[..., :end, :]
 
     def shown(self, layer: int, visible: torch.Tensor) -> torch.Tensor:
-        """As it is."""
+        """`visible` unchanged: `read` returns the logical columns in order."""
         return visible
 
     def commit(self, path: list[int]) -> str | None:
-        """Move the logical position on; rows that are not in place yet are moved first, and that is said."""
+        """Move the logical position on; accepted rows that are out of order are moved first, with a reason returned."""
         if in_order(path):
             self._advance(len(path))
             return None
@@ -41,10 +42,10 @@ def updated_before_read(
     committed: int,
     stale: tuple[float, float] = (3.0, -5.0),
 ) -> bool:
-    """Whether a verify forward returns the same bits whatever stale rows lie where it writes.
+    """Whether a verify forward returns the same bits for two different fillings of the columns that it writes.
 
-    `forward` commits `committed` columns to the cache it is given, calls nothing else before its verify forward, and
-    returns that forward's logits.
+    `forward` commits `committed` columns to the cache that it is given, then runs one verify forward, and returns the
+    logits of that forward. The cells after the committed columns hold the numbers of `stale`, one per run.
     """
     seen = []
     for number in stale:

@@ -1,4 +1,7 @@
-"""Paged: columns lie in pages of a pool that requests share, found through a block table (vLLM's PagedAttention)."""
+"""The paged layout, after vLLM's PagedAttention.
+
+Columns lie in pages of a pool that requests share. A block table says which page holds which columns.
+"""
 
 import torch
 from torch import Tensor
@@ -8,7 +11,7 @@ from backends.engine.kv.pages import Blocks
 
 
 class Pool:
-    """Pages of one model: keys and values [pages, size, kv_heads, head_dim] for each layer."""
+    """The pages of one model: keys and values [pages, size, kv_heads, head_dim] for each layer."""
 
     def __init__(self, room: CacheSpec, pages: int, size: int) -> None:
         shape = (pages, size, room.kv_heads, room.head_dim)
@@ -21,7 +24,7 @@ class Pool:
         ]
 
     def copy(self, source: int, target: int) -> None:
-        """Copy a page in every layer."""
+        """Copy the page `source` to the page `target` in every layer."""
         for pair in self.layers:
             for cells in pair:
                 cells[target] = cells[source]
@@ -34,7 +37,7 @@ class Pool:
 
 
 class Paged:
-    """One request's columns in `pool`, through `blocks`; `length` tokens are committed of `blocks.allocated`."""
+    """One request's columns in `pool`, found through the block table `blocks`; the first `length` are committed."""
 
     def __init__(self, pool: Pool, blocks: Blocks, length: int = 0) -> None:
         self.pool = pool
@@ -44,10 +47,11 @@ class Paged:
         self.rows = 0
         self.most_rows = 0
         self._last = 0
+        # A copy on write must copy the page in the target's pool and in the draft's.
         blocks.copy.append(pool.copy)
 
     def slots(self, begin: int, end: int) -> Tensor:
-        """Slots, page * size + offset, of the logical columns `begin` to `end`."""
+        """The slots, page * size + offset, of the logical columns `begin` to `end`."""
         size = self.blocks.size
         return torch.tensor(
             [self.blocks.table[column // size] * size + column % size for column in range(begin, end)],
@@ -58,6 +62,7 @@ class Paged:
     def _taken(self, layer: int, begin: int, end: int) -> Pair:
         slots = self.slots(begin, end)
         keys, values = (cells.flatten(0, 1)[slots].transpose(0, 1) for cells in self.pool.layers[layer])
+        # Contiguous per head like every other layout, since the bits of a product depend on strides.
         return keys.contiguous(), values.contiguous()
 
     def _put(self, layer: int, begin: int, pair: Pair) -> None:
@@ -66,7 +71,7 @@ class Paged:
             cells.flatten(0, 1)[slots] = new.transpose(0, 1)
 
     def open(self, rows: int) -> None:
-        """Reserve pages for the rows, and own those that will be written."""
+        """Reserve pages for the rows, and replace shared pages that the rows will be written to by own copies."""
         begin = self.length + self.rows
         self.blocks.reserve(begin + rows)
         self.blocks.own(begin, begin + rows)
@@ -75,19 +80,19 @@ class Paged:
         self._last = rows
 
     def write(self, layer: int, keys: Tensor, values: Tensor) -> None:
-        """Write to the slots of the rows opened last."""
+        """Write the rows opened last into their slots."""
         self._put(layer, self.length + self.rows - self._last, (keys, values))
 
     def read(self, layer: int) -> Pair:
-        """Committed columns and open rows, gathered."""
+        """Committed columns and open rows, gathered from their pages."""
         return self._taken(layer, 0, self.length + self.rows)
 
     def first(self, layer: int) -> int:
-        """Every column is there."""
+        """0: this layout keeps every column."""
         return 0
 
     def shown(self, layer: int, visible: Tensor) -> Tensor:
-        """As it is."""
+        """`visible` unchanged: `read` returns the logical columns in order."""
         return visible
 
     def block(self, layer: int) -> Pair:
@@ -99,8 +104,9 @@ class Paged:
         self._put(layer, self.length, (keys, values))
 
     def commit(self, path: list[int]) -> str | None:
-        """Move the accepted rows up within the request's own pages, from copies."""
+        """Move the accepted rows up behind the committed columns, within the request's own pages."""
         for layer in range(len(self.pool.layers)):
+            # `block` and `picked` copy, since source and destination may overlap.
             self._put(layer, self.length, picked(self.block(layer), path))
         self.length, self.rows = self.length + len(path), 0
         return None
@@ -110,18 +116,18 @@ class Paged:
         self.length, self.rows = length, 0
 
     def begin_as(self, other: KvCache) -> None:
-        """See `KvCache.begin_as`; by copying, which the arena spares where both share a pool."""
+        """See `KvCache.begin_as`; the arena forks paged caches by sharing pages, without this copy."""
         self.blocks.reserve(other.length)
         for layer in range(len(self.pool.layers)):
             self._put(layer, 0, other.held(layer)[1:])
         self.length = other.length
 
     def held(self, layer: int) -> tuple[int, Tensor, Tensor]:
-        """Everything committed."""
+        """All committed columns, from column 0; see `KvCache.held`."""
         return 0, *self._taken(layer, 0, self.length)
 
     def poison(self, number: Poison) -> None:
-        """Fill the request's own cells after the open rows; free pages are the pool's business."""
+        """Fill the cells after the open rows in pages that only this request holds; the arena fills free pages."""
         end = self.length + self.rows
         spare = [column for column in range(end, self.blocks.allocated) if self._mine(column)]
         if spare:

@@ -1,4 +1,7 @@
-"""Pages: the allocator of a pool, with a free list and a count of who holds each page; and a request's block table."""
+"""The page allocator and the block table of a request.
+
+The allocator has a free list and a count of the holders of each page.
+"""
 
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
@@ -7,7 +10,7 @@ from backends.engine.kv.base import OutOfPages
 
 
 class Pages:
-    """Hands out page ids in the order of its free list; a page comes back when its last holder lets go of it."""
+    """Hands out page ids in the order of its free list; a page becomes free again when its last holder drops it."""
 
     def __init__(self, order: Sequence[int]) -> None:
         if len(set(order)) < len(order):
@@ -15,6 +18,7 @@ class Pages:
         self.total = len(order)
         self._free = deque(order)
         self._holders: Counter[int] = Counter()
+        # The prefix cache puts its eviction here: it gives pages back before a request is told that none is free.
         self.make_room: Callable[[int], None] = lambda missing: None
 
     @property
@@ -24,14 +28,14 @@ class Pages:
 
     @property
     def held(self) -> dict[int, int]:
-        """Holders of each page that is not free."""
+        """The number of holders of each page that is not free."""
         return dict(self._holders)
 
     def take(self, count: int) -> list[int]:
-        """`count` pages, all or none.
+        """Hand out `count` pages, or none.
 
         Raises:
-            OutOfPages: where there are not so many.
+            OutOfPages: if fewer than `count` pages are free.
         """
         if len(self._free) < count:
             self.make_room(count - len(self._free))
@@ -42,20 +46,20 @@ class Pages:
         return taken
 
     def share(self, page: int) -> None:
-        """One holder more.
+        """Add one holder to `page`.
 
         Raises:
-            ValueError: where nobody holds it, so that it may be handed out at any time.
+            ValueError: if the page has no holder, since a free page may be handed out at any time.
         """
         if page not in self._holders:
             raise ValueError(f"page {page} is shared, but belongs to nobody")
         self._holders[page] += 1
 
     def drop(self, page: int) -> None:
-        """One holder less; the last one frees it.
+        """Remove one holder of `page`; without holders the page goes to the end of the free list.
 
         Raises:
-            ValueError: where nobody holds it.
+            ValueError: if the page has no holder.
         """
         if self._holders[page] < 1:
             raise ValueError(f"page {page} is freed twice")
@@ -68,11 +72,12 @@ class Pages:
 class Blocks:
     """One request's block table: logical column c lies in page `table[c // size]`, at offset `c % size`.
 
-    The caches of target and draft share it, so both hold the same blocks at all times. It is over-allocated: `reserve`
-    keeps `overhang` columns beyond what is asked for, and nothing goes back before the request ends.
+    The caches of target and draft share the table, so both hold the same blocks at all times. The table is
+    over-allocated: `reserve` keeps room for `overhang` columns more than asked for, and no page goes back before the
+    request ends.
 
     Attributes:
-        copy: Copies a page to another in every pool behind this table; set by the pools.
+        copy: Functions that copy one page to another, one for each cache made on this table; the caches add them.
     """
 
     def __init__(self, pages: Pages, size: int, overhang: int = 0) -> None:
@@ -84,17 +89,17 @@ class Blocks:
 
     @property
     def allocated(self) -> int:
-        """Columns that the table has room for."""
+        """The number of columns that the table has room for."""
         return len(self.table) * self.size
 
     def reserve(self, columns: int) -> None:
-        """Room for `columns` columns and the overhang, all of it or, with OutOfPages, none."""
+        """Make room for `columns` columns and the overhang; raise OutOfPages, taking no page, if pages are missing."""
         missing = -(-(columns + self._overhang) // self.size) - len(self.table)
         if missing > 0:
             self.table += self.pages.take(missing)
 
     def own(self, begin: int, end: int) -> None:
-        """Copy on write: replace every page of columns `begin` to `end` that somebody else holds too."""
+        """Copy on write: replace every page of columns `begin` to `end` that has another holder by an own copy."""
         if begin >= end:
             return
         for place in range(begin // self.size, (end - 1) // self.size + 1):
@@ -107,16 +112,16 @@ class Blocks:
                 self.table[place] = mine
 
     def adopt(self, shared: list[int]) -> None:
-        """Begin with pages that somebody else holds."""
+        """Put pages that already have a holder at the beginning of the table, as one more holder."""
         for page in shared:
             self.pages.share(page)
         self.table = [*shared, *self.table]
 
     def check(self) -> None:
-        """Refuse a table that an accelerator would read out of bounds.
+        """Refuse a table with which an accelerator would read out of bounds or from a foreign page.
 
         Raises:
-            ValueError: for a page outside the pool, one that nobody holds, or one that is there twice.
+            ValueError: for a page outside the pool, a page without a holder, or a page that is in the table twice.
         """
         held = self.pages.held
         for place, page in enumerate(self.table):
@@ -128,6 +133,6 @@ class Blocks:
             raise ValueError("a page stands twice in the block table")
 
     def release(self) -> None:
-        """Give every page back, the overhang first."""
+        """Drop every page, from the end of the table, so that the overhang goes back first."""
         while self.table:
             self.pages.drop(self.table.pop())

@@ -1,4 +1,8 @@
-"""The prefix cache: full pages of finished requests, kept for the next one whose tokens begin alike, evicted by age."""
+"""The prefix cache, which keeps full pages of finished requests.
+
+A later request whose tokens begin with the same tokens adopts these pages. The least recently used page is evicted
+first.
+"""
 
 from collections import OrderedDict
 
@@ -9,10 +13,10 @@ Key = tuple[object, tuple[int, ...]]
 
 
 class PrefixCache:
-    """Holds one page for each run of tokens that ends at a page's end.
+    """Holds one page for each sequence of tokens that ends at the end of a page.
 
-    A page is only useful with all pages before it, so a hit is touched from its last page to its first: the least
-    recently used page is then always one that no other kept page needs.
+    A page is useful only together with all pages before it. So the pages of a hit are marked as used from the last to
+    the first: the least recently used page is then always a page that no other kept page needs.
     """
 
     def __init__(self, pages: Pages, size: int) -> None:
@@ -26,11 +30,14 @@ class PrefixCache:
 
     @property
     def kept(self) -> tuple[int, ...]:
-        """Pages held, the least recently used first."""
+        """The pages that this cache holds, the least recently used first."""
         return tuple(self._kept.values())
 
     def match(self, owner: object, tokens: tuple[int, ...]) -> list[int]:
-        """Pages that hold the longest known beginning of `tokens`, in order; the caller adopts them at once."""
+        """The pages of the longest known prefix of `tokens`, in order.
+
+        The caller adopts them at once: until then an eviction may free them.
+        """
         found = []
         for end in range(self._size, len(tokens) + 1, self._size):
             page = self._kept.get((owner, tokens[:end]))
@@ -41,7 +48,7 @@ class PrefixCache:
         return found
 
     def insert(self, owner: object, tokens: tuple[int, ...], table: list[int]) -> None:
-        """Keep the full pages of a request that committed `tokens`; runs that are known keep the page they have."""
+        """Keep the full pages of a request that committed `tokens`; for known tokens the page held already stays."""
         full = len(tokens) // self._size
         for place in range(full):
             key = owner, tokens[: (place + 1) * self._size]
@@ -51,28 +58,30 @@ class PrefixCache:
         self._touch(owner, tokens, full)
 
     def evict(self, count: int) -> None:
-        """Let go of the oldest pages until `count` of them became free, or none is left that only this cache holds.
+        """Drop the least recently used pages until `count` of them became free, or until no page would become free.
 
-        With a page go those that need it, since nobody would find them; whoever else holds them keeps them.
+        With a page, all pages that continue it are dropped too, since `match` would never reach them. Requests that
+        hold such a page keep it.
         """
         for (owner, tokens), page in list(self._kept.items()):
             if count <= 0:
                 return
+            # An entry may have gone with a page before it. A page with another holder would not become free.
             if (owner, tokens) in self._kept and self._pages.held[page] == 1:
                 count -= sum(map(self._let_go, self._beginning(owner, tokens)))
 
     def _beginning(self, owner: object, tokens: tuple[int, ...]) -> list[Key]:
-        """Kept runs that begin with `tokens`."""
+        """The keys of kept pages whose tokens begin with `tokens`."""
         return [key for key in self._kept if key[0] is owner and key[1][: len(tokens)] == tokens]
 
     def _let_go(self, key: Key) -> bool:
-        """Whether the page of `key` is free now."""
+        """Drop the page of `key`; return whether the page is free now."""
         page = self._kept.pop(key)
         self._pages.drop(page)
         return page not in self._pages.held
 
     def clear(self) -> None:
-        """Let go of everything."""
+        """Drop all pages."""
         for page in self._kept.values():
             self._pages.drop(page)
         self._kept.clear()

@@ -1,4 +1,7 @@
-"""Scratch and commit: speculative rows live in a buffer of their own; the commit copies the accepted ones over."""
+"""The scratch layout, with a separate buffer for speculative rows.
+
+The commit copies the accepted rows from the scratch buffer into the committed buffer.
+"""
 
 import torch
 from torch import Tensor
@@ -8,7 +11,7 @@ from backends.engine.kv.buffered import Buffered
 
 
 class Scratch(Buffered):
-    """A committed buffer that no forward writes, and a scratch buffer of the rows of one block."""
+    """A committed buffer that no forward writes, and a scratch buffer for the rows of one block."""
 
     def __init__(self, room: CacheSpec) -> None:
         super().__init__(room)
@@ -16,12 +19,12 @@ class Scratch(Buffered):
         self.most_rows = room.rows
 
     def write(self, layer: int, keys: Tensor, values: Tensor) -> None:
-        """Write into the scratch buffer."""
+        """Write the rows into the scratch buffer."""
         for buffer, new in zip(self.scratch[layer], (keys, values), strict=True):
             buffer[..., self.rows - self._last : self.rows, :] = new
 
     def read(self, layer: int) -> Pair:
-        """The committed columns, then the scratch rows."""
+        """The committed columns, then the open rows of the scratch buffer."""
         committed, rows = self.buffers[layer], self.scratch[layer]
         keys, values = (
             torch.cat([one[..., : self.length, :], more[..., : self.rows, :]], -2)
@@ -30,7 +33,7 @@ class Scratch(Buffered):
         return keys, values
 
     def shown(self, layer: int, visible: Tensor) -> Tensor:
-        """As it is."""
+        """`visible` unchanged: `read` returns the logical columns in order."""
         return visible
 
     def block(self, layer: int) -> Pair:
@@ -53,7 +56,7 @@ class Scratch(Buffered):
         return None
 
     def poison(self, number: Poison) -> None:
-        """Fill what is free in both buffers."""
+        """Fill the free cells of both buffers."""
         for committed, rows in zip(self.buffers, self.scratch, strict=True):
             for buffer in committed:
                 buffer[..., self.length :, :] = number

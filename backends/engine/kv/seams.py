@@ -1,4 +1,7 @@
-"""The seams of the KV cache: the classes that layouts, allocator and batches are made of, to be exchanged by name."""
+"""The seams of the KV cache, which are the classes of layouts, pages and batches.
+
+A composition or a planted fault replaces one of them by its name.
+"""
 
 from dataclasses import dataclass
 
@@ -15,16 +18,16 @@ from backends.engine.kv.static import Static
 
 @dataclass(frozen=True)
 class KvSeams:
-    """One class per part; a fault puts a subclass with one wrong method in its place.
+    """One class per part of the KV cache; a fault replaces a class by a subclass with one wrong method.
 
     Attributes:
         branch, overwrite, scratch, static, sliding, paged: A request's cache in each layout.
-        pool: Pages of one model.
-        pages: The allocator.
+        pool: The pages of one model.
+        pages: The page allocator.
         blocks: A request's block table.
         prefix: The prefix cache.
-        lanes: The caches of a batch as one.
-        single: The cache of a forward of one request: of a prefill, and of a draft.
+        lanes: The caches of a batch as one cache, for verify forwards.
+        single: The same for forwards of one request: prefills and draft forwards.
     """
 
     branch: type[Branch] = Branch

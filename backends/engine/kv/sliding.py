@@ -1,4 +1,7 @@
-"""Sliding: a layer with a window or chunks keeps a ring of what it can still see; other layers keep everything."""
+"""The sliding layout, with a ring buffer for each layer of limited reach.
+
+A layer with a window or chunks keeps only the columns that a later row can still see. Other layers keep every column.
+"""
 
 import torch
 from torch import Tensor
@@ -7,33 +10,35 @@ from backends.engine.kv.base import CacheSpec, KvCache, Pair, Poison, picked
 
 
 class Sliding:
-    """Rings and full buffers, by layer.
+    """A ring or a full buffer for each layer.
 
-    A ring has cells for the window or chunk and for one block: column c lies in cell c modulo the ring's size, and a
-    block of at most `room.rows` rows never overwrites a column that a row of it, or of the next block, may still see.
-    A ring of the window's size alone cannot be rewound (mlx-lm issue 1423); this one always can by one column, so that
-    the last token may be fed again.
+    A ring has cells for the window or chunk and for one block. Column c lies in cell c modulo the ring's size. A block
+    of at most `room.rows` rows never overwrites a column that a row of this block, or of the next, may still see. A
+    ring of the window's size alone cannot be rewound (mlx-lm issue 1423). This ring can always be rewound by one
+    column, so that the last token may be fed again.
     """
 
     def __init__(self, room: CacheSpec) -> None:
         spans = [reach.span for reach in room.reaches]
+        # A request never has more than `capacity` columns, so no ring needs more cells.
         sizes = [min(room.capacity, span + room.rows) if span else room.capacity for span in spans]
         self._reaches = room.reaches
         self.buffers = [room.empty(size) for size in sizes]
-        self._intact = [0] * room.layers  # of each layer, columns before it that a later write has overwritten
+        self._intact = [0] * room.layers  # for each layer, the first column that no later write has overwritten
         self.layers = room.layers
         self.length = 0
         self.rows = 0
-        self.most_rows = room.rows if any(spans) else 0
+        self.most_rows = room.rows if any(spans) else 0  # without a ring there is no limit
         self._last = 0
 
     def first(self, layer: int) -> int:
-        """The first committed column that layer `layer` holds: no row to come can see one before it."""
+        """The first committed column that layer `layer` holds; no later row can see a column before it."""
         return self._reaches[layer].first(self.length)
 
     def _cells(self, layer: int, begin: int, end: int) -> Tensor:
-        """Cells of the logical columns `begin` to `end`."""
+        """The cells of the logical columns `begin` to `end`."""
         buffer = self.buffers[layer][0]
+        # In a full buffer the remainder changes nothing: it has a cell for every column.
         return torch.arange(begin, end, device=buffer.device) % buffer.shape[-2]
 
     def _taken(self, layer: int, begin: int, end: int) -> Pair:
@@ -49,10 +54,10 @@ class Sliding:
         self._intact[layer] = max(self._intact[layer], begin + pair[0].shape[-2] - size)
 
     def open(self, rows: int) -> None:
-        """Rows follow the committed columns round the ring.
+        """Count `rows` further rows as open; they follow the committed columns round the ring.
 
         Raises:
-            ValueError: for more open rows than the rings have cells for.
+            ValueError: if the rings have fewer cells than the open rows need.
         """
         if self.most_rows and self.rows + rows > self.most_rows:
             raise ValueError(f"{self.rows + rows} open rows in rings with cells for {self.most_rows}")
@@ -64,11 +69,11 @@ class Sliding:
         self._put(layer, self.length + self.rows - self._last, (keys, values))
 
     def read(self, layer: int) -> Pair:
-        """The columns that are held, then the open rows."""
+        """The committed columns that the layer still holds, then the open rows."""
         return self._taken(layer, self.first(layer), self.length + self.rows)
 
     def shown(self, layer: int, visible: Tensor) -> Tensor:
-        """Without the columns that are gone; none of them is visible."""
+        """`visible` without the columns that the layer no longer holds, none of which is visible."""
         return visible[..., self.first(layer) :]
 
     def block(self, layer: int) -> Pair:
@@ -80,7 +85,7 @@ class Sliding:
         self._put(layer, self.length, (keys, values))
 
     def commit(self, path: list[int]) -> str | None:
-        """Move the accepted rows up; the ring turns, and what is out of reach is overwritten later."""
+        """Move the accepted rows up behind the committed columns; columns out of reach are overwritten later."""
         for layer in range(len(self.buffers)):
             self._put(layer, self.length, picked(self.block(layer), path))
         self.length, self.rows = self.length + len(path), 0
@@ -90,11 +95,11 @@ class Sliding:
         """See `KvCache.crop`.
 
         Raises:
-            ValueError: where a ring has already overwritten a column that a row at `length` would see.
+            ValueError: if a ring has already overwritten a column that a row at `length` would see.
         """
         for layer, (reach, intact) in enumerate(zip(self._reaches, self._intact, strict=True)):
             first = reach.first(length)
-            if first < min(length, intact):  # rejected rows overwrote columns as much as accepted ones did
+            if first < min(length, intact):  # rejected rows have overwritten columns too
                 raise ValueError(f"layer {layer}: a ring without column {first} cannot be rewound to {length} columns")
         self._intact = [min(length, intact) for intact in self._intact]
         self.length, self.rows = length, 0
@@ -108,12 +113,13 @@ class Sliding:
             self._intact[layer] = first
 
     def held(self, layer: int) -> tuple[int, Tensor, Tensor]:
-        """Committed columns from the first that is still held."""
+        """Committed columns from the first one that the layer still holds; see `KvCache.held`."""
         return self.first(layer), *self._taken(layer, self.first(layer), self.length)
 
     def poison(self, number: Poison) -> None:
-        """Fill all but the open rows, the held columns, and what the last token sees if it is fed again."""
+        """Fill all cells but the open rows, the held columns, and the columns that a rewind by one token needs."""
         for layer, pair in enumerate(self.buffers):
+            # One position back: a row at length - 1 may see one column more than the rows to come.
             first = self._reaches[layer].first(max(0, self.length - 1))
             self._intact[layer] = max(self._intact[layer], first)
             free = torch.ones(pair[0].shape[-2], dtype=torch.bool)

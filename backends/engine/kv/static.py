@@ -1,4 +1,7 @@
-"""Static: one pre-allocated buffer per layer, which attention reads from end to end; rows are written in place."""
+"""The static layout, with one pre-allocated buffer per layer.
+
+Rows are written in place, and attention reads the buffer from end to end under a mask.
+"""
 
 import torch
 from torch import Tensor
@@ -8,7 +11,7 @@ from backends.engine.kv.buffered import Buffered
 
 
 class Static(Buffered):
-    """Open rows follow the committed columns in the same buffers."""
+    """A cache whose open rows follow the committed columns in the same buffers."""
 
     def write(self, layer: int, keys: Tensor, values: Tensor) -> None:
         """Write in place, after the rows that were open before."""
@@ -17,11 +20,11 @@ class Static(Buffered):
             buffer[..., end - self._last : end, :] = new
 
     def read(self, layer: int) -> Pair:
-        """Every cell, stale ones included: the mask hides them."""
+        """Every cell, including stale ones, which the mask hides."""
         return self.buffers[layer]
 
     def shown(self, layer: int, visible: Tensor) -> Tensor:
-        """Cells after the open rows are hidden."""
+        """`visible`, padded to the whole buffer with the cells after the open rows hidden."""
         spare = self.buffers[layer][0].shape[-2] - visible.shape[-1]
         return torch.nn.functional.pad(visible, (0, spare), value=False)
 
@@ -37,7 +40,7 @@ class Static(Buffered):
             buffer[..., self.length : self.length + self.rows, :] = new
 
     def commit(self, path: list[int]) -> str | None:
-        """Move the accepted rows up, from copies: source and destination may overlap."""
+        """Move the accepted rows up behind the committed columns, from copies, since both ranges may overlap."""
         for layer in range(len(self.buffers)):
             kept = picked(self.block(layer), path)
             for buffer, new in zip(self.buffers[layer], kept, strict=True):

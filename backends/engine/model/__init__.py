@@ -1,1 +1,1 @@
-"""The engine's models: opened, examined, and run forward over rows with their own mask."""
+"""The models of the engine: how they are opened, examined and run."""

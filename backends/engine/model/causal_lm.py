@@ -1,4 +1,8 @@
-"""One transformers causal model as the engine uses it: a forward over rows with their own mask and positions."""
+"""A transformers causal model that runs rows with their own masks and positions.
+
+The engine runs all forwards through `CausalLm`: verification, prefill and draft. The model reads and writes the KV
+caches of the requests, and its attention is the function that the caller gives.
+"""
 
 import time
 from collections import Counter
@@ -21,13 +25,13 @@ from reference.hidden import HiddenStates
 
 @dataclass(frozen=True)
 class Rows:
-    """The rows that one request brings to a forward.
+    """The rows of one request in a forward.
 
     Attributes:
         tokens: int64 [R].
-        positions: int64 [R]; where rotary embedding puts each row.
-        visible: bool [R, C] for each layer, C = committed columns + open rows, these R included.
-        cache: Opens R rows and is written.
+        positions: int64 [R]; the position of each row for rotary embedding.
+        visible: bool [R, C] for each layer, C = committed columns + open rows, these R rows included.
+        cache: The cache in which the forward opens and writes R rows.
     """
 
     tokens: Tensor
@@ -37,15 +41,15 @@ class Rows:
 
 
 class CausalLm:
-    """A causal model with a clock on its forwards.
+    """A causal model, with a clock and counters of its forwards.
 
     Attributes:
-        reaches: How far back each layer sees.
+        reaches: The reach of each layer.
         forward_s: Seconds spent in forwards since the model was loaded, device synchronised.
-        calls: Forwards since the model was loaded.
-        attention_calls: Layers of forwards since the model was loaded.
-        graphs: Records verify forwards, where this is asked for.
-        fallbacks: Why attention took a slower path, and in how many layers of forwards since the model was loaded.
+        calls: Number of forwards since the model was loaded.
+        attention_calls: Number of layers that ran in forwards since the model was loaded.
+        graphs: The recordings of verify forwards; None for a backend that records none.
+        fallbacks: How many layers of forwards took a slower attention path since the model was loaded, by reason.
     """
 
     def __init__(self, model: Any, device: str) -> None:
@@ -67,6 +71,7 @@ class CausalLm:
         """The sizes of a KV cache of this model, for `capacity` columns and blocks of at most `rows` rows."""
         config = self.model.config
         heads = config.num_attention_heads
+        # Some configs lack these two fields; their values then follow from the number of heads.
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
         kv_heads = getattr(config, "num_key_value_heads", None) or heads
         return CacheSpec(tuple(self.reaches), kv_heads, head_dim, capacity, rows, self.device, self.dtype)
@@ -85,25 +90,28 @@ class CausalLm:
         """Run the rows of every request in one forward, each over its own cache.
 
         Args:
-            batch: The requests, in the order of the batch.
+            batch: The rows of each request, in the order of the batch.
             attend: The attention to run.
-            score: -1 for all rows, 0 for none, 1 for the last row of a batch of one: what the head scores.
-            filler: What lies in padding columns.
-            lanes: What makes one cache of many.
-            watch: Gets what attention returned, [B, H, T, D] for each layer.
-            tap: Gets the hidden states that it was made for.
+            score: The rows for which the head computes logits: -1 for all rows, 0 for none, 1 for the last row of a
+                batch of one.
+            filler: The number in padding columns.
+            lanes: The class that makes one cache of the requests' caches.
+            watch: A list to which the output of attention is added, [B, H, T, D] for each layer.
+            tap: Receives the hidden states for which it was made.
 
         Returns:
             For each request, logits [rows scored, vocabulary] in the working dtype.
 
         Raises:
-            OutOfPages: before the forward, where a cache has no room; rows stay open in caches that had.
+            OutOfPages: before the forward, if a cache has no room; caches that had room keep their rows open.
         """
         widths = [len(one.tokens) for one in batch]
         for one, rows in zip(batch, widths, strict=True):
             one.cache.open(rows)
         caches = [one.cache for one in batch]
         cache = lanes(caches, widths, filler)
+        # transformers looks masks up by the kind of layer; all layers of one kind have the same reach, so any of them
+        # gives the mask. A model without kinds takes one mask.
         kinds = self._kinds or [""]
         masks = {kind: self._mask(cache, batch, kinds.index(kind)) for kind in set(kinds)}
         inputs: Inputs = {
@@ -113,9 +121,11 @@ class CausalLm:
         }
         began = time.perf_counter()
         logits = None
-        if self.graphs is not None and watch is not None and tap is None:  # a replay runs no hook
+        # Only the verify forward is watched, so prefills and drafts are not recorded. A replay runs no hook, so a
+        # forward with a tap is not recorded either.
+        if self.graphs is not None and watch is not None and tap is None:
             recorded = self.graphs.run(self._network, inputs, Still(caches, widths, filler), attend)
-            if isinstance(recorded, str):
+            if isinstance(recorded, str):  # the reason why nothing was recorded: a fallback in every layer
                 cache.fallbacks += [recorded] * len(self.reaches)
             else:
                 logits, heads = recorded
@@ -123,7 +133,7 @@ class CausalLm:
         if logits is None:
             with tap.on(self.model.base_model) if tap is not None else nullcontext():
                 logits = self._network(inputs, cache, _watched(attend, watch), score)
-        if self.device.type != "cpu":
+        if self.device.type != "cpu":  # a device runs asynchronously: wait, or the clock would measure the launch
             torch.accelerator.synchronize()
         self.forward_s += time.perf_counter() - began
         self.calls += 1
@@ -132,7 +142,8 @@ class CausalLm:
         return [logits[lane, :rows] if score else torch.empty(0) for lane, rows in enumerate(widths)]
 
     def _network(self, inputs: Inputs, lanes: BatchCache, attend: Attend, score: int = -1) -> Tensor:
-        """Logits [B, rows scored, vocabulary] of transformers' model; see `forward` for `score`."""
+        """The logits [B, rows scored, vocabulary] of transformers' model; see `forward` for `score`."""
+        # Without scores the body runs alone, and the head's product over the vocabulary is saved.
         output = (self.model if score else self.model.base_model)(
             **inputs,
             past_key_values=lanes,
@@ -143,7 +154,7 @@ class CausalLm:
             **({"softcap": self._cap} if self._cap else {}),
             **({"logits_to_keep": score} if score > 0 else {}),
         )
-        logits: Tensor = output.logits if score else output[0]  # of a body without its head: whatever it returns
+        logits: Tensor = output.logits if score else output[0]  # hidden states of the body, which no caller reads
         return logits
 
     def _mask(self, lanes: BatchCache, batch: list[Rows], layer: int) -> Tensor:
@@ -161,7 +172,7 @@ class CausalLm:
         """Append the KV of `tokens` to `cache` as one causal run, `chunk` tokens per forward (0: all that fit).
 
         Returns:
-            The hidden states `reads` of the tokens, [tokens of a forward, width] each; none where none are read.
+            The hidden states `reads` of the tokens, one tensor [tokens, width] per forward; empty if `reads` is None.
         """
         hidden = []
         width = min(chunk or len(tokens), cache.most_rows or len(tokens)) or 1
@@ -180,7 +191,7 @@ class CausalLm:
         lanes: type[BatchCache] = BatchCache,
         tap: HiddenTap | None = None,
     ) -> Tensor:
-        """Run `tokens` after what is committed in `cache`, and commit them; see `forward` for `score` and `tap`."""
+        """Run `tokens` after the committed columns of `cache` and commit them; see `forward` for `score` and `tap`."""
         rows = torch.arange(cache.length, cache.length + len(tokens))
         given = Rows(torch.tensor(tokens), rows, causal(rows, self.reaches), cache)
         (logits,) = self.forward([given], attend, score, lanes=lanes, tap=tap)
@@ -189,7 +200,7 @@ class CausalLm:
 
 
 def _watched(attend: Attend, watch: list[Tensor] | None) -> Attend:
-    """`attend`, and what it returns is added to `watch`."""
+    """`attend`, wrapped so that its output is also added to `watch`."""
     if watch is None:
         return attend
 
@@ -201,12 +212,12 @@ def _watched(attend: Attend, watch: list[Tensor] | None) -> Attend:
 
 
 def _side_by_side(rows: list[Tensor]) -> Tensor:
-    """[B, widest], padded with zeros."""
+    """Stack 1-D tensors to [B, longest], padded with zeros."""
     return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
 
 
 def causal(rows: Tensor, reaches: list[Reach]) -> list[Tensor]:
-    """For each layer, bool [R, C]: rows at positions `rows` see columns 0..position, inside the layer's reach."""
+    """For each layer, the mask bool [R, C]: a row at position p sees columns 0..p inside the layer's reach."""
     columns = torch.arange(int(rows[-1]) + 1)
     seen = {reach: reach.within(columns[None] <= rows[:, None], rows, columns) for reach in set(reaches)}
     return [seen[reach] for reach in reaches]

@@ -1,4 +1,7 @@
-"""Examines a checkpoint's model by one small forward before any case runs on it: what does not fit is declined."""
+"""The examination of a checkpoint's model by one small forward.
+
+It runs before any case. A model whose layers or caches do not fit the engine is refused with the reason.
+"""
 
 from typing import Any
 
@@ -14,14 +17,14 @@ from backends.engine.kv.lanes import BatchCache
 from backends.engine.model.causal_lm import CausalLm, Rows, causal
 
 ROWS = 3
-"""Rows of the forward: one that sees itself, and two that see more."""
+"""The number of rows of the forward: one that sees itself alone, and two that see further rows."""
 
 
 class _Written(BatchCache):
-    """Lanes that note which layer writes keys and values, and of which shapes.
+    """A batch cache that records which layer writes keys and values, and their shapes.
 
     Attributes:
-        shapes: For each call, the layer, and the shapes [B, heads, rows, numbers of a head] of keys and values.
+        shapes: For each call, the layer, and the shapes [B, heads, rows, head_dim] of keys and values.
     """
 
     def __init__(self, caches: list[Any], rows: list[int], filler: float = 0.0) -> None:
@@ -29,26 +32,28 @@ class _Written(BatchCache):
         self.shapes: list[tuple[int, tuple[int, ...], tuple[int, ...]]] = []
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any) -> tuple[Any, Any]:
-        """Note the call, and hand this forward's rows to attention: nothing was committed before them."""
+        """Record the call, and return this forward's rows, since no column is committed before them."""
         self.shapes.append((layer_idx, tuple(key_states.shape), tuple(value_states.shape)))
         return key_states, value_states
 
 
 def examine(model: CausalLm) -> None:
-    """Run three rows through `model` with written-out attention, and refuse a model that the engine does not know.
+    """Run three rows through `model` with eager attention, and refuse a model that the engine cannot run.
 
     Raises:
-        Unsupported: where layers have no KV cache of the engine's shape or do not reach the engine's attention, where
-            attention is handed an argument that the engine does not compute, or where the forward breaks.
+        Unsupported: if layers have no KV cache of the engine's shape, if they do not call the engine's attention, if
+            attention is passed an argument that the engine does not compute, or if the logits have another shape.
     """
     attended: list[Tensor] = []
     lanes: list[_Written] = []
 
     def watched(query: Tensor, columns: AttentionInputs, scaling: float) -> Tensor:
+        # Before attention runs, so that the refusal names the shapes and not an error of a matrix product.
         _refuse_shapes(lanes[0].shapes[-1], room)
         attended.append(query)
         return eager(query, columns, scaling)
 
+    # A class, because `forward` makes the batch cache itself; the instance is noted for the checks below.
     class Watching(_Written):
         def __init__(self, caches: list[Any], rows: list[int], filler: float = 0.0) -> None:
             super().__init__(caches, rows, filler)
@@ -72,7 +77,7 @@ def examine(model: CausalLm) -> None:
 
 
 def _refuse_shapes(seen: tuple[int, tuple[int, ...], tuple[int, ...]], room: CacheSpec) -> None:
-    """Raise Unsupported where the keys or values of a layer are not of the shape that a cache of `room` holds."""
+    """Raise Unsupported if the keys or values of a layer do not have the shape that a cache of `room` holds."""
     layer, *pair = seen
     wanted = (1, room.kv_heads, ROWS, room.head_dim)
     for word, shape in zip(("keys", "values"), pair, strict=True):
@@ -84,17 +89,19 @@ def _refuse_shapes(seen: tuple[int, tuple[int, ...], tuple[int, ...]], room: Cac
 
 
 def opened(network: Any, device: str) -> CausalLm:
-    """The transformers model `network` of a checkpoint, on `device`, after `examine`; its clock begins at zero.
+    """Examine the transformers model `network` of a checkpoint, and return it as a `CausalLm` on `device`.
 
     Raises:
-        Unsupported: with the class of the model and the reason, in one line.
+        Unsupported: if `examine` refuses the model, or if its forward raises an exception; the message gives the class
+            of the model and the reason, in one line.
     """
     name = type(network).__name__
     try:
         examine(CausalLm(network, device))
     except Unsupported as why:
         raise Unsupported(f"{name}: {why}") from why
-    except Exception as why:  # transformers' own code, of any family: whatever it raises is why the model is declined
+    except Exception as why:  # the code of any family runs here; any exception is a reason to refuse the model
         line = " ".join(str(why).split())[:200]
         raise Unsupported(f"{name}: this engine cannot run it ({type(why).__name__}: {line})") from why
+    # A new object, so that the examination does not count in its clock and counters.
     return CausalLm(network, device)

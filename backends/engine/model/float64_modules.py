@@ -1,4 +1,7 @@
-"""True float64: norms and rotary tables that transformers computes in float32 even in a float64 model."""
+"""Float64 forms of the RMS norms and rotary tables of transformers models.
+
+transformers computes these modules in float32 even in a float64 model. `make_exact` replaces them in a loaded model.
+"""
 
 import math
 from collections.abc import Callable, Mapping
@@ -17,15 +20,15 @@ class ExactRmsNorm(nn.Module):
         self.eps = eps
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Return `hidden` [..., H] over its root mean square, scaled."""
+        """Return `hidden` [..., H] divided by its root mean square and multiplied by the weight."""
         scaled: Tensor = self.weight * hidden * torch.rsqrt(hidden.pow(2).mean(-1, keepdim=True) + self.eps)
         return scaled
 
 
 def rms_norm(epsilon: str, offset: float = 0.0) -> Callable[[nn.Module, Any], nn.Module]:
-    """The float64 form of a norm that multiplies by `offset` + weight, or by nothing where it has no weight.
+    """The float64 form of a norm that multiplies by `offset` + weight, or that has no weight.
 
-    `epsilon` is what transformers' class calls its epsilon.
+    `epsilon` is the name of the epsilon attribute in transformers' class.
     """
 
     def exact(module: nn.Module, _: Any) -> nn.Module:
@@ -53,7 +56,7 @@ class ExactRotary(nn.Module):
 
 
 class ExactComplexRotary(ExactRotary):
-    """The same tables as complex numbers, as Llama 4 wants them."""
+    """The same tables as complex numbers, as Llama 4's attention expects them."""
 
     def forward(self, hidden: Tensor, position_ids: Tensor) -> Tensor:  # type: ignore[override]
         """Return complex128 [B, T, head_dim / 2] for `position_ids` [B, T]."""
@@ -64,12 +67,12 @@ class ExactComplexRotary(ExactRotary):
 def make_exact(model: nn.Module, config: Any, forms: Mapping[str, Callable[[nn.Module, Any], nn.Module]]) -> None:
     """Replace every RMS norm and rotary table of a transformers model, in place, by its float64 form.
 
-    `forms` are those of the known families, by the name of the module's class.
+    `forms` holds the float64 forms of the known families, by the name of the module's class.
 
     Raises:
-        ValueError: for a norm whose formula is not known here.
+        ValueError: for a norm without a known float64 form.
     """
-    for name, module in list(model.named_modules()):
+    for name, module in list(model.named_modules()):  # a list, because modules are replaced on the way
         kind = type(module).__name__
         if kind in forms:
             _replace(model, name, forms[kind](module, config))
@@ -87,8 +90,9 @@ def _replace(model: nn.Module, name: str, module: nn.Module) -> None:
 def inverse_frequencies(rope: dict[str, Any], head_dim: int, max_positions: int) -> tuple[Tensor, float]:
     """Return inverse frequencies, float64 [head_dim / 2], and the factor on cosines and sines.
 
-    `dynamic` stays at its base, and `longrope` at its short factors: the engine admits neither past the original
-    context, where the tables would change under keys that are already cached (see models.refuse_long).
+    `dynamic` uses the base frequencies and `longrope` its short factors. The engine refuses runs past the original
+    context, where the tables would change although keys are already cached with the old ones (see
+    models.refuse_long).
     """
     kind, theta = rope["rope_type"], float(rope["rope_theta"])
     pair = torch.arange(0, head_dim, 2, dtype=torch.float64)
@@ -127,7 +131,7 @@ def _yarn(base: Tensor, rope: dict[str, Any], head_dim: int, original: int) -> T
     if rope.get("truncate", True):
         first, last = math.floor(first), math.ceil(last)
     first, last = max(first, 0), min(last, head_dim - 1)
-    last = last + 0.001 if first == last else last
+    last = last + 0.001 if first == last else last  # as in transformers, against a division by zero below
     ramp = ((torch.arange(head_dim // 2, dtype=torch.float64) - first) / (last - first)).clamp(0, 1)
     blended: Tensor = base / rope["factor"] * ramp + base * (1 - ramp)
     return blended

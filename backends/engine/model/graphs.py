@@ -1,4 +1,8 @@
-"""Graphs: a whole verify forward recorded once for its shape and buffers, then replayed; or the reason why not."""
+"""The recording and replay of whole verify forwards, for CUDA graphs.
+
+A forward is recorded once for each combination of shape, buffers and attention, then replayed. If a forward cannot be
+recorded, the reason is returned in place of logits.
+"""
 
 from collections import OrderedDict
 from collections.abc import Callable
@@ -15,10 +19,10 @@ from backends.engine.kv.overwrite import Overwrite
 from backends.engine.kv.static import Static
 
 KEEP = 16
-"""Recordings kept; the one that was replayed longest ago goes first."""
+"""The largest number of recordings kept; the least recently replayed one is dropped first."""
 
 Inputs = dict[str, Any]
-"""Tensors of a forward by name: input_ids, position_ids, and attention_mask, by kind of layer where there are kinds."""
+"""Tensors of a forward by name: input_ids, position_ids and attention_mask (a dict by kind of layer, or one tensor)."""
 
 Forward = Callable[[Inputs, BatchCache, Attend], Tensor]
 """A model's forward: logits [B, T, vocabulary]."""
@@ -28,21 +32,25 @@ class Recorder(Protocol):
     """Records the work of a call on a device, and replays it without Python."""
 
     def record(self, run: Callable[[], list[Tensor]]) -> tuple[list[Tensor], Callable[[], None]]:
-        """Run it, perhaps more than once; its results, and what fills these very tensors anew from the same inputs.
+        """Call `run`, perhaps more than once, and record its work.
+
+        Returns:
+            The result tensors of `run`, and a function that computes them again, in place, from the input tensors of
+            the recorded call.
 
         Raises:
-            RuntimeError: where something in it cannot be recorded.
+            RuntimeError: if an operation in `run` cannot be recorded.
         """
         ...
 
 
 class CudaRecorder:
-    """torch.cuda's graphs."""
+    """A recorder that captures CUDA graphs."""
 
     def record(self, run: Callable[[], list[Tensor]]) -> tuple[list[Tensor], Callable[[], None]]:
-        """Warm up on a side stream, as torch asks before a capture, then capture.
+        """Warm up on a side stream, as torch requires before a capture, then capture.
 
-        Untested where no NVIDIA device is.
+        No test covers this method on a machine without an NVIDIA device.
         """
         side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream())
@@ -57,10 +65,12 @@ class CudaRecorder:
 
 
 class Still(BatchCache):
-    """Lanes of static caches whose rows are written where `slots` says, so that no Python number is recorded.
+    """A batch of static caches whose rows are written to the columns in the tensors `slots`.
+
+    A recording would freeze a Python number such as the cache's length; a tensor is read again at every replay.
 
     Attributes:
-        slots: int64 [rows] for each lane, on the device: the columns that its rows are written to.
+        slots: int64 [rows] for each lane, on the device: the columns to which its rows are written.
     """
 
     def __init__(self, caches: list[KvCache], rows: list[int], filler: float = 0.0) -> None:
@@ -69,7 +79,7 @@ class Still(BatchCache):
 
     @property
     def static(self) -> list[Static] | None:
-        """The caches, if all keep their columns in static buffers that attention reads from end to end."""
+        """The caches, if all are static buffers that attention reads from end to end; else None."""
         still = [one for one in self._caches if isinstance(one, Static) and not isinstance(one, Overwrite)]
         return still if len(still) == len(self._caches) else None
 
@@ -82,7 +92,7 @@ class Still(BatchCache):
 
 @dataclass(frozen=True)
 class Recording:
-    """One forward on the device: `inputs` are refilled in place, `replay` fills `logits` and `heads` from them."""
+    """One recorded forward; the caller refills `inputs` in place, then `replay` recomputes `logits` and `heads`."""
 
     inputs: list[Tensor]
     logits: Tensor
@@ -94,7 +104,7 @@ class Graphs:
     """The recordings of one model.
 
     Attributes:
-        refused: Why some forwards are not recorded, by what they run.
+        refused: The reason why a forward cannot be recorded, by the key of the forward.
     """
 
     def __init__(self, recorder: Recorder) -> None:
@@ -103,16 +113,17 @@ class Graphs:
         self.refused: dict[Any, str] = {}
 
     def run(self, forward: Forward, inputs: Inputs, lanes: Still, attend: Attend) -> tuple[Tensor, list[Tensor]] | str:
-        """Replay the forward, recording it first where its shape, buffers or attention are new.
+        """Replay the forward, and record it first if its shape, buffers or attention are new.
 
         Args:
-            forward: The model.
-            inputs: On the device.
-            lanes: The batch, its rows open.
+            forward: The model's forward.
+            inputs: The inputs, on the device.
+            lanes: The batch of caches, with the rows of this forward open.
             attend: The attention.
 
         Returns:
-            Logits [B, T, vocabulary] and each layer's heads [B, H, T, D], copies both; or why it is not recorded.
+            Copies of the logits [B, T, vocabulary] and of each layer's heads [B, H, T, D]; or the reason why the
+            forward is not recorded.
         """
         caches = lanes.static
         if caches is None:
@@ -120,6 +131,7 @@ class Graphs:
         device = caches[0].buffers[0][0].device
         slots = [torch.arange(one.length, one.length + one.rows, device=device) for one in caches]
         fresh = [*_tensors(inputs), *slots]
+        # A replay reads and writes fixed addresses, so caches in other buffers need a recording of their own.
         key = (
             attend,
             tuple(tuple(one.shape) for one in fresh),
@@ -140,6 +152,7 @@ class Graphs:
         for held, new in zip(recording.inputs, fresh, strict=True):
             held.copy_(new)
         recording.replay()
+        # Copies, because the next replay overwrites these tensors.
         return recording.logits.clone(), [one.clone() for one in recording.heads]
 
     def _record(self, forward: Forward, inputs: Inputs, lanes: Still, slots: list[Tensor], attend: Attend) -> Recording:
@@ -155,7 +168,7 @@ class Graphs:
             return heads[-1]
 
         def run() -> list[Tensor]:
-            heads.clear()
+            heads.clear()  # the recorder calls `run` more than once; only the heads of the last call are recorded
             return [forward(held, lanes, watched), *heads]
 
         (logits, *results), replay = self._recorder.record(run)

@@ -1,4 +1,7 @@
-"""Takes the hidden states that a draft reads out of the target's forwards, by hooks on its layers and its last norm."""
+"""The tap that takes hidden states out of the target's forwards for a draft.
+
+It uses hooks on the target's layers and on its last norm.
+"""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -15,19 +18,19 @@ class HiddenTap:
     """Hidden states of the rows of one forward.
 
     Attributes:
-        taken: For each descriptor, what the forward computed, [B, T, width] in the working dtype.
+        taken: For each descriptor, the hidden states of the forward, [B, T, width] in the working dtype.
     """
 
     def __init__(self, *wanted: HiddenStates) -> None:
-        self._wanted = tuple(dict.fromkeys(wanted))
+        self._wanted = tuple(dict.fromkeys(wanted))  # each descriptor once, in a fixed order
         self.taken: dict[HiddenStates, Tensor] = {}
 
     @contextmanager
     def on(self, body: Any) -> Iterator[None]:
-        """Listen to one forward of `body`, a transformers decoder without its head.
+        """Inside the `with`, take hidden states from one forward of `body`, a transformers decoder without its head.
 
         Raises:
-            Unsupported: the model has no such layer, or its layers are not where transformers' decoders have them.
+            Unsupported: if the model has no such layer, or no `layers` and `norm` like transformers' decoders.
         """
         layers, norm = getattr(body, "layers", None), getattr(body, "norm", None)
         if layers is None or norm is None:
@@ -48,7 +51,7 @@ class HiddenTap:
 
 
 def _hooked(layers: Any, place: int, found: dict[int | str, Tensor]) -> Any:
-    """Listens to the residual stream after layer `place`; -1: to what enters the first layer."""
+    """A hook that stores the residual stream after layer `place`; for -1, the input of the first layer."""
     if place >= 0:
         return _listening(layers[place].register_forward_hook(_keeps(found, place)))
 
@@ -60,7 +63,7 @@ def _hooked(layers: Any, place: int, found: dict[int | str, Tensor]) -> Any:
 
 def _keeps(found: dict[int | str, Tensor], place: int | str) -> Any:
     def after(_: Any, __: Any, output: Any) -> None:
-        # Layers of transformers 5 return the residual stream itself, others a tuple that begins with it.
+        # Layers of transformers 5 return the residual stream itself, other layers a tuple that begins with it.
         found[place] = output[0] if isinstance(output, tuple) else output
 
     return after

@@ -1,4 +1,7 @@
-"""Opens the transformers model that a case names: a seeded built-in, or a checkpoint directory (safetensors only)."""
+"""The opening of the transformers model that a case names.
+
+The model is a built-in with seeded weights, or a checkpoint directory (safetensors only).
+"""
 
 import json
 from collections import OrderedDict
@@ -20,7 +23,7 @@ from reference.files.fields import LARGEST_CONFIG
 from reference.files.regular import read_whole
 from reference.weights import seeded
 
-# Built-in models stretch their context by odd factors on purpose; transformers' advice about it helps nobody here.
+# Built-in models stretch their context by odd factors on purpose, and transformers would warn about each of them.
 logging.set_verbosity_error()
 
 DTYPES = {
@@ -32,7 +35,7 @@ DTYPES = {
 
 
 class ModelCache:
-    """Models kept open between runs: weights only, so a run leaves nothing behind that the next could notice."""
+    """Models kept open between runs; only weights are kept, so a run leaves no state that the next could notice."""
 
     def __init__(self, device: str, keep: int = 256, recorder: Recorder | None = None) -> None:
         self._device = device
@@ -42,10 +45,10 @@ class ModelCache:
         self._refused: dict[tuple[Model, str], str] = {}
 
     def open(self, model: Model, dtype: str) -> CausalLm:
-        """The model in its working dtype, freshly loaded or off the shelf.
+        """Return the model in its working dtype, from this cache or freshly loaded.
 
-        A checkpoint's model is examined by one small forward first; a refusal is remembered, so that no later case
-        loads the checkpoint again only to be declined.
+        A checkpoint's model is first examined by one small forward. A refusal is remembered, so that no later case
+        loads the checkpoint again only to be refused.
 
         Raises:
             Unsupported: for a model that this engine cannot run in this dtype.
@@ -61,6 +64,7 @@ class ModelCache:
                 raise
             if self._recorder is not None:
                 self._open[key].graphs = Graphs(self._recorder)
+            # Beside a checkpoint only one other model stays open, which is enough for a target and its draft.
             while len(self._open) > (self._keep if isinstance(model, Seeded) else 2):
                 self._open.popitem(last=False)
         self._open.move_to_end(key)
@@ -68,6 +72,7 @@ class ModelCache:
 
     def _loaded(self, model: Model, dtype: str) -> CausalLm:
         network = built_in(model, dtype) if isinstance(model, Seeded) else from_disk(model, dtype)
+        # By the class of the model, so that checkpoints of a family are prepared as its built-ins are.
         for family in FAMILIES.values():
             if isinstance(network, family.model):
                 family.prepared(network)
@@ -85,7 +90,9 @@ def _exact(network: Any) -> None:
 
 
 def refuse_long(model: Model, longest: int) -> None:
-    """Refuse a run past the context where rotary tables change under keys that are already cached.
+    """Refuse a run of more positions than the rotary tables serve without a change.
+
+    Beyond its original context `longrope` uses other tables, and keys that are already cached would keep the old ones.
 
     Raises:
         Unsupported: for `longrope` beyond its original context.
@@ -100,13 +107,13 @@ def refuse_long(model: Model, longest: int) -> None:
 
 def _checkpoint_rope(model: Checkpoint) -> Rope:
     config = _config(model)
-    rope = getattr(config, "rope_parameters", None) or {}  # a model without rotary embedding has none
+    rope = getattr(config, "rope_parameters", None) or {}  # absent from a model without rotary embedding
     kind = rope.get("rope_type", "default")
     return Rope(kind=kind, original=rope.get("original_max_position_embeddings", 0)) if kind == "longrope" else Rope()
 
 
 def config_of(arch: Architecture) -> Any:
-    """The transformers config that means `arch`."""
+    """The transformers config of a built-in model with the architecture `arch`."""
     family = FAMILIES[arch.family]
     fields: dict[str, Any] = {
         "vocab_size": arch.vocab_size,
@@ -120,6 +127,7 @@ def config_of(arch: Architecture) -> Any:
         "max_position_embeddings": arch.max_positions,
         "tie_word_embeddings": arch.tied,
         "rope_parameters": rope_parameters(arch.rope),
+        # A built-in has no special tokens: the case alone says which tokens end the output.
         "bos_token_id": None,
         "eos_token_id": None,
         "pad_token_id": None,
@@ -129,13 +137,13 @@ def config_of(arch: Architecture) -> Any:
         config = family.config(**fields)
     except Exception as why:  # its validators raise classes of their own
         raise Unsupported(f"transformers refuses this {arch.family} config: {' '.join(str(why).split())}") from why
-    # No config has this field: the engine hands it to attention itself, where Gemma 2's own model would.
+    # `score_cap` is no field of transformers: the engine passes it to attention for models whose class has no soft cap.
     config.score_cap = 0.0 if family.caps_scores else arch.score_cap
     return config
 
 
 def rope_parameters(rope: Rope) -> dict[str, Any]:
-    """`rope` in transformers' own fields, leaving out those its variant does not know."""
+    """`rope` as transformers' `rope_parameters`, without the fields that its variant does not have."""
     fields: dict[str, Any] = {"rope_type": rope.kind, "rope_theta": rope.theta}
     if rope.kind in ("linear", "dynamic", "yarn", "llama3"):
         fields["factor"] = rope.factor
@@ -159,15 +167,16 @@ def built_in(model: Seeded, dtype: str) -> Any:
     """Build the transformers model of a built-in; its weights are exact in every dtype, so casting rounds nothing.
 
     Raises:
-        Unsupported: where transformers' model of that family cannot be what the architecture says.
+        Unsupported: if transformers' model of that family cannot have this architecture.
     """
     family = FAMILIES[model.architecture.family]
     config = config_of(model.architecture)
+    # On the meta device no weight is initialised; the seeded weights are assigned below.
     with torch.device("meta"):
         network = family.model(config)
-    rotary = type(network.model.rotary_emb)(config=config)  # its tables are no parameters: made on a real device
+    rotary = type(network.model.rotary_emb)(config=config)  # its tables are in no state dict: made on a real device
     state = {family.renamed(name): torch.tensor(values, dtype=DTYPES[dtype]) for name, values in seeded(model).items()}
-    if model.architecture.tied:
+    if model.architecture.tied:  # strict loading wants the head by its own name, although it is the embedding
         state["lm_head.weight"] = state["model.embed_tokens.weight"]
     try:
         network.load_state_dict(state, strict=True, assign=True)
@@ -192,13 +201,13 @@ def _config(model: Checkpoint) -> Any:
 
 
 def from_disk(model: Checkpoint, dtype: str) -> Any:
-    """Open the transformers model of a checkpoint directory: safetensors alone, no code of the checkpoint's own.
+    """Open the transformers model of a checkpoint directory: safetensors alone, and no code of the checkpoint.
 
     Raises:
-        Unsupported: where transformers cannot open it.
+        Unsupported: if transformers cannot open it.
     """
     config = _config(model)
-    logging.disable_progress_bar()  # standard error is the shell's
+    logging.disable_progress_bar()  # a bar is written to standard error, which belongs to the commands
     chosen = LlamaForCausalLM if isinstance(config, LlamaConfig) else AutoModelForCausalLM
     try:
         return chosen.from_pretrained(

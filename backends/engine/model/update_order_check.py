@@ -1,4 +1,7 @@
-"""Shows by small forwards that a cache is updated before attention reads it, or refuses position-overwrite."""
+"""The test whether a model updates its cache before attention reads it.
+
+Two small forwards over different stale rows must return the same bits. Otherwise position-overwrite is refused.
+"""
 
 from weakref import WeakKeyDictionary
 
@@ -12,18 +15,19 @@ from backends.engine.kv.overwrite import Overwrite, updated_before_read
 from backends.engine.model.causal_lm import CausalLm, Rows, causal
 
 COMMITTED, BLOCK = 3, 3
-"""Columns before the probe's block, and its rows."""
+"""The committed columns before the block of the test, and the rows of the block."""
 
 _shown: WeakKeyDictionary[CausalLm, dict[tuple[Attend, type[BatchCache]], bool]] = WeakKeyDictionary()
+"""The results so far; held weakly by model, so that a model that is dropped takes its results along."""
 
 
 def require_update_first(model: CausalLm, attend: Attend, lanes: type[BatchCache]) -> None:
-    """Refuse layout `overwrite` unless logits keep their bits whatever stale rows lie where a block is written.
+    """Refuse layout `overwrite` unless stale rows at the place of a new block change no bit of the logits.
 
-    A model is probed once for each attention and batching that it runs with.
+    A model is tested once for each pair of attention and batch cache with which it runs.
 
     Raises:
-        Unsupported: where it cannot be shown.
+        Unsupported: if the test fails or cannot be run.
     """
     known = _shown.setdefault(model, {})
     if (attend, lanes) not in known:
@@ -37,7 +41,7 @@ def require_update_first(model: CausalLm, attend: Attend, lanes: type[BatchCache
 
 def _probe(model: CausalLm, attend: Attend, lanes: type[BatchCache]) -> bool:
     vocabulary = model.model.config.vocab_size
-    tokens = [(7 * at + 1) % vocabulary for at in range(COMMITTED + BLOCK)]
+    tokens = [(7 * at + 1) % vocabulary for at in range(COMMITTED + BLOCK)]  # any tokens, not all the same
     rows = torch.arange(COMMITTED, COMMITTED + BLOCK)
 
     def verify(cache: Overwrite) -> Tensor:
@@ -47,5 +51,5 @@ def _probe(model: CausalLm, attend: Attend, lanes: type[BatchCache]) -> bool:
 
     try:
         return updated_before_read(verify, model.room(COMMITTED + BLOCK, BLOCK), COMMITTED)
-    except Exception:  # whatever breaks here shows nothing; under another layout it is a finding of its own
+    except Exception:  # a forward that breaks proves nothing; under another layout the same error is a finding
         return False

@@ -1,4 +1,8 @@
-"""Coins: the uniforms of a batch of requests, each with its place, and the cell of the tape that a decision fixes."""
+"""The coins of a batch of requests: uniforms with a fixed place on the tape.
+
+`Coins` can also record, for each coin, the interval in which every decision made with it would come out the same. The
+law of a rule is enumerated from these intervals.
+"""
 
 from collections.abc import Callable
 
@@ -8,26 +12,30 @@ from torch import Tensor
 from reference.tape import KINDS
 
 Below = Callable[[Tensor, Tensor], Tensor]
+"""The signature of `below`."""
+
 Inverse = Callable[[Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
+"""The signature of `inverse`."""
 
 
 def below(coin: Tensor, threshold: Tensor) -> Tensor:
-    """Whether each coin falls below its threshold; half-open, so a threshold of 0 is never met (SGLang #35798)."""
+    """Whether each coin is below its threshold; strictly, so that a threshold of 0 accepts no coin (SGLang #35798)."""
     return coin < threshold
 
 
 def inverse(coin: Tensor, weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The token that each coin draws from `weights` [B, V] by inverse CDF in order of ids.
 
-    Edges are the running sum over its total, made monotonic, since a parallel scan need not be (FlashInfer), and an id
-    of weight 0 has an empty interval whatever the rounding.
+    The edges of the intervals are the running sum divided by the total. They are made monotonic, since the result of a
+    parallel scan need not be (FlashInfer). An id of weight 0 has an empty interval whatever the rounding.
 
     Returns:
         token int64 [B], and the ends of the interval of coins that draw it: low (inclusive) and high (exclusive).
     """
     total = weights.sum(-1, keepdim=True)
+    # Edge 0 at ids of weight 0 becomes the edge before them in the running maximum: an empty interval.
     edges = torch.where(weights > 0, weights.cumsum(-1) / total, 0.0).cummax(-1).values
-    # The last id with any weight ends at 1, so that no coin falls through.
+    # The interval of the last id with any weight ends at 1, so that every coin draws a token.
     edges = torch.where(edges >= edges[:, -1:], torch.ones_like(edges), edges)
     token = (edges <= coin[:, None]).sum(-1)
     high = edges.gather(1, token[:, None])[:, 0]
@@ -36,11 +44,12 @@ def inverse(coin: Tensor, weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 class Coins:
-    """One step's uniforms for B requests; every decision that chance makes asks here.
+    """The uniforms of one step for B requests; every random decision reads its coin here.
 
-    With `record`, `low` and `high` keep for each coin the interval around it in which every decision asked of it comes
-    out the same: float64 [B, coins], from 0 and 1 on; `spent` lists the places asked, decision by decision. `asked`
-    says for which requests a decision counts; others get an answer that must not matter.
+    With `record`, `low` and `high`, float64 [B, coins], hold for each coin the interval around it in which every
+    decision made with it comes out the same; they begin at 0 and 1. `spent` lists the places that were read, decision
+    by decision. In every method `asked` [B] names the requests for which the decision counts; the answer for any other
+    request must not be used.
     """
 
     def __init__(
@@ -56,20 +65,21 @@ class Coins:
         self.spent: list[tuple[Tensor, Tensor]] = []
 
     def place(self, kind: str, node: Tensor) -> Tensor:
-        """Where the coin of `kind` for `node` [B] lies in the step; as `reference.tape.place`."""
+        """The place, in the step, of the coin of `kind` for `node` [B]; see `reference.tape.place`."""
         return torch.full_like(node, 3 * self.nodes) if kind == "bonus" else KINDS.index(kind) * self.nodes + node
 
     def below(self, place: Tensor, threshold: Tensor, asked: Tensor) -> Tensor:
-        """Whether the coin at `place` [B] lies below `threshold` [B]."""
+        """Whether the coin at `place` [B] is below `threshold` [B]."""
         coin = self.uniforms.gather(1, place[:, None])[:, 0]
         hit = self._below(coin, threshold)
         if self._record:
+            # A hit holds for all coins from 0 to the threshold, a miss for all from the threshold to 1.
             edge = threshold.double().clamp(0.0, 1.0)
             self._narrow(place, torch.where(hit, 0.0, edge), torch.where(hit, edge, 1.0), asked)
         return hit
 
     def first_below(self, place: Tensor, thresholds: Tensor, asked: Tensor) -> Tensor:
-        """The first of ascending `thresholds` [B, K] that the coin at `place` [B] lies below; K where there is none."""
+        """The index of the first of ascending `thresholds` [B, K] above the coin at `place` [B]; K if none is."""
         coin = self.uniforms.gather(1, place[:, None])[:, 0]
         hit = self._below(coin[:, None], thresholds)
         ranks = torch.arange(thresholds.shape[1], device=place.device)
@@ -82,7 +92,7 @@ class Coins:
         return first
 
     def choose(self, place: Tensor, weights: Tensor, asked: Tensor) -> Tensor:
-        """The index that the coin at `place` [B] draws from `weights` [B, V], which need not sum to 1."""
+        """The index that the coin at `place` [B] draws from `weights` [B, V]; the weights need not sum to 1."""
         coin = self.uniforms.gather(1, place[:, None])[:, 0]
         token, low, high = self._inverse(coin, weights)
         if self._record:
@@ -93,6 +103,7 @@ class Coins:
         assert self.low is not None
         assert self.high is not None
         self.spent.append((place, asked))
+        # One coin may decide more than once: the intervals of its decisions are intersected.
         at = place[:, None]
         old_low, old_high = self.low.gather(1, at)[:, 0], self.high.gather(1, at)[:, 0]
         new_low = torch.where(asked, torch.maximum(old_low, low), old_low)
@@ -102,12 +113,13 @@ class Coins:
 
 
 def rounded(uniforms: Tensor, dtype: torch.dtype) -> Tensor:
-    """Coins in a working dtype, rounded down: plain rounding would make 1.0 of the largest."""
+    """Coins in a working dtype, rounded down, because rounding to nearest would turn the largest coin into 1.0."""
     if dtype == torch.float64:
         return uniforms.to(dtype)
+    # Multiples of 2^-24 are exact in float32, as seeded coins are (`reference.tape.RESOLUTION`).
     return (torch.floor(uniforms * 2.0**24) * 2.0**-24).to(dtype)
 
 
 def spent_by(dice: Coins, request: int) -> tuple[int, ...]:
-    """The places whose coins decided for one request, in order, each as often as it was asked."""
+    """The places of the coins that decided for one request, in order, each as often as it was read."""
     return tuple(int(place[request]) for place, asked in dice.spent if bool(asked[request]))

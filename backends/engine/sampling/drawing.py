@@ -1,4 +1,7 @@
-"""Children of a node: the best tokens of a draft's law, or tokens drawn from it, sibling after sibling."""
+"""The naming of a drafted child's token.
+
+The token is one of the best tokens of the draft's law, or is drawn from that law, sibling after sibling.
+"""
 
 import torch
 from torch import Tensor
@@ -10,26 +13,27 @@ from backends.engine.sampling.seams import SamplingSeams
 def named(
     law: Tensor, rank: int, child: int, tried: Tensor, draws: str, dice: Coins, seams: SamplingSeams, asked: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The token of one child for B requests.
+    """Name the token of one child for B requests.
 
     Args:
         law: The draft's law at the parent [B, V].
-        rank: 0 for the best token; only top-k asks.
-        child: The child's row, whose draft coin draws it.
-        tried: bool [B, V]; tokens that earlier siblings hold.
+        rank: The rank of the token in the law, 0 for the best; only `top-k` uses it.
+        child: The row of the child; the draft coin of this row draws the token.
+        tried: bool [B, V]; the tokens of earlier siblings.
         draws: One of `reference.rules.DRAWS`.
         dice: The coins.
         seams: The functions that decide.
-        asked: bool [B]; requests that want the child at all.
+        asked: bool [B]; the requests that have this child at all.
 
     Returns:
-        token int64 [B]; whether there was one to name, bool [B]; and its proposal [B, V].
+        token int64 [B]; whether a token with any probability was left, bool [B]; and the proposal [B, V].
     """
     if draws == "top-k":
-        best = torch.sort(law, descending=True, stable=True)
+        best = torch.sort(law, descending=True, stable=True)  # stable: equal probabilities stay in order of ids
         token = best.indices[:, rank]
         return token, best.values[:, rank] > 0, seams.certain(token, law)
     left = law.masked_fill(tried, 0.0) if draws == "without-replacement" else law
     possible = left.sum(-1) > 0
     place = dice.place("draft", torch.full((len(law),), child, dtype=torch.long, device=law.device))
+    # Where nothing is left, the whole law stands in, so that the division by the total stays defined.
     return dice.choose(place, torch.where(possible[:, None], left, law), asked & possible), possible, law

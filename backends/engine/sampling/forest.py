@@ -1,4 +1,4 @@
-"""Forest: one drafted tree per request of a batch, padded, with children and depths as index tensors."""
+"""The drafted trees of a batch as padded index tensors, one tree per request."""
 
 from dataclasses import dataclass
 
@@ -10,15 +10,15 @@ from reference.tree import Shape
 
 @dataclass(frozen=True)
 class Forest:
-    """Trees of B requests over N rows; 0 stands wherever an entry does not exist, since the root is nobody's child.
+    """The trees of B requests over N rows; 0 stands for an entry that does not exist, since the root is no child.
 
     Attributes:
         token: int64 [B, N]; row 0 is the pending root.
-        parent: int64 [B, N]; the root's is 0.
+        parent: int64 [B, N]; the root's parent is 0.
         children: int64 [B, N, K]; the k-th child of each node in row order.
-        depth: int64 [B, N]; 0 for the root and for rows that are not there.
-        present: bool [B, N].
-        height: Depth of the deepest node, a number, so that loops over levels are static.
+        depth: int64 [B, N]; 0 for the root and for absent rows.
+        present: bool [B, N]; whether the row exists in the request's tree.
+        height: Depth of the deepest node; a Python number, so that loops over levels are static.
     """
 
     token: Tensor
@@ -29,23 +29,23 @@ class Forest:
     height: int
 
     def requests(self) -> Tensor:
-        """Row numbers of the batch, int64 [B]."""
+        """The indices of the requests in the batch, int64 [B]."""
         return torch.arange(self.token.shape[0], device=self.token.device)
 
     def without(self, gone: Tensor) -> "Forest":
-        """The forest whose rows `gone` [B, N], which take everything below them along, are no longer there."""
-        for _ in range(self.height):
+        """The forest without the rows `gone` [B, N] and without all rows below them."""
+        for _ in range(self.height):  # one level further down in each round
             gone = gone | gone.gather(1, self.parent)
         present = self.present & ~gone
         flat = present.gather(1, self.children.flatten(1)).view_as(self.children)
         kept = torch.where(flat, self.children, 0)
-        # Holes close, so that the k-th child is always the k-th that is there.
+        # Children move up over the absent ones, so that the k-th child is always the k-th present child.
         order = torch.sort((kept == 0).long(), dim=-1, stable=True).indices
         return Forest(self.token, self.parent, kept.gather(-1, order), self.depth * present, present, self.height)
 
 
 def forest(shape: Shape, token: Tensor) -> Forest:
-    """Every request with a tree of this shape; `token` is int64 [B, N]."""
+    """The forest in which every request has a tree of this shape; `token` is int64 [B, N]."""
     batch, nodes = token.shape
     widest = max(1, max(len(below) for below in shape.children))
     table = [[*below, *[0] * (widest - len(below))] for below in shape.children]

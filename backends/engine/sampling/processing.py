@@ -1,4 +1,8 @@
-"""Logits to laws, per node and batched: each row is processed with prompt, output and the path down to its node."""
+"""The processing of logits to laws, per node and batched.
+
+Penalties, bad words, min_tokens and custom processors look back at the tokens before a node: prompt, output and the
+path from the root to the node. Then temperature, top-k, top-p and min-p make the law of the next token.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,14 +18,14 @@ from reference.sampling import Sampling, Stops
 
 @dataclass(frozen=True)
 class History:
-    """The history before each node's next token.
+    """The tokens before the next token of each node.
 
     Attributes:
-        seen: bool [B, N, V]; tokens of prompt, output or path.
-        counts: [B, N, V]; how often each token is in output or path.
-        tail: int64 [B, N, T]; the last T tokens, -1 where there are none.
-        emitted: int64 [B, N]; output tokens before the node's next one.
-        sequence: Gives (prompt + output + path) of one request and node, for custom processors.
+        seen: bool [B, N, V]; whether the token is in prompt, output or path.
+        counts: [B, N, V]; how often the token is in output or path.
+        tail: int64 [B, N, T]; the last T tokens, -1 before the first token.
+        emitted: int64 [B, N]; number of output tokens before the node's next token.
+        sequence: Returns prompt + output + path of one request and node, for custom processors.
     """
 
     seen: Tensor
@@ -32,10 +36,15 @@ class History:
 
 
 def history(trees: Forest, prompt: tuple[int, ...], output: tuple[int, ...], sampling: Sampling, vocab: int) -> History:
-    """Histories of every node of `trees`, all requests sharing `prompt` and `output`, whose last token is the root."""
+    """The history of every node of `trees`.
+
+    All requests share `prompt` and `output`; the last token of both together is the root.
+    """
     batch, nodes = trees.token.shape
     device = trees.token.device
+    # A bad word is banned at its last token, so as many tokens as come before that one must be known.
     wide = max([1, *(len(word) - 1 for word in sampling.bad_words)])
+    # The -1 in front make a tail of fixed length, and match no bad word.
     before = torch.tensor((*[-1] * wide, *prompt, *output), device=device)
     seen = torch.zeros(vocab, dtype=torch.bool, device=device)
     seen[before[wide:]] = True
@@ -44,7 +53,7 @@ def history(trees: Forest, prompt: tuple[int, ...], output: tuple[int, ...], sam
     tail = before[-wide:].expand(batch, nodes, wide)
     own = torch.nn.functional.one_hot(trees.token, vocab)
     up = trees.parent[..., None]
-    for level in range(1, trees.height + 1):
+    for level in range(1, trees.height + 1):  # from the root down, since a node extends the history of its parent
         here = (trees.depth == level)[..., None]
         seen = torch.where(here, seen.gather(1, up.expand_as(seen)) | (own > 0), seen)
         counts = torch.where(here, counts.gather(1, up.expand_as(counts)) + own, counts)
@@ -62,20 +71,21 @@ def history(trees: Forest, prompt: tuple[int, ...], output: tuple[int, ...], sam
 
 
 def widened(logits: Tensor) -> Tensor:
-    """The logits in float32, or in float64 if they are."""
+    """The logits in float32; float64 logits stay float64."""
     return logits if logits.dtype == torch.float64 else logits.float()
 
 
 def scores(logits: Tensor, sampling: Sampling, stops: Stops, past: History) -> Tensor:
-    """Logits [B, N, V] after penalties, bad words, min_tokens and custom processors; float32 for those of 16 bits.
+    """Logits [B, N, V] after penalties, bad words, min_tokens and custom processors; 16-bit logits become float32.
 
-    A penalty that is rounded to 16 bits again makes ties, and other arg-maxes, of logits that differ.
+    Rounding to 16 bits after a penalty would turn different logits into ties, and so change an arg-max.
     """
     logits = widened(logits)
     if sampling.repetition_penalty != 1.0:
+        # Negative logits are multiplied: dividing them would raise them.
         penalty = sampling.repetition_penalty
         logits = torch.where(past.seen, torch.where(logits < 0, logits * penalty, logits / penalty), logits)
-    # An integer tensor times a number would be float32, whatever the logits are.
+    # An integer tensor times a Python number would be float32, even for float64 logits.
     counts = past.counts.to(logits.dtype)
     if sampling.presence_penalty:
         logits = logits - sampling.presence_penalty * (counts > 0).to(logits.dtype)
@@ -99,7 +109,7 @@ def _banned(logits: Tensor, tokens: list[int], where: Tensor) -> Tensor:
 
 
 def _custom(name: str, logits: Tensor, past: History) -> Tensor:
-    """The user's own function, row by row: it is written for one."""
+    """Apply the user's processor row by row, since it takes the logits of one position."""
     rows = logits.detach().cpu().double().numpy()
     changed = [
         [
@@ -112,10 +122,11 @@ def _custom(name: str, logits: Tensor, past: History) -> Tensor:
 
 
 def law(logits: Tensor, sampling: Sampling, stops: Stops, past: History | None) -> Tensor:
-    """The law of the next token at each node [B, N, V]; `past` may be None where nothing looks back.
+    """The law of the next token at each node [B, N, V]; `past` may be None if no setting looks back at earlier tokens.
 
-    Order: scores, temperature, top-k (equals of the k-th stay), top-p (the mass before a token must be below it; equal
-    ones by id), min-p. Half-precision logits are widened first: a nucleus cut in bfloat16 is another nucleus.
+    The order is: scores, temperature, top-k (tokens equal to the k-th stay), top-p (a token stays if the mass before it
+    is below top_p; equal tokens in order of ids), min-p. 16-bit logits are widened first, because a nucleus that is cut
+    in bfloat16 may hold other tokens.
     """
     logits = widened(logits)
     if past is not None:
@@ -124,7 +135,7 @@ def law(logits: Tensor, sampling: Sampling, stops: Stops, past: History | None) 
 
 
 def truncated(logits: Tensor, sampling: Sampling) -> Tensor:
-    """Softmax after top-k, top-p and min-p of logits that temperature has divided."""
+    """The softmax of `logits`, which temperature has already divided, cut by top-k, top-p and min-p."""
     if 0 < sampling.top_k < logits.shape[-1]:
         least = logits.topk(sampling.top_k, -1).values[..., -1:]
         logits = logits.masked_fill(logits < least, -torch.inf)
@@ -133,7 +144,7 @@ def truncated(logits: Tensor, sampling: Sampling) -> Tensor:
         ordered, order = probabilities.sort(dim=-1, descending=True, stable=True)
         before = ordered.cumsum(-1) - ordered
         kept = before < sampling.top_p
-        kept[..., 0] = True
+        kept[..., 0] = True  # the most probable token stays, whatever the rounding of the sum
         probabilities = probabilities * torch.zeros_like(kept).scatter(-1, order, kept)
         probabilities = probabilities / probabilities.sum(-1, keepdim=True)
     if sampling.min_p > 0.0:

@@ -1,4 +1,8 @@
-"""Whole rounds on tables: what the engine drafts, accepts and emits when tables stand in for both models."""
+"""Whole rounds of drafting and acceptance on tables in place of models.
+
+The engine's own sampling runs on tables of logits or laws, many requests at once. `EngineBackend` offers it as
+`backends.base.ExactLaw`.
+"""
 
 from collections.abc import Callable
 
@@ -19,18 +23,21 @@ from reference.trace import Array
 DTYPES = {"float64": torch.float64, "float32": torch.float32}
 
 BATCH = 1 << 22
-"""Elements of a [B, N, V] tensor in one piece; larger batches are cut."""
+"""The largest number of elements of a [B, N, V] tensor; larger batches are cut into pieces."""
 
 
 class Tables:
-    """Runs worlds on `device` with the engine's own sampling; `seams` gives the sampling as it is now."""
+    """Runs the tables of a `World` on `device` with the engine's own sampling.
+
+    `seams` returns the sampling seams of the moment, so that a fault planted later takes effect.
+    """
 
     def __init__(self, device: str, seams: Callable[[], SamplingSeams]) -> None:
         self._device = device
         self._seams = seams
 
     def verify(self, given: Given, tape: Array) -> Blocks:
-        """Accept from `given`, one request per row of `tape` [B, stride(nodes)]; see `ExactLaw`."""
+        """Run acceptance on `given`, one request per row of `tape` [B, stride(nodes)]; see `ExactLaw`."""
         dtype = torch.float64
         target = torch.tensor(given.target, dtype=dtype, device=self._device)
         proposal = torch.tensor(given.proposal, dtype=dtype, device=self._device)
@@ -59,7 +66,10 @@ class Tables:
         return self._in_pieces(run, tape, dtype, len(world.shape) * world.vocab)
 
     def samples(self, world: World, seeds: Array) -> Blocks:
-        """Rounds on the engine's own random stream, request b on that of `seeds[b]`; nothing tells of its coins."""
+        """Draft and accept in `world` on the engine's own random stream, request b seeded with `seeds[b]`.
+
+        The coins are not recorded: the blocks have no `low` and `high`.
+        """
         wide = stride(len(world.shape))
         tape = stream.uniforms(torch.tensor(seeds.astype(np.int64), device=self._device), 0, wide)
         seams, dtype = self._seams(), DTYPES[world.dtype]
@@ -100,7 +110,7 @@ class Tables:
 
 
 def one_round(world: World, tables: tuple[Tensor, Tensor], dice: Coins, seams: SamplingSeams) -> Accepted:
-    """Draft level by level from the draft tables, look the target up at every node, accept."""
+    """Draft level by level from the draft tables, look up the target's logits at every node, and run acceptance."""
     target_table, draft_tables = tables
     sampling, batch, nodes = world.sampling, len(dice.uniforms), len(world.shape)
     device = target_table.device
@@ -110,6 +120,7 @@ def one_round(world: World, tables: tuple[Tensor, Tensor], dice: Coins, seams: S
     trees = forest(world.shape, root)
     rows = torch.zeros(batch, nodes, dtype=torch.long, device=device)
     vocab, wide = world.vocab, len(target_table)
+    # Rows that no child fills keep a uniform law; results computed from them are masked out.
     proposal = torch.full((batch, nodes, vocab), 1.0 / vocab, dtype=target_table.dtype, device=device)
     for level in range(world.shape.height):
         for node in (one for one in range(nodes) if world.shape.depth[one] == level):
@@ -119,11 +130,13 @@ def one_round(world: World, tables: tuple[Tensor, Tensor], dice: Coins, seams: S
                 for child, law in zip(below, offered, strict=True):
                     proposal[:, child] = law
             for child in below:
+                # As in `World.row`: the tokens on a path select the row of both tables.
                 rows[:, child] = (rows[:, node] * vocab + trees.token[:, child] + 1) % wide
     past = _past(world, trees, seams)
     logits = target_table[rows]
     law = seams.target_law(logits, sampling, world.stops, past)
     bonus = law if seams.bonus_law is seams.target_law else seams.bonus_law(logits, sampling, world.stops, past)
+    # Given tokens count as surely proposed: no sibling's token was removed from a law.
     removed = sampling.draws == "without-replacement" and world.tokens is None
     return verify(trees, law, proposal, dice, sampling.rule, removed, seams, bonus)
 
@@ -131,9 +144,9 @@ def one_round(world: World, tables: tuple[Tensor, Tensor], dice: Coins, seams: S
 def _children(
     world: World, trees: Forest, node: int, logits: Tensor, dice: Coins, seams: SamplingSeams
 ) -> tuple[Forest, list[Tensor]]:
-    """The forest with the children of `node` named, absent ones gone, and each child's proposal [B, V].
+    """Name the children of `node`; return the forest without the children that have no token, and each proposal [B, V].
 
-    `logits` is [drafts, B, V]: the k-th child is named by draft k modulo their number.
+    `logits` is [drafts, B, V]: draft k modulo their number names the k-th child.
     """
     below = world.shape.children[node]
     if world.tokens is not None:
@@ -146,7 +159,7 @@ def _children(
     token, gone, offered = trees.token.clone(), torch.zeros_like(trees.present), []
     there = trees.present[:, node]
     for rank, child in enumerate(below):
-        if rank >= world.vocab and world.sampling.draws == "top-k":
+        if rank >= world.vocab and world.sampling.draws == "top-k":  # more children than tokens to rank
             gone[:, child] = True
             offered.append(laws[0])
             continue

@@ -1,7 +1,8 @@
-"""Acceptance rules over a batch of trees: no loop over requests and no branch on data, as torch.compile asks.
+"""The acceptance rules, as programs over a batch of trees.
 
-`target` is the law after each node [B, N, V]; `proposal` the law from which each node's token was drawn, before
-earlier siblings were removed [B, N, V]. `reference.rules` names the sources.
+No program loops over requests or branches on data, as torch.compile demands. `target` [B, N, V] is the target's law
+after each node. `proposal` [B, N, V] is the law from which each node's token was drawn, before the tokens of earlier
+siblings were removed. `reference.rules` names the sources of the rules.
 """
 
 from collections.abc import Callable
@@ -18,15 +19,15 @@ from reference.rules import Rule
 
 @dataclass
 class Walk:
-    """Where each request stands: `at` its last accepted node, alive while its last level accepted one.
+    """The state of the acceptance walk of each request.
 
     Attributes:
-        at: int64 [B].
-        alive: bool [B].
-        path: int64 [B, levels so far]; -1 after the end.
-        left: [B, V]; what the last tried level left of its law.
-        stopped: bool [B]; whether children were there, all rejected.
-        rejected: int64 [B]; the last rejected child of the last tried level, 0 for none.
+        at: int64 [B]; the last accepted node.
+        alive: bool [B]; whether the last level accepted a child.
+        path: int64 [B] for each level so far; -1 after the end of the walk.
+        left: [B, V]; the residual law after the rejections of the last level that had children.
+        stopped: bool [B]; whether the walk ended at a node whose children were all rejected.
+        rejected: int64 [B]; the last rejected child of the last level that had children, 0 for none.
     """
 
     at: Tensor
@@ -44,7 +45,7 @@ class Walk:
         return cls(root, ~false, [root], target[:, 0], false, root)
 
     def descend(self, taken: Tensor, tried: Tensor, left: Tensor, rejected: Tensor) -> None:
-        """One level is decided: `taken` is the accepted child or 0, `tried` whether there were any."""
+        """Record the decision of one level: `taken` is the accepted child or 0, `tried` whether there were children."""
         fresh = self.alive & tried
         self.left = torch.where(fresh[:, None], left, self.left)
         self.rejected = torch.where(fresh, rejected, self.rejected)
@@ -56,11 +57,11 @@ class Walk:
 
 @dataclass
 class Trials:
-    """One level's siblings, tried one after the other until one is accepted.
+    """The siblings of one level, tried one after the other until one is accepted.
 
     Attributes:
-        row: [B, V]; the law of the node above, as it was.
-        law: [B, V]; what earlier rejections left of it.
+        row: [B, V]; the target's law at the node above.
+        law: [B, V]; the residual of `row` after the rejections so far.
         taken: int64 [B]; the accepted child, 0 for none.
         rejected: int64 [B]; the last rejected child, 0 for none.
     """
@@ -72,7 +73,7 @@ class Trials:
 
     @classmethod
     def below(cls, row: Tensor, at: Tensor) -> "Trials":
-        """Nothing is tried yet of what hangs below the nodes `at`, whose laws are `row`."""
+        """The trials of a new level: the nodes `at` have the laws `row`, and no child of them is tried yet."""
         return cls(row, row, torch.zeros_like(at), torch.zeros_like(at))
 
     def ask(
@@ -85,7 +86,7 @@ class Trials:
         offered: Tensor,
         here: Tensor,
     ) -> Tensor:
-        """Try `child` [B], drawn from `offered` [B, V], where `here` [B]; where it is rejected, bool [B]."""
+        """Try `child` [B], drawn from `offered` [B, V], for the requests `here` [B]; return where it is rejected."""
         token = trees.token[trees.requests(), child]
         hit = seams.accepts(dice, trees, child, threshold, here) & here
         missed = here & ~hit
@@ -101,7 +102,7 @@ Program = Callable[[Forest, Tensor, Tensor, Coins, SamplingSeams, Rule, bool], W
 def multi_round(
     trees: Forest, target: Tensor, proposal: Tensor, dice: Coins, seams: SamplingSeams, rule: Rule, removed: bool
 ) -> Walk:
-    """Siblings in row order, each against what earlier rejections left; a chain is the case of one child."""
+    """Try siblings in row order, each against the residual of earlier rejections; a chain has one child a level."""
     who, walk = trees.requests(), Walk.begin(target)
     for _ in range(trees.height):
         level = Trials.below(target[who, walk.at], walk.at)
@@ -113,7 +114,7 @@ def multi_round(
             token = trees.token[who, child]
             offered = seams.sibling_law(seams.of_node(proposal, child), tried, removed)
             missed = level.ask(dice, trees, seams, child, _ratio(level.law, offered, token), offered, here)
-            tried = tried | (missed[:, None] & _mark(token, tried))
+            tried = tried | (missed[:, None] & _mark(token, tried))  # without replacement, later siblings lack it
         walk.descend(level.taken, below[:, 0] > 0, level.law, level.rejected)
     return walk
 
@@ -121,7 +122,7 @@ def multi_round(
 def specinfer(
     trees: Forest, target: Tensor, proposal: Tensor, dice: Coins, seams: SamplingSeams, rule: Rule, removed: bool
 ) -> Walk:
-    """Siblings in random order, each against the law of the draft that proposed it."""
+    """Try siblings in random order, each against the law of the draft that proposed it."""
     who, walk = trees.requests(), Walk.begin(target)
     for _ in range(trees.height):
         level = Trials.below(target[who, walk.at], walk.at)
@@ -129,7 +130,8 @@ def specinfer(
         waiting = below > 0
         for rank in range(below.shape[1]):
             here = walk.alive & (level.taken == 0) & waiting.any(-1)
-            drawn = here & (waiting.sum(-1) > 1)
+            drawn = here & (waiting.sum(-1) > 1)  # the last sibling left needs no coin
+            # The k-th trial reads the order coin of the k-th child, whatever sibling it picks (`reference.tape`).
             pick = dice.choose(dice.place("order", below[:, rank]), waiting.to(target.dtype), drawn)
             only = waiting.long().argmax(-1)
             pick = torch.where(drawn, pick, only)
@@ -145,9 +147,13 @@ def specinfer(
 def eagle(
     trees: Forest, target: Tensor, proposal: Tensor, dice: Coins, seams: SamplingSeams, rule: Rule, removed: bool
 ) -> Walk:
-    """Token prefixes instead of nodes: twins are one candidate, accepted with p(x), zeroed when rejected."""
+    """Walk token prefixes instead of nodes: siblings with one token are one candidate, accepted with p(x).
+
+    A rejected token is set to zero in the law.
+    """
     who, walk = trees.requests(), Walk.begin(target)
     nodes = trees.token.shape[1]
+    # All nodes whose path has the accepted tokens: children of every twin of an accepted node are tried.
     on_path = torch.zeros_like(trees.present)
     on_path[:, 0] = True
     for depth in range(1, trees.height + 1):
@@ -170,7 +176,10 @@ def eagle(
 def target_only(
     trees: Forest, target: Tensor, proposal: Tensor, dice: Coins, seams: SamplingSeams, rule: Rule, removed: bool
 ) -> Walk:
-    """One coin a level: the first sibling at which the covered mass over threshold_acc exceeds it, or a likely one."""
+    """Take one coin a level and accept the first sibling where the covered mass over threshold_acc exceeds the coin.
+
+    A sibling with at least the probability threshold_single is accepted whatever the coin.
+    """
     who, walk = trees.requests(), Walk.begin(target)
     for _ in range(trees.height):
         law = target[who, walk.at]
@@ -179,13 +188,13 @@ def target_only(
         token = trees.token.gather(1, below)
         share = law.gather(1, token) * there
         covered = share.cumsum(-1) / rule.threshold_acc
-        # A likely token ends the search whatever the coin: its bar, and all later ones, are met.
+        # A likely token ends the search whatever the coin: its bar and all later bars are infinite.
         likely = (there & (share >= rule.threshold_single)).long().cummax(-1).values > 0
         bars = torch.where(likely, torch.full_like(covered, torch.inf), covered)
         asked = walk.alive & there[:, 0] & ~likely[:, 0]
         first = dice.first_below(dice.place("accept", walk.at), bars, asked)
         ranks = torch.arange(below.shape[1], device=first.device)
-        # Absent children only repeat the bar before them, so the first met is one that is there.
+        # The bar of an absent child equals the bar before it, so the first bar above the coin is a present child's.
         taken = torch.where(walk.alive, (below * (ranks == first[:, None])).sum(-1), 0)
         missed = there & (ranks < first[:, None])
         tried = (torch.nn.functional.one_hot(token, law.shape[-1]) * missed[..., None]).sum(1) > 0
@@ -198,9 +207,10 @@ def target_only(
 def typical(
     trees: Forest, target: Tensor, proposal: Tensor, dice: Coins, seams: SamplingSeams, rule: Rule, removed: bool
 ) -> Walk:
-    """No coin: the longest path whose every token is typical, the likeliest of equals, then the first."""
+    """Accept, without a coin, the longest path of typical tokens; among equals the likeliest, then the first."""
     who, walk = trees.requests(), Walk.begin(target)
     entropy = -torch.special.xlogy(target, target).sum(-1)
+    # The threshold of a node follows from the target's law at its parent.
     bar = (rule.delta * (-entropy).exp()).clamp(max=rule.epsilon).gather(1, trees.parent)
     above = target.gather(1, trees.parent[..., None].expand_as(target))
     share = above.gather(2, trees.token[..., None])[..., 0]
@@ -214,7 +224,7 @@ def typical(
         total = torch.where(here, total.gather(1, trees.parent) + likelihood, total)
     longest = torch.where(fine, trees.depth, -1)
     best = longest == longest.max(-1, keepdim=True).values
-    # The likelihood decides among the longest; a little above -inf keeps arg-max on them.
+    # The likelihood decides among the longest paths. `tiny` above keeps it finite, so arg-max picks one of them.
     end = torch.where(best, total, -torch.inf).argmax(-1)
     climbed = [end]
     for _ in range(trees.height):
@@ -232,7 +242,7 @@ def typical(
 def block(
     trees: Forest, target: Tensor, proposal: Tensor, dice: Coins, seams: SamplingSeams, rule: Rule, removed: bool
 ) -> Walk:
-    """A chain is accepted up to the last node whose coin lies below its block ratio h (Sun et al. 2024)."""
+    """Accept a chain up to the last node whose coin is below its block ratio h (Sun et al. 2024)."""
     who, walk = trees.requests(), Walk.begin(target)
     at, pi = walk.at, torch.ones_like(target[:, 0, 0])
     there = walk.alive
@@ -245,7 +255,7 @@ def block(
         row, offered = target[who, at], seams.of_node(proposal, child)
         over = seams.block_residual(row, offered, pi)
         mass = over.sum(-1)
-        ratio = torch.where(more, seams.block_ratio(row, offered, pi), pi)
+        ratio = torch.where(more, seams.block_ratio(row, offered, pi), pi)  # at the last node the ratio is pi itself
         hit = (seams.accepts(dice, trees, at, ratio, there) & there) if level else there
         tau, depth = torch.where(hit, at, tau), torch.where(hit, level, depth)
         rest = torch.where(mass[:, None] > 0, over / mass[:, None], row)
@@ -263,14 +273,14 @@ def block(
 
 
 def _ratio(law: Tensor, offered: Tensor, token: Tensor) -> Tensor:
-    """law(token) / offered(token) [B]; 0 where the token could not have been offered."""
+    """law(token) / offered(token) [B]; 0 for a token that `offered` gives no probability."""
     at = token[:, None]
     above, under = law.gather(1, at)[:, 0], offered.gather(1, at)[:, 0]
     return torch.where(under > 0, above / under, torch.zeros_like(above))
 
 
 def _mark(column: Tensor, like: Tensor) -> Tensor:
-    """Where the last dimension of `like` is at `column` [B]."""
+    """A one-hot mask, bool [B, n], at `column` [B]; n is the size of the last dimension of `like`."""
     return torch.arange(like.shape[-1], device=column.device) == column[:, None]
 
 
@@ -283,4 +293,4 @@ PROGRAMS: dict[str, Program] = {
     "typical": typical,
     "block": block,
 }
-"""Each rule of `reference.rules.RULES`."""
+"""The program of each rule of `reference.rules.RULES`."""

@@ -1,4 +1,7 @@
-"""The seams of sampling: each decision of drafting and acceptance as a function that can be exchanged by name."""
+"""The seams of sampling: the replaceable functions of drafting and acceptance.
+
+Each decision is one function, which a planted fault replaces by its name.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,12 +16,13 @@ from backends.engine.sampling.processing import History
 from reference.sampling import Sampling, Stops
 
 Law = Callable[[Tensor, Sampling, Stops, "History | None"], Tensor]
+"""From logits [B, N, V], settings, stops and history to the law [B, N, V]."""
 
 
 def residual(law: Tensor, proposal: Tensor, token: Tensor, row: Tensor) -> Tensor:
-    """relu(law - proposal), normalised, [B, V]: what is left of `law` once `token`, drawn from `proposal`, is rejected.
+    """relu(law - proposal), normalised, [B, V]: the residual of `law` after the rejection of a token from `proposal`.
 
-    Where nothing is left, which happens with probability zero but for rounding, the node's own row stands in.
+    If nothing is left, the node's own law `row` replaces the residual. Without rounding this has probability zero.
     """
     left = (law - proposal).clamp(min=0)
     total = left.sum(-1, keepdim=True)
@@ -26,29 +30,29 @@ def residual(law: Tensor, proposal: Tensor, token: Tensor, row: Tensor) -> Tenso
 
 
 def without(law: Tensor, tokens: Tensor) -> Tensor:
-    """`law` [B, V] with the tokens of a mask bool [B, V] removed, normalised; unchanged where nothing would be left."""
+    """`law` [B, V] without the tokens of the mask `tokens`, normalised; unchanged if nothing would be left."""
     left = law.masked_fill(tokens, 0.0)
     total = left.sum(-1, keepdim=True)
     return torch.where(total > 0, left / total, law)
 
 
 def sibling_law(proposal: Tensor, tried: Tensor, removed: bool) -> Tensor:
-    """The law of the next sibling [B, V]: without the tokens `tried`, if siblings are drawn without replacement."""
+    """The law of the next sibling [B, V]; if siblings are drawn without replacement, the tokens `tried` are removed."""
     return without(proposal, tried) if removed else proposal
 
 
 def handed_over(drawn_from: Tensor, logits: Tensor, sampling: Sampling) -> Tensor:
-    """The proposal that the verifier is given for tokens drawn from `drawn_from`: that law itself [B, N, V]."""
+    """The proposal that the verifier receives for tokens drawn from `drawn_from`: that law itself [B, N, V]."""
     return drawn_from
 
 
 def of_node(proposal: Tensor, node: Tensor) -> Tensor:
-    """The proposals [B, V], of those of all nodes [B, N, V], from which the tokens of the nodes `node` [B] came."""
+    """The rows [B, V] of `proposal` [B, N, V] at the nodes `node` [B]."""
     return proposal[torch.arange(len(node), device=node.device), node]
 
 
 def block_residual(row: Tensor, offered: Tensor, pi: Tensor) -> Tensor:
-    """relu(pi * row - offered), [B, V], not normalised: what a block's weight leaves of a row (Sun et al. 2024).
+    """relu(pi * row - offered), [B, V], not normalised: the residual of block verification (Sun et al. 2024).
 
     Args:
         row: [B, V]; the target's law after a node.
@@ -59,68 +63,68 @@ def block_residual(row: Tensor, offered: Tensor, pi: Tensor) -> Tensor:
 
 
 def block_ratio(row: Tensor, offered: Tensor, pi: Tensor) -> Tensor:
-    """The probability [B] that a block may end at a node with a child: m / (m + 1 - pi), m what its residual holds."""
+    """The probability [B] that a block may end at a node with a child: m / (m + 1 - pi), m the mass of its residual."""
     mass = block_residual(row, offered, pi).sum(-1)
     return torch.where(mass + 1 - pi > 0, mass / (mass + 1 - pi), torch.ones_like(mass))
 
 
 def certain(token: Tensor, drawn_from: Tensor) -> Tensor:
-    """The proposal of a deterministic draft: one-hot at its token [B, V], whatever scores ranked it."""
+    """The proposal of a deterministic draft: one-hot at `token`, [B, V], whatever the scores that ranked the token."""
     return torch.nn.functional.one_hot(token, drawn_from.shape[-1]).to(drawn_from.dtype)
 
 
 def accepts(dice: Coins, trees: Forest, child: Tensor, threshold: Tensor, asked: Tensor) -> Tensor:
-    """Whether the coin of `child` [B] lies below `threshold`: one test for each node, however many leaves share it."""
+    """Whether the coin of `child` [B] is below `threshold`; a node has one coin, however many leaves are below it."""
     return dice.below(dice.place("accept", child), threshold, asked)
 
 
 def last_law(target: Tensor, at: Tensor, left: Tensor, stopped: Tensor, rejected: Tensor) -> Tensor:
-    """The law of the token after the path [B, V]: the residual where children were rejected, else the node's own row.
+    """The law of the token after the path [B, V]: the residual if all children were rejected, else the node's own law.
 
     Args:
-        target: [B, N, V].
+        target: [B, N, V]; the law after each node.
         at: int64 [B]; the last accepted node.
-        left: [B, V]; what the last tried level left of its law.
+        left: [B, V]; the residual after the rejections of the last level that had children.
         stopped: bool [B]; whether `at` has children, all of them rejected.
-        rejected: int64 [B]; the last rejected child of the last tried level, 0 for none.
+        rejected: int64 [B]; the last rejected child of the last level that had children, 0 for none.
     """
     row = target[torch.arange(len(at), device=at.device), at]
     return torch.where(stopped[:, None], left, row)
 
 
 def bonus_place(dice: Coins, at: Tensor, rejected: Tensor) -> Tensor:
-    """Where the coin of the last token lies; `rejected` [B] is the last rejected node, 0 for none."""
+    """The place of the coin of the token after the path; `rejected` [B] is the last rejected node, 0 for none."""
     return dice.place("bonus", at)
 
 
 def own_coins(uniforms: Tensor) -> Tensor:
-    """The coins of each request [B, coins]: its own."""
+    """The coins of each request [B, coins], unchanged: every request has its own coins."""
     return uniforms
 
 
 @dataclass(frozen=True)
 class SamplingSeams:
-    """The engine's sampling as it is meant to be, function by function.
+    """The functions of the engine's sampling; the defaults are the fault-free engine.
 
     Attributes:
-        scores: Target logits to what greedy decoding compares.
-        target_law: Target logits to laws.
-        bonus_law: Target logits to the law of the last token, where no residual takes its place.
-        draft_law: Draft logits to the laws that tokens are drawn from.
-        handed_over: Those laws to the proposals that the verifier sees.
+        scores: From target logits to the scores that greedy decoding compares.
+        target_law: From target logits to laws.
+        bonus_law: From target logits to the law of the token after the path, used where no residual replaces it.
+        draft_law: From draft logits to the laws from which tokens are drawn.
+        handed_over: From the laws of the draft to the proposals that the verifier receives.
         certain: The proposal for a token that was not drawn.
-        history: Trees, prompt and output to what lies before each node, for whatever looks back.
-        of_node: Proposals to those of one node for each request.
-        block_ratio: How likely a block ends at a node.
-        block_residual: What a block that ends there leaves of the law.
-        sibling_law: A proposal to the law of the next sibling.
-        residual: A law after a rejection.
+        history: From trees, prompt and output to the history before each node.
+        of_node: From the proposals of all nodes to the proposal of one node for each request.
+        block_ratio: The probability that a block may end at a node.
+        block_residual: The residual of the law at a node where a block ends.
+        sibling_law: From a proposal to the law of the next sibling.
+        residual: From a law to its residual after a rejection.
         accepts: One acceptance test.
-        last_law: The law of the last token.
-        bonus_place: The coin of the last token.
+        last_law: The law of the token after the path.
+        bonus_place: The place of the coin of the token after the path.
         own_coins: The coins of each request.
-        below: A coin against a threshold.
-        inverse: A coin to a token.
+        below: The comparison of a coin with a threshold.
+        inverse: From a coin and weights to a token.
     """
 
     scores: Callable[[Tensor, Sampling, Stops, History], Tensor] = processing.scores

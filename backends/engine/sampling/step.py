@@ -1,4 +1,8 @@
-"""One request's step where it samples, or processes logits: its coins, its history, its draws, its acceptance."""
+"""The sampling of one step of one request: coins, history, draws and acceptance.
+
+A request that neither samples nor processes logits needs none of it. The functions of the batch run with a batch of
+one.
+"""
 
 import torch
 from torch import Tensor
@@ -15,10 +19,10 @@ from reference.tree import Shape, Tree
 
 
 class StepSampling:
-    """Step `number` of `case`, `output` being what it emitted before.
+    """The sampling of step `number` of `case`, whose output before the step is `output`.
 
     Attributes:
-        samples: Whether tokens are chosen by chance at all.
+        samples: Whether tokens are sampled; False for greedy decoding with processed logits.
     """
 
     def __init__(
@@ -28,6 +32,7 @@ class StepSampling:
         self._output = output
         self._seams = seams
         self.samples = not case.sampling.greedy
+        # Laws of 16-bit logits are computed in float32, so their coins are float32 too.
         dtype = torch.float64 if case.dtype == "float64" else torch.float32
         uniforms = torch.tensor(tape.coins(case.sampling, number, case.most_nodes), device=device)[None]
         mine = rounded(seams.own_coins(uniforms), dtype)
@@ -35,16 +40,16 @@ class StepSampling:
 
     @property
     def spent(self) -> tuple[int, ...]:
-        """Places of the coins that decided so far, in order."""
+        """The places of the coins that have decided so far, in order."""
         return spent_by(self._dice, 0)
 
     @property
     def draws(self) -> bool:
-        """Whether a model draft draws its tokens instead of naming the best."""
+        """Whether a model draft draws its tokens; otherwise it names the best."""
         return self._case.sampling.draws != "top-k"
 
     def proposals(self, shape: Shape, token: list[int], node: int, logits: Tensor) -> list[Tensor]:
-        """The law [V] told to the verifier for children that the draft's `logits` [V] at `node` merely ranked."""
+        """The proposal [V] of each child of `node`, if the draft's `logits` [V] ranked the children and drew none."""
         law = self._draft_law(shape, token, node, logits)
         return [
             self._seams.certain(torch.tensor([token[child]], device=law.device), law)[0]
@@ -52,7 +57,8 @@ class StepSampling:
         ]
 
     def _draft_law(self, shape: Shape, token: list[int], node: int, logits: Tensor) -> Tensor:
-        """The draft's law at `node`, [1, V]; the tokens above it stand in `token`."""
+        """The draft's law at `node`, [1, V]; `token` holds the tokens of the nodes above it."""
+        # The functions take logits of all nodes, so the row is repeated and the row of `node` is read.
         spread = logits.expand(1, len(shape), -1)
         past = self._past(shape, token, logits)
         return self._seams.draft_law(spread, self._case.sampling, self._case.stops, past)[:, node]
@@ -60,12 +66,13 @@ class StepSampling:
     def draw_children(
         self, shape: Shape, token: list[int], node: int, logits: Tensor
     ) -> tuple[list[int], list[Tensor]]:
-        """Draw the children of `node` from the draft's `logits` [V]; the tokens above it stand in `token`.
+        """Draw the children of `node` from the draft's `logits` [V]; `token` holds the tokens of the nodes above it.
 
-        Where the law has fewer tokens than there are children, the rest are the best of what is left, surely.
+        If the law has fewer tokens than the node has children, each further child gets the best token that no sibling
+        has, with a one-hot proposal.
 
         Returns:
-            Their tokens, and the proposal [V] of each.
+            The tokens of the children, and the proposal [V] of each.
         """
         sampling, seams = self._case.sampling, self._seams
         law = self._draft_law(shape, token, node, logits)
@@ -86,7 +93,7 @@ class StepSampling:
         return names, proposals
 
     def scores(self, tree: Tree, logits: Tensor) -> Tensor:
-        """Greedy scores [nodes, V]: the logits after everything that looks back."""
+        """Greedy scores [nodes, V]: the logits after penalties, bad words, min_tokens and custom processors."""
         past = self._past(tree, list(tree.token), logits)
         if past is None:
             return logits
@@ -97,8 +104,8 @@ class StepSampling:
 
         Args:
             tree: The drafted tree.
-            logits: The target's, [nodes, V].
-            proposal: What the draft hands over [nodes, V]; None for tokens that were not drawn.
+            logits: The target's logits, [nodes, V].
+            proposal: The proposals of the draft [nodes, V]; None for tokens that were not drawn.
 
         Returns:
             Accepted rows, root first; the bonus token; the target's law [nodes, V]; the proposal that was used.
@@ -106,10 +113,11 @@ class StepSampling:
         sampling, seams, stops = self._case.sampling, self._seams, self._case.stops
         past = self._past(tree, list(tree.token), logits)
         law = seams.target_law(logits[None], sampling, stops, past)
+        # The fault-free engine has one law for both, which is computed once.
         bonus = law if seams.bonus_law is seams.target_law else seams.bonus_law(logits[None], sampling, stops, past)
         token = torch.tensor([tree.token], device=logits.device)
         removed = sampling.draws == "without-replacement" and proposal is not None
-        sure = torch.nn.functional.one_hot(token[0], law.shape[-1])
+        sure = torch.nn.functional.one_hot(token[0], law.shape[-1])  # the proposals of tokens that were not drawn
         told = (sure if proposal is None else proposal).to(law.dtype)
         made = verify(forest(tree, token), law, told[None], self._dice, sampling.rule, removed, seams, bonus)
         path = [row for row in made.path[0].tolist() if row >= 0]

@@ -1,4 +1,7 @@
-"""One verification of a batch: a rule walks the trees, and the token after the path is drawn."""
+"""The verification of a batch of drafted trees.
+
+An acceptance rule walks the trees, then the token after the accepted path is drawn.
+"""
 
 from dataclasses import dataclass
 
@@ -14,13 +17,13 @@ from reference.rules import Rule
 
 @dataclass(frozen=True)
 class Accepted:
-    """The acceptance of B requests.
+    """The accepted paths and tokens of B requests.
 
     Attributes:
         path: int64 [B, height + 1]; accepted rows, root first, then -1.
-        tokens: int64 [B, height + 1]; the tokens emitted, then -1: those of the path below the root, and the last.
+        tokens: int64 [B, height + 1]; the emitted tokens, then -1: the tokens of the path below the root, then `bonus`.
         bonus: int64 [B]; the token after the path.
-        last: [B, V]; the law it was drawn from.
+        last: [B, V]; the law from which `bonus` was drawn.
     """
 
     path: Tensor
@@ -39,7 +42,7 @@ def verify(
     seams: SamplingSeams,
     bonus: Tensor | None = None,
 ) -> Accepted:
-    """Accept by `rule`, then draw the last token.
+    """Accept by `rule`, then draw the token after the path.
 
     Args:
         trees: The drafted trees.
@@ -47,9 +50,10 @@ def verify(
         proposal: The law from which each node's token was drawn, before siblings were removed [B, N, V].
         dice: The coins.
         rule: The rule and its thresholds.
-        removed: Whether tokens were drawn without replacement, so that a sibling's law lacks the earlier ones.
+        removed: Whether tokens were drawn without replacement, so that a sibling's law lacks the earlier tokens.
         seams: The functions that decide.
-        bonus: The law after each node that the last token is drawn from where no residual stands in; `target` if None.
+        bonus: The law after each node for the token after the path, used where no residual replaces it [B, N, V];
+            `target` if None.
     """
     walk = PROGRAMS[rule.name](trees, target, proposal, dice, seams, rule, removed)
     rows = target if bonus is None else bonus
@@ -58,6 +62,7 @@ def verify(
     token = dice.choose(seams.bonus_place(dice, walk.at, walk.rejected), last, every)
     path = torch.stack(walk.path, 1)
     length = (path >= 0).sum(-1)
+    # A path of n rows emits the n - 1 tokens below the root, and the bonus as its n-th token.
     below = torch.where(path[:, 1:] >= 0, trees.token.gather(1, path[:, 1:].clamp(min=0)), -1)
     tokens = torch.cat([below, torch.full_like(path[:, :1], -1)], 1).scatter(1, length[:, None] - 1, token[:, None])
     return Accepted(path, tokens, token, last)

@@ -1,4 +1,8 @@
-"""The families that the engine opens, one file for families of a kind; found by scanning this folder."""
+"""The model families that the engine opens.
+
+Every module of this folder is imported, and its `ModelFamily` objects are entered under their names. A new family is a
+new file here and no line elsewhere.
+"""
 
 from importlib import import_module
 from pkgutil import iter_modules
@@ -6,7 +10,7 @@ from pkgutil import iter_modules
 from backends.engine.model.family.base import Exact, ModelFamily
 
 FAMILIES: dict[str, ModelFamily] = {}
-"""Each family by its name."""
+"""Every family by its name."""
 
 for _module in sorted(iter_modules(__path__), key=lambda each: each.name):
     for _value in list(vars(import_module(f"{__name__}.{_module.name}")).values()):
@@ -14,6 +18,6 @@ for _module in sorted(iter_modules(__path__), key=lambda each: each.name):
             FAMILIES[_value.name] = _value
 
 EXACT: dict[str, Exact] = {name: make for family in FAMILIES.values() for name, make in family.exact.items()}
-"""Float64 forms of modules by the name of their class, of all families."""
+"""The float64 forms of the modules of all families, by the name of the module's class."""
 
 __all__ = ["EXACT", "FAMILIES", "ModelFamily"]

@@ -1,4 +1,7 @@
-"""ModelFamily: how the engine opens the transformers model of a family, built in or from a checkpoint."""
+"""The description of a model family, and the checks that families share.
+
+A `ModelFamily` says how the engine opens the family's transformers model, built in or from a checkpoint.
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -10,26 +13,27 @@ from backends.base import Unsupported
 from reference.architecture import Architecture
 
 Exact = Callable[[nn.Module, Any], nn.Module]
-"""From a module of a model and the model's config to the module of the same formula in float64."""
+"""From a module of a model and the model's config to a module that computes the same formula in float64."""
 
 
 @dataclass(frozen=True)
 class ModelFamily:
-    """A family as the engine knows it.
+    """A model family, as the engine opens it.
 
     Attributes:
-        name: As in `reference.family.FAMILIES`.
+        name: The name in `reference.family.FAMILIES`.
         config: transformers' class of its config.
         model: transformers' class of its causal model.
-        fields: The fields of that config beyond those that all families share; raises Unsupported for an architecture
-            that transformers' model cannot be.
-        caps_scores: Whether transformers' model caps the scores of attention itself, by `fields`; the engine hands
-            `Architecture.score_cap` to attention for the others.
+        fields: From an architecture to the fields of the config that not all families share. Raises Unsupported for an
+            architecture that transformers' model cannot have.
+        caps_scores: Whether transformers' model applies a soft cap to the scores of attention itself, set by `fields`.
+            For other families the engine passes `Architecture.score_cap` to attention.
         renamed: From the name of a weight in `reference.weights` to transformers' name.
         completed: Gives a built-in model, in place, the buffers that no state dict holds.
         prepared: Changes an open model, in place, where transformers' own code is wrong for a tree of rows.
         exact: Float64 forms of modules that transformers computes in float32, by the name of their class.
-        checkpoint: From a config.json whose `model_type` transformers does not know to a config, by that type.
+        checkpoint: For each `model_type` that transformers does not know, a function from the content of config.json
+            to a config.
     """
 
     name: str
@@ -45,23 +49,23 @@ class ModelFamily:
 
 
 def same(arch: Architecture, what: str, *values: Any) -> None:
-    """Raise Unsupported where `values` differ, which transformers' model has one setting for."""
+    """Raise Unsupported if `values` differ, because transformers' model has one setting for all of them."""
     if len(set(values)) > 1:
         raise Unsupported(f"{arch.family} needs equal {what}, as transformers' model has one setting for them")
 
 
 def no_window(arch: Architecture) -> None:
-    """Raise Unsupported for a window, which transformers' model does not have."""
+    """Raise Unsupported for an architecture with a sliding window, which transformers' model does not have."""
     if any(arch.windows):
         raise Unsupported(f"{arch.family} with a sliding window: transformers' model has none")
 
 
 def no_irope(arch: Architecture) -> None:
-    """Raise Unsupported for what only Llama 4 has."""
+    """Raise Unsupported for chunks or layers without rotary embedding, which only Llama 4 has."""
     if any(arch.chunks) or arch.unrotated:
         raise Unsupported(f"{arch.family} with chunks or layers without rotary embedding: only llama4 has them")
 
 
 def layer_types(arch: Architecture) -> list[str]:
-    """The words of transformers for layers with a window and without."""
+    """The kind of each layer, with a window or without, under transformers' names."""
     return ["sliding_attention" if window else "full_attention" for window in arch.windows]

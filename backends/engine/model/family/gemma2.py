@@ -1,7 +1,8 @@
-"""Gemma 2, whose own model caps scores and logits; its norms multiply by one plus their weight.
+"""The Gemma 2 family.
 
-transformers multiplies embeddings by a buffer of float32, which no checkpoint holds: a model made without weights lacks
-it, and float64 needs it wider.
+Its transformers model applies soft caps to scores and logits, and its norms multiply by one plus their weight.
+transformers multiplies the embeddings by a float32 buffer that no checkpoint holds. A model made without weights lacks
+this buffer, and a float64 model needs it in float64.
 """
 
 import math
@@ -35,7 +36,7 @@ def _fields(arch: Architecture) -> dict[str, Any]:
 
 
 def _scaled(module: nn.Module, config: Any) -> nn.Module:
-    """Give the embeddings their factor in float64, which every use casts to the dtype of the weights."""
+    """Give the embeddings their factor in float64; transformers casts it to the dtype of the weights at every use."""
     module.embed_scale = torch.tensor(math.sqrt(config.hidden_size), dtype=torch.float64)
     return module
 

@@ -1,4 +1,7 @@
-"""Llama, and openPangu-Embedded: Llama with bias on q, k, v and o, the `attention_bias` of transformers' Llama."""
+"""The families Llama and openPangu-Embedded.
+
+openPangu-Embedded is Llama with biases on q, k, v and o, which is `attention_bias` in transformers' Llama.
+"""
 
 from typing import Any
 
@@ -27,7 +30,8 @@ def _fields(arch: Architecture) -> dict[str, Any]:
 
 
 def _pangu(content: dict[str, Any]) -> Any:
-    """The Llama config that means openPangu's config.json `content`."""
+    """The Llama config for the config.json `content` of openPangu-Embedded."""
+    # These fields name openPangu's own classes and code, or are translated to `attention_bias` below.
     left_out = ("model_type", "auto_map", "architectures", "bias", "attention_bias")
     said = {**PANGU_DEFAULTS, **content}
     kept = {key: value for key, value in said.items() if key not in left_out}

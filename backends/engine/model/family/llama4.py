@@ -1,4 +1,8 @@
-"""Llama 4's text model as the engine runs it: temperature by logical position, rotary embedding in true float64."""
+"""The Llama 4 family, text model only.
+
+The engine changes transformers' model in two ways. The temperature of queries follows from logical positions, and in
+float64 the rotary embedding is computed in float64.
+"""
 
 from dataclasses import dataclass
 from typing import Any
@@ -16,24 +20,25 @@ from reference.architecture import Architecture
 
 @dataclass(frozen=True)
 class Temperature:
-    """The factors of the queries of a layer without rotary embedding (arXiv 2501.19399)."""
+    """The attention temperature of a layer without rotary embedding, a factor of its queries (arXiv 2501.19399)."""
 
     floor_scale: int
     attn_scale: float
 
     def __call__(self, query: Tensor, positions: Tensor) -> Tensor:
-        """Return `query` [B, H, T, D], each row scaled for its position; `positions` is int64 [B, T]."""
+        """Return `query` [B, H, T, D] with each row scaled by its position; `positions` is int64 [B, T]."""
         scale = 1 + self.attn_scale * torch.log1p(torch.floor((positions.double() + 1) / self.floor_scale))
         wide = torch.promote_types(query.dtype, torch.float32)
         return (query * scale.to(wide)[:, None, :, None]).to(query.dtype)
 
 
 def temper_logically(network: Any) -> None:
-    """Take the temperature of a Llama 4 model, in place, from position ids.
+    """Change a Llama 4 model, in place, so that its temperature follows from position ids.
 
-    transformers 5.23 takes it from the place of the row in cache and batch, which is another number for every row of a
-    tree but those of its first path, and for every padded row. Its own tuning is switched off; the decoder layer hands
-    the positions down to the engine's attention interface, which scales the queries.
+    transformers 5.23 computes the temperature from the index of the row in cache and forward. For rows of a tree that
+    index differs from the position, except on the tree's first path, and for padded rows too. So transformers' own
+    tuning is switched off. The decoder layer passes the positions on to the engine's attention interface, which scales
+    the queries.
     """
     for layer in network.model.layers:
         attention = layer.self_attn
@@ -48,7 +53,7 @@ def _hand_down(_: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> tu
 
 
 class ExactAttention(Llama4TextAttention):  # type: ignore[misc]  # transformers is untyped here
-    """Llama 4's attention without a step in float32: transformers' turns queries and keys in float32."""
+    """Llama 4's attention without a step in float32; transformers' own rotates queries and keys in float32."""
 
     def forward(
         self,
@@ -58,7 +63,7 @@ class ExactAttention(Llama4TextAttention):  # type: ignore[misc]  # transformers
         past_key_values: Any,
         **kwargs: Any,
     ) -> tuple[Tensor, None]:
-        """As transformers' own; `position_embeddings` is complex128 [B, T, head_dim / 2]."""
+        """Compute transformers' `forward`, with `position_embeddings` complex128 [B, T, head_dim / 2]."""
         rows = hidden_states.shape[:-1]
         query, key, value = (
             project(hidden_states).view(*rows, -1, self.head_dim) for project in (self.q_proj, self.k_proj, self.v_proj)
@@ -75,18 +80,18 @@ class ExactAttention(Llama4TextAttention):  # type: ignore[misc]  # transformers
 
 
 def _turned(x: Tensor, frequencies: Tensor) -> Tensor:
-    """`x` [B, T, heads, head_dim], neighbouring dimensions turned together."""
+    """`x` [B, T, heads, head_dim], rotated; each pair of neighbouring dimensions is one complex number."""
     pairs = torch.view_as_complex(x.reshape(*x.shape[:-1], -1, 2).contiguous())
     return torch.view_as_real(pairs * frequencies[:, :, None]).flatten(3)
 
 
 def _exact_attention(module: nn.Module, _: Any) -> nn.Module:
-    module.__class__ = ExactAttention
+    module.__class__ = ExactAttention  # the weights and settings of the module stay
     return module
 
 
 def _fields(arch: Architecture) -> dict[str, Any]:
-    """The fields of Llama 4's text model that others lack; no layer of it has experts."""
+    """The fields of Llama 4's config that other families lack; built-in models have no experts."""
     no_window(arch)
     same(arch, "qkv_bias and output_bias", arch.qkv_bias, arch.output_bias)
     same(arch, "chunks in all layers that have one", *filter(None, arch.chunks))

@@ -1,4 +1,4 @@
-"""Mistral, whose layers all have one window or none."""
+"""The Mistral family, whose layers all have the same window or none."""
 
 from typing import Any
 

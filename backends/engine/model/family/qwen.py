@@ -1,4 +1,7 @@
-"""Qwen 2 and Qwen 3, whose layers have a window or none as `layer_types` says."""
+"""The families Qwen 2 and Qwen 3, which may have a window in some layers.
+
+The `layer_types` of their config name the layers with a window.
+"""
 
 from typing import Any
 
