@@ -17,7 +17,7 @@ from specverify.pytest_selection import Selection  # noqa: E402
 torch.set_num_threads(1)
 
 settings.register_profile(
-    "gate", max_examples=12, derandomize=True, database=None, deadline=None, suppress_health_check=list(HealthCheck)
+    "gate", max_examples=8, derandomize=True, database=None, deadline=None, suppress_health_check=list(HealthCheck)
 )
 settings.register_profile("night", settings.get_profile("gate"), max_examples=2000)
 settings.load_profile(os.environ.get("SPECVERIFY_PROFILE", "gate"))

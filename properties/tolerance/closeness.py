@@ -14,7 +14,7 @@ from properties.verdict.subject import NoTrace, Subject
 from reference.case import Case
 from reference.draft import Scripted
 from reference.sampling import Sampling
-from reference.trace import Array, Stage, Step, Trace
+from reference.trace import Array, Step, Trace
 from reference.tree import Tree
 
 UNIT = {"float64": 2.0**-53, "float32": 2.0**-24, "bfloat16": 2.0**-8, "float16": 2.0**-11}

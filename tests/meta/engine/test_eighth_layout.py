@@ -117,14 +117,14 @@ def case_in(kind: str) -> Case:
 def test_drawn_cases_in_it_agree_and_some_are_drawn_without_asking() -> None:
     subject, met = subject_of(open_backend("cpu-eager")), []
 
-    @exploring(12)
+    @exploring(6)
     @given(cases(layout="ledger"))
     def agree(case: Case) -> None:
         verdict = judge(case, ALL, ORACLE, subject)
         assert verdict.unsupported is None
         assert verdict.findings == ()
 
-    @exploring(120)
+    @exploring(60)
     @given(cases())
     def note(case: Case) -> None:
         met.append(case.layout.kind)

@@ -21,14 +21,15 @@ from reference.rules import DRAWS, RULES, Rule
 from reference.sampling import Sampling
 from reference.tape import stride
 from reference.tree import Shape, Tree
+from tests.tiers import first
 
 torch.set_num_threads(1)
 ENGINE = open_cpu()
 LIMIT = {"float64": 1e-10, "float32": 1e-6}
 WORLDS = 150
-"""Random worlds for each rule and kind of draft; both kinds make 300, a tenth of them without `-m slow`."""
+"""Random worlds for each rule and kind of draft; both kinds make 300, a twentieth of them without `-m slow`."""
 
-PARTS = (0, *(pytest.param(part, marks=pytest.mark.slow) for part in range(1, 10)))
+PARTS = first(range(20), 1)
 
 LOSSLESS = [name for name, promise in RULES.items() if promise.lossless]
 
@@ -108,7 +109,7 @@ LOSSY = [
 @pytest.mark.parametrize(("rule", "draws"), LOSSY, ids=lambda one: one if isinstance(one, str) else one.name)
 def test_a_lossy_rule_is_as_lossy_as_its_definition(rule: Rule, draws: str) -> None:
     rng, apart = np.random.default_rng(3), []
-    for _ in range(24):
+    for _ in range(8):
         world = random_world(rng, rule, draws)
         emitted: law.Law = dict(enumerated(world).outcomes)
         assert law.distance(emitted, law.world_law(world, whole_tree_first=False)) <= LIMIT["float64"]
@@ -120,7 +121,7 @@ def test_a_lossy_rule_is_as_lossy_as_its_definition(rule: Rule, draws: str) -> N
 @pytest.mark.parametrize("name", list(RULES))
 def test_float32_keeps_to_a_millionth(name: str, draws: str) -> None:
     rng = np.random.default_rng(11)
-    for _ in range(6):
+    for _ in range(3):
         world = random_world(rng, Rule(name), draws, "float32")
         wanted = law.world_law(world, whole_tree_first=False)
         assert law.distance(dict(enumerated(world).outcomes), wanted) <= LIMIT["float32"]
@@ -141,7 +142,7 @@ def test_seven_drawn_nodes_over_eight_tokens() -> None:
 @pytest.mark.parametrize("name", list(RULES))
 def test_a_given_tree_has_the_law_of_its_rule(name: str) -> None:
     rng = np.random.default_rng(5)
-    for _ in range(20):
+    for _ in range(8):
         shape = random_shape(rng, int(rng.integers(2, 8)), RULES[name].chains_only)
         vocab = int(rng.integers(2, 9))
         token = tuple(int(one) for one in rng.integers(0, vocab, size=len(shape)))

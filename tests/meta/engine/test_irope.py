@@ -31,6 +31,7 @@ from reference.sampling import Sampling, Stops
 from reference.trace import Drafted
 from reference.tree import RankTree, Tree
 from specverify.setup.subjects import subject_of
+from tests.tiers import each
 
 CHUNKED = [arch for arch in GALLERY if arch.chunks]
 ARCH = Architecture(
@@ -141,8 +142,7 @@ LAYOUTS = [
 ]
 
 
-@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda one: f"{one.kind}-{one.stay_in_chunk}-{one.prefill_chunk}")
-@pytest.mark.parametrize("draft", DRAFTS, ids=lambda one: type(one).__name__)
+@pytest.mark.parametrize(("layout", "draft"), each(product(LAYOUTS, DRAFTS), 2))
 def test_the_engine_equals_the_oracle_around_a_chunks_end(draft: Draft, layout: KvLayout) -> None:
     """Trees begin at every place of a chunk of 4, greedy and sampled."""
     backend, oracle = open_cpu(), Oracle()

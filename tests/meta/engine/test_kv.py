@@ -134,7 +134,7 @@ def lease(arena: Arena, model: Anything) -> CacheLease:
 def test_a_cache_holds_what_a_list_holds(name: str) -> None:
     """Blocks opened in pieces, unordered paths, crops, poison, amended rows; rings turn several times."""
 
-    @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
     @given(st.data())
     def run(data: st.DataObject) -> None:
         twin = Twin(name, lease(data.draw(arenas(name)), Anything()))
@@ -165,7 +165,7 @@ def test_a_cache_holds_what_a_list_holds(name: str) -> None:
 def test_a_cache_that_begins_as_another_is_a_copy(name: str) -> None:
     """Neither notices what is done to the other from then on, nor that the other is released and poisoned."""
 
-    @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
     @given(st.data())
     def run(data: st.DataObject) -> None:
         arena, model = data.draw(arenas(name)), Anything()
@@ -203,7 +203,7 @@ def blocks_of(twin: Twin, sizes: list[int]) -> Iterator[None]:
 def test_a_ring_is_never_rewound_to_what_it_overwrote() -> None:
     """Crops after rejected blocks, crops and copies: either all that is in reach is there, or ValueError."""
 
-    @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
     @given(st.data())
     def run(data: st.DataObject) -> None:
         arena, model = Arena(layout_of("sliding")), Anything()

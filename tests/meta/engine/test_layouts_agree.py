@@ -5,6 +5,7 @@ The table is in DESIGN.md, "Layouts, and where bits agree".
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,7 @@ from reference.session import Action, Mate, Session
 from reference.trace import Array, Trace
 from reference.tree import RankTree, Tree
 from specverify.setup.subjects import subject_of
+from tests.tiers import each, first
 
 SAME_BITS = {
     "branch by path": KvLayout(),
@@ -125,10 +127,10 @@ def _short_sighted(case: Case) -> bool:
     return any(any((*arch.windows, *arch.chunks)) for arch in every)
 
 
-@pytest.mark.parametrize("number", range(2))
+@pytest.mark.parametrize("number", first(range(4), 1))
 def test_drawn_cases(number: int) -> None:
     @seed(40 + number)
-    @settings(max_examples=12, database=None, deadline=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=8, database=None, deadline=None, suppress_health_check=list(HealthCheck))
     @given(single_cases(("float32", "float64"), (), "branch"), st.sampled_from(("", "large")))
     def run(case: Case, poison: str) -> None:
         hold_to_each_other(replace(case, layout=replace(case.layout, poison=poison)))
@@ -146,9 +148,7 @@ DRAFTS: dict[str, Callable[[Architecture], Draft]] = {
 }
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("kind", DRAFTS)
-@pytest.mark.parametrize("windowed", [False, True])
+@pytest.mark.parametrize(("kind", "dtype", "windowed"), each(product(DRAFTS, ("float32", "float64"), (True, False)), 3))
 def test_cases_made_by_hand(kind: str, dtype: str, windowed: bool) -> None:
     """Long enough that every ring turns; a draft that is the target accepts every row and shares its blocks."""
     arch = WINDOWED if windowed else GALLERY[0]

@@ -24,6 +24,7 @@ from reference.sampling import Sampling
 from reference.tape import stride
 from reference.trace import Array
 from reference.tree import Shape
+from tests.tiers import each, gated
 
 torch.set_num_threads(1)
 FAULTS = [fault.name for fault in (*SAMPLED, *PROCESSED) if fault.name != "logprobs-over-whole-tree"]
@@ -98,6 +99,9 @@ def _kinds() -> Iterator[tuple[str, str]]:
 
 KINDS = list(_kinds())
 
+ENUMERATED = gated(KINDS, lambda at: KINDS[at][1] == DRAWS[at // len(DRAWS) % len(DRAWS)] or KINDS[at][0] in ALONE)
+"""One kind of draw for each fault in every gate, the next fault's kind being the next."""
+
 
 @pytest.mark.parametrize("draws", DRAWS)
 def test_the_clean_engine_passes_on_these_worlds(draws: str) -> None:
@@ -107,7 +111,7 @@ def test_the_clean_engine_passes_on_these_worlds(draws: str) -> None:
         assert not impossible
 
 
-@pytest.mark.parametrize(("name", "draws"), KINDS)
+@pytest.mark.parametrize(("name", "draws"), ENUMERATED)
 def test_enumeration_catches_it_unless_it_harms_nothing(name: str, draws: str) -> None:
     backend, harmless = planted(name), draws in faults.named(name).harmless
     for world in worlds(draws):
@@ -152,12 +156,10 @@ def _first(name: str) -> str:
     return next(draws for draws in DRAWS if draws not in faults.named(name).harmless)
 
 
-BY_SAMPLING = [
-    pytest.param(name, draws, marks=[] if draws == _first(name) else [pytest.mark.slow])
-    for name, draws in KINDS
-    if name not in UNSEEN | ALONE
-]
-"""Enumerated under every kind of draw; sampled under one of them unless the slow tests are asked for."""
+BY_SAMPLING = each(
+    sorted((pair for pair in KINDS if pair[0] not in UNSEEN | ALONE), key=lambda pair: pair[1] != _first(pair[0])), 14
+)
+"""Every fault is enumerated; sampling, which takes seconds for each, is tried on a few without `-m slow`."""
 
 
 @pytest.mark.parametrize(("name", "draws"), BY_SAMPLING)

@@ -10,6 +10,7 @@ from reference.probability_world import Blocks
 from reference.tape import place, stride
 from reference.trace import Array
 from reference.tree import Shape
+from tests.tiers import first
 
 SEVEN = Shape((0, 0, 0, 1, 1, 2, 2))
 CHAIN = Shape((0, 0, 1))
@@ -194,7 +195,7 @@ def test_one_coin_has_the_law_of_its_intervals(reports: bool) -> None:
 
 @pytest.mark.parametrize("order", [None, decisions(CHAIN)])
 @pytest.mark.parametrize("reports", [True, False])
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", first(range(3), 1))
 def test_a_chain_has_the_law_of_its_target(reports: bool, order: tuple[int, ...] | None, seed: int) -> None:
     toy, target = chain(reports, seed=seed)
     found = law(toy, CHAIN_COINS, order=order)
@@ -202,7 +203,7 @@ def test_a_chain_has_the_law_of_its_target(reports: bool, order: tuple[int, ...]
     assert (found.disputed, found.strays) == (0, ())
 
 
-@pytest.mark.parametrize(("vocab", "reports"), [(3, True), (3, False), (4, True), (4, False), (8, True)])
+@pytest.mark.parametrize(("vocab", "reports"), first([(3, False), (4, True), (3, True), (4, False), (8, True)], 2))
 def test_a_tree_with_drafts_inside_has_the_law_of_its_target(vocab: int, reports: bool) -> None:
     target, draft = tables(vocab, 1), tables(vocab, 101)
     found = law(Toy(SEVEN, target, draft, reports=reports), SEVEN_COINS, order=decisions(SEVEN))

@@ -33,6 +33,7 @@ from reference.sampling import Sampling, Stops
 from reference.trace import Array
 from reference.tree import RankTree, Tree
 from specverify.setup.subjects import open_planted, subject_of
+from tests.tiers import each, first
 
 torch.set_num_threads(1)
 ORACLE = Oracle()
@@ -74,7 +75,7 @@ CLEAN = {
 }
 
 
-@pytest.mark.parametrize("name", CLEAN)
+@pytest.mark.parametrize("name", first(CLEAN, 2))
 def test_a_correct_engine_without_tables_is_quiet(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(invariant, "ALONE", Effort(72, 24))
     evidence, found = judged(CLEAN[name], hidden())
@@ -100,7 +101,7 @@ FAULTS = {
 """Where each shows: the case, tokens that are enough, and the link that sees it."""
 
 
-@pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.parametrize("name", each(FAULTS, 2))
 def test_a_fault_is_seen_without_tables(name: str) -> None:
     one, most, link = FAULTS[name]
     evidence, found = judged(one, hidden(name))
@@ -225,7 +226,7 @@ def test_no_row_within_the_noise_leaves_the_band(settings: dict[str, Any], kind:
     rng = np.random.default_rng([len(kind), len(settings)])
     sampling = Sampling(1.0, **settings)
     doubted = settled = 0
-    for _ in range(60):
+    for _ in range(20):
         row = tempered(rng, 9, kind)
         for noise_of in (0.0, 1e-9, 0.01, 0.3):
             low, high = band(row, noise_of, sampling)

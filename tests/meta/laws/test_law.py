@@ -38,7 +38,7 @@ from reference.tree import Shape, Tree
 CHAINS = ((0, 0), (0, 0, 1), (0, 0, 1, 2))
 TREES = ((0, 0, 0), (0, 0, 0, 0), (0, 0, 0, 1, 1), (0, 2, 0, 0), (0, 0, 0, 2, 1))
 BINARY = (0, 0, 0, 1, 1, 2, 2)
-WORLDS = 32
+WORLDS = 12
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from reference.oracle.stopping import clipped
 from reference.sampling import Stops
 from reference.trace import Array, Kv, Lowered, Step, Trace
 from reference.tree import RankTree, Tree
+from tests.tiers import each, first
 
 VOCABULARY = 3
 TOKENS = range(VOCABULARY)
@@ -42,6 +43,7 @@ CHUNKED = Seeded(
     replace(architecture("llama4", (0, 0)), qk_norm=True, chunks=(3, 0), unrotated=(1,), floor_scale=2, attn_scale=0.5),
     4,
 )
+
 DRAFT = Seeded(architecture("llama", (0,), hidden=10), 7)
 REAL = [PLAIN, WINDOWED, MIXED, BIASED, CHUNKED]
 
@@ -257,7 +259,7 @@ def test_there_are_as_many_trees_as_cayley_counts() -> None:
     assert any(parent[node] > node for parent in all_parents(4) for node in range(len(parent)))
 
 
-@pytest.mark.parametrize("root", TOKENS)
+@pytest.mark.parametrize("root", first(TOKENS, 1))
 def test_every_small_tree_on_a_table(root: int) -> None:
     """Ties among logits and twins among siblings included, from an empty context and from a longer one."""
     oracle, sequences = Oracle(Table, keep=1), Sequences(Table(load(PLAIN, "float64")))
@@ -281,8 +283,7 @@ def test_two_trees_in_a_row_on_a_table() -> None:
         assert_run(case, oracle(case), sequences)
 
 
-@pytest.mark.parametrize("evaluator", [PathByPath, SharedPrefix])
-@pytest.mark.parametrize("model", REAL, ids=lambda model: model.architecture.family)
+@pytest.mark.parametrize(("model", "evaluator"), each(product(REAL, [PathByPath, SharedPrefix]), 3))
 def test_every_small_tree_on_a_model(model: Seeded, evaluator: Callable[[Parameters], Evaluator]) -> None:
     oracle, sequences = Oracle(evaluator, keep=1), Sequences(PathByPath(load(model, "float64")))
     prompt = (2, 0, 1) if model is not WINDOWED else (0, 1, 1, 2)
@@ -396,8 +397,7 @@ NGRAM_SHAPES = [
 ]
 
 
-@pytest.mark.parametrize("shape", NGRAM_SHAPES, ids=len)
-@pytest.mark.parametrize("order", [2, 3, 4])
+@pytest.mark.parametrize(("shape", "order"), each(product(NGRAM_SHAPES, (2, 3, 4)), 2))
 def test_ngram_proposals_on_every_text(shape: RankTree, order: int) -> None:
     """Every text of up to 6 tokens: the tree holds the nodes that have a token, in row order."""
     oracle = Oracle(Table, keep=1)

