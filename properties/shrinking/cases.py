@@ -1,4 +1,8 @@
-"""Smaller cases next to a given one: what a person would try to take away, simplest first."""
+"""Smaller cases in the neighbourhood of a given case.
+
+A kind of step is a function from a case to attempts at simpler cases. `STEPS` lists all kinds, and `nearer` yields the
+valid results. The greedy shrinking of `specverify/campaign/shrinking.py` and of live sessions uses them.
+"""
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -32,7 +36,10 @@ from reference.tree import Tree
 
 
 def size(case: Case) -> tuple[float, ...]:
-    """How much there is to hold in the head: nodes first, then prompt, draft, trees, output, model, settings."""
+    """The size of a case as a reader feels it, compared lexicographically.
+
+    The largest tree comes first, then actions, mates, prompt, draft, trees, output, model and settings.
+    """
     draft = case.draft
     trees = draft.shapes
     nodes = [len(tree) for tree in trees]
@@ -62,19 +69,19 @@ def size(case: Case) -> tuple[float, ...]:
 
 
 def _fuss(case: Case) -> int:
-    """Sampling settings that are not at rest."""
+    """The number of sampling settings that are not at their defaults."""
     sampling, rest = case.sampling, Sampling()
     return sum(getattr(sampling, name) != getattr(rest, name) for name in Sampling.__dataclass_fields__)
 
 
 Steps = Callable[[Case], Iterator[Attempt]]
-"""One kind of step to simpler cases, biggest steps first."""
+"""One kind of step towards simpler cases; it yields its biggest steps first."""
 
 
 def attempts(steps: Steps, case: Case) -> Iterator[Case]:
     """The valid cases to which `steps` leads."""
     for attempt in steps(case):
-        with suppress(Malformed):  # that step leads out of what a case may be
+        with suppress(Malformed):  # the step leads to a case that is not valid
             yield attempt()
 
 
@@ -85,13 +92,13 @@ def nearer(case: Case) -> Iterator[Case]:
 
 
 def apart(one: Case, other: Case) -> int:
-    """How many things differ between two cases: settings, and places of a list that hold something else."""
+    """The number of differences between two cases: settings, and entries of lists, with unequal values."""
     left, right = _leaves(plain(one)), _leaves(plain(other))
     return sum(left.get(key) != right.get(key) for key in left.keys() | right.keys())
 
 
 def _leaves(content: Any, path: str = "") -> dict[str, Any]:
-    """Everything that `content` holds, by where it lies."""
+    """Every scalar in `content`, by its path."""
     if isinstance(content, dict):
         return {key: value for name in content for key, value in _leaves(content[name], f"{path}.{name}").items()}
     if isinstance(content, (list, tuple)):
@@ -100,7 +107,7 @@ def _leaves(content: Any, path: str = "") -> dict[str, Any]:
 
 
 def _scripts(case: Case) -> Iterator[Attempt]:
-    """The trees that a learning draft proposes, written down."""
+    """A script in place of a draft that makes its own tokens: the trees that it proposes by the oracle."""
     if case.draft.trees is None and isinstance(case.model, Seeded):
         yield partial(_written_down, case)
 
@@ -115,6 +122,7 @@ def _prompts(case: Case) -> Iterator[Attempt]:
     for keep in lengths_below(len(prompt)):
         if 0 < keep < len(prompt):
             yield partial(_shortened, case, keep)
+            # Another prompt has another continuation; steering keeps the accepted nodes.
             if isinstance(case.model, Seeded):
                 yield partial(steered_again, case, case.model, prompt[-keep:])
 
@@ -131,10 +139,10 @@ def _models(case: Case) -> Iterator[Attempt]:
 
 
 def steered_again(case: Case, model: Seeded, prompt: tuple[int, ...]) -> Case:
-    """`case` on another model or prompt, its scripted trees accepting the same nodes as before.
+    """`case` on another model or prompt, with scripted trees of which the same nodes are accepted as before.
 
     Raises:
-        Malformed: where another draft, or the vocabulary, does not allow it.
+        Malformed: The draft is not a script, or the result is not a valid case.
     """
     if case.draft.trees is None or not isinstance(case.model, Seeded):
         raise Malformed("draft", "only scripted trees can be steered")
@@ -147,7 +155,7 @@ def steered_again(case: Case, model: Seeded, prompt: tuple[int, ...]) -> Case:
 
 
 def _renamed(stops: Stops, named: dict[int, int], vocab: int) -> Stops:
-    """`stops` in another vocabulary, where the tokens that greedy decoding names are called otherwise."""
+    """`stops` in another vocabulary of `vocab` ids; `named` maps the old tokens of greedy decoding to the new ones."""
 
     def renamed(tokens: tuple[int, ...]) -> tuple[int, ...]:
         return tuple(named.get(token, token % vocab) for token in tokens)
@@ -159,7 +167,7 @@ def _renamed(stops: Stops, named: dict[int, int], vocab: int) -> Stops:
 
 
 def _shortened(case: Case, keep: int) -> Case:
-    """The last `keep` tokens of the prompt; as many may be emitted as before."""
+    """`case` with the last `keep` tokens of its prompt; the room for output stays the same."""
     stops, lost = case.stops, len(case.prompt) - keep
     stops = replace(stops, max_length=stops.max_length - lost) if stops.max_length else stops
     return replace(case, prompt=case.prompt[-keep:], stops=stops)
@@ -197,7 +205,7 @@ def _reshaped(case: Case, at: int, gone: tuple[int, ...]) -> Case:
 
 
 def _sampling(case: Case) -> Iterator[Attempt]:
-    """Settings at rest, one by one; the temperature last, since greedy decoding is another matter."""
+    """Sampling settings put to their defaults one by one; the temperature last, since 0 means greedy decoding."""
     rest = Sampling()
     for name in (*(name for name in Sampling.__dataclass_fields__ if name != "temperature"), "temperature"):
         if getattr(case.sampling, name) != getattr(rest, name):
@@ -237,7 +245,7 @@ def _eased(case: Case, held: dict[str, Any]) -> Case:
 
 
 def _texts(case: Case) -> Iterator[Attempt]:
-    """Fewer and shorter stop strings; pieces of one letter, then of none."""
+    """Fewer and shorter stop strings, and shorter text pieces of the tokens."""
     strings, pieces = case.stops.stop_strings, case.stops.pieces
     for at, one in enumerate(strings):
         if len(strings) > 1:
@@ -258,4 +266,4 @@ STEPS: tuple[Steps, ...] = (
     alone, fewer_actions, fewer_mates, _budgets, cuts, _trees, _shapes, plainer_mates,
     _scripts, _prompts, _models, _trees, layouts, _sampling, _stops,
 )  # fmt: skip
-"""Every kind of step, those first that take most away."""
+"""Every kind of step; the kinds that remove most come first."""
