@@ -1,4 +1,7 @@
-"""The command `bench`, first part: how fast cases are judged, and what checking costs over the backend's forwards."""
+"""The command `bench throughput`: cases judged per second, and the overhead.
+
+The overhead is the wall time over the time in the backend's own forwards.
+"""
 
 import time
 from typing import Any

@@ -1,4 +1,4 @@
-"""The command `replay`: run one saved case again and say FAILED, FIXED or CHANGED."""
+"""The work of `replay`: run one saved case again; say FAILED, FIXED or CHANGED."""
 
 import shlex
 from contextlib import ExitStack
@@ -28,12 +28,12 @@ class Replayed:
     """The result of a replay.
 
     Attributes:
-        word: FAILED (the saved finding again), CHANGED (another one), FIXED (none), or UNJUDGED; for a bare case,
-            which holds no finding, DIFFER or AGREE.
-        failure: What was found, or None.
-        why: One sentence beside the word.
-        emulated: Whether the backend stands in for a device that is not there.
-        saved_fault: The fault that was planted when the file was saved, where this replay plants none; else None.
+        word: FAILED (the saved finding again), CHANGED (another finding), FIXED (none), or UNJUDGED. A file with a
+            case and no finding gives DIFFER or AGREE.
+        failure: The failure, or None.
+        why: One sentence that explains the word.
+        emulated: Whether the backend emulates a device that this machine lacks.
+        saved_fault: The fault that was planted when the file was saved, if this replay plants none; else None.
     """
 
     word: str
@@ -44,7 +44,7 @@ class Replayed:
 
     @property
     def exit_code(self) -> int:
-        """0 where nothing differs, 1 where something does, 3 where nothing was judged."""
+        """0 if nothing differs, 1 if something differs, 3 if nothing was judged."""
         return {"FIXED": 0, "AGREE": 0, "UNJUDGED": 3}.get(self.word, 1)
 
 
@@ -59,13 +59,13 @@ def replay(
     case_timeout_s: float | None = None,
     memory: int | None = None,
 ) -> Replayed:
-    """Run the case in `file`; options that are None come from the bundle, but no code, path or hub id does.
+    """Run the case in `file`; options that are None are taken from the file, except code, paths and hub ids.
 
-    A fault, a backend `pkg.module:factory` (to run the case or to compare with), the case's custom processors and its
-    checkpoints are only used when named here, the checkpoints as `models` (`placing.placed`).
+    The following are used only if the arguments name them: a fault, a backend `pkg.module:factory` (to run the case or
+    as the reference), the case's custom processors, and its checkpoints as `models` (`placing.placed`).
 
     Raises:
-        Unreadable, UnusableInput, MissingInput, Unknown, UnknownBackend, Unavailable, WrongFlag: each with one line.
+        Unreadable, UnusableInput, MissingInput, Unknown, UnknownBackend, Unavailable, WrongFlag: With one line each.
     """
     saved = bundle.load(file)
     if backend is None and saved.backend is not None and ":" in saved.backend:
@@ -131,6 +131,6 @@ def _told(verdict: Verdict, saved: bundle.Bundle, found: Finding | None, failure
 
 
 def _same(verdict: Verdict, saved: bundle.Bundle) -> Finding | None:
-    """The saved finding, if it is among those of the verdict: same invariant, same stage."""
+    """The verdict's finding with the invariant and stage of the saved one, or None."""
     alike = (one for one in verdict.findings if (one.invariant, one.stage) == (saved.invariant, saved.stage))
     return next(alike, None)
