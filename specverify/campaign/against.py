@@ -68,7 +68,7 @@ def reference_named(
     backend = open_ones.enter_context(door.opened(Wanted(against, threads=1 if checkpoint is None else 0)))
     if layout is not None:
         check_declared(layout, against, backend.declaration.layouts)
-    # The truth is computed in float64 where the reference can; a checkpoint's weights are in its own dtype.
+    # The reference runs drawn cases in float64 if it can, and a checkpoint in the dtype of the case.
     exact = "float64" in backend.declaration.dtypes and checkpoint is None
     other = backend.subject()
     if checkpoint is not None:
@@ -103,7 +103,7 @@ class TransformersOracle(NumpyOracle):
     def model(self, model: Model, dtype: str) -> Evaluator:
         """The evaluator of `model`, with weights rounded to `dtype` and held in float64.
 
-        Eight evaluators of built-in models are kept, or two of checkpoints, whose float64 weights are large.
+        Up to eight evaluators are kept for built-in models, and two for checkpoints.
 
         Raises:
             Unsupported: Plain transformers cannot run the model.

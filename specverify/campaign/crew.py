@@ -1,4 +1,4 @@
-"""The crew: the worker processes of a campaign, a connection to each, and their deaths.
+"""The crew: the worker processes of a campaign, and a connection to each.
 
 Each worker has a connection of its own and shares no lock with another worker. A worker that is killed in the middle of
 a message cannot garble another worker's messages.
@@ -35,7 +35,7 @@ class Crew:
     """The workers of `plan`; no worker begins a case after the time `deadline` of the monotonic clock."""
 
     def __init__(self, plan: Plan, deadline: float) -> None:
-        # Spawned, not forked: a worker must read its thread settings before NumPy is imported.
+        # Spawned, not forked: a fresh process reads the thread settings of `ForWorkers` when it imports NumPy.
         self._context = mp.get_context("spawn")
         self._deadline = deadline
         self._threads = ForWorkers((os.cpu_count() or 1) if plan.model else 1)

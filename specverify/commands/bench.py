@@ -1,4 +1,4 @@
-"""The command `bench`: figures of speed, as ratios measured side by side in one run."""
+"""The command `bench`: ratios of times that are measured side by side in one run."""
 
 from typing import Any
 

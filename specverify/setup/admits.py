@@ -1,4 +1,4 @@
-"""Whether a backend's declaration admits a case, and the reason in one line where it does not."""
+"""The check of a case against a backend's declaration, with a reason in one line."""
 
 from dataclasses import replace
 
@@ -7,7 +7,10 @@ from reference.case import Case
 
 
 def outside(declared: Declaration, case: Case) -> str | None:
-    """Why the declaration does not admit the case, or None; in a session every request is asked about."""
+    """The reason why the declaration does not admit the case, or None; in a session every request is checked.
+
+    A request that switches drafts is also checked with each later draft.
+    """
     if case.session is not None:
         if not declared.sessions:
             return f"{declared.name} declares no sessions"
