@@ -49,6 +49,7 @@ def main(arguments: list[str] | None = None) -> None:
         click.echo(cli.get_help(click.Context(cli, info_name="specverify")), err=True)
         sys.exit(2)
     try:
+        # Without standalone mode click raises its exceptions to us, and returns the command's exit code.
         code = cli.main(args=arguments, prog_name="specverify", standalone_mode=False)
     except click.exceptions.Abort:
         code = _complain("interrupted", 3)

@@ -36,6 +36,7 @@ class Interrupts:
             signal.signal(number, handler)
 
     def _arrived(self, number: int, _: object) -> None:
+        # A user who presses Ctrl-C again wants the run to end at once.
         if self.word is not None and number == signal.SIGINT:
             raise KeyboardInterrupt
         if self.word is None:

@@ -85,12 +85,14 @@ class Plan:
 
     def slice(self, worker: int) -> "Plan":
         """The plan of worker `worker`: its share of the cases, with a seed of its own."""
+        # The first workers take one case more if the number does not divide.
         share = self.cases // self.jobs + (worker < self.cases % self.jobs)
         return replace(self, cases=share, seed=drawing_seed(self.seed, worker), jobs=1)
 
 
 def drawing_seed(seed: int, worker: int = 0) -> int:
     """The seed of worker `worker` in a run with `--seed seed`; with `--jobs 1` there is only worker 0."""
+    # Runs with neighbouring seeds share no worker's seed, up to 1000 workers.
     return seed * 1000 + worker
 
 

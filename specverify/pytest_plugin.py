@@ -73,6 +73,7 @@ class BackendUnderTest:
     """
 
     def __init__(self, name: str) -> None:
+        # Imported here, so that a project's pytest run pays for our imports only if a test uses the fixture.
         from reference.oracle.decoder import Oracle
         from specverify.isolation import door
         from specverify.isolation.wanted import Wanted
@@ -87,6 +88,7 @@ class BackendUnderTest:
 
     def close(self) -> None:
         """End the backend's process."""
+        # The fixture lives longer than a `with` block here could.
         self._door.__exit__(None, None, None)
 
     def judge(self, case: Any, *globs: str) -> Any:

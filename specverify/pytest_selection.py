@@ -81,6 +81,7 @@ class Selection:
         Args:
             expression: The argument of `-m`. Marks of other projects count as absent.
         """
+        # An expression such as `not slow` selects plain CPU tests too, and demands no device.
         if not expression.strip() or _selects(expression, {self.mark("cpu")}) or _selects(expression, set()):
             return []
         return [device for device in ACCELERATORS if _selects(expression, {self.mark(device)})]
@@ -115,6 +116,7 @@ class Selection:
 
         named = self.named(metafunc.config)
         kinds = {row.name: "emulated" if row.emulated else row.device for row in ROWS}
+        # A backend that the command line names is wanted, even if it is slow.
         slow = {row.name for row in ROWS if row.slow} - set(named)
         params = []
         for name in named or list(kinds):
@@ -129,6 +131,7 @@ class Selection:
         """
         expression, named = _expression(config), self.named(config)
         reasons: dict[str, str | None] = {}
+        # One item may belong to several tiers; the last match is counted.
         tiers: Counter[str] = Counter()
         kept, left = [], []
         for item in items:
@@ -156,6 +159,7 @@ class Selection:
         if left:
             items[:] = kept
             config.hook.pytest_deselected(items=left)
+        # Kept for the summary line, and for the main process of pytest-xdist.
         config.stash[self._tiers] = tiers
 
     @cached_property

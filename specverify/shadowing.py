@@ -1,7 +1,7 @@
 """Search for packages that shadow ours or our dependencies on Python's path.
 
-A shadowing package has the same name and lies before the right one on the path. This file imports the standard library only: it runs before
-any other import of ours, and any other module might be shadowed itself.
+A shadowing package has the same name and lies before the right one on the path. This file imports the standard library
+only: it runs before any other import of ours, and any other module might be shadowed itself.
 """
 
 import os
@@ -64,6 +64,7 @@ class Shadow:
         return f"`{self.name}` is {self.found}, which hides {self.meant}: {self._remedy(self.entry)}"
 
     def _remedy(self, entry: Path) -> str:
+        # In site-packages another distribution has installed a package of our name.
         if entry in map(Path, (sysconfig.get_path("purelib"), sysconfig.get_path("platlib"))):
             return "uninstall the package that brought it, or install specverify into an environment of its own"
         asked = os.environ.get("PYTHONPATH", "").split(os.pathsep) if os.environ.get("PYTHONPATH") else []
@@ -95,6 +96,7 @@ def _rooms() -> list[Shadow]:
 def _dependencies() -> list[Shadow]:
     """Dependencies that Python finds in the current folder although another entry of the path holds them too."""
     here = _here()
+    # An empty entry of `sys.path` means the current folder.
     entries = [entry for entry in sys.path if Path(entry or ".").resolve() == here]
     if here is None or not entries:
         return []
@@ -173,6 +175,7 @@ def guard() -> None:
     more = f" (and {len(found) - 1} more: `specverify doctor` names them)" if len(found) > 1 else ""
     if not _is_command(sys.argv, sys.orig_argv):
         raise ShadowedName(f"{found[0].line}{more}")
+    # Only the first argument: an option's value may also be "doctor".
     if "doctor" in sys.argv[1:2]:
         sys.meta_path.insert(0, RightPlaces(found))
         return

@@ -27,6 +27,7 @@ def alike(name: str, member: Member, other: Trace, oracle: Oracle, subject: Subj
     for number, (one, twin) in enumerate(zip(member.trace.steps, other.steps, strict=False)):
         if one.drafted is None or twin.drafted is None or one.scored is None or twin.scored is None:
             continue
+        # The judge calls a check unobserved that never yields `Compared`; a count of 0 says that it could look.
         yield Compared(0)
         if one.context != twin.context or one.drafted.tree != twin.drafted.tree:
             return

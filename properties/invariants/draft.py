@@ -55,6 +55,7 @@ def _proposed(
     script = case.draft.trees
     if script is not None:
         wanted = (script[place] if place < len(script) else Tree((0,), (pending,))).rooted(pending)
+        # The engine cuts trees at the end of an attention chunk; the oracle shows the cut tree.
         if case.layout.stay_in_chunk:
             alone = replace(case, draft=Scripted((wanted,)), sampling=Sampling())
             cut = oracle(restarted(alone, (*step.context, pending))).steps[0].drafted

@@ -117,6 +117,7 @@ def kv_differs(
     for layer in range(len(true.keys)):
         for kind in ("keys", "values"):
             limit = slack * error.of_inner(kind, layer)
+            # A layer with a window may have dropped its first columns in one run and not in the other.
             first = max(kv.first[layer] if kv.first else 0 for kv in (seen, true))
             held, wanted = (getattr(kv, kind)[layer][:, first:] for kv in (seen, true))
             worst = next(beyond(held, wanted, limit), None)

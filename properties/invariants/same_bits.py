@@ -23,6 +23,7 @@ def requests(trace: Trace) -> list[tuple[dict[str, int | str], Trace]]:
 def same_bits(name: str, case: Case, subject: Subject, layout: KvLayout, variant: str) -> Iterator[Finding | Compared]:
     """Findings where attention, logits, caches or output of the variant differ in a bit from those of the case."""
     base, other = subject(case), subject(replace(case, layout=layout))
+    # Not strict: runs of different lengths are a finding about the output, below.
     for (place, one), (_, twin) in zip(requests(base), requests(other), strict=False):
         where = {**place, "variant": variant}
         for number, (step, twin_step) in enumerate(zip(one.steps, twin.steps, strict=False)):

@@ -75,6 +75,7 @@ def validity_closed(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fa
         wanted = np.arange(look.rows) < look.nodes
         for row in np.flatnonzero(look.seen.valid != wanted).tolist():
             yield look.finding(bool(wanted[row]), bool(look.seen.valid[row]), row=row)
+        # A tree larger than the padding of the layout keeps its own size.
         padded = max(look.nodes, case.layout.padded_nodes)
         if look.rows != padded:
             yield look.finding(f"{padded} rows", f"{look.rows} rows", side="rows")

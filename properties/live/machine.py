@@ -76,6 +76,7 @@ def machine(
             except NoTrace as absent:
                 played.declined[absent.outcome.why] += 1
                 reject()
+            # Request 0, the case's own, always enters; more draws than mates mean that all enter.
             for number in range(1 + min(entering, len(self._of("new")) - 1)):
                 self._do(Action("add", (number,)))
 
@@ -103,6 +104,7 @@ def machine(
                     first.append(differs.verdict)
                     until = time.monotonic() + shrink_s
                 if located(differs.verdict) == located(first[0]):
+                    # The last entry is the smallest verdict so far; the first fixes invariant and stage.
                     first.append(min(first[-1], differs.verdict, key=_size))
                     raise
                 return
@@ -132,6 +134,7 @@ def machine(
         @precondition(lambda self: self._of("living"))
         @rule(data=st.data(), backwards=st.booleans())
         def step_two(self, data: st.DataObject, backwards: bool) -> None:
+            # Two neighbours, in either order: the smallest batch in which lanes can be mixed up.
             living = self._of("living")
             at = data.draw(st.integers(0, len(living) - 1))
             self._do(Action("step", tuple(living[at : at + 2][:: -1 if backwards else 1])))
@@ -178,6 +181,7 @@ def machine(
             self._go_on(go_on)
 
         def _interrupt(self, kind: str, number: int, midway: bool) -> None:
+            # A preemption drafts the request and throws the draft back before the verify forward.
             if midway and number in self._of("living"):
                 self._do(Action("preempt", (number,)))
             self._do(Action(kind, (number,)))
@@ -201,6 +205,7 @@ def machine(
             if not mine.sampling.greedy:
                 return []
             drafts = [case.draft, *(mate.draft for mate in case.session.mates)]
+            # Blocks of the session were sized for the largest tree of its drafts.
             most = max(map(largest, drafts))
             fitting: list[Draft] = [Scripted()]
             for draft in (BRANCHES, *drafts):
@@ -221,6 +226,7 @@ def machine(
 
         def teardown(self) -> None:
             """Close the session, and judge every request of it if the session's turn has come."""
+            # While shrinking, every session is judged, since the fault may show only there.
             thoroughly = bool(first) or played.sessions % judged == 0
             self._told(lambda watch: watch.close(thoroughly))
             self.watch = None

@@ -66,6 +66,7 @@ def openings(draw: st.DrawFn, kind: str | None = None, dtype: str = "float32", d
     case = draw(single_cases((dtype,), (), kind))
     case = _fitted(replace(case, layout=replace(case.layout, pages=())), declines)
     assert isinstance(case.model, Seeded)
+    # A second case on the same model lends its draft and its sampling to some mates.
     stranger = draw(single_cases((dtype,), (), kind, case.model))
     company = []
     unpaged = replace(case, layout=replace(case.layout, pages=()))  # drawn for one request of its own length
@@ -75,6 +76,7 @@ def openings(draw: st.DrawFn, kind: str | None = None, dtype: str = "float32", d
     whole = replace(case, layout=KvLayout(), steps=0, session=Session(tuple(company)))
     with suppress(Malformed):  # the draft model may not have enough positions for more tokens
         whole = replace(whole, stops=draw(_longer(case.stops)))
+    # A fork's prompt includes another request's tokens, so that the sum of all lengths is the upper bound.
     alone = [whole.alone(number) for number in range(1 + len(company))]
     longest, most = sum(one.longest for one in alone), max(largest(one.draft) for one in alone)
     return replace(whole, layout=draw(layouts(longest, most, len(case.prompt), kind, len(alone))))

@@ -79,6 +79,7 @@ def _failure(seen: Verdict, oracle: Oracle, subject: Subject, name: str, fault: 
         for case in nearer(best):
             if time.monotonic() > until:
                 break
+            # Only the invariant that failed live is judged here; all of them judge the result at the end.
             found = judge(case, asked, oracle, subject).first if size(case) < size(best) else None
             if found is not None and found.stage is stage:
                 best, progress = case, True

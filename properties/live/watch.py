@@ -112,6 +112,7 @@ class Watch:
         self.case = replace(self.case, session=session)
         before = self.living
         try:
+            # The session so far is part of `case` already, so that a crash is reported with the action that caused it.
             self._live.do(action)
             trace = self._live.trace
         except NoTrace as broken:
@@ -167,6 +168,7 @@ class Watch:
             self.living = set(trace.shared.accounts[-1].committed) - over
             self.evicted = entered - self.living - over
         else:
+            # Without accounts: an eviction moves living requests over, a restoration moves them back.
             gone = {"evict": self.living, "restore": self.evicted}.get(action.kind, set()) & set(action.requests)
             self.evicted = (self.evicted ^ gone) - over
             self.living = entered - self.evicted - over
@@ -176,6 +178,7 @@ class Watch:
             for number in set(action.requests) & before:
                 self._played.interruptions[action.kind] += 1
                 if before - {number}:
+                    # The interruption counts as undisturbed once one of the other requests advances correctly.
                     self._open.append(before - set(action.requests))
         if set(action.requests) & (before | self.living):
             self._played.actions[action.kind] += 1
@@ -209,6 +212,7 @@ class Watch:
         if number not in self._truth:
             self._truth[number] = self._asked(number, trace.shared.prompts[number])
         true = self._truth[number]
+        # After a near-tie the texts differ for good.
         if true is None or number in self._parted:
             return
         self._played.compared += 1
@@ -253,6 +257,7 @@ class Watch:
 
         one = self._subject
         seen = Subject(one.name, run, one.reveals, tables=one.tables, takes_tape=one.takes_tape)
+        # Enumerated laws are remembered by case, and stay valid for the same backend.
         seen.notes = one.notes
         return seen
 

@@ -44,11 +44,14 @@ def size(case: Case) -> tuple[float, ...]:
     trees = draft.shapes
     nodes = [len(tree) for tree in trees]
     arch = case.model.architecture if isinstance(case.model, Seeded) else None
+    # Rows whose parent comes later are harder to read.
     disorder = sum(up > node for tree in trees for node, up in enumerate(tree.parent))
     settings = fuss(case.layout)
     beside, actions, mates = burden(case)
     stops = len(case.stops.eos) + len(case.stops.stop_tokens) + (case.stops.max_length > 0)
+    # Each distinct piece counts once: a vocabulary may repeat a piece many times.
     letters = sum(map(len, (*case.stops.stop_strings, *set(case.stops.pieces))))
+    # The gallery is ordered from simple to complex models.
     weight = 0 if arch is None else GALLERY.index(arch) if arch in GALLERY else len(GALLERY)
     tokens = sum(sum(tree.token) for tree in trees if isinstance(tree, Tree)) + sum(case.prompt)
     learning = draft.trees is None
@@ -131,6 +134,7 @@ def _models(case: Case) -> Iterator[Attempt]:
     if not isinstance(case.model, Seeded) or case.draft.trees is None:
         return
     for arch in GALLERY:
+        # Models after the case's own in the gallery are not simpler.
         if arch == case.model.architecture:
             return
         if arch.vocab_size >= 2:
@@ -148,6 +152,7 @@ def steered_again(case: Case, model: Seeded, prompt: tuple[int, ...]) -> Case:
         raise Malformed("draft", "only scripted trees can be steered")
     old, ahead = continuation(case.model, case.prompt), continuation(model, prompt)
     trees = retold(case.draft.trees, (case.prompt[-1], *old), (prompt[-1], *ahead), model.vocab_size)
+    # Reversed: where a token occurs twice, its first occurrence decides its new name.
     stops = _renamed(case.stops, dict(reversed([*zip(old, ahead, strict=False)])), model.vocab_size)
     if stops.max_length:
         stops = replace(stops, max_length=stops.max_length - len(case.prompt) + len(prompt))
@@ -178,6 +183,7 @@ def _trees(case: Case) -> Iterator[Attempt]:
     if trees is None:
         return
     for at in reversed(range(len(trees))):
+        # Only the last tree can be dropped: the roots of later trees depend on the earlier ones.
         if at == len(trees) - 1 and at > 0:
             yield partial(replace, case, draft=Scripted(trees[:-1]))
         for gone in prunings(trees[at]):

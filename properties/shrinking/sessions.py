@@ -31,6 +31,7 @@ def burden(case: Case) -> tuple[int, int, int]:
 
 
 def _weight(mate: Mate) -> int:
+    # Fixed weights make one mate less, and a greedy mate, count as smaller than a few tokens less.
     sampled = 0 if mate.sampling.greedy else 8
     return 16 + len(mate.prompt) + mate.stops.max_new_tokens + sampled + largest(mate.draft)
 
@@ -42,6 +43,7 @@ def fuss(layout: KvLayout) -> int:
     """
     plain = KvLayout()
     held = sum(1 for name in SETTINGS if name != "pages" and getattr(layout, name) != getattr(plain, name))
+    # Another layout weighs as much as four settings.
     other = 0 if layout.kind == PLAIN else 4
     return held + other + layout.page_size + len(layout.pages)
 
@@ -57,6 +59,7 @@ def fewer_actions(case: Case) -> Iterator[Attempt]:
     actions = case.session.actions if case.session is not None else ()
     count = len(actions)
     for width in dict.fromkeys((count // 2, count // 4, 1)):
+        # From the end: actions after the failing one are often not needed.
         for begin in range(count - width, -1, -max(width, 1)):
             if width:
                 yield partial(_with, case, actions=actions[:begin] + actions[begin + width :])
@@ -108,6 +111,7 @@ def _without_mate(case: Case, gone: int) -> Case:
     assert case.session is not None
     kept = []
     for action in case.session.actions:
+        # Steps and preemptions take any number of requests, and only lose this one.
         if gone in action.requests and action.kind not in ("step", "preempt"):
             continue
         named = tuple(one - (one > gone) for one in action.requests if one != gone)
@@ -203,6 +207,7 @@ def layouts(case: Case) -> Iterator[Attempt]:
     """The case in the plain layout, then with settings at their defaults one by one, then with smaller pages."""
     layout, plain = case.layout, KvLayout()
     if layout.kind != PLAIN:
+        # Padding is kept here, and tried apart below, since it matters in every layout.
         yield partial(replace, case, layout=KvLayout(padded_nodes=layout.padded_nodes))
     for name in SETTINGS:
         if getattr(layout, name) != getattr(plain, name):

@@ -51,6 +51,7 @@ def without_draft(case: Case, trace: Trace, request: int, step: int) -> Iterator
 def _attempts(case: Case, model: Model, proposed: list[tuple[tuple[int, ...], Tree]]) -> Iterator[Attempt]:
     """The last proposed tree after its own context; all proposed trees in sequence; the context's end as a chain."""
     context, tree = proposed[-1]
+    # `rebased` then gives a case of one step: context prefilled at once, tree scripted.
     bare = replace(case, model=model, draft=Scripted(), session=None)
     yield partial(bare.rebased, context, tree)
     if len(proposed) > 1:

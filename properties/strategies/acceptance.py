@@ -26,6 +26,7 @@ ORACLE = Oracle(keep=256)
 
 def continuation(model: Seeded, prompt: tuple[int, ...]) -> tuple[int, ...]:
     """The next LOOKAHEAD tokens of greedy decoding, from the oracle."""
+    # float64 for every case: one cached continuation steers the cases of all working dtypes.
     case = Case(model, prompt, stops=Stops(max_new_tokens=LOOKAHEAD), dtype="float64")
     return ORACLE(case).output
 
@@ -85,6 +86,7 @@ def steered(
     spread = draw(st.integers(0, 3))
     token = [root]
     for node in range(1, len(parent)):
+        # With spread 0, nodes share a few tokens, so that siblings often hold the same one.
         filler = (noise[node % len(noise)] + (node if spread else 0)) % vocab
         token.append(filler)
     by_depth = sorted(range(1, len(parent)), key=lambda node: shape.depth[node])

@@ -23,6 +23,7 @@ def _shape(of: Seen) -> Shape | None:
 def _branches_below(shape: Shape, levels: int) -> bool:
     """Whether two nodes of one depth, `levels` or deeper, have children."""
     inner = [shape.depth[node] for node in range(len(shape)) if shape.children[node]]
+    # Two inner nodes of one depth are two parents in one forward of the draft.
     return any(inner.count(depth) > 1 for depth in range(levels, shape.height + 1))
 
 

@@ -36,6 +36,7 @@ def _arch(
     hidden: int = 16, tied: bool = False, chunks: tuple[int, ...] = (), unrotated: tuple[int, ...] = (), floor: int = 0,
     cap: float = 0.0,
 ) -> Architecture:  # fmt: skip
+    # Parameters that a family fixes follow from its name; the others are arguments.
     biased = family == "pangu"
     return Architecture(
         family=family,

@@ -97,11 +97,13 @@ def samplings(
     Half of the sampled settings use `processors`, if there are any, and then ban no tokens of their own: together with
     the bans of a user's processor they might leave no token.
     """
+    # One in three greedy cases has processors, one in two sampled ones.
     rarely = 2 if temperature == 0.0 else 1
     settings = draw(processing(model, stops, ranked)) if draw(st.integers(0, rarely)) == 0 else Sampling()
     if temperature == 0.0:
         return settings
     held = {name: getattr(settings, name) for name in type(settings).__dataclass_fields__}
+    # The tape holds the first coins alone; the seed gives the others.
     tape = tuple(draw(st.lists(st.sampled_from(EXTREMES), max_size=12))) if draw(st.integers(0, 5)) == 0 else ()
     held |= {
         "temperature": temperature,

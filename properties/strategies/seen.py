@@ -53,6 +53,7 @@ class Seen:
             elif action.kind in ("cancel", "evict"):
                 inside -= set(action.requests)
             elif action.kind == "step":
+                # A request that was named and is not there takes no part in the forward.
                 together = tuple(one for one in action.requests if one in inside)
                 met += [together] if len(together) > 1 else []
         return tuple(met)

@@ -27,6 +27,7 @@ MOST_ACTIONS = 12
 MOST_FAR_ACTIONS = 3
 """The same for a case whose own prompt is long."""
 
+# Each kind as often as it is drawn.
 HAPPENINGS = (
     "step", "step", "step", "step", "add", "add", "fork", "fork", "fork", "evict", "evict", "cancel", "cancel",
     "cancel", "preempt", "restore", "switch",
@@ -117,6 +118,7 @@ def mates(draw: st.DrawFn, case: Case, stranger: Case | None, rival: Draft | Non
             trees = retold(trees, old, new, case.model.vocab_size)
         draft = Scripted(tuple(tree.rooted(prompt[-1]) if not at else tree for at, tree in enumerate(trees)))
     sampling = draw(st.sampled_from((Sampling(), case.sampling, stranger.sampling)))
+    # A mate has coins of its own: no tape of another request, and another seed.
     sampling = replace(sampling, tape=(), seed=draw(st.integers(0, 99)) if not sampling.greedy else 0)
     stops = Stops(draw(st.sampled_from((1, 2, 4, 8, 12, 12))))
     if draw(st.booleans()):
@@ -167,6 +169,7 @@ def actions(draw: st.DrawFn, count: int, most: int = MOST_ACTIONS) -> tuple[Acti
     for _ in range(draw(st.integers(1, most))):
         kind, possible = draw(st.sampled_from(HAPPENINGS)), draw(st.integers(0, 5)) > 0
         order = draw(st.permutations(inside if possible else range(count)))
+        # Nobody is left to enter.
         if kind in ("add", "fork") and possible and not waiting:
             kind = "step"
         if kind == "add":
@@ -206,6 +209,7 @@ def with_session(draw: st.DrawFn, case: Case, stranger: Case, kind: str | None =
     greedy = case.sampling.greedy and all(mate.sampling.greedy for mate in company)
     happened = draw(actions(1 + len(company), MOST_FAR_ACTIONS if len(case.prompt) > LONGEST else MOST_ACTIONS))
     if not greedy:
+        # Sampled tokens depend on the draft, so that a switch would change the oracle's answer.
         happened = tuple(one for one in happened if one.kind != "switch")
     plain = replace(case, layout=KvLayout(), steps=0)
     whole = replace(plain, session=Session(company, happened))

@@ -49,6 +49,7 @@ def exploring(examples: int, phases: tuple[Phase, ...] = DRAWING, **more: Any) -
     return settings(
         max_examples=examples,
         phases=phases,
+        # Explicit values, since a loaded profile would otherwise change the draws.
         backend="hypothesis",
         derandomize=False,
         database=None,

@@ -70,6 +70,7 @@ def _scene(setting: Setting, batch: int, prefix: int, nodes: int, device: str) -
     dice, made = random.Random(nodes), torch.Generator().manual_seed(0)
     ancestry = torch.eye(nodes, dtype=torch.bool)
     for node in range(1, nodes):
+        # A random earlier node becomes the parent; a row sees its parent's ancestors and itself.
         ancestry[node] |= ancestry[dice.randrange(node)]
     visible = torch.cat([torch.ones(nodes, prefix, dtype=torch.bool), ancestry], 1)
     width = prefix + nodes

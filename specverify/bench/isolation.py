@@ -35,6 +35,7 @@ def measure(backend: str, count: int, number: int) -> dict[str, Any]:
     """
     import torch
 
+    # One thread, as in a worker of `diff` on built-in models.
     torch.set_num_threads(1)
     drawn: list[Case] = []
     began = time.perf_counter()
@@ -44,6 +45,7 @@ def measure(backend: str, count: int, number: int) -> dict[str, Any]:
     gc.freeze()  # as a worker does
     spent = dict.fromkeys(("here_s", "isolated_s", "here_cpu_s", "isolated_cpu_s"), 0.0)
     with Isolated(Wanted(backend)) as apart:
+        # Opening the backend has used processor time already, which does not count.
         began_there = apart.processor_s
         sides = [("here", here, Oracle()), ("isolated", apart.subject(), Oracle())]
         for at, case in enumerate(drawn):

@@ -90,6 +90,7 @@ def _opened(cell: Cell) -> KvCache:
     pages = layout.pages_for(capacity) if layout.traits.pages else 0
     reach = Reach(window=WINDOW if layout.traits.ring else 0)
     cache = Arena(layout, pages).lease(Anything(reach), None, capacity, ROWS).target
+    # A ring takes at most `most_rows` rows at once, so that the prefix is committed in blocks.
     width = min(cell.prefix, cache.most_rows or cell.prefix)
     for at in range(0, cell.prefix, width):
         rows = min(width, cell.prefix - at)

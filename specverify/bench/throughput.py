@@ -28,6 +28,7 @@ def throughput(backend: str, count: int, number: int, dtypes: tuple[str, ...] = 
     """
     import torch
 
+    # One thread, as in a worker of `diff` on built-in models.
     torch.set_num_threads(1)
     opened = open_planted(backend, None)
     subject, oracle, tally = subject_of(opened), Oracle(), Tally(backend)

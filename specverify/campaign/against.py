@@ -111,6 +111,7 @@ class TransformersOracle(NumpyOracle):
         key = (model, dtype)
         if key not in self._evaluators:
             self._evaluators[key] = ByTransformers(model, dtype)
+            # The least recently used evaluator goes first.
             while len(self._evaluators) > (8 if isinstance(model, Seeded) else 2):
                 self._evaluators.popitem(last=False)
         self._evaluators.move_to_end(key)
@@ -162,6 +163,7 @@ class ByTransformers:
 
     def states(self, tokens: tuple[int, ...]) -> Array:
         """See `Evaluator`."""
+        # transformers takes no empty sequence: run one token, and keep none of its rows.
         states: Array = self._plain.states(tokens or (0,))[:, : len(tokens)]
         return states
 
@@ -180,6 +182,7 @@ class ByTransformers:
                 continue
             run = self._run((*context, *tree.tokens_to(leaf)))
             for depth, node in enumerate(tree.path(leaf)):
+                # Paths share their first nodes; by causality any run through a node gives its numbers.
                 found.setdefault(node, (run, len(context) + depth))
         return [found[node] for node in range(len(tree))]
 
@@ -187,6 +190,7 @@ class ByTransformers:
         if tokens not in self._runs:
             self._runs[tokens] = self._plain.run(tokens)
             self._held += _size(self._runs[tokens])
+            # The run just made is kept even if it alone is larger than the limit.
             while self._held > REMEMBERED and len(self._runs) > 1:
                 self._held -= _size(self._runs.popitem(last=False)[1])
         self._runs.move_to_end(tokens)
@@ -232,6 +236,7 @@ def _span(config: Any) -> Rope:
     changing = [one for one in kinds if one.get("rope_type") in ("dynamic", "longrope")]
     if not changing:
         return Rope()
+    # `Rope` holds one variant for all layers.
     if len(changing) < len(kinds) or any(one != changing[0] for one in changing):
         raise Unsupported("layers with different rotary variants, one of which changes with the length: not judged")
     if changing[0]["rope_type"] == "dynamic":

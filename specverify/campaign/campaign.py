@@ -90,6 +90,7 @@ class Campaign:
     def __init__(self, plan: Plan, listener: Listener) -> None:
         self._plan = plan
         self._listener = listener
+        # A place outlives its workers: a replacement continues its record.
         self._places = [_Place() for _ in range(plan.jobs)]
         self._enough = False
         self._stopping = False
@@ -103,6 +104,7 @@ class Campaign:
         began = time.monotonic()
         deadline = began + self._plan.time_budget_s if self._plan.time_budget_s else float("inf")
         with Interrupts() as interrupts:
+            # Inside `Interrupts`, so that a signal during the start of workers is noted.
             self._crew = Crew(self._plan, deadline)
             try:
                 while not all(place.over for place in self._places):
@@ -166,6 +168,7 @@ class Campaign:
             return
         tally.opened = True
         tally.backend, tally.emulated, tally.declared = news.name, news.emulated, news.reveals
+        # Invariants that no verdict names must appear too; counts that have arrived are kept.
         tally.invariants = {name: Counts() for name in news.invariants} | tally.invariants
         tally.wanted = news.wanted if self._plan.model is not None else self._plan.cases
         self._listener.opened(news)
@@ -208,6 +211,7 @@ class Campaign:
         self.tally.replaced += 1
         place.at = None
         self._crew.replace(at, frozenset(place.judged))
+        # The replacement has not heard the order that its predecessor got.
         if self._enough:
             self._crew.tell(ENOUGH)
 
@@ -228,6 +232,7 @@ class Campaign:
         elif all(place.exhausted for place in self._places) and tally.cases < tally.wanted:
             tally.stopped = "there are no more cases to draw"
         spoken = [vacuous(tally), nothing_fused(tally)]
+        # Gaps count only in a run that would otherwise pass.
         if not tally.failures and self.code is None and interrupted is None:
             spoken += shortfalls(tally)
         tally.errors += [why for why in spoken if why is not None]

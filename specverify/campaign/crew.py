@@ -47,6 +47,7 @@ class Crew:
         process = self._context.Process(target=begin, args=(os.getpid(), its, told), daemon=True)
         with self._threads:
             process.start()
+        # Only the worker holds its end now: its death closes the connection, which `news` sees.
         its.close()
         return _Hand(plan, process, mine)
 
@@ -61,6 +62,7 @@ class Crew:
             except (EOFError, OSError):
                 hand = self._hands[at]
                 hand.talks = False
+                # The exit code of a process that has just ended is known only after `join`.
                 hand.process.join(JOIN_S)
                 yield at, Died(_how(hand.process.exitcode))
 

@@ -28,6 +28,7 @@ def with_eager(failure: Failure, oracle: Oracle) -> Failure:
 
 def _asked(name: str, failure: Failure, oracle: Oracle) -> Beside:
     failed = {one.invariant for one in failure.verdict.findings}
+    # Only the invariants that failed: the question is whether the same finding appears.
     concerned = tuple(one for one in ALL if one.name in failed)
     case = failure.verdict.case
     try:

@@ -54,6 +54,7 @@ def _carried_out(plan: Plan, report: Path, results: Path, junit_file: str | None
         errors = "; ".join(" ".join(line.split()) for line in tally.errors)
         print(f"specverify: {errors}", file=sys.stderr)  # noqa: T201 - the shell's own voice
         return refused
+    # A report on standard output must not be mixed with pages.
     out = sys.stderr if "-" in (json_file, junit_file) else sys.stdout
     show(tally, out)
     unwritten = []
@@ -63,6 +64,7 @@ def _carried_out(plan: Plan, report: Path, results: Path, junit_file: str | None
         unwritten += _unwritten(json_file, writing.as_json(record.summary(tally), indent=1).encode())
     for line in unwritten:
         print(f"specverify: {line}", file=sys.stderr)  # noqa: T201
+    # A difference (1) is more certain than a failed write, and is kept.
     return 3 if unwritten and tally.exit_code == 0 else tally.exit_code
 
 
@@ -125,6 +127,7 @@ class Recorder:
             saved = replace(failure, file=str(bundle.save(self._folder, failure, self._environment)))
         except writing.Unwritable as why:
             return replace(failure, file=None if before is None else before.file), str(why)
+        # The shrunk case has another id, and thus another file than the case as drawn.
         if before is not None and before.file not in (None, saved.file) and before.file not in self._before:
             with contextlib.suppress(OSError):
                 Path(before.file).unlink()

@@ -74,6 +74,7 @@ def replay(
         raise UnusableInput(f"{file}: compared with {saved.against}, code of its own: name it with --against to run it")
     against = against or saved.against
     name = backend or saved.backend or "cpu-eager"
+    # Before the case is run: a processor is the user's code, and only named ones may run.
     processors.admit(named, saved.case.model.vocab_size)
     processors.check_admitted(saved.case, file)
     case = placed(saved, models, file, understood=against is None)
@@ -91,6 +92,7 @@ def replay(
             verdict = judge(case, invariants_matching(()), oracle, opened.subject())
         except Inadmissible as why:
             raise UnusableInput(f"--processor {why.why}") from None
+        # The saved finding comes first, even if another finding is earlier.
         found = _same(verdict, saved) or verdict.first
         failure = None
         if found is not None:
@@ -121,6 +123,7 @@ def _told(verdict: Verdict, saved: bundle.Bundle, found: Finding | None, failure
     if saved.invariant is None:
         return Replayed("DIFFER" if found else "AGREE", failure, "the file holds a case and no finding")
     outcome = verdict.outcomes.get(saved.invariant)
+    # FIXED needs a comparison: an invariant that saw nothing proves nothing.
     if found is None and outcome != "checked":
         return Replayed("UNJUDGED", None, f"{saved.invariant} is {outcome or 'unknown'} here")
     if found is None:

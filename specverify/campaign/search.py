@@ -34,6 +34,7 @@ BARREN = 8
 
 def round_seed(number: int, rounds: int) -> int:
     """The seed of the round that follows `rounds` other rounds of a search."""
+    # The stride keeps the rounds of neighbouring seeds (workers differ by 1) apart.
     return number + 1_000_003 * rounds
 
 
@@ -104,6 +105,7 @@ class Search:
         # Hypothesis begins every round with the plainest case; a repeated case is judged and counted once.
         while len(self._seen) < self.plan.cases and barren < BARREN and not self.differs and not self.stopped():
             before = len(self._seen)
+            # A new strategy and a new seed each round: Hypothesis draws more varied cases in short rounds (ROUND).
             drawn = cases(self.plan.dtypes, self.plan.processors, self.plan.layout, self.subject.variant_interval)
             with suppress(Enough, Differs, Flaky):  # the failure is kept in `_shrinking`
                 explore(round_seed(self.plan.seed, self._rounds), ROUND, drawn, self._try, SEARCHING)
@@ -168,6 +170,7 @@ class Search:
             raise Enough
         if case.id in self._seen:
             return
+        # A case that a dead worker has judged counts as seen, so that the plan's number is not exceeded.
         self._seen.add(case.id)
         if case.id not in self._judged:
             self.began(case)

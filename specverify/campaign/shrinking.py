@@ -57,6 +57,7 @@ class Shrinking:
     def __post_init__(self) -> None:
         self.smallest = self.first
         self._located = _first_finding(self.first)
+        # The limit of Hypothesis's part; `failure` moves it to the whole time.
         self._until = self.began + DRAWN_SHARE * self.plan.shrink_s
 
     @property
@@ -86,6 +87,7 @@ class Shrinking:
         self._tried += 1
         judged = judge(replace(case, dtype="float32"), asked, self.oracle, self.subject)
         found = judged.first
+        # Tuples compare step first: an earlier step outweighs an earlier stage.
         if found is not None and (found.step, found.stage) < (self._located.step, self._located.stage):
             self.smallest, self._located = judged, found
 
@@ -186,6 +188,7 @@ class Shrinking:
         with self.subject.asked() as asked:
             judge(whole.case, self._concerned(located), self.oracle, self.subject)
         for variant in asked:
+            # The first entry of a size is the number of nodes of the largest tree.
             if variant == whole.case or size(variant)[0] > size(whole.case)[0]:
                 continue
             found = judge(variant, looking, self.oracle, self.subject).first
@@ -199,6 +202,7 @@ class Shrinking:
         Each kind of step is repeated as long as it succeeds, then the next kind begins. Kinds that shorten budgets and
         prompts come early, since they make every later try cheap.
         """
+        # A later kind of step may make an earlier one possible again, so that all kinds are tried until none succeeds.
         progress: bool = True
         while progress:
             progress = False

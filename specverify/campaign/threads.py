@@ -32,6 +32,7 @@ class ForWorkers:
     def __enter__(self) -> None:
         self._before = {name: os.environ.get(name) for name in NAMES}
         for name, value in self._before.items():
+            # A value that `single` set for this process is not the user's wish.
             if value is None or name in _ours:
                 os.environ[name] = self._count
 

@@ -73,6 +73,7 @@ def enter(plan: Plan, connection: Connection, deadline: float, judged: frozenset
     except Refused as why:
         tell(Broken(str(why), why.code))
     except OSError as why:
+        # A broken pipe means that the campaign is gone: nobody is left to tell.
         if not isinstance(why, BrokenPipeError):
             tell(Broken(_line(plan, why), 3))
     except Exception as why:
@@ -102,6 +103,7 @@ def work(plan: Plan, tell: Tell, orders: Orders, judged: frozenset[str] = frozen
                 processors.admit(plan.processors)
                 backend.admit(plan.processors)
             oracle = oracle_of(plan, open_ones)
+            # Traces of a checkpoint are large, so that fewer runs are remembered.
             subject = backend.subject(48 if plan.model is None else 8)
             given = cases.prepare(plan, subject, invariants) if plan.model is not None else None
             if given is not None:
@@ -142,6 +144,7 @@ def work(plan: Plan, tell: Tell, orders: Orders, judged: frozenset[str] = frozen
                 if failure is None:
                     break
                 tell(Located(with_eager(failure, oracle), search.shrink_s))
+                # With one allowed failure the search is over; else go on to the next cause.
                 if plan.max_failures == 1 or orders.no_more():
                     break
                 search.go_on(failure)

@@ -25,6 +25,7 @@ def begin(parent: int, connection: Connection, told: bytes) -> None:
         signal.signal(one, signal.SIG_IGN)
     die_with(parent)
     os.dup2(2, 1)  # prints of processors and tokenizers go to standard error, not into our output
+    # Imported here, not above: these imports take seconds, and this process must be tied to its parent first.
     from specverify.campaign.worker import enter
 
     plan, deadline, judged = ForkingPickler.loads(told)

@@ -126,6 +126,7 @@ def prepare(plan: Plan, subject: Subject, invariants: tuple[Invariant, ...]) -> 
             if tokens and sampled:
                 yield _with(base, LanguageModel(checkpoint, OWN, _named(checkpoint)), plan, 3 * number + 2), tokens
             if close:
+                # Padding rows and the fast commit, which the long cases do not cover.
                 padded = replace(base.layout, commit="fast", padded_nodes=12)
                 yield replace(scripted, steps=CLOSE_STEPS, layout=padded), close
 
@@ -160,6 +161,7 @@ def own_top_tokens(plain: Trace, root: int, seed: int) -> Scripted:
     while at < len(rows):
         depth = int(rng.integers(1, 6))
         parent, token, spine = [0], [output[at]], 0
+        # From this level on the spine holds the second-best token; mostly it lies beyond the tree.
         wrong_from = int(rng.integers(1, 3 * depth + 2))
         for level in range(1, min(depth, len(rows) - at) + 1):
             best = _top(rows[at + level - 1], 3)
@@ -176,6 +178,7 @@ def own_top_tokens(plain: Trace, root: int, seed: int) -> Scripted:
         natural = Tree(tuple(parent), tuple(token))
         order = (0, *(1 + rng.permutation(len(natural) - 1)).tolist())
         trees.append(natural.renumbered(order))
+        # The next step begins after the accepted nodes and the bonus.
         at += len(accepted_path(natural, output[at + 1 :]))
     return Scripted(tuple(trees))
 

@@ -39,6 +39,7 @@ def directory_of(model: str) -> Path:
             raise UnusableInput(f"--model {model}: no such built-in checkpoint (known: {known})")
         return _unpacked(name)
     path = Path(model)
+    # A hub id has exactly one slash; an existing path of that form wins.
     if os.path.exists(path) or path.is_absolute() or model.startswith(".") or model.count("/") != 1:
         return path
     return _from_hub(model)

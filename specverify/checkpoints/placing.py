@@ -45,6 +45,7 @@ def placed(saved: Bundle, models: tuple[str, ...], file: str, understood: bool =
     for checkpoint in wanted:
         if checkpoint.digest not in found:
             target = checkpoint == saved.case.model
+            # One wrong model: the likely mistake is other weights, which deserves its own message.
             if len(found) == 1 and not found.keys() & {one.digest for one in wanted}:
                 raise UnusableInput(_other(checkpoint, *found.values()))
             raise UnusableInput(_unnamed(checkpoint, (saved.model if target else None), file))

@@ -120,6 +120,7 @@ def diff(
         time_budget_s=time_budget or 0.0,
         dtypes=dtypes or (default_dtypes(name) if model is None else default_dtypes(name)[:1]),
         seed=seed,
+        # A checkpoint uses all cores in one process.
         jobs=1 if model is not None else jobs or default_jobs(device or "cpu"),
         fault=fault,
         processors=processors,

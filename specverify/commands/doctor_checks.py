@@ -31,6 +31,7 @@ def examine() -> list[dict[str, Any]]:
         rows.append({"name": room, "state": "shadowed" if room in hidden else "ok", "detail": detail})
     for name in DEPENDENCIES:
         installed = package_version(name)
+        # A shadowed package may be installed too: what Python would import counts.
         state = "shadowed" if name in hidden else "ok" if installed else "missing"
         detail = hidden.get(name, installed or f"required: pip install {name}")
         rows.append({"name": name, "state": state, "detail": detail})

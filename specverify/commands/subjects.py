@@ -82,6 +82,7 @@ def catalogue() -> list[dict[str, Any]]:
     """Every report of the catalogue, with the faults planted for it, or the reason why no fault can be planted."""
     rows = []
     for report in reports():
+        # Several faults may reproduce one report.
         planted = [fault.name for fault in faults.ALL if fault.id == report.id]
         rows.append(
             {

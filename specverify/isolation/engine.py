@@ -57,10 +57,12 @@ def serve(connection: int, printed: int, keeper: int, engine: dict[str, Any]) ->
     _settle(printed, keeper)
     wire = Wire(socket.socket(fileno=connection))
     sys.path[:] = engine["path"]
+    # A fork has the keeper's environment, path and folder, which may be older than the worker's.
     os.environ.clear()
     os.environ.update(engine["environment"])
     os.chdir(engine["folder"])  # where relative paths of checkpoints begin
     with contextlib.suppress(Closed, Garbled):
+        # The first request is `open`, which needs no more than the facts in `engine`.
         wire.receive()
         try:
             served = Served(engine)
@@ -72,6 +74,7 @@ def serve(connection: int, printed: int, keeper: int, engine: dict[str, Any]) ->
         wire.send(("told", served.facts(), False))
         while True:
             answer = served.answer(wire.receive())
+            # A run that closes descriptors at random may have closed ours; sending would fail without a reason.
             if not _open(connection):
                 sys.stderr.write("the run closed a descriptor that is not its own: the connection to the judge\n")
                 os._exit(LOST_CONNECTION)
@@ -205,6 +208,7 @@ class Copies:
 
     def _enter(self) -> None:
         """Note the process id of a fork; called in the fork."""
+        # If all cells are taken, the last one is overwritten: one copy is enough for a report.
         free = next((at for at in range(self.FIRST, self.CELLS) if not self._shared[at]), self.CELLS - 1)
         self._shared[free] = os.getpid()
 
@@ -220,6 +224,7 @@ class Copies:
         if not self._shared[self.MADE]:
             return []
         until = time.monotonic() + NOTED_S
+        # A copy notes itself when it first runs, which may be after the run has returned.
         while len(self._noted()) < self._shared[self.MADE] and time.monotonic() < until:
             time.sleep(0.001)
         going = [pid for pid in self._noted() if _same_program(pid)]

@@ -119,6 +119,7 @@ class Isolated:
             if lost.hung:
                 self.patience.hung()
             raise NoTrace(Crashed(None, f"the backend's process {lost.how}", lost.said)) from None
+        # Only answers that came count towards the median.
         self.patience.answered(time.monotonic() - began)
         if any(left):
             # The run left global state changed: end the process, so that the next run starts in a clean one.
@@ -203,6 +204,7 @@ class RemoteTables:
         except NoTrace as absent:
             outcome = absent.outcome
             if isinstance(outcome, Crashed) and outcome.stage is None:
+                # Tables run drafting and acceptance alone, so that a crash without a stage is one of acceptance.
                 outcome = Crashed(Stage.ACCEPTED, outcome.why, outcome.said)
             raise NoTrace(outcome) from None
         return blocks

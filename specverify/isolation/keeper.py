@@ -34,6 +34,7 @@ ENGINE = "specverify.isolation.engine"
 
 def launch(program: str, connection: int, *words: str) -> list[str]:
     """The command that runs `main` of module `program` in a fresh interpreter with this process's `sys.path`."""
+    # `-c` instead of `-m`: the search path must be set before our package is looked up.
     body = f"import sys; sys.path[:] = {sys.path!r}; from {program} import main; main(*sys.argv[1:])"
     return [sys.executable, "-c", body, str(connection), str(os.getpid()), *words]
 
@@ -118,6 +119,7 @@ class Keeper:
             # The keeper reaps by process id; Popen is only the way to start.
             pid = subprocess.Popen(command, pass_fds=(connection, printed)).pid
         self._engines.add(pid)
+        # The engine holds its own copies; a copy left here would keep the connection open after its death.
         os.close(connection)
         os.close(printed)
         self._tell({"started": pid})

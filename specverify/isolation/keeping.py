@@ -68,6 +68,7 @@ class Keeping:
         order = json.dumps({"do": "start", "engine": engine}).encode() + b"\n"
         try:
             sent = socket.send_fds(self.control, [order], [connection, printed])
+            # `send_fds` may send a part of the order; the descriptors travel with its first bytes.
             self.control.sendall(order[sent:])
         except OSError as why:
             raise Lost(f"could not be started: its keeper is gone ({why.strerror})") from None
@@ -115,6 +116,7 @@ class Keeping:
     def close(self) -> None:
         """End the keeper, and with it every engine."""
         self.control.close()
+        # A fork of this process must not wait for a child that is not its own.
         if self.owner == os.getpid():
             self._keeper.wait()
 
@@ -124,6 +126,7 @@ _keeping: list[Keeping] = []
 
 def keeping() -> Keeping:
     """The keeper of this process, which is started if there is none."""
+    # The keeper died, or this process is a fork: a new keeper is needed.
     if _keeping and not _keeping[0].usable:
         _keeping.pop().close()
     if not _keeping:

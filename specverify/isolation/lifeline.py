@@ -62,5 +62,6 @@ def end_children(but: Collection[int]) -> None:
 
 def _prctl(option: int, value: int) -> None:
     if sys.platform == "linux":
+        # Python has no function for prctl; the C library of this process is already loaded.
         libc = ctypes.CDLL(None, use_errno=True)
         libc.prctl(option, ctypes.c_ulong(value), 0, 0, 0)

@@ -65,6 +65,7 @@ class Patience:
         limit = self.asked
         if limit is None:
             limit = max(self.floor, MEDIANS * statistics.median(self._took) if self._took else 0.0)
+        # Without any answer so far there is no time to compare with.
         if self._hung and self._took:
             limit = min(limit, max(AFTER_A_HANG_S, AFTER_A_HANG * self._slowest))
         return limit
@@ -76,6 +77,7 @@ def held_by(pid: int) -> int | None:
         pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
     except (OSError, IndexError, ValueError):
         return None
+    # Field 2 of statm is the resident set, in pages.
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 

@@ -88,6 +88,7 @@ class EngineProcess:
         self._wire.send(request)
         while True:
             either: list[Any] = [self._wire, self._keeping.control]
+            # Wakes at an answer, at a message of the keeper, and every tick for the limits.
             ready, _, _ = select.select(either, [], [], TICK_S)
             if self._wire in ready:
                 whole, answer = self._wire.arrived()
@@ -143,6 +144,7 @@ class EngineProcess:
         """The last lines of output since the request began."""
         handle = self._printed.fileno()
         size = os.fstat(handle).st_size
+        # Of a long output only the end is read.
         begin = max(self._from, size - CHUNK)
         text = os.pread(handle, size - begin, begin).decode(errors="backslashreplace") if size > begin else ""
         return last_words(text)

@@ -44,6 +44,7 @@ def _of_torch() -> dict[str, Callable[[], Any]]:
 
 def state() -> dict[str, Any]:
     """The value of each piece of global state, by name."""
+    # Read again each time: a run may import torch, whose state is then part of the next comparison.
     readers = {"the current folder": _folder, "NumPy's error handling": _numpy_errors, **_of_torch()}
     return {name: read() for name, read in readers.items()}
 

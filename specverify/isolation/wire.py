@@ -82,6 +82,7 @@ class Wire:
             return False, None
         except OSError as why:
             raise Closed from why
+        # Zero bytes mean the end of the stream.
         if not count:
             raise Closed
         self._read += count

@@ -107,10 +107,12 @@ def _asked(options: Options) -> LawFacts:
         rule = Rule(options.rule or "multi-round", **{name: cast(float, value) for name, value in thresholds.items()})
     except Malformed as why:
         raise UnusableInput(f"{why.path}: {why.why}") from None
+    # A user's rule checks the tree itself.
     refused = rule.refuses(told.tables.shape) if options.own is None else None
     if refused is not None:
         raise UnusableInput(f"{refused}, or give --siblings 1")
     draws = options.draws or told.draws or ("top-k" if options.soft_q else PUBLISHED.get(options.rule or ""))
+    # The order of precedence: the command line, the world file, the soft q, the rule as published.
     draws = draws or "without-replacement"
     if told.tables.tokens is not None and (options.draws is not None or options.soft_q):
         raise click.UsageError("--draws and --soft-q mean nothing where tokens are given: none is drawn")
@@ -143,6 +145,7 @@ def _told(options: Options) -> Told:
         raise click.UsageError("--tree says it all: leave out --siblings and --depth")
     shape = _shape(options)
     if options.p is None and options.q is None:
+        # The same pair as in `--table`, designed to tell rules apart.
         from specverify.law.standard_worlds import HEAVY_EXACT
 
         p, q = HEAVY_EXACT

@@ -68,12 +68,14 @@ def measured(asked: Asked, most: int | None = None) -> LawFacts:
     blocks = _law(asked, runs)
     height = tables.shape.height + 1
     off = total_variation(blocks, tables.target_row, height)
+    # One float among the weights of a user's rule makes the law inexact.
     exact = not any(isinstance(mass, float) for mass in blocks.values())
     given = tables.tokens is not None
     promise: bool | None = rule.lossless("top-k" if given else asked.draws, tables.distinct(asked.draws))
     declared = rule.promise
     condition, why = declared.condition, ""
     if asked.own is not None:
+        # A user's rule promises only what the command line claims for it.
         promise, condition = (True if asked.claims else None), ""
     elif asked.soft and rule.name in READ_Q:
         promise, condition = False, "tokens are drawn from the q that is handed over"
@@ -124,6 +126,7 @@ def _law(asked: Asked, runs: "_Runs") -> Law:
         if isinstance(why.__cause__, UnusableInput):
             raise why.__cause__ from None
         raise UnusableInput(cut(f"--rule {asked.own}: {why.why}" if asked.own else str(why))) from why
+    # A rule that reads a clock or random numbers of its own gives runs that do not add up to 1.
     total = sum(blocks.values())
     if not -NOISE < float(total) - 1.0 < NOISE:
         raise UnusableInput(
@@ -160,6 +163,7 @@ class _Runs:
         asked = Question(*arguments)
         if self._soft:
             above = [asked.tree.tokens_to(up)[1:] for up in asked.tree.parent]
+            # The soft q of a node is the draft's law at its parent, after the path to the parent.
             soft = [self._tables.draft_row(path, 0) for path in above]
             asked = asked._replace(proposal=soft, sampled=True)
         return self._program(*asked)

@@ -78,6 +78,7 @@ def _drawn(seed: int, vocab: int) -> Callable[[str, Path], Row]:
     """A function that gives each row small rational probabilities, from a seed of the row's own."""
 
     def row(name: str, path: Path) -> Row:
+        # Seeded by a text, so that each row is the same whatever other rows are made.
         rng = random.Random(f"{seed} {name} {path}")
         weights = [rng.randint(1, 9) for _ in range(vocab)]
         return [Fraction(weight, sum(weights)) for weight in weights]

@@ -56,6 +56,7 @@ def torch_law(name: str, tables: Tables, claims: bool, most: int | None = None) 
     for tokens in law:
         if not tokens or not all(0 <= token < tables.vocab for token in tokens):
             raise UnusableInput(f"{where}: returned {list(tokens)}, not tokens of the vocabulary of {tables.vocab}")
+    # The sampler decides how many tokens a round may have.
     height = max(map(len, law))
     off = total_variation(law, tables.target_row, height)
     return LawFacts(

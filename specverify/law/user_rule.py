@@ -79,6 +79,7 @@ def _answer(answer: Any, where: str, vocab: int) -> Answer:
 
 
 def _number(weight: Any, where: str) -> Number:
+    # Exact weights stay exact: ints and fractions are not turned into floats.
     if isinstance(weight, numbers.Rational):
         return Fraction(weight)
     try:

@@ -65,6 +65,7 @@ def read(name: str) -> Told:
     shape = shaped(_integers(content["parents"], f"{where}: parents"), f"{where}: parents")
     target = _table(content["target"], shape, None, f"{where}: target")
     vocab = len(target[()])
+    # With given tokens the draft's law is not read, and the field may be missing.
     written = content.get("draft", content["target"])
     if isinstance(written, list):
         if not written:
@@ -89,6 +90,7 @@ def _decoded(name: str, where: str) -> Any:
     except OSError as why:
         raise UnusableInput(f"{where}: {why.strerror or why}") from None
     try:
+        # Decimals are kept as texts, since Python's float would round them before they become fractions.
         return json.loads(raw.decode("utf-8"), parse_float=Written, parse_constant=Written, object_pairs_hook=_unique)
     except UnicodeDecodeError as why:
         raise UnusableInput(f"{where}: not UTF-8 at byte {why.start}") from None

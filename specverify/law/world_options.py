@@ -76,6 +76,7 @@ def exactly(written: object, where: str) -> Fraction:
         UnusableInput: It is no number, NaN, infinite or too long; the message begins with `where`.
     """
     text = str(written).strip() if isinstance(written, str) or type(written) is int else ""
+    # The last test refuses a denominator of 0.
     if len(text) > LONGEST or not NUMBER.fullmatch(text) or re.search(r"/0+$", text):
         shown = repr(written) if len(repr(written)) <= LONGEST else f"{repr(written)[:LONGEST]}…"
         raise UnusableInput(f"{where}: {shown} is not a number (write 0.6 or 3/5)")
@@ -130,6 +131,7 @@ def shaped(parents: Path, where: str) -> Shape:
 
 def full(siblings: int, depth: int) -> Shape:
     """The tree in which every node above `depth` has `siblings` children, level by level."""
+    # The depth first: otherwise the sum of powers could take very long.
     if depth >= MOST_NODES or sum(siblings**level for level in range(depth + 1)) > MOST_NODES:
         raise UnusableInput(
             f"--siblings {siblings} --depth {depth}: the tree has more than {MOST_NODES} nodes; make it smaller"

@@ -37,6 +37,7 @@ class Stream:
 
     def _round(self) -> None:
         def collect(case: Case) -> None:
+            # A dict keeps the order, and finds repeated cases quickly.
             if case not in self._drawn:
                 self._drawn[case] = None
                 self._cases.append(case)

@@ -36,6 +36,7 @@ class Sieve:
 
     def __init__(self, backend: str) -> None:
         self._backend = open_planted(backend, None)
+        # The digests are remembered, not the traces.
         self._clean = subject_of(self._backend, keep=2)
         self._held: OrderedDict[Case, str] = OrderedDict()
 
@@ -58,6 +59,7 @@ class Sieve:
         """
         if case not in self._held:
             self._held[case] = digest(self._clean, case)
+            # The oldest digest goes first: rounds over many faults use the same cases in the same order.
             while len(self._held) > KEPT:
                 self._held.popitem(last=False)
         if digest(planted, case) != self._held[case]:
@@ -74,6 +76,7 @@ def sieve(backend: str) -> Sieve:
 def digest(subject: Subject, case: Case) -> str:
     """The digest of the trace of `case` without its times, or of the outcome in place of a trace."""
     try:
+        # Times differ between two runs of the same computation.
         outcome: object = replace(subject(case), forward_s=0.0)
     except NoTrace as absent:
         outcome = absent.outcome

@@ -134,6 +134,7 @@ def hunt(ground: HuntPlan) -> HuntResult:
         met_at = time.perf_counter()
 
     declared = backend.declaration.dtypes
+    # A named backend may lack the dtypes for which the fault was scheduled.
     dtypes = tuple(one for one in ground.dtypes if one in declared) or declared[:1]
     plan = Plan(
         backend=ground.backend,
@@ -164,6 +165,7 @@ def hunt(ground: HuntPlan) -> HuntResult:
         busy = time.process_time() - busy
         return HuntResult(ground.fault, ground.backend, len(judged), seconds, busy, skip=ground.skip)
     smallest = failure.verdict
+    # The verdict that differed is the last: `run_given` stops at the first difference.
     failed = {name for one in (judged[-1], smallest) for name, outcome in one.outcomes.items() if outcome == "failed"}
     session = smallest.case.session
     return HuntResult(

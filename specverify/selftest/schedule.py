@@ -81,6 +81,7 @@ def selftest(options: Options, folder: Path) -> int:
         Unknown: A fault glob matches nothing, or the backend exposes no seams.
         UnknownBackend, Unavailable: The backend is unknown, or not available on this machine.
     """
+    # Checked before any hunt, so that a wrong backend is one line and not one missing result for each fault.
     if options.backend is not None:
         check_seams(options.backend)
     if options.json_file is not None:
@@ -109,6 +110,7 @@ def _bags(names: list[str], options: Options, until: float, report: SelfTest) ->
     """The result of each hunt as it ends: rounds over the faults still at large, with clean hunts in between."""
     backends = grounds_of(names, options.backend)
     jobs = options.jobs or min(os.cpu_count() or 1, 4)
+    # Fresh processes: they read the thread settings of `ForWorkers` when they import NumPy.
     context = mp.get_context("spawn")
     stop = context.Event()
     with ForWorkers(1), ProcessPoolExecutor(jobs, context, initializer=enter, initargs=(stop,)) as pool:
@@ -144,6 +146,7 @@ class Course:
 
     def first(self) -> list[HuntPlan]:
         """The first round, ordered by backend."""
+        # Workers remember the sieve and the streams of a backend, so that its faults run one after the other.
         ordered = sorted(self._names, key=lambda name: self._backends[name])
         return [ground for name in ordered for ground in self._hunts(name)]
 
@@ -176,6 +179,7 @@ class Course:
         self._made += 1
         # The very first hunt has one beside it, so that every self-test has a clean run.
         if self._made % CLEAN_EVERY == 1:
+            # Each clean hunt has a seed of its own, so that clean runs see ever new cases.
             clean = drawing_seed(self._seed, self._made)
             self.clean_due += 1
             made.append(HuntPlan(None, backend, clean, CLEAN_CASES, dtypes, SHRINK_S, self._until))

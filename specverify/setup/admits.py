@@ -28,6 +28,7 @@ def outside(declared: Declaration, case: Case) -> str | None:
         return f"{declared.name} declares no KV layout {case.layout.kind}"
     if case.layout.commit not in declared.commits:
         return f"{declared.name} declares no commit by {case.layout.commit}"
+    # A backend that decodes greedily alone declares a maximum of 0.
     if case.sampling.temperature > declared.max_temperature:
         return f"{declared.name} declares no sampling at temperature {case.sampling.temperature:g}"
     if not case.sampling.greedy and case.sampling.rule.name not in declared.rules:

@@ -20,6 +20,7 @@ def admit(names: Iterable[str], *vocabularies: int) -> None:
     Raises:
         UnusableInput: A processor cannot be found, cannot be replayed, or fails when tried.
     """
+    # `python -m` has the current folder on its path; the installed command has not.
     search_current_folder()
     sizes = [arch.vocab_size for arch in GALLERY]
     try:

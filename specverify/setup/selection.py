@@ -35,6 +35,7 @@ def check_layout(layout: str, backends: tuple[str, ...]) -> None:
     if layout not in KINDS:
         raise Unknown(f"no KV layout is called {layout!r}: known are {', '.join(KINDS)}")
     for backend in backends:
+        # The registry's rows are read, so that nothing is opened for this check.
         declared = next((row.layouts for row in ROWS if row.name == backend), None)
         if declared is not None:
             check_declared(layout, backend, declared)

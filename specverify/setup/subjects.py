@@ -42,6 +42,7 @@ def check_seams(name: str) -> None:
         Unknown: The backend exposes no seams.
         UnknownBackend, Unavailable, WrongFlag: As in `backends.registry.open_backend`.
     """
+    # Planting a fault that changes nothing tells whether the backend has seams.
     nothing = Fault("nothing", Stage.DRAFTED, "Nothing goes wrong.", "", "", lambda seams: seams)
     try:
         faults.plant(open_backend(name), nothing)
@@ -139,6 +140,7 @@ def last_frames(why: BaseException) -> tuple[str, ...]:
     If errors were raised from each other, the frames are those of the first one. A file keeps the last two parts of its
     path.
     """
+    # The first error names the place of the fault; later ones only wrap it.
     while why.__cause__ is not None:
         why = why.__cause__
     frames = [frame for frame in traceback.extract_tb(why.__traceback__) if OURS not in Path(frame.filename).parents]
@@ -193,6 +195,7 @@ class Guarded:
 
     def samples(self, world: World, seeds: Array) -> Blocks:
         """As `ExactLaw.samples`; raises NoTrace."""
+        # No tape is given here, so that its width follows from the tree.
         size = len(seeds), world.shape, world.vocab, stride(len(world.shape))
         return self._guarded(lambda: admitted_blocks(self._tables.samples(world, seeds), *size))
 

@@ -151,6 +151,7 @@ def _drawn_from(case: Case, step: Step) -> tuple[Array, list[bool]]:
         row = processing.law(spread, case.sampling, case.stops, case.prompt, output + path)
         for rank, child in enumerate(tree.children[node]):
             held = {tree.token[other] for other in tree.children[node][:rank]}
+            # Without replacement, a child is drawn from the row without the tokens of its earlier siblings.
             left = sum(row[token] for token in range(len(row)) if token not in held)
             # Where the earlier siblings used up all mass, the draft names the best remaining token with certainty.
             spent = case.sampling.draws == "without-replacement" and not left > 0
@@ -193,6 +194,7 @@ def _placed(case: Case, step: Step) -> list[int]:
     chunks = [chunk for _, chunk in arch.reaches if chunk] if arch is not None else []
     if len(shape) == count or not chunks:
         return list(range(count))
+    # First position after the attention chunk of the root: nodes from there on were cut off.
     end = root - root % min(chunks) + min(chunks)
     kept = [node for node in range(len(shape)) if root + shape.depth[node] < end]
     return kept if len(kept) == count else list(range(count))
@@ -202,6 +204,7 @@ def coins_once(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     """No coin decides twice, and the run stays the same whatever values the unused coins have."""
     trace, name = subject(case), "acceptance.coins-once"
     used: set[int] = set()
+    # Places of coins repeat from step to step; over the whole tape, step n begins at n times the stride.
     wide = tape.stride(case.most_nodes)
     for number, step in enumerate(trace.steps):
         if step.accepted is None or step.accepted.coins is None:

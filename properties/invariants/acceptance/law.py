@@ -61,6 +61,7 @@ def enumerated(
     def make() -> enumeration.Law:
         # Coins are multiples of 1 / grid: the spacing of uniform numbers with the dtype's significant bits.
         grid = 2**53 if dtype == "float64" else 2**24
+        # A wide tape costs more for each cell, so that fewer cells fit into the same time.
         order, coins = enumeration.decisions(shape), tape.stride(len(shape))
         most = min(MOST_CELLS, MOST_COINS // coins)
         try:
@@ -87,6 +88,7 @@ def law_exact(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
         raise NotApplicable("a vocabulary of more tokens than a law may have cells; lossless.distribution samples it")
     given = _given(tree, target, proposal, case.sampling)
     key = ("given", case)
+    # The given laws are float64 arrays, whatever the working dtype of the case is.
     found = enumerated(subject, key, given.tree, "float64", lambda coins: tables.verify(given, coins))
     wanted = law.given_law(given, drawn(case))
     yield Compared(found.cells)
@@ -132,6 +134,7 @@ def law_joint(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     continuation, height = law.target_rows(world), world.shape.height + 1
     emitted: law.Law = dict(found.outcomes)
     sampling = world.sampling
+    # A lossless rule must reproduce the target's law; only a lossy one needs the law of its own program.
     if sampling.rule.lossless(sampling.draws, sampling.draws != "with-replacement"):
         off = float(law.total_variation(emitted, continuation, height))
         if off > LIMIT[world.dtype]:
@@ -203,6 +206,7 @@ def renamed_law(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     world = world_of(case)
     new = np.random.default_rng([int(case.id, 16), 7]).permutation(world.vocab)
     if (new == np.arange(world.vocab)).all():
+        # The identity would compare the law with itself.
         new = np.roll(new, 1)
     twin = _renamed(world, tuple(int(token) for token in new))
     one = _law_of(subject, tables, world, ("world", case))
@@ -214,6 +218,7 @@ def renamed_law(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     yield Compared(one.cells)
     wanted: law.Law = {tuple(int(new[token]) for token in block): mass for block, mass in one.outcomes.items()}
     off = float(law.distance(wanted, dict(other.outcomes)))
+    # Twice the limit, since both laws are enumerated and each has an error of its own.
     if off > 2 * LIMIT[world.dtype]:
         worst = max(
             wanted.keys() | other.outcomes.keys(), key=lambda block: _apart(block, dict(wanted), other.outcomes)

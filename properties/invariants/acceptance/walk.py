@@ -147,6 +147,7 @@ def chain_degenerate(case: Case, oracle: Oracle, subject: Subject) -> Iterator[F
     deeper = tree.children[path[-1]][:1]
     line = chain(tuple(tree.token[node] for node in (*path, *deeper)))
     alone = with_tree(one, line)
+    # A chain's accepted nodes are its first rows, so that cropping to a length commits them.
     alone = replace(alone, layout=replace(alone.layout, commit="length"))
     if alone == one:
         raise NotApplicable("the tree is a chain already, and committed by length")

@@ -56,6 +56,7 @@ def _with_column(case: Case, oracle: Oracle, true: Step, seen: Array, finding: F
     if finding.where.get("side") == "shape":
         return finding
     layer, head, node = (int(finding.where[name]) for name in ("layer", "head", "node"))
+    # A column explains the finding only if it moves the row by more than the noise of this layer.
     limit = error.of_inner("attended", layer)
     cause = column(case, oracle, true, seen[layer, head, node], (layer, head, node), limit)
     return replace(finding, where={**finding.where, **cause})
@@ -98,6 +99,7 @@ def padding_inert(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact
     one = focus(case, subject)
     extra = int(dice(one, "padding").integers(1, 9))
     wide = replace(one, layout=replace(one.layout, padded_nodes=len(tree_of(one)) + extra))
+    # The case itself may be padded; the comparison is with a tree without any padding.
     bare = replace(one, layout=replace(one.layout, padded_nodes=0))
     yield from _same_step("attention.padding-inert", case, oracle, subject, bare, wide, f"{extra} padding rows")
 
@@ -108,6 +110,7 @@ def prefix_split(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]
     if len(one.prefix) < 2:
         raise NotApplicable("a prefix of one token has one way to be prefilled")
     width = int(dice(one, "split").integers(1, len(one.prefix)))
+    # 0 prefills the prefix at once.
     whole = replace(one, layout=replace(one.layout, prefill_chunk=0))
     parts = replace(one, layout=replace(one.layout, prefill_chunk=width))
     yield from _same_step("attention.prefix-split", case, oracle, subject, whole, parts, f"prefill by {width}")

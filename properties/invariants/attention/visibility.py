@@ -98,6 +98,7 @@ def no_leakage(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
         changed = first(changed_outside(one, kept), subject)
         if changed.scored is None:
             raise Unobserved("the backend does not reveal the logits of every run")
+        # No noise means that bits are compared.
         error = noise(case, oracle, subject) if mixing else None
         yield Compared(len(kept))
         for stage, layer, node, measure in _moved(base, changed, sorted(kept), error):

@@ -249,6 +249,7 @@ def _both_ways(
             yield Finding(name, Stage.COMMITTED, number, where, expected, f"one by {ways[1]}, with {why}")
         silent.add(f"by {how}: {twin.committed.fallback}")
         return
+    # Both runs took the same way, so that nothing is compared.
     if ways[0] == how:
         silent.add(f"{how} was taken where path was asked for")
         return

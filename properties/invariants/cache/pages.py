@@ -68,6 +68,7 @@ def prefix_reuse(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]
     """Without the prefix cache, each request of the session has the same numbers and tokens."""
     trace = subject(case)
     reused = _reused(accounts_of(trace))
+    # Accounts alone reveal reuse; without them "nothing was reused" would be a guess.
     if not accounts_of(trace):
         raise Unobserved("the trace does not say which pages are reused")
     if not reused:

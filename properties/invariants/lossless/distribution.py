@@ -103,6 +103,7 @@ def _stage(case: Case, heard: Heard) -> Stage:
     assert heard.first is not None
     if heard.worst == "draft" and walked(case, heard.first) is not None:
         return Stage.DRAFTED
+    # If emission passed on the chosen tokens in every step, the choice itself has the wrong law.
     chosen = all(
         step.drafted is not None and step.accepted is not None and step.emitted is not None and _passed_on(step)
         for step in heard.first.steps
@@ -125,6 +126,7 @@ def own_seed(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     tables, world = doors(subject), world_of(case, "seeds")
     rng = dice(case, "mates")
     seeds, order = rng.integers(0, 2**62, size=MATES), rng.permutation(MATES)
+    # The same seeds in another order of the batch, then one of them in a batch of its own.
     one, other = tables.samples(world, seeds), tables.samples(world, seeds[order])
     alone = tables.samples(world, seeds[:1])
     yield Compared(MATES + 1)

@@ -68,6 +68,7 @@ def draft_independent(case: Case, oracle: Oracle, subject: Subject) -> Iterator[
         raise NotApplicable("the case is plain decoding itself")
     trace = subject(case)
     plain = subject(case.plain_decode())
+    # A case with a limit of steps stops early: only the common length can be compared.
     compared = min(len(trace.output), len(plain.output)) if case.steps else max(len(trace.output), len(plain.output))
     yield Compared(compared)
     for position in range(compared):
@@ -150,6 +151,7 @@ def state_isolated(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fac
     before, other = subject(case), _other_request(case)
     if other == case:
         raise NotApplicable("the other request is the case itself")
+    # `again` is a run of its own, which the subject remembers apart from the first.
     subject.again(other)
     after = subject.again(case, 2)
     yield from _same_run("lossless.state-isolated", before, after)

@@ -23,6 +23,7 @@ def schedule_independent(case: Case, oracle: Oracle, subject: Subject) -> Iterat
     accounts = accounts_of(subject(case))
     together = [
         at
+        # Without accounts every reversed action counts; with them, only one that finds two requests present.
         for at, one in enumerate(turned)
         if one != case.session.actions[at] and (not accounts or len(present(accounts, at) & set(one.requests)) > 1)
     ]

@@ -37,6 +37,7 @@ def takes_part(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
         for number in sorted(left):
             where: dict[str, int | str] = {"request": number, "action": at}
             yield Finding(name, Stage.COMMITTED, 0, where, f"nothing of it after {action.kind}", "it is still served")
+    # Pages are listed: the pool is limited, and requests may wait.
     if case.layout.pages:
         yield from _waits(case, trace.shared)
         return
@@ -94,6 +95,7 @@ def _waits(case: Case, shared: Shared) -> Iterator[Finding | Compared]:
             tokens = len(plans[number].prompt)
         elif action.kind == "restore" and not held and number in out:
             tokens = out[number] + 1
+        # A page that the prefix cache also holds is shared: writing to it needs a copy in a free page.
         copied = len(set(before.tables.get(number, ())) & set(before.kept))
         if tokens is not None and case.layout.pages_for(tokens + block) + copied <= after.total:
             yield Compared()
