@@ -33,6 +33,7 @@ def close(case: Case) -> float:
 def output_before(case: Case, step: Step) -> tuple[int, ...]:
     """The tokens emitted before `step`, its pending root included."""
     assert step.drafted is not None
+    # Context and root are all tokens so far, of which the prompt is the beginning.
     return (*step.context, step.drafted.tree.token[0])[len(case.prompt) :]
 
 

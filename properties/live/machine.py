@@ -134,7 +134,7 @@ def machine(
         @precondition(lambda self: self._of("living"))
         @rule(data=st.data(), backwards=st.booleans())
         def step_two(self, data: st.DataObject, backwards: bool) -> None:
-            # Two neighbours, in either order: the smallest batch in which lanes can be mixed up.
+            # At most two neighbours, in either order: the smallest batch in which lanes can be mixed up.
             living = self._of("living")
             at = data.draw(st.integers(0, len(living) - 1))
             self._do(Action("step", tuple(living[at : at + 2][:: -1 if backwards else 1])))

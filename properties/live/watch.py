@@ -40,7 +40,7 @@ class SessionStats:
 
     Attributes:
         sessions: Sessions that were closed without a difference.
-        judged: Of these, sessions whose every request was judged by every invariant that looks at a run as it was.
+        judged: Number of those whose requests were all judged by every invariant that needs no further run.
         actions: Actions by kind; only those that named a request on which they could act.
         steps: Actions in which at least one request took a step.
         advances: Steps of single requests.

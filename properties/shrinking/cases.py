@@ -216,6 +216,7 @@ def _sampling(case: Case) -> Iterator[Attempt]:
     for name in (*(name for name in Sampling.__dataclass_fields__ if name != "temperature"), "temperature"):
         if getattr(case.sampling, name) != getattr(rest, name):
             yield partial(_calmer, case, name, getattr(rest, name))
+    # 1 is the plainest temperature of a sampled case.
     if case.sampling.temperature not in (0.0, 1.0):
         yield partial(_calmer, case, "temperature", 1.0)
 

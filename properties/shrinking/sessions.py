@@ -59,7 +59,6 @@ def fewer_actions(case: Case) -> Iterator[Attempt]:
     actions = case.session.actions if case.session is not None else ()
     count = len(actions)
     for width in dict.fromkeys((count // 2, count // 4, 1)):
-        # From the end: actions after the failing one are often not needed.
         for begin in range(count - width, -1, -max(width, 1)):
             if width:
                 yield partial(_with, case, actions=actions[:begin] + actions[begin + width :])

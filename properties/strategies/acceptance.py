@@ -105,7 +105,7 @@ def steered(
 
 
 def accepted_path(tree: Tree, ahead: tuple[int, ...]) -> tuple[int, ...]:
-    """Nodes of `tree`, root first, that a target accepts whose next greedy tokens are `ahead`."""
+    """Nodes of `tree`, root first, that a target with the next greedy tokens `ahead` accepts."""
     path = [0]
     while len(path) <= len(ahead):
         taken = [child for child in tree.children[path[-1]] if tree.token[child] == ahead[len(path) - 1]]
@@ -116,10 +116,10 @@ def accepted_path(tree: Tree, ahead: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def retold(trees: tuple[Tree, ...], old: tuple[int, ...], new: tuple[int, ...], vocab: int) -> tuple[Tree, ...]:
-    """The successive `trees` of a script, with tokens changed so that a target with other greedy tokens accepts alike.
+    """The successive `trees` of a script, steered again for a target with other greedy tokens.
 
-    `old` and `new` are the greedy tokens of the two targets, pending root first. The same nodes are accepted as
-    before, and each walk ends at the same node.
+    `old` and `new` are the greedy tokens of the old and the new target, pending root first. The new target accepts the
+    nodes that the old one accepted, and each walk ends at the same node.
     """
     told = []
     for tree in trees:

@@ -68,6 +68,7 @@ def _meets(of: Seen) -> Iterator[int]:
             entered.add(who)
             mine = of.requests[who].prefix[:size]
             alike = [one for one in left if len(mine) == size and of.requests[one].prefix[:size] == mine]
+            # Wrong pages of the draft show only in a later step.
             if any(_drafts_unlike(of, who, one) for one in alike) and _steps(of.actions[at + 1 :], who):
                 yield who
 

@@ -39,6 +39,7 @@ def _full(nodes: int, width: int) -> Parents:
 
 def reordered(parent: Parents, seed: int) -> tuple[int, ...]:
     """The row order of `seed`: node `order[i]` moves to row i, and the root stays first; seed 0 keeps the order."""
+    # Row 0 stays the root, as everywhere in a tree.
     rest = np.random.default_rng(seed).permutation(len(parent) - 1) + 1 if seed else np.arange(1, len(parent))
     return (0, *rest.tolist())
 
@@ -84,6 +85,7 @@ def parents(max_nodes: int = MAX_NODES, shuffle: bool = True) -> st.SearchStrate
         st.integers(1, min(24, max_nodes)).map(_comb),
     ]
     if max_nodes > 16:
+        # A strategy of its own for 16 nodes and more, so that large random trees are drawn often.
         large.append(st.binary(min_size=15, max_size=max_nodes - 1).map(_random))
     natural = st.one_of(*small, st.one_of(large))
     if not shuffle:

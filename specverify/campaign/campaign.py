@@ -202,7 +202,7 @@ class Campaign:
             self._trouble(f"worker {at} died ({how}){where}{saved}; its other cases were not judged")
             self.code = 3 if self.code is None else self.code
             return
-        # The second death at a case of this place gives the case up; the first may have had another cause.
+        # From the second death in this place on, the current case is given up; the first may have had another cause.
         if case is not None and place.deaths > 1 and case.id not in place.judged:
             place.judged.add(case.id)
             kept = self._listener.lost(case)

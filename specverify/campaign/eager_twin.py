@@ -41,4 +41,5 @@ def _asked(name: str, failure: Failure, oracle: Oracle) -> Beside:
         return Beside(name, "differs", verdict.first)
     if verdict.unsupported is not None:
         return Beside(name, f"not judged: {verdict.unsupported}")
+    # Agreement needs a comparison; without one the eager backend proves nothing.
     return Beside(name, "agrees" if "checked" in verdict.outcomes.values() else "not judged")

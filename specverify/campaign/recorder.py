@@ -25,7 +25,7 @@ def diff(plan: Plan, report: Path, junit_file: str | None, json_file: str | None
     """Run `plan` and write its reports into the folder `report`.
 
     Returns:
-        0 agree, 1 differ, 2 wrong input, 3 could not judge, or judged and could not write what was asked for.
+        0 agree, 1 differ, 2 wrong input, 3 could not judge, or could not write a requested report.
 
     Raises:
         UnusableInput: Two reports would be one file.

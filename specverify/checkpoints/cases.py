@@ -47,7 +47,7 @@ TOKEN_LEVEL = (
 """The invariants that judge a long generation; the others judge the first steps on the same prompt."""
 
 LONG_IF_SAMPLED = ("lossless.processors-per-node", "lossless.logprobs", "acceptance.proposal-consistent")
-"""Invariants of TOKEN_LEVEL that judge the first steps alone if the run is greedy."""
+"""Invariants of TOKEN_LEVEL that learn nothing new from a long greedy run; there they judge its first steps."""
 
 
 def _branches(*depths: int) -> RankTree:

@@ -107,7 +107,7 @@ def _asked(options: Options) -> LawFacts:
         rule = Rule(options.rule or "multi-round", **{name: cast(float, value) for name, value in thresholds.items()})
     except Malformed as why:
         raise UnusableInput(f"{why.path}: {why.why}") from None
-    # A user's rule checks the tree itself.
+    # Only a built-in rule declares which trees it verifies.
     refused = rule.refuses(told.tables.shape) if options.own is None else None
     if refused is not None:
         raise UnusableInput(f"{refused}, or give --siblings 1")

@@ -131,7 +131,7 @@ def shaped(parents: Path, where: str) -> Shape:
 
 def full(siblings: int, depth: int) -> Shape:
     """The tree in which every node above `depth` has `siblings` children, level by level."""
-    # The depth first: otherwise the sum of powers could take very long.
+    # The depth first, so that no huge powers are computed.
     if depth >= MOST_NODES or sum(siblings**level for level in range(depth + 1)) > MOST_NODES:
         raise UnusableInput(
             f"--siblings {siblings} --depth {depth}: the tree has more than {MOST_NODES} nodes; make it smaller"

@@ -134,7 +134,7 @@ def hunt(ground: HuntPlan) -> HuntResult:
         met_at = time.perf_counter()
 
     declared = backend.declaration.dtypes
-    # A named backend may lack the dtypes for which the fault was scheduled.
+    # A backend that is not ours may lack the dtypes of the plan.
     dtypes = tuple(one for one in ground.dtypes if one in declared) or declared[:1]
     plan = Plan(
         backend=ground.backend,

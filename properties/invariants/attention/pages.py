@@ -14,6 +14,7 @@ from reference.trace import Stage
 def page_permutation(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     """With the free list in another order, logits, attention, caches and output have the same bits."""
     layout = case.layout
+    # An empty list means that the pool hands out its pages by id.
     if len(layout.pages) < 2:
         raise NotApplicable("fewer than two pages in the free list have one order")
     turned = tuple(int(one) for one in dice(case, "pages").permutation(layout.pages))

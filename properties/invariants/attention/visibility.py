@@ -76,7 +76,9 @@ def _scored_codes(step: Step, blank: Case, layer: int, codes: int) -> Array | No
 
 
 def no_leakage(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
-    """After tokens that a node may not see are changed, the node's row stays bit-identical, in every dtype.
+    """After tokens that a node may not see are changed, the node's row stays bit-identical.
+
+    This holds in every dtype and for any length of the context.
 
     The null control comes first: if the same input run twice is not bit-identical, the comparison proves nothing. A
     model with experts computes rows together (`Checkpoint.mixes_rows`), so that the bits of a row may follow other

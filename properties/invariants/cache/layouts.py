@@ -33,6 +33,7 @@ def page_boundary(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact
         raise NotApplicable("requests share a pool of so many pages: where pages end decides which of them waits")
     size = int(dice(case, "size").integers(1, 9))
     size += size == case.layout.page_size  # never the case's own size
+    # The pool must keep its number of columns, or requests would have another room.
     columns = len(case.layout.pages) * case.layout.page_size
     if case.layout.pages and columns % size:
         raise NotApplicable(f"{columns} columns do not fill pages of {size}")

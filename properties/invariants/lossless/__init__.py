@@ -1,4 +1,4 @@
-"""Invariants of the output: lossless whatever is drafted and whoever is served.
+"""Invariants of the output: speculative decoding and batching do not change it.
 
 A greedy request emits the tokens of plain decode; a sampled request emits tokens from the same law.
 """

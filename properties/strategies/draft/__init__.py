@@ -12,6 +12,7 @@ from properties.strategies.draft.drawing import DRAWN, Given
 from reference.architecture import Seeded
 from reference.draft import Draft
 
+# Importing a module registers its strategies in DRAWN.
 for _module in iter_modules(__path__):
     import_module(f"{__name__}.{_module.name}")
 

@@ -14,7 +14,7 @@ def vocabularies(draw: st.DrawFn, vocab: int) -> tuple[int, ...]:
     if vocab < 4 or draw(st.booleans()):
         return ()
     step = draw(st.integers(2, 3))
-    # Every second or third id, so that a draft id is no target id; the last id of the vocabulary is always in.
+    # Every second or third id: most draft ids then differ from their target ids. The last id is always in.
     return tuple(sorted({*range(draw(st.integers(0, 1)), vocab, step), vocab - 1}))
 
 

@@ -22,6 +22,7 @@ def scripts(draw: st.DrawFn, given: Given) -> Scripted:
             shapes = as_many(len(trees[-1]))  # catches engines that cache masks by the number of rows alone
         one = draw(steered(root, ahead, given.model.vocab_size, shapes, through))
         trees.append(one.tree)
+        # The greedy tokens that were computed ahead are used up.
         if one.accepted + 1 > len(ahead):
             break
         root, ahead = ahead[one.accepted], ahead[one.accepted + 1 :]
