@@ -96,6 +96,7 @@ def _settled(one: Case, subject: Subject, sigma: float) -> Step:
     """The single step of `one`.
 
     Raises:
+        Unobserved: The backend reveals neither logits nor acceptance.
         NotApplicable: A row of the accepted path is a near-tie, which a forward of another shape may decide otherwise.
     """
     step = first(one, subject)
