@@ -1,4 +1,4 @@
-"""`python -m specverify`: the command line without an installed script."""
+"""The command line as `python -m specverify`, without an installed script."""
 
 from specverify.cli import main
 

@@ -1,9 +1,13 @@
-"""The command line: the group of commands, and one clear line and exit codes 0 to 3 for whatever goes wrong."""
+"""The command line: the group of commands, and exit codes 0 to 3.
+
+Every expected error becomes one line on standard error and an exit code.
+"""
 
 import sys
 
 from specverify.campaign import threads
 
+# Before the imports below, which import NumPy: BLAS reads the thread count at that time.
 threads.single()
 
 import click  # noqa: E402
@@ -32,7 +36,7 @@ for _command in (diff, replay, selftest, law, list_, doctor, bench):
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run the command line; every known complaint is one line on standard error and an exit code."""
+    """Run the command line; every expected error becomes one line on standard error and an exit code."""
     from backends.base import Unavailable, WrongFlag
     from backends.registry import UnknownBackend
     from reports.bundle import Unreadable
@@ -45,6 +49,7 @@ def main(arguments: list[str] | None = None) -> None:
         click.echo(cli.get_help(click.Context(cli, info_name="specverify")), err=True)
         sys.exit(2)
     try:
+        # Without standalone mode click raises its exceptions to us, and returns the command's exit code.
         code = cli.main(args=arguments, prog_name="specverify", standalone_mode=False)
     except click.exceptions.Abort:
         code = _complain("interrupted", 3)

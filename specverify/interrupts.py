@@ -1,4 +1,4 @@
-"""Interrupts: Ctrl-C, SIGTERM and SIGHUP as one request to end well, so that no report is cut short."""
+"""Interrupts: Ctrl-C, SIGTERM and SIGHUP ask a run to end and write its reports."""
 
 import signal
 import time
@@ -9,14 +9,15 @@ SIGNALS = {
     for name, word in (("SIGINT", "Ctrl-C"), ("SIGTERM", "SIGTERM"), ("SIGHUP", "SIGHUP"))
     if hasattr(signal, name)
 }
+"""The signals that this system has, by name, each with the word that messages use for it."""
 
 
 class Interrupts:
-    """Inside the `with`, the first of SIGNALS asks to end; a second Ctrl-C raises KeyboardInterrupt.
+    """A context in which the first of SIGNALS is noted as a request to end; a later Ctrl-C raises KeyboardInterrupt.
 
     Attributes:
-        word: What asked, in words, or None.
-        at: The monotonic clock at that moment.
+        word: The word for the first signal, or None.
+        at: The time of the monotonic clock at the first signal.
     """
 
     def __init__(self) -> None:
@@ -35,6 +36,7 @@ class Interrupts:
             signal.signal(number, handler)
 
     def _arrived(self, number: int, _: object) -> None:
+        # A user who presses Ctrl-C again wants the run to end at once.
         if self.word is not None and number == signal.SIGINT:
             raise KeyboardInterrupt
         if self.word is None:

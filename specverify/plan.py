@@ -1,4 +1,4 @@
-"""Plan: what a `diff` is to do, decided once from the options and handed whole to every worker."""
+"""The plan of a `diff`: made once from the options, and sent to every worker."""
 
 import os
 from dataclasses import dataclass, replace
@@ -9,16 +9,19 @@ from specverify.isolation.limits import BUILT_IN_S, CHECKPOINT_S, Patience
 from specverify.isolation.wanted import Wanted
 
 DEFAULT_CASES = 500
+"""Cases of a run if neither the user nor the backend's row says otherwise."""
+
 DEFAULT_DTYPES = ("float32", "float64")
+"""Working dtypes of a run if neither the user nor the backend's row says otherwise."""
 
 TRANSFORMERS = "transformers"
-"""The argument of `--against` that means plain transformers; others are names of backends."""
+"""The argument of `--against` for plain transformers; other arguments are names of backends."""
 
 SELFTEST_S = 570.0
-"""Wall seconds of a self-test."""
+"""Default wall time of a self-test, in seconds."""
 
 SHRINK_S = 20.0
-"""Seconds a worker may spend on making one failing case smaller."""
+"""Seconds that a worker may spend on shrinking one failing case."""
 
 
 @dataclass(frozen=True)
@@ -27,25 +30,25 @@ class Plan:
 
     Attributes:
         backend: Name or `pkg.module:factory`.
-        against: Backend that takes the oracle's place, TRANSFORMERS, or None for the NumPy oracle.
+        against: Backend in the oracle's place, TRANSFORMERS, or None for the NumPy oracle.
         model: Checkpoint directory, hub id or `builtin:NAME`; None draws built-in models.
         prompts: Prompt file or `builtin:humaneval`; None draws token ids.
         invariants: Globs; empty selects all.
         cases: Cases to draw; with prompts, prompts to run.
         new_tokens: Tokens to generate per prompt.
-        sampling: How prompts are sampled; greedy unless asked for. Each case has a seed of its own.
+        sampling: Sampling settings of prompts; greedy by default. Each case has a seed of its own.
         time_budget_s: Wall seconds after which no further case begins; 0 for none.
         dtypes: Working dtypes to draw from.
-        seed: Of the whole run; worker w draws with seed + w.
+        seed: Seed of the whole run; each worker draws with a seed of its own (`drawing_seed`).
         jobs: Worker processes.
         fault: Catalogue fault to plant, or None.
-        processors: Custom processors that the drawn cases name, `pkg.module:function`.
+        processors: Custom processors of the drawn cases, `pkg.module:function`.
         mode: `reference` runs eager attention in place of a backend's fused one, `performance` the fused one; None
             follows the environment's flags.
         layout: KV layout of every drawn case, one of `reference.layout.KINDS`; None mixes them.
         shrink_s: Seconds for shrinking a failing case.
-        case_timeout_s: Seconds that one answer of the backend may take, or None to measure what is generous.
-        memory: Bytes that the backend's process may hold, or None for most of the machine's.
+        case_timeout_s: Time limit of one answer of the backend in seconds, or None for a measured, generous limit.
+        memory: Bytes that the backend's process may hold, or None for most of the machine's memory.
         max_failures: Distinct causes after which no further case begins.
     """
 
@@ -72,36 +75,39 @@ class Plan:
 
     @property
     def wanted(self) -> Wanted:
-        """The backend to open: with one torch thread for small models, which is bit-stable and fastest."""
+        """The backend to open; for small models with one torch thread, which is bit-stable and fastest."""
         return Wanted(self.backend, self.fault, self.mode, threads=1 if self.model is None else 0)
 
     @property
     def patience(self) -> Patience:
-        """How long to wait for an answer."""
+        """The time limit of an answer, which is longer for a checkpoint."""
         return Patience(self.case_timeout_s, BUILT_IN_S if self.model is None else CHECKPOINT_S)
 
     def slice(self, worker: int) -> "Plan":
-        """The part of worker `worker`: its share of the cases, with a seed of its own."""
+        """The plan of worker `worker`: its share of the cases, with a seed of its own."""
+        # The first workers take one case more if the number does not divide.
         share = self.cases // self.jobs + (worker < self.cases % self.jobs)
         return replace(self, cases=share, seed=drawing_seed(self.seed, worker), jobs=1)
 
 
 def drawing_seed(seed: int, worker: int = 0) -> int:
-    """The seed with which worker `worker` of a run with `--seed seed` draws; worker 0 is alone with `--jobs 1`."""
+    """The seed of worker `worker` in a run with `--seed seed`; with `--jobs 1` there is only worker 0."""
+    # Runs with neighbouring seeds share no worker's seed, up to 1000 workers.
     return seed * 1000 + worker
 
 
 def default_dtypes(backend: str) -> tuple[str, ...]:
-    """DEFAULT_DTYPES, or all that `backend` declares where it lacks one of them; a stranger is not asked.
+    """DEFAULT_DTYPES, or all dtypes that `backend` declares if it lacks one of those.
 
-    Kernels without float64 are there for 16 bits, and some operators take nothing else.
+    Kernels without float64 exist for 16 bits, and some operators accept nothing else. A backend that is not ours is not
+    opened for this; it gets DEFAULT_DTYPES.
     """
     declared = {row.name: row.dtypes for row in ROWS}.get(backend, DEFAULT_DTYPES)
     return DEFAULT_DTYPES if set(DEFAULT_DTYPES) <= set(declared) else declared
 
 
 def default_cases(backend: str) -> int:
-    """The number of cases in the registry's row of `backend`, else DEFAULT_CASES, as for a stranger."""
+    """The number of cases in the registry's row of `backend`; DEFAULT_CASES for a backend that is not ours."""
     return {row.name: row.cases for row in ROWS}.get(backend) or DEFAULT_CASES
 
 

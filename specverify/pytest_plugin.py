@@ -1,7 +1,8 @@
-"""The pytest plugin for projects of others, loaded only where a project asks for it: the fixture `specverify_backend`.
+"""The pytest plugin for other projects, with the fixture `specverify_backend`.
 
-A project asks with `-p specverify` or `pytest_plugins = ["specverify.pytest_plugin"]`. Every option, fixture and mark
-that it then gets begins with "specverify"; those of the project and of other plugins are left as they are.
+A project loads it with `-p specverify` or `pytest_plugins = ["specverify.pytest_plugin"]`. It has no entry point, so
+that it never loads itself. All its options, fixtures and marks begin with "specverify"; those of the project and of
+other plugins are not touched.
 """
 
 from collections.abc import Iterator
@@ -30,12 +31,12 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Run tests that ask for `specverify_backend` on every backend named."""
+    """Run tests with the fixture `specverify_backend` on every named backend."""
     SELECTION.parametrize(metafunc)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out tests under our marks that belong to another tier, or skip them with the reason."""
+    """Deselect tests under our marks that belong to another tier, or skip them with the reason."""
     SELECTION.choose(config, items)
 
 
@@ -45,12 +46,12 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
-    """Say what is under test."""
+    """The header lines that name the backends under test."""
     return SELECTION.header(config)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """Say in one line which tiers this run left out, and how many tests of each."""
+    """Print one line with the tiers that this run left out, and the number of tests of each."""
     line = SELECTION.summary(config)
     if line is not None:
         terminalreporter.write_line(line)
@@ -58,7 +59,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
-    """Take over what a worker of pytest-xdist counted."""
+    """Take over the counts of a worker of pytest-xdist."""
     SELECTION.take_over(node.config, getattr(node, "workeroutput", None) or {})
 
 
@@ -72,6 +73,7 @@ class BackendUnderTest:
     """
 
     def __init__(self, name: str) -> None:
+        # Imported here, so that a project's pytest run pays for our imports only if a test uses the fixture.
         from reference.oracle.decoder import Oracle
         from specverify.isolation import door
         from specverify.isolation.wanted import Wanted
@@ -86,10 +88,11 @@ class BackendUnderTest:
 
     def close(self) -> None:
         """End the backend's process."""
+        # The fixture lives longer than a `with` block here could.
         self._door.__exit__(None, None, None)
 
     def judge(self, case: Any, *globs: str) -> Any:
-        """The verdict of `case` on the invariants that `globs` name, all of them for none."""
+        """The verdict on `case` by the invariants that `globs` match; by all invariants without globs."""
         from properties.verdict.judge import judge
         from specverify.setup.selection import invariants_matching
 
@@ -108,7 +111,7 @@ class BackendUnderTest:
 
 
 def opened(request: pytest.FixtureRequest) -> Iterator[BackendUnderTest]:
-    """The backend that `request.param` names; where it is unavailable, the test is skipped with the reason."""
+    """The backend named by `request.param`; if it is unavailable, the test is skipped with the reason."""
     from backends.base import Unavailable
 
     try:

@@ -1,4 +1,4 @@
-"""Which tests of backends a pytest run takes: their marks and options, and which they leave to another tier."""
+"""Selection of backend tests in a pytest run: fixture, marks, options and tiers."""
 
 import ast
 from collections import Counter
@@ -20,14 +20,15 @@ MARKERS = {
 }
 
 ACCELERATORS = ("cuda", "npu")
+"""Marks of tests that need a device."""
 
 
 @dataclass(frozen=True)
 class Selection:
-    """The fixture, the options and the marks of one project, and what they do.
+    """The fixture, the options and the marks of one project, and their effects.
 
     Attributes:
-        word: Begins every name: "specverify" in projects of others, "" in the tests of this repository. The fixture
+        word: The prefix of every name: "specverify" in other projects, "" in the tests of this repository. The fixture
             is `backend` or `specverify_backend`, the mark `cuda` or `specverify_cuda`, the option `--backend` or
             `--specverify-backend`.
     """
@@ -40,11 +41,11 @@ class Selection:
         return self.mark("backend")
 
     def mark(self, name: str) -> str:
-        """The mark `name` of MARKERS, as this project writes it."""
+        """The mark `name` of MARKERS, with this project's prefix."""
         return f"{self.word}_{name}" if self.word else name
 
     def option(self, name: str) -> str:
-        """The command-line option `name`, as this project writes it."""
+        """The command-line option `name`, with this project's prefix."""
         return f"--{self.word}-{name}" if self.word else f"--{name}"
 
     def add_options(self, parser: pytest.Parser) -> None:
@@ -75,17 +76,18 @@ class Selection:
         return list(config.getoption(self.option("backend")))
 
     def demanded(self, expression: str) -> list[str]:
-        """The accelerators that a marker expression asks for: it selects their tests, and plain CPU tests it does not.
+        """The accelerators that a marker expression asks for: it selects their tests, and no plain CPU tests.
 
         Args:
-            expression: What `-m` is given. Marks of other projects are nothing to this one.
+            expression: The argument of `-m`. Marks of other projects count as absent.
         """
+        # An expression such as `not slow` selects plain CPU tests too, and demands no device.
         if not expression.strip() or _selects(expression, {self.mark("cpu")}) or _selects(expression, set()):
             return []
         return [device for device in ACCELERATORS if _selects(expression, {self.mark(device)})]
 
     def refuse_absent(self, config: pytest.Config) -> None:
-        """End the run with exit code 3 where `-m` asks for the tests of a device that is absent."""
+        """End the run with exit code 3 if `-m` asks for the tests of an absent device."""
         expression = _expression(config)
         if config.getoption(self.option("allow-absent-device")):
             return
@@ -99,7 +101,7 @@ class Selection:
                 )
 
     def settle(self, session: pytest.Session, exitstatus: int) -> None:
-        """Let a run pass that found no test of an absent device, where the command line allows the absence."""
+        """Let a run without tests pass if `-m` asks for an absent device and the command line allows its absence."""
         config = session.config
         self.hand_over(config)
         allowed = config.getoption(self.option("allow-absent-device")) and self.demanded(_expression(config))
@@ -107,13 +109,14 @@ class Selection:
             session.exitstatus = pytest.ExitCode.OK
 
     def parametrize(self, metafunc: pytest.Metafunc) -> None:
-        """Run a test that asks for the fixture on every backend, each marked with its device, or as emulated."""
+        """Run a test with the fixture on every backend, each marked with its device or as emulated."""
         if self.fixture not in metafunc.fixturenames:
             return
         from backends.shipped import ROWS
 
         named = self.named(metafunc.config)
         kinds = {row.name: "emulated" if row.emulated else row.device for row in ROWS}
+        # A backend that the command line names is wanted, even if it is slow.
         slow = {row.name for row in ROWS if row.slow} - set(named)
         params = []
         for name in named or list(kinds):
@@ -122,12 +125,13 @@ class Selection:
         metafunc.parametrize(self.fixture, params, indirect=True, scope="session")
 
     def choose(self, config: pytest.Config, items: list[pytest.Item]) -> None:
-        """Deselect tests of another tier, counted; skip, with the reason, tests of a named backend without its device.
+        """Deselect and count the tests of other tiers; skip tests of a named backend whose device is absent.
 
-        A tier is a mark that this run does not ask for, or a device that this machine does not have.
+        A tier is a mark that this run does not ask for, or a device that this machine lacks.
         """
         expression, named = _expression(config), self.named(config)
         reasons: dict[str, str | None] = {}
+        # One item may belong to several tiers; the last match is counted.
         tiers: Counter[str] = Counter()
         kept, left = [], []
         for item in items:
@@ -137,7 +141,7 @@ class Selection:
             tier = None
             for device in ACCELERATORS:
                 if item.get_closest_marker(self.mark(device)):
-                    if device not in reasons:  # asking imports torch
+                    if device not in reasons:  # once per device, and only if needed, since `missing` imports torch
                         reasons[device] = missing(device)
                     if reasons[device] is not None and named:
                         item.add_marker(pytest.mark.skip(reason=f"{device}: {reasons[device]}"))
@@ -155,6 +159,7 @@ class Selection:
         if left:
             items[:] = kept
             config.hook.pytest_deselected(items=left)
+        # Kept for the summary line, and for the main process of pytest-xdist.
         config.stash[self._tiers] = tiers
 
     @cached_property
@@ -166,22 +171,22 @@ class Selection:
         return config.stash.get(self._tiers, none)
 
     def hand_over(self, config: pytest.Config) -> None:
-        """In a worker of pytest-xdist, give the counts of tiers to the process that prints."""
+        """In a worker of pytest-xdist, send the counts of tiers to the process that prints the summary."""
         if hasattr(config, "workeroutput"):
             config.workeroutput[f"tiers {self.word}"] = dict(self._counted(config))
 
     def take_over(self, config: pytest.Config, told: dict[str, Any]) -> None:
-        """Keep the counts of one worker: all of them collect the same tests."""
+        """Keep the counts of one worker; they replace another worker's, since all workers collect the same tests."""
         config.stash[self._tiers] = Counter(told.get(f"tiers {self.word}", {}))
 
     def summary(self, config: pytest.Config) -> str | None:
-        """One line with the number of tests of each tier that this run leaves to others; None if there are none."""
+        """One line with the number of tests in each tier that this run left out; None if there are none."""
         tiers = self._counted(config)
         told = "; ".join(f"{count} {tier}" for tier, count in sorted(tiers.items()))
         return f"left to other tiers: {told}" if told else None
 
     def header(self, config: pytest.Config) -> list[str]:
-        """The line of pytest's header that says which backends are under test."""
+        """The line of pytest's header with the backends under test and the versions of packages."""
         from specverify.setup.environment import environment
 
         found = environment()
@@ -191,12 +196,12 @@ class Selection:
 
 
 def _expression(config: pytest.Config) -> str:
-    """The argument of `-m`; empty without one."""
+    """The argument of `-m`, or the empty string."""
     return str(config.getoption("markexpr", "") or "")
 
 
 def _asked(expression: str, mark: str) -> bool:
-    """Whether a marker expression says that items of `mark` shall run."""
+    """Whether a marker expression selects items because of `mark`."""
     return bool(expression.strip()) and _selects(expression, {mark}) and not _selects(expression, set())
 
 

@@ -1,6 +1,7 @@
-"""Finds packages of our names, or of names that we need, which lie before the right ones on Python's path.
+"""Search for packages that shadow ours or our dependencies on Python's path.
 
-Standard library only: this runs before anything else of ours is imported, and what it would import may be shadowed.
+A shadowing package has the same name and lies before the right one on the path. This file imports the standard library
+only: it runs before any other import of ours, and any other module might be shadowed itself.
 """
 
 import os
@@ -16,10 +17,10 @@ from pathlib import Path
 from types import ModuleType
 
 ROOT = Path(__file__).resolve().parent.parent
-"""The folder in which our packages lie: a checkout, or site-packages."""
+"""The folder that holds our packages: a checkout, or site-packages."""
 
 ROOMS = ("reference", "backends", "properties", "reports")
-"""Our packages beside `specverify`, under names that others use too."""
+"""Our packages beside `specverify`; other projects use these names too."""
 
 DEPENDENCIES = (
     "numpy",
@@ -33,7 +34,7 @@ DEPENDENCIES = (
     "rich",
     "junitparser",
 )
-"""Packages of others without which no run is possible; they are called the same on an index and in Python."""
+"""Required packages of others; each has the same name on a package index and in Python."""
 
 COMMANDS = ("specverify", "specverify-script")
 """Names under which installers put our command, without `.exe` and `.py`."""
@@ -44,10 +45,10 @@ class Shadow:
     """A name that Python would import from the wrong place.
 
     Attributes:
-        name: The package that is meant.
-        found: The file that Python finds first, or None where it finds nothing.
-        entry: The entry of `sys.path` through which it is found; None where it finds nothing.
-        meant: Where the right one lies: a folder or a file.
+        name: The name of the package.
+        found: The file that Python finds first, or None if it finds nothing.
+        entry: The entry of `sys.path` that holds `found`, or None.
+        meant: The folder or file of the right package.
     """
 
     name: str
@@ -57,12 +58,13 @@ class Shadow:
 
     @property
     def line(self) -> str:
-        """Which file hides which package, and what to do, in one line."""
+        """One line that names the hidden package, the file that hides it, and the remedy."""
         if self.found is None or self.entry is None:
             return f"`{self.name}` is missing: {self.meant} is not on Python's path; install specverify again"
         return f"`{self.name}` is {self.found}, which hides {self.meant}: {self._remedy(self.entry)}"
 
     def _remedy(self, entry: Path) -> str:
+        # In site-packages another distribution has installed a package of our name.
         if entry in map(Path, (sysconfig.get_path("purelib"), sysconfig.get_path("platlib"))):
             return "uninstall the package that brought it, or install specverify into an environment of its own"
         asked = os.environ.get("PYTHONPATH", "").split(os.pathsep) if os.environ.get("PYTHONPATH") else []
@@ -72,12 +74,12 @@ class Shadow:
 
 
 class ShadowedName(ImportError):
-    """A package of ours, or one that we need, would be imported from the wrong place."""
+    """One of our packages or dependencies would be imported from the wrong place."""
 
 
 @cache
 def shadows() -> tuple[Shadow, ...]:
-    """The shadowed names of this process, looked for once: what `RightPlaces` puts right later changes no answer."""
+    """The shadowed names of this process; searched once, so that `RightPlaces` does not change the answer later."""
     return (*_rooms(), *_dependencies())
 
 
@@ -92,8 +94,9 @@ def _rooms() -> list[Shadow]:
 
 
 def _dependencies() -> list[Shadow]:
-    """Dependencies found in the current folder although another entry of the path holds them too."""
+    """Dependencies that Python finds in the current folder although another entry of the path holds them too."""
     here = _here()
+    # An empty entry of `sys.path` means the current folder.
     entries = [entry for entry in sys.path if Path(entry or ".").resolve() == here]
     if here is None or not entries:
         return []
@@ -109,7 +112,7 @@ def _dependencies() -> list[Shadow]:
 
 
 def _here() -> Path | None:
-    """The current folder; None where it was removed."""
+    """The current folder; None if it was removed."""
     try:
         return Path.cwd().resolve()
     except OSError:
@@ -117,15 +120,15 @@ def _here() -> Path | None:
 
 
 def _place(name: str, entries: Sequence[str] | None = None) -> tuple[Path, Path] | None:
-    """The file of the package or module `name`, and the folder that it is imported from; nothing is imported.
+    """The file of the package or module `name`, and the folder from which it is imported; nothing is imported.
 
     Args:
-        name: Without a dot.
-        entries: Where to look in place of `sys.path`.
+        name: A top-level name, without a dot.
+        entries: The folders to search in place of `sys.path`.
     """
     try:
         spec = find_spec(name) if entries is None else PathFinder.find_spec(name, list(entries))
-    except ValueError:  # a module that was made by hand, and says nothing of where it lies
+    except ValueError:  # a module made at run time, without a spec that names its file
         return None
     if spec is None or not spec.origin or not spec.has_location:
         return None
@@ -134,9 +137,9 @@ def _place(name: str, entries: Sequence[str] | None = None) -> tuple[Path, Path]
 
 
 class RightPlaces:
-    """A finder before all others that imports shadowed names from where the right ones lie.
+    """A finder, placed before all others, that imports shadowed names from their right folders.
 
-    For `doctor` alone, which is there to say what is shadowed and must not die of it.
+    Only `doctor` uses it: the command reports shadowed names and must itself run in spite of them.
     """
 
     def __init__(self, found: tuple[Shadow, ...]) -> None:
@@ -145,7 +148,7 @@ class RightPlaces:
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """As every finder of `sys.meta_path`; None for names that are not shadowed."""
+        """The spec of a shadowed name, from its right folder; None for other names (see `sys.meta_path`)."""
         if name not in self._entries:
             return None
         return PathFinder.find_spec(name, self._entries[name], target)
@@ -159,12 +162,12 @@ def _holder(meant: Path) -> Path:
 
 
 def guard() -> None:
-    """Let nobody import a shadowed name by mistake.
+    """Stop if a name is shadowed.
 
-    The command ends here with one line on standard error and exit code 3; `doctor` goes on, with the right packages.
+    Our command ends with one line on standard error and exit code 3; `doctor` goes on, with the right packages.
 
     Raises:
-        ShadowedName: in any other program that imports `specverify`.
+        ShadowedName: A name is shadowed, and another program imports `specverify`.
     """
     found = shadows()
     if not found:
@@ -172,6 +175,7 @@ def guard() -> None:
     more = f" (and {len(found) - 1} more: `specverify doctor` names them)" if len(found) > 1 else ""
     if not _is_command(sys.argv, sys.orig_argv):
         raise ShadowedName(f"{found[0].line}{more}")
+    # Only the first argument: an option's value may also be "doctor".
     if "doctor" in sys.argv[1:2]:
         sys.meta_path.insert(0, RightPlaces(found))
         return
@@ -180,16 +184,17 @@ def guard() -> None:
 
 
 def _is_command(arguments: Sequence[str], original: Sequence[str]) -> bool:
-    """Whether this process was started as our command, and not as a program that imports us.
+    """Whether this process is our command, not another program that imports us.
 
     Args:
-        arguments: `sys.argv`, whose first is `-m` while Python looks for the module that `-m` names.
+        arguments: `sys.argv`; its first entry is `-m` while Python looks for the module that `-m` names.
         original: `sys.orig_argv`, with the interpreter's own options.
     """
     if arguments[:1] != ["-m"]:
         name = Path(arguments[0]).name if arguments else ""
         return name.removesuffix(".exe").removesuffix(".py").removesuffix(".pyw") in COMMANDS
     for word, after in zip(original[1:], [*original[2:], ""], strict=True):
+        # `-m` may stand behind other short options (`-Im`), or directly before the module's name.
         if re.fullmatch("-[A-Za-z]*m", word):
             return after == "specverify"
         if word.startswith("-m"):

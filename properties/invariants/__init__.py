@@ -1,4 +1,7 @@
-"""Every invariant, in the order in which reports list them; a file or folder bears the prefix of its invariants."""
+"""All invariants, in the order in which reports list them.
+
+The name of a file or folder here is the prefix of its invariants: `cache/` holds `cache.isolation`.
+"""
 
 from properties.invariants import acceptance, attention, cache, draft, lossless, structure
 from properties.verdict.invariant import Invariant

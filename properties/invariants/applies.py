@@ -1,19 +1,20 @@
-"""Which cases an invariant speaks of, where several files ask the same."""
+"""Conditions on cases that invariants in several files share."""
 
 from reference.case import Case
 
 
 def greedy_only(case: Case) -> bool:
-    """Of a sampled case other invariants speak, by its coins or its law."""
+    """Whether the case decodes greedily; sampled cases have invariants on coins and laws instead."""
     return case.sampling.greedy
 
 
 def sampled(case: Case) -> bool:
-    """Whether the case draws."""
+    """Whether the case samples its tokens."""
     return not case.sampling.greedy
 
 
 def drawn(case: Case) -> bool:
-    """Whether the draft's tokens are drawn by coins, so that only its scores can be compared with the oracle's."""
+    """Whether coins draw the draft's tokens, so that only the draft's scores can be compared with the oracle's."""
     sampling = case.sampling
+    # "top-k" takes the best tokens of each row and tosses no coin.
     return case.draft.has_law and not sampling.greedy and sampling.draws != "top-k"

@@ -1,4 +1,7 @@
-"""One request of a session beside the same request in another run: its numbers and tokens must be the same."""
+"""Comparison of one request of a session with the same request in another run.
+
+The invariants of batches, sessions and prefix reuse call `alike`; the other functions read a session's accounts.
+"""
 
 from collections.abc import Iterator
 
@@ -15,14 +18,16 @@ from reference.trace import Stage, Trace
 
 
 def alike(name: str, member: Member, other: Trace, oracle: Oracle, subject: Subject, variant: str) -> Iterator[Fact]:
-    """Findings where request `member` is not, within a pair's noise, what `other` shows of it.
+    """Findings where the trace of request `member` differs from `other` by more than the noise of a pair of runs.
 
-    Steps are compared while both have the same context and tree; texts may part where the top two logits tie.
+    Steps are compared as long as both runs have the same context and tree. The texts may part, without a finding,
+    where the top two logits are nearly equal.
     """
     error = noise(member.alone, oracle, subject)
     for number, (one, twin) in enumerate(zip(member.trace.steps, other.steps, strict=False)):
         if one.drafted is None or twin.drafted is None or one.scored is None or twin.scored is None:
             continue
+        # The judge calls a check unobserved that never yields `Compared`; a count of 0 says that it could look.
         yield Compared(0)
         if one.context != twin.context or one.drafted.tree != twin.drafted.tree:
             return
@@ -34,7 +39,7 @@ def alike(name: str, member: Member, other: Trace, oracle: Oracle, subject: Subj
         if one.emitted is not None and twin.emitted is not None and one.emitted.tokens != twin.emitted.tokens:
             ranked = twin.scored.logits.copy()
             ranked.partition(ranked.shape[1] - 2, axis=1)
-            # Sampled or nearly tied: a coin beside its threshold falls on either side of the noise.
+            # No finding if sampled or nearly tied: noise may move a threshold past its coin, or swap the top two.
             margin = float((ranked[:, -1] - ranked[:, -2]).min()) if ranked.shape[1] > 1 else float("inf")
             if member.alone.sampling.greedy and margin > TIE_SIGMA * error.logits:
                 where: dict[str, int | str] = {"request": member.number, "variant": variant}
@@ -43,12 +48,12 @@ def alike(name: str, member: Member, other: Trace, oracle: Oracle, subject: Subj
 
 
 def accounts_of(trace: Trace) -> tuple[Account, ...]:
-    """The accounts of a session, one after each action; none where the trace holds none."""
+    """The accounts of a session, one after each action; empty if the trace holds no session."""
     return trace.shared.accounts if trace.shared is not None else ()
 
 
 def present(accounts: tuple[Account, ...], at: int) -> set[int]:
-    """Requests that could take a step when action `at` began, by the account after the action before."""
+    """Requests that could take a step when action `at` began, read from the account after action `at - 1`."""
     return set(accounts[at - 1].committed) if 0 < at <= len(accounts) else set()
 
 

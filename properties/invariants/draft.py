@@ -1,4 +1,4 @@
-"""Draft: what is proposed is what the draft's own definition proposes for the tokens so far."""
+"""Invariants of drafts: each proposed tree follows from the draft's definition."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -23,14 +23,14 @@ from reference.tree import Tree
 NEEDS = needing(Stage.DRAFTED)
 
 DRAFT_SIGMA = 60.0
-"""Sigma of draft logits, a priori: this many unit roundoffs times their rms (no control run of the draft exists)."""
+"""A-priori sigma of draft logits, in unit roundoffs times their rms; no control run measures the draft's error."""
 
 DRAFT_K = 6.0
-"""Sigmas that a row of draft logits may lie from the oracle's."""
+"""Largest rms distance between a row of draft logits and the oracle's, in sigmas."""
 
 
 def fidelity(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
-    """The incremental draft proposes, at every step, what it would propose from scratch."""
+    """At every step the draft, which keeps state between steps, proposes the tree that it gives from scratch."""
     for number, step in enumerate(subject(case).steps):
         if step.drafted is not None:
             pending = pending_root(case, subject, number)
@@ -40,9 +40,9 @@ def fidelity(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
 def _proposed(
     name: str, case: Case, oracle: Oracle, number: int, step: Step, place: int, pending: int, retold: bool = False
 ) -> Iterator[Fact]:
-    """The errors of the tree of `step`, by the draft of `case`; in a script, the tree is number `place`.
+    """Findings where the tree of `step` is not what the draft of `case` gives; a script gives its tree `place`.
 
-    Of a script that was made of the run's own trees (`retold`) only the root is compared.
+    If the script was made of the run's own trees (`retold`), only the root is compared.
     """
     assert step.drafted is not None
     root = step.drafted.tree.token[0]
@@ -55,6 +55,7 @@ def _proposed(
     script = case.draft.trees
     if script is not None:
         wanted = (script[place] if place < len(script) else Tree((0,), (pending,))).rooted(pending)
+        # The engine cuts trees at the end of an attention chunk; the oracle shows the cut tree.
         if case.layout.stay_in_chunk:
             alone = replace(case, draft=Scripted((wanted,)), sampling=Sampling())
             cut = oracle(restarted(alone, (*step.context, pending))).steps[0].drafted
@@ -79,11 +80,11 @@ def _proposed(
 
 
 def switched(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
-    """Each step of a request that switches drafts proposes what the draft of that time does from scratch.
+    """Each step of a request that switches drafts proposes the tree that its current draft gives from scratch.
 
     A switch precedes a step if, at the switch, the request had committed no more tokens than the step's context.
-    Company is judged as a script of its own trees (`properties/verdict/session_members.py`), which says nothing of
-    them.
+    draft.fidelity cannot judge such a request: there it is a script of its own trees
+    (`properties/verdict/session_members.py`).
     """
     assert case.session is not None
     shared = subject(case).shared
@@ -119,7 +120,7 @@ def switched(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
 
 
 def happened(case: Case, shared: Shared) -> list[tuple[Action, Account]]:
-    """The actions of the session, each with the account that was taken after it."""
+    """The actions of the session, each with the account after the action."""
     assert case.session is not None
     return list(zip(case.session.actions, shared.accounts, strict=False))
 
@@ -127,7 +128,7 @@ def happened(case: Case, shared: Shared) -> list[tuple[Action, Account]]:
 def _rows(
     case: Case, oracle: Oracle, number: int, context: tuple[int, ...], seen: Drafted
 ) -> Iterator[Finding | Compared]:
-    """The scores at each node that was asked are the draft model's own on the tree as it was drawn."""
+    """Findings where the draft's scores at a node with children are not its model's own on the drawn tree."""
     assert case.draft.model is not None
     if seen.logits is None:
         raise Unobserved("the backend does not reveal its draft's logits, which is all that can be compared of draws")
@@ -149,9 +150,9 @@ def _rows(
 def _scores_differ(
     name: str, case: Case, number: int, node: int, expected: Array, observed: Array, away: float
 ) -> Finding:
-    """The finding that a node's draft scores [draft vocabulary] lie `away` thresholds off, told by the worst of them.
+    """The finding that a node's draft scores [draft vocabulary] lie `away` thresholds off, shown by the worst score.
 
-    Its token is the target's id of the draft id whose score is furthest off; a score that is not a number is.
+    The finding's token is that score's draft id in the target's vocabulary. NaN counts as the worst score.
     """
     worst = int(np.nan_to_num(np.abs(observed - expected), nan=np.inf).argmax())
     vocabulary = case.draft.vocabulary
@@ -161,12 +162,12 @@ def _scores_differ(
 
 
 def restarted(case: Case, tokens: tuple[int, ...]) -> Case:
-    """One step of `case` with `tokens` as its prompt: what a fresh start at this point would draft."""
+    """`case` as one step with `tokens` as its prompt, so that its draft starts fresh at this point."""
     return replace(case, prompt=tokens, steps=1, stops=Stops(max_new_tokens=1))
 
 
 def _line(tree: Tree) -> str:
-    """A tree in one short line: token<parent for each node."""
+    """A tree in one short line: `token<parent` for each node."""
     return " ".join(f"{token}<{up}" for up, token in zip(tree.parent, tree.token, strict=True))
 
 
@@ -175,14 +176,14 @@ def _tree_differs(name: str, number: int, expected: str, observed: str) -> Itera
 
 
 def _same(name: str, case: Case, number: int, seen: Drafted, true: Drafted) -> Iterator[Fact]:
-    """Findings where `seen` is not `true`; equal scores that rank differently inside their noise are ties."""
+    """Findings where `seen` is not `true`; tokens whose scores differ by less than their noise are ties."""
     yield Compared(len(true.tree))
     if seen.tree.parent != true.tree.parent:
         yield from _tree_differs(name, number, _line(true.tree), _line(seen.tree))
         return
     by_depth = sorted(range(len(true.tree)), key=lambda node: true.tree.depth[node])
     for node in by_depth:
-        # The token first: a node that carries another one, by a tie, scores its children otherwise.
+        # The token before the scores: a node with another token, by a tie, scores its children differently.
         if seen.tree.token[node] != true.tree.token[node]:
             gap = _gap(case, true, seen, node)
             if gap is None or gap > TIE_SIGMA:
@@ -193,7 +194,7 @@ def _same(name: str, case: Case, number: int, seen: Drafted, true: Drafted) -> I
             return
         if seen.logits is not None and true.logits is not None and not np.isnan(true.logits[node]).all():
             sigma = draft_sigma(case, true.logits)
-            # Not a number where the oracle has one is as far off as can be.
+            # A NaN where the oracle has a number counts as an infinite distance.
             away = float(rms(seen.logits[node] - true.logits[node])) / (DRAFT_K * sigma)
             if away > 1:
                 yield _scores_differ(name, case, number, node, true.logits[node], seen.logits[node], away)
@@ -208,7 +209,7 @@ def draft_sigma(case: Case, logits: Array) -> float:
 
 
 def _gap(case: Case, true: Drafted, seen: Drafted, node: int) -> float | None:
-    """Sigmas between the scores of the wanted and the drafted token at the parent, or None without scores."""
+    """The distance, in sigmas, of the wanted and the drafted token's scores at the parent; None without scores."""
     if true.logits is None or true.draft_ids is None or seen.draft_ids is None:
         return None
     row = true.logits[true.tree.parent[node]]
@@ -219,7 +220,7 @@ def _gap(case: Case, true: Drafted, seen: Drafted, node: int) -> float | None:
 
 
 def rollback(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
-    """After steps of accepting and rejecting, the draft proposes what it would propose freshly started there."""
+    """After steps that accept and reject, the draft proposes the tree that a fresh start at the same tokens gives."""
     steps = subject(case).steps
     if drawn(case):
         raise NotApplicable("a fresh start would draw other tokens; draft.fidelity compares the scores")
@@ -236,7 +237,7 @@ def rollback(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
 
 
 def vocabulary_map(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
-    """Each drafted token is the target id that its draft id means, and no other id is ever drafted."""
+    """Each drafted token is the target id to which the vocabulary map sends the node's draft id."""
     vocabulary = case.draft.vocabulary
     for number, step in enumerate(subject(case).steps):
         if step.drafted is None or step.drafted.draft_ids is None:

@@ -1,4 +1,8 @@
-"""The law after each node by definition, of the backend's own logits, and how near a row is to another law."""
+"""The law after each node, computed from the backend's own logits.
+
+Invariants of sampled cases compare it with the laws that the backend reveals. `near_edge` excludes rows on which
+rounding may change the set of tokens that top-k, top-p or min-p keeps.
+"""
 
 import numpy as np
 
@@ -8,19 +12,19 @@ from reference.oracle import processing
 from reference.trace import Array, Step
 
 CLOSE = {"float64": 1e-9, "float32": 2e-5, "bfloat16": 2e-5, "float16": 2e-5}
-"""How far a probability may lie from the definition's on the same logits; engines process in float32 at least."""
+"""Largest error of a probability on the same logits, by working dtype; engines process in float32 or better."""
 
 LANES = 8
-"""Partial sums that a softmax keeps at least: one over V numbers rounds V / LANES times."""
+"""Least number of partial sums in a softmax; the sum over V numbers then rounds V / LANES times."""
 
 EDGE = {"float64": 1e-11, "float32": 1e-4, "bfloat16": 1e-4, "float16": 1e-4}
-"""Rows nearer than this, relatively, to keeping another set of tokens are not compared."""
+"""Relative distance to keeping another set of tokens, below which a row is not compared."""
 
 
 def close(case: Case) -> float:
-    """How far a probability of `case` may lie off: CLOSE, and what the sum over a large vocabulary rounds.
+    """Largest error of a probability in `case`: CLOSE, plus the rounding of a sum over the vocabulary.
 
-    torch's float32 softmax over 49,152 tokens was seen 3e-5 off, relatively.
+    The relative error of torch's float32 softmax over 49,152 tokens was measured as 3e-5.
     """
     engine = UNIT["float64" if case.dtype == "float64" else "float32"]
     return CLOSE[case.dtype] + engine * case.model.vocab_size / LANES
@@ -29,11 +33,12 @@ def close(case: Case) -> float:
 def output_before(case: Case, step: Step) -> tuple[int, ...]:
     """The tokens emitted before `step`, its pending root included."""
     assert step.drafted is not None
+    # Context and root are all tokens so far, of which the prompt is the beginning.
     return (*step.context, step.drafted.tree.token[0])[len(case.prompt) :]
 
 
 def laws(case: Case, step: Step) -> Array:
-    """The law after each node [nodes, vocabulary], by definition, of the backend's own logits."""
+    """The law after each node [nodes, vocabulary], by definition, from the backend's own logits."""
     assert step.drafted is not None
     assert step.scored is not None
     tree, output = step.drafted.tree, output_before(case, step)
@@ -45,6 +50,6 @@ def laws(case: Case, step: Step) -> Array:
 
 
 def near_edge(case: Case, logits: Array, path: tuple[int, ...], output: tuple[int, ...]) -> bool:
-    """Whether an engine's rounding may keep another set of tokens in this row."""
+    """Whether an engine's rounding may make its processors keep another set of tokens in this row."""
     margin = processing.margin(logits, case.sampling, case.stops, case.prompt, output + path)
     return margin < EDGE[case.dtype]

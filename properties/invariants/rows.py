@@ -1,4 +1,7 @@
-"""Findings from arrays: the rows of a backend that are not, within noise, the rows they should be."""
+"""Comparison of arrays row by row, within noise, and the findings that result.
+
+Invariants call these functions on attention outputs, logits and committed KV. `error` is the noise of rule N.
+"""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -12,23 +15,24 @@ from reference.trace import Array, Kv, Stage, Step
 
 
 def placed(fact: Fact, step: int | None = None, **where: int | str) -> Fact:
-    """A finding moved to `step`, where one is given, with `where` among its coordinates; any other fact as it is."""
+    """A finding moved to `step`, if given, with `where` added to its coordinates; any other fact unchanged."""
     if not isinstance(fact, Finding):
         return fact
     return replace(fact, step=fact.step if step is None else step, where={**fact.where, **where})
 
 
 def rows_of(array: Array) -> int:
-    """Rows along the last axis: what one comparison looks at."""
+    """The number of rows along the last axis, which is the unit of `Compared`."""
     return array.size // array.shape[-1] if array.size else 0
 
 
 def attended_beyond(name: str, step: int, seen: Array, true: Array, error: Noise) -> Iterator[Finding | Compared]:
-    """The first layer whose attention outputs [layers, heads, nodes, D] leave the oracle's, by its worst row."""
+    """A finding at the worst row of the first layer whose attention outputs [layers, heads, nodes, D] are wrong."""
     yield Compared(rows_of(true))
     if seen.shape != true.shape:
         yield Finding(name, Stage.ATTENDED, step, {"side": "shape"}, str(true.shape), str(seen.shape))
         return
+    # Later layers compute on the wrong one's output, so that only the first locates the fault.
     for layer in range(len(true)):
         worst = next(beyond(seen[layer], true[layer], error.of_inner("attended", layer)), None)
         if worst is not None:
@@ -47,7 +51,7 @@ def attended_beyond(name: str, step: int, seen: Array, true: Array, error: Noise
 
 
 def logits_beyond(name: str, step: int, seen: Array, true: Array, limit: float) -> Iterator[Finding | Compared]:
-    """Nodes whose logits [nodes, V] lie more than `limit` (rms) from `true`, worst first."""
+    """Findings for nodes whose logits [nodes, V] lie more than `limit` (rms) from `true`, worst first."""
     yield Compared(rows_of(true))
     if seen.shape != true.shape:
         yield Finding(name, Stage.SCORED, step, {"side": "shape"}, str(true.shape), str(seen.shape))
@@ -61,7 +65,9 @@ def logits_beyond(name: str, step: int, seen: Array, true: Array, limit: float) 
 def compared(
     name: str, base: Step, other: Step, rows: list[int], others: list[int], error: Noise, variant: str
 ) -> Iterator[Finding | Compared]:
-    """Findings where node `others[i]` of the variant is not, within a pair's noise, node `rows[i]` of the base.
+    """Findings where node `others[i]` of the variant differs from node `rows[i]` of the base.
+
+    Two runs of one backend each have an error, so the bound is the noise of a pair of runs.
 
     Raises:
         Unobserved: One of the two does not reveal its logits.
@@ -69,7 +75,7 @@ def compared(
     if base.scored is None or other.scored is None:
         raise Unobserved("the backend does not reveal the logits of both runs")
     where: dict[str, int | str] = {"variant": variant}
-    # A variant that is the case itself, which the subject remembers, says nothing of a row that stayed in its place.
+    # If the variant is the case itself, the subject returns the same trace: only rows that moved are compared.
     yield Compared(sum(base is not other or row != at for row, at in zip(rows, others, strict=True)))
     if base.attended is not None and other.attended is not None:
         for layer in range(len(base.attended.output)):
@@ -96,7 +102,10 @@ def kv_differs(
     where: dict[str, int | str],
     slack: float = 1.0,
 ) -> Iterator[Finding | Compared]:
-    """The first layer and kind whose committed rows are not `true` within noise, by its worst slot."""
+    """A finding at the worst slot of the first layer and kind whose committed KV differs by more than the noise.
+
+    `slack` multiplies the bound; columns that one of the two caches has let go are left out.
+    """
     if true is None or seen is None:
         return
     for wanted, held in ((true.keys, seen.keys), (true.values, seen.values)):
@@ -108,6 +117,7 @@ def kv_differs(
     for layer in range(len(true.keys)):
         for kind in ("keys", "values"):
             limit = slack * error.of_inner(kind, layer)
+            # A layer with a window may have dropped its first columns in one run and not in the other.
             first = max(kv.first[layer] if kv.first else 0 for kv in (seen, true))
             held, wanted = (getattr(kv, kind)[layer][:, first:] for kv in (seen, true))
             worst = next(beyond(held, wanted, limit), None)
@@ -121,7 +131,7 @@ def kv_differs(
 
 
 def columns_of(one: Kv, other: Kv) -> int:
-    """Columns that both hold, over all layers."""
+    """The number of columns that both caches hold, summed over layers."""
     begins = [kv.first or (0,) * len(kv.keys) for kv in (one, other)]
     return sum(max(0, min(one.length, other.length) - max(pair)) for pair in zip(*begins, strict=True))
 

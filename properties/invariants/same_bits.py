@@ -1,4 +1,4 @@
-"""A case and a variant of its layout: what comes out must be the same, bit for bit."""
+"""Bitwise comparison of a case with a variant of its KV layout."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -14,15 +14,16 @@ from reference.trace import Array, Stage, Step, Trace
 
 
 def requests(trace: Trace) -> list[tuple[dict[str, int | str], Trace]]:
-    """Every request of a run, with what names it in a finding."""
+    """Every request of a run, each with the coordinates that name it in a finding."""
     if trace.shared is None:
         return [({}, trace)]
     return [({"request": number}, one) for number, one in enumerate(trace.shared.requests) if one is not None]
 
 
 def same_bits(name: str, case: Case, subject: Subject, layout: KvLayout, variant: str) -> Iterator[Finding | Compared]:
-    """Findings where logits, attention or output of the variant are not bit for bit those of the case."""
+    """Findings where attention, logits, caches or output of the variant differ in a bit from those of the case."""
     base, other = subject(case), subject(replace(case, layout=layout))
+    # Not strict: runs of different lengths are a finding about the output, below.
     for (place, one), (_, twin) in zip(requests(base), requests(other), strict=False):
         where = {**place, "variant": variant}
         for number, (step, twin_step) in enumerate(zip(one.steps, twin.steps, strict=False)):
@@ -50,6 +51,7 @@ def _arrays(seen: Step, true: Step) -> Iterator[tuple[Stage, Array, Array]]:
 
 
 def _first_unlike(seen: Array, true: Array) -> str:
+    # NaN marks columns that a layer has let go: NaN in both arrays is no difference.
     if seen.shape != true.shape:
         return f"shape {seen.shape}, not {true.shape}"
     at = tuple(int(one) for one in np.argwhere((seen != true) & ~(np.isnan(seen) & np.isnan(true)))[0])

@@ -1,4 +1,7 @@
-"""Structure: the index arrays describe the tree that was drafted, every entry of them; compared exactly."""
+"""Invariants of the lowered tree: its index arrays, compared entry by entry.
+
+Lowering turns a drafted tree into arrays: parents, depths, positions, slots, masks, child and sibling links.
+"""
 
 from collections.abc import Iterator
 
@@ -16,7 +19,7 @@ NEEDS = needing(Stage.DRAFTED, Stage.LOWERED)
 
 
 class _Look:
-    """One lowered step beside its truth."""
+    """One step as the backend lowered it (`seen`), beside the oracle's lowering of the same tree (`true`)."""
 
     def __init__(self, name: str, step: int, tree: Tree, context: int, seen: Lowered, true: Lowered) -> None:
         self.name, self.step, self.tree, self.context, self.seen, self.true = name, step, tree, context, seen, true
@@ -27,7 +30,7 @@ class _Look:
         return Finding(self.name, Stage.LOWERED, self.step, where, expected, observed)
 
     def unequal(self, field: str) -> Iterator[Finding | Compared]:
-        """Findings for each tree row whose entry of `field` is not the truth."""
+        """Findings for each row of the tree whose entry in `field` differs from the oracle's."""
         yield Compared(self.nodes)
         seen, true = getattr(self.seen, field)[: self.nodes], getattr(self.true, field)[: self.nodes]
         if seen.shape[0] < self.nodes:
@@ -37,7 +40,7 @@ class _Look:
             yield self.finding(int(true[row]), int(seen[row]), row=row, side=field)
 
     def out_of_range(self, field: str, array: Array) -> Iterator[Finding]:
-        """Findings for each entry that no row answers to."""
+        """Findings for each entry of `array` that is not the index of a row."""
         for index in np.argwhere((array < 0) | (array >= self.rows)).tolist():
             yield self.finding(f"0..{self.rows - 1}", int(array[tuple(index)]), row=index[0], side=field)
 
@@ -52,7 +55,7 @@ def _steps(name: str, case: Case, oracle: Oracle, subject: Subject) -> Iterator[
 
 
 def parent_range(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
-    """Every parent is a row; the root is its own; each node's is the tree's."""
+    """Every parent index names a row; the root is its own parent; every row has its node's parent and token."""
     for look in _steps("structure.parent-range", case, oracle, subject):
         yield from look.out_of_range("parent", look.seen.parent)
         yield from look.unequal("parent")
@@ -66,19 +69,20 @@ def depth_consistent(case: Case, oracle: Oracle, subject: Subject) -> Iterator[F
 
 
 def validity_closed(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
-    """The tree's rows are valid, padding rows are not, so no valid row hangs from an invalid one."""
+    """The tree's rows are valid and padding rows are not, so that no valid row has an invalid parent."""
     for look in _steps("structure.validity-closed", case, oracle, subject):
         yield Compared(look.rows)
         wanted = np.arange(look.rows) < look.nodes
         for row in np.flatnonzero(look.seen.valid != wanted).tolist():
             yield look.finding(bool(wanted[row]), bool(look.seen.valid[row]), row=row)
+        # A tree larger than the padding of the layout keeps its own size.
         padded = max(look.nodes, case.layout.padded_nodes)
         if look.rows != padded:
             yield look.finding(f"{padded} rows", f"{look.rows} rows", side="rows")
 
 
 def ancestor_table(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
-    """Column d of a row is its ancestor at depth d, 0 beyond its own depth and in padding."""
+    """Entry d of a row is the row's ancestor at depth d; it is 0 beyond the row's own depth and in padding rows."""
     for look in _steps("structure.ancestor-table", case, oracle, subject):
         yield Compared(look.rows)
         yield from look.out_of_range("ancestor", look.seen.ancestor)
@@ -91,8 +95,9 @@ def ancestor_table(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fac
 
 
 def mask_is_ancestry(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
-    """Every cell of every layer's mask: a row sees context and own path inside the window, and nothing else."""
+    """In every layer's mask, a row sees the context and its own path inside the window, and no other column."""
     for look in _steps("structure.mask-is-ancestry", case, oracle, subject):
+        # Layers with one kind of window may share a mask array; a shared pair of arrays is compared once.
         done: dict[int, int] = {}
         for layer, (seen, true) in enumerate(zip(look.seen.visible, look.true.visible, strict=True)):
             if id(seen) in done and look.true.visible[done[id(seen)]] is true:
@@ -100,7 +105,7 @@ def mask_is_ancestry(case: Case, oracle: Oracle, subject: Subject) -> Iterator[F
             done[id(seen)] = layer
             yield Compared(look.nodes)
             wanted = np.zeros((look.nodes, look.context + look.rows), dtype=bool)
-            # Another backend as the reference may have padded its rows.
+            # The reference may be another backend, whose mask has padding rows and columns of its own.
             wanted[:, : look.context + look.nodes] = true[: look.nodes, : look.context + look.nodes]
             if seen.shape != (look.rows, look.context + look.rows):
                 yield look.finding(
@@ -140,7 +145,7 @@ def positions_are_depth(case: Case, oracle: Oracle, subject: Subject) -> Iterato
 
 
 def links_walk_the_tree(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
-    """next_token and next_sibling enumerate each node's children in row order; retrieve_index names its row."""
+    """next_token and next_sibling list each node's children in row order; retrieve_index gives each node's row."""
     for look in _steps("structure.links-walk-the-tree", case, oracle, subject):
         yield from look.unequal("next_token")
         yield from look.unequal("next_sibling")

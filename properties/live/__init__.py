@@ -1,1 +1,1 @@
-"""Live sessions: Hypothesis plays actions, and every action is watched."""
+"""Live sessions: Hypothesis plays actions, and each action is checked at once."""

@@ -1,4 +1,8 @@
-"""The session machine: Hypothesis plays actions on a live session, and each is watched as it happens."""
+"""The Hypothesis state machine that plays actions on a live session.
+
+Each rule of the machine is one kind of action. `watch.py` plays the action on the backend and checks the session after
+it; `play.py` runs the machine.
+"""
 
 import time
 from collections.abc import Callable
@@ -21,13 +25,17 @@ from reference.malformed import Malformed
 from reference.session import Action
 
 GO_ON = st.booleans()
+"""Whether all living requests take a step right after an action."""
 
 SHRINK_S = 20.0
-"""Seconds for making a session that differs smaller."""
+"""Time limit, in seconds, for shrinking a session that differs from the oracle."""
 
 
 class Enough(BaseException):
-    """Ends the shrinking of a session from inside; no Exception, so that Hypothesis does not take it for a failure."""
+    """Ends the shrinking of a session from inside the machine.
+
+    It is no Exception, so that Hypothesis does not take it for a failure of the session.
+    """
 
 
 def _size(verdict: Verdict) -> tuple[float, ...]:
@@ -47,10 +55,10 @@ def machine(
 ) -> type[RuleBasedStateMachine]:
     """A machine that draws a session from `opened` and plays it on `subject`, counting in `played`.
 
-    One session in `judged` is judged by every invariant at its end; the others are watched action by action alone.
-    What differs is raised as `Differs`; once something did, only what differs in the same invariant at the same stage
-    is raised again, so that Hypothesis makes that session smaller and no other. The smallest by then is raised as
-    `Enough` when `shrink_s` seconds are over; `met` holds the first that differed, then the smallest so far.
+    Every session is checked after each action; one session in `judged` is also judged by every invariant at its end.
+    A difference is raised as `Differs`. After the first one, only a difference in the same invariant at the same stage
+    is raised, so that Hypothesis shrinks that session and does not slip to another fault. `Enough` ends the shrinking
+    after `shrink_s` seconds. `met` receives the first verdict that differed, then the smallest one so far.
     """
     first: list[Verdict] = [] if met is None else met
     until = float("inf")
@@ -60,7 +68,7 @@ def machine(
 
         @initialize(case=opened, entering=st.integers(0, 2 * MOST_MATES))
         def open(self, case: Case, entering: int) -> None:
-            """Open a session; its own request enters, and some of its mates."""
+            """Open a session; the case's own request and some of its mates enter."""
             if time.monotonic() > until:
                 raise Enough
             try:
@@ -68,11 +76,12 @@ def machine(
             except NoTrace as absent:
                 played.declined[absent.outcome.why] += 1
                 reject()
+            # Request 0, the case's own, always enters; more draws than mates mean that all enter.
             for number in range(1 + min(entering, len(self._of("new")) - 1)):
                 self._do(Action("add", (number,)))
 
         def _go_on(self, go_on: bool) -> None:
-            """All who can take a step, where `go_on`: what was disturbed shows in the next step."""
+            """If `go_on`, step every living request: damage done by an action shows in the next step."""
             if go_on and self._of("living"):
                 self._do(Action("step", tuple(self._of("living"))))
 
@@ -83,7 +92,7 @@ def machine(
             watch = self.watch
             if watch is None:
                 return
-            self.watch = None  # nothing more is done to a session that broke
+            self.watch = None  # set again below: a session that broke takes no further action
             try:
                 what(watch)
             except NoTrace as absent:
@@ -95,6 +104,7 @@ def machine(
                     first.append(differs.verdict)
                     until = time.monotonic() + shrink_s
                 if located(differs.verdict) == located(first[0]):
+                    # The last entry is the smallest verdict so far; the first fixes invariant and stage.
                     first.append(min(first[-1], differs.verdict, key=_size))
                     raise
                 return
@@ -105,9 +115,9 @@ def machine(
 
         @rule(data=st.data())
         def step(self, data: st.DataObject) -> None:
-            """Any of the living, in any order of the batch; who waits may be named, and is left out.
+            """Step some requests, in any order of the batch; named requests that wait are left out by the engine.
 
-            Where nobody lives, somebody enters or comes back: Hypothesis may have left out the rules that do this.
+            If no request is living, one is restored or added first: Hypothesis may have left out the rules that do so.
             """
             for kind, waiting in (("restore", "evicted"), ("add", "new")):
                 if not self._of("living") and self._of(waiting):
@@ -124,6 +134,7 @@ def machine(
         @precondition(lambda self: self._of("living"))
         @rule(data=st.data(), backwards=st.booleans())
         def step_two(self, data: st.DataObject, backwards: bool) -> None:
+            # At most two neighbours, in either order: the smallest batch in which lanes can be mixed up.
             living = self._of("living")
             at = data.draw(st.integers(0, len(living) - 1))
             self._do(Action("step", tuple(living[at : at + 2][:: -1 if backwards else 1])))
@@ -151,7 +162,7 @@ def machine(
         @precondition(lambda self: self._of("living"))
         @rule(data=st.data(), midway=st.booleans(), go_on=GO_ON)
         def evict(self, data: st.DataObject, midway: bool, go_on: bool) -> None:
-            """Between steps, or between draft and verify."""
+            """Evict a request, between two steps or (`midway`) between draft and verify."""
             self._interrupt("evict", data.draw(st.sampled_from(self._of("living"))), midway)
             self._go_on(go_on)
 
@@ -164,12 +175,13 @@ def machine(
         @precondition(lambda self: len(self._of("living")) + len(self._of("evicted")) > 1)
         @rule(data=st.data(), midway=st.booleans(), go_on=GO_ON)
         def cancel(self, data: st.DataObject, midway: bool, go_on: bool) -> None:
-            """Between steps, or between draft and verify."""
+            """Cancel a request, between two steps or (`midway`) between draft and verify."""
             gone = data.draw(st.sampled_from(self._of("living") + self._of("evicted")))
             self._interrupt("cancel", gone, midway)
             self._go_on(go_on)
 
         def _interrupt(self, kind: str, number: int, midway: bool) -> None:
+            # A preemption drafts the request and throws the draft back before the verify forward.
             if midway and number in self._of("living"):
                 self._do(Action("preempt", (number,)))
             self._do(Action(kind, (number,)))
@@ -184,14 +196,16 @@ def machine(
                 self._go_on(go_on)
 
         def _switches(self, number: int) -> list[Draft]:
-            """Drafts that request `number` may switch to."""
+            """Drafts to which request `number` may switch."""
             assert self.watch is not None
             case = self.watch.case
             assert case.session is not None
             mine = case.alone(number)
+            # A sampled request's tokens depend on its drafts, so that the oracle would have no single answer.
             if not mine.sampling.greedy:
                 return []
             drafts = [case.draft, *(mate.draft for mate in case.session.mates)]
+            # Blocks of the session were sized for the largest tree of its drafts.
             most = max(map(largest, drafts))
             fitting: list[Draft] = [Scripted()]
             for draft in (BRANCHES, *drafts):
@@ -202,7 +216,7 @@ def machine(
         @precondition(lambda self: self.watch is not None)
         @rule(data=st.data(), kind=st.sampled_from(("add", "restore", "evict", "cancel", "preempt", "step")))
         def in_vain(self, data: st.DataObject, kind: str) -> None:
-            """Something to a request that is over, where it does nothing."""
+            """An action on a request that has finished or was cancelled, where the action must do nothing."""
             assert self.watch is not None
             assert self.watch.case.session is not None
             everyone = set(range(1 + len(self.watch.case.session.mates)))
@@ -211,7 +225,8 @@ def machine(
                 self._do(Action(kind, (data.draw(st.sampled_from(over)),)))
 
         def teardown(self) -> None:
-            """The session ends; every request in it is judged."""
+            """Close the session, and judge every request of it if the session's turn has come."""
+            # While shrinking, every session is judged, since the fault may show only there.
             thoroughly = bool(first) or played.sessions % judged == 0
             self._told(lambda watch: watch.close(thoroughly))
             self.watch = None

@@ -1,4 +1,7 @@
-"""The sessions that the machine begins with: requests on one model before anything happened to them."""
+"""The strategy of sessions with which the state machine begins.
+
+All requests run on one model, and no action has happened yet.
+"""
 
 from collections.abc import Callable
 from contextlib import suppress
@@ -19,10 +22,10 @@ from reference.session import Mate, Session
 
 MOST_MATES = 7
 MOST_TOKENS = 24
-"""Tokens that a request may emit: as many steps as that where nothing is accepted."""
+"""Largest number of tokens that a request emits; it takes as many steps if no draft token is accepted."""
 
 Declines = Callable[[Case], str | None]
-"""Says why a case is not taken, or None."""
+"""Returns the backend's reason against a case, or None if the backend takes the case."""
 
 
 def _mate(case: Case) -> Mate:
@@ -30,7 +33,10 @@ def _mate(case: Case) -> Mate:
 
 
 def _longer(stops: Stops) -> st.SearchStrategy[Stops]:
-    """Stops that leave time to be disturbed: another limit of length, and only now and then the others."""
+    """Stops that let a request live long enough to be interrupted.
+
+    Three in four have a limit of length alone; the others keep the end tokens and strings of `stops`.
+    """
     tokens = st.integers(1, MOST_TOKENS)
     free = tokens.map(Stops)
     return st.one_of(free, free, free, tokens.map(lambda most: replace(stops, max_new_tokens=most)))
@@ -41,7 +47,7 @@ def _anything(case: Case) -> str | None:
 
 
 def _fitted(case: Case, declines: Declines) -> Case:
-    """`case`, or what is left of it when whatever is declined is taken away: sampling, draft, stops."""
+    """`case`, or a plainer case that is not declined: without sampling, then also without stops and draft."""
     if not declines(case):
         return case
     plain = replace(case, sampling=Sampling())
@@ -53,13 +59,14 @@ def _fitted(case: Case, declines: Declines) -> Case:
 
 @st.composite
 def openings(draw: st.DrawFn, kind: str | None = None, dtype: str = "float32", declines: Declines = _anything) -> Case:
-    """Sessions before anything happened: requests on one model, in KV layout `kind` if it is named.
+    """Sessions without actions: requests on one model, in KV layout `kind` if given.
 
-    What `declines` has a reason against is left out of its requests.
+    Settings that `declines` has a reason against are left out of the requests.
     """
     case = draw(single_cases((dtype,), (), kind))
     case = _fitted(replace(case, layout=replace(case.layout, pages=())), declines)
     assert isinstance(case.model, Seeded)
+    # A second case on the same model lends its draft and its sampling to some mates.
     stranger = draw(single_cases((dtype,), (), kind, case.model))
     company = []
     unpaged = replace(case, layout=replace(case.layout, pages=()))  # drawn for one request of its own length
@@ -67,8 +74,9 @@ def openings(draw: st.DrawFn, kind: str | None = None, dtype: str = "float32", d
         mate = _mate(_fitted(replace(unpaged, session=Session((draw(mates(unpaged, stranger)),))).alone(1), declines))
         company.append(replace(mate, stops=draw(_longer(mate.stops))))
     whole = replace(case, layout=KvLayout(), steps=0, session=Session(tuple(company)))
-    with suppress(Malformed):  # its model draft has no room for so many
+    with suppress(Malformed):  # the draft model may not have enough positions for more tokens
         whole = replace(whole, stops=draw(_longer(case.stops)))
+    # A fork's prompt includes another request's tokens, so that the sum of all lengths is the upper bound.
     alone = [whole.alone(number) for number in range(1 + len(company))]
     longest, most = sum(one.longest for one in alone), max(largest(one.draft) for one in alone)
     return replace(whole, layout=draw(layouts(longest, most, len(case.prompt), kind, len(alone))))

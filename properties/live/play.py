@@ -1,4 +1,4 @@
-"""Plays drawn sessions on a backend, and makes what differs as small as it gets."""
+"""Play of drawn sessions on a backend, and shrinking of a session that differs."""
 
 import time
 
@@ -19,7 +19,7 @@ from properties.verdict.judge import judge
 from properties.verdict.subject import Subject
 
 ROUND = 25
-"""Sessions that Hypothesis draws from one seed; it remembers all of them while it draws."""
+"""Sessions that Hypothesis draws from one seed; few, since it remembers all of them while it draws."""
 
 
 def play(
@@ -35,20 +35,23 @@ def play(
     name: str | None = None,
     fault: str | None = None,
 ) -> Failure | None:
-    """Play `sessions` sessions of `actions` actions, drawn from seed `number`, and say what differs at its smallest.
+    """Play `sessions` sessions of `actions` actions, drawn from seed `number`.
 
     Args:
-        subject: The backend, which has the door `serve`.
-        oracle: The truth.
-        played: Counts what was done.
-        kind: Of the KV layout; None draws any.
+        subject: The backend; it must have `serve`, the entry point of live sessions.
+        oracle: The reference.
+        played: Receives the counts of sessions, actions and comparisons.
+        kind: Kind of the KV layout; None draws any.
         dtype: Working dtype.
-        sessions: How many; Hypothesis may draw a few more that it throws away.
-        actions: Of a session.
+        sessions: Number of sessions; Hypothesis may draw a few more that it throws away.
+        actions: Number of actions in each session.
         number: The seed.
         judged: One session in this many is judged by every invariant at its end.
-        name: What `--backend` is given, for the command that replays a failure.
-        fault: What is planted in it, for that command too.
+        name: The backend's name for `--backend`, for the command that replays a failure.
+        fault: The planted fault, for the same command.
+
+    Returns:
+        The first failure that was met, as small as shrinking made it, or None.
     """
     settled = exploring(sessions, SEARCHING, stateful_step_count=actions)
     met: list[Verdict] = []
@@ -56,7 +59,7 @@ def play(
     try:
         with without_local_constants():
             run_state_machine_as_test(seed(number)(drawn), settings=settled)
-    except (Differs, Enough, Flaky):  # an end from inside looks flaky to Hypothesis
+    except (Differs, Enough, Flaky):  # Hypothesis may call a session flaky whose shrinking `Enough` ended
         if not met:
             raise
         return _failure(met[-1], oracle, subject, name or subject.name, fault)
@@ -64,7 +67,10 @@ def play(
 
 
 def _failure(seen: Verdict, oracle: Oracle, subject: Subject, name: str, fault: str | None) -> Failure:
-    """The failure, judged again as a case by itself, as a replay will; what was seen live, if only that differs."""
+    """The failure, judged again as a case in a run of its own, as a replay judges it.
+
+    If the case agrees there, the verdict from the live session is reported.
+    """
     invariant, stage = located(seen)
     asked = [one for one in ALL if one.name == invariant]
     best, until, progress = seen.case, time.monotonic() + SHRINK_S, True
@@ -73,6 +79,7 @@ def _failure(seen: Verdict, oracle: Oracle, subject: Subject, name: str, fault: 
         for case in nearer(best):
             if time.monotonic() > until:
                 break
+            # Only the invariant that failed live is judged here; all of them judge the result at the end.
             found = judge(case, asked, oracle, subject).first if size(case) < size(best) else None
             if found is not None and found.stage is stage:
                 best, progress = case, True

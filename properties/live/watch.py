@@ -1,4 +1,4 @@
-"""Watch: one live session, and after every action the question whether any request differs from the oracle's."""
+"""A live session that is compared with the oracle after every action."""
 
 from collections import Counter
 from dataclasses import dataclass, field, replace
@@ -17,11 +17,15 @@ from reference.trace import Stage, Trace
 INTERRUPTIONS = ("preempt", "evict", "cancel")
 
 LOOKING = tuple(one for one in ALL if one.every == 1 and one.name != "lossless.draft-independent")
-"""Invariants that judge a session as it was; that one runs every request anew, and the oracle's output says as much."""
+"""Invariants that judge a session from its trace alone.
+
+lossless.draft-independent is left out: it runs every request again, and the comparison with the oracle's output shows
+the same faults.
+"""
 
 
 class Differs(Exception):
-    """A session differs from what it must be; `verdict` is of the case that its actions so far make."""
+    """Raised when a session violates an invariant; `verdict` judges the case made of its actions so far."""
 
     def __init__(self, verdict: Verdict) -> None:
         found = verdict.first
@@ -36,14 +40,14 @@ class SessionStats:
 
     Attributes:
         sessions: Sessions that were closed without a difference.
-        judged: Of these, sessions whose every request was judged by every invariant that looks at a run as it was.
-        actions: Actions by kind, of those that named a request to which they could happen.
+        judged: Number of those whose requests were all judged by every invariant that needs no further run.
+        actions: Actions by kind; only those that named a request on which they could act.
         steps: Actions in which at least one request took a step.
         advances: Steps of single requests.
         interruptions: Requests interrupted, by kind.
         undisturbed: Interruptions after which another request, there at the time, went on as the oracle does.
         compared: Times that a request's output was compared with the oracle's.
-        ties: Requests whose output parted from the oracle's where every invariant admits it.
+        ties: Requests whose output differs from the oracle's although no invariant is violated (near-ties).
         declined: Sessions that the backend declined, by its reason.
     """
 
@@ -60,24 +64,24 @@ class SessionStats:
 
 
 class Watch:
-    """Plays actions on a live session of `case`, which lists who may enter and need not name any action.
+    """Plays actions on a live session of `case`, whose session lists the requests and may have no actions yet.
 
-    After every action: pages are conserved, and the output of each request that took a step is as far as it goes what
-    the oracle emits for that request alone. At the end, every request is judged by every invariant that looks at a run
-    as it was.
+    After every action two things are checked: pages are conserved, and the output so far of each request that took a
+    step is a prefix of the oracle's output for that request alone. At the end, every request is judged by every
+    invariant that needs no further run.
 
     Attributes:
         case: The session, with the actions so far.
-        new: Requests that did not enter yet.
+        new: Requests that have not entered yet.
         living: Requests that can take a step.
-        evicted: Requests that wait for their keys and values.
+        evicted: Requests that lost their keys and values and wait to be restored.
     """
 
     def __init__(self, case: Case, oracle: Oracle, subject: Subject, played: SessionStats) -> None:
         """Open the session.
 
         Raises:
-            NoTrace: when the backend declines it, or breaks.
+            NoTrace: The backend declines the session, or crashes.
         """
         assert subject.serve is not None
         assert case.session is not None
@@ -97,17 +101,18 @@ class Watch:
         self._told = Trace((), (), None)
 
     def do(self, action: Action) -> None:
-        """Do `action`, then look at every request.
+        """Play `action` on the backend, then check the pages and every request that took a step.
 
         Raises:
-            Differs: for whatever is not as it must be.
-            NoTrace: when the backend declines to go on.
+            Differs: An invariant is violated.
+            NoTrace: The backend declines to go on.
         """
         assert self.case.session is not None
         session = Session(self.case.session.mates, (*self.case.session.actions, action))
         self.case = replace(self.case, session=session)
         before = self.living
         try:
+            # The session so far is part of `case` already, so that a crash is reported with the action that caused it.
             self._live.do(action)
             trace = self._live.trace
         except NoTrace as broken:
@@ -130,10 +135,10 @@ class Watch:
             self._played.undisturbed += 1
 
     def close(self, thoroughly: bool = True) -> None:
-        """Cancel who is left; if `thoroughly`, judge every request by every invariant that looks at a run as it was.
+        """Cancel the remaining requests; if `thoroughly`, judge every request by the invariants in LOOKING.
 
         Raises:
-            Differs: for whatever is not as it must be.
+            Differs: An invariant is violated.
         """
         for number in sorted(self.living | self.evicted):
             self.do(Action("cancel", (number,)))
@@ -144,14 +149,14 @@ class Watch:
             self._played.judged += 1
         self._played.sessions += 1
 
-    # What became of whom.
+    # The state of each request after an action.
 
     def _entered(self, trace: Trace) -> set[int]:
         assert trace.shared is not None
         return {number for number, one in enumerate(trace.shared.requests) if one is not None}
 
     def _follow(self, action: Action, trace: Trace) -> None:
-        """Who is new, living or evicted now: by the last account, and by what was done where there is none."""
+        """Update the sets of new, living and evicted requests, from the last account, or from `action` without one."""
         assert trace.shared is not None
         entered = self._entered(trace)
         self.new -= entered
@@ -163,6 +168,7 @@ class Watch:
             self.living = set(trace.shared.accounts[-1].committed) - over
             self.evicted = entered - self.living - over
         else:
+            # Without accounts: an eviction moves living requests over, a restoration moves them back.
             gone = {"evict": self.living, "restore": self.evicted}.get(action.kind, set()) & set(action.requests)
             self.evicted = (self.evicted ^ gone) - over
             self.living = entered - self.evicted - over
@@ -172,6 +178,7 @@ class Watch:
             for number in set(action.requests) & before:
                 self._played.interruptions[action.kind] += 1
                 if before - {number}:
+                    # The interruption counts as undisturbed once one of the other requests advances correctly.
                     self._open.append(before - set(action.requests))
         if set(action.requests) & (before | self.living):
             self._played.actions[action.kind] += 1
@@ -185,25 +192,27 @@ class Watch:
         self._emitted[number] = taken
         return grown
 
-    # What must hold.
+    # The checks after an action.
 
     def _look_at_pages(self, trace: Trace) -> None:
         assert trace.shared is not None
         if not self.case.layout.traits.pages or not trace.shared.accounts:
             return
+        # Earlier accounts were checked after their own actions.
         last = replace(trace, shared=replace(trace.shared, accounts=trace.shared.accounts[-1:]))
         said = allocator_conserves(self.case, self._oracle, self._seeing(last))
         if any(isinstance(fact, Finding) for fact in said):
             raise Differs(self._judged(trace))
 
     def _compare(self, number: int, trace: Trace) -> None:
-        """The output so far begins the oracle's; where it parts, the invariants say whether it may."""
+        """Compare the output so far with the oracle's; if they differ, the invariants decide whether they may."""
         assert trace.shared is not None
         one = trace.shared.requests[number]
         assert one is not None
         if number not in self._truth:
             self._truth[number] = self._asked(number, trace.shared.prompts[number])
         true = self._truth[number]
+        # After a near-tie the texts differ for good.
         if true is None or number in self._parted:
             return
         self._played.compared += 1
@@ -218,9 +227,9 @@ class Watch:
         self._played.ties += 1
 
     def _asked(self, number: int, prompt: tuple[int, ...]) -> Trace | None:
-        """The oracle's run of request `number` alone, or None where it has no one answer: coins of the backend's own.
+        """The oracle's run of request `number` alone, or None if sampling uses the backend's own coins.
 
-        A request that switches drafts is greedy, so that what it emits does not depend on them.
+        A request that switches drafts is greedy, so that its output does not depend on the drafts.
         """
         alone = self.case.alone(number)
         before = prompt[: len(prompt) - len(alone.prompt)]
@@ -236,7 +245,7 @@ class Watch:
         return judge(self.case, LOOKING, self._oracle, self._seeing(outcome))
 
     def _seeing(self, outcome: Trace | Crashed) -> Subject:
-        """The backend, whose run of this session is what was seen of it live."""
+        """The backend as a Subject whose run of this session's case is the live `outcome`."""
 
         def run(case: Case) -> Trace | Declined | Crashed:
             if case == self.case:
@@ -248,6 +257,7 @@ class Watch:
 
         one = self._subject
         seen = Subject(one.name, run, one.reveals, tables=one.tables, takes_tape=one.takes_tape)
+        # Enumerated laws are remembered by case, and stay valid for the same backend.
         seen.notes = one.notes
         return seen
 

@@ -1,1 +1,1 @@
-"""Shrinking: smaller cases and sessions next to a given one, simplest first."""
+"""Shrinking: smaller cases and sessions in the neighbourhood of a given one."""

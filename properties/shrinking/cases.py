@@ -1,4 +1,8 @@
-"""Smaller cases next to a given one: what a person would try to take away, simplest first."""
+"""Smaller cases in the neighbourhood of a given case.
+
+A kind of step is a function from a case to attempts at simpler cases. `STEPS` lists all kinds, and `nearer` yields the
+valid results. The greedy shrinking of `specverify/campaign/shrinking.py` and of live sessions uses them.
+"""
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -32,16 +36,22 @@ from reference.tree import Tree
 
 
 def size(case: Case) -> tuple[float, ...]:
-    """How much there is to hold in the head: nodes first, then prompt, draft, trees, output, model, settings."""
+    """The size of a case as a reader feels it, compared lexicographically.
+
+    The largest tree comes first, then actions, mates, prompt, draft, trees, output, model and settings.
+    """
     draft = case.draft
     trees = draft.shapes
     nodes = [len(tree) for tree in trees]
     arch = case.model.architecture if isinstance(case.model, Seeded) else None
+    # Rows whose parent comes later are harder to read.
     disorder = sum(up > node for tree in trees for node, up in enumerate(tree.parent))
     settings = fuss(case.layout)
     beside, actions, mates = burden(case)
     stops = len(case.stops.eos) + len(case.stops.stop_tokens) + (case.stops.max_length > 0)
+    # Each distinct piece counts once: a vocabulary may repeat a piece many times.
     letters = sum(map(len, (*case.stops.stop_strings, *set(case.stops.pieces))))
+    # The gallery is ordered from simple to complex models.
     weight = 0 if arch is None else GALLERY.index(arch) if arch in GALLERY else len(GALLERY)
     tokens = sum(sum(tree.token) for tree in trees if isinstance(tree, Tree)) + sum(case.prompt)
     learning = draft.trees is None
@@ -62,19 +72,19 @@ def size(case: Case) -> tuple[float, ...]:
 
 
 def _fuss(case: Case) -> int:
-    """Sampling settings that are not at rest."""
+    """The number of sampling settings that are not at their defaults."""
     sampling, rest = case.sampling, Sampling()
     return sum(getattr(sampling, name) != getattr(rest, name) for name in Sampling.__dataclass_fields__)
 
 
 Steps = Callable[[Case], Iterator[Attempt]]
-"""One kind of step to simpler cases, biggest steps first."""
+"""One kind of step towards simpler cases; it yields its biggest steps first."""
 
 
 def attempts(steps: Steps, case: Case) -> Iterator[Case]:
     """The valid cases to which `steps` leads."""
     for attempt in steps(case):
-        with suppress(Malformed):  # that step leads out of what a case may be
+        with suppress(Malformed):  # the step leads to a case that is not valid
             yield attempt()
 
 
@@ -85,13 +95,13 @@ def nearer(case: Case) -> Iterator[Case]:
 
 
 def apart(one: Case, other: Case) -> int:
-    """How many things differ between two cases: settings, and places of a list that hold something else."""
+    """The number of differences between two cases: settings, and entries of lists, with unequal values."""
     left, right = _leaves(plain(one)), _leaves(plain(other))
     return sum(left.get(key) != right.get(key) for key in left.keys() | right.keys())
 
 
 def _leaves(content: Any, path: str = "") -> dict[str, Any]:
-    """Everything that `content` holds, by where it lies."""
+    """Every scalar in `content`, by its path."""
     if isinstance(content, dict):
         return {key: value for name in content for key, value in _leaves(content[name], f"{path}.{name}").items()}
     if isinstance(content, (list, tuple)):
@@ -100,7 +110,7 @@ def _leaves(content: Any, path: str = "") -> dict[str, Any]:
 
 
 def _scripts(case: Case) -> Iterator[Attempt]:
-    """The trees that a learning draft proposes, written down."""
+    """A script in place of a draft that makes its own tokens: the trees that it proposes by the oracle."""
     if case.draft.trees is None and isinstance(case.model, Seeded):
         yield partial(_written_down, case)
 
@@ -115,6 +125,7 @@ def _prompts(case: Case) -> Iterator[Attempt]:
     for keep in lengths_below(len(prompt)):
         if 0 < keep < len(prompt):
             yield partial(_shortened, case, keep)
+            # Another prompt has another continuation; steering keeps the accepted nodes.
             if isinstance(case.model, Seeded):
                 yield partial(steered_again, case, case.model, prompt[-keep:])
 
@@ -123,6 +134,7 @@ def _models(case: Case) -> Iterator[Attempt]:
     if not isinstance(case.model, Seeded) or case.draft.trees is None:
         return
     for arch in GALLERY:
+        # Models after the case's own in the gallery are not simpler.
         if arch == case.model.architecture:
             return
         if arch.vocab_size >= 2:
@@ -131,15 +143,16 @@ def _models(case: Case) -> Iterator[Attempt]:
 
 
 def steered_again(case: Case, model: Seeded, prompt: tuple[int, ...]) -> Case:
-    """`case` on another model or prompt, its scripted trees accepting the same nodes as before.
+    """`case` on another model or prompt, with scripted trees of which the same nodes are accepted as before.
 
     Raises:
-        Malformed: where another draft, or the vocabulary, does not allow it.
+        Malformed: The draft is not a script, or the result is not a valid case.
     """
     if case.draft.trees is None or not isinstance(case.model, Seeded):
         raise Malformed("draft", "only scripted trees can be steered")
     old, ahead = continuation(case.model, case.prompt), continuation(model, prompt)
     trees = retold(case.draft.trees, (case.prompt[-1], *old), (prompt[-1], *ahead), model.vocab_size)
+    # Reversed: where a token occurs twice, its first occurrence decides its new name.
     stops = _renamed(case.stops, dict(reversed([*zip(old, ahead, strict=False)])), model.vocab_size)
     if stops.max_length:
         stops = replace(stops, max_length=stops.max_length - len(case.prompt) + len(prompt))
@@ -147,7 +160,7 @@ def steered_again(case: Case, model: Seeded, prompt: tuple[int, ...]) -> Case:
 
 
 def _renamed(stops: Stops, named: dict[int, int], vocab: int) -> Stops:
-    """`stops` in another vocabulary, where the tokens that greedy decoding names are called otherwise."""
+    """`stops` in another vocabulary of `vocab` ids; `named` maps the old tokens of greedy decoding to the new ones."""
 
     def renamed(tokens: tuple[int, ...]) -> tuple[int, ...]:
         return tuple(named.get(token, token % vocab) for token in tokens)
@@ -159,7 +172,7 @@ def _renamed(stops: Stops, named: dict[int, int], vocab: int) -> Stops:
 
 
 def _shortened(case: Case, keep: int) -> Case:
-    """The last `keep` tokens of the prompt; as many may be emitted as before."""
+    """`case` with the last `keep` tokens of its prompt; the room for output stays the same."""
     stops, lost = case.stops, len(case.prompt) - keep
     stops = replace(stops, max_length=stops.max_length - lost) if stops.max_length else stops
     return replace(case, prompt=case.prompt[-keep:], stops=stops)
@@ -170,6 +183,7 @@ def _trees(case: Case) -> Iterator[Attempt]:
     if trees is None:
         return
     for at in reversed(range(len(trees))):
+        # Only the last tree can be dropped: the roots of later trees depend on the earlier ones.
         if at == len(trees) - 1 and at > 0:
             yield partial(replace, case, draft=Scripted(trees[:-1]))
         for gone in prunings(trees[at]):
@@ -197,11 +211,12 @@ def _reshaped(case: Case, at: int, gone: tuple[int, ...]) -> Case:
 
 
 def _sampling(case: Case) -> Iterator[Attempt]:
-    """Settings at rest, one by one; the temperature last, since greedy decoding is another matter."""
+    """Sampling settings put to their defaults one by one; the temperature last, since 0 means greedy decoding."""
     rest = Sampling()
     for name in (*(name for name in Sampling.__dataclass_fields__ if name != "temperature"), "temperature"):
         if getattr(case.sampling, name) != getattr(rest, name):
             yield partial(_calmer, case, name, getattr(rest, name))
+    # 1 is the plainest temperature of a sampled case.
     if case.sampling.temperature not in (0.0, 1.0):
         yield partial(_calmer, case, "temperature", 1.0)
 
@@ -237,7 +252,7 @@ def _eased(case: Case, held: dict[str, Any]) -> Case:
 
 
 def _texts(case: Case) -> Iterator[Attempt]:
-    """Fewer and shorter stop strings; pieces of one letter, then of none."""
+    """Fewer and shorter stop strings, and shorter text pieces of the tokens."""
     strings, pieces = case.stops.stop_strings, case.stops.pieces
     for at, one in enumerate(strings):
         if len(strings) > 1:
@@ -258,4 +273,4 @@ STEPS: tuple[Steps, ...] = (
     alone, fewer_actions, fewer_mates, _budgets, cuts, _trees, _shapes, plainer_mates,
     _scripts, _prompts, _models, _trees, layouts, _sampling, _stops,
 )  # fmt: skip
-"""Every kind of step, those first that take most away."""
+"""Every kind of step; the kinds that remove most come first."""

@@ -1,4 +1,4 @@
-"""Smaller sessions and plainer layouts next to a given case: fewer requests, fewer actions, fewer settings."""
+"""Smaller sessions and plainer layouts in the neighbourhood of a given case."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -13,14 +13,14 @@ from reference.session import Action, Mate, Session
 from reference.tree import Shape
 
 Attempt = Callable[[], Case]
-"""Makes a smaller case, or raises Malformed where there is no such case."""
+"""Makes a smaller case, or raises Malformed if the smaller case is not valid."""
 
 SETTINGS = ("padded_nodes", "prefill_chunk", "stay_in_chunk", "commit", "pages", "overhang", "draft_sync", "poison")
-"""Settings of a layout that may be put to rest one by one."""
+"""Settings of a layout that are put to their defaults one by one."""
 
 
 def burden(case: Case) -> tuple[int, int, int]:
-    """Nodes of the largest tree of any mate, actions with what they name, and tokens of mates."""
+    """The session's part of a case's size: nodes of its largest tree, weight of its actions, weight of its mates."""
     if case.session is None:
         return 1, 0, 0
     drafts = [mate.draft for mate in case.session.mates]
@@ -31,26 +31,31 @@ def burden(case: Case) -> tuple[int, int, int]:
 
 
 def _weight(mate: Mate) -> int:
+    # Fixed weights make one mate less, and a greedy mate, count as smaller than a few tokens less.
     sampled = 0 if mate.sampling.greedy else 8
     return 16 + len(mate.prompt) + mate.stops.max_new_tokens + sampled + largest(mate.draft)
 
 
 def fuss(layout: KvLayout) -> int:
-    """Settings of `layout` that are not at rest, a free list by its length."""
+    """The number of settings of `layout` that are not at their defaults, plus page size and length of the free list.
+
+    A kind other than the plain layout counts 4.
+    """
     plain = KvLayout()
     held = sum(1 for name in SETTINGS if name != "pages" and getattr(layout, name) != getattr(plain, name))
+    # Another layout weighs as much as four settings.
     other = 0 if layout.kind == PLAIN else 4
     return held + other + layout.page_size + len(layout.pages)
 
 
 def alone(case: Case) -> Iterator[Attempt]:
-    """No session at all: one request as the case that it would be."""
+    """Each request of the session as a case of its own, without a session."""
     for number in range(len(case.session.mates) + 1 if case.session is not None else 0):
         yield partial(_alone, case, number)
 
 
 def fewer_actions(case: Case) -> Iterator[Attempt]:
-    """Half of the actions gone, a quarter, one; last first."""
+    """The session without half of its actions, without a quarter, without one; last actions are removed first."""
     actions = case.session.actions if case.session is not None else ()
     count = len(actions)
     for width in dict.fromkeys((count // 2, count // 4, 1)):
@@ -60,7 +65,7 @@ def fewer_actions(case: Case) -> Iterator[Attempt]:
 
 
 def fewer_mates(case: Case) -> Iterator[Attempt]:
-    """One mate gone, or one request left out of an action."""
+    """The session without one mate, or with one request removed from a step or a preemption."""
     session = case.session
     if session is None:
         return
@@ -74,7 +79,7 @@ def fewer_mates(case: Case) -> Iterator[Attempt]:
 
 
 def plainer_mates(case: Case) -> Iterator[Attempt]:
-    """Each mate with less of everything."""
+    """The session with one mate made plainer: no draft, smaller trees, greedy, shorter prompt, fewer tokens."""
     session = case.session
     if session is None:
         return
@@ -85,6 +90,7 @@ def plainer_mates(case: Case) -> Iterator[Attempt]:
 
 
 def _alone(case: Case, number: int) -> Case:
+    # The free list was drawn for all requests of the session.
     return replace(case.alone(number), layout=replace(case.layout, pages=()))
 
 
@@ -100,10 +106,11 @@ def _changed(case: Case, at: int, action: Action) -> Case:
 
 
 def _without_mate(case: Case, gone: int) -> Case:
-    """The session without mate `gone`, those after it renumbered, and without what happened to it."""
+    """The session without mate `gone` and its actions; the mates after it are renumbered."""
     assert case.session is not None
     kept = []
     for action in case.session.actions:
+        # Steps and preemptions take any number of requests, and only lose this one.
         if gone in action.requests and action.kind not in ("step", "preempt"):
             continue
         named = tuple(one - (one > gone) for one in action.requests if one != gone)
@@ -148,11 +155,14 @@ def _pruned(draft: Draft) -> Iterator[Draft]:
 
 
 CUTS = ((2, 1), (1, 2), (2, 2), (3, 2), (2, 3), (3, 3), (4, 2), (2, 4), (5, 3), (3, 5), (5, 5))
-"""Nodes that the trees of the case's own request, and those of its mates, are cut to at once."""
+"""Pairs of tree sizes: the trees of the case's own request are cut to the first, those of its mates to the second."""
 
 
 def cuts(case: Case) -> Iterator[Attempt]:
-    """The trees of all requests cut to their first few nodes together: one lane may matter only beside another."""
+    """The case with the trees of all requests cut to their first nodes at once.
+
+    A fault may need two lanes of certain sizes side by side, so that cutting one request alone would hide it.
+    """
     for own, theirs in CUTS if case.session is not None else ((own, 0) for own in (2, 3, 5)):
         yield partial(_cut_all, case, own, theirs)
 
@@ -174,7 +184,10 @@ def _beyond(shape: Shape, nodes: int) -> list[int]:
 
 
 def prunings(shape: Shape) -> Iterator[tuple[int, ...]]:
-    """Nodes whose subtrees may go: many at once where there are many, then one by one, large subtrees first."""
+    """Sets of nodes whose subtrees are removed together: half of the nodes, a quarter, an eighth, then single nodes.
+
+    Of single nodes, the root of the largest subtree comes first.
+    """
     paths = [frozenset(shape.path(node)) for node in range(len(shape))]
     weight = [sum(node in path for path in paths) for node in range(len(shape))]
     order = sorted(range(1, len(shape)), key=lambda node: (-shape.depth[node], node))
@@ -190,9 +203,10 @@ def without(shape: Shape, *gone: int) -> Shape:
 
 
 def layouts(case: Case) -> Iterator[Attempt]:
-    """Branch and commit, then settings at rest one by one, then smaller pages."""
+    """The case in the plain layout, then with settings at their defaults one by one, then with smaller pages."""
     layout, plain = case.layout, KvLayout()
     if layout.kind != PLAIN:
+        # Padding is kept here, and tried apart below, since it matters in every layout.
         yield partial(replace, case, layout=KvLayout(padded_nodes=layout.padded_nodes))
     for name in SETTINGS:
         if getattr(layout, name) != getattr(plain, name):

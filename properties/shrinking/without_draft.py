@@ -1,4 +1,7 @@
-"""Cases without a model draft that ask the target's code for what a draft's forwards did."""
+"""Cases without a model draft that run the draft's forwards through the target.
+
+If the code that draft and target share is wrong, one of these cases fails too, and it is the plainer report.
+"""
 
 from collections.abc import Iterator
 from contextlib import suppress
@@ -17,20 +20,20 @@ from reference.trace import Trace
 from reference.tree import Tree
 
 CHAIN_NODES = 64
-"""Last tokens of a context that are verified as one chain; kernels change their ways at 16 and 32 rows."""
+"""Length of the chain made of a context's last tokens; kernels change their algorithm at 16 and at 32 rows."""
 
 
 def without_draft(case: Case, trace: Trace, request: int, step: int) -> Iterator[Case]:
-    """The trees that a model draft proposed, written down for the target, and for the draft's model as the target.
+    """The trees that a model draft proposed, as scripts, on the target and on the draft's model as the target.
 
-    Where the code that draft and target share is wrong, one of these cases fails without any draft. Each model is asked
-    for the step at which the draft differed, its context prefilled at once, for all steps up to it, greedily, and for
-    the end of that context as one tree, a chain, since a draft is fed its context in one block. Cases that the models
-    do not admit are left out.
+    If the code that draft and target share is wrong, one of these cases fails without any draft. There are three cases
+    for each model: the step at which the draft differed, with its context prefilled at once; all steps up to it,
+    greedily; and the end of its context as one chain, since a draft is fed its context in one block. Cases that a
+    model does not admit are left out.
 
     Args:
         case: The case, with or without a session.
-        trace: What the backend did with it; it must reveal its trees.
+        trace: The backend's run of the case; it must reveal its trees.
         request: The request of the session whose draft differed; 0 without a session.
         step: The index of the step at which it differed.
     """
@@ -46,13 +49,14 @@ def without_draft(case: Case, trace: Trace, request: int, step: int) -> Iterator
 
 
 def _attempts(case: Case, model: Model, proposed: list[tuple[tuple[int, ...], Tree]]) -> Iterator[Attempt]:
-    """The last proposed tree after its own context; all of them, one after the other; the context as a chain."""
+    """The last proposed tree after its own context; all proposed trees in sequence; the context's end as a chain."""
     context, tree = proposed[-1]
+    # `rebased` then gives a case of one step: context prefilled at once, tree scripted.
     bare = replace(case, model=model, draft=Scripted(), session=None)
     yield partial(bare.rebased, context, tree)
     if len(proposed) > 1:
         trees = Scripted(tuple(tree for _, tree in proposed))
-        layout = replace(case.layout, pages=())  # drawn for another request, or for several
+        layout = replace(case.layout, pages=())  # the free list was drawn for another request, or for several
         greedy = {"sampling": Sampling(), "steps": len(proposed), "session": None}
         yield partial(replace, case, model=model, draft=trees, layout=layout, **greedy)
     fed = (*context, tree.token[0])
@@ -60,7 +64,7 @@ def _attempts(case: Case, model: Model, proposed: list[tuple[tuple[int, ...], Tr
 
 
 def _models(alone: Case, case: Case) -> list[Model]:
-    """The target's model, then those of the drafts that the request may have had, each once."""
+    """The target's model, then the model of each draft that the request may have had, without repetition."""
     drafts: list[Draft] = [alone.draft, case.draft]
     if case.session is not None:
         drafts += [mate.draft for mate in case.session.mates]

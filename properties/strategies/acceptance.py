@@ -1,4 +1,8 @@
-"""Acceptance patterns: trees whose tokens are steered to accept nothing, everything, or down to a chosen node."""
+"""Strategies for trees whose tokens are steered to a wanted acceptance.
+
+Random tokens are almost never accepted. Steered trees hold the target's own next tokens, by the oracle, along a path,
+so that nothing, everything, or the path down to a chosen node is accepted.
+"""
 
 from dataclasses import dataclass
 
@@ -14,20 +18,21 @@ from reference.sampling import Sampling, Stops
 from reference.tree import Tree
 
 LOOKAHEAD = 8
-"""Greedy tokens computed beyond the prompt; deeper nodes are not steered."""
+"""Number of greedy tokens that are computed after the prompt; nodes deeper than this are not steered."""
 
 ORACLE = Oracle(keep=256)
-"""Knows where greedy decoding goes, so that trees can be steered."""
+"""The oracle that computes greedy continuations; it keeps the last 256 runs."""
 
 
 def continuation(model: Seeded, prompt: tuple[int, ...]) -> tuple[int, ...]:
     """The next LOOKAHEAD tokens of greedy decoding, from the oracle."""
+    # float64 for every case: one cached continuation steers the cases of all working dtypes.
     case = Case(model, prompt, stops=Stops(max_new_tokens=LOOKAHEAD), dtype="float64")
     return ORACLE(case).output
 
 
 def first_law(model: Seeded, prompt: tuple[int, ...], temperature: float) -> tuple[float, ...]:
-    """The probabilities of the first token at `temperature`, largest first; nothing for greedy decoding."""
+    """The probabilities of the first token at `temperature`, in descending order; empty for greedy decoding."""
     if temperature == 0.0:
         return ()
     scored = ORACLE(Case(model, prompt, stops=Stops(max_new_tokens=LOOKAHEAD), dtype="float64")).steps[0].scored
@@ -37,7 +42,10 @@ def first_law(model: Seeded, prompt: tuple[int, ...], temperature: float) -> tup
 
 
 def postponed(model: Seeded, prompt: tuple[int, ...], stops: Stops, least: int) -> tuple[int, ...]:
-    """`continuation` where the end tokens of `stops` are banned from the first `least` tokens, and end nothing."""
+    """The next LOOKAHEAD greedy tokens if min_tokens bans the end tokens of `stops` from the first `least` tokens.
+
+    End tokens after those do not end the text here.
+    """
     least = min(least, LOOKAHEAD)
     if not least or not (stops.eos or stops.stop_tokens):
         return continuation(model, prompt)
@@ -48,7 +56,7 @@ def postponed(model: Seeded, prompt: tuple[int, ...], stops: Stops, least: int) 
 
 @dataclass(frozen=True)
 class Steered:
-    """A tree, and how many drafted tokens of it the target accepts if it is what the oracle says."""
+    """A tree, and the number of its drafted tokens that a correct target accepts."""
 
     tree: Tree
     accepted: int
@@ -65,9 +73,10 @@ def steered(
 ) -> Steered:
     """A tree of one of `shapes` under `root` whose tokens follow `ahead`, the target's own next tokens.
 
-    They do so down to one drawn node, which may be any, so accepted paths need not be a prefix of the row order; with
-    `through`, all the way down. Other nodes hold random tokens, twins of a sibling, or the right token in the wrong
-    place; the path ends because its children differ from the target's choice, unless the pattern lets them be.
+    They follow it down to one drawn node, the aim, or with `through` down to a deepest leaf. The aim may be any node,
+    so accepted paths need not be the first rows. Other nodes hold random tokens, a sibling's token again, or the right
+    token in the wrong place. Children of the path are changed so that they differ from the target's choice and the
+    path ends at the aim; the drawn `spread` 1 leaves them as they are.
     """
     parent: Parents = draw(shapes)
     shape = Tree(parent, (root,) + (0,) * (len(parent) - 1))
@@ -77,6 +86,7 @@ def steered(
     spread = draw(st.integers(0, 3))
     token = [root]
     for node in range(1, len(parent)):
+        # With spread 0, nodes share a few tokens, so that siblings often hold the same one.
         filler = (noise[node % len(noise)] + (node if spread else 0)) % vocab
         token.append(filler)
     by_depth = sorted(range(1, len(parent)), key=lambda node: shape.depth[node])
@@ -88,14 +98,14 @@ def steered(
         if node in path:
             token[node] = wanted
         elif parent[node] in path and token[node] == wanted and vocab > 1 and spread != 1:
-            # spread 1 keeps chance hits: twins of the accepted child, and right tokens beyond the aim
+            # Spread 1 keeps chance hits: a sibling with the accepted child's token, and right tokens below the aim.
             token[node] = (wanted + 1 + spread) % vocab if (1 + spread) % vocab else (wanted + 1) % vocab
     tree = Tree(parent, tuple(token))
     return Steered(tree, len(accepted_path(tree, ahead)) - 1)
 
 
 def accepted_path(tree: Tree, ahead: tuple[int, ...]) -> tuple[int, ...]:
-    """Nodes of `tree`, root first, that a target which goes on with `ahead` accepts."""
+    """Nodes of `tree`, root first, that a target with the next greedy tokens `ahead` accepts."""
     path = [0]
     while len(path) <= len(ahead):
         taken = [child for child in tree.children[path[-1]] if tree.token[child] == ahead[len(path) - 1]]
@@ -106,9 +116,10 @@ def accepted_path(tree: Tree, ahead: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def retold(trees: tuple[Tree, ...], old: tuple[int, ...], new: tuple[int, ...], vocab: int) -> tuple[Tree, ...]:
-    """`trees`, proposed one after the other while a target goes on with `old`, for one that goes on with `new`.
+    """The successive `trees` of a script, steered again for a target with other greedy tokens.
 
-    Both begin with the pending root. The same nodes are accepted as before, and what ended each walk still ends it.
+    `old` and `new` are the greedy tokens of the old and the new target, pending root first. The new target accepts the
+    nodes that the old one accepted, and each walk ends at the same node.
     """
     told = []
     for tree in trees:
@@ -117,7 +128,7 @@ def retold(trees: tuple[Tree, ...], old: tuple[int, ...], new: tuple[int, ...], 
         for depth, node in enumerate(path):
             token[node] = new[depth]
         for node in range(1, len(tree)):
-            # What ended the walk before must not be the new target's choice.
+            # A child that ended the walk before must not hold the new target's choice by chance.
             if tree.parent[node] == path[-1] and len(path) < len(new) and token[node] == new[len(path)]:
                 token[node] = (token[node] + 1) % vocab
         told.append(Tree(tree.parent, tuple(token)))

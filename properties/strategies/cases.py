@@ -1,4 +1,7 @@
-"""Whole cases: a model, a prompt, a draft, a layout and stops, with acceptance steered and edges visited often."""
+"""Strategies for whole cases: model, prompt, draft, layout, sampling and stops.
+
+Acceptance is steered, and lengths at the edges of windows, chunks and pages are drawn more often than by chance.
+"""
 
 from dataclasses import replace
 
@@ -19,10 +22,10 @@ from reference.layout import KINDS, KvLayout
 from reference.sampling import Stops
 
 LASTING = Stops(12)
-"""For requests that are still there when something happens to them."""
+"""Stops that let a request live long enough to be interrupted."""
 
 FAR = 20
-"""One case in so many has a long prompt."""
+"""One case in this many has a long prompt."""
 
 
 @st.composite
@@ -35,22 +38,26 @@ def single_cases(
     company: bool = False,
     far: int = 0,
 ) -> Case:
-    """Cases of one request, on `model` if it is given; as others in their `company` want it.
+    """Cases of one request, on `model` if it is given.
 
+    With `company`, the request is to get mates: drafts that keep state are more frequent, and it mostly lives long.
     With `far` the prompt ends around one of `prompts.MARKS` of at most `far` columns.
     """
     dtype = draw(st.sampled_from(dtypes))
     model = model or draw(far_targets() if far else targets())
     prompt = draw(far_prompts(model, far) if far else prompts(model))
+    # Seven zeros to four temperatures: most cases are greedy.
     temperature = draw(st.sampled_from((*(0.0,) * 7, *TEMPERATURES)))
     ahead = continuation(model, prompt)
     draft = draw(any_draft(model, prompt, ahead, learning=company or temperature > 0))
     stops, least = draw(stops_for(model, prompt, places(draft, prompt[-1], ahead)))
     if company and draw(st.integers(0, 2)):
         stops, least = LASTING, 0
+    # Under min_tokens greedy decoding goes on with other tokens, so that the trees are steered again.
     if least and draft.trees is not None:
         banned = postponed(model, prompt, stops, least)
         draft = Scripted(retold(draft.trees, (prompt[-1], *ahead), (prompt[-1], *banned), model.vocab_size))
+    # Some rules verify chains alone.
     if temperature > 0 and draw(st.integers(0, 3)) == 0:
         draft = draft.as_chain()
     ranked = first_law(model, prompt, temperature)
@@ -73,9 +80,9 @@ def cases(
 ) -> Case:
     """Cases on built-in models in one of `dtypes`, two in five with a session.
 
-    Half of the sampled ones name `processors`; all have KV layout `layout`, if it is named. One in FAR has a long
-    prompt, beyond the columns that attention kernels take in one piece, two in three of those with a session. Long
-    prompts are as much shorter as the backend is slow (`variant_interval`, see `backends.base.Declaration`).
+    Half of the sampled cases use `processors`; all have KV layout `layout`, if it is given. One case in FAR has a
+    prompt longer than attention kernels process in one piece, and two in three of those have a session. On a slow
+    backend the longest prompt is divided by `variant_interval` (see `backends.base.Declaration`).
     """
     if draw(st.integers(0, FAR - 1)) == FAR - 1:
         return draw(far_cases(dtypes, processors, layout, MARKS[-1] // variant_interval))
@@ -92,7 +99,7 @@ def far_cases(
     layout: str | None = None,
     most: int = MARKS[-1],
 ) -> Case:
-    """Cases with a prompt of about 128 to `most` tokens; in sessions, mates of related prompts stand beside it.
+    """Cases with a prompt of about 128 to `most` tokens; two in three have mates with related prompts.
 
     In a layout of rings, which prefill in blocks of a tree's size, prompts have about 128 tokens.
     """
@@ -115,6 +122,6 @@ def session_cases(
 
 @st.composite
 def accompanied(draw: st.DrawFn, case: Case, layout: str | None = None) -> Case:
-    """`case` with mates, some of which draft like another case on the same model."""
+    """`case` with mates; some of them have the draft of another case that is drawn on the same model."""
     assert isinstance(case.model, Seeded)
     return draw(with_session(case, draw(single_cases((case.dtype,), (), layout, case.model, True)), layout))

@@ -1,4 +1,4 @@
-"""Reach: the conditions under which reported faults show, each a named predicate on a case."""
+"""Conditions under which reported faults show: named predicates on cases."""
 
 from collections.abc import Callable, Iterator
 
@@ -11,7 +11,7 @@ from reference.tree import Shape
 
 
 def _paged(of: Seen) -> int:
-    """Columns of a page; 0 where there are none."""
+    """Columns of a page; 0 in a layout without pages."""
     return of.case.layout.page_size if of.case.layout.traits.pages else 0
 
 
@@ -21,8 +21,9 @@ def _shape(of: Seen) -> Shape | None:
 
 
 def _branches_below(shape: Shape, levels: int) -> bool:
-    """Whether one depth, not below `levels`, has two nodes with children."""
+    """Whether two nodes of one depth, `levels` or deeper, have children."""
     inner = [shape.depth[node] for node in range(len(shape)) if shape.children[node]]
+    # Two inner nodes of one depth are two parents in one forward of the draft.
     return any(inner.count(depth) > 1 for depth in range(levels, shape.height + 1))
 
 
@@ -53,22 +54,22 @@ def _crossing(of: Seen) -> bool:
 
 
 def _cut(of: Seen) -> bool:
-    """A step whose tree has fewer nodes than were proposed."""
+    """A step's tree has fewer nodes than the draft proposed."""
     draft = of.case.draft
-    if draft.trees is None and draft.model is None:  # it may find no token for a node, which is no cut
+    if draft.trees is None and draft.model is None:  # a trie may find no token for a node, which is no cut
         return False
     trees = draft.shapes if draft.trees is not None else draft.shapes * len(of.walks)
     return any(len(tree) < len(told) for (tree, _), told in zip(of.walks, trees, strict=False))
 
 
 def _unlike(of: Seen) -> bool:
-    """Two steps with trees of one size and another shape."""
+    """Two steps have trees of the same size and of different shapes."""
     shapes = [tree.parent for tree, _ in of.walks if len(tree) > 1]
     return any(len(one) == len(other) and one != other for one in shapes for other in shapes)
 
 
 def _hit(of: Seen) -> bool:
-    """A request enters whose prompt begins with a whole page of one that entered before it."""
+    """A request's prompt begins with a whole page of the prompt of a request that entered before."""
     size = of.case.layout.page_size
     entered: list[tuple[int, ...]] = []
     if not of.case.layout.traits.keeps_prefixes:
@@ -83,16 +84,17 @@ def _hit(of: Seen) -> bool:
 
 
 def _after(of: Seen, *kinds: str) -> Iterator[tuple[int, ...]]:
-    """Requests to which the kinds of action happen one after the other, a step last."""
+    """Requests on which actions of these kinds act in this order."""
     for number in range(len(of.requests)):
         happened = [one.kind for one in of.actions if number in one.requests]
+        # One iterator for all kinds: each search goes on where the last ended, so that order counts.
         wanted = iter(happened)
         if all(any(kind == one for one in wanted) for kind in kinds):
             yield (number,)
 
 
 def _kept(of: Seen) -> Iterator[tuple[int, int]]:
-    """Requests that enter over a prefix cache after another was given back, and that other."""
+    """Pairs over a prefix cache: a request that enters, and a request whose pages were given back before."""
     entered, left = set(), []
     for action in of.actions if of.case.layout.traits.keeps_prefixes else ():
         who = action.requests[0]
@@ -104,7 +106,7 @@ def _kept(of: Seen) -> Iterator[tuple[int, int]]:
 
 
 def _shared(of: Seen, one: int, other: int) -> int:
-    """Columns with which the prompts of two requests begin alike, the pending root apart."""
+    """Length of the common prefix of two requests' prompts, without the pending root."""
     mine, theirs = of.requests[one].prefix, of.requests[other].prefix
     return next(
         (at for at, (a, b) in enumerate(zip(mine, theirs, strict=False)) if a != b), min(len(mine), len(theirs))
@@ -112,12 +114,12 @@ def _shared(of: Seen, one: int, other: int) -> int:
 
 
 def _reuses(of: Seen) -> Iterator[tuple[int, int]]:
-    """The requests of `_kept` that begin alike for a page at least."""
+    """The pairs of `_kept` whose prompts share at least the first page."""
     return (pair for pair in _kept(of) if _shared(of, *pair) >= of.case.layout.page_size)
 
 
 def _parted_at_edge(of: Seen) -> bool:
-    """Two requests of one draft model over a prefix cache whose prompts part at a page's first or last token."""
+    """Over a prefix cache, prompts of two requests with one draft model first differ at an edge of a page."""
     size = of.case.layout.page_size
     return any(
         of.drafts(one) is not None and of.drafts(one) == of.drafts(other)
@@ -127,21 +129,21 @@ def _parted_at_edge(of: Seen) -> bool:
 
 
 def _tight(of: Seen) -> bool:
-    """Fewer columns of pages than what all requests come to at their longest."""
+    """The pool has fewer columns than all requests need at their longest."""
     return bool(of.case.layout.pages) and len(of.case.layout.pages) * _paged(of) < sum(
         one.longest for one in of.requests
     )
 
 
 def _inner_rejected(of: Seen) -> bool:
-    """A node with children is rejected, in a row before an accepted one."""
+    """A node with children is rejected although a later row is accepted."""
     return _shape(of) is not None and any(
         any(tree.children[node] and node not in path for node in range(max(path))) for tree, path in of.walks
     )
 
 
 def _crosses(of: Seen) -> bool:
-    """A tree is accepted to its end, and its path crosses into another page."""
+    """All nodes of a tree are accepted, and the path crosses into another page."""
     size = _paged(of)
     return bool(size) and any(
         len(tree) == len(path) > 1 and len(step.context) // size < (len(step.context) + len(path)) // size
@@ -154,7 +156,7 @@ def _unequal(of: Seen, measure: Callable[[Case], int]) -> bool:
 
 
 def _forked(of: Seen) -> tuple[int, ...]:
-    """Requests that are forked at some time, after they entered."""
+    """Requests that have entered and are then forked."""
     entered: set[int] = set()
     met = []
     for action in of.actions:

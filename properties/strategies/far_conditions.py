@@ -1,4 +1,8 @@
-"""Conditions of long prompts, which kernels split, and of pages that requests with unlike draft models share."""
+"""Conditions on cases with long prompts, or with pages shared across draft models.
+
+Attention kernels split a long prefix into parts (split-K), which only long prompts can test. Requests with unlike
+draft models may share pages of the target, but not pages of their drafts.
+"""
 
 from collections.abc import Iterator
 
@@ -6,29 +10,29 @@ from properties.strategies.seen import Condition, Seen
 from reference.session import Action
 
 SPLIT = {"float32": 512, "float64": 512, "bfloat16": 1024, "float16": 1024}
-"""Columns of a prefix from which on our kernel on a GPU splits it, by working dtype (`triton_launch.plan_for_gpu`).
+"""Least columns of a prefix that our kernel splits on a GPU, by working dtype (`triton_launch.plan_for_gpu`).
 
 No kernel takes float64; such a case counts as one in float32.
 """
 
 INTERPRETED = 128
-"""The same for the kernel under Triton's interpreter (`triton_launch.plan_for_cpu`)."""
+"""Least columns of a prefix that our kernel splits under Triton's interpreter (`triton_launch.plan_for_cpu`)."""
 
 
 def _columns(of: Seen) -> int:
-    """Columns of the longest prompt of any request, the pending root apart."""
+    """Columns of the longest prompt of any request, without the pending root."""
     return max(len(one.prefix) for one in of.requests)
 
 
 def _lanes(of: Seen) -> Iterator[tuple[int, int]]:
-    """For each step of several requests, how many have a prefix that a GPU splits, and how many a shorter one."""
+    """For each step of several requests: how many have a prefix that a GPU splits, how many a shorter one."""
     least = SPLIT[of.case.dtype]
     far = {number for number, one in enumerate(of.requests) if len(one.prefix) >= least}
     return ((len(far.intersection(batch)), len(set(batch) - far)) for batch in of.batches)
 
 
 def _drafts_unlike(of: Seen, one: int, other: int) -> bool:
-    """Whether two requests are drafted for by unlike models."""
+    """Whether both requests have a model draft, and the draft models differ."""
     mine, theirs = of.requests[one].draft, of.requests[other].draft
     return mine.model is not None and theirs.model is not None and mine.model != theirs.model
 
@@ -39,7 +43,7 @@ def _steps(later: tuple[Action, ...], request: int) -> bool:
 
 
 def _forks(of: Seen) -> Iterator[int]:
-    """Requests forked, over pages, from one that another model drafts for, at the action's place; they step later."""
+    """Requests over pages that are forked from a request with another draft model, and step later."""
     entered: set[int] = set()
     for at, action in enumerate(of.actions if of.case.layout.traits.pages else ()):
         if action.kind == "add":
@@ -52,7 +56,7 @@ def _forks(of: Seen) -> Iterator[int]:
 
 
 def _meets(of: Seen) -> Iterator[int]:
-    """Requests that enter over a prefix cache after one left that begins alike and has another draft model."""
+    """Requests that share the first page with a cancelled one of another draft model, and step later."""
     entered: set[int] = set()
     left: list[int] = []
     size = of.case.layout.page_size
@@ -64,6 +68,7 @@ def _meets(of: Seen) -> Iterator[int]:
             entered.add(who)
             mine = of.requests[who].prefix[:size]
             alike = [one for one in left if len(mine) == size and of.requests[one].prefix[:size] == mine]
+            # Wrong pages of the draft show only in a later step.
             if any(_drafts_unlike(of, who, one) for one in alike) and _steps(of.actions[at + 1 :], who):
                 yield who
 

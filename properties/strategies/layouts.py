@@ -1,4 +1,7 @@
-"""KV layouts: every kind, pages of every size in any order, over-allocation, poison, and prefills in pieces."""
+"""Strategy for KV layouts and their settings.
+
+It draws every kind, page sizes and orders, over-allocation (`overhang`), poison, and prefills in pieces.
+"""
 
 from hypothesis import strategies as st
 
@@ -9,10 +12,10 @@ SIZES = (1, 2, 3, 4, 7, 16, LARGEST_PAGE)
 """Page sizes that are drawn most often."""
 
 FAR_SIZES = (16, 64, 7, LARGEST_PAGE)
-"""Page sizes under long prompts: 2048 pages of one column would be most of the time of such a case."""
+"""Page sizes for long prompts; 2048 pages of one column would take most of the time of such a case."""
 
 MOST_LISTED = 200
-"""Longest free list that is drawn; a larger pool hands out its pages by id."""
+"""Longest free list that is drawn in an order of its own; a larger pool hands out its pages by id."""
 
 
 @st.composite
@@ -26,11 +29,11 @@ def layouts(
     bounded: bool = False,
     alone: int = 0,
 ) -> KvLayout:
-    """Layouts for `requests` requests of at most `longest` columns and `nodes` nodes, of one kind if it is named.
+    """Layouts for `requests` requests of at most `longest` columns and `nodes` nodes, of one `kind` if given.
 
-    Rings come more often where layers are `bounded` by windows or chunks: elsewhere they are plain buffers. Free lists
-    have room for all requests at once and more, or for all, or for little more than the `alone` columns of the longest
-    one of them, so that requests wait and prefixes go; without `alone`, for `longest`.
+    Rings are more frequent where layers are `bounded` by windows or chunks; elsewhere a ring is a plain buffer. Half
+    of the free lists have room for all requests at once. The others have little more than the `alone` columns of the
+    longest request (`longest` if 0), so that requests wait and the prefix cache must evict.
     """
     often = (("branch", "branch", "paged") if requests == 1 else ("paged", *("prefix",) * 6)) + ("sliding",) * (
         2 * bounded

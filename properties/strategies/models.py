@@ -1,4 +1,7 @@
-"""Built-in models: a gallery over families, head counts, GQA ratios, windows, rotary variants and odd vocabularies."""
+"""Strategies for built-in models: a gallery of small architectures.
+
+The gallery covers families, head counts, GQA ratios, windows, chunks, rotary variants and odd vocabularies.
+"""
 
 from dataclasses import replace
 from functools import cache
@@ -9,12 +12,13 @@ from reference.architecture import Architecture, Rope, Seeded
 from reference.family import FAMILIES
 
 MAX_POSITIONS = 1024
+"""Positions of the models of the gallery."""
 
 FAR_POSITIONS = 4096
 """Positions of the models for long prompts; `reference.architecture` admits no more."""
 
 SEEDS = 2
-"""Seeds per architecture; few, so that engines find the model on their shelf."""
+"""Weight seeds per architecture; few, so that engines find most models already loaded."""
 
 ROPES = {
     "default": Rope(),
@@ -32,6 +36,7 @@ def _arch(
     hidden: int = 16, tied: bool = False, chunks: tuple[int, ...] = (), unrotated: tuple[int, ...] = (), floor: int = 0,
     cap: float = 0.0,
 ) -> Architecture:  # fmt: skip
+    # Parameters that a family fixes follow from its name; the others are arguments.
     biased = family == "pangu"
     return Architecture(
         family=family,
@@ -91,7 +96,7 @@ GALLERY: tuple[Architecture, ...] = (
         for fields in family.drawn
     ),
 )
-"""Simplest first, so that shrinking ends there; at the end, what the files of families ask to be drawn."""
+"""All architectures, simplest first, so that shrinking ends there; last, those that the family files list."""
 
 FAR: tuple[Architecture, ...] = tuple(
     replace(arch, max_positions=FAR_POSITIONS)
@@ -102,19 +107,19 @@ FAR: tuple[Architecture, ...] = tuple(
         _arch("mistral", 7, 2, 1, 4, (600,)),
     )
 )
-"""Models for long prompts, of one layer: with a second one the oracle takes 40 times as long at 1024 columns.
+"""Models for long prompts; they have one layer, since a second layer costs the oracle 40 times as much at 1024 columns.
 
-The window of 600 columns begins inside a part of the prefix where kernels split one of 1024 columns.
+Where kernels split a prefix of 1024 columns, the window of 600 columns begins inside one of the parts.
 """
 
 QUICK = 10
 """Architectures drawn twice as often as the others."""
 
 CHUNKED = tuple(at for at, arch in enumerate(GALLERY) if any(arch.chunks))
-"""Models that attend in chunks, drawn twice as often: they are few, and much goes wrong at the end of a chunk."""
+"""Indices of models with chunked attention; drawn twice as often, since they are few and chunk ends are error-prone."""
 
 CAPPED = tuple(at for at, arch in enumerate(GALLERY) if arch.score_cap)
-"""Models with a soft cap of attention, drawn twice as often: no other model shows a cap that was dropped."""
+"""Indices of models with a soft cap of attention; drawn twice as often, since only they reveal a dropped cap."""
 
 
 def targets() -> st.SearchStrategy[Seeded]:
@@ -137,7 +142,7 @@ def small(vocab: int, which: int, positions: int = MAX_POSITIONS) -> Seeded:
 
 
 def candidates(target: Seeded) -> tuple[Seeded, ...]:
-    """Draft models for `target`: two strangers, and the target itself, whose every guess is right."""
+    """Draft models for `target`: two small unrelated models, and the target itself, which always guesses right."""
     vocab, positions = target.vocab_size, target.architecture.max_positions
     return small(vocab, 0, positions), small(vocab, 1, positions), target
 

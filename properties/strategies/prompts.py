@@ -1,4 +1,7 @@
-"""Prompts: length 1 to a few hundred, dense around windows, chunks and powers of two, ids 0 and V-1 included."""
+"""Strategies for prompts of 1 to 300 tokens, and for long ones up to 2050 tokens.
+
+Lengths are dense around windows, ends of chunks and powers of two; token ids 0 and V-1 are frequent.
+"""
 
 import numpy as np
 from hypothesis import strategies as st
@@ -6,7 +9,7 @@ from hypothesis import strategies as st
 from reference.architecture import Seeded
 
 LONGEST = 300
-"""Tokens of ordinary prompts at most."""
+"""Most tokens of an ordinary prompt."""
 
 MARKS = (128, 512, 256, 512, 1024, 1024, 2048)
 """Columns around which long prompts end. Kernels split a prefix of 512 columns in float32 and of 1024 in 16 bits
@@ -14,7 +17,7 @@ MARKS = (128, 512, 256, 512, 1024, 1024, 2048)
 
 
 def tokens(vocab: int) -> st.SearchStrategy[int]:
-    """Token ids, the two ends of the vocabulary more often than chance."""
+    """Token ids; the first and the last id of the vocabulary are more frequent than by chance."""
     return st.one_of(st.integers(0, vocab - 1), st.sampled_from((0, vocab - 1)))
 
 
@@ -42,7 +45,7 @@ def prompts(model: Seeded) -> st.SearchStrategy[tuple[int, ...]]:
     windows, powers = edges(model)
     near = [length for length in powers if length <= 35]
     edge = st.builds(_seeded, st.just(vocab), st.sampled_from(near), seed)
-    # Built twice, since one_of drops a strategy that it already has; windows are few among the models.
+    # Two strategies, since `one_of` drops a repeated object: lengths around windows are to be twice as frequent.
     brink = [st.builds(_seeded, st.just(vocab), st.sampled_from(windows or near), seed) for _ in range(2)]
     anywhere = st.builds(_seeded, st.just(vocab), st.integers(1, 24), seed)
     # A repeated stretch gives n-gram drafts something to find.
@@ -52,9 +55,9 @@ def prompts(model: Seeded) -> st.SearchStrategy[tuple[int, ...]]:
 
 
 def far_lengths(most: int = MARKS[-1]) -> list[int]:
-    """Lengths from 1 below to 2 above those of MARKS that are no more than `most`, each as often as its mark.
+    """Lengths from 1 below to 2 above each of MARKS up to `most`, each as often as its mark occurs.
 
-    The prefix has one token less than the prompt, so both are met one below, at and one above each mark.
+    The prefix has one token less than the prompt, so that each of the two is one below, at and one above each mark.
     """
     return [mark + off for mark in MARKS for off in (0, 1, 2, -1) if mark <= most]
 

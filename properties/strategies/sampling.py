@@ -1,4 +1,4 @@
-"""Sampling settings: greedy most often, else a rule, a temperature, and now and then everything that looks back."""
+"""Strategies for sampling settings: rules, temperatures, processors and tapes."""
 
 from dataclasses import replace
 
@@ -11,16 +11,16 @@ from reference.sampling import Sampling, Stops
 from reference.tree import Shape
 
 TEMPERATURES = (1.0, 0.4, 2.5, 8.0)
-"""Built-in models are sure of themselves: high temperatures spread their laws."""
+"""Temperatures of sampled cases; high ones, since the laws of built-in models are sharply peaked."""
 
 EXTREMES = (0.0, 1.0 - 2.0**-24, 0.5, 2.0**-24)
-"""Coins that fall on the ends of decisions."""
+"""Coins at the ends of their range and in the middle, where comparisons with thresholds go wrong."""
 
 
 @st.composite
 def rules(draw: st.DrawFn, chains: bool) -> Rule:
-    """A rule for chains, or for any tree, with thresholds of its own now and then."""
-    # Most engines of the field have multi-round; rules for chains alone have few cases to show themselves on.
+    """A rule for trees, or with `chains` also one for chains alone, some with thresholds other than the defaults."""
+    # Most engines have multi-round, so it is frequent; rules for chains alone are too, since few cases are chains.
     special = [name for name, promise in RULES.items() if promise.chains_only]
     names = [*RULES, *special * 3] if chains else [name for name in RULES if name not in special]
     name = draw(st.sampled_from(("multi-round", "multi-round", *names)))
@@ -32,12 +32,12 @@ def rules(draw: st.DrawFn, chains: bool) -> Rule:
 
 
 BESIDE = (2.0**-8, -(2.0**-8), 2.0**-11, -(2.0**-11))
-"""How far, relatively, a setting is drawn from where it would keep another token: rounding in 16 bits shows there."""
+"""Relative distances between a setting and the value at which it keeps another token; 16-bit rounding shows there."""
 
 
 @st.composite
 def top_ps(draw: st.DrawFn, ranked: tuple[float, ...]) -> float:
-    """Any mass, or one just beside that of the first tokens of `ranked`, a law in descending order."""
+    """A top-p: any mass, or a mass just beside that of the first tokens of `ranked`, a law in descending order."""
     if not ranked or draw(st.booleans()):
         return draw(st.floats(0.3, 0.99))
     mass = sum(ranked[: draw(st.integers(1, len(ranked)))])
@@ -46,7 +46,7 @@ def top_ps(draw: st.DrawFn, ranked: tuple[float, ...]) -> float:
 
 @st.composite
 def min_ps(draw: st.DrawFn, ranked: tuple[float, ...]) -> float:
-    """Any share of the largest probability, or one just beside that of a token of `ranked`."""
+    """A min-p: any share of the largest probability, or a share just beside that of a token of `ranked`."""
     if len(ranked) < 2 or draw(st.booleans()):
         return draw(st.one_of(st.floats(0.01, 0.3), st.floats(0.3, 0.95)))
     share = ranked[draw(st.integers(1, len(ranked) - 1))] / ranked[0]
@@ -55,9 +55,9 @@ def min_ps(draw: st.DrawFn, ranked: tuple[float, ...]) -> float:
 
 @st.composite
 def processing(draw: st.DrawFn, model: Seeded, stops: Stops, ranked: tuple[float, ...]) -> Sampling:
-    """Everything but temperature, rule and coins; each setting is at rest half of the time.
+    """Settings without temperature, rule and coins; each setting has its default half of the time.
 
-    Some lie beside an edge of the request's first law, which is `ranked` in descending order.
+    Some top-p and min-p values lie beside an edge of the request's first law `ranked`, in descending order.
     """
     vocab = model.vocab_size
 
@@ -68,6 +68,7 @@ def processing(draw: st.DrawFn, model: Seeded, stops: Stops, ranked: tuple[float
     if vocab >= 5 and draw(st.booleans()):
         token = st.integers(0, vocab - 1)
         words = (tuple(draw(st.lists(token, min_size=1, max_size=3))),)
+    # min_tokens bans end tokens; together with banned words it must leave a token.
     spare = vocab - len({*stops.eos, *stops.stop_tokens, *(word[-1] for word in words)})
     return Sampling(
         repetition_penalty=maybe(st.sampled_from((1.3, 0.8, 2.0)), 1.0),
@@ -91,16 +92,18 @@ def samplings(
     processors: tuple[str, ...] = (),
     ranked: tuple[float, ...] = (),
 ) -> Sampling:
-    """Settings for this model, draft and stops at this temperature, at which the first law is `ranked`.
+    """Settings for this model, draft and stops at this temperature; `ranked` is the first law at that temperature.
 
-    Half of those that sample name `processors`, if there are any, and then ban nothing else: together with what a
-    stranger's processor bans, no token might be left.
+    Half of the sampled settings use `processors`, if there are any, and then ban no tokens of their own: together with
+    the bans of a user's processor they might leave no token.
     """
+    # One in three greedy cases has processors, one in two sampled ones.
     rarely = 2 if temperature == 0.0 else 1
     settings = draw(processing(model, stops, ranked)) if draw(st.integers(0, rarely)) == 0 else Sampling()
     if temperature == 0.0:
         return settings
     held = {name: getattr(settings, name) for name in type(settings).__dataclass_fields__}
+    # The tape holds the first coins alone; the seed gives the others.
     tape = tuple(draw(st.lists(st.sampled_from(EXTREMES), max_size=12))) if draw(st.integers(0, 5)) == 0 else ()
     held |= {
         "temperature": temperature,
@@ -115,7 +118,7 @@ def samplings(
 
 
 def with_min_tokens(sampling: Sampling, least: int, model: Seeded, stops: Stops) -> Sampling:
-    """`sampling` with min_tokens of `least`, if it has one and that leaves some token to come."""
+    """`sampling` with min_tokens of `least`, unless `least` is 0, processors are in use or no token would be left."""
     ended = {*stops.eos, *stops.stop_tokens, *(word[-1] for word in sampling.bad_words)}
     if not least or sampling.processors or len(ended) >= model.vocab_size:
         return sampling

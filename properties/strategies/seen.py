@@ -1,4 +1,4 @@
-"""Seen: a case with all that the oracle does on it, and a condition that a case may be an example of."""
+"""A case with the oracle's run of it, and the type of conditions on cases."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from reference.tree import Tree
 
 
 class Seen:
-    """A case, and what the oracle does on it, computed where a predicate asks."""
+    """A case and the oracle's run of it, which is computed when a predicate first asks."""
 
     def __init__(self, case: Case) -> None:
         self.case = case
@@ -31,7 +31,7 @@ class Seen:
 
     @cached_property
     def actions(self) -> tuple[Action, ...]:
-        """Of the session; none without one."""
+        """The actions of the session; empty without a session."""
         return self.case.session.actions if self.case.session is not None else ()
 
     @cached_property
@@ -42,7 +42,7 @@ class Seen:
 
     @cached_property
     def batches(self) -> tuple[tuple[int, ...], ...]:
-        """Requests of each step that names at least two which have entered by then."""
+        """The requests of each step that names at least two requests which have entered and not left."""
         inside: set[int] = set()
         met = []
         for action in self.actions:
@@ -53,6 +53,7 @@ class Seen:
             elif action.kind in ("cancel", "evict"):
                 inside -= set(action.requests)
             elif action.kind == "step":
+                # A request that was named and is not there takes no part in the forward.
                 together = tuple(one for one in action.requests if one in inside)
                 met += [together] if len(together) > 1 else []
         return tuple(met)
@@ -64,7 +65,7 @@ class Seen:
 
     @property
     def chunk(self) -> int:
-        """The target's shortest chunk of attention; 0 without."""
+        """The target's shortest attention chunk; 0 if it has none."""
         arch = self.case.model.architecture if isinstance(self.case.model, Seeded) else None
         return min((chunk for chunk in arch.chunks if chunk), default=0) if arch is not None else 0
 
@@ -83,12 +84,12 @@ def seen(case: Case) -> Seen:
 
 @dataclass(frozen=True)
 class Condition:
-    """Something that a case may be an example of.
+    """A named predicate on cases.
 
     Attributes:
         name: A few words.
-        sentence: What holds then.
-        met: Whether it holds.
+        sentence: The condition in one sentence.
+        met: The predicate.
     """
 
     name: str
@@ -96,5 +97,5 @@ class Condition:
     met: Callable[[Seen], bool]
 
     def holds(self, case: Case) -> bool:
-        """Whether `case` is an example."""
+        """Whether `case` meets the condition."""
         return self.met(seen(case))

@@ -1,4 +1,4 @@
-"""Sessions: mates for a case's request, and what happens to all of them, interruptions included."""
+"""Strategies for sessions: mates of a case's request, and the actions on them all."""
 
 from dataclasses import replace
 
@@ -19,13 +19,15 @@ from reference.session import Action, Mate, Session
 from reference.tree import RankTree, Tree
 
 MATES = (1, 2, 3, 3)
-"""How many there are: three most often."""
+"""Numbers of mates; three is drawn most often."""
 
 MOST_ACTIONS = 12
+"""Most actions after the requests that enter at the start."""
 
 MOST_FAR_ACTIONS = 3
-"""The same where the case's own prompt is a long one."""
+"""The same for a case whose own prompt is long."""
 
+# Each kind as often as it is drawn.
 HAPPENINGS = (
     "step", "step", "step", "step", "add", "add", "fork", "fork", "fork", "evict", "evict", "cancel", "cancel",
     "cancel", "preempt", "restore", "switch",
@@ -33,12 +35,15 @@ HAPPENINGS = (
 """Kinds of action, steps most often."""
 
 BRANCHES = Ngram(RankTree((0, 0, 0, 1), (0, 1, 0, 0)), 3)
-"""A draft to switch to."""
+"""An n-gram draft with a branching tree, to which requests may switch."""
 
 
 @st.composite
 def alike(draw: st.DrawFn, case: Case) -> Draft:
-    """A tree of as many nodes as the first of `case`, of any shape: what is kept by size must not be met again."""
+    """A scripted tree with as many nodes as the largest of `case` (at most 12), of any shape.
+
+    It reveals an engine that caches something by the number of rows although it depends on the shape.
+    """
     nodes = min(largest(case.draft), 12)
     token = draw(st.lists(st.integers(0, case.model.vocab_size - 1), min_size=nodes, max_size=nodes))
     return Scripted((Tree(draw(as_many(nodes)), tuple(token)),))
@@ -46,10 +51,10 @@ def alike(draw: st.DrawFn, case: Case) -> Draft:
 
 @st.composite
 def related(draw: st.DrawFn, case: Case) -> tuple[int, ...]:
-    """A prompt that has to do with that of `case`, as prompts in one cache do.
+    """A prompt related to that of `case`, as prompts in one prefix cache are.
 
-    It begins alike; is the next turn of a talk, the answer in it; parts in the middle, or at one token; or holds the
-    same stretch in another place, which must not be taken for the same prefix.
+    It continues that prompt; is the next turn of a conversation, with the answer in it; differs from the middle on or
+    at one token; or holds a part of that prompt at another place, which must not be taken for a common prefix.
     """
     assert isinstance(case.model, Seeded)
     prompt, vocab = case.prompt, case.model.vocab_size
@@ -62,7 +67,8 @@ def related(draw: st.DrawFn, case: Case) -> tuple[int, ...]:
         answer = continuation(case.model, prompt)
         return (*prompt, *answer[: draw(st.integers(1, len(answer)))], *own)
     at = draw(st.integers(0, len(prompt) - 1)) // (2 if kind == "tail" else 1)
-    edge = draw(st.sampled_from((0, 0, at % 4, (at + 1) % 4)))  # pages of one, two and four columns begin, or end
+    # Often the place where the prompts part is the first or the last column of a page of one, two or four columns.
+    edge = draw(st.sampled_from((0, 0, at % 4, (at + 1) % 4)))
     at = max(at - edge, 0)
     if kind == "parted":
         return (*prompt[:at], (prompt[at] + 1) % vocab, *prompt[at + 1 :], *own)
@@ -74,9 +80,9 @@ def related(draw: st.DrawFn, case: Case) -> tuple[int, ...]:
 
 @st.composite
 def rivals(draw: st.DrawFn, case: Case) -> Draft | None:
-    """The draft of `case` with another model in it, in one of three where a model drafts, else nothing.
+    """The draft of `case` on another draft model, for one in three cases with a model draft; else None.
 
-    Pages of the target may be shared between requests with unlike draft models, the pages of their drafts may not.
+    Requests with unlike draft models may share pages of the target, but not pages of their drafts.
     """
     target, taken = case.model, case.draft.model
     if taken is None or draw(st.integers(0, 2)) < 2:
@@ -88,10 +94,11 @@ def rivals(draw: st.DrawFn, case: Case) -> Draft | None:
 
 @st.composite
 def mates(draw: st.DrawFn, case: Case, stranger: Case | None, rival: Draft | None = None) -> Mate:
-    """Another request on the model of `case`: with the draft of `stranger` or its own, and a related prompt.
+    """Another request on the model of `case`, with a related prompt.
 
-    Without a stranger all have one draft, as in most servers, or draft with `rival` half of the time, if there is one.
-    Scripted trees are mostly told anew for its own prompt, so that it accepts what the other would have.
+    Its draft is that of `case`, that of `stranger`, or another. Without a stranger all requests have one draft, as in
+    most servers; with a `rival`, half of the mates draft with it. Scripted trees are mostly steered again for the
+    mate's prompt, so that as many tokens are accepted.
     """
     prompt = draw(related(case))
     kind = "same" if stranger is None else draw(st.sampled_from(("same", "alike", "other", "same", "alike")))
@@ -111,27 +118,28 @@ def mates(draw: st.DrawFn, case: Case, stranger: Case | None, rival: Draft | Non
             trees = retold(trees, old, new, case.model.vocab_size)
         draft = Scripted(tuple(tree.rooted(prompt[-1]) if not at else tree for at, tree in enumerate(trees)))
     sampling = draw(st.sampled_from((Sampling(), case.sampling, stranger.sampling)))
+    # A mate has coins of its own: no tape of another request, and another seed.
     sampling = replace(sampling, tape=(), seed=draw(st.integers(0, 99)) if not sampling.greedy else 0)
     stops = Stops(draw(st.sampled_from((1, 2, 4, 8, 12, 12))))
     if draw(st.booleans()):
         stops = replace(stops, eos=case.stops.eos, stop_tokens=case.stops.stop_tokens)
     try:
         replace(case, prompt=prompt, draft=draft, sampling=sampling, stops=stops, layout=KvLayout(), steps=0)
-    except Malformed:  # its rule does not verify such trees, or it may ban every token
+    except Malformed:  # the rule does not verify such trees, or the settings might ban every token
         sampling = Sampling()
     return Mate(prompt, draft, sampling, stops)
 
 
 @st.composite
 def evictions(draw: st.DrawFn, order: list[int]) -> tuple[Action, ...]:
-    """The first of `order` is evicted, mostly to come back, and then mostly all step."""
+    """An eviction of the first request of `order`, mostly with its restoration, and then mostly a step of all."""
     back = (Action("evict", (order[0],)), Action("restore", (order[0],)), Action("step", tuple(order)))
     return back[: draw(st.sampled_from((3, 2, 1, 3)))]
 
 
 @st.composite
 def forks(draw: st.DrawFn, source: int, twin: int) -> tuple[Action, ...]:
-    """`twin` begins with what `source` has by then, mostly after a step; mostly both step at once, on shared pages."""
+    """A fork of `twin` from `source`, mostly after a step of `source`; mostly both then step together."""
     before = (Action("step", (source,)),) if draw(st.integers(0, 3)) else ()
     both = (Action("step", (source, twin)),) if draw(st.integers(0, 2)) else ()
     return (*before, Action("fork", (source, twin)), *both)
@@ -139,15 +147,14 @@ def forks(draw: st.DrawFn, source: int, twin: int) -> tuple[Action, ...]:
 
 @st.composite
 def actions(draw: st.DrawFn, count: int, most: int = MOST_ACTIONS) -> tuple[Action, ...]:
-    """Actions on `count` requests, at least two: the first enters, then any action, most often a possible one.
+    """Actions on `count` requests, at least two: the first request enters, then up to `most` draws of an action.
 
-    After those that enter at the start, `most` things happen at most.
-
-    Who does not enter at the start comes later, on its own, as a fork, or where another left; in the end mostly all do.
+    Most drawn actions are possible. A request that does not enter at the start enters later: by itself, as a fork, or
+    after another is cancelled. In the end mostly all have entered. The last action is a step.
     """
     happened, inside = [Action("add", (0,))], [0]
     waiting: list[int] = []
-    late = draw(st.sampled_from((2, 4, 3)))  # of four
+    late = draw(st.sampled_from((2, 4, 3)))  # about this many of four mates enter later
     for number in range(1, count):
         (waiting if draw(st.integers(0, 3)) < late else inside).append(number)
     happened += [Action("add", (one,)) for one in inside[1:]]
@@ -162,6 +169,7 @@ def actions(draw: st.DrawFn, count: int, most: int = MOST_ACTIONS) -> tuple[Acti
     for _ in range(draw(st.integers(1, most))):
         kind, possible = draw(st.sampled_from(HAPPENINGS)), draw(st.integers(0, 5)) > 0
         order = draw(st.permutations(inside if possible else range(count)))
+        # Nobody is left to enter.
         if kind in ("add", "fork") and possible and not waiting:
             kind = "step"
         if kind == "add":
@@ -169,7 +177,8 @@ def actions(draw: st.DrawFn, count: int, most: int = MOST_ACTIONS) -> tuple[Acti
         elif kind == "cancel":
             if possible and len(inside) + len(waiting) > 1:
                 inside.remove(order[0])
-            happened += [Action("cancel", (order[0],)), *enter()]  # where the pages of the first were kept
+            # The next request enters at once: a prefix cache may still hold the cancelled one's pages.
+            happened += [Action("cancel", (order[0],)), *enter()]
         elif kind == "evict":
             happened += draw(evictions(order))
         elif kind in ("step", "preempt"):
@@ -190,20 +199,24 @@ def actions(draw: st.DrawFn, count: int, most: int = MOST_ACTIONS) -> tuple[Acti
 
 @st.composite
 def with_session(draw: st.DrawFn, case: Case, stranger: Case, kind: str | None = None) -> Case:
-    """`case` with mates beside it, in a layout with room for all or one; drafts that sample are never switched."""
+    """`case` with mates, in a layout with room for all requests or for little more than the longest.
+
+    No draft is switched if any request samples.
+    """
     other = None if draw(st.integers(0, 2)) else stranger
     rival = draw(rivals(case))
     company = tuple(draw(mates(case, other, rival)) for _ in range(draw(st.sampled_from(MATES))))
     greedy = case.sampling.greedy and all(mate.sampling.greedy for mate in company)
     happened = draw(actions(1 + len(company), MOST_FAR_ACTIONS if len(case.prompt) > LONGEST else MOST_ACTIONS))
     if not greedy:
+        # Sampled tokens depend on the draft, so that a switch would change the oracle's answer.
         happened = tuple(one for one in happened if one.kind != "switch")
     plain = replace(case, layout=KvLayout(), steps=0)
     whole = replace(plain, session=Session(company, happened))
     alone = [whole.alone(number) for number in range(1 + len(company))]
     drafts = [one.draft for one in alone] + [one.draft for one in happened if one.draft is not None]
     most = max(map(largest, drafts))
-    # A fork begins with what another request has by then.
+    # A fork's prompt includes all tokens of its source, so that the sum of all lengths is the upper bound.
     longest = sum(one.longest for one in alone)
     least = max(one.longest for one in alone)
     layout = draw(layouts(longest, most, len(case.prompt), kind, len(alone), alone=least))

@@ -1,4 +1,4 @@
-"""Exploring: how Hypothesis draws for our own loops, rather than for a test, so that a seed stands for its cases."""
+"""Hypothesis settings for loops of draws outside tests, reproducible by seed."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,10 +12,10 @@ from hypothesis.strategies import SearchStrategy
 Drawn = TypeVar("Drawn")
 
 DRAWING = (Phase.generate,)
-"""Draw, and leave what is found as it is."""
+"""Draw values; do not shrink a failing one."""
 
 SEARCHING = (Phase.generate, Phase.shrink)
-"""Draw, and make what is found smaller."""
+"""Draw values, and shrink a failing one."""
 
 
 def explore(
@@ -32,9 +32,9 @@ def explore(
 
     Args:
         number: The seed.
-        examples: How many values are drawn at most.
-        strategy: What they are drawn from.
-        take: Gets every value. An `Exception` that it raises makes Hypothesis shrink the value, if `phases` say so.
+        examples: Most values that are drawn.
+        strategy: The strategy of the values.
+        take: Receives every value. If it raises an `Exception`, Hypothesis shrinks the value, if `phases` say so.
         phases: DRAWING or SEARCHING.
     """
     with without_local_constants():
@@ -42,13 +42,14 @@ def explore(
 
 
 def exploring(examples: int, phases: tuple[Phase, ...] = DRAWING, **more: Any) -> settings:
-    """Settings for `examples` draws that keep nothing, print nothing and are never stopped for being slow.
+    """Settings for `examples` draws without database, printed reports, deadlines or health checks.
 
     A profile that a project or a CI loads does not change the draws: `backend` and `derandomize` are set here.
     """
     return settings(
         max_examples=examples,
         phases=phases,
+        # Explicit values, since a loaded profile would otherwise change the draws.
         backend="hypothesis",
         derandomize=False,
         database=None,
@@ -61,17 +62,17 @@ def exploring(examples: int, phases: tuple[Phase, ...] = DRAWING, **more: Any) -
 
 
 class _NoConstants:
-    """Stands for the constants of loaded modules, as Hypothesis asks for them: none of any type."""
+    """Replaces Hypothesis's table of the constants in loaded modules with an empty one."""
 
     def set_for_type(self, choice_type: str) -> tuple[()]:
-        """No constants of `choice_type`, as Hypothesis asks since 6.131.10 at the latest."""
+        """No constants of `choice_type`; Hypothesis calls this method since 6.131.10 at the latest."""
         return ()
 
-    __getitem__ = set_for_type  # as 6.131.5 asks
+    __getitem__ = set_for_type  # the call of Hypothesis 6.131.5
 
 
 _OWN_CACHE: list[Any] = []
-"""The one cache of constants that our own draws fill: those that Hypothesis brings with it."""
+"""The one cache of constants for our own draws; it holds Hypothesis's own constants alone."""
 
 
 @contextmanager

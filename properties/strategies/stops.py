@@ -1,4 +1,7 @@
-"""Stops: budgets, end tokens, stop strings and the tokens before them, steered to any position of an accepted block."""
+"""Strategies for stops, steered to any position of an accepted block.
+
+Stops are token budgets, end tokens, stop strings and min_tokens.
+"""
 
 from hypothesis import strategies as st
 
@@ -12,13 +15,13 @@ KINDS = ("none", "none", "none", "eos", "stop", "string", "max_length", "string"
 """The kinds of ends beside the budget; `none` first, where shrinking ends."""
 
 LETTERS = "ab"
-"""Of pieces and stop strings; few, so that strings begin again and again before one is complete."""
+"""Letters of pieces and stop strings; few, so that partial matches are frequent before a string is complete."""
 
 
 def places(draft: Draft, root: int, ahead: tuple[int, ...]) -> tuple[int, ...]:
-    """Indices of `ahead` in the longest block that a scripted draft gets accepted: its first four and its last.
+    """Indices of `ahead` that fall in the longest accepted block of a scripted draft: its first four and its last.
 
-    Of other drafts nothing is known, so all indices.
+    For other drafts the accepted blocks are not known, so all indices are returned.
     """
     if draft.trees is None:
         return tuple(range(len(ahead)))
@@ -37,15 +40,15 @@ def places(draft: Draft, root: int, ahead: tuple[int, ...]) -> tuple[int, ...]:
 def stops_for(draw: st.DrawFn, model: Seeded, prompt: tuple[int, ...], where: tuple[int, ...]) -> tuple[Stops, int]:
     """Stops, and min_tokens.
 
-    Budgets are 1 to LOOKAHEAD. One end is steered to an index of greedy decoding among `where`; if it lies before
-    min_tokens, it is banned, or its text passed over; it may also be the first that they let through.
+    Budgets are 1 to LOOKAHEAD. One end is steered to an index among `where` of the greedy output. It may lie before
+    min_tokens, where its token is banned or its string is ignored, or at the first place that min_tokens admits.
     """
     # Long blocks are rare: they end more often than others.
     kind = draw(st.sampled_from(KINDS if len(where) < 4 else KINDS[2:]))
     ahead, other = continuation(model, prompt), tokens(model.vocab_size)
     if kind in ("eos", "stop", "all"):  # the steered token ends the text where it first comes
         where = tuple(dict.fromkeys(ahead.index(ahead[at]) for at in where))
-    late = tuple(one for one in where if one - where[0] > 1)  # deep in a block, which few are
+    late = tuple(one for one in where if one - where[0] > 1)  # deep in a block; rare, so drawn more often
     at = draw(st.sampled_from((*where, *late, *late)))
     if kind == "none":
         return Stops(draw(st.one_of(st.integers(1, 6), st.integers(1, LOOKAHEAD), st.just(at + 1)))), 0
@@ -64,9 +67,10 @@ def stops_for(draw: st.DrawFn, model: Seeded, prompt: tuple[int, ...], where: tu
 
 @st.composite
 def texts(draw: st.DrawFn, ahead: tuple[int, ...], at: int, vocab: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Stop strings and the pieces of a vocabulary; the first string is first complete inside the piece of `ahead[at]`.
+    """Stop strings, and the text piece of each token id; the first string is completed by the token `ahead[at]`.
 
-    If that piece has letters: pieces have none, one or several. A string may begin some pieces before, in the middle.
+    A piece has no letter, one or several. If the piece of `ahead[at]` has none, the string is drawn at random. A string
+    may begin several pieces before, in the middle of one.
     """
     few = draw(st.lists(st.text(LETTERS, max_size=3), min_size=2, max_size=5))
     pieces = tuple(few[token % len(few)] for token in range(vocab))
@@ -75,6 +79,7 @@ def texts(draw: st.DrawFn, ahead: tuple[int, ...], at: int, vocab: int) -> tuple
     if own:
         end = before + draw(st.integers(1, len(own)))
         text = "".join(pieces[token] for token in ahead)[:end]
+        # Suffix lengths whose first occurrence in the text is at its end: a shorter match would end the text earlier.
         new = [size for size in range(1, end + 1) if text.find(text[-size:]) == end - size]
         strings = [text[-draw(st.sampled_from(new[:4])) :]]
     else:

@@ -1,4 +1,7 @@
-"""Trees of 1 to 64 nodes: chain, star, comb, full, random, with rows in any order that keeps the root first."""
+"""Strategies for trees of 1 to 64 nodes, as tuples of parent rows.
+
+Shapes are chains, stars, combs, full and random trees. Rows are in any order that keeps the root first.
+"""
 
 import numpy as np
 from hypothesis import strategies as st
@@ -21,12 +24,12 @@ def _star(nodes: int) -> Parents:
 
 
 def _comb(nodes: int) -> Parents:
-    """A spine of even nodes, each with one tooth."""
+    """A spine of even nodes, each with one odd node as its leaf."""
     return (0, *(at - 1 if at % 2 else max(at - 2, 0) for at in range(1, nodes)))
 
 
 def _spined(choices: bytes) -> Parents:
-    """A spine of five nodes with others anywhere on it or on each other: long blocks can be accepted."""
+    """A spine of five nodes, with other nodes anywhere below, so that long blocks can be accepted."""
     return (0, 0, 1, 2, 3, *(choice % at for at, choice in enumerate(choices, 5)))
 
 
@@ -35,7 +38,8 @@ def _full(nodes: int, width: int) -> Parents:
 
 
 def reordered(parent: Parents, seed: int) -> tuple[int, ...]:
-    """The row order that `seed` denotes: node `order[i]` in row i, the root first; seed 0 keeps the order."""
+    """The row order of `seed`: node `order[i]` moves to row i, and the root stays first; seed 0 keeps the order."""
+    # Row 0 stays the root, as everywhere in a tree.
     rest = np.random.default_rng(seed).permutation(len(parent) - 1) + 1 if seed else np.arange(1, len(parent))
     return (0, *rest.tolist())
 
@@ -47,7 +51,7 @@ def renumbered(parent: Parents, order: tuple[int, ...]) -> Parents:
 
 
 def side_by_side(width: int, height: int) -> Parents:
-    """Chains of one height under one root, level by level: which of them goes on is seen at the end alone."""
+    """`width` chains of `height` nodes under one root, numbered level by level."""
     return (0,) * (width + 1) + tuple(range(1, width * (height - 1) + 1))
 
 
@@ -65,7 +69,7 @@ def deep_parents() -> st.SearchStrategy[Parents]:
 
 
 def parents(max_nodes: int = MAX_NODES, shuffle: bool = True) -> st.SearchStrategy[Parents]:
-    """Parents of a rooted tree; bytes shrink far better than a draw per node (measured: 7 nodes against 39)."""
+    """Parents of a rooted tree; drawn bytes shrink far better than a draw per node (measured: 7 nodes against 39)."""
     few = min(8, max_nodes)
     small = [
         st.binary(max_size=few - 1).map(_random),
@@ -81,6 +85,7 @@ def parents(max_nodes: int = MAX_NODES, shuffle: bool = True) -> st.SearchStrate
         st.integers(1, min(24, max_nodes)).map(_comb),
     ]
     if max_nodes > 16:
+        # A strategy of its own for 16 nodes and more, so that large random trees are drawn often.
         large.append(st.binary(min_size=15, max_size=max_nodes - 1).map(_random))
     natural = st.one_of(*small, st.one_of(large))
     if not shuffle:

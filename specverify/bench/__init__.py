@@ -1,1 +1,1 @@
-"""The benches: figures of speed, as ratios measured side by side in one run."""
+"""Benchmarks: ratios of times that are measured side by side in one run."""

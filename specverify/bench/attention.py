@@ -1,4 +1,8 @@
-"""The command `bench attention`: our split and kernel beside SDPA, FlexAttention and one reading of the KV cache."""
+"""The command `bench attention`: attention paths timed side by side.
+
+The paths are our split of prefix and tree, our Triton kernel, SDPA under a dense mask and FlexAttention. One reading
+of the KV cache gives the lower bound of memory traffic.
+"""
 
 import random
 import statistics
@@ -19,13 +23,15 @@ from backends.engine.columns import Attend, AttentionInputs
 from specverify.setup.errors import MissingInput
 
 REPETITIONS = 7
+"""Timed repetitions of each path in each scene."""
+
 BASE = "sdpa"
-"""The path that the others are divided by: SDPA under the dense mask."""
+"""The path by whose time the others' are divided: SDPA under the dense mask."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """The settings measured on a device: prefixes, nodes and batches, with heads and dtype of one model."""
+    """The sizes that are measured on a device: prefixes, nodes and batches, with heads and dtype of one model."""
 
     prefixes: tuple[int, ...]
     nodes: tuple[int, ...]
@@ -45,7 +51,7 @@ SETTINGS = {
 
 @dataclass(frozen=True)
 class Scene:
-    """One forward's attention in one layer; every lane has the same prefix and a random tree."""
+    """The inputs of attention in one layer of one forward; all lanes have the same prefix length and random tree."""
 
     query: Tensor
     columns: AttentionInputs
@@ -53,7 +59,7 @@ class Scene:
 
 
 def scenes(setting: Setting, device: str) -> Iterator[tuple[dict[str, int], Scene]]:
-    """Every combination, with random numbers."""
+    """Every combination of the setting's sizes, as (sizes, scene) with random tensors."""
     for batch in setting.batches:
         for prefix in setting.prefixes:
             for nodes in setting.nodes:
@@ -64,6 +70,7 @@ def _scene(setting: Setting, batch: int, prefix: int, nodes: int, device: str) -
     dice, made = random.Random(nodes), torch.Generator().manual_seed(0)
     ancestry = torch.eye(nodes, dtype=torch.bool)
     for node in range(1, nodes):
+        # A random earlier node becomes the parent; a row sees its parent's ancestors and itself.
         ancestry[node] |= ancestry[dice.randrange(node)]
     visible = torch.cat([torch.ones(nodes, prefix, dtype=torch.bool), ancestry], 1)
     width = prefix + nodes
@@ -77,7 +84,7 @@ def _scene(setting: Setting, batch: int, prefix: int, nodes: int, device: str) -
 
 
 def paths(device: str) -> dict[str, Attend | str]:
-    """The compared paths by name; a string says why a path is absent."""
+    """The compared paths by name; for an absent path, the reason."""
     found: dict[str, Attend | str] = {"split": Split(), BASE: Sdpa()}
     if device == "cpu":
         found["flex"] = Flex()
@@ -95,7 +102,7 @@ def _attended(attend: Attend, scene: Scene) -> Tensor:
 
 
 def read_once(scene: Scene) -> None:
-    """Move as many bytes as reading keys and values once would: copying the keys reads and writes them."""
+    """Move as many bytes as one reading of keys and values: a copy of the keys reads and writes that many."""
     scene.columns.key.clone()
 
 
@@ -104,10 +111,10 @@ def measure(device: str, repetitions: int = REPETITIONS) -> dict[str, Any]:
 
     Returns:
         rows: batch, prefix, nodes, path, us (median, microseconds), ratio (over SDPA), over_read (over reading the KV
-        once); absent: path to why; device, threads, dtype, heads, kv_heads, dim, repetitions.
+        once); absent: the reason for each absent path; device, threads, dtype, heads, kv_heads, dim, repetitions.
 
     Raises:
-        MissingInput: where the device is not here.
+        MissingInput: The device, or a package that it needs, is missing.
     """
     why = missing(device)
     if why is not None:
@@ -154,6 +161,7 @@ def measure(device: str, repetitions: int = REPETITIONS) -> dict[str, Any]:
 
 
 def _seconds(run: Callable[[], object], device: str) -> float:
+    # Kernels run asynchronously on a device: wait for it before and after.
     if device != "cpu":
         torch.accelerator.synchronize()
     began = time.perf_counter()

@@ -1,4 +1,7 @@
-"""The command `bench isolation`: what a process of its own costs a backend, each case judged here and there in turn."""
+"""The command `bench isolation`: the cost of a separate process for a backend.
+
+Each drawn case is judged on a backend in this process and on one in a process of its own, in turn.
+"""
 
 import gc
 import time
@@ -22,16 +25,17 @@ from specverify.setup.subjects import open_planted, subject_of
 def measure(backend: str, count: int, number: int) -> dict[str, Any]:
     """Judge `count` drawn cases on a backend in this process and on one in a process of its own, in turn.
 
-    Which of the two comes first alternates from case to case; each has an oracle of its own, so that neither finds
-    answers that the other paid for. Drawing is done once, and counted for both.
+    The order of the two alternates from case to case. Each has an oracle of its own, so that neither profits from
+    oracle runs that the other has cached. Cases are drawn once, and the drawing time counts for both.
 
     Returns:
         backend, cases, drawing_s, here_s and isolated_s (judging alone, wall time), ratio: (drawing_s + isolated_s)
-        over (drawing_s + here_s); here_cpu_s and isolated_cpu_s (processor time, both processes), and cpu_ratio
-        likewise: the price of a run with a worker for each core, where one process works while another one waits.
+        over (drawing_s + here_s); here_cpu_s and isolated_cpu_s (processor time of all processes), and cpu_ratio,
+        defined alike. cpu_ratio is the cost in a run with one worker per core, where a waiting process frees its core.
     """
     import torch
 
+    # One thread, as in a worker of `diff` on built-in models.
     torch.set_num_threads(1)
     drawn: list[Case] = []
     began = time.perf_counter()
@@ -41,6 +45,7 @@ def measure(backend: str, count: int, number: int) -> dict[str, Any]:
     gc.freeze()  # as a worker does
     spent = dict.fromkeys(("here_s", "isolated_s", "here_cpu_s", "isolated_cpu_s"), 0.0)
     with Isolated(Wanted(backend)) as apart:
+        # Opening the backend has used processor time already, which does not count.
         began_there = apart.processor_s
         sides = [("here", here, Oracle()), ("isolated", apart.subject(), Oracle())]
         for at, case in enumerate(drawn):

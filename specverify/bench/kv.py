@@ -1,4 +1,8 @@
-"""The command `bench kv`: what commit and verify of each KV layout cost as prefix, pages and accepted length grow."""
+"""The command `bench kv`: the cost of verify and commit in each KV layout.
+
+It measures how the cost grows with prefix length, page size and accepted length. No model runs: verify is one block
+written and read in every layer.
+"""
 
 import random
 import statistics
@@ -15,21 +19,30 @@ from backends.engine.reach import Reach
 from reference.layout import KINDS, KvLayout
 
 PREFIXES = (128, 512, 2048, 8192)
+"""Committed columns."""
+
 PAGES = (1, 16, 128)
+"""Page sizes, in columns."""
+
 ACCEPTED = (1, 4, 8)
+"""Rows that a commit keeps."""
+
 ROWS = 16
-"""Rows of the block."""
+"""Rows of the verified block."""
 
 REPETITIONS = 9
+"""Timed repetitions of each cell."""
+
 WINDOW = 256
-"""Of `sliding`, whose rings would else be plain buffers."""
+"""The window of layout `sliding`, whose rings would be plain buffers without one."""
 
 LAYERS, HEADS, DIM = 2, 4, 64
+"""Layers, KV heads and head dimension of the caches."""
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One thing that is timed: a layout, committed columns, and accepted rows."""
+    """One combination that is timed: a layout, a number of committed columns, and a number of accepted rows."""
 
     layout: KvLayout
     prefix: int
@@ -37,19 +50,19 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """The layout, with the way of its commit or the size of its pages."""
+        """The name of the layout, with the way to commit if the layout has several."""
         kind = self.layout.kind
         return f"{kind} {self.layout.commit}" if len(self.layout.traits.commits) > 1 else kind
 
     @property
     def smallest(self) -> "Cell":
-        """The cell with the shortest prefix that this one is divided by."""
+        """The same cell with the shortest prefix, by whose times this cell's are divided."""
         return replace(self, prefix=PREFIXES[0])
 
 
 @dataclass(frozen=True)
 class Anything:
-    """A model that only has a room."""
+    """A stand-in for a model that gives the arena the sizes of a cache, and nothing else."""
 
     reach: Reach
 
@@ -59,7 +72,7 @@ class Anything:
 
 
 def cells(kind: str | None) -> Iterator[Cell]:
-    """Every cell of one layout, or of all of them; accepted lengths and pages vary one at a time."""
+    """Every cell of layout `kind`, or of all layouts: each page size or way to commit, prefix and accepted length."""
     for name in [kind] if kind else KINDS:
         if KINDS[name].pages:
             ways = [KvLayout(kind=name, page_size=size) for size in PAGES]
@@ -77,6 +90,7 @@ def _opened(cell: Cell) -> KvCache:
     pages = layout.pages_for(capacity) if layout.traits.pages else 0
     reach = Reach(window=WINDOW if layout.traits.ring else 0)
     cache = Arena(layout, pages).lease(Anything(reach), None, capacity, ROWS).target
+    # A ring takes at most `most_rows` rows at once, so that the prefix is committed in blocks.
     width = min(cell.prefix, cache.most_rows or cell.prefix)
     for at in range(0, cell.prefix, width):
         rows = min(width, cell.prefix - at)
@@ -88,14 +102,14 @@ def _opened(cell: Cell) -> KvCache:
 
 
 def _step(cache: KvCache, cell: Cell, keys: torch.Tensor) -> tuple[float, float]:
-    """Seconds of one block written and read in every layer, and of its commit; then all is as it was."""
-    # Out of row order, or nothing would have to be moved; but `length` takes nothing else.
+    """Seconds for one block written and read in every layer, and for its commit; the cache is then cropped back."""
+    # A path out of row order makes the commit move columns; some ways to commit admit row order alone.
     ordered = cell.layout.commit == "length" or cell.layout.traits.in_place
     path = list(range(cell.accepted)) if ordered else [0, *range(2, cell.accepted + 1)]
     _cold()
     began = time.perf_counter()
     cache.open(ROWS)
-    made = []  # what verify made is let go of when the clock of the commit has stopped
+    made = []  # keeps the tensors of verify alive, so that the timed commit does not free them
     for layer in range(LAYERS):
         cache.write(layer, keys[0], keys[1])
         made.append(cache.read(layer))
@@ -112,12 +126,12 @@ _OTHER = torch.zeros(4 * 2**20)
 
 
 def _cold() -> None:
-    """Push everything out of the processor's caches: a long prefix would do that to the commit, a short one not."""
+    """Evict the processor's caches, as a long prefix would by itself: else a short prefix is timed on warm caches."""
     _OTHER.add_(1)
 
 
 def measure(kind: str | None, repetitions: int, seconds: Callable[..., Any] = _step) -> dict[str, Any]:
-    """Time every cell; each repetition visits all of one layout's cells, so that ratios compare like with like.
+    """Time every cell; each repetition visits all cells of one layout in random order, so that ratios are fair.
 
     Returns:
         rows: for each cell its name, page_size, prefix, accepted, verify_us and commit_us (medians in microseconds),

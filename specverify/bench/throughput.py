@@ -1,4 +1,7 @@
-"""The command `bench`, first part: how fast cases are judged, and what checking costs over the backend's forwards."""
+"""The command `bench throughput`: cases judged per second, and the overhead.
+
+The overhead is the wall time over the time in the backend's own forwards.
+"""
 
 import time
 from typing import Any
@@ -25,6 +28,7 @@ def throughput(backend: str, count: int, number: int, dtypes: tuple[str, ...] = 
     """
     import torch
 
+    # One thread, as in a worker of `diff` on built-in models.
     torch.set_num_threads(1)
     opened = open_planted(backend, None)
     subject, oracle, tally = subject_of(opened), Oracle(), Tally(backend)

@@ -1,1 +1,1 @@
-"""The campaign: workers search, shrink and replay cases, and one process counts what they tell."""
+"""The campaign: workers search and shrink cases; one process counts verdicts."""

@@ -1,4 +1,8 @@
-"""The reference of a run: the NumPy oracle, another backend, or plain transformers for models without an oracle."""
+"""The reference of a run, with which the backend is compared.
+
+It is the NumPy oracle, another backend (`--against NAME`), or the oracle's rules over plain transformers
+(`--against transformers`), for models that the NumPy oracle does not know.
+"""
 
 from collections import OrderedDict
 from contextlib import ExitStack
@@ -29,7 +33,7 @@ if TYPE_CHECKING:
     from backends.transformers_reference import PlainTransformers, Sequence
 
 REMEMBERED = 2**28
-"""Bytes of sequences that an evaluator keeps."""
+"""Most bytes of runs of sequences that one evaluator keeps."""
 
 
 def reference_named(
@@ -43,15 +47,15 @@ def reference_named(
 
     Args:
         against: `transformers`, a backend's name, `pkg.module:factory`, or None.
-        open_ones: Closes the backend that is opened, in a process of its own.
-        checkpoint: The model of every case, where there is one: the reference runs it once, so that a model it cannot
-            run is refused before any case.
+        open_ones: The stack that closes the reference backend, which is opened in a process of its own.
+        checkpoint: The model of every case, if the run has one. The reference runs it once, so that a model that the
+            reference cannot run is refused before any case.
         dtype: Working dtype of those cases.
         layout: The KV layout of every case, which a backend must declare; None for any.
 
     Raises:
-        Unsupported: where the reference cannot run `checkpoint`.
-        Unknown: where a backend does not declare `layout`.
+        Unsupported: The reference cannot run `checkpoint`.
+        Unknown: A backend does not declare `layout`.
         UnknownBackend, Unavailable, WrongFlag: as `backends.registry.open_backend`.
     """
     if against is None:
@@ -64,6 +68,7 @@ def reference_named(
     backend = open_ones.enter_context(door.opened(Wanted(against, threads=1 if checkpoint is None else 0)))
     if layout is not None:
         check_declared(layout, against, backend.declaration.layouts)
+    # The reference runs drawn cases in float64 if it can, and a checkpoint in the dtype of the case.
     exact = "float64" in backend.declaration.dtypes and checkpoint is None
     other = backend.subject()
     if checkpoint is not None:
@@ -80,7 +85,11 @@ def reference_named(
 
 
 def _refuse_declined(other: Subject, case: Case) -> None:
-    """Run `case` on `other`, which is to be the reference; raises Unsupported if it declines, with its reason."""
+    """Run `case` on the reference `other`.
+
+    Raises:
+        Unsupported: The reference declines the case.
+    """
     try:
         other(case)
     except NoTrace as absent:
@@ -89,17 +98,20 @@ def _refuse_declined(other: Subject, case: Case) -> None:
 
 
 class TransformersOracle(NumpyOracle):
-    """The oracle with plain transformers in place of its own model: rules, commits and stops stay the oracle's."""
+    """The oracle with plain transformers in place of its own model; rules, commits and stops stay the oracle's."""
 
     def model(self, model: Model, dtype: str) -> Evaluator:
-        """The evaluator of `model`, its weights rounded to `dtype` and held in float64; two checkpoints are kept.
+        """The evaluator of `model`, with weights rounded to `dtype` and held in float64.
+
+        Up to eight evaluators are kept for built-in models, and two for checkpoints.
 
         Raises:
-            Unsupported: where plain transformers cannot run it.
+            Unsupported: Plain transformers cannot run the model.
         """
         key = (model, dtype)
         if key not in self._evaluators:
             self._evaluators[key] = ByTransformers(model, dtype)
+            # The least recently used evaluator goes first.
             while len(self._evaluators) > (8 if isinstance(model, Seeded) else 2):
                 self._evaluators.popitem(last=False)
         self._evaluators.move_to_end(key)
@@ -107,14 +119,14 @@ class TransformersOracle(NumpyOracle):
 
 
 class ByTransformers:
-    """A model that plain transformers runs, path by path, each path from scratch and without a KV cache.
+    """An evaluator that runs a model by plain transformers, path by path, from scratch and without a KV cache.
 
-    A row of a path is read off the run of the whole path: the model is causal, which the reference checks on the
-    masks of every run, so what follows a row cannot change it.
+    The numbers of a node are read from the run of a whole path through it. The model is causal (the reference checks
+    the masks of every run), so that later tokens cannot change an earlier row.
 
     Attributes:
-        parameters: The architecture; of a model that the oracle does not know, only its sizes, windows, chunks and the
-            span of its rotary tables are true. The state dict is empty.
+        parameters: The architecture. For a model that the oracle does not know, only sizes, windows, chunks and the
+            span of the rotary tables are true. The state dict is empty.
     """
 
     def __init__(self, model: Model, dtype: str) -> None:
@@ -129,7 +141,7 @@ class ByTransformers:
         """Logits and attention of every node of `tree`, hanging from the tokens of `context` (possibly none).
 
         Raises:
-            Malformed: the model's rotary frequencies change between the context and the deepest node.
+            Malformed: The model's rotary frequencies change between the context and the deepest node.
         """
         rows = self._rows(context, tree)
         return Nodes(
@@ -138,7 +150,7 @@ class ByTransformers:
         )
 
     def inputs(self, context: tuple[int, ...], tree: Tree) -> Inputs:
-        """The inputs of attention at every node of `tree`: its own row of its own sequence."""
+        """The inputs of attention at every node of `tree`, taken from the node's row in a run of its path."""
         rows = self._rows(context, tree)
         above = slice(len(context))
 
@@ -151,6 +163,7 @@ class ByTransformers:
 
     def states(self, tokens: tuple[int, ...]) -> Array:
         """See `Evaluator`."""
+        # transformers takes no empty sequence: run one token, and keep none of its rows.
         states: Array = self._plain.states(tokens or (0,))[:, : len(tokens)]
         return states
 
@@ -160,7 +173,7 @@ class ByTransformers:
         return Kv(run.keys[:, :, : len(tokens)], run.values[:, :, : len(tokens)])
 
     def _rows(self, context: tuple[int, ...], tree: Tree) -> "list[tuple[Sequence, int]]":
-        """For each node, the run of a path through it and its place there."""
+        """For each node, the run of a path through it, and the node's row in that run."""
         arch = self.parameters.architecture
         rotary.check_span(arch.rope, arch.max_positions, len(context), len(context) + tree.height + 1)
         found: dict[int, tuple[Sequence, int]] = {}
@@ -169,6 +182,7 @@ class ByTransformers:
                 continue
             run = self._run((*context, *tree.tokens_to(leaf)))
             for depth, node in enumerate(tree.path(leaf)):
+                # Paths share their first nodes; by causality any run through a node gives its numbers.
                 found.setdefault(node, (run, len(context) + depth))
         return [found[node] for node in range(len(tree))]
 
@@ -176,6 +190,7 @@ class ByTransformers:
         if tokens not in self._runs:
             self._runs[tokens] = self._plain.run(tokens)
             self._held += _size(self._runs[tokens])
+            # The run just made is kept even if it alone is larger than the limit.
             while self._held > REMEMBERED and len(self._runs) > 1:
                 self._held -= _size(self._runs.popitem(last=False)[1])
         self._runs.move_to_end(tokens)
@@ -187,10 +202,10 @@ def _size(run: "Sequence") -> int:
 
 
 def _architecture(model: Model, plain: "PlainTransformers") -> Architecture:
-    """The architecture of a built-in; of a checkpoint, one that stands in for it.
+    """The architecture of a built-in model, or a stand-in for a checkpoint's.
 
-    Of the stand-in, vocabulary, longest sequence, windows, chunks and the span of the rotary tables are those of the
-    checkpoint; nothing else of it is read, and its family and widths say nothing.
+    Vocabulary, longest sequence, windows, chunks and the span of the rotary tables of the stand-in are true. Its
+    family and widths are arbitrary, and nothing reads them.
     """
     if isinstance(model, Seeded):
         return model.architecture
@@ -211,16 +226,17 @@ def _architecture(model: Model, plain: "PlainTransformers") -> Architecture:
 
 
 def _span(config: Any) -> Rope:
-    """A rotary variant whose tables change where those of `config` do.
+    """A rotary variant whose tables change at the same sequence lengths as those of `config`.
 
     Raises:
-        Unsupported: where layers differ in a variant whose tables change with the length of the sequence.
+        Unsupported: Layers have different variants, and the tables of one change with the length of the sequence.
     """
     given = getattr(config, "rope_parameters", None) or {}
     kinds = [one for one in given.values() if isinstance(one, dict)] or [given]
     changing = [one for one in kinds if one.get("rope_type") in ("dynamic", "longrope")]
     if not changing:
         return Rope()
+    # `Rope` holds one variant for all layers.
     if len(changing) < len(kinds) or any(one != changing[0] for one in changing):
         raise Unsupported("layers with different rotary variants, one of which changes with the length: not judged")
     if changing[0]["rope_type"] == "dynamic":

@@ -1,4 +1,8 @@
-"""The campaign: worker processes search, this process counts, records and reports; nothing finished is lost."""
+"""The campaign: the process that counts, records and reports a run.
+
+Worker processes search. Each verdict and each failure is recorded when it arrives, so that a crash or an interrupt
+loses nothing that was finished.
+"""
 
 import time
 from dataclasses import dataclass, field
@@ -17,44 +21,46 @@ from specverify.plan import Plan
 from specverify.setup.environment import environment
 
 GRACE_S = 15.0
-"""Seconds that workers get to finish their cases after an interrupt."""
+"""Seconds after an interrupt in which workers may finish their cases."""
 
 TICK_S = 0.2
-"""Seconds between two looks at interrupts."""
+"""Longest time, in seconds, between two checks for an interrupt."""
 
 REPLACEMENTS = 3
-"""Times that one worker's place is filled anew."""
+"""Most workers that replace a dead worker in one place."""
 
 
 class Listener(Protocol):
-    """Who records a campaign as it goes."""
+    """The interface of an object that records a campaign while it runs."""
 
     def opened(self, news: Opened) -> None:
         """The first worker's backend is open."""
 
     def arrived(self, verdict: Verdict) -> str | None:
-        """A case was judged; returns why the verdict could not be recorded, or None."""
+        """A case was judged; return the reason if the verdict could not be recorded, else None."""
 
     def found(self, failure: Failure, before: Failure | None) -> tuple[Failure, str | None]:
-        """A failure was found, or, with `before`, takes the place of what was told of it before.
+        """A failure was found; with `before`, it is the shrunk form of the failure `before` and replaces that.
 
-        Returns the failure with the file that holds it, and why there is none, if there is none.
+        Returns the failure with the name of its file, and the reason if no file could be written.
         """
 
     def lost(self, case: Case) -> str | None:
-        """A worker died at `case`, which is saved; returns the file's path, or None."""
+        """A worker died at `case`; save the case, and return the file's path, or None if it could not be saved."""
 
 
 @dataclass
 class _Place:
-    """The campaign's record of one worker's place.
+    """The campaign's record of one worker's place, which a replacement inherits.
 
     Attributes:
-        at: The case that is being judged there, or None.
-        judged: Ids of the cases judged there, or given up.
-        failures: Failures located there; the last may still be as it was drawn.
-        provisional: Whether the last of `failures` is still being made smaller.
-        deaths: Workers that died there.
+        at: The case that the worker is judging, or None.
+        judged: Ids of the cases that were judged in this place, or given up.
+        failures: Failures found in this place; the last one may still be as drawn.
+        provisional: Whether the last of `failures` is still being shrunk.
+        deaths: Number of workers that died in this place.
+        over: Whether the place has come to its end.
+        exhausted: Whether there were no more new cases to draw.
     """
 
     at: Case | None = None
@@ -67,7 +73,7 @@ class _Place:
 
 
 def run(plan: Plan, listener: Listener) -> tuple[Tally, int | None]:
-    """Run `plan` in its worker processes; the tally, and the exit code that a broken start asks for, or None."""
+    """Run `plan` in worker processes; return the tally, and the exit code if a start failed, else None."""
     campaign = Campaign(plan, listener)
     campaign.run()
     return campaign.tally, campaign.code
@@ -77,13 +83,14 @@ class Campaign:
     """One run of a plan.
 
     Attributes:
-        tally: What it came to so far.
-        code: The exit code that a broken start asks for, or None.
+        tally: The counts so far.
+        code: The exit code if a worker could not start or was lost, else None.
     """
 
     def __init__(self, plan: Plan, listener: Listener) -> None:
         self._plan = plan
         self._listener = listener
+        # A place outlives its workers: a replacement continues its record.
         self._places = [_Place() for _ in range(plan.jobs)]
         self._enough = False
         self._stopping = False
@@ -93,10 +100,11 @@ class Campaign:
         self.tally.wanted = plan.cases
 
     def run(self) -> None:
-        """Until every worker has come to its end, or an interrupt's grace is over."""
+        """Run until every worker has come to its end, or until the grace time after an interrupt is over."""
         began = time.monotonic()
         deadline = began + self._plan.time_budget_s if self._plan.time_budget_s else float("inf")
         with Interrupts() as interrupts:
+            # Inside `Interrupts`, so that a signal during the start of workers is noted.
             self._crew = Crew(self._plan, deadline)
             try:
                 while not all(place.over for place in self._places):
@@ -142,7 +150,7 @@ class Campaign:
 
     @property
     def _found(self) -> int:
-        """Distinct causes among the failures so far."""
+        """The number of distinct causes among the failures so far."""
         return len(by_cause([one for place in self._places for one in place.failures]))
 
     def _stop(self) -> None:
@@ -160,12 +168,13 @@ class Campaign:
             return
         tally.opened = True
         tally.backend, tally.emulated, tally.declared = news.name, news.emulated, news.reveals
+        # Invariants that no verdict names must appear too; counts that have arrived are kept.
         tally.invariants = {name: Counts() for name in news.invariants} | tally.invariants
         tally.wanted = news.wanted if self._plan.model is not None else self._plan.cases
         self._listener.opened(news)
 
     def _located(self, place: _Place, message: Found | Located) -> None:
-        """Save a failure at once; its smaller form takes the place of what was saved."""
+        """Save a failure at once; its shrunk form later replaces the saved one."""
         before = place.failures.pop() if isinstance(message, Located) and place.provisional else None
         saved, why = self._listener.found(message.failure, before)
         self._trouble(why)
@@ -175,7 +184,11 @@ class Campaign:
             self.tally.shrink_seconds = max(self.tally.shrink_seconds, message.shrink_s)
 
     def _bury(self, at: int, place: _Place, how: str) -> None:
-        """A worker died: name its case, and put another in its place unless what it left can be told as it is."""
+        """A worker died: report its case, and start a replacement.
+
+        There is none if the worker was shrinking (the failure is reported as drawn), at the end of a run, or after
+        too many deaths.
+        """
         case, place.deaths = place.at, place.deaths + 1
         where = "" if case is None else f" at case {case.id}"
         if place.provisional:
@@ -189,6 +202,7 @@ class Campaign:
             self._trouble(f"worker {at} died ({how}){where}{saved}; its other cases were not judged")
             self.code = 3 if self.code is None else self.code
             return
+        # From the second death in this place on, the current case is given up; the first may have had another cause.
         if case is not None and place.deaths > 1 and case.id not in place.judged:
             place.judged.add(case.id)
             kept = self._listener.lost(case)
@@ -197,11 +211,12 @@ class Campaign:
         self.tally.replaced += 1
         place.at = None
         self._crew.replace(at, frozenset(place.judged))
+        # The replacement has not heard the order that its predecessor got.
         if self._enough:
             self._crew.tell(ENOUGH)
 
     def _conclude(self, interrupted: str | None, late: bool) -> None:
-        """Say what only the whole run shows: why it ended early, what it left out, ties and samples beyond chance."""
+        """Add the facts that only a whole run shows: an early end, gaps, and ties or samples beyond chance."""
         tally = self.tally
         tally.failures = by_cause([one for place in self._places for one in place.failures])
         tally.excess_ties = too_many(tally) or tally.excess_ties
@@ -217,6 +232,7 @@ class Campaign:
         elif all(place.exhausted for place in self._places) and tally.cases < tally.wanted:
             tally.stopped = "there are no more cases to draw"
         spoken = [vacuous(tally), nothing_fused(tally)]
+        # Gaps count only in a run that would otherwise pass.
         if not tally.failures and self.code is None and interrupted is None:
             spoken += shortfalls(tally)
         tally.errors += [why for why in spoken if why is not None]

@@ -1,7 +1,7 @@
-"""The crew: the worker processes of a campaign, a connection to each, and their deaths.
+"""The crew: the worker processes of a campaign, and a connection to each.
 
-Each worker has a connection of its own and shares no lock with another, so that a worker which is killed in the middle
-of a sentence garbles nobody else's.
+Each worker has a connection of its own and shares no lock with another worker. A worker that is killed in the middle of
+a message cannot garble another worker's messages.
 """
 
 import multiprocessing as mp
@@ -18,7 +18,7 @@ from specverify.campaign.worker_entry import begin, packed
 from specverify.plan import Plan
 
 JOIN_S = 2.0
-"""Seconds that a worker which has said all gets to end, before it is killed."""
+"""Seconds in which a worker must end after its last message; then it is killed."""
 
 
 @dataclass
@@ -32,9 +32,10 @@ class _Hand:
 
 
 class Crew:
-    """The workers of `plan`; `deadline` is the monotonic clock after which none begins a case."""
+    """The workers of `plan`; no worker begins a case after the time `deadline` of the monotonic clock."""
 
     def __init__(self, plan: Plan, deadline: float) -> None:
+        # Spawned, not forked: a fresh process reads the thread settings of `ForWorkers` when it imports NumPy.
         self._context = mp.get_context("spawn")
         self._deadline = deadline
         self._threads = ForWorkers((os.cpu_count() or 1) if plan.model else 1)
@@ -46,11 +47,12 @@ class Crew:
         process = self._context.Process(target=begin, args=(os.getpid(), its, told), daemon=True)
         with self._threads:
             process.start()
+        # Only the worker holds its end now: its death closes the connection, which `news` sees.
         its.close()
         return _Hand(plan, process, mine)
 
     def news(self, timeout: float) -> Iterator[tuple[int, object]]:
-        """Messages that have arrived within `timeout` seconds, with their worker's number; `Died` ends a worker's."""
+        """Messages that arrive within `timeout` seconds, each with its worker's number; the last one may be `Died`."""
         talking = {one.connection: at for at, one in enumerate(self._hands) if one.talks}
         for ready in wait(list(talking), timeout):
             assert isinstance(ready, Connection)
@@ -60,11 +62,12 @@ class Crew:
             except (EOFError, OSError):
                 hand = self._hands[at]
                 hand.talks = False
+                # The exit code of a process that has just ended is known only after `join`.
                 hand.process.join(JOIN_S)
                 yield at, Died(_how(hand.process.exitcode))
 
     def tell(self, word: str, but: int | None = None) -> None:
-        """Say `word` to every worker that lives, but for number `but`."""
+        """Send the order `word` to every living worker except number `but`."""
         for at, hand in enumerate(self._hands):
             if at != but and hand.talks:
                 try:
@@ -73,12 +76,12 @@ class Crew:
                     continue
 
     def replace(self, at: int, judged: frozenset[str]) -> None:
-        """Put a new process in the place of worker `at`, which shall not judge the cases `judged` again."""
+        """Start a new process in the place of worker `at`; it does not judge the cases `judged` again."""
         self._hands[at].connection.close()
         self._hands[at] = self._started(self._hands[at].plan, judged)
 
     def end(self) -> None:
-        """End every worker that is left: asked, then killed."""
+        """End every remaining worker, first by the order STOP, then by a signal."""
         self.tell(STOP)
         for hand in self._hands:
             hand.process.join(JOIN_S)

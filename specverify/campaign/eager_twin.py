@@ -1,4 +1,7 @@
-"""Beside: the failing case on the eager backend of the same device, which says whether fused attention is to blame."""
+"""A failing case judged again on the eager backend of the same device.
+
+If the eager backend agrees, the fault lies in the fused attention of the failing backend.
+"""
 
 from dataclasses import replace
 
@@ -13,7 +16,10 @@ from specverify.isolation.wanted import Wanted
 
 
 def with_eager(failure: Failure, oracle: Oracle) -> Failure:
-    """The failure, with what the device's eager backend, free of faults, makes of its case under what failed."""
+    """The failure, with the verdict of the device's eager backend on its case, under the invariants that failed.
+
+    No fault is planted in the eager backend.
+    """
     name = eager_beside(failure.backend)
     if name is None:
         return failure
@@ -22,6 +28,7 @@ def with_eager(failure: Failure, oracle: Oracle) -> Failure:
 
 def _asked(name: str, failure: Failure, oracle: Oracle) -> Beside:
     failed = {one.invariant for one in failure.verdict.findings}
+    # Only the invariants that failed: the question is whether the same finding appears.
     concerned = tuple(one for one in ALL if one.name in failed)
     case = failure.verdict.case
     try:
@@ -34,4 +41,5 @@ def _asked(name: str, failure: Failure, oracle: Oracle) -> Beside:
         return Beside(name, "differs", verdict.first)
     if verdict.unsupported is not None:
         return Beside(name, f"not judged: {verdict.unsupported}")
+    # Agreement needs a comparison; without one the eager backend proves nothing.
     return Beside(name, "agrees" if "checked" in verdict.outcomes.values() else "not judged")

@@ -1,4 +1,7 @@
-"""Messages between the campaign and its workers; verdicts cross as they are."""
+"""Messages between the campaign and its workers.
+
+Verdicts (`properties.verdict.finding.Verdict`) are sent as they are, without their traces.
+"""
 
 from dataclasses import dataclass
 
@@ -7,12 +10,12 @@ from reference.case import Case
 from reference.trace import Stage
 
 STOP, ENOUGH = "stop", "enough"
-"""The campaign's orders to a worker: end at once, or draw no more cases and finish the one that differed."""
+"""The campaign's orders to a worker: end at once; or draw no more cases, but finish shrinking a failure."""
 
 
 @dataclass(frozen=True)
 class Opened:
-    """A worker's backend is open: what it said of itself."""
+    """A worker's backend is open; the fields are the backend's declaration and the worker's part of the run."""
 
     name: str
     device: str
@@ -25,21 +28,21 @@ class Opened:
 
 @dataclass(frozen=True)
 class Began:
-    """A worker is about to judge `case`: should the worker die, this is the case that it was at."""
+    """A worker begins to judge `case`; if the worker dies, the campaign knows the case by this message."""
 
     case: Case
 
 
 @dataclass(frozen=True)
 class Found:
-    """A case differs; it is told as it was drawn, before any of the work of making it smaller."""
+    """A case differs; the failure is sent as drawn, before it is shrunk."""
 
     failure: Failure
 
 
 @dataclass(frozen=True)
 class Located:
-    """The same failure at its smallest, in place of what the worker's last `Found` told."""
+    """The shrunk form of the failure in the worker's last `Found`; `shrink_s` is the time that shrinking took."""
 
     failure: Failure
     shrink_s: float
@@ -47,21 +50,21 @@ class Located:
 
 @dataclass(frozen=True)
 class Trouble:
-    """Something kept a worker from judging, and the worker goes on: one line."""
+    """One line about a problem after which the worker goes on."""
 
     why: str
 
 
 @dataclass(frozen=True)
 class Done:
-    """A worker came to its end; `exhausted` says that there were no more new cases to draw."""
+    """A worker has finished; `exhausted` says that there were no more new cases to draw."""
 
     exhausted: bool = False
 
 
 @dataclass(frozen=True)
 class Broken:
-    """A worker could not go on: one line, and the exit code it asks for."""
+    """A worker cannot go on: one line of explanation, and the exit code for the run."""
 
     why: str
     code: int
@@ -69,6 +72,6 @@ class Broken:
 
 @dataclass(frozen=True)
 class Died:
-    """A worker's process ended without a word: how."""
+    """A worker's process ended without `Done` or `Broken`; `how` names the signal or the exit code."""
 
     how: str

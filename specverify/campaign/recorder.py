@@ -1,4 +1,4 @@
-"""The command `diff`: run the plan, show progress, write every report, return the exit code."""
+"""The work of the command `diff`: run the plan, show progress, write reports."""
 
 import contextlib
 import sys
@@ -22,15 +22,15 @@ from specverify.setup.errors import UnusableInput
 
 
 def diff(plan: Plan, report: Path, junit_file: str | None, json_file: str | None) -> int:
-    """Carry out `plan` and report into the folder `report`.
+    """Run `plan` and write its reports into the folder `report`.
 
     Returns:
-        0 agree, 1 differ, 2 wrong input, 3 could not judge, or judged and could not write what was asked for.
+        0 agree, 1 differ, 2 wrong input, 3 could not judge, or could not write a requested report.
 
     Raises:
-        UnusableInput: when two reports would be one file.
-        Unwritable: when the report folder, or a file that was asked for, cannot be written; before any case runs
-            where that can be known.
+        UnusableInput: Two reports would be one file.
+        Unwritable: The report folder or a requested file cannot be written; raised before any case runs if it can be
+            known by then.
     """
     results = report / "results.jsonl"
     try:
@@ -40,7 +40,7 @@ def diff(plan: Plan, report: Path, junit_file: str | None, json_file: str | None
     for file in filter(None, (junit_file, json_file)):
         writing.check(file)
     check_apart({"the run's own results": str(results), "--json": json_file, "--junit": junit_file})
-    with Interrupts():  # one that comes while the reports are written waits for them
+    with Interrupts():  # an interrupt during the writing of reports waits until they are written
         return _carried_out(plan, report, results, junit_file, json_file)
 
 
@@ -49,10 +49,12 @@ def _carried_out(plan: Plan, report: Path, results: Path, junit_file: str | None
     identity = record.run_fact(__version__, plan.seed, plan.fault)
     with record.Lines(results, identity) as lines, Progress(plan.cases) as progress:
         tally, refused = campaign.run(plan, Recorder(plan, report, lines, progress))
+    # A run that could not start has nothing to report, unless failures or cases came before the refusal.
     if refused is not None and not (tally.failures if refused == 2 else tally.cases):
         errors = "; ".join(" ".join(line.split()) for line in tally.errors)
         print(f"specverify: {errors}", file=sys.stderr)  # noqa: T201 - the shell's own voice
         return refused
+    # A report on standard output must not be mixed with pages.
     out = sys.stderr if "-" in (json_file, junit_file) else sys.stdout
     show(tally, out)
     unwritten = []
@@ -62,6 +64,7 @@ def _carried_out(plan: Plan, report: Path, results: Path, junit_file: str | None
         unwritten += _unwritten(json_file, writing.as_json(record.summary(tally), indent=1).encode())
     for line in unwritten:
         print(f"specverify: {line}", file=sys.stderr)  # noqa: T201
+    # A difference (1) is more certain than a failed write, and is kept.
     return 3 if unwritten and tally.exit_code == 0 else tally.exit_code
 
 
@@ -69,7 +72,7 @@ def check_apart(files: dict[str, str | None]) -> None:
     """Refuse reports that would overwrite each other.
 
     Raises:
-        UnusableInput: naming the two options and the file.
+        UnusableInput: Two options name one file; the message names options and file.
     """
     taken: dict[str, str] = {}
     for option, file in files.items():
@@ -90,7 +93,7 @@ def _unwritten(file: str, content: bytes) -> list[str]:
 
 
 class Recorder:
-    """Writes down what a campaign finds at the moment that it is found."""
+    """The `Listener` of `diff`: it writes each verdict and each failure to its file at once."""
 
     def __init__(self, plan: Plan, folder: Path, lines: record.Lines, progress: Progress) -> None:
         self._plan = plan
@@ -119,11 +122,12 @@ class Recorder:
         self._progress.note("" if before is not None else "shrinking")
         path = self._folder / f"{failure.verdict.case.id}.json"
         if before is None and path.exists():
-            self._before.add(str(path))  # of an earlier run: a smaller case does not take its place
+            self._before.add(str(path))  # the file of an earlier run, which must not be deleted below
         try:
             saved = replace(failure, file=str(bundle.save(self._folder, failure, self._environment)))
         except writing.Unwritable as why:
             return replace(failure, file=None if before is None else before.file), str(why)
+        # The shrunk case has another id, and thus another file than the case as drawn.
         if before is not None and before.file not in (None, saved.file) and before.file not in self._before:
             with contextlib.suppress(OSError):
                 Path(before.file).unlink()
@@ -139,7 +143,7 @@ class Recorder:
 
 
 def show(tally: Tally, out: object) -> None:
-    """Print the page of each failure, its case where no bundle holds it, then the page of the run."""
+    """Print the page of each failure (with its case, if no file holds it), then the page of the run."""
     for failure in tally.failures:
         print(terminal.failure_page(failure), file=out)  # type: ignore[call-overload]
         if failure.file is None:

@@ -1,4 +1,4 @@
-"""The command `replay`: run one saved case again and say FAILED, FIXED or CHANGED."""
+"""The work of `replay`: run one saved case again; say FAILED, FIXED or CHANGED."""
 
 import shlex
 from contextlib import ExitStack
@@ -28,12 +28,12 @@ class Replayed:
     """The result of a replay.
 
     Attributes:
-        word: FAILED (the saved finding again), CHANGED (another one), FIXED (none), or UNJUDGED; for a bare case,
-            which holds no finding, DIFFER or AGREE.
-        failure: What was found, or None.
-        why: One sentence beside the word.
-        emulated: Whether the backend stands in for a device that is not there.
-        saved_fault: The fault that was planted when the file was saved, where this replay plants none; else None.
+        word: FAILED (the saved finding again), CHANGED (another finding), FIXED (none), or UNJUDGED. A file with a
+            case and no finding gives DIFFER or AGREE.
+        failure: The failure, or None.
+        why: One sentence that explains the word.
+        emulated: Whether the backend emulates a device that this machine lacks.
+        saved_fault: The fault that was planted when the file was saved, if this replay plants none; else None.
     """
 
     word: str
@@ -44,7 +44,7 @@ class Replayed:
 
     @property
     def exit_code(self) -> int:
-        """0 where nothing differs, 1 where something does, 3 where nothing was judged."""
+        """0 if nothing differs, 1 if something differs, 3 if nothing was judged."""
         return {"FIXED": 0, "AGREE": 0, "UNJUDGED": 3}.get(self.word, 1)
 
 
@@ -59,13 +59,13 @@ def replay(
     case_timeout_s: float | None = None,
     memory: int | None = None,
 ) -> Replayed:
-    """Run the case in `file`; options that are None come from the bundle, but no code, path or hub id does.
+    """Run the case in `file`; options that are None are taken from the file, except code, paths and hub ids.
 
-    A fault, a backend `pkg.module:factory` (to run the case or to compare with), the case's custom processors and its
-    checkpoints are only used when named here, the checkpoints as `models` (`placing.placed`).
+    The following are used only if the arguments name them: a fault, a backend `pkg.module:factory` (to run the case or
+    as the reference), the case's custom processors, and its checkpoints as `models` (`placing.placed`).
 
     Raises:
-        Unreadable, UnusableInput, MissingInput, Unknown, UnknownBackend, Unavailable, WrongFlag: each with one line.
+        Unreadable, UnusableInput, MissingInput, Unknown, UnknownBackend, Unavailable, WrongFlag: With one line each.
     """
     saved = bundle.load(file)
     if backend is None and saved.backend is not None and ":" in saved.backend:
@@ -74,6 +74,7 @@ def replay(
         raise UnusableInput(f"{file}: compared with {saved.against}, code of its own: name it with --against to run it")
     against = against or saved.against
     name = backend or saved.backend or "cpu-eager"
+    # Before the case is run: a processor is the user's code, and only named ones may run.
     processors.admit(named, saved.case.model.vocab_size)
     processors.check_admitted(saved.case, file)
     case = placed(saved, models, file, understood=against is None)
@@ -91,6 +92,7 @@ def replay(
             verdict = judge(case, invariants_matching(()), oracle, opened.subject())
         except Inadmissible as why:
             raise UnusableInput(f"--processor {why.why}") from None
+        # The saved finding comes first, even if another finding is earlier.
         found = _same(verdict, saved) or verdict.first
         failure = None
         if found is not None:
@@ -121,6 +123,7 @@ def _told(verdict: Verdict, saved: bundle.Bundle, found: Finding | None, failure
     if saved.invariant is None:
         return Replayed("DIFFER" if found else "AGREE", failure, "the file holds a case and no finding")
     outcome = verdict.outcomes.get(saved.invariant)
+    # FIXED needs a comparison: an invariant that saw nothing proves nothing.
     if found is None and outcome != "checked":
         return Replayed("UNJUDGED", None, f"{saved.invariant} is {outcome or 'unknown'} here")
     if found is None:
@@ -131,6 +134,6 @@ def _told(verdict: Verdict, saved: bundle.Bundle, found: Finding | None, failure
 
 
 def _same(verdict: Verdict, saved: bundle.Bundle) -> Finding | None:
-    """The saved finding, if it is among those of the verdict: same invariant, same stage."""
+    """The verdict's finding with the invariant and stage of the saved one, or None."""
     alike = (one for one in verdict.findings if (one.invariant, one.stage) == (saved.invariant, saved.stage))
     return next(alike, None)

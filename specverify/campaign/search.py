@@ -1,4 +1,4 @@
-"""The loop of one worker: draw cases, judge them, and hand the first that differs to what makes it smaller."""
+"""The search loop of one worker: draw cases, judge them, shrink the first failure."""
 
 import time
 from collections.abc import Callable, Iterable
@@ -22,24 +22,31 @@ from specverify.plan import Plan
 Emit = Callable[[Verdict], None]
 
 ROUND = 6
-"""Cases that Hypothesis draws from one seed. Later in a round it draws like what it drew before: with 6 instead of 100,
-sessions come three times as often, rare conditions in half as many cases, and drawing takes two thirds of the time."""
+"""Cases that Hypothesis draws from one seed.
+
+Later in a round Hypothesis draws values that resemble its earlier ones. With rounds of 6 instead of 100, sessions are
+three times as frequent, rare conditions appear within half as many cases, and drawing takes two thirds of the time.
+"""
 
 BARREN = 8
-"""Rounds without a new case after which a search ends: there are no more."""
+"""Number of successive rounds without a new case after which a search ends as exhausted."""
 
 
 def round_seed(number: int, rounds: int) -> int:
-    """The seed of a search's round after `rounds` others."""
+    """The seed of the round that follows `rounds` other rounds of a search."""
+    # The stride keeps the rounds of neighbouring seeds (workers differ by 1) apart.
     return number + 1_000_003 * rounds
 
 
 class Enough(BaseException):
-    """Ends a Hypothesis run from inside; no Exception, so that Hypothesis does not take it for a failing case."""
+    """Ends a Hypothesis run from inside.
+
+    It is no Exception, so that Hypothesis does not take it for a failing case.
+    """
 
 
 class Differs(Exception):
-    """Tells Hypothesis that a case fails."""
+    """Raised to Hypothesis when a case fails."""
 
 
 @dataclass
@@ -47,16 +54,16 @@ class Search:
     """One worker's search.
 
     Attributes:
-        plan: Its slice of the plan.
-        invariants: What to check.
-        oracle: The truth.
+        plan: The worker's slice of the plan.
+        invariants: The invariants to check.
+        oracle: The reference.
         subject: The backend.
-        emit: Called with each judged verdict, as it arrives.
-        stopped: Whether someone asked to stop.
-        halted: Whether someone asked to end the shrinking of what was found, too; None where `stopped` says both.
+        emit: Called with each verdict, as soon as the case is judged.
+        stopped: Whether no further case may begin.
+        halted: Whether shrinking must end too; if None, `stopped` decides both.
         began: Called with each case before it is judged.
-        found: Called with a failure as it was drawn, before any of the work of making it smaller.
-        shrink_s: Seconds that making the last failure smaller took.
+        found: Called with a failure as drawn, before it is shrunk.
+        shrink_s: Seconds that shrinking the last failure took.
         exhausted: Whether the search ended because there were no more new cases.
     """
 
@@ -79,24 +86,28 @@ class Search:
     _rounds: int = 0
 
     def passed(self, judged: Iterable[str]) -> None:
-        """Leave out the cases of these ids: another process judged them in this one's place."""
+        """Skip the cases with the ids `judged`, which a dead worker in this place has judged."""
         self._judged |= set(judged)
 
     def go_on(self, told: Failure) -> None:
-        """Search on after the failure `told`; what fails like it, or like its case as drawn, is not told again."""
+        """Prepare to search on after the failure `told`; its invariant and stage are not reported again.
+
+        The same holds for invariant and stage of the failure as drawn.
+        """
         if self._shrinking is not None:
             self._known |= self._shrinking.failed_as
         self._known.add((told.finding.invariant, told.finding.stage))
         self._shrinking = None
 
     def run(self) -> None:
-        """Draw the plan's cases; hand over the first difference and let Hypothesis shrink it."""
+        """Draw and judge the plan's cases; at the first difference, Hypothesis shrinks the case."""
         barren = 0
-        # Every round begins with the plainest case; a case counts once.
+        # Hypothesis begins every round with the plainest case; a repeated case is judged and counted once.
         while len(self._seen) < self.plan.cases and barren < BARREN and not self.differs and not self.stopped():
             before = len(self._seen)
+            # A new strategy and a new seed each round: Hypothesis draws more varied cases in short rounds (ROUND).
             drawn = cases(self.plan.dtypes, self.plan.processors, self.plan.layout, self.subject.variant_interval)
-            with suppress(Enough, Differs, Flaky):  # what was found is in the Shrinking
+            with suppress(Enough, Differs, Flaky):  # the failure is kept in `_shrinking`
                 explore(round_seed(self.plan.seed, self._rounds), ROUND, drawn, self._try, SEARCHING)
             if self._error is not None:
                 raise self._error
@@ -104,7 +115,7 @@ class Search:
         self.exhausted = barren >= BARREN
 
     def run_given(self, given_cases: Iterable[tuple[Case, tuple[Invariant, ...]]]) -> None:
-        """Judge cases that were made, not drawn, each by its own invariants; stop at the first difference."""
+        """Judge given cases, each by its own invariants, until the first difference."""
         for case, invariants in given_cases:
             if case.id in self._judged:
                 continue
@@ -119,16 +130,16 @@ class Search:
 
     @property
     def smallest(self) -> Case | None:
-        """The smallest case so far that differs."""
+        """The smallest differing case so far, or None."""
         return None if self._shrinking is None else self._shrinking.smallest.case
 
     @property
     def differs(self) -> bool:
-        """Whether a difference was met."""
+        """Whether a difference was found."""
         return self._shrinking is not None
 
     def failure(self, search_nearest: bool = True) -> Failure | None:
-        """The difference found on its smallest case (`Shrinking.failure`), or None without one."""
+        """The failure on its smallest case (`Shrinking.failure`), or None if nothing differed."""
         if self._shrinking is None:
             return None
         failure = self._shrinking.failure(self.invariants, search_nearest)
@@ -136,7 +147,7 @@ class Search:
         return failure
 
     def _try(self, case: Case) -> None:
-        """The function that Hypothesis calls; an error of our own ends the search and is no failing case."""
+        """The function that Hypothesis calls; an unexpected exception ends the search instead of failing the case."""
         try:
             self._judge(case)
         except (Enough, Differs):
@@ -154,11 +165,12 @@ class Search:
             raise Differs
 
     def _judge_drawn(self, case: Case) -> None:
-        """Judge a case that was not judged before, as long as the plan's number is not reached."""
+        """Judge a new case; end the round once the plan's number of cases is reached."""
         if self.stopped():
             raise Enough
         if case.id in self._seen:
             return
+        # A case that a dead worker has judged counts as seen, so that the plan's number is not exceeded.
         self._seen.add(case.id)
         if case.id not in self._judged:
             self.began(case)
@@ -172,12 +184,12 @@ class Search:
             raise Enough
 
     def _is_new(self, verdict: Verdict) -> bool:
-        """Whether a verdict differs in a way that was not told before."""
+        """Whether the verdict's first finding has an invariant and a stage that were not reported before."""
         located = verdict.first
         return located is not None and (located.invariant, located.stage) not in self._known
 
     def _begin_shrinking(self, verdict: Verdict) -> None:
-        """Tell the first difference as it was drawn, then begin to make it smaller."""
+        """Report the first difference as drawn, then begin to shrink it."""
         self._shrinking = Shrinking(self.plan, self.invariants, self.oracle, self.subject, self._halted, verdict)
         self.found(self._shrinking.as_drawn())
         self._shrinking.blame()
@@ -187,5 +199,5 @@ class Search:
 
 
 def stripped(verdict: Verdict) -> Verdict:
-    """The verdict without its trace, as workers send it."""
+    """The verdict without its trace, as workers send it to the campaign."""
     return replace(verdict, trace=None)

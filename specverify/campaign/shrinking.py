@@ -1,7 +1,8 @@
-"""Shrinking: the first case that differs is made as small as it gets, and the nearest case that agrees is kept.
+"""Shrinking of a failing case, and the search for a near case that agrees.
 
-Hypothesis shrinks what it drew (`Search` calls `fails_alike` for each of its tries), greedy steps on the case itself
-follow (`failure`). Both keep to one rule: a smaller case counts only if the same invariant differs at the same stage.
+First Hypothesis shrinks the values that it drew (`Search` calls `fails_alike` for each of its tries). Then greedy steps
+shrink the case itself (`failure`). Both follow one rule: a smaller case counts only if the same invariant differs at
+the same stage.
 """
 
 import time
@@ -20,10 +21,10 @@ from reference.trace import Stage
 from specverify.plan import Plan
 
 DRAWN_SHARE = 0.6
-"""The part of a plan's shrinking time that Hypothesis gets; the greedy steps get the rest."""
+"""Hypothesis's share of a plan's shrinking time; the greedy steps get the rest."""
 
 NEAREST_SHARE = 0.25
-"""The part of a plan's shrinking time that the search for a case that agrees may take on top."""
+"""Additional time for the search of a case that agrees, as a share of a plan's shrinking time."""
 
 
 @dataclass
@@ -31,14 +32,14 @@ class Shrinking:
     """The work on one difference.
 
     Attributes:
-        plan: Whose seconds bound the work, and what the failure is told with.
-        invariants: What is checked.
-        oracle: The truth.
+        plan: The plan; it limits the time, and its names go into the failure.
+        invariants: The invariants to check.
+        oracle: The reference.
         subject: The backend.
-        halted: Whether someone asked to end the work.
-        first: The verdict on the case as it was drawn; it differs.
+        halted: Whether the work must end.
+        first: The verdict on the case as drawn; it differs.
         began: `time.monotonic` at the beginning.
-        smallest: The verdict on the smallest case so far that differs alike.
+        smallest: The verdict on the smallest case so far with the same invariant and stage.
     """
 
     plan: Plan
@@ -56,27 +57,28 @@ class Shrinking:
     def __post_init__(self) -> None:
         self.smallest = self.first
         self._located = _first_finding(self.first)
+        # The limit of Hypothesis's part; `failure` moves it to the whole time.
         self._until = self.began + DRAWN_SHARE * self.plan.shrink_s
 
     @property
     def failed_as(self) -> set[tuple[str, Stage]]:
-        """Invariant and stage of the difference, as drawn and as it was followed."""
+        """Invariant and stage of the difference, as drawn and as shrunk (`blame` may have changed them)."""
         return {(one.invariant, one.stage) for one in (_first_finding(self.first), self._located)}
 
     def out_of_time(self) -> bool:
-        """Whether the shrinking is over."""
+        """Whether the time for shrinking is over, or the work was halted."""
         return time.monotonic() > self._until or self.halted()
 
     def blame(self) -> None:
-        """Go on with a case beside the drawn one where that one says better what is at fault."""
+        """Continue with a related case in place of the drawn one, if that case locates the fault better."""
         self._blame_what_draft_and_target_share()
         self._locate_in_float32()
 
     def _locate_in_float32(self) -> None:
-        """Where a 16-bit case differs, go on with the same case in float32 if that one differs at an earlier stage.
+        """If a 16-bit case differs, continue with the same case in float32, provided it differs at an earlier stage.
 
-        Rule N grants attention outputs and KV rows tens of 16-bit roundings (`properties.tolerance.bounds`), and logits
-        fewer: a wrong attention may show in the logits alone. The bounds of float32 lie a thousand times nearer.
+        Rule N allows attention outputs and KV rows tens of 16-bit roundings (`properties.tolerance.bounds`), and logits
+        fewer. So wrong attention may show in the logits alone. In float32 the bounds are a thousand times tighter.
         """
         case = self.smallest.case
         if case.dtype not in ("bfloat16", "float16") or "float32" not in self.plan.dtypes or self.out_of_time():
@@ -85,14 +87,15 @@ class Shrinking:
         self._tried += 1
         judged = judge(replace(case, dtype="float32"), asked, self.oracle, self.subject)
         found = judged.first
+        # Tuples compare step first: an earlier step outweighs an earlier stage.
         if found is not None and (found.step, found.stage) < (self._located.step, self._located.stage):
             self.smallest, self._located = judged, found
 
     def _blame_what_draft_and_target_share(self) -> None:
-        """Where a model draft computes wrong numbers, go on with a case without one on which the target is wrong.
+        """If a model draft computes wrong numbers, continue with a case without a draft on which the target is wrong.
 
-        Draft and target share attention, KV caches and masks. The target is asked first for the trees that the draft
-        proposed, then the draft's own model in the target's place: if one of them fails, what they share is at fault.
+        Draft and target share attention, KV caches and masks. First the target verifies the trees that the draft
+        proposed, then the draft's own model does so as the target. If one of them fails, the shared code is at fault.
         """
         drifted = next((finding for finding in self.first.findings if of_draft_numbers(finding)), None)
         if drifted is None or self.first.trace is None:
@@ -109,7 +112,10 @@ class Shrinking:
                 return
 
     def fails_alike(self, case: Case) -> Verdict | None:
-        """The verdict of `case` if the same invariant differs at the same stage; remembered if it is the smallest."""
+        """The verdict on `case` if the same invariant differs at the same stage, else None.
+
+        The smallest such case becomes `smallest`.
+        """
         located = self._located
         self._tried += 1
         verdict = judge(case, self._concerned(located), self.oracle, self.subject)
@@ -118,23 +124,24 @@ class Shrinking:
             self._remember_agreeing(verdict)
             return None
         if size(case) < size(self.smallest.case):
+            # An agreeing case was near to the larger case, so that it is forgotten.
             self.smallest, self._agreed = verdict, None
         return verdict
 
     def as_drawn(self) -> Failure:
-        """The difference found, on the case as it was drawn: what is told at once."""
+        """The failure on the case as drawn, which is reported at once."""
         return self._failure(self.first, _first_finding(self.first))
 
     def failure(self, invariants: tuple[Invariant, ...], search_nearest: bool = True) -> Failure:
-        """The difference found: its smallest case judged by all `invariants`, and the nearest case that agrees.
+        """The failure: its smallest case judged by all `invariants`, and the nearest case that agrees.
 
-        Where shrinking met no case that agrees, one is looked for apart, unless `search_nearest` says not to.
+        If shrinking met no case that agrees, one is searched for, unless `search_nearest` is false.
         """
         self._until = self.began + self.plan.shrink_s
         self._reduce()
         whole = judge(self.smallest.case, invariants, self.oracle, self.subject)
         if whole.first is None:
-            # Only the narrowed judgement fails: report what was seen, on the case as it was drawn.
+            # The smallest case fails only when judged by one invariant: report the verdict on the case as drawn.
             whole = self.first
         whole = self._shown_by_itself(whole, invariants)
         finding = _first_finding(whole)
@@ -157,7 +164,7 @@ class Shrinking:
         )
 
     def _remember_agreeing(self, verdict: Verdict) -> None:
-        """Remember a case that agrees if it is nearer to the smallest that differs than the one remembered."""
+        """Remember an agreeing case if it is nearer to the smallest differing case than the one remembered."""
         if not _agrees(verdict):
             return
         differing = self.smallest.case
@@ -165,14 +172,14 @@ class Shrinking:
             self._agreed = verdict.case
 
     def _concerned(self, located: Finding) -> tuple[Invariant, ...]:
-        """The invariants that shrinking asks: the one that located the difference."""
+        """The invariant of the finding `located`, the only one that shrinking checks."""
         return tuple(one for one in self.invariants if one.name == located.invariant)
 
     def _shown_by_itself(self, whole: Verdict, invariants: tuple[Invariant, ...]) -> Verdict:
         """The verdict on a variant of the case that differs by itself, at no later stage and with no more nodes.
 
-        An invariant that compares the runs of variants can only say where two of them part. Judged as a case of its
-        own, the variant that is wrong is located as any other, and needs nothing beside it to be replayed.
+        An invariant that compares runs of variants can only say where two runs part. The wrong variant, judged as a
+        case of its own, has a finding with step and stage, and it can be replayed alone.
         """
         located = _first_finding(whole)
         looking = tuple(one for one in invariants if one.looks_at_run)
@@ -181,6 +188,7 @@ class Shrinking:
         with self.subject.asked() as asked:
             judge(whole.case, self._concerned(located), self.oracle, self.subject)
         for variant in asked:
+            # The first entry of a size is the number of nodes of the largest tree.
             if variant == whole.case or size(variant)[0] > size(whole.case)[0]:
                 continue
             found = judge(variant, looking, self.oracle, self.subject).first
@@ -189,11 +197,12 @@ class Shrinking:
         return whole
 
     def _reduce(self) -> None:
-        """Greedy steps to smaller cases, on the case itself, until none of them still differs.
+        """Take greedy steps to smaller cases until no smaller case differs, or the time is over.
 
-        A kind of step is taken as long as it leads on, and the next kind begins where it ended: prompts and budgets
-        that are short make every later try cheap.
+        Each kind of step is repeated as long as it succeeds, then the next kind begins. Kinds that shorten budgets and
+        prompts come early, since they make every later try cheap.
         """
+        # A later kind of step may make an earlier one possible again, so that all kinds are tried until none succeeds.
         progress: bool = True
         while progress:
             progress = False
@@ -204,7 +213,7 @@ class Shrinking:
                     return
 
     def _step(self, steps: Steps) -> bool | None:
-        """Whether one of `steps` leads from the smallest case so far to a smaller one; None when time is over."""
+        """Whether one of `steps` leads from the smallest case so far to a smaller one; None if the time is over."""
         for smaller in attempts(steps, self.smallest.case):
             if self.out_of_time():
                 return None
@@ -213,7 +222,7 @@ class Shrinking:
         return False
 
     def _agreeing(self, case: Case, located: Finding) -> Case | None:
-        """The nearest smaller or plainer case on which the invariant holds."""
+        """The first case of `nearer` on which the invariant holds, or None."""
         deadline = time.monotonic() + NEAREST_SHARE * self.plan.shrink_s
         for other in nearer(case):
             if time.monotonic() > deadline or self.halted():
@@ -231,5 +240,5 @@ def _first_finding(verdict: Verdict) -> Finding:
 
 
 def _agrees(verdict: Verdict) -> bool:
-    """Whether something was compared and nothing differed."""
+    """Whether at least one invariant compared something, and nothing differed."""
     return verdict.agreed and "checked" in verdict.outcomes.values()

@@ -1,14 +1,21 @@
-"""BLAS and OpenMP threads: one for small matrices, all cores for a real checkpoint, the user's own wish before both."""
+"""Thread counts of BLAS and OpenMP, by environment variables.
+
+Small matrices get one thread, a real checkpoint gets all cores. A variable that the user has set is kept.
+"""
 
 import os
 
 NAMES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 _ours: set[str] = set()
+"""The variables that `single` set, as opposed to the user."""
 
 
 def single() -> None:
-    """One thread in this process, where the user set nothing; call it before NumPy is first imported."""
+    """Set one thread for this process, unless the user has set a number.
+
+    It must be called before NumPy is first imported, since BLAS reads the variables then.
+    """
     for name in NAMES:
         if name not in os.environ:
             os.environ[name] = "1"
@@ -16,7 +23,7 @@ def single() -> None:
 
 
 class ForWorkers:
-    """Environment in which worker processes start: `count` threads, where the user set nothing."""
+    """A context in which started worker processes get `count` threads, unless the user has set a number."""
 
     def __init__(self, count: int) -> None:
         self._count = str(count)
@@ -25,6 +32,7 @@ class ForWorkers:
     def __enter__(self) -> None:
         self._before = {name: os.environ.get(name) for name in NAMES}
         for name, value in self._before.items():
+            # A value that `single` set for this process is not the user's wish.
             if value is None or name in _ours:
                 os.environ[name] = self._count
 

@@ -1,4 +1,4 @@
-"""The work of one worker: it opens backend and oracle, then searches drawn or given cases."""
+"""The work of one worker: open backend and oracle, then search and shrink cases."""
 
 import gc
 import time
@@ -30,7 +30,7 @@ Tell = Callable[[object], None]
 
 
 class Refused(Exception):
-    """The plan cannot be carried out: one line, and exit code 2 (wrong input) or 3 (something is missing)."""
+    """The plan cannot be run: one line, and exit code 2 (wrong input) or 3 (something is missing)."""
 
     def __init__(self, why: str, code: int) -> None:
         super().__init__(why)
@@ -39,11 +39,11 @@ class Refused(Exception):
 
 @dataclass
 class Orders:
-    """The orders that this worker has got from the campaign.
+    """The campaign's orders to this worker.
 
     Attributes:
-        connection: Where it tells.
-        deadline: The monotonic clock after which no case begins.
+        connection: The connection on which orders arrive.
+        deadline: The time of the monotonic clock after which no case begins.
     """
 
     connection: Connection
@@ -52,7 +52,7 @@ class Orders:
     _enough: bool = False
 
     def stop(self) -> bool:
-        """Whether everything shall end, what was found included."""
+        """Whether the worker must end at once, even while it shrinks a failure."""
         with suppress(EOFError, OSError):
             while self.connection.poll(0):
                 word = self.connection.recv()
@@ -61,18 +61,19 @@ class Orders:
         return self._stop
 
     def no_more(self) -> bool:
-        """Whether no further case shall begin."""
+        """Whether no further case may begin."""
         return self.stop() or self._enough or time.monotonic() > self.deadline
 
 
 def enter(plan: Plan, connection: Connection, deadline: float, judged: frozenset[str]) -> None:
-    """A worker process that `worker_entry.begin` began: open, search, say what was found."""
+    """Run a worker process that `worker_entry.begin` started, and report an error as `Broken`."""
     tell = connection.send
     try:
         work(plan, tell, Orders(connection, deadline), judged)
     except Refused as why:
         tell(Broken(str(why), why.code))
     except OSError as why:
+        # A broken pipe means that the campaign is gone: nobody is left to tell.
         if not isinstance(why, BrokenPipeError):
             tell(Broken(_line(plan, why), 3))
     except Exception as why:
@@ -80,17 +81,17 @@ def enter(plan: Plan, connection: Connection, deadline: float, judged: frozenset
 
 
 def _line(plan: Plan, why: Exception) -> str:
-    """A defect of ours in one line that says where."""
+    """One line about an unexpected exception, with its file and line number."""
     at = traceback.extract_tb(why.__traceback__)[-1]
     where = f"{Path(at.filename).name}:{at.lineno}"
     return f"internal error in worker {plan.seed % 1000}: {type(why).__name__}: {why} ({where})"
 
 
 def work(plan: Plan, tell: Tell, orders: Orders, judged: frozenset[str] = frozenset()) -> None:
-    """Search the slice `plan` but for the cases `judged`, telling verdicts as they come and `Done` at the end.
+    """Search the slice `plan` without the cases `judged`; send each verdict at once and `Done` at the end.
 
     Raises:
-        Refused: when the plan's backend, model, prompts or names cannot be opened, or a processor fails.
+        Refused: The plan's backend, model, prompts or names cannot be opened, or a processor fails.
     """
     with ExitStack() as open_ones:
         try:
@@ -102,6 +103,7 @@ def work(plan: Plan, tell: Tell, orders: Orders, judged: frozenset[str] = frozen
                 processors.admit(plan.processors)
                 backend.admit(plan.processors)
             oracle = oracle_of(plan, open_ones)
+            # Traces of a checkpoint are large, so that fewer runs are remembered.
             subject = backend.subject(48 if plan.model is None else 8)
             given = cases.prepare(plan, subject, invariants) if plan.model is not None else None
             if given is not None:
@@ -112,7 +114,7 @@ def work(plan: Plan, tell: Tell, orders: Orders, judged: frozenset[str] = frozen
             raise Refused(f"--against {plan.against}: {why}", 3) from why
         except (Unavailable, MissingInput) as why:
             raise Refused(str(why), 3) from why
-        gc.freeze()  # modules live as long as the worker: no collection need look through them
+        gc.freeze()  # modules live as long as the worker, so that garbage collections can skip them
         declared = backend.declaration
         names = tuple(one.name for one in invariants)
         wanted = plan.cases if given is None else given.total
@@ -126,7 +128,7 @@ def work(plan: Plan, tell: Tell, orders: Orders, judged: frozenset[str] = frozen
                 tell(Trouble(backend.complaints.pop(0)))
 
         search = Search(plan, invariants, oracle, subject, emit, orders.no_more)
-        # Another worker's find ends the drawing, not the shrinking of this one; an interrupt ends both.
+        # A failure in another worker ends drawing here, but not shrinking; an interrupt ends both.
         search.halted = orders.stop
         search.began = lambda case: tell(Began(case))
         search.found = lambda failure: tell(Found(failure))
@@ -142,6 +144,7 @@ def work(plan: Plan, tell: Tell, orders: Orders, judged: frozenset[str] = frozen
                 if failure is None:
                     break
                 tell(Located(with_eager(failure, oracle), search.shrink_s))
+                # With one allowed failure the search is over; else go on to the next cause.
                 if plan.max_failures == 1 or orders.no_more():
                     break
                 search.go_on(failure)
@@ -154,9 +157,9 @@ def oracle_of(plan: Plan, open_ones: ExitStack) -> Oracle:
     """The reference: the NumPy oracle, or the one that `--against` names.
 
     Raises:
-        Unsupported: where the reference cannot run the checkpoint of the plan.
-        UnusableInput, MissingInput: where there is no such checkpoint.
-        Unknown: where a backend in the oracle's place does not declare the plan's KV layout.
+        Unsupported: The reference cannot run the plan's checkpoint.
+        UnusableInput, MissingInput: The checkpoint cannot be opened.
+        Unknown: A backend in the oracle's place does not declare the plan's KV layout.
     """
     checkpoint = None
     if plan.against is not None and plan.model is not None:

@@ -1,7 +1,8 @@
-"""The first steps of a worker process: the campaign's death ends it even during its imports, which take seconds.
+"""The first steps of a worker process, before its imports.
 
-This module imports the standard library and the lifeline alone. What a worker is told arrives as bytes, so that nothing
-is imported to read it before the kernel knows whose death ends the process.
+The worker must end with the campaign even during its imports, which take seconds. So this module imports only the
+standard library and the lifeline. The orders arrive as bytes, and they are unpickled only after the kernel knows the
+parent whose death ends this process.
 """
 
 import os
@@ -14,16 +15,17 @@ from specverify.isolation.lifeline import die_with
 
 
 def packed(*told: Any) -> bytes:
-    """The bytes in which `begin` finds the orders `told` to a worker."""
+    """The orders `told` to a worker, pickled for `begin`."""
     return bytes(ForkingPickler.dumps(told))
 
 
 def begin(parent: int, connection: Connection, told: bytes) -> None:
-    """Leave interrupts to the process `parent`, end with it, and go to work on what `packed` holds."""
+    """Ignore interrupts (the process `parent` handles them), tie this process to `parent`, and start the worker."""
     for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(one, signal.SIG_IGN)
     die_with(parent)
-    os.dup2(2, 1)  # what a processor or a tokenizer prints is no part of our output
+    os.dup2(2, 1)  # prints of processors and tokenizers go to standard error, not into our output
+    # Imported here, not above: these imports take seconds, and this process must be tied to its parent first.
     from specverify.campaign.worker import enter
 
     plan, deadline, judged = ForkingPickler.loads(told)

@@ -1,1 +1,1 @@
-"""Checkpoints on the command line: model directories are opened, and cases made from prompts."""
+"""Checkpoints of `--model`: opening of directories, and cases made from prompts."""

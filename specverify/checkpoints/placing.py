@@ -1,4 +1,7 @@
-"""Puts the checkpoints of a saved case where the command line says they lie; a name in a file alone opens nothing."""
+"""Placing of a saved case's checkpoints at the directories that the user names.
+
+A name in a file alone opens nothing.
+"""
 
 import shlex
 from dataclasses import replace
@@ -13,25 +16,25 @@ from specverify.checkpoints.opening import open_checkpoint
 from specverify.setup.errors import UnusableInput
 
 BUILT_IN = "builtin:"
-"""Names of our own that begin so are safe in a file: a closed list of packages, no path and no network."""
+"""Prefix of built-in names; they are safe in a file, since they name a closed list of packages, no path or network."""
 
 
 def placed(saved: Bundle, models: tuple[str, ...], file: str, understood: bool = True) -> Case:
-    """The case of a bundle, each of its checkpoints at a place that the user named.
+    """The case of a bundle, with each of its checkpoints at a place that the user named.
 
-    A hub id in the file would send the user's token to the hub, a path in it would open any folder of this machine:
-    so only `models` are opened, and taken for the checkpoints that have their digests.
+    A hub id in the file would send the user's token to the hub, and a path in it would open any folder of this machine.
+    So only `models` are opened, and a model replaces the checkpoint of the case that has the same digest.
 
     Args:
         saved: The bundle.
-        models: Every `--model` of the command line: a directory, a hub id or `builtin:NAME`. Where there is none and
-            the bundle was saved with a built-in model, that one is opened.
+        models: Every `--model` of the command line: a directory, a hub id or `builtin:NAME`. If there is none and the
+            bundle was saved with a built-in model, the built-in model is opened.
         file: The bundle's file, for messages.
-        understood: Whether the oracle is to run them.
+        understood: Whether the oracle must be able to run the models.
 
     Raises:
-        UnusableInput: a checkpoint of the case is not among `models`; the line says what to type.
-        MissingInput: a model that the user named is not on this machine.
+        UnusableInput: A checkpoint of the case is not among `models`; the line says what to type.
+        MissingInput: A model that the user named is not on this machine.
     """
     wanted = saved.case.checkpoints
     if not wanted:
@@ -42,6 +45,7 @@ def placed(saved: Bundle, models: tuple[str, ...], file: str, understood: bool =
     for checkpoint in wanted:
         if checkpoint.digest not in found:
             target = checkpoint == saved.case.model
+            # One wrong model: the likely mistake is other weights, which deserves its own message.
             if len(found) == 1 and not found.keys() & {one.digest for one in wanted}:
                 raise UnusableInput(_other(checkpoint, *found.values()))
             raise UnusableInput(_unnamed(checkpoint, (saved.model if target else None), file))
@@ -52,7 +56,7 @@ def placed(saved: Bundle, models: tuple[str, ...], file: str, understood: bool =
 
 
 def _other(wanted: Checkpoint, found: Checkpoint) -> str:
-    """The line for a user who named one checkpoint, which is none of the case."""
+    """The message for a user who named one checkpoint that is not a checkpoint of the case."""
     return (
         f"{found.source}: other weights ({found.digest[:19]}...) than the case was saved with "
         f"({wanted.digest[:19]}...); give the right checkpoint with --model"
@@ -60,7 +64,7 @@ def _other(wanted: Checkpoint, found: Checkpoint) -> str:
 
 
 def _unnamed(wanted: Checkpoint, asked: str | None, file: str) -> str:
-    """The line for a user who did not name the checkpoint `wanted`; `asked` is how `--model` called it at the time."""
+    """The message for a user who did not name the checkpoint `wanted`; `asked` is its `--model` in the saved run."""
     name = cut(clean(asked or wanted.source), 200)
     return (
         f"{file}: runs the checkpoint {name} ({wanted.digest[:19]}...), and a name in a file opens nothing: "

@@ -1,1 +1,1 @@
-"""The commands: options and arguments of each, and what it runs."""
+"""The commands of the command line: options, arguments, and the calls they make."""

@@ -1,4 +1,7 @@
-"""The command `doctor --probe ascend`: which rules of the operators' contract hold on the device that is here."""
+"""The command `doctor --probe ascend`: a test of the operators' documented rules.
+
+It tells which rules hold on the Ascend device of this machine.
+"""
 
 from typing import Any
 
@@ -9,7 +12,7 @@ def probed() -> list[dict[str, Any]]:
     """One row per rule and operator: name, state (ok, struck, absent), detail.
 
     Raises:
-        Unavailable: where torch_npu or a device is missing; the emulation is never probed in its place.
+        Unavailable: torch_npu or a device is missing; the emulation is never probed in its place.
     """
     from backends.ascend.device import missing
 
@@ -24,7 +27,7 @@ def probed() -> list[dict[str, Any]]:
 
 
 def rows_of(ground: Any) -> list[dict[str, Any]]:
-    """The rows of a probe on `ground`; of an emulation, every row says so."""
+    """The rows of a probe on `ground`; if it is an emulation, every row says so."""
     from backends.ascend.probe.probe import probe
 
     words = {"holds": "ok", "struck": "struck", "not run": "absent"}

@@ -1,4 +1,4 @@
-"""The command `bench`: figures of speed, as ratios measured side by side in one run."""
+"""The command `bench`: ratios of times that are measured side by side in one run."""
 
 from typing import Any
 
@@ -30,6 +30,7 @@ def bench(
     isolation: what a process of its own costs a backend, each drawn case judged in this process and in that one, in
     turn.
     """
+    # Imports stand in the function, so that other commands and `--help` do not pay for them.
     from reports.pages.tables import attention_table, figures_table, kv_table
     from reports.writing import check, write_json
 

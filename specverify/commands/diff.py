@@ -1,4 +1,4 @@
-"""The command `diff`: its options, their contradictions, and the plan that they make."""
+"""The command `diff`: options, checks for contradictions, and the resulting plan."""
 
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ DEVICES = {"cpu": "cpu-eager", "cuda": "cuda-eager", "npu": "ascend-eager"}
 """The backend that `--device` means when `--backend` is not given."""
 
 EVERY = 10**9
-"""More distinct causes than there are: `--keep-going`."""
+"""The limit of distinct causes under `--keep-going`: more than any run can have."""
 
 
 @click.command()
@@ -102,7 +102,7 @@ def diff(
         check_layout(layout, (name, against) if against not in (None, TRANSFORMERS) else (name,))
     if keep_going and max_failures is not None:
         raise click.UsageError("--keep-going and --max-failures contradict each other: give one of them")
-    if model is None:  # a checkpoint has a vocabulary of its own to try them on
+    if model is None:  # with a checkpoint, the worker tries the processors on the checkpoint's vocabulary
         from specverify.setup.processors import admit
 
         admit(processors)
@@ -120,6 +120,7 @@ def diff(
         time_budget_s=time_budget or 0.0,
         dtypes=dtypes or (default_dtypes(name) if model is None else default_dtypes(name)[:1]),
         seed=seed,
+        # A checkpoint uses all cores in one process.
         jobs=1 if model is not None else jobs or default_jobs(device or "cpu"),
         fault=fault,
         processors=processors,
@@ -133,7 +134,7 @@ def diff(
 
 
 def _backend_of(fault: str | None) -> str:
-    """The backend to run when none is named: where the fault is to be planted, or the first there is."""
+    """The backend if none is named: the fault's own, or the eager backend on the CPU without a fault."""
     if fault is None:
         return DEVICES["cpu"]
     from specverify.setup.subjects import fault_named  # brings torch, which this process needs for nothing else
@@ -144,7 +145,7 @@ def _backend_of(fault: str | None) -> str:
 def _check_names(
     backend: str, device: str | None, against: str | None, invariants: tuple[str, ...], fault: str | None
 ) -> None:
-    """Refuse names that mean nothing before any worker starts; devices are looked for by the workers."""
+    """Refuse unknown names before any worker starts; the workers look for the device itself."""
     from backends.base import Unavailable
     from backends.registry import UnknownBackend
     from backends.shipped import ROWS

@@ -1,4 +1,4 @@
-"""The command `doctor`: what is installed, missing or shadowed, or which rules hold on a device."""
+"""The command `doctor`: installed, missing and shadowed packages, or a probe."""
 
 import click
 

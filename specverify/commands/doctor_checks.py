@@ -1,4 +1,4 @@
-"""The command `doctor`: what is installed, what is missing, what is shadowed, which devices are there."""
+"""The checks of `doctor`: packages, shadowed names, backends and the machine."""
 
 import sys
 from typing import Any
@@ -9,6 +9,7 @@ from specverify.checkpoints.opening import DEMO
 from specverify.setup.environment import environment, package_version
 from specverify.shadowing import DEPENDENCIES, ROOMS, ROOT, shadows
 
+# Packages without which some backend, test or demo is absent, each with the way to install it.
 OPTIONAL = {
     "pytest": "pip install -e '.[test]'",
     "pytest-xdist": "pip install -e '.[test]'",
@@ -22,7 +23,7 @@ OPTIONAL = {
 
 
 def examine() -> list[dict[str, Any]]:
-    """One row per thing looked at: name, state (ok, missing, absent, shadowed), detail."""
+    """One row per package, backend and fact of the machine: name, state (ok, missing, absent, shadowed), detail."""
     hidden = {one.name: one.line for one in shadows()}
     rows: list[dict[str, Any]] = []
     for room in ("specverify", *ROOMS):
@@ -30,6 +31,7 @@ def examine() -> list[dict[str, Any]]:
         rows.append({"name": room, "state": "shadowed" if room in hidden else "ok", "detail": detail})
     for name in DEPENDENCIES:
         installed = package_version(name)
+        # A shadowed package may be installed too: what Python would import counts.
         state = "shadowed" if name in hidden else "ok" if installed else "missing"
         detail = hidden.get(name, installed or f"required: pip install {name}")
         rows.append({"name": name, "state": state, "detail": detail})
@@ -47,5 +49,5 @@ def examine() -> list[dict[str, Any]]:
 
 
 def healthy(rows: list[dict[str, Any]]) -> bool:
-    """Whether nothing that every run needs is missing or shadowed."""
+    """Whether no required package is missing or shadowed; absent optional packages do not count."""
     return not any(row["state"] in ("missing", "shadowed") for row in rows)

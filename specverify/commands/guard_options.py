@@ -1,4 +1,4 @@
-"""The options that bound one answer of a backend's process: its time and its memory."""
+"""The options `--case-timeout` and `--memory-limit` for a backend's process."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ class Size(click.ParamType):  # type: ignore[type-arg]
     name = "size"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """The number of bytes; a usage error where `value` is no size."""
+        """The number of bytes in `value`; a usage error if `value` is no size."""
         from specverify.isolation.limits import size_of
 
         try:
@@ -21,7 +21,7 @@ class Size(click.ParamType):  # type: ignore[type-arg]
 
 
 def options(command: Any) -> Any:
-    """The options that bound one answer of a backend's process."""
+    """Add the two options to a click command."""
     command = click.option(
         "--memory-limit",
         type=Size(),

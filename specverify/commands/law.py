@@ -1,4 +1,4 @@
-"""The command `law`: its options; the work is done in `specverify.law`."""
+"""The options of the command `law`; the work is done in `specverify.law`."""
 
 from typing import Any
 

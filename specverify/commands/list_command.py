@@ -1,4 +1,4 @@
-"""The command `list`: backends, layouts, invariants, faults, their catalogue and models."""
+"""The command `list`: it prints the rows of `specverify.commands.subjects`."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The command `replay`: one saved case is run again, and its finding compared with the one that was saved."""
+"""The command `replay`: run one saved case again and compare the finding."""
 
 import click
 

@@ -1,4 +1,4 @@
-"""The options of `diff --model` that make prompts be sampled instead of decoded greedily."""
+"""The options of `diff --model` for sampled prompts in place of greedy decoding."""
 
 from collections.abc import Callable
 from typing import Any
@@ -14,7 +14,8 @@ NAMES = ("temperature", "top_k", "top_p", "rule", "draws")
 
 
 def options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options to a click command, which hands what it gets for them to `sampling_of`."""
+    """Add the options to a click command; the command passes their values to `sampling_of`."""
+    # Reversed, since click lists the option that was added last first.
     for added in reversed(
         (
             click.option(
@@ -37,10 +38,10 @@ def options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def sampling_of(model: str | None, given: dict[str, Any]) -> Sampling:
-    """The settings that the options ask for; greedy where there are none.
+    """The sampling settings of the options; greedy if no option was given.
 
     Raises:
-        UsageError: for options without --model, whose drawn cases choose their own, or without --temperature.
+        UsageError: An option was given without --model (drawn cases draw their own settings) or without --temperature.
     """
     named = [f"--{name.replace('_', '-')}" for name in NAMES if given.get(name) is not None]
     if named and model is None:
@@ -57,5 +58,5 @@ def sampling_of(model: str | None, given: dict[str, Any]) -> Sampling:
         return Sampling(
             given["temperature"], top_k=given["top_k"] or 0, top_p=given["top_p"] or 1.0, rule=rule, draws=draws
         )
-    except Malformed as why:  # what no range can refuse, such as a temperature that is no number
+    except Malformed as why:  # a value that click's ranges cannot refuse, such as a temperature of NaN
         raise click.UsageError(str(why)) from None

@@ -1,4 +1,4 @@
-"""The command `selftest`: every fault of the catalogue is planted and must be found."""
+"""The command `selftest`: plant every fault of the catalogue, and find each one."""
 
 from pathlib import Path
 

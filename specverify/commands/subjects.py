@@ -1,4 +1,7 @@
-"""The command `list`: backends, layouts, invariants, faults, their catalogue and models, each with its sentence."""
+"""The rows that the command `list` prints, one function for each subject.
+
+The subjects are backends, layouts, invariants, faults, the catalogue of reports, and models.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -30,7 +33,7 @@ def listing(subject: str) -> list[dict[str, Any]]:
 
 
 def backends() -> list[dict[str, Any]]:
-    """Every backend we ship, and why it cannot be opened here (`unavailable`), if so."""
+    """Every backend we ship; `unavailable` is the reason if it cannot be opened on this machine, else None."""
     return [
         {
             "name": row.name,
@@ -44,7 +47,7 @@ def backends() -> list[dict[str, Any]]:
 
 
 def layouts() -> list[dict[str, Any]]:
-    """Every KV layout, and the backends that declare it, whether or not they can be opened here."""
+    """Every KV layout, and the backends that declare it, including those that cannot be opened on this machine."""
     return [
         {"name": kind, "sentence": traits.sentence, "backends": [row.name for row in ROWS if kind in row.layouts]}
         for kind, traits in KINDS.items()
@@ -76,9 +79,10 @@ def plantable() -> list[dict[str, Any]]:
 
 
 def catalogue() -> list[dict[str, Any]]:
-    """Every report of the catalogue: the faults planted for it, or why none can be."""
+    """Every report of the catalogue, with the faults planted for it, or the reason why no fault can be planted."""
     rows = []
     for report in reports():
+        # Several faults may reproduce one report.
         planted = [fault.name for fault in faults.ALL if fault.id == report.id]
         rows.append(
             {
@@ -94,7 +98,7 @@ def catalogue() -> list[dict[str, Any]]:
 
 
 def models() -> list[dict[str, Any]]:
-    """The seeded gallery that cases draw from, and the checkpoints that packages ship."""
+    """The checkpoints that packages ship, and the gallery of seeded models from which cases are drawn."""
     drawn = [{"name": f"gallery:{at}", "sentence": _described(arch)} for at, arch in enumerate(GALLERY)]
     shipped = [{"name": f"builtin:{name}", "sentence": words} for name, (_, _, words) in BUILT_IN.items()]
     return [*shipped, *drawn]

@@ -1,1 +1,1 @@
-"""Isolation: a backend runs in a process of its own, which the worker that judges it outlives."""
+"""Isolation: a backend runs in a process of its own, so that a worker survives it."""

@@ -1,4 +1,7 @@
-"""The door to an open backend: whether it runs in a process of its own or, in tests of other things, in this one."""
+"""The interface to an open backend, which runs in a process of its own.
+
+Tests of other parts put a backend of this process behind the same interface.
+"""
 
 from typing import Protocol
 
@@ -13,9 +16,9 @@ class Door(Protocol):
     """An open backend.
 
     Attributes:
-        declaration: As it declares itself.
-        manifest: What of a run depends on it, in words.
-        complaints: What went wrong between two answers, one line each.
+        declaration: The backend's declaration of itself.
+        manifest: The facts of a run that depend on the backend, such as device and mode.
+        complaints: One line for each problem between two answers.
     """
 
     declaration: Declaration
@@ -23,11 +26,11 @@ class Door(Protocol):
     complaints: list[str]
 
     def subject(self, keep: int = 48) -> Subject:
-        """The backend as invariants see it, which remembers `keep` runs."""
+        """The backend as invariants see it; the Subject remembers `keep` runs."""
         ...
 
     def admit(self, names: tuple[str, ...], vocabularies: tuple[int, ...] = ()) -> None:
-        """Admit custom processors where the backend runs."""
+        """Admit custom processors in the process of the backend."""
         ...
 
     def __enter__(self) -> "Door":
@@ -43,6 +46,6 @@ def opened(wanted: Wanted, patience: Patience | None = None, memory: int | None 
     """Open a backend in a process of its own.
 
     Raises:
-        Unknown, UnknownBackend, UnusableInput, WrongFlag, Unavailable, MissingInput: when it cannot be opened.
+        Unknown, UnknownBackend, UnusableInput, WrongFlag, Unavailable, MissingInput: The backend cannot be opened.
     """
     return Isolated(wanted, patience or Patience(), memory or default_memory())

@@ -1,7 +1,8 @@
-"""The engine's process: opens one backend and answers what the worker asks of it, one request after the other.
+"""The engine's process: it opens one backend and answers a worker's requests.
 
-Requests are tuples that begin with a word. Each answer is a tuple too: `told` with a value, `absent` with the reason
-why there is none (declined, crashed), or `refused` with the name of a complaint and its line, while opening.
+Requests are tuples that begin with a word, and they are answered one after the other. Each answer is a tuple too:
+`told` with a value, `absent` with the reason for a missing value (declined, crashed), or, while opening, `refused` with
+the name of a complaint and its line.
 """
 
 import contextlib
@@ -25,38 +26,43 @@ from specverify.isolation.wire import Closed, Garbled, Wire
 from specverify.setup.subjects import ended, manifest, open_planted, subject_of
 
 COMPLAINTS = ("Unknown", "UnknownBackend", "UnusableInput", "WrongFlag", "Unavailable", "MissingInput")
-"""Exceptions of opening that the worker raises again by name; any other is a defect of ours."""
+"""Names of exceptions during opening that the worker raises again; any other is a defect of ours."""
 
 DUMP = signal.SIGUSR1
-"""The signal at which the process writes every thread's stack to its standard error."""
+"""The signal on which the process writes every thread's stack to its standard error."""
 
 LOST_CONNECTION = 70
 """Exit code of an engine whose connection was closed by the run."""
 
 NOTED_S = 1.0
-"""Seconds that a fork gets to note itself, on a machine that has more to do than to run it."""
+"""Seconds in which a fork must note its process id; long enough for a busy machine."""
 
 LIVES = 8
-"""Live sessions that are kept; the oldest is forgotten, as nobody says when a session is asked nothing more."""
+"""Most live sessions that are kept; the oldest is dropped, since no request announces the end of a session."""
 
 OUT_OF_MEMORY_FIRST = "700"
-"""Linux's `oom_score_adj` of an engine: where memory runs out, the engine ends and not the worker that judges it."""
+"""Linux's `oom_score_adj` of an engine: if memory runs out, the kernel kills the engine and not the worker."""
 
 
 def main(connection: str, keeper: str, printed: str, engine: str) -> None:
-    """The entry of a fresh interpreter; a fork enters at `serve`."""
+    """The entry point of a fresh interpreter; a forked engine enters at `serve`."""
     serve(int(connection), int(printed), int(keeper), json.loads(engine))
 
 
 def serve(connection: int, printed: int, keeper: int, engine: dict[str, Any]) -> None:
-    """Open the backend that `engine` names (`specverify.isolation.wanted.Wanted`), then answer until nobody asks."""
+    """Open the backend that `engine` names (`specverify.isolation.wanted.Wanted`), then answer requests.
+
+    It returns when the worker closes the connection.
+    """
     _settle(printed, keeper)
     wire = Wire(socket.socket(fileno=connection))
     sys.path[:] = engine["path"]
+    # A fork has the keeper's environment, path and folder, which may be older than the worker's.
     os.environ.clear()
     os.environ.update(engine["environment"])
     os.chdir(engine["folder"])  # where relative paths of checkpoints begin
     with contextlib.suppress(Closed, Garbled):
+        # The first request is `open`, which needs no more than the facts in `engine`.
         wire.receive()
         try:
             served = Served(engine)
@@ -68,12 +74,13 @@ def serve(connection: int, printed: int, keeper: int, engine: dict[str, Any]) ->
         wire.send(("told", served.facts(), False))
         while True:
             answer = served.answer(wire.receive())
+            # A run that closes descriptors at random may have closed ours; sending would fail without a reason.
             if not _open(connection):
                 sys.stderr.write("the run closed a descriptor that is not its own: the connection to the judge\n")
                 os._exit(LOST_CONNECTION)
             try:
                 wire.send(answer)
-            except (TypeError, AttributeError, ValueError) as why:  # a stranger's object that pickling cannot take
+            except (TypeError, AttributeError, ValueError) as why:  # the backend's object cannot be pickled
                 why_not = f"its answer cannot leave its process: {' '.join(str(why).split())[:200]}"
                 wire.send(("absent", Crashed(None, why_not), True))
 
@@ -87,10 +94,14 @@ def _open(descriptor: int) -> bool:
 
 
 def _settle(printed: int, keeper: int) -> None:
-    """Prepare a process that may break in any way: its last words kept, no core file, no life without the keeper."""
+    """Prepare a process that may break in any way.
+
+    Its output goes to the file `printed`, a crash leaves stacks there but no core file, and it ends with the keeper.
+    """
     with contextlib.suppress(OSError):
-        os.setsid()  # a terminal's signals are the parent's to handle
+        os.setsid()  # signals of the terminal go to the parent alone
     die_with(keeper)
+    # Append, since the worker may truncate the file while the engine writes.
     fcntl.fcntl(printed, fcntl.F_SETFL, fcntl.fcntl(printed, fcntl.F_GETFL) | os.O_APPEND)
     with open(os.devnull) as nothing:
         os.dup2(nothing.fileno(), 0)
@@ -110,10 +121,10 @@ def _settle(printed: int, keeper: int) -> None:
 
 
 class Served:
-    """One backend, opened as `engine` says, behind the words that a worker may say.
+    """One open backend, and the table of requests that a worker may send.
 
     Raises:
-        Unknown, UnknownBackend, UnusableInput, WrongFlag, Unavailable, MissingInput: as opening it does.
+        Unknown, UnknownBackend, UnusableInput, WrongFlag, Unavailable, MissingInput: The backend cannot be opened.
     """
 
     def __init__(self, engine: dict[str, Any]) -> None:
@@ -137,7 +148,7 @@ class Served:
         }
 
     def facts(self) -> dict[str, Any]:
-        """The facts with which the worker stands in for the backend."""
+        """The facts from which the worker builds its own picture of the backend."""
         return {
             "declaration": self._backend.declaration,
             "manifest": manifest(self._backend),
@@ -146,7 +157,7 @@ class Served:
         }
 
     def answer(self, request: tuple[Any, ...]) -> tuple[Any, ...]:
-        """The outcome of one request. Nothing that the backend raises, SystemExit included, ends this loop."""
+        """The answer to one request; an exception of the backend, even SystemExit, becomes an answer."""
         before = state()
         try:
             told = self._words[request[0]](*request[1:])
@@ -155,6 +166,7 @@ class Served:
             answer = ("absent", absent.outcome)
         except BaseException as why:
             answer = ("absent", ended(why))
+        # A fork that the run made has returned here as if it were the engine: it must not answer a second time.
         if os.getpid() != self._process:
             self._copies.came_back()
             os._exit(0)
@@ -179,10 +191,10 @@ class Served:
 
 
 class Copies:
-    """Forks of the engine's process, noted in memory that they share: a run may fork, and may leave no copy behind.
+    """The forks of the engine's process, noted in shared memory: a run may fork, but may leave no copy behind.
 
-    Cell 0 says that a copy came back from a run, cell 1 counts forks as parents made them, the others hold the process
-    ids that the copies noted. Python's own hooks tell of `os.fork`, and not of programs that are started.
+    Cell 0 says that a copy returned from a run. Cell 1 counts the forks, noted by the parents. The other cells hold the
+    process ids that the copies noted. Python's fork hooks see `os.fork`, but no programs that are started.
     """
 
     BACK, MADE, FIRST, CELLS = 0, 1, 2, 66
@@ -195,22 +207,24 @@ class Copies:
         self._shared[self.MADE] += 1
 
     def _enter(self) -> None:
-        """In a fork: note its process id."""
+        """Note the process id of a fork; called in the fork."""
+        # If all cells are taken, the last one is overwritten: one copy is enough for a report.
         free = next((at for at in range(self.FIRST, self.CELLS) if not self._shared[at]), self.CELLS - 1)
         self._shared[free] = os.getpid()
 
     def came_back(self) -> None:
-        """In a fork that returned from a run as if it were the engine."""
+        """Note that a fork returned from a run as if it were the engine; called in the fork."""
         self._shared[self.BACK] = 1
 
     def _noted(self) -> list[int]:
         return [int(pid) for pid in self._shared[self.FIRST :] if pid]
 
     def left(self) -> list[str]:
-        """One phrase for a copy that came back or goes on; then all are forgotten."""
+        """One phrase about a copy that returned or still runs, or none; then all notes are cleared."""
         if not self._shared[self.MADE]:
             return []
         until = time.monotonic() + NOTED_S
+        # A copy notes itself when it first runs, which may be after the run has returned.
         while len(self._noted()) < self._shared[self.MADE] and time.monotonic() < until:
             time.sleep(0.001)
         going = [pid for pid in self._noted() if _same_program(pid)]
@@ -223,7 +237,7 @@ class Copies:
 
 
 def _same_program(pid: int) -> bool:
-    """Whether process `pid` is a plain fork of this one: it was never given another program."""
+    """Whether process `pid` is a plain fork of this one, which has not started another program."""
     try:
         with open(f"/proc/{pid}/cmdline", "rb") as its, open("/proc/self/cmdline", "rb") as mine:
             return its.read() == mine.read()

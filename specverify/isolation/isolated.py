@@ -1,4 +1,8 @@
-"""A backend in a process of its own, as a Subject: what breaks becomes an outcome, and the process is replaced."""
+"""A backend in a process of its own, as a Subject for invariants.
+
+A crash, a hang or a broken limit becomes the outcome of its case, and another process takes the place of the broken
+one.
+"""
 
 import time
 from dataclasses import dataclass, field
@@ -22,26 +26,26 @@ from specverify.setup.selection import Unknown
 COMPLAINTS: dict[str, type[Exception]] = {
     one.__name__: one for one in (Unknown, UnknownBackend, UnusableInput, WrongFlag, Unavailable, MissingInput)
 }
-"""The errors of opening a backend, by the name that crosses from the other process."""
+"""The errors of opening a backend, by the name that the engine's process sends."""
 
 OPENING_S = 1800.0
-"""Seconds that a backend may take to open."""
+"""Time limit for opening a backend, in seconds."""
 
 
 @dataclass
 class Isolated:
-    """An open backend in another process, which is started anew whenever it breaks.
+    """An open backend in another process, which is started again whenever it breaks.
 
     Attributes:
-        wanted: What is open.
-        patience: How long an answer may take.
+        wanted: The backend to open, and how.
+        patience: The time limit of an answer.
         memory: Bytes that the process may hold, or None.
-        declaration: As the backend declares itself.
-        manifest: What of a run depends on the backend, in words.
-        complaints: One line for each time that the process ended while nobody asked anything of it.
+        declaration: The backend's declaration of itself.
+        manifest: The facts of a run that depend on the backend, such as device and mode.
+        complaints: One line for each time that the process ended between two requests.
 
     Raises:
-        Unknown, UnknownBackend, UnusableInput, WrongFlag, Unavailable, MissingInput: when it cannot be opened.
+        Unknown, UnknownBackend, UnusableInput, WrongFlag, Unavailable, MissingInput: The backend cannot be opened.
     """
 
     wanted: Wanted
@@ -71,6 +75,7 @@ class Isolated:
             engine.end()
             raise COMPLAINTS.get(answer[1], Unavailable)(answer[2])
         self._engine, self._opened = engine, self._opened + 1
+        # A replacement must know the custom processors that earlier processes admitted.
         for request in self._admitted:
             engine.ask(request, Limits(OPENING_S, self.memory))
         facts: dict[str, Any] = answer[1]
@@ -103,7 +108,7 @@ class Isolated:
         """The answer to `request`, one of the words of `specverify.isolation.engine`.
 
         Raises:
-            NoTrace: when the backend declined, broke, or its process did.
+            NoTrace: The backend declined or raised, or its process ended, hung or held too much memory.
         """
         try:
             engine = self._alive()
@@ -114,9 +119,10 @@ class Isolated:
             if lost.hung:
                 self.patience.hung()
             raise NoTrace(Crashed(None, f"the backend's process {lost.how}", lost.said)) from None
+        # Only answers that came count towards the median.
         self.patience.answered(time.monotonic() - began)
         if any(left):
-            # Whatever a run changed in its process ends with the process: the next run is what it is alone.
+            # The run left global state changed: end the process, so that the next run starts in a clean one.
             engine.end()
             self._engine = None
         if kind != "told":
@@ -140,7 +146,7 @@ class Isolated:
         return self._engine
 
     def admit(self, names: tuple[str, ...], vocabularies: tuple[int, ...] = ()) -> None:
-        """Admit custom processors in the backend's process, and in every one that replaces it."""
+        """Admit custom processors in the backend's process and in every replacement."""
         if names:
             self._admitted.append(("admit", names, vocabularies))
             self.ask(*self._admitted[-1])
@@ -153,12 +159,12 @@ class Isolated:
 
     @property
     def processor_s(self) -> float:
-        """Seconds of processor time that the process which is open now has used."""
+        """Seconds of processor time that the current process has used."""
         return 0.0 if self._engine is None else processor_s(self._engine.pid)
 
     @property
     def generation(self) -> int:
-        """How many processes have been opened so far."""
+        """The number of processes opened so far."""
         return self._opened
 
     def close(self) -> None:
@@ -175,21 +181,21 @@ class Isolated:
 
 
 class RemoteTables:
-    """A backend's tables in its own process; see `properties.verdict.subject.Tables`."""
+    """The tables of a backend in another process; see `properties.verdict.subject.Tables`."""
 
     def __init__(self, backend: Isolated) -> None:
         self._backend = backend
 
     def verify(self, given: Given, tape: Array) -> Blocks:
-        """Accept from settled probabilities."""
+        """Run acceptance on a given tree with given probabilities, on coins from `tape`."""
         return self._asked("verify", given, tape)
 
     def rounds(self, world: World, tape: Array) -> Blocks:
-        """Draft and accept."""
+        """Run drafting and acceptance in `world`, on coins from `tape`."""
         return self._asked("rounds", world, tape)
 
     def samples(self, world: World, seeds: Array) -> Blocks:
-        """Draft and accept on the backend's own random numbers."""
+        """Run drafting and acceptance in `world`, on the backend's own random numbers from `seeds`."""
         return self._asked("samples", world, seeds)
 
     def _asked(self, method: str, *arguments: Any) -> Blocks:
@@ -198,13 +204,14 @@ class RemoteTables:
         except NoTrace as absent:
             outcome = absent.outcome
             if isinstance(outcome, Crashed) and outcome.stage is None:
+                # Tables run drafting and acceptance alone, so that a crash without a stage is one of acceptance.
                 outcome = Crashed(Stage.ACCEPTED, outcome.why, outcome.said)
             raise NoTrace(outcome) from None
         return blocks
 
 
 class RemoteLive:
-    """A live session in the backend's own process; it ends with that process."""
+    """A live session in the backend's process; the session ends with that process."""
 
     _made = 0
 

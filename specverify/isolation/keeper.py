@@ -1,13 +1,13 @@
-"""The keeper: a small process between a worker and its engines, which starts engines anew and buries them.
+"""The keeper: a process that starts and ends the engines of one worker.
 
-The keeper imports what every engine needs once and then forks engines in milliseconds, so that a crash can be made
-smaller like any other failure. The keeper opens no backend itself. It adopts whatever an engine leaves behind, kills
-all of that when the engine ends, and does the same with every engine when the worker is gone. Where forking after an
-import is not known to be safe (macOS, and machines with an Ascend device, whose driver torch loads by itself), an
-engine is a fresh interpreter instead.
+The keeper imports the modules that every engine needs once, and then forks engines in milliseconds, so that a crash can
+be shrunk like any other failure. It opens no backend itself. It adopts the processes that an engine leaves behind and
+kills them when the engine ends. When the worker is gone, it kills every engine. On macOS, and on machines with an
+Ascend device, whose driver torch loads by itself, forking after imports is not known to be safe; there an engine is a
+fresh interpreter.
 
-Control messages are JSON objects, one a line. The worker orders `start` (with two descriptors: the engine's end of its
-connection, and the file that takes what the engine prints) and `kill`; the keeper answers `started` and `ended`.
+Control messages are JSON objects, one per line. The worker orders `start` (with two descriptors: the engine's end of
+its connection, and the file for the engine's output) and `kill`; the keeper answers `started` and `ended`.
 """
 
 import contextlib
@@ -29,11 +29,12 @@ CHUNK = 1 << 18
 """Bytes read at once from the control connection."""
 
 ENGINE = "specverify.isolation.engine"
-"""The module of an engine's process; it imports what every engine needs, torch and our own engine among them."""
+"""The module of an engine's process; it imports all that every engine needs, including torch and our own engine."""
 
 
 def launch(program: str, connection: int, *words: str) -> list[str]:
-    """The command that runs `main` of module `program` in a fresh interpreter with this one's search path."""
+    """The command that runs `main` of module `program` in a fresh interpreter with this process's `sys.path`."""
+    # `-c` instead of `-m`: the search path must be set before our package is looked up.
     body = f"import sys; sys.path[:] = {sys.path!r}; from {program} import main; main(*sys.argv[1:])"
     return [sys.executable, "-c", body, str(connection), str(os.getpid()), *words]
 
@@ -44,22 +45,22 @@ def forks() -> bool:
 
 
 def main(control: str, worker: str) -> None:
-    """Serve the process `worker` on descriptor `control` until it closes its end."""
+    """Serve the process `worker` on descriptor `control` until the worker closes its end."""
     for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(one, signal.SIG_IGN)
-    die_with(int(worker))  # while the imports run nobody listens to the connection, and there is no engine yet
+    die_with(int(worker))  # during the imports the keeper does not watch the connection, and it has no engine yet
     adopt_orphans()
     forking = forks()
     if forking:
         import_module(ENGINE)
-        gc.freeze()  # engines need not look through what they share with the keeper for garbage, nor copy it for that
-    outlive_parent()
+        gc.freeze()  # garbage collections in engines skip the shared modules, whose pages then stay uncopied
+    outlive_parent()  # from here on the keeper notices the worker's end itself, and ends its engines first
     Keeper(socket.socket(fileno=int(control)), forking).serve()
-    os._exit(0)  # nothing is left to tidy up, and taking all the modules apart takes seconds
+    os._exit(0)  # nothing is left to close, and the normal teardown of all modules takes seconds
 
 
 class Keeper:
-    """The loop of the keeper: orders from the worker, deaths of engines."""
+    """The loop of the keeper, which waits for orders of the worker and for ends of engines."""
 
     def __init__(self, control: socket.socket, forking: bool) -> None:
         self._control = control
@@ -67,6 +68,7 @@ class Keeper:
         self._engines: set[int] = set()
         self._held = b""
         self._handed: list[int] = []
+        # SIGCHLD writes to the bell, so that `select` wakes up at the end of a child.
         self._deaths, self._bell = os.pipe()
         for end in (self._deaths, self._bell):
             os.set_blocking(end, False)
@@ -74,7 +76,7 @@ class Keeper:
         signal.set_wakeup_fd(self._bell, warn_on_full_buffer=False)
 
     def serve(self) -> None:
-        """Obey until the worker is gone; then end every engine and all that engines left."""
+        """Carry out orders until the worker is gone; then end every engine and the processes that engines left."""
         while True:
             either: list[Any] = [self._control, self._deaths]
             ready, _, _ = select.select(either, [], [])
@@ -104,7 +106,7 @@ class Keeper:
                 del self._handed[:2]
                 self._start(connection, printed, order["engine"])
             elif order["pid"] in self._engines:
-                os.kill(order["pid"], signal.SIGKILL)  # not reaped yet, so the id is still the engine's
+                os.kill(order["pid"], signal.SIGKILL)  # not reaped yet, so that the id still belongs to the engine
         return True
 
     def _start(self, connection: int, printed: int, engine: dict[str, Any]) -> None:
@@ -117,12 +119,13 @@ class Keeper:
             # The keeper reaps by process id; Popen is only the way to start.
             pid = subprocess.Popen(command, pass_fds=(connection, printed)).pid
         self._engines.add(pid)
+        # The engine holds its own copies; a copy left here would keep the connection open after its death.
         os.close(connection)
         os.close(printed)
         self._tell({"started": pid})
 
     def _become_engine(self, connection: int, printed: int, engine: dict[str, Any]) -> None:
-        """In the fork: drop what is the keeper's, and run the engine; never return to the keeper's loop."""
+        """Run the engine in the fork, without the keeper's descriptors; never return to the keeper's loop."""
         keeper = os.getppid()
         try:
             signal.set_wakeup_fd(-1)
@@ -136,7 +139,7 @@ class Keeper:
             os._exit(1)
 
     def _reap(self) -> None:
-        """Bury whoever ended; at an engine's end also end what it left behind, and say how it ended."""
+        """Reap every child that has ended; if it was an engine, kill what it left behind, and report its exit code."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -150,5 +153,5 @@ class Keeper:
                 self._tell({"ended": pid, "code": os.waitstatus_to_exitcode(status)})
 
     def _tell(self, fact: dict[str, Any]) -> None:
-        with contextlib.suppress(OSError):  # the worker is gone, as the next select will say
+        with contextlib.suppress(OSError):  # the worker is gone, which the next `select` shows
             self._control.sendall(json.dumps(fact).encode() + b"\n")

@@ -1,4 +1,7 @@
-"""A worker's end of the keeper, which starts on first use, starts and kills engines on order, and ends with it."""
+"""The worker's side of the keeper: orders to start and to kill engines.
+
+The keeper starts on first use and ends with the worker.
+"""
 
 import atexit
 import contextlib
@@ -13,21 +16,22 @@ from typing import Any
 from specverify.isolation.keeper import launch
 
 TICK_S = 0.1
-"""Seconds between two looks at a process that is waited for."""
+"""Seconds between two checks on a process for which we wait."""
 
 KEEPER_S, ENDED_S = 600.0, 10.0
-"""Seconds that a keeper may take for its imports, and to bury an engine that was killed."""
+"""Time limits, in seconds, for a keeper's imports, and for the end of an engine that was killed."""
 
 CHUNK = 1 << 16
+"""Bytes read at once."""
 
 
 class Lost(Exception):
     """A process gave no answer.
 
     Attributes:
-        how: What happened to it, as the end of a sentence that begins with "the backend's process".
-        said: The last lines that it printed.
-        hung: Whether the time limit ended it.
+        how: The end of the process, as the predicate of a sentence that begins with "the backend's process".
+        said: The last lines that the process printed.
+        hung: Whether the process was ended at the time limit.
     """
 
     def __init__(self, how: str, said: tuple[str, ...] = (), hung: bool = False) -> None:
@@ -56,14 +60,15 @@ class Keeping:
         self._started: list[int] = []
 
     def start(self, engine: dict[str, Any], connection: int, printed: int) -> int:
-        """Start an engine on two descriptors; its process id.
+        """Start an engine with its end of the connection and its output file; return its process id.
 
         Raises:
-            Lost: when the keeper does not answer.
+            Lost: The keeper is gone or does not answer.
         """
         order = json.dumps({"do": "start", "engine": engine}).encode() + b"\n"
         try:
             sent = socket.send_fds(self.control, [order], [connection, printed])
+            # `send_fds` may send a part of the order; the descriptors travel with its first bytes.
             self.control.sendall(order[sent:])
         except OSError as why:
             raise Lost(f"could not be started: its keeper is gone ({why.strerror})") from None
@@ -74,7 +79,7 @@ class Keeping:
         return self._started.pop()
 
     def kill(self, pid: int) -> None:
-        """Order the end of an engine and of all that it started; return when it is buried."""
+        """Kill an engine and all processes that it started; return when the keeper has reaped the engine."""
         with contextlib.suppress(OSError):
             self.control.sendall(json.dumps({"do": "kill", "pid": pid}).encode() + b"\n")
         until = time.monotonic() + ENDED_S
@@ -86,7 +91,7 @@ class Keeping:
         return self._ended.get(pid)
 
     def listen(self, seconds: float) -> bool:
-        """Wait for a word of the keeper; False when the keeper is gone."""
+        """Wait up to `seconds` for messages of the keeper and note them; False if the keeper is gone."""
         ready, _, _ = select.select([self.control], [], [], seconds)
         if not ready:
             return True
@@ -105,12 +110,13 @@ class Keeping:
 
     @property
     def usable(self) -> bool:
-        """Whether this process started the keeper and the keeper still lives."""
+        """Whether this very process (and no parent of it, before a fork) started the keeper, and the keeper lives."""
         return self.owner == os.getpid() and self._keeper.poll() is None
 
     def close(self) -> None:
         """End the keeper, and with it every engine."""
         self.control.close()
+        # A fork of this process must not wait for a child that is not its own.
         if self.owner == os.getpid():
             self._keeper.wait()
 
@@ -119,7 +125,8 @@ _keeping: list[Keeping] = []
 
 
 def keeping() -> Keeping:
-    """The keeper of this process, a new one where there is none."""
+    """The keeper of this process, which is started if there is none."""
+    # The keeper died, or this process is a fork: a new keeper is needed.
     if _keeping and not _keeping[0].usable:
         _keeping.pop().close()
     if not _keeping:

@@ -1,7 +1,7 @@
-"""Lifelines: child processes end when their parent ends, whatever ended it.
+"""Lifelines: child processes end when their parent ends, for any reason.
 
-Linux offers two calls for it, both `prctl(2)`: a signal that the kernel sends to a child at the death of its parent,
-and the adoption of orphans by a process that is no `init`. Elsewhere a child finds out when its connection closes.
+On Linux `prctl(2)` has two options for this: a signal that the kernel sends to a child at the death of its parent, and
+the adoption of orphans by a process other than `init`. On other systems a child notices that its connection closes.
 """
 
 import contextlib
@@ -16,28 +16,29 @@ from pathlib import Path
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 
 SWEEP_S = 2.0
-"""Seconds that `end_children` goes on killing: a process that forks as fast as it is killed would never end it."""
+"""Time limit of `end_children`, in seconds, against processes that fork as fast as they are killed."""
 
 
 def die_with(parent: int) -> None:
     """Ask the kernel for SIGKILL at the death of process `parent`; exit at once if that process is dead already."""
     _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    # The parent may have died before the call, in which case no signal will come.
     if os.getppid() != parent:
         os._exit(1)
 
 
 def outlive_parent() -> None:
-    """Take back `die_with`: the process ends by itself, after it has ended its own children."""
+    """Undo `die_with`, so that this process can end its own children before it ends."""
     _prctl(PR_SET_PDEATHSIG, 0)
 
 
 def adopt_orphans() -> None:
-    """Make this process the parent of every descendant whose own parent ends, so that none is lost from sight."""
+    """Make this process the parent of every descendant whose own parent ends, so that it can kill them all."""
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
 def children() -> list[int]:
-    """Process ids of the children of this process's main thread, adopted orphans included; empty where unknown."""
+    """Process ids of the children of this process's main thread, with adopted orphans; empty if unknown."""
     try:
         return [int(word) for word in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()]
     except OSError:
@@ -45,9 +46,9 @@ def children() -> list[int]:
 
 
 def end_children(but: Collection[int]) -> None:
-    """Kill every child except those in `but`, then whoever becomes a child by that, until none is left.
+    """Kill every child except those in `but`, and the orphans that become children by that, until none is left.
 
-    After SWEEP_S seconds the rest is left alone: a process that forks as fast as it is killed would never end it.
+    It gives up after SWEEP_S seconds, since a process that forks as fast as it is killed would keep it busy for ever.
     """
     until = time.monotonic() + SWEEP_S
     while (left := [pid for pid in children() if pid not in but]) and time.monotonic() < until:
@@ -61,5 +62,6 @@ def end_children(but: Collection[int]) -> None:
 
 def _prctl(option: int, value: int) -> None:
     if sys.platform == "linux":
+        # Python has no function for prctl; the C library of this process is already loaded.
         libc = ctypes.CDLL(None, use_errno=True)
         libc.prctl(option, ctypes.c_ulong(value), 0, 0, 0)

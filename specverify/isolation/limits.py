@@ -1,7 +1,7 @@
-"""Limits: how long one answer may take and how much memory a process may hold before it counts as broken.
+"""Limits of a backend's process: the time of one answer, and its memory.
 
-The time limit is generous and measured: an engine that answered within a second on the median is not waited for for
-ten minutes, and an engine that compiles for a minute is not called a hang.
+The time limit follows the engine's own answers and is generous. An engine whose median answer takes a second is ended
+before ten minutes have passed, and an engine that compiles for a minute does not count as hung.
 """
 
 import contextlib
@@ -12,34 +12,36 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 BUILT_IN_S, CHECKPOINT_S = 120.0, 1800.0
-"""Seconds that every answer may take at least, on drawn models and on a checkpoint that must be loaded first."""
+"""Least time limit of an answer in seconds: on drawn models, and on a checkpoint that must be loaded first."""
 
 MEDIANS = 200.0
-"""An answer may take this many times the median of the backend's own answers, where that is more."""
+"""An answer may take this many times the median time of the backend's answers, if that is longer."""
 
 AFTER_A_HANG_S, AFTER_A_HANG = 5.0, 30.0
-"""After an answer that never came: seconds at least, and times the slowest answer so far. A hang is made smaller by
-asking for its like again and again, each time up to the limit."""
+"""The limit after a hang: at least so many seconds, and so many times the slowest answer so far.
+
+Shrinking a hang repeats similar cases, and each that hangs takes as long as the limit.
+"""
 
 REMEMBERED = 500
-"""Answers whose times the median is taken of."""
+"""Number of the latest answers of which the median is taken."""
 
 SHARE_OF_MEMORY = 0.8
-"""Share of the machine's memory (or of the container's) that one engine may hold unless told otherwise."""
+"""Share of the machine's (or container's) memory that one engine may hold by default."""
 
 CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
-"""Where Linux tells the memory of a container, in its newer and its older form."""
+"""The files with a container's memory limit: control groups version 2, then version 1."""
 
 UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
 @dataclass
 class Patience:
-    """How long to wait for an answer.
+    """The time limit of an answer.
 
     Attributes:
-        asked: Seconds that the user gave (`--case-timeout`), or None to measure.
-        floor: Seconds that every answer may take where nothing was given.
+        asked: The user's limit in seconds (`--case-timeout`), or None for a measured one.
+        floor: Least measured limit in seconds.
     """
 
     asked: float | None = None
@@ -49,12 +51,12 @@ class Patience:
     _hung: bool = False
 
     def answered(self, seconds: float) -> None:
-        """Note an answer that came."""
+        """Note the time of an answer."""
         self._took.append(seconds)
         self._slowest = max(self._slowest, seconds)
 
     def hung(self) -> None:
-        """Note an answer that did not come."""
+        """Note that an answer did not come in time."""
         self._hung = True
 
     @property
@@ -63,22 +65,25 @@ class Patience:
         limit = self.asked
         if limit is None:
             limit = max(self.floor, MEDIANS * statistics.median(self._took) if self._took else 0.0)
+        # Without any answer so far there is no time to compare with.
         if self._hung and self._took:
             limit = min(limit, max(AFTER_A_HANG_S, AFTER_A_HANG * self._slowest))
         return limit
 
 
 def held_by(pid: int) -> int | None:
-    """Bytes of memory that a process holds now (resident, shared pages included), or None where nobody tells."""
+    """Bytes of memory that a process holds now (resident, with shared pages), or None if the system does not tell."""
     try:
         pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
     except (OSError, IndexError, ValueError):
         return None
+    # Field 2 of statm is the resident set, in pages.
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 def processor_s(pid: int) -> float:
-    """Seconds of processor time that a process has used so far; 0 where nobody tells."""
+    """Seconds of processor time that a process has used so far; 0 if the system does not tell."""
+    # After the command name, which is in brackets and may hold blanks, fields 11 and 12 are user and system time.
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
     except (OSError, IndexError):
@@ -87,7 +92,7 @@ def processor_s(pid: int) -> float:
 
 
 def default_memory() -> int | None:
-    """SHARE_OF_MEMORY of what the machine, or the container, has; None where that is unknown."""
+    """SHARE_OF_MEMORY of the memory of the machine or of the container, whichever is less; None if unknown."""
     known = [size for size in map(_limit_in, CGROUP_LIMITS) if size is not None]
     with contextlib.suppress(OSError, ValueError):
         known.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
@@ -95,7 +100,7 @@ def default_memory() -> int | None:
 
 
 def _limit_in(file: str) -> int | None:
-    """The number that a file of the kernel holds; None where there is no such file, or where it says "max"."""
+    """The number in a file of the kernel; None if there is no such file, or if it holds the word `max`."""
     try:
         return int(Path(file).read_text())
     except (OSError, ValueError):
@@ -103,10 +108,10 @@ def _limit_in(file: str) -> int | None:
 
 
 def size_of(text: str) -> int:
-    """Bytes that a size such as `8G`, `512MiB` or `2000000` means.
+    """The number of bytes of a size such as `8G`, `512MiB` or `2000000`.
 
     Raises:
-        ValueError: with one line, for anything else.
+        ValueError: The text is no such size; the message is one line.
 
     >>> size_of("8G"), size_of("1.5 KiB")
     (8589934592, 1536)

@@ -1,4 +1,4 @@
-"""An engine's process as a worker holds it: a connection, limits of time and memory, and what it printed last."""
+"""An engine's process as seen by its worker: connection, limits and output."""
 
 import contextlib
 import os
@@ -16,19 +16,19 @@ from specverify.isolation.limits import held_by, told
 from specverify.isolation.wire import Closed, Garbled, Wire
 
 LAST_LINES = 12
-"""Lines that are kept of what a process printed last."""
+"""Number of output lines of a process that a report keeps."""
 
 LARGEST_PRINT = 32 * 2**20
-"""Bytes of output kept at most: an engine that prints without end fills no disk."""
+"""Most bytes of output that are kept, so that an engine that prints without end does not fill the disk."""
 
 DUMP_S = 0.5
-"""Seconds that a process gets to write its stacks before it is killed."""
+"""Seconds in which a process may write its stacks before it is killed."""
 
 STACKS = ("Fatal Python error", "Current thread", "Thread 0x")
-"""How faulthandler begins what it writes."""
+"""The first words of stacks that faulthandler writes."""
 
 OWN = "/specverify/isolation/"
-"""Frames of the engine's own loop, which say nothing of the engine."""
+"""Folder of our own loop in the engine's process; its frames say nothing about the backend."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class EngineProcess:
     """One engine's process.
 
     Args:
-        engine: What to open, as `specverify.isolation.engine.serve` reads it.
+        engine: The backend to open, as `specverify.isolation.engine.serve` reads it.
     """
 
     def __init__(self, engine: dict[str, Any]) -> None:
@@ -67,8 +67,8 @@ class EngineProcess:
         """The answer to `request`.
 
         Raises:
-            Lost: when the process ended, hung, held too much memory, or answered with what is no answer. Then the
-                process and all that it started are dead.
+            Lost: The process ended, hung, held too much memory, or sent bytes that are no answer. By then the process
+                and all that it started are dead.
         """
         try:
             return self._asked(request, limits)
@@ -82,11 +82,13 @@ class EngineProcess:
         raise lost
 
     def _asked(self, request: tuple[Any, ...], limits: Limits) -> Any:
+        # Output before the request belongs to earlier cases.
         self._from = self._shortened()
         until = time.monotonic() + limits.seconds
         self._wire.send(request)
         while True:
             either: list[Any] = [self._wire, self._keeping.control]
+            # Wakes at an answer, at a message of the keeper, and every tick for the limits.
             ready, _, _ = select.select(either, [], [], TICK_S)
             if self._wire in ready:
                 whole, answer = self._wire.arrived()
@@ -110,7 +112,7 @@ class EngineProcess:
             raise Lost(how, self._last_words())
 
     def _why_closed(self) -> str:
-        """The exit of the process, which the keeper tells a moment after the connection closed."""
+        """The end of the process in words; the keeper reports it a moment after the connection has closed."""
         until = time.monotonic() + 1.0
         while time.monotonic() < until and self._keeping.listen(TICK_S):
             if (how := self.gone) is not None:
@@ -118,7 +120,7 @@ class EngineProcess:
         return "closed the judge's connection and went on"
 
     def _dump(self) -> None:
-        """Have the process write its stacks, if it still can."""
+        """Make the process write its stacks, if it still can."""
         before = os.fstat(self._printed.fileno()).st_size
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGUSR1)
@@ -130,7 +132,7 @@ class EngineProcess:
                 return
 
     def _shortened(self) -> int:
-        """Drop the output where it has grown too large; its size now."""
+        """Delete the output if it has grown too large; return its size."""
         size = os.fstat(self._printed.fileno()).st_size
         if size <= LARGEST_PRINT:
             return size
@@ -139,15 +141,16 @@ class EngineProcess:
         return 0
 
     def _last_words(self) -> tuple[str, ...]:
-        """The last lines that were printed since the request began."""
+        """The last lines of output since the request began."""
         handle = self._printed.fileno()
         size = os.fstat(handle).st_size
+        # Of a long output only the end is read.
         begin = max(self._from, size - CHUNK)
         text = os.pread(handle, size - begin, begin).decode(errors="backslashreplace") if size > begin else ""
         return last_words(text)
 
     def end(self) -> None:
-        """Kill the process and whatever it started; nothing happens to one that has ended."""
+        """Kill the process and all that it started, unless it has ended, and close connection and output file."""
         if self.gone is None:
             self._keeping.kill(self.pid)
         self._wire.close()
@@ -155,9 +158,9 @@ class EngineProcess:
 
 
 def last_words(text: str) -> tuple[str, ...]:
-    """The lines of what a process printed that tell how it ended: the last ones, and before all a stack's first frames.
+    """The lines of a process's output that tell how it ended: the first frames of a stack, or else the last lines.
 
-    faulthandler writes the innermost frame first, so a stack is cut at its end, where the frames are our own.
+    faulthandler writes the innermost frame first, so that a stack is cut at its end, where the frames are our own.
     """
     lines = [line for line in text.splitlines() if line.strip() and not line.startswith("Extension modules:")]
     lines = [line for line in lines if OWN not in line]

@@ -1,7 +1,8 @@
-"""Residue: global state of a process that one run left changed, so that the next run would not be the one it is alone.
+"""Residue: global state of a process that a run changed and did not restore.
 
-A backend may keep weights between runs and nothing else that a later run could notice (`backends.base.Backend`). The
-state below is torch's, NumPy's and the process's own; each entry is read in microseconds after every run.
+Changed state could make the next run differ from the same run alone. A backend may keep weights between runs, and
+nothing else that a later run could notice (`backends.base.Backend`). The state below is torch's, NumPy's and the
+process's own; each entry is read in microseconds after every run.
 """
 
 import os
@@ -24,6 +25,7 @@ def _numpy_errors() -> str:
 
 
 def _of_torch() -> dict[str, Callable[[], Any]]:
+    # Looked up, not imported: a process that has not imported torch has no state of torch.
     torch: Any = sys.modules.get("torch")
     if torch is None:
         return {}
@@ -35,12 +37,14 @@ def _of_torch() -> dict[str, Callable[[], Any]]:
         "torch's thread count": torch.get_num_threads,
         "torch's deterministic mode": torch.are_deterministic_algorithms_enabled,
         "torch's float32 matmul precision": torch.get_float32_matmul_precision,
+        # Read by arithmetic: with the flag set, a denormal number becomes 0.
         "torch's flush of denormal numbers": lambda: bool(torch.tensor([2e-310], dtype=torch.float64).mul(1.0) == 0),
     }
 
 
 def state() -> dict[str, Any]:
-    """Name of each piece of global state to its value."""
+    """The value of each piece of global state, by name."""
+    # Read again each time: a run may import torch, whose state is then part of the next comparison.
     readers = {"the current folder": _folder, "NumPy's error handling": _numpy_errors, **_of_torch()}
     return {name: read() for name, read in readers.items()}
 

@@ -1,17 +1,17 @@
-"""Wanted: which backend a process shall open, and how; what crosses to that process before anything else."""
+"""The backend that an engine's process opens, and how; its first message."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """The backend that a process shall open.
+    """The backend that an engine's process opens.
 
     Attributes:
         backend: Name or `pkg.module:factory`.
         fault: Catalogue fault to plant, or None.
-        mode: `reference`, `performance`, or None for what the environment's flags say.
-        threads: Torch threads of a backend on the CPU; 0 leaves them alone.
+        mode: `reference`, `performance`, or None to follow the environment's flags.
+        threads: Number of torch threads of a backend on the CPU; 0 leaves the number as it is.
     """
 
     backend: str

@@ -1,8 +1,8 @@
-"""Wire: whole messages over a socket, each with its length in front, read without ever waiting for a missing rest.
+"""Messages over a socket, each with its length in front.
 
-Both ends run code of this project, and what crosses is built from its own types (a trace has passed the door), so
-multiprocessing's pickling carries it. Bytes that are no message end the connection (`Garbled`): an engine under test
-may have written into a descriptor that is not its own.
+A read never waits for the missing rest of a message. Both ends run code of this project, and messages are built from
+its own types (a trace has passed the door), so that multiprocessing's pickling can be used. Bytes that are no message
+end the connection (`Garbled`): an engine under test may have written into a descriptor that is not its own.
 """
 
 import socket
@@ -12,10 +12,13 @@ from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 HEAD = struct.Struct("!4sQ")
+"""The head of a message: MARK, then the length of the body."""
+
 MARK = b"spv1"
+"""The first bytes of each message, by which foreign bytes are recognised."""
 
 LARGEST = 2**40
-"""Bytes that a message may claim to have; more than that is no message of ours."""
+"""Largest length in bytes that a head may state; a larger one is no message of ours."""
 
 
 class Closed(Exception):
@@ -38,14 +41,14 @@ class Wire:
         self._expect(HEAD.size)
 
     def fileno(self) -> int:
-        """For select."""
+        """The socket's descriptor, for `select`."""
         return self.socket.fileno()
 
     def send(self, content: Any) -> None:
         """Send one message whole.
 
         Raises:
-            Closed: when nobody reads any more.
+            Closed: The other end is closed.
         """
         body = ForkingPickler.dumps(content, 5)
         try:
@@ -58,7 +61,8 @@ class Wire:
         """The next message, waiting for it as long as it takes.
 
         Raises:
-            Closed, Garbled: when there is none.
+            Closed: The other end is closed.
+            Garbled: The bytes are no message.
         """
         while True:
             found, content = self.arrived()
@@ -66,11 +70,11 @@ class Wire:
                 return content
 
     def arrived(self, load: Callable[[bytearray], Any] = ForkingPickler.loads) -> tuple[bool, Any]:
-        """Read once what is there: (True, the message) when one is whole, else (False, None).
+        """Read the available bytes once: (True, message) if a message is complete, else (False, None).
 
         Raises:
-            Closed: when the other end is closed.
-            Garbled: when the bytes are no message.
+            Closed: The other end is closed.
+            Garbled: The bytes are no message.
         """
         try:
             count = self.socket.recv_into(memoryview(self._part)[self._read :])
@@ -78,6 +82,7 @@ class Wire:
             return False, None
         except OSError as why:
             raise Closed from why
+        # Zero bytes mean the end of the stream.
         if not count:
             raise Closed
         self._read += count
@@ -90,11 +95,11 @@ class Wire:
         self._expect(HEAD.size)
         try:
             return True, load(body)
-        except Exception as why:  # unpickling raises whatever the bytes lead it to
+        except Exception as why:  # unpickling foreign bytes may raise anything
             raise Garbled from why
 
     def _expect(self, size: int, in_body: bool = False) -> None:
-        """Read a head, or a body of `size` bytes, next. Its memory is taken as it fills, a page at a time."""
+        """Prepare to read `size` bytes next: a head, or a body; the system provides their memory page by page."""
         try:
             self._part, self._read, self._in_body = bytearray(size), 0, in_body
         except MemoryError as why:
@@ -106,7 +111,11 @@ class Wire:
 
 
 def _length(head: bytearray) -> int:
-    """The bytes of the body that follows `head`; raises Garbled where it is no head."""
+    """The length of the body that follows `head`.
+
+    Raises:
+        Garbled: The bytes are no head.
+    """
     mark, length = HEAD.unpack(head)
     if mark != MARK or not 0 < length <= LARGEST:
         raise Garbled

@@ -1,1 +1,1 @@
-"""The command `law`: the exact law of a sampler in a small world, compared with the target's."""
+"""The command `law`: the exact law of a sampler in a small world."""

@@ -1,4 +1,7 @@
-"""The command `law`: its options become a rule in a small world, whose exact law is printed and written."""
+"""The work of the command `law`: from its options to a printed and written law.
+
+The options give a rule and a small world; the law is compared with the target's.
+"""
 
 from dataclasses import dataclass, fields
 from fractions import Fraction
@@ -17,15 +20,15 @@ from specverify.law.world_options import Tables, exactly, fitting, full, listed,
 from specverify.setup.errors import UnusableInput
 
 PUBLISHED = {"eagle": "top-k", "target-only": "top-k", "typical": "top-k", "specinfer": "with-replacement"}
-"""How siblings are named where nothing is said: as the rule was published; the others' without replacement."""
+"""The default way to draw siblings, as each rule was published; for other rules it is without replacement."""
 
 OWN_THRESHOLDS = {"target-only": ("threshold_single", "threshold_acc"), "typical": ("epsilon", "delta")}
-"""Thresholds that mean something to a rule."""
+"""The thresholds that each rule reads."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """The options as typed; None and False stand for those that were not."""
+    """The options as typed; None and False mean that an option was not typed."""
 
     rule: str | None = None
     p: str | None = None
@@ -50,14 +53,14 @@ class Options:
     json_file: str | None = None
 
     def given(self, *but: str) -> list[str]:
-        """The options that were typed, as they are typed, without those named."""
+        """The typed options, in the spelling of the command line, except the fields `but`."""
         names = {"rule": "RULE", "own": "--rule", "json_file": "--json"}
         typed = [field.name for field in fields(self) if getattr(self, field.name) not in (None, False)]
         return [names.get(name, f"--{name.replace('_', '-')}") for name in typed if name not in but]
 
 
 def law(options: Options) -> int:
-    """Enumerate, print, write; exit code 1 where a promise is broken."""
+    """Enumerate the law, print it and write it; return exit code 1 if a promise is broken, else 0."""
     if options.json_file is not None:
         writing.check(options.json_file)
     if options.table:
@@ -100,14 +103,16 @@ def _asked(options: Options) -> LawFacts:
     told = _told(options)
     thresholds = {**told.thresholds, **_thresholds(options)}
     try:
-        # Typed as floats, but compared and divided alone: as fractions they keep the law exact.
+        # Annotated as floats, but rules only compare and divide thresholds; fractions keep the law exact.
         rule = Rule(options.rule or "multi-round", **{name: cast(float, value) for name, value in thresholds.items()})
     except Malformed as why:
         raise UnusableInput(f"{why.path}: {why.why}") from None
+    # Only a built-in rule declares which trees it verifies.
     refused = rule.refuses(told.tables.shape) if options.own is None else None
     if refused is not None:
         raise UnusableInput(f"{refused}, or give --siblings 1")
     draws = options.draws or told.draws or ("top-k" if options.soft_q else PUBLISHED.get(options.rule or ""))
+    # The order of precedence: the command line, the world file, the soft q, the rule as published.
     draws = draws or "without-replacement"
     if told.tables.tokens is not None and (options.draws is not None or options.soft_q):
         raise click.UsageError("--draws and --soft-q mean nothing where tokens are given: none is drawn")
@@ -140,6 +145,7 @@ def _told(options: Options) -> Told:
         raise click.UsageError("--tree says it all: leave out --siblings and --depth")
     shape = _shape(options)
     if options.p is None and options.q is None:
+        # The same pair as in `--table`, designed to tell rules apart.
         from specverify.law.standard_worlds import HEAVY_EXACT
 
         p, q = HEAVY_EXACT
@@ -174,7 +180,7 @@ def _thresholds(options: Options) -> dict[str, Fraction]:
 
 
 def _in_words(rule: Rule, thresholds: dict[str, Fraction], options: Options) -> str:
-    """The settings in words: thresholds that the rule reads, and whether q is handed over as it is."""
+    """The settings in words: the thresholds that the rule reads, and whether the soft q is handed over."""
     heeded = THRESHOLDS if options.own is not None else OWN_THRESHOLDS.get(rule.name, ())
     parts = [f"{name} {thresholds[name]}" for name in heeded if name in thresholds]
     return ", ".join(parts + (["soft q handed over"] if options.soft_q else []))

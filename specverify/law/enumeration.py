@@ -1,4 +1,7 @@
-"""The exact law of one rule in one small world, by enumeration, and what the rule declares of itself there."""
+"""The exact law of one rule in one small world, by enumeration.
+
+The facts (`LawFacts`) also hold the rule's own declaration: whether it promises to be lossless in this setting.
+"""
 
 from dataclasses import dataclass
 from typing import Any
@@ -15,13 +18,13 @@ from specverify.law.world_options import MOST_TOKENS, Tables
 from specverify.setup.errors import UnusableInput
 
 MOST_RUNS = 20_000
-"""Runs of a rule before a world is called too large; fewer where the vocabulary makes each run long."""
+"""Most runs of a rule in one world; fewer for a large vocabulary, which makes each run long."""
 
 MOST_WORK = 120_000
-"""Runs times tokens of the vocabulary: some ten seconds."""
+"""Most runs times tokens of the vocabulary: about ten seconds."""
 
 NOISE = 1e-10
-"""Total variation that floats may show where a rule of the user's own computes in them; fractions are exact."""
+"""Total variation allowed to a user's rule that computes in floats; fractions are exact."""
 
 READ_Q = ("chain", "multi-round", "specinfer", "block")
 """Rules that compare p with q; the others read the target alone."""
@@ -32,13 +35,13 @@ class Asked:
     """A rule in a world.
 
     Attributes:
-        rule: The built-in rule, or the thresholds that the user's own is told.
+        rule: The built-in rule; for a user's rule, the thresholds that it receives.
         tables: The world.
-        draws: One of DRAWS; ignored where tokens are given.
-        setting: What was set, in words.
+        draws: One of DRAWS; ignored if the tables give tokens.
+        setting: The settings in words.
         soft: Whether top-k tokens come with the soft q, as if they had been drawn from it.
-        own: The user's own rule, `pkg.module:function`.
-        claims: Whether that one claims to be lossless.
+        own: The user's own rule, `pkg.module:function`, or None.
+        claims: Whether the user's rule claims to be lossless.
     """
 
     rule: Rule
@@ -51,11 +54,11 @@ class Asked:
 
 
 def measured(asked: Asked, most: int | None = None) -> LawFacts:
-    """The facts, by enumeration of every decision that can happen.
+    """The facts about a rule in a world, by enumeration of every possible decision.
 
     Args:
         asked: Rule and world.
-        most: Runs of the rule at most; None for as many as take some ten seconds.
+        most: Most runs of the rule; None for as many as take about ten seconds.
 
     Raises:
         UnusableInput: The world is too large, or the user's own rule errs.
@@ -65,12 +68,14 @@ def measured(asked: Asked, most: int | None = None) -> LawFacts:
     blocks = _law(asked, runs)
     height = tables.shape.height + 1
     off = total_variation(blocks, tables.target_row, height)
+    # One float among the weights of a user's rule makes the law inexact.
     exact = not any(isinstance(mass, float) for mass in blocks.values())
     given = tables.tokens is not None
     promise: bool | None = rule.lossless("top-k" if given else asked.draws, tables.distinct(asked.draws))
     declared = rule.promise
     condition, why = declared.condition, ""
     if asked.own is not None:
+        # A user's rule promises only what the command line claims for it.
         promise, condition = (True if asked.claims else None), ""
     elif asked.soft and rule.name in READ_Q:
         promise, condition = False, "tokens are drawn from the q that is handed over"
@@ -104,7 +109,7 @@ def _tree(tables: Tables) -> str:
 
 def _law(asked: Asked, runs: "_Runs") -> Law:
     tables = asked.tables
-    # The built-in rules look at nothing but children and tokens, so their trees can be drawn as they are walked.
+    # Built-in rules read only the children of the current node, so that a tree can be drawn while it is walked.
     whole = asked.soft or asked.own is not None
     try:
         blocks = round_law(
@@ -121,6 +126,7 @@ def _law(asked: Asked, runs: "_Runs") -> Law:
         if isinstance(why.__cause__, UnusableInput):
             raise why.__cause__ from None
         raise UnusableInput(cut(f"--rule {asked.own}: {why.why}" if asked.own else str(why))) from why
+    # A rule that reads a clock or random numbers of its own gives runs that do not add up to 1.
     total = sum(blocks.values())
     if not -NOISE < float(total) - 1.0 < NOISE:
         raise UnusableInput(
@@ -131,7 +137,7 @@ def _law(asked: Asked, runs: "_Runs") -> Law:
 
 
 class _Runs:
-    """A rule that counts how often it is run, and stops when that is too often.
+    """A rule that counts its runs and raises after too many.
 
     Attributes:
         count: Runs so far.
@@ -143,7 +149,11 @@ class _Runs:
         self.count = 0
 
     def __call__(self, *arguments: Any) -> Answer:
-        """One run; UnusableInput for the one too many."""
+        """Run the rule once.
+
+        Raises:
+            UnusableInput: The rule was run too often.
+        """
         self.count += 1
         if self.count > self._most:
             raise UnusableInput(
@@ -153,6 +163,7 @@ class _Runs:
         asked = Question(*arguments)
         if self._soft:
             above = [asked.tree.tokens_to(up)[1:] for up in asked.tree.parent]
+            # The soft q of a node is the draft's law at its parent, after the path to the parent.
             soft = [self._tables.draft_row(path, 0) for path in above]
             asked = asked._replace(proposal=soft, sampled=True)
         return self._program(*asked)

@@ -1,4 +1,7 @@
-"""The standard set of `law --table`: every built-in rule under every kind of draft, in worlds designed to tell."""
+"""The standard set of `law --table`: every built-in rule, every kind of draft.
+
+The worlds are a designed pair of laws, on which rules differ clearly, and three random ones.
+"""
 
 import itertools
 import random
@@ -20,22 +23,23 @@ HEAVY_EXACT: tuple[Row, Row] = (
     [Fraction(repr(float(value))) for value in HEAVY[0]],
     [Fraction(repr(float(value))) for value in HEAVY[1]],
 )
-"""The designed pair of target and draft as the decimals that it is written in."""
+"""The designed laws of target and draft, as fractions equal to their written decimals."""
 
 LOSSY = (("threshold_acc", Fraction(9, 10)), ("threshold_single", Fraction(1, 5)))
-"""Settings in which target-only promises nothing."""
+"""Thresholds with which target-only does not promise to be lossless."""
 
 
 def standard() -> list[LawFacts]:
-    """One row for each rule and kind of draft: the facts of its worst world, cells and runs of all worlds together."""
+    """One row for each rule and kind of draft: the facts of its worst world, with cells and runs of all worlds."""
     rows = [
         _row({world: Asked(Rule(name), tables, draws) for world, tables in worlds(name).items()})
         for name, draws in itertools.product(RULES, DRAWS)
     ]
     loose = worlds("target-only")
     for name, value in LOSSY:
-        rule = Rule("target-only", **{name: cast(float, value)})  # compared and divided alone: exact as a fraction
+        rule = Rule("target-only", **{name: cast(float, value)})  # only compared and divided: a fraction stays exact
         rows.append(_row({at: Asked(rule, one, "top-k", f"{name} {value}") for at, one in loose.items()}))
+    # Siblings with one token: target-only promises nothing for them.
     twins = {at: replace(one, tokens=(0, *(1 + up for up in one.shape.parent[1:]))) for at, one in loose.items()}
     rows.append(_row({at: Asked(Rule("target-only"), one, "top-k", "repeated siblings") for at, one in twins.items()}))
     return rows
@@ -49,7 +53,7 @@ def _row(asked: dict[str, Asked]) -> LawFacts:
 
 
 def worlds(rule: str) -> dict[str, Tables]:
-    """The standard worlds by name, with chains for rules that verify nothing else; every context has its own row."""
+    """The standard worlds by name, with chains for rules that verify chains alone; every context has its own row."""
     if RULES[rule].chains_only:
         deep, wide = Shape((0, 0, 1)), Shape((0, 0, 1, 2))
     else:
@@ -66,14 +70,15 @@ def _tables(shape: Shape, vocab: int, row: Callable[[str, Path], Row]) -> Tables
 
 
 def _turned(row: Row, by: int) -> Row:
-    """`row` moved along the vocabulary, so that contexts differ and p and q still belong together."""
+    """`row` rotated along the vocabulary, so that contexts differ while p and q keep their relation."""
     return [row[(at + by) % len(row)] for at in range(len(row))]
 
 
 def _drawn(seed: int, vocab: int) -> Callable[[str, Path], Row]:
-    """Rows of small rationals, each from a seed of its own."""
+    """A function that gives each row small rational probabilities, from a seed of the row's own."""
 
     def row(name: str, path: Path) -> Row:
+        # Seeded by a text, so that each row is the same whatever other rows are made.
         rng = random.Random(f"{seed} {name} {path}")
         weights = [rng.randint(1, 9) for _ in range(vocab)]
         return [Fraction(weight, sum(weights)) for weight in weights]

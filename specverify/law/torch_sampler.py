@@ -1,8 +1,9 @@
-"""The exact law of a sampler written in torch, as it is: each of its random draws is forked, and every course is run.
+"""The exact law of an unchanged sampler written in torch.
 
-The sampler is a function of two tables, `sampler(target, draft)`. Each is called with the tokens emitted or drafted so
-far in this round, and answers the log-probabilities of the next one: float64 [vocabulary]. The function returns the
-tokens of one speculative round. It may draw with `random`, NumPy and torch as engines do (`backends.interception`).
+Each random draw of the sampler is intercepted and forked, and every possible course is run. The sampler is a function
+of two tables, `sampler(target, draft)`. The sampler calls a table with the tokens emitted or drafted so far in the
+round, and gets the log-probabilities of the next token: float64 [vocabulary]. It returns the tokens of one speculative
+round. It may draw with `random`, NumPy and torch as engines do (`backends.interception`).
 """
 
 import operator
@@ -21,18 +22,18 @@ from specverify.law.world_options import Tables
 from specverify.setup.errors import UnusableInput
 
 NOISE = 1e-6
-"""Total variation that a right sampler may show: it computes in float32, and float32 coins have 2^24 places."""
+"""Total variation allowed to a correct sampler: it may compute in float32, whose coins have 2^24 values."""
 
 MOST_RUNS = 100_000
-"""Courses of the sampler before a world is called too large."""
+"""Most courses of a sampler in one world."""
 
 
 def torch_law(name: str, tables: Tables, claims: bool, most: int | None = None) -> LawFacts:
-    """The facts about the sampler `pkg.module:function` in the world `tables`, whose tree it does not read.
+    """The facts about the sampler `pkg.module:function` in the world `tables`; the tree of the world is not read.
 
     Raises:
-        UnusableInput: It cannot be imported, it raises, it returns no tokens, it has too many courses, or it does with
-            a draw what cannot be followed.
+        UnusableInput: The sampler cannot be imported, raises, returns no tokens, has too many courses, or uses a draw
+            in a way that the interception cannot follow.
     """
     where = f"--torch {name}"
     sampler = function_named(name, where)
@@ -45,7 +46,7 @@ def torch_law(name: str, tables: Tables, claims: bool, most: int | None = None) 
             return _tokens(sampler(_table(tables.target_row), _table(lambda path: tables.draft_row(path, 0))))
         except (NotInterceptable, TooManyRuns):
             raise
-        except (Exception, SystemExit) as why:  # a stranger's code: whatever it raises becomes one line
+        except (Exception, SystemExit) as why:  # the user's code may raise anything, which becomes one line
             raise UnusableInput(f"{where}: raised {brief(why)}; a sampler takes (target, draft)") from why
 
     try:
@@ -55,6 +56,7 @@ def torch_law(name: str, tables: Tables, claims: bool, most: int | None = None) 
     for tokens in law:
         if not tokens or not all(0 <= token < tables.vocab for token in tokens):
             raise UnusableInput(f"{where}: returned {list(tokens)}, not tokens of the vocabulary of {tables.vocab}")
+    # The sampler decides how many tokens a round may have.
     height = max(map(len, law))
     off = total_variation(law, tables.target_row, height)
     return LawFacts(
@@ -79,7 +81,7 @@ def torch_law(name: str, tables: Tables, claims: bool, most: int | None = None) 
 
 
 def _table(row: Callable[[tuple[int, ...]], Any]) -> Callable[[Any], Tensor]:
-    """Log-probabilities after the tokens of a round, as the sampler asks for them."""
+    """The function that gives the sampler the log-probabilities after the tokens of a round."""
 
     def after(tokens: Any = ()) -> Tensor:
         weights = [float(Fraction(weight)) for weight in row(_tokens(tokens))]
@@ -89,6 +91,6 @@ def _table(row: Callable[[tuple[int, ...]], Any]) -> Callable[[Any], Tensor]:
 
 
 def _tokens(told: Any) -> tuple[int, ...]:
-    """Token ids from a tensor, a list or a tuple; TypeError for anything else."""
+    """Token ids from a tensor, a list, a tuple or a single id; TypeError for anything else."""
     listed = told.tolist() if isinstance(told, Tensor) else told
     return tuple(operator.index(token) for token in ([listed] if isinstance(listed, int) else listed))

@@ -1,4 +1,4 @@
-"""A rule of the user's own, `pkg.module:function`: imported, called with rows it cannot change, its answer checked."""
+"""A user's acceptance rule, `pkg.module:function`: import, calls and checks."""
 
 import importlib
 import numbers
@@ -13,14 +13,17 @@ from reference.oracle.coin_source import Number
 from specverify.setup.errors import UnusableInput
 
 SIGNATURE = f"({', '.join(Question._fields)})"
-"""The arguments of a rule, as of `reference.oracle.acceptance.verify`; it answers (path, weights of the next token)."""
+"""The arguments of a rule, those of `reference.oracle.acceptance.verify`.
+
+A rule returns (path, weights of the next token).
+"""
 
 
 def function_named(name: str, where: str) -> Callable[..., Any]:
-    """The function `pkg.module:function`, its module looked for in the current folder too.
+    """The function `pkg.module:function`, whose module may lie in the current folder.
 
     Raises:
-        UnusableInput: It cannot be imported, or is no function; the line begins with `where`.
+        UnusableInput: It cannot be imported, or is no function; the message begins with `where`.
     """
     module_name, colon, attribute = name.partition(":")
     if not (colon and module_name and attribute):
@@ -32,7 +35,7 @@ def function_named(name: str, where: str) -> Callable[..., Any]:
         raise UnusableInput(
             f"{where}: cannot import {module_name!r} ({why}); is it in the current folder or on PYTHONPATH?"
         ) from why
-    except (Exception, SystemExit) as why:  # a stranger's code: whatever it raises becomes one line
+    except (Exception, SystemExit) as why:  # the user's code may raise anything, which becomes one line
         raise UnusableInput(f"{where}: importing {module_name!r} raised {brief(why)}") from why
     found = getattr(module, attribute, None)
     if not callable(found):
@@ -41,17 +44,17 @@ def function_named(name: str, where: str) -> Callable[..., Any]:
 
 
 def own_rule(name: str) -> Program:
-    """The user's rule of that name; whatever it then does wrong is UnusableInput too.
+    """The user's rule of that name; the returned program raises UnusableInput if the rule raises or answers wrongly.
 
     Raises:
-        UnusableInput: as `function_named`.
+        UnusableInput: As in `function_named`.
     """
     where = f"--rule {name}"
     found = function_named(name, where)
 
     def program(*arguments: Any) -> Answer:
         asked = Question(*arguments)
-        # Rows are shared by all runs: as tuples they cannot be changed by one.
+        # All runs share the rows; as tuples, no run can change them.
         rows, laws = ([tuple(row) for row in table] for table in (asked.target, asked.proposal))
         try:
             answer = found(*asked._replace(target=rows, proposal=laws))
@@ -63,7 +66,7 @@ def own_rule(name: str) -> Program:
 
 
 def _answer(answer: Any, where: str, vocab: int) -> Answer:
-    """Path and weights, in numbers that can be added up; `reference.oracle.law` says whether they fit the tree."""
+    """Path and weights of a rule's answer, as exact or float numbers; `reference.oracle.law` checks the path."""
     try:
         path, weights = answer
         nodes = tuple(operator.index(node) for node in path)
@@ -76,6 +79,7 @@ def _answer(answer: Any, where: str, vocab: int) -> Answer:
 
 
 def _number(weight: Any, where: str) -> Number:
+    # Exact weights stay exact: ints and fractions are not turned into floats.
     if isinstance(weight, numbers.Rational):
         return Fraction(weight)
     try:
@@ -90,5 +94,5 @@ def _shown(value: object) -> str:
 
 
 def brief(why: BaseException) -> str:
-    """An error of a stranger's code in one line."""
+    """An error of the user's code in one line."""
     return f"{type(why).__name__}: {' '.join(str(why).split())[:200]}"

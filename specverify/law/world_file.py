@@ -1,4 +1,7 @@
-"""A world from a JSON file: target and draft by path, and every unknown or malformed field refused by its path."""
+"""Reading of a world from a JSON file: target and draft by path of tokens.
+
+Every unknown or malformed field is refused with its path in the file.
+"""
 
 import json
 import re
@@ -15,16 +18,17 @@ from specverify.law.world_options import LONGEST, Tables, exactly, fitting, prob
 from specverify.setup.errors import UnusableInput
 
 MOST_BYTES = 4_000_000
-"""Bytes of a file that is read."""
+"""Largest file that is read, in bytes."""
 
 THRESHOLDS = ("threshold_single", "threshold_acc", "epsilon", "delta")
-"""The thresholds that a rule may be told."""
+"""The thresholds that a file may set for a rule."""
 
 FIELDS = ("parents", "target", "draft", "draws", "tokens", "thresholds")
+"""The fields of a world file."""
 
 
 class Written(str):
-    """A decimal, NaN or Infinity as it stands in the file, so that 0.1 is a tenth."""
+    """A decimal, NaN or Infinity in the spelling of the file, so that 0.1 is exactly a tenth."""
 
 
 @dataclass(frozen=True)
@@ -33,8 +37,8 @@ class Told:
 
     Attributes:
         tables: Tree and rows.
-        draws: One of DRAWS, or None where it says nothing.
-        thresholds: Those it names.
+        draws: One of DRAWS, or None if the file does not say.
+        thresholds: The thresholds that the file sets.
     """
 
     tables: Tables
@@ -46,7 +50,7 @@ def read(name: str) -> Told:
     """The world in the file of that name.
 
     Raises:
-        UnusableInput: The file cannot be read, or a field holds what it may not: one line with its path.
+        UnusableInput: The file cannot be read, or a field has a wrong value; the message holds the field's path.
     """
     where = f"--world {name}"
     content = _decoded(name, where)
@@ -61,6 +65,7 @@ def read(name: str) -> Told:
     shape = shaped(_integers(content["parents"], f"{where}: parents"), f"{where}: parents")
     target = _table(content["target"], shape, None, f"{where}: target")
     vocab = len(target[()])
+    # With given tokens the draft's law is not read, and the field may be missing.
     written = content.get("draft", content["target"])
     if isinstance(written, list):
         if not written:
@@ -85,6 +90,7 @@ def _decoded(name: str, where: str) -> Any:
     except OSError as why:
         raise UnusableInput(f"{where}: {why.strerror or why}") from None
     try:
+        # Decimals are kept as texts, since Python's float would round them before they become fractions.
         return json.loads(raw.decode("utf-8"), parse_float=Written, parse_constant=Written, object_pairs_hook=_unique)
     except UnicodeDecodeError as why:
         raise UnusableInput(f"{where}: not UTF-8 at byte {why.start}") from None
@@ -95,7 +101,7 @@ def _decoded(name: str, where: str) -> Any:
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object, in which no name may stand twice: one of the two would be lost."""
+    """A JSON object as a dict; a repeated name is refused, since one of its two values would be lost."""
     made: dict[str, Any] = {}
     for name, value in pairs:
         if name in made:
@@ -105,7 +111,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _table(written: object, shape: Shape, vocab: int | None, where: str) -> dict[Path, Row]:
-    """Rows by path; `vocab` is the length that each must have, None where the row of the empty path decides."""
+    """Rows by path; each has `vocab` entries, or as many as the row of the empty path if `vocab` is None."""
     if not isinstance(written, dict):
         raise UnusableInput(f"{where}: is {_kind(written)}, not an object of rows by path, such as {{'': [0.6, 0.4]}}")
     if "" not in written:
@@ -124,7 +130,7 @@ def _table(written: object, shape: Shape, vocab: int | None, where: str) -> dict
 
 
 def _path(name: str, shape: Shape, vocab: int, where: str) -> Path:
-    """The path of tokens that a name such as `3 1` means."""
+    """The path of tokens with a name such as `3 1`."""
     if name and not re.fullmatch(r"(?:0|[1-9]\d{0,5})(?: (?:0|[1-9]\d{0,5}))*", name, re.ASCII):
         raise UnusableInput(f"{where}: is no path (token ids with one blank between them, such as '3 1')")
     path = tuple(int(token) for token in name.split())
@@ -150,6 +156,7 @@ def _integers(written: object, where: str) -> Path:
     if not isinstance(written, list):
         raise UnusableInput(f"{where}: is {_kind(written)}, not a list of whole numbers")
     for at, one in enumerate(written):
+        # `type`, since True and False are ints by `isinstance`.
         if type(one) is not int or abs(one) >= 10**6:
             raise UnusableInput(f"{where}[{at}]: {_shown(one)} is not a node or token")
     return tuple(written)

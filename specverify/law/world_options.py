@@ -1,4 +1,7 @@
-"""A small world from options: exact probabilities, a tree, and the rows that target and draft say after a path."""
+"""A small world from options: exact probabilities, a tree, and rows by path.
+
+A row is the law of target or draft after a path of tokens.
+"""
 
 import re
 from collections.abc import Sequence
@@ -12,19 +15,19 @@ from reference.tree import Shape, Tree
 from specverify.setup.errors import UnusableInput
 
 MOST_NODES = 32
-"""Nodes of a tree that is enumerated, the root included."""
+"""Most nodes of a tree that is enumerated, with the root."""
 
 MOST_TOKENS = 256
-"""Tokens of a vocabulary that is enumerated."""
+"""Most tokens of a vocabulary that is enumerated."""
 
 OFF = Fraction(1, 10**6)
-"""How far from 1 a row may sum; it is then normalised."""
+"""Largest distance of a row's sum from 1; such a row is normalised."""
 
 NUMBER = re.compile(r"[+-]?(?:\d+/\d+|(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d{1,2})?)", re.ASCII | re.IGNORECASE)
-"""A fraction, or a decimal whose exponent cannot ask for more digits than fit in memory."""
+"""A fraction, or a decimal with an exponent of at most two digits, so that the number fits in memory."""
 
 LONGEST = 80
-"""Characters of one number."""
+"""Most characters of one number, and of a text that a message quotes."""
 
 
 @dataclass(frozen=True)
@@ -34,8 +37,8 @@ class Tables:
     Attributes:
         shape: The tree to draft.
         target: The target's law after a path of tokens below the root.
-        drafts: The same of each draft; the k-th child of a node is named by draft `k % len(drafts)`.
-        tokens: The drafted tokens where they are given, the root's first; nothing is then drawn.
+        drafts: The same for each draft; draft `k % len(drafts)` names the k-th child of a node.
+        tokens: The drafted tokens, the root's first, if they are given; then no token is drawn.
     """
 
     shape: Shape
@@ -53,12 +56,12 @@ class Tables:
         return self.target.get(path) or self.target[()]
 
     def draft_row(self, path: Path, k: int) -> Row:
-        """The law that names the k-th child after `path`."""
+        """The law of the draft that names the k-th child after `path`."""
         table = self.drafts[k % len(self.drafts)]
         return table.get(path) or table[()]
 
     def distinct(self, draws: str) -> bool:
-        """Whether siblings are sure to differ."""
+        """Whether siblings always have different tokens."""
         if self.tokens is not None:
             return not Tree(self.shape.parent, self.tokens).has_twins
         if all(len(below) <= 1 for below in self.shape.children) or draws == "without-replacement":
@@ -67,12 +70,13 @@ class Tables:
 
 
 def exactly(written: object, where: str) -> Fraction:
-    """The number that `written` (text, or an int) is, as a fraction: a decimal is not rounded to a float.
+    """The number `written` (text, or an int) as an exact fraction; a decimal is not rounded to a float.
 
     Raises:
-        UnusableInput: It is none, NaN, infinite, or has no end of digits; `where` says which.
+        UnusableInput: It is no number, NaN, infinite or too long; the message begins with `where`.
     """
     text = str(written).strip() if isinstance(written, str) or type(written) is int else ""
+    # The last test refuses a denominator of 0.
     if len(text) > LONGEST or not NUMBER.fullmatch(text) or re.search(r"/0+$", text):
         shown = repr(written) if len(repr(written)) <= LONGEST else f"{repr(written)[:LONGEST]}…"
         raise UnusableInput(f"{where}: {shown} is not a number (write 0.6 or 3/5)")
@@ -80,10 +84,10 @@ def exactly(written: object, where: str) -> Fraction:
 
 
 def probabilities(written: Sequence[object], where: str) -> Row:
-    """The law that `written` is; a sum within OFF of 1 is normalised.
+    """The law with the probabilities `written`; a sum within OFF of 1 is normalised.
 
     Raises:
-        UnusableInput: A number is none or negative, they do not sum to 1, or there are too many.
+        UnusableInput: A probability is no number or negative, the sum is not 1, or there are too many tokens.
     """
     if len(written) > MOST_TOKENS:
         raise UnusableInput(f"{where}: {len(written)} tokens are too many to enumerate; use {MOST_TOKENS} at most")
@@ -98,12 +102,12 @@ def probabilities(written: Sequence[object], where: str) -> Row:
 
 
 def listed(text: str, where: str) -> Row:
-    """A law from text with commas."""
+    """The law in a text of probabilities with commas between them."""
     return probabilities(text.split(","), where)
 
 
 def numbers(text: str, where: str) -> Path:
-    """Whole numbers from text with commas."""
+    """The whole numbers in a text with commas between them."""
     parts = [part.strip() for part in text.split(",")]
     for at, part in enumerate(parts):
         if not re.fullmatch(r"\d{1,6}", part, re.ASCII):
@@ -112,7 +116,11 @@ def numbers(text: str, where: str) -> Path:
 
 
 def shaped(parents: Path, where: str) -> Shape:
-    """The tree of these parents; UnusableInput where they are none, or too many."""
+    """The tree with these parents.
+
+    Raises:
+        UnusableInput: The parents are no tree, or too many.
+    """
     if len(parents) > MOST_NODES:
         raise UnusableInput(f"{where}: {len(parents)} nodes are too many to enumerate; use {MOST_NODES} at most")
     try:
@@ -123,6 +131,7 @@ def shaped(parents: Path, where: str) -> Shape:
 
 def full(siblings: int, depth: int) -> Shape:
     """The tree in which every node above `depth` has `siblings` children, level by level."""
+    # The depth first, so that no huge powers are computed.
     if depth >= MOST_NODES or sum(siblings**level for level in range(depth + 1)) > MOST_NODES:
         raise UnusableInput(
             f"--siblings {siblings} --depth {depth}: the tree has more than {MOST_NODES} nodes; make it smaller"
@@ -136,7 +145,11 @@ def full(siblings: int, depth: int) -> Shape:
 
 
 def fitting(tokens: Path, shape: Shape, vocab: int, where: str) -> Path:
-    """`tokens`, if they are one for each node of `shape` and of the vocabulary."""
+    """`tokens`, after a check that there is one for each node of `shape` and that each is in the vocabulary.
+
+    Raises:
+        UnusableInput: The number of tokens is wrong, or a token is outside the vocabulary.
+    """
     if len(tokens) != len(shape):
         raise UnusableInput(f"{where}: {len(tokens)} tokens for {len(shape)} nodes (the root's is the first)")
     for node, token in enumerate(tokens):

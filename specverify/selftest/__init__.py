@@ -1,1 +1,1 @@
-"""The self-test: every planted fault is hunted among drawn cases, and clean runs stay clean."""
+"""The self-test: each planted fault must be found, and clean runs must stay clean."""

@@ -1,4 +1,4 @@
-"""Streams: the cases that a search of one seed draws, drawn once for all the hunts of a process."""
+"""Streams: cases of one seed, drawn once for all the hunts of a process."""
 
 from collections.abc import Iterator
 from functools import cache
@@ -10,9 +10,9 @@ from specverify.campaign.search import BARREN, ROUND, round_seed
 
 
 class Stream:
-    """Cases of one seed, each once, in the order in which `Search.run` judges them while nothing differs.
+    """Cases of one seed without repetition, in the order in which `Search.run` judges them while nothing differs.
 
-    `variant_interval` is the backend's (`backends.base.Declaration`): a slow one is given shorter prompts.
+    `variant_interval` is that of the backend (`backends.base.Declaration`): slow backends get shorter prompts.
     """
 
     def __init__(self, number: int, dtypes: tuple[str, ...], variant_interval: int = 1) -> None:
@@ -22,7 +22,7 @@ class Stream:
         self._rounds = 0
 
     def __iter__(self) -> Iterator[Case]:
-        """As many as are wanted; the end only where rounds bring nothing new."""
+        """Yield cases, drawing new ones when needed; stop after BARREN successive rounds without a new case."""
         at = 0
         while True:
             while at < len(self._cases):
@@ -37,6 +37,7 @@ class Stream:
 
     def _round(self) -> None:
         def collect(case: Case) -> None:
+            # A dict keeps the order, and finds repeated cases quickly.
             if case not in self._drawn:
                 self._drawn[case] = None
                 self._cases.append(case)
@@ -48,5 +49,5 @@ class Stream:
 
 @cache
 def stream(number: int, dtypes: tuple[str, ...], variant_interval: int = 1) -> Stream:
-    """The stream of seed `number`, kept for the life of the process."""
+    """The stream of seed `number`, which is kept as long as the process lives."""
     return Stream(number, dtypes, variant_interval)

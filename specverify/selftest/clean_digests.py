@@ -1,4 +1,7 @@
-"""The sieve: what a clean backend does on a case; where a planted one does the same, nothing is judged twice."""
+"""The sieve of the self-test: digests of a clean backend's runs.
+
+A case on which a planted backend gives the same digest as the clean one needs no judgement.
+"""
 
 import hashlib
 from collections import OrderedDict
@@ -19,27 +22,28 @@ from reference.case import Case
 from specverify.setup.subjects import open_planted, subject_of
 
 KEPT = 4096
-"""Digests held for each backend."""
+"""Most digests kept for one backend."""
 
 ON_TABLES = {one.name for one in (*law.INVARIANTS, *distribution.INVARIANTS)}
-"""Invariants that ask the backend's sampling on tables or coins of their own, of which a case's run shows little."""
+"""Invariants that run the backend's sampling on tables or coins of their own, which the case's run does not show."""
 
 TABLES_ALONE = ON_TABLES - {"lossless.distribution"}
-"""The invariants that ask tables alone; `lossless.distribution` also asks whole generations by the request path."""
+"""Invariants that use tables alone; `lossless.distribution` also tests whole generations by the request path."""
 
 
 class Sieve:
-    """Digests of what one clean backend does, bit by bit, by case."""
+    """Digests of one clean backend's runs, bit by bit, by case."""
 
     def __init__(self, backend: str) -> None:
         self._backend = open_planted(backend, None)
+        # The digests are remembered, not the traces.
         self._clean = subject_of(self._backend, keep=2)
         self._held: OrderedDict[Case, str] = OrderedDict()
 
     def samples_like(self, planted: Backend) -> bool:
-        """Whether `planted` samples by the very functions of the clean backend: no table tells the two apart.
+        """Whether `planted` samples by the same functions as the clean backend, so that tables cannot tell them apart.
 
-        A backend without our sampling seams is taken to differ.
+        It is False for a backend that lacks our sampling seams.
         """
         one, other = (getattr(backend, "seams", None) for backend in (self._backend, planted))
         return isinstance(one, Seams) and isinstance(other, Seams) and one.sampling == other.sampling
@@ -47,14 +51,15 @@ class Sieve:
     def left(
         self, case: Case, planted: Subject, invariants: tuple[Invariant, ...], tables: bool
     ) -> tuple[Invariant, ...]:
-        """Of `invariants`, those that have something to judge on `case`.
+        """The members of `invariants` that are worth judging on `case`.
 
-        All where the run of `planted` differs in a bit from the clean one; else those on tables, if `tables` says that
-        `planted` samples by functions of its own, or none. What only a variant of the case or another generation from
-        its prompt would show is passed over then.
+        All are, if the run of `planted` differs in a bit from the clean one. Otherwise the invariants on tables are, if
+        `tables` says that `planted` samples by functions of its own; else none is. A fault that shows only in a variant
+        of the case, or in another generation from its prompt, is then missed.
         """
         if case not in self._held:
             self._held[case] = digest(self._clean, case)
+            # The oldest digest goes first: rounds over many faults use the same cases in the same order.
             while len(self._held) > KEPT:
                 self._held.popitem(last=False)
         if digest(planted, case) != self._held[case]:
@@ -64,13 +69,14 @@ class Sieve:
 
 @cache
 def sieve(backend: str) -> Sieve:
-    """The sieve of a backend, opened once for each process."""
+    """The sieve of a backend, made once in each process."""
     return Sieve(backend)
 
 
 def digest(subject: Subject, case: Case) -> str:
-    """Of everything that `subject` reveals of `case`, seconds apart, or of how it ended otherwise."""
+    """The digest of the trace of `case` without its times, or of the outcome in place of a trace."""
     try:
+        # Times differ between two runs of the same computation.
         outcome: object = replace(subject(case), forward_s=0.0)
     except NoTrace as absent:
         outcome = absent.outcome
@@ -81,7 +87,7 @@ def digest(subject: Subject, case: Case) -> str:
 
 
 def _parts(value: Any) -> Iterator[bytes]:
-    """Every bit of a value, and where one thing in it ends and the next begins."""
+    """The bytes of a value, with marks of types, shapes and lengths, so that unequal values have unequal bytes."""
     if isinstance(value, np.ndarray):
         yield f"{value.dtype.str}{value.shape}".encode()
         yield value.tobytes()

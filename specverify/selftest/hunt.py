@@ -1,4 +1,7 @@
-"""A hunt: ordinary cases are drawn against a backend, with one fault planted in it or none, until one differs."""
+"""A hunt: cases judged on a backend with one planted fault, until one differs.
+
+A hunt without a fault is a clean run, in which no case may differ.
+"""
 
 import signal
 import time
@@ -26,23 +29,23 @@ from specverify.setup.selection import Unknown
 from specverify.setup.subjects import open_planted, subject_of
 
 SMALL = 4
-"""Nodes, and actions of a session, at which a hunt stops to make its find smaller; `diff` goes on."""
+"""Numbers of nodes and of actions at which a hunt stops to shrink its case; `diff` goes on."""
 
 
 @dataclass(frozen=True)
 class HuntPlan:
-    """Where one hunt goes.
+    """The plan of one hunt.
 
     Attributes:
-        fault: What is planted, or None for a clean run.
+        fault: The planted fault, or None for a clean run.
         backend: Name or `pkg.module:factory`.
-        seed: Of the draws.
-        cases: To draw at most.
+        seed: Seed of the draws.
+        cases: Most cases to judge.
         dtypes: Working dtypes to draw from.
-        shrink_s: Seconds for making what is found smaller.
-        sieved: Whether a case on which the backend does bit for bit what it does clean is judged on tables alone.
+        shrink_s: Seconds for shrinking.
+        sieved: Whether a case on which the planted backend has the bits of the clean one is judged on tables alone.
         until: Wall clock (`time.time`) after which no further case begins.
-        skip: Cases of the seed's order that other hunts of the same fault judge, before this one's first.
+        skip: Number of cases at the beginning of the seed's order, which other hunts of the same fault judge.
     """
 
     fault: str | None
@@ -61,20 +64,20 @@ class HuntResult:
     """The result of one hunt.
 
     Attributes:
-        fault: As in its ground.
-        backend: As in its ground.
-        cases: Judged, the one that differed included.
-        seconds: Until the first difference, or until the end; shrinking is not counted.
-        cpu: Seconds of processor time, shrinking included.
+        fault: As in the hunt's plan.
+        backend: As in the hunt's plan.
+        cases: Number of judged cases, with the one that differed.
+        seconds: Wall time until the first difference, or until the end, without shrinking.
+        cpu: Seconds of processor time, with shrinking.
         caught: Whether a case differed.
         by: The invariant that located the first difference, or None.
-        stage: The stage that it named, or None.
-        nodes: Of the largest tree that any request of the smallest case has, its root counted.
-        actions: Actions of that case's session; 0 without one.
-        case: Its id, or None.
-        failed: Every invariant that differed on the case as drawn or at its smallest.
-        missing: Why the backend cannot be opened here, or None.
-        skip: As in its ground: the difference met is that of case number `skip + cases` of the seed's order.
+        stage: The stage of that finding, or None.
+        nodes: Nodes of the largest tree of any request in the smallest case, with the root.
+        actions: Actions of the smallest case's session; 0 without a session.
+        case: Id of the smallest case, or None.
+        failed: Every invariant that differed on the case as drawn or on the smallest case.
+        missing: Why the backend cannot be opened on this machine, or None.
+        skip: As in the hunt's plan; the case that differed has number `skip + cases` in the seed's order.
     """
 
     fault: str | None
@@ -94,27 +97,28 @@ class HuntResult:
 
 
 _stops: list[Event] = []
+"""The event that ends all hunts of this process; empty outside a worker."""
 
 
 def enter(stop: Event) -> None:
-    """Begin a worker: it leaves Ctrl-C to its parent, and its hunts end after the case at hand once `stop` is set."""
+    """Prepare a worker process: it ignores Ctrl-C, and its hunts end after the current case once `stop` is set."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _stops.append(stop)
 
 
 @cache
 def _oracle() -> Oracle:
-    """One oracle for all hunts of a process: equal seeds draw equal cases, whatever is planted."""
+    """One oracle for all hunts of a process; hunts of one seed judge the same cases, whatever fault is planted."""
     return Oracle()
 
 
 def hunt(ground: HuntPlan) -> HuntResult:
-    """Go there. Faults never meet: each is planted in a backend opened for it.
+    """Carry out one hunt; its fault is planted in a backend that is opened for this hunt alone.
 
-    A backend that is not here, or that the fault cannot be planted in, is told in the bag's `missing`.
+    If the backend is unavailable, or the fault cannot be planted in it, the result's `missing` says why.
 
     Raises:
-        UnknownBackend: for a backend that means nothing.
+        UnknownBackend: There is no backend of that name.
     """
     try:
         backend = open_planted(ground.backend, ground.fault)
@@ -130,6 +134,7 @@ def hunt(ground: HuntPlan) -> HuntResult:
         met_at = time.perf_counter()
 
     declared = backend.declaration.dtypes
+    # A backend that is not ours may lack the dtypes of the plan.
     dtypes = tuple(one for one in ground.dtypes if one in declared) or declared[:1]
     plan = Plan(
         backend=ground.backend,
@@ -150,16 +155,17 @@ def hunt(ground: HuntPlan) -> HuntResult:
     search.run_given(_posed(ground, dtypes, subject, tables))
     seconds = (met_at or time.perf_counter()) - began
     if search.differs and subject.variant_interval > 1:
-        # On a slow backend the smallest case is judged by the invariants that judged the drawn one: all of them would
-        # run an interpreted kernel behind a far prompt for half a minute, to say which others fail too.
+        # On a slow backend the smallest case is judged by the invariants that judged the drawn one alone. All
+        # invariants would run an interpreted kernel behind a long prompt for half a minute, to name further failures.
         search.invariants = tuple(one for one in invariants if one.name in judged[-1].outcomes)
-    # The shrinking has a bound of its own.
+    # Shrinking has a time limit of its own, so that `until` no longer counts.
     search.stopped = lambda: any(one.is_set() for one in _stops) or _small(search.smallest)
     failure = search.failure(search_nearest=False)
     if failure is None:
         busy = time.process_time() - busy
         return HuntResult(ground.fault, ground.backend, len(judged), seconds, busy, skip=ground.skip)
     smallest = failure.verdict
+    # The verdict that differed is the last: `run_given` stops at the first difference.
     failed = {name for one in (judged[-1], smallest) for name, outcome in one.outcomes.items() if outcome == "failed"}
     session = smallest.case.session
     return HuntResult(
@@ -180,26 +186,26 @@ def hunt(ground: HuntPlan) -> HuntResult:
 
 
 def nodes_of(case: Case) -> int:
-    """Of the largest tree that any request has, its root counted."""
+    """The number of nodes, with the root, of the largest tree of any request."""
     return max(largest(case.draft), burden(case)[0])
 
 
 def _small(case: Case | None) -> bool:
-    """Whether a hunt has no need of a smaller case: SMALL nodes, and no session or few actions."""
+    """Whether a hunt needs no smaller case: at most SMALL nodes, and no session or at most SMALL actions."""
     if case is None or nodes_of(case) > SMALL:
         return False
     return case.session is None or len(case.session.actions) <= SMALL
 
 
 def asks_tables(ground: HuntPlan, backend: Backend) -> bool:
-    """Whether tables can tell `backend` from the clean one; not where the fault planted in it leaves sampling alone."""
+    """Whether tables may tell `backend` from the clean one; not if the planted fault leaves sampling unchanged."""
     return ground.fault is None or not sieve(ground.backend).samples_like(backend)
 
 
 def _posed(
     ground: HuntPlan, dtypes: tuple[str, ...], subject: Subject, tables: bool
 ) -> Iterator[tuple[Case, tuple[Invariant, ...]]]:
-    """The cases that a search of the ground's seed draws, each with the invariants to judge."""
+    """The cases that a search with the hunt's seed draws, each with the invariants to judge."""
     drawn = stream(ground.seed, dtypes, subject.variant_interval)
     for case in islice(drawn, ground.skip, ground.skip + ground.cases):
         turns = taking_turns(case, ALL, subject.variant_interval)
@@ -208,5 +214,5 @@ def _posed(
 
 
 def grounds_of(names: list[str], backend: str | None) -> dict[str, str]:
-    """The backend of each fault: the one given, or the one that the fault names."""
+    """The backend for each fault: `backend` if given, else the one that the fault names."""
     return {name: backend or faults.named(name).on for name in names}

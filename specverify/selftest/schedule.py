@@ -1,4 +1,8 @@
-"""The command `selftest`: plants each fault, searches as `diff` does, and says which invariant caught it, or none."""
+"""The work of `selftest`: a schedule of hunts, and the report of caught faults.
+
+Each fault is planted and hunted as `diff` searches; the report names the invariant that caught it, or says that the
+fault escaped.
+"""
 
 import multiprocessing as mp
 import os
@@ -26,18 +30,21 @@ from specverify.setup.selection import Unknown
 from specverify.setup.subjects import check_seams
 
 ROUNDS = ((60, True), (150, True), (150, True), (60, False), (300, True), (600, True), (150, False), (2000, True))
-"""Cases judged against a fault that is still at large, round by round, and whether through the sieve: short rounds
-first, so that no hard fault starves the others; those without it see what only variants of a case show. Each round goes
-on where the one before ended, in the order in which `diff --jobs 1` with the same seed draws its cases."""
+"""Rounds against a fault that is still at large: (cases to judge, whether through the sieve).
+
+Short rounds come first, so that no hard fault starves the others. Rounds without the sieve see faults that only
+variants of a case show. Each round starts where the one before ended, in the order in which `diff --jobs 1` with the
+same seed draws its cases.
+"""
 
 CLEAN_EVERY = 16
-"""For so many hunts there is one with nothing planted."""
+"""One hunt in this many is followed by a hunt without a fault."""
 
 CLEAN_CASES = 8
-"""Cases of a hunt with nothing planted; all invariants whose turn it is are asked."""
+"""Cases of a hunt without a fault; they are judged by all invariants whose turn it is."""
 
 SHRINK_S = 2.5
-"""Seconds for making one find smaller."""
+"""Seconds for shrinking one failing case."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +63,7 @@ def chosen(globs: tuple[str, ...]) -> list[Fault]:
     """The faults that any of `globs` matches, by name or catalogue id; all without globs.
 
     Raises:
-        Unknown: for a glob that matches none.
+        Unknown: A glob matches no fault.
     """
     for glob in globs:
         if not any(fnmatchcase(name, glob) for one in faults.ALL for name in (one.name, one.id)):
@@ -66,14 +73,15 @@ def chosen(globs: tuple[str, ...]) -> list[Fault]:
 
 
 def selftest(options: Options, folder: Path) -> int:
-    """Run it; exit code 1 where a fault escapes or a clean run differs, 3 where nothing could be judged.
+    """Run the self-test; return 1 if a fault escapes or a clean run differs, 3 if nothing could be judged, else 0.
 
     Each hunt is appended to `selftest.jsonl` in `folder` as it ends, so that an interrupted test loses nothing.
 
     Raises:
-        Unknown: for a fault glob that matches nothing, or a backend that exposes no seams.
-        UnknownBackend, Unavailable: for a backend that means nothing, or is not here.
+        Unknown: A fault glob matches nothing, or the backend exposes no seams.
+        UnknownBackend, Unavailable: The backend is unknown, or not available on this machine.
     """
+    # Checked before any hunt, so that a wrong backend is one line and not one missing result for each fault.
     if options.backend is not None:
         check_seams(options.backend)
     if options.json_file is not None:
@@ -99,9 +107,10 @@ def selftest(options: Options, folder: Path) -> int:
 
 
 def _bags(names: list[str], options: Options, until: float, report: SelfTest) -> Iterator[HuntResult]:
-    """Each hunt as it ends: rounds of growing length over the faults still at large, clean ones in between."""
+    """The result of each hunt as it ends: rounds over the faults still at large, with clean hunts in between."""
     backends = grounds_of(names, options.backend)
     jobs = options.jobs or min(os.cpu_count() or 1, 4)
+    # Fresh processes: they read the thread settings of `ForWorkers` when they import NumPy.
     context = mp.get_context("spawn")
     stop = context.Event()
     with ForWorkers(1), ProcessPoolExecutor(jobs, context, initializer=enter, initargs=(stop,)) as pool:
@@ -115,7 +124,7 @@ def _bags(names: list[str], options: Options, until: float, report: SelfTest) ->
                     pending |= {pool.submit(hunt, ground) for ground in course.after(bag)}
                 pending |= {pool.submit(hunt, ground) for ground in course.spare(jobs - len(pending))}
                 if not course.at_large and not course.clean_due:
-                    stop.set()  # what is under way beside the round that caught the last fault
+                    stop.set()  # all faults are caught: end the rounds that still run beside the last one
         except BrokenProcessPool:
             report.errors.append("a worker died: its hunts were not judged; try --jobs 1, and --fault to find which")
         except KeyboardInterrupt:
@@ -126,7 +135,7 @@ def _bags(names: list[str], options: Options, until: float, report: SelfTest) ->
 
 
 class Course:
-    """Which hunt comes when: the next round of a fault queues behind whatever waits, so that no worker is idle."""
+    """The order of hunts: the next round of a fault queues behind the waiting hunts, so that no worker is idle."""
 
     def __init__(self, names: list[str], backends: dict[str, str], seed: int, until: float) -> None:
         self._names, self._backends, self._seed, self._until = names, backends, seed, until
@@ -136,12 +145,13 @@ class Course:
         self._made = 0
 
     def first(self) -> list[HuntPlan]:
-        """The first round, faults of one backend together."""
+        """The first round, ordered by backend."""
+        # Workers remember the sieve and the streams of a backend, so that its faults run one after the other.
         ordered = sorted(self._names, key=lambda name: self._backends[name])
         return [ground for name in ordered for ground in self._hunts(name)]
 
     def after(self, bag: HuntResult) -> list[HuntPlan]:
-        """The hunts that follow one: the fault's next round if no case showed it, and there is time."""
+        """The hunts that follow a result: the fault's next round, if no case showed the fault and time is left."""
         self.clean_due -= bag.fault is None
         if bag.caught or bag.missing is not None:
             self.at_large.discard(bag.fault or "")
@@ -150,7 +160,7 @@ class Course:
         return self._next(bag.fault)
 
     def spare(self, workers: int) -> list[HuntPlan]:
-        """For workers that would be idle: later rounds of faults at large, beside those that are under way."""
+        """Hunts for idle workers: later rounds of faults at large, beside the rounds that still run."""
         if workers <= 0 or time.time() > self._until:
             return []
         least_hunted = sorted(self.at_large, key=lambda name: (self._round[name], name))[:workers]
@@ -167,7 +177,9 @@ class Course:
         dtypes = default_dtypes(backend)
         made = [HuntPlan(name, backend, drawing_seed(self._seed), cases, dtypes, SHRINK_S, self._until, sieved, skip)]
         self._made += 1
+        # The very first hunt has one beside it, so that every self-test has a clean run.
         if self._made % CLEAN_EVERY == 1:
+            # Each clean hunt has a seed of its own, so that clean runs see ever new cases.
             clean = drawing_seed(self._seed, self._made)
             self.clean_due += 1
             made.append(HuntPlan(None, backend, clean, CLEAN_CASES, dtypes, SHRINK_S, self._until))
@@ -175,15 +187,15 @@ class Course:
 
 
 def _note(report: SelfTest, bag: HuntResult) -> None:
-    """Count one hunt."""
+    """Enter the result of one hunt into the report."""
     if bag.fault is None:
         report.clean.append(Clean(bag.backend, bag.cases, bag.by, bag.case, bag.missing))
         return
     row = next(one for one in report.faults if one.name == bag.fault)
     if row.caught:
-        return  # by another round, which ran beside this one
+        return  # another round, which ran beside this one, has caught the fault
     row.backend, row.missing = bag.backend, bag.missing
-    # Where in the order of `diff` the fault was met, or how far it was hunted: rounds may run beside each other.
+    # The number of the case in `diff`'s order, or the furthest case so far: rounds may end out of order.
     row.cases = bag.skip + bag.cases if bag.caught else max(row.cases, bag.skip + bag.cases)
     row.seconds += bag.seconds
     row.cpu += bag.cpu

@@ -1,1 +1,1 @@
-"""The preparations of a run before its first case: subjects, selection, devices and environment."""
+"""The preparations of a run: subjects, selection, processors and environment."""

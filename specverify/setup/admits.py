@@ -1,4 +1,4 @@
-"""Whether a backend's declaration admits a case, and the reason in one line where it does not."""
+"""The check of a case against a backend's declaration, with a reason in one line."""
 
 from dataclasses import replace
 
@@ -7,7 +7,10 @@ from reference.case import Case
 
 
 def outside(declared: Declaration, case: Case) -> str | None:
-    """Why the declaration does not admit the case, or None; in a session every request is asked about."""
+    """The reason why the declaration does not admit the case, or None; in a session every request is checked.
+
+    A request that switches drafts is also checked with each later draft.
+    """
     if case.session is not None:
         if not declared.sessions:
             return f"{declared.name} declares no sessions"
@@ -25,6 +28,7 @@ def outside(declared: Declaration, case: Case) -> str | None:
         return f"{declared.name} declares no KV layout {case.layout.kind}"
     if case.layout.commit not in declared.commits:
         return f"{declared.name} declares no commit by {case.layout.commit}"
+    # A backend that decodes greedily alone declares a maximum of 0.
     if case.sampling.temperature > declared.max_temperature:
         return f"{declared.name} declares no sampling at temperature {case.sampling.temperature:g}"
     if not case.sampling.greedy and case.sampling.rule.name not in declared.rules:

@@ -12,7 +12,7 @@ PACKAGES = ("torch", "transformers", "numpy", "scipy", "hypothesis", "pytest", "
 
 
 def package_version(name: str) -> str | None:
-    """The installed version, or None."""
+    """The installed version of the package `name`, or None."""
     try:
         return version(name)
     except PackageNotFoundError:
@@ -20,7 +20,7 @@ def package_version(name: str) -> str | None:
 
 
 def environment() -> dict[str, str]:
-    """Versions, the machine and the flags that are set, in words that two runs can be compared by."""
+    """Versions, the machine and the set flags, as texts by which two runs can be compared."""
     found = {name: package_version(name) for name in PACKAGES}
     return {
         "specverify": specverify.__version__,

@@ -1,9 +1,9 @@
-"""The two errors of a command: its input is wrong (exit code 2), or this machine lacks something (exit code 3)."""
+"""The two errors of a command: wrong input (exit code 2), a missing part (3)."""
 
 
 class UnusableInput(ValueError):
-    """The input is wrong: what, where, and what to do, on one line."""
+    """The input is wrong; the message says in one line what is wrong, where, and what to do."""
 
 
 class MissingInput(RuntimeError):
-    """Something that the machine lacks: what, and how to get it, on one line."""
+    """This machine lacks something; the message says in one line what, and how to get it."""

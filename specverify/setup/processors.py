@@ -1,4 +1,4 @@
-"""Custom processors of a run: admitted in every process that runs cases, on the vocabularies that it will meet."""
+"""Admission of a run's custom processors, in every process that runs cases."""
 
 import contextlib
 import itertools
@@ -13,15 +13,18 @@ from specverify.setup.errors import UnusableInput
 
 
 def admit(names: Iterable[str], *vocabularies: int) -> None:
-    """Admit the processors `names`, tried on each of `vocabularies`; on the built-in models' extremes if none is given.
+    """Admit the processors `names` after a trial on each of `vocabularies`, the sizes that the run will meet.
+
+    Without `vocabularies` they are tried on 64 tokens and on the smallest and largest built-in vocabulary.
 
     Raises:
-        UnusableInput: One cannot be found, cannot be replayed, or fails when tried.
+        UnusableInput: A processor cannot be found, cannot be replayed, or fails when tried.
     """
+    # `python -m` has the current folder on its path; the installed command has not.
     search_current_folder()
     sizes = [arch.vocab_size for arch in GALLERY]
     try:
-        # Whatever the user's module prints while it is imported is no part of our output.
+        # The user's module may print while it is imported, which must not mix with our output.
         with contextlib.redirect_stdout(sys.stderr):
             for name, vocab in itertools.product(names, vocabularies or (64, min(sizes), max(sizes))):
                 user_processors.admit(name, vocab)
@@ -30,7 +33,11 @@ def admit(names: Iterable[str], *vocabularies: int) -> None:
 
 
 def check_admitted(case: Case, file: str) -> None:
-    """Raise UnusableInput where the case in `file` names a processor that the user did not name."""
+    """Check that the user has named every processor of the case in `file`.
+
+    Raises:
+        UnusableInput: The case uses a processor that the user has not named.
+    """
     try:
         for name in case.sampling.processors:
             user_processors.admitted(name)

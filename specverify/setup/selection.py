@@ -1,4 +1,4 @@
-"""Names on the command line that mean something without an engine: invariants by glob, KV layouts."""
+"""Names on the command line that need no engine: invariants by glob, KV layouts."""
 
 from fnmatch import fnmatchcase
 
@@ -9,14 +9,14 @@ from reference.layout import KINDS
 
 
 class Unknown(ValueError):
-    """A name on the command line means nothing; the message says what would."""
+    """A name on the command line is unknown; the message lists the known names, or the command that lists them."""
 
 
 def invariants_matching(globs: tuple[str, ...]) -> tuple[Invariant, ...]:
-    """The invariants that any of `globs` names; all of them for no glob.
+    """The invariants that any of `globs` matches; all invariants without globs.
 
     Raises:
-        Unknown: for a glob that matches nothing.
+        Unknown: A glob matches no invariant.
     """
     for glob in globs:
         if not any(fnmatchcase(one.name, glob) for one in ALL):
@@ -25,22 +25,27 @@ def invariants_matching(globs: tuple[str, ...]) -> tuple[Invariant, ...]:
 
 
 def check_layout(layout: str, backends: tuple[str, ...]) -> None:
-    """Refuse a KV layout that nobody knows, or that one of `backends` of ours does not declare.
+    """Check that a KV layout exists, and that those of `backends` that are ours declare it.
 
-    A stranger's backend is asked where it is opened, in a process of its own.
+    A backend that is not ours is checked when it is opened, in a process of its own.
 
     Raises:
-        Unknown: for either.
+        Unknown: The layout does not exist, or a backend does not declare it.
     """
     if layout not in KINDS:
         raise Unknown(f"no KV layout is called {layout!r}: known are {', '.join(KINDS)}")
     for backend in backends:
+        # The registry's rows are read, so that nothing is opened for this check.
         declared = next((row.layouts for row in ROWS if row.name == backend), None)
         if declared is not None:
             check_declared(layout, backend, declared)
 
 
 def check_declared(layout: str, backend: str, declared: tuple[str, ...]) -> None:
-    """Raise Unknown where the KV layouts that `backend` declares do not hold `layout`."""
+    """Check that `layout` is among the KV layouts that `backend` declares.
+
+    Raises:
+        Unknown: It is not.
+    """
     if layout not in declared:
         raise Unknown(f"{backend} declares no KV layout {layout}: it has {', '.join(declared) or 'none'}")

@@ -1,4 +1,7 @@
-"""Opens what a plan names: backends as Subjects, faults by name."""
+"""Opening of backends as Subjects, with planted faults by name.
+
+A Subject turns a backend's refusals and exceptions into values (`Declined`, `Crashed`) that invariants can judge.
+"""
 
 import traceback
 from collections.abc import Callable
@@ -24,7 +27,7 @@ def fault_named(name: str) -> Fault:
     """The catalogue fault of that name.
 
     Raises:
-        Unknown: when there is none.
+        Unknown: There is no such fault.
     """
     try:
         return faults.named(name)
@@ -33,12 +36,13 @@ def fault_named(name: str) -> Fault:
 
 
 def check_seams(name: str) -> None:
-    """Open a backend only to see whether faults can be planted in it.
+    """Check that faults can be planted in a backend, by opening it.
 
     Raises:
-        Unknown: for a backend that exposes no seams.
-        UnknownBackend, Unavailable, WrongFlag: as `backends.registry.open_backend`.
+        Unknown: The backend exposes no seams.
+        UnknownBackend, Unavailable, WrongFlag: As in `backends.registry.open_backend`.
     """
+    # Planting a fault that changes nothing tells whether the backend has seams.
     nothing = Fault("nothing", Stage.DRAFTED, "Nothing goes wrong.", "", "", lambda seams: seams)
     try:
         faults.plant(open_backend(name), nothing)
@@ -47,11 +51,11 @@ def check_seams(name: str) -> None:
 
 
 def open_planted(name: str, fault: str | None, mode: str | None = None) -> Backend:
-    """Open a backend, with a fault in it if one is named, in the mode that is named or that the environment asks for.
+    """Open a backend, with a planted `fault` if one is named, in `mode` or else in the environment's mode.
 
     Raises:
-        Unknown: for an unknown fault, a backend that exposes no seams to plant it in, or a mode that it does not have.
-        UnknownBackend, Unavailable, WrongFlag: as `backends.registry.open_backend`.
+        Unknown: The fault is unknown, the backend exposes no seams for it, or the backend has no modes.
+        UnknownBackend, Unavailable, WrongFlag: As in `backends.registry.open_backend`.
     """
     backend = open_backend(name)
     if fault is not None:
@@ -67,13 +71,13 @@ def open_planted(name: str, fault: str | None, mode: str | None = None) -> Backe
 
 
 def mode_in(backend: Backend) -> Mode | None:
-    """The mode in which a backend of ours runs; None for one that has none."""
+    """The mode in which a backend of ours runs; None for a backend without modes."""
     mode = getattr(backend, "mode", None)
     return mode if isinstance(mode, Mode) else None
 
 
 def subject_of(backend: Backend, keep: int = 48) -> Subject:
-    """`backend` as invariants see it: what it declines and how it breaks become values."""
+    """`backend` as invariants see it; its refusals and exceptions become values, and it remembers `keep` runs."""
     declared = backend.declaration
 
     def run(case: Case) -> Trace | Declined | Crashed:
@@ -101,40 +105,42 @@ def subject_of(backend: Backend, keep: int = 48) -> Subject:
 
 
 def ended(why: BaseException) -> Declined | Crashed:
-    """The meaning of a backend's exception: an engine under test may raise anything, and that is a finding."""
+    """The outcome for a backend's exception: a refusal, or a crash, since an engine under test may raise anything."""
     if isinstance(why, Unsupported):
         return Declined(str(why))
     if isinstance(why, Misshapen):
-        return Crashed(why.stage, why.why)  # the frames would be those of the door
+        return Crashed(why.stage, why.why)  # no frames: they would be those of our admission code
     if isinstance(why, StageFailure):
         return Crashed(why.stage, why.why, last_frames(why))
     return Crashed(None, in_words(why), last_frames(why))
 
 
 def in_words(why: BaseException) -> str:
-    """An exception in one line: its type, and the beginning of what it says, if it can be put into words."""
+    """An exception in one line: its type, and the beginning of its message, if `str` can make one."""
     try:
         said = " ".join(str(why).split())[:200]
-    except Exception:  # the message is a stranger's code too
+    except Exception:  # `__str__` is the backend's code too
         said = "(it cannot be put into words)"
     return f"{type(why).__name__}: {said}"
 
 
 FRAMES = 6
-"""Frames of a traceback that a crash keeps, the innermost ones: the backend's own, and not ours that called it."""
+"""Number of innermost frames that a crash keeps: the backend's own, not the frames of our code that called it."""
 
 OURS = Path(__file__).resolve().parent
-"""The folder whose frames say nothing of the backend."""
+"""Our folder, whose frames say nothing about the backend."""
 
 SOURCE = 120
-"""Characters of a source line that a frame keeps."""
+"""Most characters of a source line in a frame."""
 
 
 def last_frames(why: BaseException) -> tuple[str, ...]:
     """The innermost FRAMES frames of the error behind `why`, each `file:line in function: source line`, latest last.
 
-    Of an error raised from another, the frames are those of the first. Of a file, the last two parts of its path stay.
+    If errors were raised from each other, the frames are those of the first one. A file keeps the last two parts of its
+    path.
     """
+    # The first error names the place of the fault; later ones only wrap it.
     while why.__cause__ is not None:
         why = why.__cause__
     frames = [frame for frame in traceback.extract_tb(why.__traceback__) if OURS not in Path(frame.filename).parents]
@@ -145,7 +151,7 @@ def last_frames(why: BaseException) -> tuple[str, ...]:
 
 
 class GuardedLive:
-    """A backend's live session, whose refusals and breaks become what invariants understand."""
+    """A backend's live session, whose refusals and exceptions become `NoTrace`."""
 
     def __init__(self, backend: Serving, case: Case, door: LiveDoor) -> None:
         self._door = door
@@ -172,7 +178,7 @@ class GuardedLive:
 
 
 class Guarded:
-    """A backend's tables, whose refusals and breaks become what invariants understand."""
+    """A backend's tables, whose refusals and exceptions become `NoTrace`."""
 
     def __init__(self, tables: ExactLaw) -> None:
         self._tables = tables
@@ -189,6 +195,7 @@ class Guarded:
 
     def samples(self, world: World, seeds: Array) -> Blocks:
         """As `ExactLaw.samples`; raises NoTrace."""
+        # No tape is given here, so that its width follows from the tree.
         size = len(seeds), world.shape, world.vocab, stride(len(world.shape))
         return self._guarded(lambda: admitted_blocks(self._tables.samples(world, seeds), *size))
 

@@ -1,4 +1,8 @@
-"""Acceptance: which nodes a rule accepts, by which coins, and with which law."""
+"""Invariants of acceptance: accepted nodes, the coins that decide, and the laws.
+
+`walk.py` judges the accepted path and the emitted tokens, `coins.py` each random decision, and `law.py` the exact
+probability distribution of the emitted tokens.
+"""
 
 from properties.invariants.acceptance import coins, law, walk
 

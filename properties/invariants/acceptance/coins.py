@@ -1,4 +1,9 @@
-"""Coins: by the tape, each draw and each acceptance is the one that its coin decides, and no coin decides twice."""
+"""Invariants of the coins: each random decision follows its own coin on the tape.
+
+A coin is a uniform number in [0, 1). The tape gives each draw and each acceptance test of a step a coin of its own
+(`reference/tape.py`). With the tape given, sampling is deterministic, so accepted path, bonus and drafted tokens are
+compared exactly. No coin may decide twice, and a coin that decided nothing may not change the run.
+"""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -22,11 +27,15 @@ from reference.tree import Tree
 NEEDS = needing(Stage.DRAFTED, Stage.SCORED, Stage.ACCEPTED)
 
 UNUSED_TRIES = 2
-"""Other tapes that agree on the coins in use, on each of which the case is run again."""
+"""Number of further runs of a case, each on a tape that keeps the used coins and replaces all others."""
 
 
 def walk(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
-    """By the tape's coins, each step accepts and emits what its rule does with the step's own laws and proposals."""
+    """Each step accepts the path and emits the bonus that its rule gives for the tape's coins.
+
+    The rule is evaluated on the laws and proposals that the step itself reveals, so that wrong logits or a wrong draft
+    do not fail this check.
+    """
     if not subject.takes_tape:
         raise Unobserved("the backend takes no tape")
     steps = [(number, told) for number, step in enumerate(subject(case).steps) if (told := told_by(step)) is not None]
@@ -44,7 +53,7 @@ def walk(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
         )
         bonus = chance.choose("bonus", 0, weights)
         assert step.accepted is not None
-        # A coin may lie on the edge of a decision, within rounding.
+        # A coin may lie so near to a threshold that the engine's rounding decides; such a step proves nothing.
         clear = chance.margin >= EDGE[case.dtype]
         yield Compared(len(path) + 1 if clear else 0)
         if not clear:
@@ -63,7 +72,7 @@ def _laws(rows: Array) -> bool:
 
 
 def told_by(step: Step) -> tuple[Tree, Array, Array] | None:
-    """Tree, target laws and proposals of a step that reveals them, a law for each node."""
+    """The tree of a step, and its target laws and proposals [nodes, vocabulary]; None if the step hides one of them."""
     if step.drafted is None or step.scored is None or step.accepted is None:
         return None
     if step.scored.law is None or step.drafted.proposal is None:
@@ -76,13 +85,14 @@ def told_by(step: Step) -> tuple[Tree, Array, Array] | None:
 def _coins(case: Case, number: int) -> Taped:
     """The coins of step `number`, as the working dtype holds them."""
     coins = tape.coins(case.sampling, number, case.most_nodes)
+    # A tape that a case spells out may hold finer coins than an engine in 32 or 16 bits can represent.
     if case.dtype != "float64":
         coins = np.floor(coins / tape.RESOLUTION) * tape.RESOLUTION
     return Taped(coins, case.most_nodes)
 
 
 def proposal_consistent(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
-    """The verifier is told the law that each token was drawn from; a token that was not drawn is certain."""
+    """The proposal of each node is the law that its token was drawn from; it is one-hot for a token not drawn."""
     name, seen = "acceptance.proposal-consistent", False
     for number, step in enumerate(subject(case).steps):
         if step.drafted is None or step.drafted.proposal is None:
@@ -102,6 +112,7 @@ def proposal_consistent(case: Case, oracle: Oracle, subject: Subject) -> Iterato
         for node in range(1, len(tree)):
             away = np.abs(wanted[node] - told[node])
             token = int(np.where(np.isnan(away), np.inf, away).argmax())
+            # `not <=`, since a NaN in the proposal must fail the comparison.
             if not edges[node] and not away[token] <= close(case):
                 where: dict[str, int | str] = {"node": node, "token": token}
                 expected, observed = float(wanted[node, token]), float(told[node, token])
@@ -119,7 +130,11 @@ def proposal_consistent(case: Case, oracle: Oracle, subject: Subject) -> Iterato
 
 
 def _drawn_from(case: Case, step: Step) -> tuple[Array, list[bool]]:
-    """The law each node's token was drawn from, by definition, of the draft's own logits; and rows near an edge."""
+    """The law that each node's token should be drawn from, by definition, given the draft's own logits.
+
+    Returns:
+        The laws [nodes, vocabulary], and for each node whether its parent's row lies near an edge (`near_edge`).
+    """
     assert step.drafted is not None
     assert step.drafted.logits is not None
     assert step.drafted.proposal is not None
@@ -136,8 +151,9 @@ def _drawn_from(case: Case, step: Step) -> tuple[Array, list[bool]]:
         row = processing.law(spread, case.sampling, case.stops, case.prompt, output + path)
         for rank, child in enumerate(tree.children[node]):
             held = {tree.token[other] for other in tree.children[node][:rank]}
+            # Without replacement, a child is drawn from the row without the tokens of its earlier siblings.
             left = sum(row[token] for token in range(len(row)) if token not in held)
-            # Where nothing is left to draw, the best of the rest is named, surely.
+            # Where the earlier siblings used up all mass, the draft names the best remaining token with certainty.
             spent = case.sampling.draws == "without-replacement" and not left > 0
             wanted[child] = one_hot((tree.token[child],), len(row))[0] if spent else row
             edges[child] = near_edge(case, spread, path, output)
@@ -145,7 +161,7 @@ def _drawn_from(case: Case, step: Step) -> tuple[Array, list[bool]]:
 
 
 def _redrawn(case: Case, number: int, step: Step) -> dict[int, tuple[int, float]]:
-    """For each node that a coin drew: the token it draws from what the verifier is told, and its margin."""
+    """For each node that a coin drew: the token that its coin draws from the proposal, and the coin's margin."""
     assert step.drafted is not None
     assert step.drafted.proposal is not None
     tree, told, drawn_tokens = step.drafted.tree, step.drafted.proposal.astype(np.float64), {}
@@ -166,9 +182,11 @@ def _redrawn(case: Case, number: int, step: Step) -> dict[int, tuple[int, float]
 
 
 def _placed(case: Case, step: Step) -> list[int]:
-    """The node of the draft's own shape that each node of the tree was: coins were drawn before a cut renumbered them.
+    """For each node of the tree, its number in the draft's own shape.
 
-    A tree cut otherwise than at the chunk's end keeps its own numbers here; that is draft.fidelity's business.
+    A tree may be cut at the end of an attention chunk, and the cut renumbers its nodes. Coins were drawn before that,
+    by the numbers of the uncut shape. A tree that was cut in any other way keeps its own numbers here, and
+    draft.fidelity reports it.
     """
     assert step.drafted is not None
     count, shape, root = len(step.drafted.tree), case.draft.shapes[0], len(step.context)
@@ -176,19 +194,22 @@ def _placed(case: Case, step: Step) -> list[int]:
     chunks = [chunk for _, chunk in arch.reaches if chunk] if arch is not None else []
     if len(shape) == count or not chunks:
         return list(range(count))
+    # First position after the attention chunk of the root: nodes from there on were cut off.
     end = root - root % min(chunks) + min(chunks)
     kept = [node for node in range(len(shape)) if root + shape.depth[node] < end]
     return kept if len(kept) == count else list(range(count))
 
 
 def coins_once(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
-    """No coin decides twice, and coins that decided nothing may be anything: the run stays the same."""
+    """No coin decides twice, and the run stays the same whatever values the unused coins have."""
     trace, name = subject(case), "acceptance.coins-once"
     used: set[int] = set()
+    # Places of coins repeat from step to step; over the whole tape, step n begins at n times the stride.
     wide = tape.stride(case.most_nodes)
     for number, step in enumerate(trace.steps):
         if step.accepted is None or step.accepted.coins is None:
             raise Unobserved("the backend does not reveal which coins it used")
+        # Places of the used coins within this step's part of the tape.
         coins = step.accepted.coins
         twice = next((place for at, place in enumerate(coins) if place in coins[:at]), None)
         if twice is not None:
@@ -204,6 +225,7 @@ def coins_once(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
         return
     for turn in range(UNUSED_TRIES):
         yield Compared(len(trace.output))
+        # Multiples of the resolution, as seeded coins are: float32 and float64 engines read the same value.
         other = np.floor(np.random.default_rng([int(case.id, 16), turn]).random(len(held)) * 2**24) * tape.RESOLUTION
         other[sorted(used)] = held[sorted(used)]
         again = subject(replace(case, sampling=replace(case.sampling, tape=tuple(other.tolist()))))

@@ -1,4 +1,8 @@
-"""Laws: what a backend's sampling emits, enumerated exactly from its own code on tables, is the law it promises."""
+"""Invariants of the exact law: the distribution that a backend's sampling emits.
+
+The backend's own sampling code runs on tables of probabilities, without a model. Enumeration over all coins gives the
+exact probability of each emitted block (`properties/laws/enumeration.py`), which is compared with the law of the rule.
+"""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -21,22 +25,29 @@ from reference.trace import Array, Stage
 from reference.tree import Shape, Tree
 
 LIMIT = {"float64": 1e-10, "float32": 1e-6}
-"""Total variation that an enumerated law may lie off: rounding of its thresholds, and nothing else."""
+"""Largest total variation between an enumerated law and its rule's; it covers rounding of thresholds alone."""
 
 MOST_CELLS = 40_000
-"""Cells of one law; a world with more is left to another case."""
+"""Largest number of cells in the enumeration of one law; with more, the invariant does not apply to the case."""
 
 MOST_COINS = 1_400_000
-"""Cells of one law times the coins of a tape: a wide tree that is given up costs a second, and not half a minute."""
+"""Largest product of a law's cells and a tape's coins.
+
+With it, giving up on a wide tree costs a second instead of half a minute.
+"""
 
 Block = tuple[int, ...]
 
 GIVEN_SIZE = 400
-"""Nodes times vocabulary of a tree whose acceptance law is enumerated in one case."""
+"""Largest product of nodes and vocabulary of a tree whose acceptance law is enumerated; a larger tree is pruned."""
 
 
 def tables_of(subject: Subject) -> Tables:
-    """The backend's tables; Unobserved without them."""
+    """The backend's sampling on tables of probabilities.
+
+    Raises:
+        Unobserved: The backend has no such entry point, or its sampling takes no tape.
+    """
     if subject.tables is None or not subject.takes_tape:
         raise Unobserved("the backend's sampling cannot be run on tables with a tape")
     return subject.tables
@@ -45,10 +56,12 @@ def tables_of(subject: Subject) -> Tables:
 def enumerated(
     subject: Subject, key: object, shape: Shape, dtype: str, evaluate: Callable[[Array], Blocks]
 ) -> enumeration.Law:
-    """The exact law of `evaluate`, once per key."""
+    """The exact law of the blocks that `evaluate` returns for given coins; the subject remembers one law per key."""
 
     def make() -> enumeration.Law:
+        # Coins are multiples of 1 / grid: the spacing of uniform numbers with the dtype's significant bits.
         grid = 2**53 if dtype == "float64" else 2**24
+        # A wide tape costs more for each cell, so that fewer cells fit into the same time.
         order, coins = enumeration.decisions(shape), tape.stride(len(shape))
         most = min(MOST_CELLS, MOST_COINS // coins)
         try:
@@ -62,11 +75,12 @@ def enumerated(
 
 
 def law_exact(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
-    """Given a step's own tree, laws and proposals, what acceptance emits has exactly the law of its rule."""
+    """Given a step's own tree, laws and proposals, the emitted blocks have exactly the law of the rule."""
     tables = tables_of(subject)
     steps = [(number, told) for number, step in enumerate(subject(case).steps) if (told := told_by(step)) is not None]
     if not steps:
         raise Unobserved("the backend does not reveal laws and proposals")
+    # One step suffices: the largest tree has the most decisions.
     number, (tree, target, proposal) = max(steps, key=lambda one: len(one[1][0]))
     if not np.isfinite(target).all() or not np.isfinite(proposal).all():
         raise NotApplicable("a law is not finite; lossless.processors-per-node and proposal-consistent say so")
@@ -74,6 +88,7 @@ def law_exact(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
         raise NotApplicable("a vocabulary of more tokens than a law may have cells; lossless.distribution samples it")
     given = _given(tree, target, proposal, case.sampling)
     key = ("given", case)
+    # The given laws are float64 arrays, whatever the working dtype of the case is.
     found = enumerated(subject, key, given.tree, "float64", lambda coins: tables.verify(given, coins))
     wanted = law.given_law(given, drawn(case))
     yield Compared(found.cells)
@@ -90,12 +105,12 @@ def law_exact(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
 
 
 def _apart(block: Block, wanted: law.Law, found: dict[Block, float]) -> tuple[float, Block]:
-    """The order by which the worst block is found."""
+    """The sort key of the worst block: its error in probability, then the block itself to settle ties."""
     return abs(float(wanted.get(block, 0)) - found.get(block, 0.0)), block
 
 
 def _given(tree: Tree, target: Array, proposal: Array, sampling: Sampling) -> Given:
-    """The first nodes of the step, level by level, as many as GIVEN_SIZE allows; rows sum to 1 in float64."""
+    """The step's tree pruned, level by level, to as many nodes as GIVEN_SIZE allows; rows sum to 1 in float64."""
     most = max(2, GIVEN_SIZE // target.shape[1])
     kept = sorted(sorted(range(len(tree)), key=lambda node: (tree.depth[node], node))[:most])
     shape = pruned(Shape(tree.parent), most)
@@ -105,7 +120,10 @@ def _given(tree: Tree, target: Array, proposal: Array, sampling: Sampling) -> Gi
 
 
 def law_joint(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
-    """Drafting and acceptance together, on tables: the law of all emitted tokens jointly is the target's own."""
+    """Drafting and acceptance together, on tables: all emitted tokens jointly have the target's law.
+
+    A lossy rule is compared with its own law instead.
+    """
     tables, world = tables_of(subject), world_of(case)
     found = _law_of(subject, tables, world, ("world", case))
     name = "acceptance.law-joint"
@@ -116,6 +134,7 @@ def law_joint(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     continuation, height = law.target_rows(world), world.shape.height + 1
     emitted: law.Law = dict(found.outcomes)
     sampling = world.sampling
+    # A lossless rule must reproduce the target's law; only a lossy one needs the law of its own program.
     if sampling.rule.lossless(sampling.draws, sampling.draws != "with-replacement"):
         off = float(law.total_variation(emitted, continuation, height))
         if off > LIMIT[world.dtype]:
@@ -136,7 +155,7 @@ def _law_of(subject: Subject, tables: Tables, world: World, key: object) -> enum
 
 
 def _joint(name: str, context: tuple[int, ...], wanted: object, seen: object, measure: float) -> Finding:
-    """The token after an emitted prefix whose probability is furthest off."""
+    """The finding for the token whose probability after the emitted prefix `context` is furthest off."""
     true, got = np.asarray(wanted, dtype=np.float64), np.asarray(seen, dtype=np.float64)
     token = int(np.abs(true - got).argmax())
     where: dict[str, int | str] = {"token": token, "context": " ".join(map(str, context)) or "nothing"}
@@ -144,24 +163,24 @@ def _joint(name: str, context: tuple[int, ...], wanted: object, seen: object, me
 
 
 def _strayed(name: str, found: enumeration.Law, number: int) -> Iterator[Finding]:
-    """A request whose outcome changes with its neighbours' coins has no law."""
+    """A finding if the enumeration met a request whose outcome changes with the coins of other requests."""
     if found.strays:
         where: dict[str, int | str] = {"variant": "other requests in its batch"}
         yield Finding(name, Stage.ACCEPTED, number, where, "the same outcome", "another")
 
 
 EXTREMES = (0.0, 2.0**-24, 0.5, 1.0 - 2.0**-24)
-"""Coins at the ends of what a float32 generator returns."""
+"""Coins at the ends of a float32 generator's range, and one in the middle."""
 
 
 def edge_coins(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
-    """With coins at 0, just above, and just below 1, no token of probability 0 is emitted, drafted though it was."""
+    """With coins at 0, just above 0 and just below 1, no token of probability 0 is emitted, even if it was drafted."""
     tables = tables_of(subject)
     world = world_of(case, "edges")
     if world.sampling.rule.name == "typical":
         raise NotApplicable("typical acceptance looks at no coin")
     rng = np.random.default_rng(int(case.id, 16))
-    # Zeros are put where the draft proposes most, so that every edge is tried.
+    # The target gets probability 0 for the draft's likeliest token, so that rejection at probability 0 is tried often.
     target = world.target.copy()
     target[np.arange(len(target)), world.drafts[0].argmax(-1)] = -np.inf
     world = replace(world, target=target, sampling=_plain(world.sampling))
@@ -177,16 +196,17 @@ def edge_coins(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
 
 
 def _plain(sampling: Sampling) -> Sampling:
-    """The rule and draws alone: nothing else may take a token away."""
+    """The sampling settings without processors: no top-k, top-p or penalty may remove a token."""
     return Sampling(sampling.temperature, rule=sampling.rule, draws=sampling.draws)
 
 
 def renamed_law(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
-    """Every token id of a world renamed: the law is the same law, renamed."""
+    """After renaming every token id of a world, the law is the renamed law of the original world."""
     tables = tables_of(subject)
     world = world_of(case)
     new = np.random.default_rng([int(case.id, 16), 7]).permutation(world.vocab)
     if (new == np.arange(world.vocab)).all():
+        # The identity would compare the law with itself.
         new = np.roll(new, 1)
     twin = _renamed(world, tuple(int(token) for token in new))
     one = _law_of(subject, tables, world, ("world", case))
@@ -198,6 +218,7 @@ def renamed_law(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     yield Compared(one.cells)
     wanted: law.Law = {tuple(int(new[token]) for token in block): mass for block, mass in one.outcomes.items()}
     off = float(law.distance(wanted, dict(other.outcomes)))
+    # Twice the limit, since both laws are enumerated and each has an error of its own.
     if off > 2 * LIMIT[world.dtype]:
         worst = max(
             wanted.keys() | other.outcomes.keys(), key=lambda block: _apart(block, dict(wanted), other.outcomes)
@@ -215,7 +236,11 @@ def _ranks_tie(world: World) -> bool:
 
 
 def _renamed(world: World, new: tuple[int, ...]) -> World:
-    """The same world with token t called new[t]; needs a row of its own for every context."""
+    """The same world with token t renamed to new[t].
+
+    Raises:
+        NotApplicable: Several contexts share one row of the tables, or a setting depends on token ids.
+    """
     height, vocab = world.shape.height, world.vocab
     if len(world.target) < sum(vocab**depth for depth in range(height + 1)):
         raise NotApplicable("contexts share rows")

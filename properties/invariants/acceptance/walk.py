@@ -1,4 +1,8 @@
-"""Acceptance: which nodes are accepted, given the backend's own logits, and what may come out."""
+"""Invariants of the accepted path: greedy walk, support, and variants of the tree.
+
+The greedy walk is recomputed from the backend's own logits, so that no tolerance is needed. The variants (more nodes,
+the accepted path as a chain, renamed tokens) run the backend again and compare the two runs.
+"""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -25,7 +29,7 @@ NEEDS = needing(Stage.DRAFTED, Stage.SCORED, Stage.ACCEPTED)
 
 
 def greedy(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
-    """The accepted path and the bonus are the definition's, on the backend's own logits: no noise, no tolerance."""
+    """Accepted path and bonus are those of the greedy definition on the backend's own logits, without tolerance."""
     for number, step in enumerate(subject(case).steps):
         if step.drafted is None or step.scored is None or step.accepted is None:
             continue
@@ -55,7 +59,7 @@ def processed(case: Case, step: Step) -> Array:
 
 
 def support(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
-    """Every emitted token has probability above 0 at the node it follows; greedily, it is an arg-max there."""
+    """Every emitted token has probability above 0 at the node before it; in a greedy case it is an arg-max there."""
     for number, step in enumerate(subject(case).steps):
         if step.scored is None or step.accepted is None or step.emitted is None or step.drafted is None:
             continue
@@ -70,17 +74,18 @@ def support(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
             yield Compared()
             if not 0 <= token < rows.shape[1] or not _likely(case, rows[node], token):
                 best = int(rows[node].argmax())
+                # The stage tells apart a wrong choice of the walk and a wrong token in the emission.
                 stage = Stage.ACCEPTED if _from_walk(step, at, token) else Stage.EMITTED
                 yield Finding("acceptance.support", stage, number, {"node": node, "position": at}, best, token)
 
 
 def _likely(case: Case, row: Array, token: int) -> bool:
-    """Greedily, whether `token` is a best one of `row`; sampled, whether the law `row` gives it any mass."""
+    """Whether `token` may follow: in a greedy case an arg-max of `row`, in a sampled one a token with mass in `row`."""
     return bool(row[token] == row.max() if case.sampling.greedy else row[token] > 0)
 
 
 def _from_walk(step: Step, at: int, token: int) -> bool:
-    """Whether the walk already chose `token` as the block's `at`-th, so that emission only passed it on."""
+    """Whether the accepted block already holds `token` at place `at`, so that emission only passed it on."""
     assert step.accepted is not None
     assert step.drafted is not None
     block = [*(step.drafted.tree.token[node] for node in step.accepted.path[1:]), step.accepted.bonus]
@@ -88,7 +93,12 @@ def _from_walk(step: Step, at: int, token: int) -> bool:
 
 
 def _settled(one: Case, subject: Subject, sigma: float) -> Step:
-    """The step, if no row of its accepted path is a near-tie that another shape of forward could flip."""
+    """The single step of `one`.
+
+    Raises:
+        Unobserved: The backend reveals neither logits nor acceptance.
+        NotApplicable: A row of the accepted path is a near-tie, which a forward of another shape may decide otherwise.
+    """
     step = first(one, subject)
     if step.scored is None or step.accepted is None:
         raise Unobserved("the backend reveals neither logits nor acceptance")
@@ -98,13 +108,17 @@ def _settled(one: Case, subject: Subject, sigma: float) -> Step:
 
 
 def superset_accepts_no_less(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
-    """Hang more nodes into the tree, the bonus token among them: the accepted path grows and never shrinks."""
+    """Two more nodes in the tree: the accepted path keeps its nodes and grows.
+
+    One new node holds the bonus token under the last accepted node, so that the walk must accept it.
+    """
     one = focus(case, subject)
     sigma = noise(case, oracle, subject).logits
     step = _settled(one, subject, sigma)
     assert step.accepted is not None
     tree, path, bonus = tree_of(one), step.accepted.path, step.accepted.bonus
     rng = dice(one, "superset")
+    # The first new node hangs anywhere, with any token but the bonus, and comes before the node with the bonus.
     stray = int(rng.integers(len(tree)))
     other = int((bonus + 1 + rng.integers(max(1, case.model.vocab_size - 1))) % case.model.vocab_size)
     larger = Tree((*tree.parent, stray, path[-1]), (*tree.token, other, bonus))
@@ -124,15 +138,17 @@ def superset_accepts_no_less(case: Case, oracle: Oracle, subject: Subject) -> It
 
 
 def chain_degenerate(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
-    """The accepted path offered as a chain, committed by length: same numbers (rule N's D), tokens and commit."""
+    """The accepted path as a chain, committed by length, gives the same numbers (by rule D), tokens and commit."""
     one = focus(case, subject)
     error = noise(case, oracle, subject)
     step = _settled(one, subject, error.logits)
     assert step.accepted is not None
     tree, path = tree_of(one), step.accepted.path
+    # One rejected child, where there is one, so that the chain too has a node to reject.
     deeper = tree.children[path[-1]][:1]
     line = chain(tuple(tree.token[node] for node in (*path, *deeper)))
     alone = with_tree(one, line)
+    # A chain's accepted nodes are its first rows, so that cropping to a length commits them.
     alone = replace(alone, layout=replace(alone.layout, commit="length"))
     if alone == one:
         raise NotApplicable("the tree is a chain already, and committed by length")
@@ -154,7 +170,7 @@ def chain_degenerate(case: Case, oracle: Oracle, subject: Subject) -> Iterator[F
 
 
 def vocabulary_permutation(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
-    """Rename every token id: the same nodes are accepted, and the output is renamed."""
+    """After renaming every token id, the same nodes are accepted and the output is the renamed output."""
     renamed, new = relabelled(case)
     trace, other = subject(case), subject(renamed)
     sigma = noise(case, oracle, subject).logits
@@ -199,6 +215,7 @@ def _draft_is_near_tie(logits: Array | None) -> bool:
     """Whether two draft logits of a node lie within float32 noise, so that their order may differ between runs."""
     if logits is None:
         return False
+    # Rows of leaves are NaN, since the draft never ranked children there.
     rows = np.sort(logits[~np.isnan(logits).any(axis=1)], axis=1)
     scale = float(np.abs(rows).max(initial=1.0))
     return bool((np.diff(rows, axis=1) < 1e-4 * scale).any())

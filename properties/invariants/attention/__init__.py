@@ -1,4 +1,4 @@
-"""Attention: what a row sees, and that nothing else moves it."""
+"""Invariants of attention: a row depends on its context and root path alone."""
 
 from properties.invariants.attention import batch, context, pages, visibility
 

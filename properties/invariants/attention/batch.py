@@ -1,4 +1,4 @@
-"""Attention in a batch: a request's numbers and tokens are those that it has alone."""
+"""Invariant of batches: a request has the same numbers and tokens when run alone."""
 
 from collections.abc import Iterator
 
@@ -11,7 +11,7 @@ from reference.trace import Stage
 
 
 def mate_independent(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
-    """Each request alone, to as many steps: its numbers and tokens are those that it has in company."""
+    """Each request, run alone for the same number of steps, has the numbers and tokens that it has in the batch."""
     for member in members(case, subject(case)):
         alone = subject(member.alone)
         yield from alike("attention.batch-mate-independent", member, alone, oracle, subject, "alone")

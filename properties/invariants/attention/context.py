@@ -1,4 +1,9 @@
-"""Attention: each node's numbers are those of its own path, and of nothing else."""
+"""Invariants of attention numbers: each node computes its own path, nothing else.
+
+A node's numbers are its attention outputs and its logits. `context_exact` compares them with the oracle's. The other
+invariants run a variant that must keep the numbers: renumbered nodes, a removed subtree, padding rows, another cut of
+the prefill, a path decoded as a chain.
+"""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -17,11 +22,14 @@ from reference.tree import Tree
 NEEDS = needing(Stage.DRAFTED, Stage.SCORED)
 
 CHAIN_NODES = 3
-"""Last nodes of a path that are decoded alone."""
+"""Number of nodes, from the end of a path, that `tree_equals_chain` decodes alone."""
 
 
 def context_exact(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
-    """Attention outputs and logits of each node against the oracle, by rule N; the control itself is bounded too."""
+    """Attention outputs and logits of each node are the oracle's, within rule N.
+
+    The error of the control (plain decode by the same backend) is bounded too.
+    """
     name = "attention.context-exact"
     error = noise(case, oracle, subject)
     met = False
@@ -39,22 +47,23 @@ def context_exact(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact
             met = met or isinstance(fact, Finding)
             yield fact
     if not met and not error.measured <= error.ceiling:
-        # Last, and only alone: a wrong tree step says better where a fault lies than plain decoding gone wrong.
+        # Reported only where no tree step is wrong: a wrong tree step locates a fault better than the control does.
         yield Finding(name, Stage.SCORED, 0, {"side": CONTROL}, error.ceiling, error.measured)
 
 
 def _with_column(case: Case, oracle: Oracle, true: Step, seen: Array, finding: Finding, error: Noise) -> Finding:
-    """The finding, with the column of KV that explains it where one does."""
+    """The finding, with the KV column that explains it among its coordinates, if a single column does."""
     if finding.where.get("side") == "shape":
         return finding
     layer, head, node = (int(finding.where[name]) for name in ("layer", "head", "node"))
+    # A column explains the finding only if it moves the row by more than the noise of this layer.
     limit = error.of_inner("attended", layer)
     cause = column(case, oracle, true, seen[layer, head, node], (layer, head, node), limit)
     return replace(finding, where={**finding.where, **cause})
 
 
 def order_equivariant(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
-    """Renumber the nodes: each keeps its numbers."""
+    """After the tree's rows are put in another order, each node keeps its numbers."""
     one = focus(case, subject)
     order = shuffled(one)
     moved = one.rebased(one.prefix, tree_of(one).renumbered(order))
@@ -71,7 +80,7 @@ def order_equivariant(case: Case, oracle: Oracle, subject: Subject) -> Iterator[
 
 
 def subtree_removal(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
-    """Take a subtree away: the nodes that stay keep their numbers."""
+    """After a subtree is removed, the remaining nodes keep their numbers."""
     one = focus(case, subject)
     smaller, kept = pruned(one)
     yield from compared(
@@ -86,30 +95,32 @@ def subtree_removal(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fa
 
 
 def padding_inert(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
-    """Pad the tree with more rows: nothing is read from them, and nothing of them is committed."""
+    """With padding rows behind the tree, numbers and committed KV stay: padding is neither read nor committed."""
     one = focus(case, subject)
     extra = int(dice(one, "padding").integers(1, 9))
     wide = replace(one, layout=replace(one.layout, padded_nodes=len(tree_of(one)) + extra))
+    # The case itself may be padded; the comparison is with a tree without any padding.
     bare = replace(one, layout=replace(one.layout, padded_nodes=0))
     yield from _same_step("attention.padding-inert", case, oracle, subject, bare, wide, f"{extra} padding rows")
 
 
 def prefix_split(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
-    """Prefill in smaller or larger pieces: the tree's numbers and the committed KV stay."""
+    """With the prefix prefilled in pieces instead of at once, the tree's numbers and the committed KV stay."""
     one = focus(case, subject)
     if len(one.prefix) < 2:
         raise NotApplicable("a prefix of one token has one way to be prefilled")
     width = int(dice(one, "split").integers(1, len(one.prefix)))
+    # 0 prefills the prefix at once.
     whole = replace(one, layout=replace(one.layout, prefill_chunk=0))
     parts = replace(one, layout=replace(one.layout, prefill_chunk=width))
     yield from _same_step("attention.prefix-split", case, oracle, subject, whole, parts, f"prefill by {width}")
 
 
 def tree_equals_chain(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
-    """Rule D: decode nodes of one path alone, each after the tokens before it: they keep their numbers.
+    """Rule D: a node decoded alone, after the tokens of its path, has the numbers that it has in the tree.
 
-    Tree and chain differ by at most a pair's noise; what lies between half of that and
-    all of it in 16 bits is suspect there, and left to rule N and to what is compared bit by bit.
+    The two runs may differ by the noise of a pair of runs. In 16 bits that bound is wide: a difference between half
+    the bound and the bound is suspect, but it is left to rule N and to the invariants that compare bits.
     """
     one = focus(case, subject)
     tree = tree_of(one)
@@ -128,7 +139,7 @@ def tree_equals_chain(case: Case, oracle: Oracle, subject: Subject) -> Iterator[
 def _same_step(
     name: str, case: Case, oracle: Oracle, subject: Subject, one: Case, other: Case, variant: str
 ) -> Iterator[Finding | Compared]:
-    """Numbers and committed KV of two one-step cases with the same tree."""
+    """Findings where two one-step cases with the same tree differ in numbers or in committed KV."""
     error = noise(case, oracle, subject)
     base, changed = first(one, subject), first(other, subject)
     rows = list(range(len(tree_of(one))))
@@ -137,8 +148,10 @@ def _same_step(
     met = list(compared(name, base, changed, rows, rows, error, variant))
     yield from met
     differs = any(isinstance(fact, Finding) for fact in met)
+    # Wrong KV after wrong numbers, or after another accepted path, is a consequence and no finding of its own.
     if differs or base.committed is None or changed.committed is None or base.accepted != changed.accepted:
         return
+    # Slack 2: each of the two runs has an error of its own.
     yield from kv_differs(name, 0, base.committed.after, changed.committed.after, error, {"variant": variant}, 2.0)
 
 

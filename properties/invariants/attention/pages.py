@@ -1,4 +1,4 @@
-"""Attention over pages: which page holds a column changes nothing that comes out."""
+"""Invariant of paged attention: the order of pages changes no bit of a result."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -12,11 +12,13 @@ from reference.trace import Stage
 
 
 def page_permutation(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
-    """Hand out the same pages in another order: the same bits come out."""
+    """With the free list in another order, logits, attention, caches and output have the same bits."""
     layout = case.layout
+    # An empty list means that the pool hands out its pages by id.
     if len(layout.pages) < 2:
         raise NotApplicable("fewer than two pages in the free list have one order")
     turned = tuple(int(one) for one in dice(case, "pages").permutation(layout.pages))
+    # A permutation may come out as the identity, which would compare the case with itself.
     other = replace(layout, pages=turned if turned != layout.pages else layout.pages[::-1])
     yield from same_bits("attention.page-permutation", case, subject, other, "pages in another order")
 

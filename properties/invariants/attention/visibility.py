@@ -1,4 +1,8 @@
-"""Visibility: which node sees which, compared without any tolerance."""
+"""Invariants of visibility: which columns each node reads, without tolerance.
+
+`visibility_exact` uses transparent weights: the model's outputs are codes that name the columns each row attended to.
+`no_leakage` works with any weights: it changes tokens that a node may not see, and the node's bits must stay.
+"""
 
 from collections.abc import Iterator
 
@@ -16,11 +20,14 @@ from reference.trace import Array, Stage, Step
 NEEDS = needing(Stage.DRAFTED, Stage.SCORED)
 
 WITHIN_NOISE = "within the noise of two runs, since experts compute rows together"
-"""The bound of no-leakage where bits of independent rows may differ; everywhere else the bits must be the same."""
+"""The bound that no-leakage reports for a model whose rows are computed together; elsewhere bits must be the same."""
 
 
 def visibility_exact(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
-    """Transparent weights: which rows each node sees in each layer and head, read off the logits, zero tolerance."""
+    """With transparent weights, each node sees exactly the columns that it may see, in every layer and head.
+
+    The seen columns are read from attention outputs and logits. They are compared without tolerance.
+    """
     one = focus(case, subject)
     assert isinstance(case.model, Seeded)
     context = len(one.prefix)
@@ -51,12 +58,15 @@ def visibility_exact(case: Case, oracle: Oracle, subject: Subject) -> Iterator[F
 
 
 def _attended_codes(step: Step, blank: Case, layer: int, codes: int) -> Array | None:
-    """Bool [heads, nodes, codes]: which probed columns the attention outputs of `layer` show, if they are revealed."""
+    """Bool [heads, nodes, codes]: the probed columns that show in the attention outputs of `layer`; None if hidden."""
     return None if step.attended is None else np.asarray(step.attended.output[layer][:, :, :codes] != 0)
 
 
 def _scored_codes(step: Step, blank: Case, layer: int, codes: int) -> Array | None:
-    """The same, read off the logits; what is not a number counts as seen."""
+    """Bool [heads, nodes, codes]: the probed columns that show in the logits; None if hidden.
+
+    A NaN counts as a seen column, since it is unequal to 0.
+    """
     if step.scored is None:
         return None
     assert isinstance(blank.model, Seeded)
@@ -66,11 +76,13 @@ def _scored_codes(step: Step, blank: Case, layer: int, codes: int) -> Array | No
 
 
 def no_leakage(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
-    """Change what a node may not see: its row stays bit-identical, whatever the dtype and the length of the context.
+    """After tokens that a node may not see are changed, the node's row stays bit-identical.
 
-    The null control comes first: where the same input twice is not bit-identical, the design proves nothing. Where the
-    model computes rows together (`Checkpoint.mixes_rows`), the bits of a row may follow the other rows though nothing
-    leaks: there a row must stay within the noise of two runs (rule N), and the finding says so.
+    This holds in every dtype and for any length of the context.
+
+    The null control comes first: if the same input run twice is not bit-identical, the comparison proves nothing. A
+    model with experts computes rows together (`Checkpoint.mixes_rows`), so that the bits of a row may follow other
+    rows without a leak. There a row must stay within the noise of two runs (rule N), and the finding says so.
     """
     if case.model.vocab_size < 2:
         raise NotApplicable("a vocabulary of one token has no other to put in its place")
@@ -88,6 +100,7 @@ def no_leakage(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
         changed = first(changed_outside(one, kept), subject)
         if changed.scored is None:
             raise Unobserved("the backend does not reveal the logits of every run")
+        # No noise means that bits are compared.
         error = noise(case, oracle, subject) if mixing else None
         yield Compared(len(kept))
         for stage, layer, node, measure in _moved(base, changed, sorted(kept), error):
@@ -108,10 +121,10 @@ def no_leakage(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
 def _moved(
     base: Step, changed: Step, kept: list[int], error: Noise | None
 ) -> Iterator[tuple[Stage, int, int, float | None]]:
-    """Kept nodes whose attention outputs, else logits, moved: (stage, layer or -1, node, measure).
+    """Kept nodes whose attention outputs or logits changed: (stage, layer or -1 for logits, node, measure).
 
-    Without `error` every changed bit is a move, and there is no measure. With `error` a row moves where it leaves the
-    noise of two runs, and the measure is its distance in units of that noise.
+    Attention outputs come first. Without `error` every changed bit counts, and the measure is None. With `error` a row
+    counts if it leaves the noise of two runs; the measure is its distance in units of that noise.
     """
     if error is None:
         yield from ((*place, None) for place in _changed_bits(base, changed, kept))
@@ -127,8 +140,9 @@ def _moved(
 
 
 def _changed_bits(base: Step, changed: Step, kept: list[int]) -> Iterator[tuple[Stage, int, int]]:
-    """Kept nodes whose attention outputs, else logits, are not bit-identical: (stage, layer or -1, node)."""
+    """Kept nodes whose attention outputs or logits are not bit-identical: (stage, layer or -1 for logits, node)."""
     if base.attended is not None and changed.attended is not None:
+        # [layers, heads, nodes, D]: any head and any dimension of a node's output.
         differ = (base.attended.output != changed.attended.output).any(axis=(1, 3))
         for layer, node in np.argwhere(differ).tolist():
             if node in kept:

@@ -1,4 +1,4 @@
-"""The KV cache: what a commit keeps, in every layout and in shared pages."""
+"""Invariants of the KV cache: commits, layouts, and pages that requests share."""
 
 from properties.invariants.cache import commits, layouts, pages
 

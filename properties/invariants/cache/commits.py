@@ -1,4 +1,7 @@
-"""Cache: what is committed is the accepted path's KV and nothing else, in the target and in the draft."""
+"""Invariants of commits: the cache holds the KV of the emitted tokens, no other.
+
+They cover the target's cache and the draft's, the slots that were committed before, and the faster ways to commit.
+"""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -21,15 +24,16 @@ NEEDS = needing(Stage.COMMITTED)
 
 
 def _commits(case: Case, subject: Subject) -> Iterator[tuple[int, tuple[int, ...], Committed]]:
-    """Each step that reveals its commit: number, the tokens whose KV must be there afterwards, and the record."""
+    """For each step that reveals its commit: its number, the tokens that must be cached afterwards, the record."""
     for number, step in enumerate(subject(case).steps):
         if step.committed is not None and step.emitted is not None:
             tokens = (*step.context, pending_root(case, subject, number), *step.emitted.tokens)
+            # The last token is the pending root of the next step: the next forward writes its KV.
             yield number, tokens[:-1], step.committed
 
 
 def _unequal_bits(seen: Array, true: Array, first: list[int]) -> tuple[int, int, int] | None:
-    """First (layer, head, slot) whose rows are not bit-identical, columns before a layer's `first` aside."""
+    """The first (layer, head, slot) with unequal bits, or None; slots before a layer's `first` are left out."""
     unlike = (seen != true).any(axis=3)
     for layer, begin in enumerate(first):
         unlike[layer, :, :begin] = False
@@ -40,7 +44,7 @@ def _unequal_bits(seen: Array, true: Array, first: list[int]) -> tuple[int, int,
 def _bits(
     name: str, step: int, seen: Kv, true: Kv, words: str, stage: Stage = Stage.COMMITTED
 ) -> Iterator[Finding | Compared]:
-    """A finding at the first slot of `seen` that is not bit-identical to `true`, of whose columns each is compared."""
+    """A finding at the first slot of `true` whose bits in `seen` differ; `seen` may hold more slots behind them."""
     begins = [kv.first or (0,) * len(true.keys) for kv in (seen, true)]
     first = [max(pair) for pair in zip(*begins, strict=True)]
     for kind in ("keys", "values"):
@@ -60,14 +64,14 @@ def _bits(
 
 
 def _nothing_looked_at(case: Case, subject: Subject, why: str) -> Exception:
-    """Not applicable where no step began with anything committed; unobserved elsewhere."""
+    """The exception of a check that compared no slot: NotApplicable if no step had a context, else Unobserved."""
     if not any(step.context for step in subject(case).steps):
         return NotApplicable("nothing was committed before the step")
     return Unobserved(why)
 
 
 def isolation(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
-    """Verification writes into the branch: the committed cache is bit-identical before and after the forward."""
+    """The verify forward leaves the committed cache bit-identical: it writes to the tree's own slots alone."""
     looked = 0
     for number, _, record in _commits(case, subject):
         if record.before is None or record.verified is None:
@@ -85,7 +89,7 @@ def isolation(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
 
 
 def untouched_slots(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
-    """A commit appends: every slot committed before the step is bit-identical after it."""
+    """A commit only appends: every slot that was committed before the step has the same bits after it."""
     looked = 0
     for number, _, record in _commits(case, subject):
         if record.before is None or record.after is None:
@@ -103,7 +107,7 @@ def untouched_slots(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fa
 def commit_equivalence(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     """After each step, K and V of target and draft are those of running the emitted tokens in sequence.
 
-    They are so still when the next step begins: other requests of a session act in between.
+    The same holds when the next step begins, since other requests of a session act in between.
     """
     error = noise(case, oracle, subject)
     looked = False
@@ -122,7 +126,7 @@ def commit_equivalence(case: Case, oracle: Oracle, subject: Subject) -> Iterator
             looked = looked or bool(tokens)
             yield from _against("target", number, record.after, tokens, kv_case(case, tokens), oracle, error)
         if record.draft is not None and case.draft.model is not None:
-            # Fed anew each step, it holds what was there when the step began, and the root.
+            # A draft cache that is refilled at each step must hold the step's context and the root alone.
             context = len(subject(case).steps[number].context)
             least = len(tokens) - 1 if case.layout.draft_sync == "keep" else min(context + 1, len(tokens) - 1)
             yield from _draft(case, number, record.draft, tokens, least, oracle, error)
@@ -131,14 +135,15 @@ def commit_equivalence(case: Case, oracle: Oracle, subject: Subject) -> Iterator
 
 
 def _same_bits(one: Kv, other: Kv) -> bool:
-    """Whether both hold the same columns, bit for bit; what is gone is NaN in both."""
+    """Whether both caches hold the same bits; NaN stands for columns that a layer has let go."""
     pairs = ((one.keys, other.keys), (one.values, other.values))
     return all(np.array_equal(*pair, equal_nan=True) for pair in pairs)
 
 
 def _let_go(number: int, held: Kv, arch: Architecture) -> Iterator[Finding]:
-    """A layer may only let go of columns that no row to come can see."""
+    """Findings where a layer has let go of a column that a future row can still see."""
     for layer, first in enumerate(held.first):
+        # The next row is at position `length`: a window reaches `window - 1` columns back, a chunk to its first column.
         window, chunk = arch.windows[layer], arch.chunks[layer] if arch.chunks else 0
         needed = max(0, held.length - window + 1) if window else held.length // chunk * chunk if chunk else 0
         if first > needed:
@@ -149,7 +154,10 @@ def _let_go(number: int, held: Kv, arch: Architecture) -> Iterator[Finding]:
 def _draft(
     case: Case, number: int, held: Kv, tokens: tuple[int, ...], least: int, oracle: Oracle, error: Noise
 ) -> Iterator[Finding | Compared]:
-    """The draft's cache may lack the last committed token, a leaf that was never fed, and no other."""
+    """Findings for the draft's cache, which must hold at least the first `least` of the committed `tokens`.
+
+    It may lack the last one: an accepted leaf was never fed to the draft model.
+    """
     if not least <= held.length <= len(tokens):
         where: dict[str, int | str] = {"cache": "draft", "side": "length"}
         expected = f"{least} to {len(tokens)}"
@@ -169,7 +177,7 @@ def _against(
     error: Noise,
     **side: str,
 ) -> Iterator[Finding | Compared]:
-    """Findings where `held` is not the oracle's KV of `tokens`, which `asked` makes it reveal."""
+    """Findings where `held` is not the oracle's KV of `tokens`; the oracle reveals that KV on the case `asked`."""
     record = oracle(asked).steps[0].committed
     if not tokens or record is None or record.before is None:
         return
@@ -178,7 +186,10 @@ def _against(
 
 
 def _for_draft(error: Noise, true: Kv) -> Noise:
-    """The target's control says nothing of the draft's layers: take the worst relative error of any of its layers."""
+    """The noise of the draft's cache, scaled from the target's.
+
+    The control runs the target alone. So each draft layer gets the worst relative error of any target layer, times 4.
+    """
     layers = len(true.keys)
     sizes = {kind: float(np.sqrt(np.mean(np.square(getattr(true, kind))))) for kind in ("keys", "values")}
     attended, keys, values = error.inner_scale
@@ -192,10 +203,10 @@ def _for_draft(error: Noise, true: Kv) -> Noise:
 
 
 def fast_equals_full(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
-    """Full reorder, fast reorder and crop leave bit-identical caches, of target and draft, and one output.
+    """Full reorder, fast reorder and crop leave bit-identical caches, of target and draft, and the same output.
 
-    Steps are compared where the trace says that both ways ran. A commit that fell back is compared with nothing; the
-    reason that it gives must hold for its own step.
+    A step is compared if the trace says that both ways ran. A commit that fell back to another way is not compared,
+    but its stated reason must be true of its own step.
     """
     name = "cache.fast-equals-full"
     full = subject(replace(case, layout=replace(case.layout, commit="path")))
@@ -210,7 +221,7 @@ def fast_equals_full(case: Case, oracle: Oracle, subject: Subject) -> Iterator[F
                 if isinstance(fact, Finding):
                     return
                 looked += fact.count
-        if other.output != full.output:  # where no cache explains it, or none is revealed
+        if other.output != full.output:  # reached only if no cache differs, or no cache is revealed
             yield Finding(name, Stage.EMITTED, 0, {"variant": how}, full.output, other.output)
     if silent and not looked:
         raise NotApplicable(f"no commit was made in two ways: {'; '.join(sorted(silent))}")
@@ -223,7 +234,7 @@ def _both_ways(
 ) -> Iterator[Finding | Compared]:
     """Findings where step `number`, committed by path (`one`) and by `how` (`twin`), leaves two different caches.
 
-    Where the two did not take these ways the reason goes to `silent`, and is a finding where it does not hold.
+    If a run committed in another way, the reason is added to `silent`; a reason that does not hold is a finding.
     """
     assert one.committed is not None
     assert twin.committed is not None
@@ -238,6 +249,7 @@ def _both_ways(
             yield Finding(name, Stage.COMMITTED, number, where, expected, f"one by {ways[1]}, with {why}")
         silent.add(f"by {how}: {twin.committed.fallback}")
         return
+    # Both runs took the same way, so that nothing is compared.
     if ways[0] == how:
         silent.add(f"{how} was taken where path was asked for")
         return

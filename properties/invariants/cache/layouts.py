@@ -1,4 +1,8 @@
-"""Layouts: where keys and values lie, what lies beside them, and in which pages, changes nothing that comes out."""
+"""Invariants of KV layouts: storage details do not change results.
+
+The details are the place of keys and values, the values in unused cells beside them, the page size, and the layout
+itself.
+"""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -16,7 +20,7 @@ from reference.trace import Stage
 
 
 def stale_unreachable(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
-    """Fill free, padded and stale cells with something else before each step: the same bits come out."""
+    """With other values (poison) in free, padded and stale cells before each step, all results have the same bits."""
     others = [one for one in POISONS if one != case.layout.poison]
     poison = others[int(dice(case, "poison").integers(len(others)))]
     layout = replace(case.layout, poison=poison)
@@ -24,11 +28,12 @@ def stale_unreachable(case: Case, oracle: Oracle, subject: Subject) -> Iterator[
 
 
 def page_boundary(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
-    """Cut the same columns into pages of another size: the same bits come out."""
+    """With the same columns cut into pages of another size, all results have the same bits."""
     if case.session is not None and case.layout.pages:
         raise NotApplicable("requests share a pool of so many pages: where pages end decides which of them waits")
     size = int(dice(case, "size").integers(1, 9))
-    size += size == case.layout.page_size
+    size += size == case.layout.page_size  # never the case's own size
+    # The pool must keep its number of columns, or requests would have another room.
     columns = len(case.layout.pages) * case.layout.page_size
     if case.layout.pages and columns % size:
         raise NotApplicable(f"{columns} columns do not fill pages of {size}")
@@ -37,7 +42,10 @@ def page_boundary(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact
 
 
 def layout_equivalent(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
-    """Branch and commit by path on the same case: the same output, and the same numbers."""
+    """The plain layout (a branch beside the cache, committed by path) gives the same output and the same numbers.
+
+    Bits are compared where the layout promises them (`traits.bitwise`), numbers within noise elsewhere.
+    """
     name = "cache.layout-equivalent"
     plain = replace(case.layout, kind=PLAIN, commit="path", page_size=0, pages=(), overhang=0, poison="")
     if case.layout.traits.bitwise:
@@ -57,6 +65,7 @@ def layout_equivalent(case: Case, oracle: Oracle, subject: Subject) -> Iterator[
                 return
         if one.committed is not None and twin.committed is not None and one.accepted == twin.accepted:
             where: dict[str, int | str] = {"variant": "branch and commit by path"}
+            # Slack 2: each of the two runs has an error of its own.
             yield from kv_differs(name, number, twin.committed.after, one.committed.after, error, where, 2.0)
 
 

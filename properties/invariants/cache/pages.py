@@ -1,4 +1,8 @@
-"""Pages of a session: none is lost or held twice, and what a prefix cache reuses is what would be computed."""
+"""Invariants of a session's pages: bookkeeping of the pool, reuse of prefixes.
+
+No page is lost, free twice, or written by one request while another holds it. A prefix that the prefix cache reuses
+gives the numbers that computing it would give.
+"""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -16,15 +20,15 @@ from reference.trace import Stage
 
 
 def allocator_conserves(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
-    """After every action: free and held pages are all pages, none is both, and nobody writes to a shared one.
+    """After every action, each page of the pool is either free or held, and no request may write to a shared page.
 
-    Only a prefix cache keeps pages of requests that left.
+    Only a prefix cache keeps pages of requests that have left.
     """
     assert case.session is not None
     for number, account in enumerate(accounts_of(subject(case))):
         yield Compared(account.total)
         for what, expected, observed in _broken(account, case.layout.traits.keeps_prefixes):
-            # In steps, as findings of requests are: that many batches ran before.
+            # The number of batches that ran before the action, since findings of requests count steps too.
             step = sum(action.kind == "step" for action in case.session.actions[:number])
             where: dict[str, int | str] = {"action": number, "side": what}
             yield Finding("cache.allocator-conserves", Stage.COMMITTED, step, where, expected, observed)
@@ -32,7 +36,7 @@ def allocator_conserves(case: Case, oracle: Oracle, subject: Subject) -> Iterato
 
 
 def _broken(account: Account, keeps: bool) -> Iterator[tuple[str, object, object]]:
-    """The errors of an account, where the layout `keeps` pages of requests that left: words, expected, observed."""
+    """The errors of an account: (words, expected, observed); `keeps` says that the layout has a prefix cache."""
     holders = Counter(page for table in account.tables.values() for page in table)
     held = set(holders) | set(account.kept)
     if len(set(account.free)) < len(account.free):
@@ -53,6 +57,7 @@ def _broken(account: Account, keeps: bool) -> Iterator[tuple[str, object, object
         if account.committed[request] > account.allocated[request]:
             yield "committed beyond what is allocated", account.allocated[request], account.committed[request]
         for place, page in enumerate(table):
+            # The page has room behind the committed columns, so that the request may still write to it.
             written = (place + 1) * size > account.committed[request]
             shared = holders[page] > 1 or page in account.kept
             if written and shared and place * size >= account.committed[request]:
@@ -60,9 +65,10 @@ def _broken(account: Account, keeps: bool) -> Iterator[tuple[str, object, object
 
 
 def prefix_reuse(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
-    """Without the prefix cache: each request's numbers and tokens stay, warm or cold."""
+    """Without the prefix cache, each request of the session has the same numbers and tokens."""
     trace = subject(case)
     reused = _reused(accounts_of(trace))
+    # Accounts alone reveal reuse; without them "nothing was reused" would be a guess.
     if not accounts_of(trace):
         raise Unobserved("the trace does not say which pages are reused")
     if not reused:
@@ -75,7 +81,7 @@ def prefix_reuse(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]
 
 
 def _reused(accounts: tuple[Account, ...]) -> set[int]:
-    """Requests whose block table, when they entered or came back, began with a page that the prefix cache had kept."""
+    """Requests whose block table began, when they entered or came back, with a page that the prefix cache held."""
     found = set[int]()
     for before, after in pairwise(accounts):
         for request in set(after.tables) - set(before.tables):

@@ -1,4 +1,7 @@
-"""What comes out: the output of plain decode, or its law, whatever is drafted and whoever else is served."""
+"""Invariants of the output: speculative decoding and batching do not change it.
+
+A greedy request emits the tokens of plain decode; a sampled request emits tokens from the same law.
+"""
 
 from properties.invariants.lossless import distribution, output, processing, sessions, takes_part
 

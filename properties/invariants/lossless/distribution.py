@@ -1,4 +1,8 @@
-"""Distribution: on the backend's own random numbers, what comes out is from the law, with a stated error rate."""
+"""Invariants of the output's distribution, tested on the backend's random numbers.
+
+The tests are e-values with a stated error rate: a clean run is condemned with probability 1e-6 at most. Whole
+generations test any backend, and rounds on tables of probabilities test a backend that has that entry point.
+"""
 
 from collections.abc import Iterator
 from contextlib import suppress
@@ -21,40 +25,47 @@ from reference.oracle import law
 from reference.trace import Array, Stage, Step
 
 TV = 0.05
-"""Total variation that a test is planned to see with probability .99."""
+"""Smallest total variation that a test is planned to detect with probability .99."""
 
 MOST_ROUNDS = 60_000
-"""Rounds of one world at most."""
+"""Largest number of rounds drawn in one world."""
 
 EVERY = 6
-"""Cases of which one is asked for its distribution: with fewer, requests decoded by arg-max stay unseen too long."""
+"""One case in this many is tested; if fewer were, a request decoded by arg-max would stay undetected too long."""
 
 MATES = 64
-"""Requests of a batch whose order is changed."""
+"""Requests of the batch on which `own_seed` changes the order."""
 
 
 def doors(subject: Subject) -> Tables:
-    """The backend's tables, which need no tape here."""
+    """The backend's sampling on tables of probabilities; here it needs no tape.
+
+    Raises:
+        Unobserved: The backend has no such entry point.
+    """
     if subject.tables is None:
         raise Unobserved("the backend's sampling cannot be run on tables")
     return subject.tables
 
 
 def distribution(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
-    """Whole generations of every backend, by its request path; beside them its laws on tables, where it has tables.
+    """Whole generations follow the law; where the backend has tables, blocks drawn on tables follow it too.
 
-    Each of the two is a test of its own, whose evidence the gate of the run counts (`properties.laws.sampled.gate`).
+    Each of the two is a test of its own. The gate of the run counts its evidence (`properties.laws.sampled.gate`).
     """
     if subject.tables is None or isinstance(case.model, Checkpoint):
         yield from _by_generations(case, oracle, subject, ALONE)
         return
-    with suppress(NotApplicable):  # a lossy rule, or processors without a bound: the tables can still be asked
+    with suppress(NotApplicable):  # a lossy rule, or processors without a bound: tables can still test it
         yield from _by_generations(case, oracle, subject, BESIDE)
     yield from _by_rounds(case, subject)
 
 
 def _by_rounds(case: Case, subject: Subject) -> Iterator[Fact]:
-    """Screen, then bet: joint cells over two tokens and more, given rejection at each depth, given full acceptance."""
+    """Test blocks of tokens drawn on tables, by a screen and then by a bet, for each partition of the blocks.
+
+    Partitions are joint cells over two and more tokens, given rejection at each depth or given full acceptance.
+    """
     tables, world = doors(subject), world_of(case, "distribution")
     wanted = law.world_law(world, whole_tree_first=False)
     expected = {block: float(mass) for block, mass in wanted.items()}
@@ -71,12 +82,13 @@ def _by_rounds(case: Case, subject: Subject) -> Iterator[Fact]:
         if outcome.log_e >= log_bar(RUN_TESTS):
             where: dict[str, int | str] = {"draws": outcome.n, "side": judged.partition.name}
             name = "lossless.distribution"
+            # e^23 is RUN_TESTS / 1e-6, the bar of a single law; log_e is infinite after a token of probability 0.
             yield Finding(name, Stage.ACCEPTED, 0, where, "evidence below e^23", round(min(outcome.log_e, 1e6), 1))
             return
 
 
 def _by_generations(case: Case, oracle: Oracle, subject: Subject, effort: Effort) -> Iterator[Fact]:
-    """The draws of several generations, and whether requests follow their neighbours (`properties.generations`)."""
+    """Test the draws of several generations, and the independence of neighbours (`properties.generations`)."""
     name, heard = "lossless.distribution", listen(case, oracle, subject, effort)
     assert heard.first is not None
     yield Evidence(name, heard.log_e, heard.draws)
@@ -87,10 +99,11 @@ def _by_generations(case: Case, oracle: Oracle, subject: Subject, effort: Effort
 
 
 def _stage(case: Case, heard: Heard) -> Stage:
-    """Where generations are wrong: in what was emitted, unless the trace shows that acceptance chose these tokens."""
+    """The stage to which wrong generations point: emission, unless the trace shows that acceptance chose the tokens."""
     assert heard.first is not None
     if heard.worst == "draft" and walked(case, heard.first) is not None:
         return Stage.DRAFTED
+    # If emission passed on the chosen tokens in every step, the choice itself has the wrong law.
     chosen = all(
         step.drafted is not None and step.accepted is not None and step.emitted is not None and _passed_on(step)
         for step in heard.first.steps
@@ -99,7 +112,7 @@ def _stage(case: Case, heard: Heard) -> Stage:
 
 
 def _passed_on(step: Step) -> bool:
-    """Whether the step emitted a beginning of the block that its acceptance chose."""
+    """Whether the emitted tokens are a prefix of the block that acceptance chose."""
     assert step.drafted is not None
     assert step.accepted is not None
     assert step.emitted is not None
@@ -109,10 +122,11 @@ def _passed_on(step: Step) -> bool:
 
 
 def own_seed(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
-    """A request's output follows its own seed, whatever place it has in the batch and whoever its neighbours are."""
+    """A request's output depends on its own seed, not on its place in the batch or on its neighbours."""
     tables, world = doors(subject), world_of(case, "seeds")
     rng = dice(case, "mates")
     seeds, order = rng.integers(0, 2**62, size=MATES), rng.permutation(MATES)
+    # The same seeds in another order of the batch, then one of them in a batch of its own.
     one, other = tables.samples(world, seeds), tables.samples(world, seeds[order])
     alone = tables.samples(world, seeds[:1])
     yield Compared(MATES + 1)

@@ -1,4 +1,4 @@
-"""Lossless: what comes out is what the target alone would have written, and the books balance."""
+"""Invariants of the output: the target's own tokens, stops, state and counters."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -22,7 +22,7 @@ NONE = needing()
 
 
 def completes(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
-    """A case that the backend declares it can take is finished, not broken off."""
+    """A case that the backend's declaration admits runs to its end without a crash."""
     try:
         subject(case)
         yield Compared()
@@ -55,7 +55,7 @@ def greedy_match(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]
 
 
 def choices(case: Case, rows: Array, output: tuple[int, ...]) -> Array:
-    """The scores that greedy decoding compares before each token of `output`: the rows [len(output), V], processed."""
+    """The processed `rows` [len(output), V]: the scores that greedy decoding compares before each output token."""
     if not case.sampling.processes:
         return rows
     said = [scores(row, case.sampling, case.stops, case.prompt, output[:position]) for position, row in enumerate(rows)]
@@ -63,11 +63,12 @@ def choices(case: Case, rows: Array, output: tuple[int, ...]) -> Array:
 
 
 def draft_independent(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
-    """The output does not depend on what was drafted: it is that of plain decoding by the same backend."""
+    """The output is that of plain decoding by the same backend, whatever was drafted."""
     if case.plain_decode() == case:
         raise NotApplicable("the case is plain decoding itself")
     trace = subject(case)
     plain = subject(case.plain_decode())
+    # A case with a limit of steps stops early: only the common length can be compared.
     compared = min(len(trace.output), len(plain.output)) if case.steps else max(len(trace.output), len(plain.output))
     yield Compared(compared)
     for position in range(compared):
@@ -79,7 +80,7 @@ def draft_independent(case: Case, oracle: Oracle, subject: Subject) -> Iterator[
             told = (*trace.output[:position], one[0])
             row = choices(case, forced(case, oracle, told), told)[position : position + 1]
             if max(gaps(row, one)[0], gaps(row, other)[0]) <= TIE_SIGMA * sigma:
-                return  # both tokens lie in the tie zone; greedy-match counts the tie, and the texts part here
+                return  # both tokens are in the tie zone: greedy-match counts the tie, and later tokens may differ
         steps = _step_of_each(trace)
         step = steps[position] if position < len(steps) else max(len(trace.steps) - 1, 0)
         expected, observed = other[0] if other else "the end", one[0] if one else "the end"
@@ -91,7 +92,7 @@ def draft_independent(case: Case, oracle: Oracle, subject: Subject) -> Iterator[
 
 
 def stops(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
-    """Each block is cut where the output ends; nothing beyond is emitted or kept, and no step follows the end."""
+    """Each block is cut where the output ends: no token after the end is emitted or cached, and no step follows."""
     trace, prompt, least = subject(case), len(case.prompt), case.sampling.min_tokens
     before: tuple[int, ...] = ()
     for number, step in enumerate(trace.steps):
@@ -124,7 +125,7 @@ def stops(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
 
 
 def _beyond(number: int, step: Step, emitted: int) -> Iterator[Finding]:
-    """Findings where something is left of a block beyond its cut: log-probabilities, or KV of target or draft."""
+    """Findings where tokens after a block's cut left log-probabilities, or KV of target or draft."""
     told = step.emitted.logprobs if step.emitted is not None else None
     if told is not None and len(told) != emitted:
         where: dict[str, int | str] = {"side": "logprobs"}
@@ -146,10 +147,11 @@ def _stops_finding(step: int, expected: object, observed: object) -> Finding:
 
 
 def state_isolated(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
-    """Run the case, then another request, then the case again: the second time is bit-identical to the first."""
+    """The case, run again after another request, gives a bit-identical trace."""
     before, other = subject(case), _other_request(case)
     if other == case:
         raise NotApplicable("the other request is the case itself")
+    # `again` is a run of its own, which the subject remembers apart from the first.
     subject.again(other)
     after = subject.again(case, 2)
     yield from _same_run("lossless.state-isolated", before, after)
@@ -171,7 +173,7 @@ def deterministic(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact
 
 
 def _same_run(name: str, one: Trace, other: Trace) -> Iterator[Finding | Compared]:
-    """The first stage of the first step in which two runs are not identical, and else their outputs."""
+    """A finding at the first step and stage where two runs are not identical, or at their outputs."""
     shown = sum(getattr(step, stage.word) is not None for step in one.steps for stage in Stage)
     yield Compared(shown + len(one.output))
     for number, (step, twin) in enumerate(zip(one.steps, other.steps, strict=False)):
@@ -209,10 +211,10 @@ def _identical(one: object, other: object) -> bool:
 
 
 def accounting(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
-    """The counters are those of the steps: calls, proposed, accepted, rejected, accept lengths, tokens.
+    """The counters agree with the steps: calls, proposed, accepted, rejected, accept lengths, tokens.
 
-    Of attention that took a slower path no more layers are counted than ran; of a draft's model, no fewer forwards
-    than its trees have levels that it ranked, since each level is fed only when the one above has its tokens.
+    Slower attention paths count at most as many layers as ran. A draft model counts at least one forward for each
+    level of its trees that it ranked, since a level can be fed only after the level above has its tokens.
     """
     trace = subject(case)
     for why, count in sorted(trace.fallbacks.items()):

@@ -1,4 +1,8 @@
-"""Processing: what stands between logits and choice sees, at every node, prompt, output and that node's path."""
+"""Invariants of logits processing at each node, and of log-probabilities.
+
+Temperature, penalties, top-k and the other processors act between logits and choice. At a tree node they must see the
+prompt, the output so far and the tokens on that node's own path.
+"""
 
 from collections.abc import Iterator
 
@@ -15,11 +19,14 @@ from reference.oracle import processing
 from reference.trace import Stage
 
 LOGPROB = 4.0
-"""Limits of rule N that a log-probability may lie off: it moves by its own logit and by the sum over the others."""
+"""Largest error of a log-probability, in limits of rule N.
+
+It depends on its own logit and on the sum over all logits of the row.
+"""
 
 
 def processors_per_node(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
-    """The law used at each node is the definition's for its own logits, with prompt, output and path before it."""
+    """The law used at each node is the definition's, for the node's own logits after prompt, output and path."""
     seen = False
     for number, step in enumerate(subject(case).steps):
         if step.scored is None or step.scored.law is None or step.drafted is None:
@@ -32,6 +39,7 @@ def processors_per_node(case: Case, oracle: Oracle, subject: Subject) -> Iterato
             token = int(np.where(np.isnan(away), np.inf, away).argmax())
             holds = away[token] <= close(case)
             edge = not holds and near_edge(case, step.scored.logits[node], tree.tokens_to(node)[1:], output)
+            # Near an edge rounding may keep another set of tokens, so that a different law proves nothing.
             yield Compared(0 if edge else 1)
             if holds or edge:
                 continue
@@ -68,6 +76,7 @@ def logprobs(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
         for token, value in zip(tokens, reported, strict=True):
             true = processing.logprob(rows[position], token)
             away = abs(value - true) / limit if limit else float(value != true)
+            # `not <=`, since a NaN must fail.
             if not away <= 1:
                 where = {"position": position, "token": token}
                 yield Finding("lossless.logprobs", Stage.EMITTED, number, where, true, value, float(away))

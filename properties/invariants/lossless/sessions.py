@@ -1,4 +1,4 @@
-"""Sessions: the order of a batch, and what happens to other requests, changes nothing that a request emits."""
+"""Invariants of sessions: batch order and other requests do not change a request."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -14,7 +14,7 @@ from reference.trace import Stage
 
 
 def schedule_independent(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
-    """The same actions with every batch in another order: each request's numbers and tokens stay."""
+    """With every batch in reverse order, each request keeps its numbers and tokens."""
     assert case.session is not None
     turned = tuple(
         replace(one, requests=one.requests[::-1]) if one.kind in ("step", "preempt") else one
@@ -23,6 +23,7 @@ def schedule_independent(case: Case, oracle: Oracle, subject: Subject) -> Iterat
     accounts = accounts_of(subject(case))
     together = [
         at
+        # Without accounts every reversed action counts; with them, only one that finds two requests present.
         for at, one in enumerate(turned)
         if one != case.session.actions[at] and (not accounts or len(present(accounts, at) & set(one.requests)) > 1)
     ]
@@ -37,12 +38,12 @@ def schedule_independent(case: Case, oracle: Oracle, subject: Subject) -> Iterat
 
 
 def state_isolated(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
-    """Drop one interruption: every other request's numbers and tokens stay."""
+    """Without one of the interruptions, every request that it did not name keeps its numbers and tokens."""
     assert case.session is not None
     kinds = ("preempt", "cancel", "evict")
     places = [at for at, one in enumerate(case.session.actions) if one.kind in kinds]
     accounts = accounts_of(subject(case))
-    if accounts:  # dropping what happened to nobody leaves the same session
+    if accounts:  # an interruption that met no living request changes nothing, so its removal proves nothing
         places = [at for at in places if present(accounts, at) & set(case.session.actions[at].requests)]
     stepped = {member.number for member in members(case, subject(case))}
     places = [at for at in places if stepped - set(case.session.actions[at].requests)]

@@ -1,4 +1,4 @@
-"""Serving: who is gone, who is due a step, and that nobody waits for pages which no other request holds."""
+"""Invariant of serving: each request takes the steps that the actions give it."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -13,10 +13,11 @@ from reference.trace import Shared, Stage, Trace
 
 
 def takes_part(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
-    """Play the actions on numbers alone: who is gone, how many steps each request is due, and whether it took them.
+    """Each request takes every step that names it until it ends, and leaves when it is cancelled or evicted.
 
-    A pool of so many pages may make any request wait, so steps on one are not counted; but nobody waits for pages that
-    no other request holds. Without a session a request takes no more steps than its case allows.
+    The actions are replayed on request numbers alone, which gives the steps that each request is due. In a pool with
+    limited pages any request may have to wait, so steps are not counted there; instead, no request may wait for pages
+    that no other request holds. Without a session, a request takes at most as many steps as its case allows.
     """
     name = "lossless.takes-part"
     trace = subject(case)
@@ -36,6 +37,7 @@ def takes_part(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
         for number in sorted(left):
             where: dict[str, int | str] = {"request": number, "action": at}
             yield Finding(name, Stage.COMMITTED, 0, where, f"nothing of it after {action.kind}", "it is still served")
+    # Pages are listed: the pool is limited, and requests may wait.
     if case.layout.pages:
         yield from _waits(case, trace.shared)
         return
@@ -48,7 +50,7 @@ def takes_part(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
         elif action.kind == "fork":
             source, twin = action.requests
             own = case.session.mates[twin - 1].prompt
-            # It enters then, unless the source has ended, or the two do not fit: then its prompt is not more than own.
+            # The twin enters unless the source has ended, or the two do not fit: then the trace shows `own` or nothing.
             from_it = source in living and not _ended(trace, source, steps[source])
             if from_it and twin not in steps and trace.shared.prompts[twin] not in ((), own):
                 living.add(twin)
@@ -72,10 +74,11 @@ def takes_part(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
 
 
 def _waits(case: Case, shared: Shared) -> Iterator[Finding | Compared]:
-    """Findings where a request that is alone in a pool with room for it waits: to enter, to be restored, or to step.
+    """Findings where a request waits (to enter, to be restored, to step) although it is alone in a pool with room.
 
-    Room is for its tokens, the largest block of the session and the overhang, each page written to being its own:
-    pages of its table that a prefix cache holds too may have to be copied. A prefix cache gives way.
+    It needs room for its tokens, the largest block of the session and the overhang. Every page that it writes to must
+    be its own, so pages of its table that the prefix cache holds too may have to be copied. Other pages of the prefix
+    cache are evicted if the room is needed.
     """
     assert case.session is not None
     plans = [case.alone(number) for number in range(1 + len(case.session.mates))]
@@ -84,7 +87,7 @@ def _waits(case: Case, shared: Shared) -> Iterator[Finding | Compared]:
     before, known, out = Account((), 0, {}, (), {}, {}), set[int](), dict[int, int]()
     for at, (action, after) in enumerate(zip(case.session.actions, shared.accounts, strict=False)):
         held, number = before.committed, action.requests[0]
-        tokens = None  # of a request that must be served now
+        tokens = None  # tokens of the request that must be served now; None if no request must be
         if action.kind == "step" and len(held) == 1 and set(held) <= set(action.requests):
             (number,) = held
             tokens = held[number] + 1
@@ -92,10 +95,11 @@ def _waits(case: Case, shared: Shared) -> Iterator[Finding | Compared]:
             tokens = len(plans[number].prompt)
         elif action.kind == "restore" and not held and number in out:
             tokens = out[number] + 1
+        # A page that the prefix cache also holds is shared: writing to it needs a copy in a free page.
         copied = len(set(before.tables.get(number, ())) & set(before.kept))
         if tokens is not None and case.layout.pages_for(tokens + block) + copied <= after.total:
             yield Compared()
-            waits = after.committed.get(number) == held.get(number)  # one that steps moves on or ends
+            waits = after.committed.get(number) == held.get(number)  # a step commits tokens or ends the request
             if waits:
                 step = sum(one.kind == "step" for one in case.session.actions[:at])
                 where: dict[str, int | str] = {"request": number, "action": at}
@@ -111,7 +115,7 @@ def _waits(case: Case, shared: Shared) -> Iterator[Finding | Compared]:
 
 
 def _ended(trace: Trace, number: int, due: int) -> bool:
-    """Whether the request was through after `due` actions that let it step."""
+    """Whether the request had finished after `due` steps."""
     one = _request(trace, number)
     return one is not None and one.finish is not None and len(one.steps) <= due
 

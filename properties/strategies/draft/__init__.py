@@ -1,4 +1,4 @@
-"""How cases draw their drafts: one file for each kind, known by its tag.
+"""Strategies for drafts: one file for each kind, which registers under its tag.
 
 Every module of this folder is imported, so that a new kind is a new file here and no line elsewhere.
 """
@@ -12,21 +12,22 @@ from properties.strategies.draft.drawing import DRAWN, Given
 from reference.architecture import Seeded
 from reference.draft import Draft
 
+# Importing a module registers its strategies in DRAWN.
 for _module in iter_modules(__path__):
     import_module(f"{__name__}.{_module.name}")
 
 PLAIN = ("scripted", "scripted", "scripted", "model", "scripted", "ngram")
-"""Of which kind drafts are, each as often as it stands here; Hypothesis shrinks towards the first."""
+"""Kinds of draft, each as often as it is drawn; Hypothesis shrinks towards the first."""
 
 LEARNING = ("scripted", "model", "scripted", "model", "ngram", "model")
-"""The same where tokens may be drawn, and in sessions, where a draft's cache has most to lose."""
+"""The same for sampled cases and for sessions, where interruptions endanger a draft's cache most."""
 
 
 @st.composite
 def any_draft(
     draw: st.DrawFn, model: Seeded, prompt: tuple[int, ...], ahead: tuple[int, ...], learning: bool = False
 ) -> Draft:
-    """Scripted trees most often, a model half of the time if `learning`; then a trie, and every further kind once."""
+    """A draft: mostly scripted trees, or a model half of the time if `learning`; else a trie or a further kind."""
     often = LEARNING if learning else PLAIN
     kind = draw(st.sampled_from((*often, *sorted(set(DRAWN) - set(PLAIN)))))
     drawn: Draft = draw(DRAWN[kind](Given(model, prompt, ahead)))

@@ -1,4 +1,4 @@
-"""The table of strategies that draw drafts, by the tag of the kind, and their common argument."""
+"""The table of draft strategies by tag, and the argument that all of them take."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ class Given:
     Attributes:
         model: The target.
         prompt: The request's prompt.
-        ahead: What greedy decoding of the target would write after it.
+        ahead: The target's next greedy tokens after the prompt.
     """
 
     model: Seeded
@@ -25,11 +25,11 @@ class Given:
 
 
 DRAWN: dict[str, Callable[[Given], st.SearchStrategy[Any]]] = {}
-"""For each tag, what makes the strategy of drafts of that kind."""
+"""For each tag, the function that makes the strategy of drafts of that kind."""
 
 
 def draws(tag: str) -> Callable[[Any], Any]:
-    """Enter the decorated function as the strategy of drafts with this tag."""
+    """Register the decorated function as the strategy of drafts with this tag."""
 
     def enter(function: Any) -> Any:
         DRAWN[tag] = function

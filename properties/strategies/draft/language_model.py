@@ -1,4 +1,4 @@
-"""Draft models: small ones of the gallery, some of which can name a part of the target's vocabulary only."""
+"""Strategies for draft models, some with a part of the target's vocabulary."""
 
 from hypothesis import strategies as st
 
@@ -10,10 +10,11 @@ from reference.draft import LanguageModel
 
 @st.composite
 def vocabularies(draw: st.DrawFn, vocab: int) -> tuple[int, ...]:
-    """The whole vocabulary (empty), or some of its ids, at least two."""
+    """The target ids that the draft can name: all (an empty tuple), or at least two of them."""
     if vocab < 4 or draw(st.booleans()):
         return ()
     step = draw(st.integers(2, 3))
+    # Every second or third id: most draft ids then differ from their target ids. The last id is always in.
     return tuple(sorted({*range(draw(st.integers(0, 1)), vocab, step), vocab - 1}))
 
 

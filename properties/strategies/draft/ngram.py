@@ -1,4 +1,4 @@
-"""Tries of n-grams over static trees."""
+"""Strategy for n-gram tries that fill static trees."""
 
 from hypothesis import strategies as st
 
@@ -10,5 +10,5 @@ from reference.draft import Ngram
 @draws(Ngram.TAG)
 @st.composite
 def tries(draw: st.DrawFn, given: Given) -> Ngram:
-    """A static tree, and contexts of one to three tokens."""
+    """An n-gram trie for n of 2 to 4, so contexts of one to three tokens, over a static tree."""
     return Ngram(draw(rank_trees(given.model.vocab_size)), draw(st.integers(2, 4)))

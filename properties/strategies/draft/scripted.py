@@ -1,4 +1,4 @@
-"""Scripted trees whose tokens are steered, so that every number of them is accepted."""
+"""Strategy for scripted trees with steered tokens, for any number of acceptances."""
 
 from hypothesis import strategies as st
 
@@ -12,16 +12,17 @@ from reference.tree import Tree
 @draws(Scripted.TAG)
 @st.composite
 def scripts(draw: st.DrawFn, given: Given) -> Scripted:
-    """One to three trees, each under the root that the steps before it lead to, if the target writes `ahead`."""
+    """One to three trees for successive steps; each has the root that the steps before lead to, by `ahead`."""
     trees: list[Tree] = []
     root, ahead = given.prompt[-1], given.ahead
     for step in range(draw(st.integers(1, 3))):
         through = step == 0 and draw(st.integers(0, 4)) > 2
         shapes = deep_parents() if through else parents(MAX_NODES if step == 0 else 8)
         if step > 0 and len(trees[-1]) <= 8 and draw(st.booleans()):
-            shapes = as_many(len(trees[-1]))  # what is kept by the number of rows must not be met again
+            shapes = as_many(len(trees[-1]))  # catches engines that cache masks by the number of rows alone
         one = draw(steered(root, ahead, given.model.vocab_size, shapes, through))
         trees.append(one.tree)
+        # The greedy tokens that were computed ahead are used up.
         if one.accepted + 1 > len(ahead):
             break
         root, ahead = ahead[one.accepted], ahead[one.accepted + 1 :]

@@ -1,4 +1,4 @@
-"""Static trees of ranks, which drafts fill that make their own tokens."""
+"""Strategy for static trees of ranks, which models and tries fill with tokens."""
 
 from hypothesis import strategies as st
 
@@ -6,16 +6,17 @@ from properties.strategies.trees import as_many, parents, side_by_side
 from reference.tree import RankTree, Shape
 
 STATIC_NODES = 12
-"""Nodes of a static tree at most: the draft model runs each inner level of it."""
+"""Most nodes of a static tree; few, since the draft model runs once for each inner level."""
 
 
 @st.composite
 def rank_trees(draw: st.DrawFn, named: int) -> RankTree:
-    """Static trees whose nodes have at most `named` children, ranks in an order of their own."""
+    """Static trees whose nodes have at most `named` children (and at most four), with rotated ranks."""
     some = st.integers(3, 6).flatmap(as_many)
     chains = st.builds(side_by_side, st.integers(2, 3), st.integers(2, 3))
     parent = list(draw(st.one_of(parents(STATIC_NODES, shuffle=False), some, chains)))
     for node in range(1, len(parent)):
+        # The root is its own parent in row 0, which is no child.
         while parent[:node].count(parent[node]) - (parent[node] == 0) >= min(named, 4):
             parent[node] += 1
     shape = Shape(tuple(parent))
