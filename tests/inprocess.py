@@ -66,7 +66,7 @@ class CrewHere:
         except worker.Refused as why:
             self._said.append((at, Broken(str(why), why.code)))
 
-    def news(self, timeout: float) -> Iterator[tuple[int, object]]:
+    def messages(self, timeout: float) -> Iterator[tuple[int, object]]:
         while self._said:
             yield self._said.popleft()
 

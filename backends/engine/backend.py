@@ -60,19 +60,19 @@ class EngineBackend:
         )
         self.seams = seams
         self.mode = mode_of()
-        self._shelf = ModelCache(device, recorder=recorder)
+        self._model_cache = ModelCache(device, recorder=recorder)
         # A function, because `seams` is replaced when a fault is planted in an open backend.
         self._tables = Tables(device, lambda: self.seams.sampling)
 
     def run(self, case: Case) -> Trace:
         """Run the generation that `case` describes; see `backends.base.Backend.run`."""
         self._refuse_dtype(case)
-        return play(case, self._shelf, in_mode(self.seams, self.mode))
+        return play(case, self._model_cache, in_mode(self.seams, self.mode))
 
     def serve(self, case: Case) -> Live:
         """Play the case's session and return it open for further actions; see `backends.base.Serving`."""
         self._refuse_dtype(case)
-        return serve(case, self._shelf, in_mode(self.seams, self.mode))
+        return serve(case, self._model_cache, in_mode(self.seams, self.mode))
 
     def verify(self, given: Given, tape: Array) -> Blocks:
         """See `backends.base.ExactLaw`."""

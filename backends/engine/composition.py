@@ -7,7 +7,7 @@ from backends.engine.draft.truncation import inside_chunk
 from backends.engine.kv.arena import Arena
 from backends.engine.kv.base import KvCache
 from backends.engine.kv.seams import KvSeams
-from backends.engine.lower_tree import tensorise
+from backends.engine.lower_tree import lower_tree
 from backends.engine.request import Request, gather
 from backends.engine.sampling.seams import SamplingSeams
 from backends.engine.seams import Seams
@@ -23,7 +23,7 @@ SEAMS = Seams(
     branch_rows=language_model.branch_rows,
     draft_attend=eager,
     inside_chunk=inside_chunk,
-    tensorise=tensorise,
+    lower_tree=lower_tree,
     gather=gather,
     attend=eager,
     score=accept.gather_rows,

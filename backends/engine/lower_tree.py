@@ -36,7 +36,7 @@ class TreeTensors:
     retrieve_index: Tensor
 
 
-def tensorise(tree: Tree, committed: int, position: int, reaches: list[Reach], padded_nodes: int) -> TreeTensors:
+def lower_tree(tree: Tree, committed: int, position: int, reaches: list[Reach], padded_nodes: int) -> TreeTensors:
     """Lower `tree` for a forward over a cache of `committed` columns; the root of the tree has position `position`.
 
     A parent may come after its children in row order. So depths and ancestors are found by replacing all rows by their

@@ -106,7 +106,7 @@ class Request:
             proposal = truncated(proposal, nodes)
         cache, before = self.lease.target, self._reveal.kv(self.lease.target)
         self.at = Stage.LOWERED
-        tensors = self._seams.tensorise(proposal.tree, cache.length, self._position, reaches, layout.padded_nodes)
+        tensors = self._seams.lower_tree(proposal.tree, cache.length, self._position, reaches, layout.padded_nodes)
         check_structure(tensors, cache.length, self.case.max_positions)
         self._block = Block(proposal, nodes, chance, tensors, before)
         self.at = Stage.ATTENDED

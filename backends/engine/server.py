@@ -44,7 +44,7 @@ class Server:
         self.requests: dict[int, Request] = {}
         self.accounts: list[Account] = []
         self.session = case.session or Session()
-        self._shelf = shelf
+        self._model_cache = shelf
         self._seams = seams
         self._models: dict[CausalLm, tuple[float, Counter[str], int]] = {}
         self._evicted: set[int] = set()
@@ -216,7 +216,7 @@ class Server:
 
     def _open(self, case: Case, attend: Attend, lanes: type[BatchCache]) -> CausalLm:
         refuse_long(case.model, case.longest)
-        model = self._shelf.open(case.model, case.dtype)
+        model = self._model_cache.open(case.model, case.dtype)
         if case.layout.traits.in_place:
             require_update_first(model, attend, lanes)
         # Models outlive servers, so their counters are noted here and subtracted later.

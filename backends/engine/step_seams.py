@@ -27,7 +27,7 @@ class StepSeams:
         branch_rows: From the nodes of a level to their positions and visible branch columns in the draft's cache.
         draft_attend: The attention of the draft model.
         inside_chunk: From a drafted tree to its rows in the chunk of the root.
-        tensorise: From a tree to its index tensors.
+        lower_tree: From a tree to its index tensors.
         attend: The attention of the target.
         score: From the logits of the verify forward, row by row, to one row per node.
         walk: From logits to the accepted rows and the bonus token.
@@ -45,7 +45,7 @@ class StepSeams:
     branch_rows: Callable[[RankTree, list[int], dict[int, int], int], tuple[list[int], list[list[int]]]]
     draft_attend: Attend
     inside_chunk: Callable[[Tree, int, list[Reach]], list[int]]
-    tensorise: Callable[[Tree, int, int, list[Reach], int], TreeTensors]
+    lower_tree: Callable[[Tree, int, int, list[Reach], int], TreeTensors]
     attend: Attend
     score: Callable[[Tensor, Tensor], Tensor]
     walk: Callable[[TreeTensors, Tensor], tuple[list[int], int]]

@@ -11,7 +11,7 @@ from properties.live.machine import SHRINK_S, Enough, machine
 from properties.live.openings import openings
 from properties.live.watch import Differs, SessionStats, located
 from properties.shrinking.cases import nearer, size
-from properties.strategies.settings import SEARCHING, exploring, without_local_constants
+from properties.strategies.settings import SEARCHING, drawing_settings, without_local_constants
 from properties.tally import Failure
 from properties.verdict.finding import Verdict
 from properties.verdict.invariant import Oracle
@@ -53,7 +53,7 @@ def play(
     Returns:
         The first failure that was met, as small as shrinking made it, or None.
     """
-    settled = exploring(sessions, SEARCHING, stateful_step_count=actions)
+    settled = drawing_settings(sessions, SEARCHING, stateful_step_count=actions)
     met: list[Verdict] = []
     drawn = machine(subject, oracle, openings(kind, dtype, subject.declines), played, judged, met=met)
     try:

@@ -38,10 +38,10 @@ def explore(
         phases: DRAWING or SEARCHING.
     """
     with without_local_constants():
-        seed(number)(exploring(examples, phases)(given(strategy)(take)))()
+        seed(number)(drawing_settings(examples, phases)(given(strategy)(take)))()
 
 
-def exploring(examples: int, phases: tuple[Phase, ...] = DRAWING, **more: Any) -> settings:
+def drawing_settings(examples: int, phases: tuple[Phase, ...] = DRAWING, **more: Any) -> settings:
     """Settings for `examples` draws without database, printed reports, deadlines or health checks.
 
     A profile that a project or a CI loads does not change the draws: `backend` and `derandomize` are set here.

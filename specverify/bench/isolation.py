@@ -11,7 +11,7 @@ from hypothesis import given, seed
 
 from properties.invariants import ALL
 from properties.strategies import cases
-from properties.strategies.settings import exploring
+from properties.strategies.settings import drawing_settings
 from properties.verdict.invariant import taking_turns
 from properties.verdict.judge import judge
 from reference.case import Case
@@ -39,7 +39,7 @@ def measure(backend: str, count: int, number: int) -> dict[str, Any]:
     torch.set_num_threads(1)
     drawn: list[Case] = []
     began = time.perf_counter()
-    seed(number)(exploring(count)(given(cases(default_dtypes(backend)))(lambda case: drawn.append(case))))()
+    seed(number)(drawing_settings(count)(given(cases(default_dtypes(backend)))(lambda case: drawn.append(case))))()
     drawing = time.perf_counter() - began
     here = subject_of(open_planted(backend, None))
     gc.freeze()  # as a worker does

@@ -33,7 +33,7 @@ REPLACEMENTS = 3
 class Listener(Protocol):
     """The interface of an object that records a campaign while it runs."""
 
-    def opened(self, news: Opened) -> None:
+    def opened(self, told: Opened) -> None:
         """The first worker's backend is open."""
 
     def arrived(self, verdict: Verdict) -> str | None:
@@ -108,7 +108,7 @@ class Campaign:
             self._crew = Crew(self._plan, deadline)
             try:
                 while not all(place.over for place in self._places):
-                    for at, message in self._crew.news(TICK_S):
+                    for at, message in self._crew.messages(TICK_S):
                         self._hear(at, message)
                     if interrupts.word and not self._stopping:
                         self._stop()
@@ -161,17 +161,17 @@ class Campaign:
         if why is not None and why not in self.tally.errors:
             self.tally.errors.append(why)
 
-    def _opened(self, news: Opened) -> None:
+    def _opened(self, told: Opened) -> None:
         tally = self.tally
-        tally.environment |= news.environment
+        tally.environment |= told.environment
         if tally.opened:
             return
         tally.opened = True
-        tally.backend, tally.emulated, tally.declared = news.name, news.emulated, news.reveals
+        tally.backend, tally.emulated, tally.declared = told.name, told.emulated, told.reveals
         # Invariants that no verdict names must appear too; counts that have arrived are kept.
-        tally.invariants = {name: Counts() for name in news.invariants} | tally.invariants
-        tally.wanted = news.wanted if self._plan.model is not None else self._plan.cases
-        self._listener.opened(news)
+        tally.invariants = {name: Counts() for name in told.invariants} | tally.invariants
+        tally.wanted = told.wanted if self._plan.model is not None else self._plan.cases
+        self._listener.opened(told)
 
     def _located(self, place: _Place, message: Found | Located) -> None:
         """Save a failure at once; its shrunk form later replaces the saved one."""

@@ -47,11 +47,11 @@ class Crew:
         process = self._context.Process(target=begin, args=(os.getpid(), its, told), daemon=True)
         with self._threads:
             process.start()
-        # Only the worker holds its end now: its death closes the connection, which `news` sees.
+        # Only the worker holds its end now: its death closes the connection, which `messages` sees.
         its.close()
         return _Hand(plan, process, mine)
 
-    def news(self, timeout: float) -> Iterator[tuple[int, object]]:
+    def messages(self, timeout: float) -> Iterator[tuple[int, object]]:
         """Messages that arrive within `timeout` seconds, each with its worker's number; the last one may be `Died`."""
         talking = {one.connection: at for at, one in enumerate(self._hands) if one.talks}
         for ready in wait(list(talking), timeout):
@@ -72,7 +72,7 @@ class Crew:
             if at != but and hand.talks:
                 try:
                     hand.connection.send(word)
-                except OSError:  # the worker has just died: `news` will say so
+                except OSError:  # the worker has just died: `messages` will say so
                     continue
 
     def replace(self, at: int, judged: frozenset[str]) -> None:

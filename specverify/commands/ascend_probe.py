@@ -21,17 +21,17 @@ def probed() -> list[dict[str, Any]]:
         raise Unavailable(f"--probe ascend needs an Ascend device: {why}; nothing emulated is probed in its place")
     import torch
 
-    from backends.ascend.probe.probe import Ground
+    from backends.ascend.probe.probe import ProbeSite
 
-    return rows_of(Ground(torch.ops, "npu", emulated=False, settle=torch.accelerator.synchronize))
+    return rows_of(ProbeSite(torch.ops, "npu", emulated=False, settle=torch.accelerator.synchronize))
 
 
-def rows_of(ground: Any) -> list[dict[str, Any]]:
-    """The rows of a probe on `ground`; if it is an emulation, every row says so."""
+def rows_of(site: Any) -> list[dict[str, Any]]:
+    """The rows of a probe on `site`; if it is an emulation, every row says so."""
     from backends.ascend.probe.probe import probe
 
     words = {"holds": "ok", "struck": "struck", "not run": "absent"}
-    label = "EMULATED: " if ground.emulated else ""
+    label = "EMULATED: " if site.emulated else ""
     return [
         {
             "name": one.rule,
@@ -39,7 +39,7 @@ def rows_of(ground: Any) -> list[dict[str, Any]]:
             "detail": f"{label}{one.operator}: {one.documented}: {one.detail}",
             "rule": one.rule,
             "operator": one.operator,
-            "emulated": ground.emulated,
+            "emulated": site.emulated,
         }
-        for one in probe(ground)
+        for one in probe(site)
     ]

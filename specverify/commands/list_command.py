@@ -16,10 +16,10 @@ def list_(subject: str | None, as_json: bool) -> int:
     """List backends (available, or why not), KV layouts, invariants, faults, the catalogue of reports, models."""
     from reports.pages.tables import rows_table
     from reports.writing import write_json
-    from specverify.commands.subjects import SUBJECTS, listing
+    from specverify.commands.subjects import SUBJECTS, rows_of
 
     chosen = [subject] if subject else list(SUBJECTS)
-    content: Any = {one: listing(one) for one in chosen}
+    content: Any = {one: rows_of(one) for one in chosen}
     if as_json:
         write_json("-", content[subject] if subject else content)
         return 0

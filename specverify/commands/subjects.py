@@ -19,7 +19,7 @@ from specverify.checkpoints.opening import BUILT_IN
 SUBJECTS = ("backends", "layouts", "invariants", "faults", "catalogue", "models")
 
 
-def listing(subject: str) -> list[dict[str, Any]]:
+def rows_of(subject: str) -> list[dict[str, Any]]:
     """The rows of one subject, as `--json` prints them."""
     made: dict[str, Callable[[], list[dict[str, Any]]]] = {
         "backends": backends,

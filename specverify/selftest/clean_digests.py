@@ -1,4 +1,4 @@
-"""The sieve of the self-test: digests of a clean backend's runs.
+"""Digests of a clean backend's runs.
 
 A case on which a planted backend gives the same digest as the clean one needs no judgement.
 """
@@ -31,7 +31,7 @@ TABLES_ALONE = ON_TABLES - {"lossless.distribution"}
 """Invariants that use tables alone; `lossless.distribution` also tests whole generations by the request path."""
 
 
-class Sieve:
+class CleanDigests:
     """Digests of one clean backend's runs, bit by bit, by case."""
 
     def __init__(self, backend: str) -> None:
@@ -68,9 +68,9 @@ class Sieve:
 
 
 @cache
-def sieve(backend: str) -> Sieve:
-    """The sieve of a backend, made once in each process."""
-    return Sieve(backend)
+def digests_of(backend: str) -> CleanDigests:
+    """The digests of a backend's clean runs, made once in each process."""
+    return CleanDigests(backend)
 
 
 def digest(subject: Subject, case: Case) -> str:

@@ -24,7 +24,7 @@ from reference.oracle.decoder import Oracle
 from specverify.campaign.search import Search
 from specverify.plan import Plan
 from specverify.selftest.case_stream import stream
-from specverify.selftest.clean_digests import TABLES_ALONE, sieve
+from specverify.selftest.clean_digests import TABLES_ALONE, digests_of
 from specverify.setup.selection import Unknown
 from specverify.setup.subjects import open_planted, subject_of
 
@@ -112,7 +112,7 @@ def _oracle() -> Oracle:
     return Oracle()
 
 
-def hunt(ground: HuntPlan) -> HuntResult:
+def hunt(task: HuntPlan) -> HuntResult:
     """Carry out one hunt; its fault is planted in a backend that is opened for this hunt alone.
 
     If the backend is unavailable, or the fault cannot be planted in it, the result's `missing` says why.
@@ -121,9 +121,9 @@ def hunt(ground: HuntPlan) -> HuntResult:
         UnknownBackend: There is no backend of that name.
     """
     try:
-        backend = open_planted(ground.backend, ground.fault)
+        backend = open_planted(task.backend, task.fault)
     except (Unavailable, Unknown) as why:
-        return HuntResult(ground.fault, ground.backend, missing=str(why))
+        return HuntResult(task.fault, task.backend, missing=str(why))
     judged: list[Verdict] = []
     began, busy = time.perf_counter(), time.process_time()
     met_at = 0.0
@@ -135,24 +135,24 @@ def hunt(ground: HuntPlan) -> HuntResult:
 
     declared = backend.declaration.dtypes
     # A backend that is not ours may lack the dtypes of the plan.
-    dtypes = tuple(one for one in ground.dtypes if one in declared) or declared[:1]
+    dtypes = tuple(one for one in task.dtypes if one in declared) or declared[:1]
     plan = Plan(
-        backend=ground.backend,
-        cases=ground.cases,
+        backend=task.backend,
+        cases=task.cases,
         dtypes=dtypes,
-        seed=ground.seed,
-        fault=ground.fault,
-        shrink_s=ground.shrink_s,
+        seed=task.seed,
+        fault=task.fault,
+        shrink_s=task.shrink_s,
     )
 
     def stopped() -> bool:
-        return time.time() > ground.until or any(one.is_set() for one in _stops)
+        return time.time() > task.until or any(one.is_set() for one in _stops)
 
     subject = subject_of(backend)
-    tables = asks_tables(ground, backend)
+    tables = asks_tables(task, backend)
     invariants = tuple(one for one in ALL if tables or one.name not in TABLES_ALONE)
     search = Search(plan, invariants, _oracle(), subject, arrived, stopped)
-    search.run_given(_posed(ground, dtypes, subject, tables))
+    search.run_given(_posed(task, dtypes, subject, tables))
     seconds = (met_at or time.perf_counter()) - began
     if search.differs and subject.variant_interval > 1:
         # On a slow backend the smallest case is judged by the invariants that judged the drawn one alone. All
@@ -163,14 +163,14 @@ def hunt(ground: HuntPlan) -> HuntResult:
     failure = search.failure(search_nearest=False)
     if failure is None:
         busy = time.process_time() - busy
-        return HuntResult(ground.fault, ground.backend, len(judged), seconds, busy, skip=ground.skip)
+        return HuntResult(task.fault, task.backend, len(judged), seconds, busy, skip=task.skip)
     smallest = failure.verdict
     # The verdict that differed is the last: `run_given` stops at the first difference.
     failed = {name for one in (judged[-1], smallest) for name, outcome in one.outcomes.items() if outcome == "failed"}
     session = smallest.case.session
     return HuntResult(
-        ground.fault,
-        ground.backend,
+        task.fault,
+        task.backend,
         len(judged),
         seconds,
         time.process_time() - busy,
@@ -181,7 +181,7 @@ def hunt(ground: HuntPlan) -> HuntResult:
         actions=len(session.actions) if session is not None else 0,
         case=smallest.case.id,
         failed=tuple(sorted(failed)),
-        skip=ground.skip,
+        skip=task.skip,
     )
 
 
@@ -197,20 +197,20 @@ def _small(case: Case | None) -> bool:
     return case.session is None or len(case.session.actions) <= SMALL
 
 
-def asks_tables(ground: HuntPlan, backend: Backend) -> bool:
+def asks_tables(task: HuntPlan, backend: Backend) -> bool:
     """Whether tables may tell `backend` from the clean one; not if the planted fault leaves sampling unchanged."""
-    return ground.fault is None or not sieve(ground.backend).samples_like(backend)
+    return task.fault is None or not digests_of(task.backend).samples_like(backend)
 
 
 def _posed(
-    ground: HuntPlan, dtypes: tuple[str, ...], subject: Subject, tables: bool
+    task: HuntPlan, dtypes: tuple[str, ...], subject: Subject, tables: bool
 ) -> Iterator[tuple[Case, tuple[Invariant, ...]]]:
     """The cases that a search with the hunt's seed draws, each with the invariants to judge."""
-    drawn = stream(ground.seed, dtypes, subject.variant_interval)
-    for case in islice(drawn, ground.skip, ground.skip + ground.cases):
+    drawn = stream(task.seed, dtypes, subject.variant_interval)
+    for case in islice(drawn, task.skip, task.skip + task.cases):
         turns = taking_turns(case, ALL, subject.variant_interval)
         asked = tuple(one for one in turns if tables or one.name not in TABLES_ALONE)
-        yield case, sieve(ground.backend).left(case, subject, asked, tables) if ground.sieved else asked
+        yield case, digests_of(task.backend).left(case, subject, asked, tables) if task.sieved else asked
 
 
 def grounds_of(names: list[str], backend: str | None) -> dict[str, str]:

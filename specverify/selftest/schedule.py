@@ -30,9 +30,9 @@ from specverify.setup.selection import Unknown
 from specverify.setup.subjects import check_seams
 
 ROUNDS = ((60, True), (150, True), (150, True), (60, False), (300, True), (600, True), (150, False), (2000, True))
-"""Rounds against a fault that is still at large: (cases to judge, whether through the sieve).
+"""Rounds against a fault that is still at large: (cases to judge, whether through the digests of clean runs).
 
-Short rounds come first, so that no hard fault starves the others. Rounds without the sieve see faults that only
+Short rounds come first, so that no hard fault starves the others. Rounds without them see faults that only
 variants of a case show. Each round starts where the one before ended, in the order in which `diff --jobs 1` with the
 same seed draws its cases.
 """
@@ -95,10 +95,10 @@ def selftest(options: Options, folder: Path) -> int:
     )
     folder.mkdir(parents=True, exist_ok=True)
     with Lines(folder / "selftest.jsonl") as lines, Progress(None) as progress:
-        for bag in _bags(names, options, began + options.budget_s, report):
-            _note(report, bag)
-            lines.append(vars(bag))
-            progress.advance(bag.cases, failures=int(bag.caught))
+        for result in _results(names, options, began + options.budget_s, report):
+            _note(report, result)
+            lines.append(vars(result))
+            progress.advance(result.cases, failures=int(result.caught))
     report.seconds = time.time() - began
     click.echo(page(report), err=options.json_file == "-")
     if options.json_file is not None:
@@ -106,7 +106,7 @@ def selftest(options: Options, folder: Path) -> int:
     return report.exit_code
 
 
-def _bags(names: list[str], options: Options, until: float, report: SelfTest) -> Iterator[HuntResult]:
+def _results(names: list[str], options: Options, until: float, report: SelfTest) -> Iterator[HuntResult]:
     """The result of each hunt as it ends: rounds over the faults still at large, with clean hunts in between."""
     backends = grounds_of(names, options.backend)
     jobs = options.jobs or min(os.cpu_count() or 1, 4)
@@ -115,14 +115,14 @@ def _bags(names: list[str], options: Options, until: float, report: SelfTest) ->
     stop = context.Event()
     with ForWorkers(1), ProcessPoolExecutor(jobs, context, initializer=enter, initargs=(stop,)) as pool:
         course = Course(names, backends, options.seed, until)
-        pending = {pool.submit(hunt, ground) for ground in course.first()}
+        pending = {pool.submit(hunt, task) for task in course.first()}
         try:
             while pending:
                 done, pending = wait(pending, return_when=FIRST_COMPLETED)
                 for one in done:
-                    yield (bag := one.result())
-                    pending |= {pool.submit(hunt, ground) for ground in course.after(bag)}
-                pending |= {pool.submit(hunt, ground) for ground in course.spare(jobs - len(pending))}
+                    yield (result := one.result())
+                    pending |= {pool.submit(hunt, task) for task in course.after(result)}
+                pending |= {pool.submit(hunt, task) for task in course.spare(jobs - len(pending))}
                 if not course.at_large and not course.clean_due:
                     stop.set()  # all faults are caught: end the rounds that still run beside the last one
         except BrokenProcessPool:
@@ -146,25 +146,25 @@ class Course:
 
     def first(self) -> list[HuntPlan]:
         """The first round, ordered by backend."""
-        # Workers remember the sieve and the streams of a backend, so that its faults run one after the other.
+        # Workers remember the digests and the streams of a backend, so that its faults run one after the other.
         ordered = sorted(self._names, key=lambda name: self._backends[name])
-        return [ground for name in ordered for ground in self._hunts(name)]
+        return [task for name in ordered for task in self._hunts(name)]
 
-    def after(self, bag: HuntResult) -> list[HuntPlan]:
+    def after(self, result: HuntResult) -> list[HuntPlan]:
         """The hunts that follow a result: the fault's next round, if no case showed the fault and time is left."""
-        self.clean_due -= bag.fault is None
-        if bag.caught or bag.missing is not None:
-            self.at_large.discard(bag.fault or "")
-        if bag.fault not in self.at_large or time.time() > self._until:
+        self.clean_due -= result.fault is None
+        if result.caught or result.missing is not None:
+            self.at_large.discard(result.fault or "")
+        if result.fault not in self.at_large or time.time() > self._until:
             return []
-        return self._next(bag.fault)
+        return self._next(result.fault)
 
     def spare(self, workers: int) -> list[HuntPlan]:
         """Hunts for idle workers: later rounds of faults at large, beside the rounds that still run."""
         if workers <= 0 or time.time() > self._until:
             return []
         least_hunted = sorted(self.at_large, key=lambda name: (self._round[name], name))[:workers]
-        return [ground for name in least_hunted for ground in self._next(name)]
+        return [task for name in least_hunted for task in self._next(name)]
 
     def _next(self, name: str) -> list[HuntPlan]:
         self._round[name] += 1
@@ -186,19 +186,19 @@ class Course:
         return made
 
 
-def _note(report: SelfTest, bag: HuntResult) -> None:
+def _note(report: SelfTest, result: HuntResult) -> None:
     """Enter the result of one hunt into the report."""
-    if bag.fault is None:
-        report.clean.append(Clean(bag.backend, bag.cases, bag.by, bag.case, bag.missing))
+    if result.fault is None:
+        report.clean.append(Clean(result.backend, result.cases, result.by, result.case, result.missing))
         return
-    row = next(one for one in report.faults if one.name == bag.fault)
+    row = next(one for one in report.faults if one.name == result.fault)
     if row.caught:
         return  # another round, which ran beside this one, has caught the fault
-    row.backend, row.missing = bag.backend, bag.missing
+    row.backend, row.missing = result.backend, result.missing
     # The number of the case in `diff`'s order, or the furthest case so far: rounds may end out of order.
-    row.cases = bag.skip + bag.cases if bag.caught else max(row.cases, bag.skip + bag.cases)
-    row.seconds += bag.seconds
-    row.cpu += bag.cpu
-    if bag.caught:
-        row.caught, row.by, row.stage_named, row.case = True, bag.by, bag.stage, bag.case
-        row.nodes, row.actions, row.failed = bag.nodes, bag.actions, bag.failed
+    row.cases = result.skip + result.cases if result.caught else max(row.cases, result.skip + result.cases)
+    row.seconds += result.seconds
+    row.cpu += result.cpu
+    if result.caught:
+        row.caught, row.by, row.stage_named, row.case = True, result.by, result.stage, result.case
+        row.nodes, row.actions, row.failed = result.nodes, result.actions, result.failed

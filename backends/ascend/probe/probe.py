@@ -44,7 +44,7 @@ class Probed:
 
 
 @dataclass(frozen=True)
-class Ground:
+class ProbeSite:
     """The place where the calls run.
 
     Attributes:
@@ -60,59 +60,59 @@ class Ground:
     settle: Callable[[], None]
 
 
-def probe(ground: Ground) -> list[Probed]:
+def probe(site: ProbeSite) -> list[Probed]:
     """Run the calls of every rule on each operator that the rule binds.
 
     A wrong call that reads or writes foreign memory is never run on a device; the emulation makes it harmless.
     """
     found = []
     # A device runs undefined calls by itself; the emulation refuses them unless it is told.
-    with as_the_kernel_does() if ground.emulated else nullcontext():
+    with as_the_kernel_does() if site.emulated else nullcontext():
         for example in EXAMPLES:
             rule = RULES[example.rule]
             for name in rule.operators:
-                if example.foreign and not ground.emulated:
+                if example.foreign and not site.emulated:
                     found.append(Probed(rule.id, name, rule.verdict, "not run", "touches memory of others"))
                     continue
-                absent = _absent(ground, name)
+                absent = _absent(site, name)
                 if absent is not None:
                     found.append(Probed(rule.id, name, rule.verdict, "not run", absent))
                     continue
-                kept, broken = (_said(ground, name, make()) for make in (example.right, example.wrong))
+                kept, broken = (_said(site, name, make()) for make in (example.right, example.wrong))
                 found.append(Probed(rule.id, name, rule.verdict, *_judged(rule.verdict, kept, broken)))
-        found += [_numbers(ground, name) for name in ("npu_fused_infer_attention_score", "npu_fusion_attention")]
+        found += [_numbers(site, name) for name in ("npu_fused_infer_attention_score", "npu_fusion_attention")]
     return found
 
 
-def _absent(ground: Ground, name: str) -> str | None:
+def _absent(site: ProbeSite, name: str) -> str | None:
     """The reason why this machine lacks the operator, in one line; an absent operator keeps no rule and breaks none."""
     try:
-        operator_of(ground.namespaces, name)
+        operator_of(site.namespaces, name)
     except (AttributeError, OSError) as why:  # not in this torch_npu; or its library, such as NNAL's, is not installed
         return f"no such operator here: {' '.join(str(why).split())[:120]}"
     return None
 
 
-def _said(ground: Ground, name: str, given: Arguments) -> str | None:
+def _said(site: ProbeSite, name: str, given: Arguments) -> str | None:
     """The operator's complaint in one line; None where the call runs.
 
     Any other exception than COMPLAINTS is a defect of this project, and is not caught.
     """
     try:
-        _run(ground, name, given)
+        _run(site, name, given)
     except COMPLAINTS as why:
         return " ".join(str(why).split())[:160] or type(why).__name__
     return None
 
 
-def _run(ground: Ground, name: str, given: Arguments) -> Any:
+def _run(site: ProbeSite, name: str, given: Arguments) -> Any:
     """Call the operator with `given` on the device, and wait for the result."""
     placed = {
-        key: value.to(ground.device) if isinstance(value, Tensor) and key not in ON_THE_HOST else value
+        key: value.to(site.device) if isinstance(value, Tensor) and key not in ON_THE_HOST else value
         for key, value in arguments(name, given).items()
     }
-    done = operator_of(ground.namespaces, name)(**placed)
-    ground.settle()
+    done = operator_of(site.namespaces, name)(**placed)
+    site.settle()
     return done
 
 
@@ -125,7 +125,7 @@ def _judged(verdict: str, kept: str | None, broken: str | None) -> tuple[str, st
     return ("holds", "taken, its result undefined") if broken is None else ("struck", f"now refused: {broken}")
 
 
-def _numbers(ground: Ground, name: str) -> Probed:
+def _numbers(site: ProbeSite, name: str) -> Probed:
     """Compare the attention of an asymmetric tree with float64; a wrong mask polarity or scale is far off."""
     # The tree branches unevenly, so that its mask is neither causal nor symmetric.
     parents, prefix, dim = (0, 0, 0, 1, 1, 4), 9, 32
@@ -140,11 +140,11 @@ def _numbers(ground: Ground, name: str) -> Probed:
     heads = {"head_num": 2} if name == "npu_fusion_attention" else {"num_heads": 2}
     given = {"query": query, "key": key, "value": value, "scale": dim**-0.5, "input_layout": "BNSD", **heads}
     mask = boolean(visible[None, None])
-    absent = _absent(ground, name)
+    absent = _absent(site, name)
     if absent is not None:
         return Probed("numbers", name, "right", "not run", absent)
     try:
-        out = _run(ground, name, {**given, "atten_mask": mask})[0]
+        out = _run(site, name, {**given, "atten_mask": mask})[0]
     except COMPLAINTS as why:
         return Probed("numbers", name, "right", "struck", " ".join(str(why).split())[:160])
     scores = (query.double() @ key.double().transpose(-1, -2) * dim**-0.5).masked_fill(~visible, float("-inf"))

@@ -48,10 +48,10 @@ def chunk_of_root(seams: Seams) -> Seams:
     Every row sees from the beginning of the root's chunk on, although a deeper row may lie in the next chunk.
     """
 
-    def tensorise(tree: Tree, committed: int, position: int, reaches: list[Reach], padded_nodes: int) -> TreeTensors:
-        tensors = seams.tensorise(tree, committed, position, reaches, padded_nodes)
+    def lower_tree(tree: Tree, committed: int, position: int, reaches: list[Reach], padded_nodes: int) -> TreeTensors:
+        tensors = seams.lower_tree(tree, committed, position, reaches, padded_nodes)
         # Lowered again without windows and chunks, for the columns that the right mask hides.
-        whole = seams.tensorise(tree, committed, position, [Reach()] * len(reaches), padded_nodes)
+        whole = seams.lower_tree(tree, committed, position, [Reach()] * len(reaches), padded_nodes)
         columns = torch.cat([torch.arange(committed), tensors.position])
         visible = [
             wide & (columns >= position - position % reach.chunk) if reach.chunk else mask
@@ -59,7 +59,7 @@ def chunk_of_root(seams: Seams) -> Seams:
         ]
         return replace(tensors, visible=visible)
 
-    return replace(seams, tensorise=tensorise)
+    return replace(seams, lower_tree=lower_tree)
 
 
 @fault(
@@ -74,9 +74,9 @@ def chunk_by_column(seams: Seams) -> Seams:
     A row's column equals its position in a chain, but not in a tree.
     """
 
-    def tensorise(tree: Tree, committed: int, position: int, reaches: list[Reach], padded_nodes: int) -> TreeTensors:
-        tensors = seams.tensorise(tree, committed, position, reaches, padded_nodes)
-        whole = seams.tensorise(tree, committed, position, [Reach()] * len(reaches), padded_nodes)
+    def lower_tree(tree: Tree, committed: int, position: int, reaches: list[Reach], padded_nodes: int) -> TreeTensors:
+        tensors = seams.lower_tree(tree, committed, position, reaches, padded_nodes)
+        whole = seams.lower_tree(tree, committed, position, [Reach()] * len(reaches), padded_nodes)
         columns = torch.arange(committed + len(tensors.slot))
         visible = [
             reach.within(wide, tensors.slot, columns) if reach.chunk else mask
@@ -84,7 +84,7 @@ def chunk_by_column(seams: Seams) -> Seams:
         ]
         return replace(tensors, visible=visible)
 
-    return replace(seams, tensorise=tensorise)
+    return replace(seams, lower_tree=lower_tree)
 
 
 @fault(
@@ -96,11 +96,11 @@ def chunk_by_column(seams: Seams) -> Seams:
 def chunk_slides(seams: Seams) -> Seams:
     """A chunked layer is masked as a sliding window of the same length."""
 
-    def tensorise(tree: Tree, committed: int, position: int, reaches: list[Reach], padded_nodes: int) -> TreeTensors:
+    def lower_tree(tree: Tree, committed: int, position: int, reaches: list[Reach], padded_nodes: int) -> TreeTensors:
         sliding = [Reach(window=reach.chunk or reach.window) for reach in reaches]
-        return seams.tensorise(tree, committed, position, sliding, padded_nodes)
+        return seams.lower_tree(tree, committed, position, sliding, padded_nodes)
 
-    return replace(seams, tensorise=tensorise)
+    return replace(seams, lower_tree=lower_tree)
 
 
 @fault(

@@ -25,14 +25,14 @@ def hide_first_prefix_entry(seams: Seams) -> Seams:
     The mask's column 0 is hidden from every row.
     """
 
-    def tensorise(tree: Tree, committed: int, position: int, reaches: list[Reach], padded_nodes: int) -> TreeTensors:
-        tensors = seams.tensorise(tree, committed, position, reaches, padded_nodes)
+    def lower_tree(tree: Tree, committed: int, position: int, reaches: list[Reach], padded_nodes: int) -> TreeTensors:
+        tensors = seams.lower_tree(tree, committed, position, reaches, padded_nodes)
         if committed:
             for mask in tensors.visible:
                 mask[:, 0] = False
         return tensors
 
-    return replace(seams, tensorise=tensorise)
+    return replace(seams, lower_tree=lower_tree)
 
 
 @fault(
@@ -58,8 +58,8 @@ def window_of_deepest(seams: Seams) -> Seams:
     The window's start is computed from the deepest node's position, for all rows of the block.
     """
 
-    def tensorise(tree: Tree, committed: int, position: int, reaches: list[Reach], padded_nodes: int) -> TreeTensors:
-        tensors = seams.tensorise(tree, committed, position, reaches, padded_nodes)
+    def lower_tree(tree: Tree, committed: int, position: int, reaches: list[Reach], padded_nodes: int) -> TreeTensors:
+        tensors = seams.lower_tree(tree, committed, position, reaches, padded_nodes)
         deepest = int(tensors.position[tensors.valid].max())
         visible = []
         for mask, reach in zip(tensors.visible, reaches, strict=True):
@@ -71,7 +71,7 @@ def window_of_deepest(seams: Seams) -> Seams:
             visible.append(cut)
         return replace(tensors, visible=visible)
 
-    return replace(seams, tensorise=tensorise)
+    return replace(seams, lower_tree=lower_tree)
 
 
 @fault(
@@ -86,11 +86,11 @@ def mask_of_new_tokens(seams: Seams) -> Seams:
     The mask of the block is causal in row order, and its tree is forgotten.
     """
 
-    def tensorise(tree: Tree, committed: int, position: int, reaches: list[Reach], padded_nodes: int) -> TreeTensors:
-        tensors = seams.tensorise(tree, committed, position, reaches, padded_nodes)
+    def lower_tree(tree: Tree, committed: int, position: int, reaches: list[Reach], padded_nodes: int) -> TreeTensors:
+        tensors = seams.lower_tree(tree, committed, position, reaches, padded_nodes)
         return replace(tensors, visible=[_causal(mask, committed) for mask in tensors.visible])
 
-    return replace(seams, tensorise=tensorise)
+    return replace(seams, lower_tree=lower_tree)
 
 
 def _causal(mask: Tensor, committed: int) -> Tensor:

@@ -112,13 +112,13 @@ def keyed_by_place(seams: Seams) -> Seams:
     """
     memory = Memory()
 
-    def tensorise(tree: Tree, committed: int, position: int, reaches: list[Reach], padded_nodes: int) -> TreeTensors:
-        right = seams.tensorise(tree, committed, position, reaches, padded_nodes)
+    def lower_tree(tree: Tree, committed: int, position: int, reaches: list[Reach], padded_nodes: int) -> TreeTensors:
+        right = seams.lower_tree(tree, committed, position, reaches, padded_nodes)
         known = memory.trees.setdefault((len(tree), committed, position), right)
         # The tokens are right, so that only the structure is of another tree.
         return replace(known, token=right.token)
 
-    return replace(_kept(seams, memory), tensorise=tensorise)
+    return replace(_kept(seams, memory), lower_tree=lower_tree)
 
 
 @fault(

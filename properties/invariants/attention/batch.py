@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from properties.invariants.company import alike, in_session
+from properties.invariants.same_request import alike, in_session
 from properties.verdict.invariant import Fact, Invariant, Oracle, needing
 from properties.verdict.session_members import members
 from properties.verdict.subject import Subject

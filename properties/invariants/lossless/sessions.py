@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-from properties.invariants.company import accounts_of, alike, in_session, present
+from properties.invariants.same_request import accounts_of, alike, in_session, present
 from properties.verdict.invariant import TURNS, Fact, Invariant, NotApplicable, Oracle, needing
 from properties.verdict.session_members import members
 from properties.verdict.subject import Subject

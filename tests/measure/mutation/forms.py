@@ -1,8 +1,11 @@
 """Forms of source text: what stays of a line when names are changed, by which known mutants are found again."""
 
+import ast
 import hashlib
+import io
 import keyword
 import re
+import tokenize
 from functools import lru_cache
 
 WORD = re.compile(r"""[A-Za-z_]\w*|"[^"]*"|'[^']*'|\S""")
@@ -31,3 +34,27 @@ def form(signature: str, before: str, after: str) -> tuple[str, ...]:
 def digest_of(text: str) -> str:
     """Twelve hexadecimal digits that stand for the form of `text`."""
     return hashlib.sha256("\0".join(form("", text, "")).encode()).hexdigest()[:12]
+
+
+def bare(source: str) -> bytes:
+    """`source` with blanks in place of comments and docstrings, every other byte in its place."""
+    content = bytearray(source.encode())
+    starts = [0]
+    for line in source.encode().splitlines(keepends=True):
+        starts.append(starts[-1] + len(line))
+    spans = []
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            row, column = token.start
+            # tokenize counts letters, and the offsets of a syntax tree are bytes.
+            begin = starts[row - 1] + len(token.line[:column].encode())
+            spans.append((begin, begin + len(token.string.encode())))
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            assert node.end_lineno is not None
+            assert node.end_col_offset is not None
+            begin = starts[node.lineno - 1] + node.col_offset
+            spans.append((begin, starts[node.end_lineno - 1] + node.end_col_offset))
+    for begin, end in spans:
+        content[begin:end] = re.sub(rb"[^\n]", b" ", bytes(content[begin:end]))
+    return bytes(content)

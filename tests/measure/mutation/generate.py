@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from tests.measure.mutation.forms import digest_of
+from tests.measure.mutation.forms import bare, digest_of
 from tests.measure.mutation.operators import (
     NAMES,
     PLAIN,
@@ -43,7 +43,7 @@ class Mutant:
         before: The lines that it changes, white space collapsed.
         after: The same, changed.
         signature: The `def` line of the innermost function around it, white space collapsed; empty outside functions.
-        above: Digest of the form of that function from its `def` to the line (see `forms`).
+        around: Digest of the form of that function and of the place of the line in it (see `forms`).
     """
 
     module: str
@@ -59,7 +59,7 @@ class Mutant:
     before: str
     after: str
     signature: str = ""
-    above: str = ""
+    around: str = ""
 
     @property
     def id(self) -> str:
@@ -88,6 +88,7 @@ class Place:
     skipped: str | None = None
     signature: str = ""
     begins: int = 0
+    ends: int = 0
 
 
 def mutants_of(module: str, source: str) -> tuple[list[Mutant], Counter[str]]:
@@ -109,6 +110,7 @@ class _Walk:
         self.skipped: Counter[str] = Counter()
         self._module = module
         self._content = source.encode()
+        self._bare = bare(source)
         self._starts = [0]
         for line in self._content.splitlines(keepends=True):
             self._starts.append(self._starts[-1] + len(line))
@@ -184,10 +186,11 @@ class _Walk:
         boolean = isinstance(node.returns, ast.Name) and node.returns.id == "bool"
         skipped = "__repr__" if node.name == "__repr__" else place.skipped
         names = frozenset(one.arg for one in arguments)
-        signature = collapsed(self._content[self._starts[node.lineno - 1] : self._starts[node.body[0].lineno - 1]])
-        signature = signature.split('"""')[0].strip()
+        signature = collapsed(self._bare[self._starts[node.lineno - 1] : self._starts[node.body[0].lineno - 1]])
         within = (*place.within, node.name)
-        self.body(node.body, Place(within, node.lineno, names, boolean, skipped, signature, node.lineno))
+        self.body(
+            node.body, Place(within, node.lineno, names, boolean, skipped, signature, node.lineno, node.end_lineno or 0)
+        )
 
     def _skipping(self, nodes: Sequence[ast.AST], place: Place, why: str) -> None:
         hidden = replace(place, skipped=place.skipped or why)
@@ -297,12 +300,16 @@ class _Walk:
             self.skipped[place.skipped] += 1
             return
         first, last = self._starts[node.lineno - 1], self._starts[node.end_lineno]
-        before = self._content[first:last]
-        after = self._content[first:begin] + replacement.encode() + self._content[end:last]
+        before = self._bare[first:last]
+        after = self._bare[first:begin] + replacement.encode() + self._bare[end:last]
         at = (node.lineno, node.col_offset, operator)
         number = self._numbers[at]
         self._numbers[at] += 1
         spot = (self._module, *at, number, begin, end, replacement, ".".join(place.within), place.statement)
-        above = collapsed(self._content[self._starts[place.begins - 1] : last]) if place.signature else ""
-        told = (collapsed(before), collapsed(after), place.signature, digest_of(above))
+        around = ""
+        if place.signature:
+            begins, ends = self._starts[place.begins - 1], self._starts[place.ends]
+            number = len(collapsed(self._bare[begins:first]).split())
+            around = f"{collapsed(self._bare[begins:ends])} {number}"
+        told = (collapsed(before), collapsed(after), place.signature, digest_of(around))
         self.made.append(Mutant(*spot, *told))

@@ -28,7 +28,7 @@ class Record:
         after: The line as it is changed, or `*` for any change of it.
         signature: The `def` line of the function around it.
         operator: Kind of change, or `*` for any.
-        above: Digest of the form of the function from its `def` to the line, where another line has the same form.
+        around: Digest of the form of the function and the place in it, where another line has the same form.
     """
 
     module: str
@@ -38,11 +38,11 @@ class Record:
     after: str = "*"
     signature: str = ""
     operator: str = "*"
-    above: str = ""
+    around: str = ""
 
     def fits(self, mutant: Mutant) -> bool:
         """Whether it speaks of `mutant`."""
-        if self.operator not in ("*", mutant.operator) or self.above not in ("", mutant.above):
+        if self.operator not in ("*", mutant.operator) or self.around not in ("", mutant.around):
             return False
         if self.before == "*":
             return fnmatchcase(mutant.module, self.module) and fnmatchcase(mutant.within, self.within)

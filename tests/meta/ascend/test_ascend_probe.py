@@ -11,7 +11,7 @@ from backends.ascend import device
 from backends.ascend.operators.install import install
 from backends.ascend.operators.rules import RULES
 from backends.ascend.probe.examples import EXAMPLES
-from backends.ascend.probe.probe import Ground, probe
+from backends.ascend.probe.probe import ProbeSite, probe
 from specverify.cli import main
 from specverify.commands import ascend_probe
 from specverify.commands.ascend_probe import rows_of
@@ -23,7 +23,7 @@ def settled() -> None:
     """The CPU is never late."""
 
 
-EMULATION = Ground(torch.ops, "cpu", emulated=True, settle=settled)
+EMULATION = ProbeSite(torch.ops, "cpu", emulated=True, settle=settled)
 
 
 def test_on_the_emulation_every_rule_holds_and_every_row_says_emulated() -> None:
@@ -48,7 +48,7 @@ def test_a_device_that_does_otherwise_is_told() -> None:
         def __getattr__(self, name: str) -> Any:
             return lax(name)
 
-    ground = Ground(SimpleNamespace(npu=Space(), atb=Space()), "cpu", emulated=False, settle=settled)
+    ground = ProbeSite(SimpleNamespace(npu=Space(), atb=Space()), "cpu", emulated=False, settle=settled)
     rows = rows_of(ground)
     states = {row["rule"]: row["state"] for row in rows}
     foreign = {one.rule for one in EXAMPLES if one.foreign}
@@ -61,7 +61,7 @@ def test_a_device_that_does_otherwise_is_told() -> None:
 
 
 def test_an_operator_that_is_not_there_holds_no_rule_and_breaks_none() -> None:
-    found = probe(Ground(SimpleNamespace(npu=torch.ops.npu, atb=SimpleNamespace()), "cpu", True, settled))
+    found = probe(ProbeSite(SimpleNamespace(npu=torch.ops.npu, atb=SimpleNamespace()), "cpu", True, settled))
     absent = [one for one in found if one.operator.startswith("_npu")]
     assert {one.state for one in absent} == {"not run"}
     assert all(one.detail.startswith("no such operator here: ") for one in absent)
@@ -76,7 +76,7 @@ def test_a_kernel_that_fails_late_is_a_refusal_all_the_same() -> None:
     def fail() -> None:
         raise RuntimeError("error code is 507015, aicore exception")
 
-    rows = rows_of(Ground(SimpleNamespace(npu=Late(), atb=Late()), "cpu", emulated=False, settle=fail))
+    rows = rows_of(ProbeSite(SimpleNamespace(npu=Late(), atb=Late()), "cpu", emulated=False, settle=fail))
     assert {row["state"] for row in rows} == {"struck", "absent"}
     assert any("aicore exception" in row["detail"] for row in rows)
 

@@ -14,7 +14,7 @@ from properties.invariants import ALL
 from properties.shrinking.cases import nearer
 from properties.strategies import cases
 from properties.strategies.models import GALLERY
-from properties.strategies.settings import exploring
+from properties.strategies.settings import drawing_settings
 from properties.verdict.judge import judge
 from reference.architecture import Seeded
 from reference.case import Case
@@ -25,7 +25,7 @@ from reference.oracle.decoder import Oracle
 from reference.sampling import Stops
 from reference.tree import Tree
 from specverify.bench.kv import cells
-from specverify.commands.subjects import listing
+from specverify.commands.subjects import rows_of
 from specverify.setup.selection import check_layout
 from specverify.setup.subjects import subject_of
 
@@ -117,14 +117,14 @@ def case_in(kind: str) -> Case:
 def test_drawn_cases_in_it_agree_and_some_are_drawn_without_asking() -> None:
     subject, met = subject_of(open_backend("cpu-eager")), []
 
-    @exploring(6)
+    @drawing_settings(6)
     @given(cases(layout="ledger"))
     def agree(case: Case) -> None:
         verdict = judge(case, ALL, ORACLE, subject)
         assert verdict.unsupported is None
         assert verdict.findings == ()
 
-    @exploring(60)
+    @drawing_settings(60)
     @given(cases())
     def note(case: Case) -> None:
         met.append(case.layout.kind)
@@ -152,7 +152,7 @@ def accepted_second_child() -> Tree:
 def test_it_is_declared_listed_saved_shrunk_and_timed() -> None:
     assert "ledger" in open_backend("cpu-eager").declaration.layouts
     check_layout("ledger", ())
-    assert {"name": "ledger", "sentence": "a list of columns"}.items() <= listing("layouts")[-1].items()
+    assert {"name": "ledger", "sentence": "a list of columns"}.items() <= rows_of("layouts")[-1].items()
     case = case_in("ledger")
     content = case_to_json(case)
     assert case_from_json(content) == case

@@ -19,7 +19,7 @@ from backends.engine.attention.eager import eager
 from backends.engine.columns import AttentionInputs
 from backends.engine.kv.base import CacheSpec, KvCache
 from backends.engine.kv.branch import Branch, cannot_share
-from backends.engine.lower_tree import TreeTensors, check_structure, tensorise
+from backends.engine.lower_tree import TreeTensors, check_structure, lower_tree
 from backends.engine.model.causal_lm import Rows
 from backends.engine.model.float64_modules import inverse_frequencies
 from backends.engine.model.models import ModelCache, config_of
@@ -41,7 +41,7 @@ ROPE_CASES = {**ROPES, "longrope": Rope(1e4, "longrope", 4.0, 64, short_factor=(
 
 
 def lowered(windows: tuple[int, ...] = (0, 3), padded: int = PADDED) -> TreeTensors:
-    return tensorise(TREE, CONTEXT, CONTEXT, [Reach(window) for window in windows], padded)
+    return lower_tree(TREE, CONTEXT, CONTEXT, [Reach(window) for window in windows], padded)
 
 
 def with_entry(tensor: Tensor, row: int, value: int) -> Tensor:
@@ -99,13 +99,13 @@ def test_each_structural_rule_stops_the_run(rule: str, corrupt: Callable[[TreeTe
 
 def test_the_structural_check_guards_the_engine() -> None:
     backend = open_cpu()
-    plain = backend.seams.tensorise
+    plain = backend.seams.lower_tree
 
     def broken(*given: Any) -> TreeTensors:
         tensors = plain(*given)
         return replace(tensors, slot=tensors.slot - 1)
 
-    backend.seams = replace(backend.seams, tensorise=broken)
+    backend.seams = replace(backend.seams, lower_tree=broken)
     with pytest.raises(StageFailure, match="row 0: slot outside the branch cache") as stopped:
         backend.run(Case(Seeded(GALLERY[0], 0), (1, 2)))
     assert stopped.value.stage == Stage.LOWERED

@@ -29,7 +29,7 @@ from specverify.campaign.search import Search
 from specverify.cli import main
 from specverify.plan import Plan, default_dtypes
 from specverify.selftest.case_stream import Stream
-from specverify.selftest.clean_digests import ON_TABLES, TABLES_ALONE, Sieve
+from specverify.selftest.clean_digests import ON_TABLES, TABLES_ALONE, CleanDigests
 from specverify.selftest.hunt import HuntPlan, HuntResult, asks_tables, hunt, nodes_of
 from specverify.selftest.schedule import CLEAN_EVERY, ROUNDS, Course, _note
 from specverify.setup.subjects import open_planted, subject_of
@@ -68,10 +68,10 @@ def test_a_hunt_judges_the_cases_of_a_diff_of_one_worker_in_its_order(monkeypatc
     drawn, judged[:] = list(judged), []
     assert len(set(drawn)) == 30
     course = Course(["tree-masked-as-chain"], {"tree-masked-as-chain": "cpu-eager"}, asked_seed, time.time() + 60)
-    first = next(ground for ground in course.first() if ground.fault)
+    first = next(task for task in course.first() if task.fault)
     for part in (replace(first, cases=10), replace(first, cases=20, skip=10)):
-        bag = hunt(replace(part, sieved=False))
-        assert (bag.skip, bag.cases) == (part.skip, part.cases)
+        result = hunt(replace(part, sieved=False))
+        assert (result.skip, result.cases) == (part.skip, part.cases)
     assert judged == drawn
 
 
@@ -85,25 +85,25 @@ def test_a_fault_counts_the_cases_up_to_the_one_that_met_it() -> None:
 
 
 def test_a_case_on_which_nothing_is_done_otherwise_is_left_to_the_tables() -> None:
-    sieve = Sieve("cpu-eager")
+    digests = CleanDigests("cpu-eager")
     planted = subject_of(open_planted("cpu-eager", "tree-masked-as-chain"))
     for tables in (True, False):
-        assert sieve.left(BRANCHED, planted, ALL, tables) == ALL
-    left = sieve.left(CHAIN, planted, ALL, tables=True)
+        assert digests.left(BRANCHED, planted, ALL, tables) == ALL
+    left = digests.left(CHAIN, planted, ALL, tables=True)
     assert {one.name for one in left} == ON_TABLES
     assert {one.name for one in ALL} > ON_TABLES
-    assert sieve.left(CHAIN, planted, ALL, tables=False) == ()
+    assert digests.left(CHAIN, planted, ALL, tables=False) == ()
     clean = subject_of(open_planted("cpu-eager", None))
     for case in (CHAIN, BRANCHED, SAMPLED):
-        assert {one.name for one in sieve.left(case, clean, ALL, tables=True)} == ON_TABLES
+        assert {one.name for one in digests.left(case, clean, ALL, tables=True)} == ON_TABLES
 
 
 def test_tables_are_asked_of_those_alone_whose_sampling_was_touched() -> None:
-    sieve = Sieve("cpu-eager")
+    digests = CleanDigests("cpu-eager")
     moved, law = (open_planted("cpu-eager", name) for name in ("page-known-by-own-tokens", "coin-at-threshold-accepts"))
-    assert sieve.samples_like(moved)
-    assert not sieve.samples_like(law)
-    assert not sieve.samples_like(open_planted("terse_engine:terse", None))
+    assert digests.samples_like(moved)
+    assert not digests.samples_like(law)
+    assert not digests.samples_like(open_planted("terse_engine:terse", None))
     sampled = HuntPlan("coin-at-threshold-accepts", "cpu-eager", 0, 1, ("float32",), 1.0, 0.0, True)
     assert asks_tables(sampled, law)
     assert asks_tables(replace(sampled, fault=None), open_planted("cpu-eager", None)), "a clean hunt asks all"
@@ -128,24 +128,24 @@ def test_a_variant_that_differs_by_itself_is_located_as_a_case_of_its_own() -> N
 
 
 def test_a_crash_is_no_clean_run() -> None:
-    sieve = Sieve("cpu-eager")
+    digests = CleanDigests("cpu-eager")
     broken = subject_of(open_planted("terse_engine:crashing", None))
-    assert sieve.left(CHAIN, broken, ALL, tables=False) == ALL
+    assert digests.left(CHAIN, broken, ALL, tables=False) == ALL
 
 
 def test_a_fault_at_large_is_hunted_again_for_longer_and_clean_hunts_come_between() -> None:
     names = [f"f{at}" for at in range(CLEAN_EVERY + 1)]
     course = Course(names, dict.fromkeys(names, "cpu-eager"), 5, time.time() + 60)
     first = course.first()
-    assert [ground.fault for ground in first if ground.fault] == names
-    assert sum(ground.fault is None for ground in first) == 2
+    assert [task.fault for task in first if task.fault] == names
+    assert sum(task.fault is None for task in first) == 2
     rounds = [first[0]]
     while after := course.after(HuntResult("f0", "cpu-eager", cases=rounds[-1].cases)):
-        rounds += [ground for ground in after if ground.fault]
-    assert [(ground.cases, ground.sieved) for ground in rounds] == list(ROUNDS)
-    assert {ground.seed for ground in rounds} == {Plan(seed=5).slice(0).seed}
-    ends = [ground.skip + ground.cases for ground in rounds]
-    assert [ground.skip for ground in rounds] == [0, *ends[:-1]], "each round goes on where the one before ended"
+        rounds += [task for task in after if task.fault]
+    assert [(task.cases, task.sieved) for task in rounds] == list(ROUNDS)
+    assert {task.seed for task in rounds} == {Plan(seed=5).slice(0).seed}
+    ends = [task.skip + task.cases for task in rounds]
+    assert [task.skip for task in rounds] == [0, *ends[:-1]], "each round goes on where the one before ended"
     assert course.after(HuntResult("f1", "cpu-eager", caught=True)) == []
     assert course.after(HuntResult("f2", "cpu-eager", missing="no such device")) == []
     late = Course(names, dict.fromkeys(names, "cpu-eager"), 5, time.time() - 1)
@@ -163,19 +163,19 @@ def test_large_trees_lose_many_nodes_at_once_and_every_step_is_smaller() -> None
 
 
 def test_a_strangers_backend_with_seams_is_hunted() -> None:
-    ground = HuntPlan(
+    task = HuntPlan(
         "tree-masked-as-chain", "seamed_engine:seamed", 0, 12, ("float32", "float64"), 1.0, time.time() + 60
     )
-    bag = hunt(ground)
-    assert bag.caught
-    assert bag.stage == "lowered"
+    result = hunt(task)
+    assert result.caught
+    assert result.stage == "lowered"
 
 
 def test_a_fault_that_does_not_fit_a_backend_is_not_run_there() -> None:
-    bag = hunt(HuntPlan("ascend-mask-inverted", "seamed_engine:seamed", 0, 4, ("float32",), 1.0, time.time() + 60))
-    assert bag.missing is not None
-    assert "plant it in" in bag.missing
-    assert bag.cases == 0
+    result = hunt(HuntPlan("ascend-mask-inverted", "seamed_engine:seamed", 0, 4, ("float32",), 1.0, time.time() + 60))
+    assert result.missing is not None
+    assert "plant it in" in result.missing
+    assert result.cases == 0
 
 
 def test_a_backend_without_seams_is_refused_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -203,7 +203,7 @@ def test_every_record_speaks_of_source_that_there_is(tmp_path: Path) -> None:
     stale = tmp_path / "known.json"
     mutant = random.Random(0).choice(every)
     record = dict(zip(("module", "within", "operator", "before", "after"), mutant.key, strict=True)) | {"why": "x"}
-    record |= {"signature": mutant.signature, "above": mutant.above}
+    record |= {"signature": mutant.signature, "around": mutant.around}
     stale.write_text(json.dumps({"not_run": [], "equivalent": [record, record | {"before": "gone = 1"}]}))
     records = known(stale)
     assert records.idle(every) == [f"{mutant.module} {mutant.within}: gone = 1"]
@@ -214,7 +214,7 @@ def test_a_rename_and_a_move_leave_a_record_its_line() -> None:
     """The function, its parameters and the module get other names; a record made before still speaks of the line."""
     source = "class Kept:\n  def begin(self, other, columns):\n    self.length = other.length\n    return columns\n"
     first = next(one for one in mutants_of("backends.old", source)[0] if one.operator == "deletion")
-    record = Record(first.module, first.within, "x", first.before, first.after, first.signature, above=first.above)
+    record = Record(first.module, first.within, "x", first.before, first.after, first.signature, around=first.around)
     renamed = source
     for old, new in (("Kept", "Cache"), ("begin", "start"), ("other", "twin"), ("length", "columns_held")):
         renamed = renamed.replace(old, new)

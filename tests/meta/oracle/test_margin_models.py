@@ -43,16 +43,16 @@ def logits_with(case: Case, row: int, column: int, visible: bool) -> Array | Non
     """The engine's logits with one cell of every layer's mask forced, or None where it is so in all of them already."""
     changed = False
 
-    def tensorise(tree: Tree, committed: int, position: int, reaches: list[Reach], padded_nodes: int) -> TreeTensors:
+    def lower_tree(tree: Tree, committed: int, position: int, reaches: list[Reach], padded_nodes: int) -> TreeTensors:
         nonlocal changed
-        tensors = _PLAIN.tensorise(tree, committed, position, reaches, padded_nodes)
+        tensors = _PLAIN.lower_tree(tree, committed, position, reaches, padded_nodes)
         masks = [mask.clone() for mask in tensors.visible]
         for mask in masks:
             changed = changed or bool(mask[row, column]) != visible
             mask[row, column] = visible
         return replace(tensors, visible=masks)
 
-    _BACKEND.seams = replace(_PLAIN, tensorise=tensorise)
+    _BACKEND.seams = replace(_PLAIN, lower_tree=lower_tree)
     try:
         scored = _BACKEND.run(case).steps[0].scored
     finally:

@@ -195,7 +195,7 @@ class Script:
     def __call__(self, plan: Plan, deadline: float) -> "Script":
         return self
 
-    def news(self, timeout: float) -> list[tuple[int, object]]:
+    def messages(self, timeout: float) -> list[tuple[int, object]]:
         said, self.said = self.said, []
         return said
 

@@ -15,7 +15,7 @@ from hypothesis import given, seed
 from safetensors.torch import save_file
 
 from properties.strategies import cases
-from properties.strategies.settings import exploring
+from properties.strategies.settings import drawing_settings
 from properties.tally import Failure
 from properties.verdict.finding import Finding, Verdict
 from reference.architecture import ROPE_KINDS, Architecture, Checkpoint, Rope, Seeded
@@ -77,7 +77,7 @@ def drawn() -> list[Case]:
     """A few small cases of each kind of draft, as `diff` draws them: draws of one seed resemble each other."""
     found: list[Case] = []
 
-    @exploring(25)
+    @drawing_settings(25)
     @given(cases())
     def draw(case: Case) -> None:
         nodes = sum(map(len, case.draft.shapes))

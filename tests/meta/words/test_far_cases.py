@@ -19,7 +19,7 @@ from properties.strategies.far_conditions import FAR, INTERPRETED, SPLIT
 from properties.strategies.models import FAR as FAR_MODELS
 from properties.strategies.models import FAR_POSITIONS, GALLERY, small
 from properties.strategies.prompts import LONGEST, MARKS, far_lengths, far_prompts
-from properties.strategies.settings import exploring
+from properties.strategies.settings import drawing_settings
 from properties.verdict.finding import Verdict
 from properties.verdict.subject import Declined, Subject
 from reference.architecture import Seeded
@@ -70,7 +70,7 @@ def test_long_prompts_and_their_prefixes_end_below_at_and_above_every_mark(most:
     lengths = set(far_lengths(most))
     assert lengths == {mark + off for mark in (128, 256, 512, 1024, 2048) if mark <= most for off in (-1, 0, 1, 2)}
     met: set[int] = set()
-    seed(3)(exploring(20)(given(far_prompts(MODEL, most))(lambda prompt: met.add(len(prompt)))))()
+    seed(3)(drawing_settings(20)(given(far_prompts(MODEL, most))(lambda prompt: met.add(len(prompt)))))()
     assert met <= lengths
     assert max(met) > LONGEST
     assert max(met) + 200 < FAR_POSITIONS == min(arch.max_positions for arch in FAR_MODELS)
@@ -107,10 +107,10 @@ def test_mates_draft_with_another_model_where_a_model_drafts() -> None:
         drafts.add(mate.draft)
 
     rival = LanguageModel(small(5, 1), shape)
-    seed(1)(exploring(40)(given(sessions.mates(one, None, rival))(note)))()
+    seed(1)(drawing_settings(40)(given(sessions.mates(one, None, rival))(note)))()
     assert drafts == {one.draft, rival}
     found: set[LanguageModel | None] = set()
-    seed(1)(exploring(60)(given(sessions.rivals(one))(lambda met: found.add(met))))()
+    seed(1)(drawing_settings(60)(given(sessions.rivals(one))(lambda met: found.add(met))))()
     assert found == {None, rival, LanguageModel(model, shape)}
 
 
