@@ -24,7 +24,8 @@ class CheckedPaged(Paged):
 class ScatterPaged(CheckedPaged):
     """A paged cache that writes by npu_scatter_pa_kv_cache into plain caches, as vllm-ascend does."""
 
-    def _put(self, layer: int, begin: int, pair: Pair) -> None:
+    def put(self, layer: int, begin: int, pair: Pair) -> None:
+        """Write the pair by its operator; see `Paged.put`."""
         keys, values = (one.transpose(0, 1).contiguous() for one in pair)
         slots = self.slots(begin, begin + len(keys)).to(torch.int32)
         # A write of no rows launches no operator.
@@ -35,7 +36,8 @@ class ScatterPaged(CheckedPaged):
 class AtbPaged(CheckedPaged):
     """A paged cache that writes by ATB's _npu_reshape_and_cache."""
 
-    def _put(self, layer: int, begin: int, pair: Pair) -> None:
+    def put(self, layer: int, begin: int, pair: Pair) -> None:
+        """Write the pair by its operator; see `Paged.put`."""
         keys, values = (one.transpose(0, 1).contiguous() for one in pair)
         slots = self.slots(begin, begin + len(keys)).to(torch.int32)
         if len(slots):

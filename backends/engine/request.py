@@ -76,7 +76,7 @@ class Request:
         self._reveal = Revealer()
         self._position = len(case.prefix)
         self._limits, self._written = stops.limits(case), stops.Written()
-        self._counters = Counters()
+        self.counters = Counters()
         self._steps: list[Step] = []
         self._hidden: list[Tensor] = []  # of every committed token, where the draft reads them
         self._block: Block | None = None
@@ -165,8 +165,8 @@ class Request:
         self.tokens += emitted
         if self.verified is not None:
             self._hidden.append(self.verified[kept])
-        self._counters.proposed += len(tree) - 1
-        self._counters.lengths.append(len(path) - 1)  # the whole path, even if a stop cuts the emitted tokens
+        self.counters.proposed += len(tree) - 1
+        self.counters.lengths.append(len(path) - 1)  # the whole path, even if a stop cuts the emitted tokens
         self._steps.append(
             Step(
                 context,
@@ -199,17 +199,17 @@ class Request:
         sampling = self.case.sampling
         if sampling.greedy and not sampling.processes:
             return None
-        return StepSampling(self.case, self._told, self._coined, self._target.device, self._seams.sampling)
+        return StepSampling(self.case, self.told, self.coined, self._target.device, self._seams.sampling)
 
     @property
-    def _told(self) -> tuple[int, ...]:
+    def told(self) -> tuple[int, ...]:
         """The output so far, which penalties and custom processors read."""
         return tuple(self.tokens[len(self.case.prompt) :])
 
     @property
-    def _coined(self) -> int:
+    def coined(self) -> int:
         """The number of steps whose coins are used up: every step owns coins, even if it draws none."""
-        return len(self._counters.lengths)
+        return len(self.counters.lengths)
 
     def _committed(self, before: Kv | None, verified: Kv | None, fallback: str | None) -> Committed:
         reveal, cache = self._reveal, self.lease.target
@@ -219,7 +219,7 @@ class Request:
     @property
     def trace(self) -> Trace:
         """The trace of the request so far."""
-        counters, taken = self._counters, sum(self._counters.lengths)
+        counters, taken = self.counters, sum(self.counters.lengths)
         accounting = Accounting(
             verify_calls=len(self._steps),
             draft_calls=self.draft.calls,

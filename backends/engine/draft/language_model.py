@@ -36,19 +36,19 @@ class ModelDraft:
         cache: KvCache,
         refeed: bool = False,
     ) -> None:
-        self._lm = lm
+        self.causal_lm = lm
         self._shape = shape
-        self._vocabulary = torch.tensor(vocabulary or range(lm.model.config.vocab_size))
+        self.named_ids = torch.tensor(vocabulary or range(lm.model.config.vocab_size))
         self._seams = seams
         self._refeed = refeed
-        self._root_scores: Tensor | None = None
+        self.root_scores: Tensor | None = None
         self._slots: dict[int, int] = {}
         self.cache: KvCache = cache
         self.calls = 0
 
     def propose(self, tokens: list[int], chance: StepSampling | None = None, hidden: Tensor | None = None) -> Proposal:
         """Propose the tree under `tokens[-1]`, with the best tokens, or with drawn tokens if `chance` draws."""
-        scores = self._catch_up(tokens)
+        scores = self.catch_up(tokens)
         self._slots = {}
         shape = self._shape
         token, draft_id = [tokens[-1]] * len(shape), [0] * len(shape)
@@ -63,11 +63,11 @@ class ModelDraft:
                     scored = self._over_target(logits[node])
                     named, offered = chance.draw_children(shape, token, node, scored)
                     # Tokens are drawn over the target's vocabulary; the trace also wants their draft ids.
-                    ids = [int((self._vocabulary == one).nonzero()[0]) for one in named]
+                    ids = [int((self.named_ids == one).nonzero()[0]) for one in named]
                     proposal |= dict(zip(below, offered, strict=True))
                 else:
                     ranks = [shape.rank[child] for child in below]
-                    ids, named = self._seams.name_children(logits[node], ranks, self._vocabulary)
+                    ids, named = self._seams.name_children(logits[node], ranks, self.named_ids)
                 for child, one_id, one_token in zip(below, ids, named, strict=True):
                     draft_id[child], token[child] = one_id, one_token
                 if chance is not None and not chance.draws and below:
@@ -83,8 +83,10 @@ class ModelDraft:
 
     def _over_target(self, logits: Tensor) -> Tensor:
         """Draft scores spread over the target's vocabulary; -inf for a token that the draft's vocabulary lacks."""
-        wide = torch.full((self._lm.model.config.vocab_size,), -torch.inf, dtype=logits.dtype, device=logits.device)
-        wide[self._vocabulary.to(logits.device)] = logits
+        wide = torch.full(
+            (self.causal_lm.model.config.vocab_size,), -torch.inf, dtype=logits.dtype, device=logits.device
+        )
+        wide[self.named_ids.to(logits.device)] = logits
         return wide
 
     def settle(self, kept: list[int]) -> None:
@@ -101,18 +103,18 @@ class ModelDraft:
     def resume(self, cache: KvCache | None) -> None:
         """Continue with `cache`; the next `propose` feeds all tokens that it lacks."""
         assert cache is not None
-        self.cache, self._root_scores = cache, None
+        self.cache, self.root_scores = cache, None
 
     def abandon(self) -> None:
         """Close the open rows; the KV of the root stays, and so do its scores, for the next `propose`."""
         self.cache.commit([])
 
-    def _catch_up(self, tokens: list[int]) -> Tensor:
+    def catch_up(self, tokens: list[int]) -> Tensor:
         """Feed the tokens that the cache lacks, the root last; return the root's scores [1, draft vocabulary]."""
         start = self.cache.length
         if start == len(tokens):  # the root was fed for a proposal that was abandoned
-            if self._root_scores is not None:
-                return self._root_scores
+            if self.root_scores is not None:
+                return self.root_scores
             # A forked cache, or one taken over at a switch, holds the root's KV without its scores: feed it again.
             self.cache.crop(start - 1)
             start -= 1
@@ -120,11 +122,15 @@ class ModelDraft:
         last = max(start, len(tokens) - (self.cache.most_rows or len(tokens)))
         if last > start:
             self.calls += 1
-            self._lm.prefill(tuple(tokens[start:last]), self.cache, self._seams.draft_attend, 0, self._seams.kv.single)
+            self.causal_lm.prefill(
+                tuple(tokens[start:last]), self.cache, self._seams.draft_attend, 0, self._seams.kv.single
+            )
         self.calls += 1
-        scores = self._lm.append(tuple(tokens[last:]), self.cache, self._seams.draft_attend, 1, self._seams.kv.single)
-        self._root_scores = scores[:, self._vocabulary.to(scores.device)]
-        return self._root_scores
+        scores = self.causal_lm.append(
+            tuple(tokens[last:]), self.cache, self._seams.draft_attend, 1, self._seams.kv.single
+        )
+        self.root_scores = scores[:, self.named_ids.to(scores.device)]
+        return self.root_scores
 
     def _feed(self, level: list[int], token: list[int], root: int) -> Tensor:
         """Run the nodes of `level` as open rows; the root has position and column `root`."""
@@ -144,12 +150,12 @@ class ModelDraft:
             ]
         )
         here = torch.tensor([root + self._shape.depth[node] for node in level])
-        masks = [reach.within(visible, here, place) for reach in self._lm.reaches]
+        masks = [reach.within(visible, here, place) for reach in self.causal_lm.reaches]
         inputs = torch.tensor([token[node] for node in level])
         self.calls += 1
         rows = Rows(inputs, torch.tensor(positions), masks, self.cache)
-        (logits,) = self._lm.forward([rows], self._seams.draft_attend, lanes=self._seams.kv.single)
-        return logits[:, self._vocabulary.to(logits.device)]
+        (logits,) = self.causal_lm.forward([rows], self._seams.draft_attend, lanes=self._seams.kv.single)
+        return logits[:, self.named_ids.to(logits.device)]
 
 
 def name_children(logits: Tensor, ranks: list[int], vocabulary: Tensor) -> tuple[list[int], list[int]]:

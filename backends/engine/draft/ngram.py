@@ -29,7 +29,7 @@ class NgramDraft:
     def __init__(self, shape: RankTree, order: int) -> None:
         self._shape = shape
         self._order = order
-        self._trie: dict[tuple[int, ...], Followers] = {}
+        self.trie: dict[tuple[int, ...], Followers] = {}
         self._seen = 0
 
     def propose(self, tokens: list[int], chance: StepSampling | None = None, hidden: Tensor | None = None) -> Proposal:
@@ -63,7 +63,7 @@ class NgramDraft:
         # Token 0 follows no context.
         for at in range(max(self._seen, 1), len(tokens)):
             for width in range(1, min(self._order - 1, at) + 1):
-                followers = self._trie.setdefault(tuple(tokens[at - width : at]), {})
+                followers = self.trie.setdefault(tuple(tokens[at - width : at]), {})
                 count, _ = followers.get(tokens[at], (0, 0))
                 followers[tokens[at]] = (count + 1, at)
         self._seen = len(tokens)
@@ -71,7 +71,7 @@ class NgramDraft:
     def _ranked(self, tokens: list[int]) -> list[int]:
         """The tokens that followed the longest known suffix of `tokens`, the most frequent first, then the latest."""
         for width in range(min(self._order - 1, len(tokens)), 0, -1):
-            followers = self._trie.get(tuple(tokens[-width:]))
+            followers = self.trie.get(tuple(tokens[-width:]))
             if followers:
                 return sorted(followers, key=lambda token: followers[token], reverse=True)
         return []

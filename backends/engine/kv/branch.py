@@ -85,18 +85,18 @@ class Branch:
             # `way` is set beside the copy, not beside the choice: it shows which copy really ran.
             if how == "fast":
                 self.way = "fast"
-                self._put(layer, self.length, picked(pair, rows))
+                self.put(layer, self.length, picked(pair, rows))
             elif how == "length":
                 self.way = "length"
-                self._put(layer, 0, _columns(pair, 0, end))
+                self.put(layer, 0, _columns(pair, 0, end))
             else:
                 self.way = "path"
-                self._put(layer, 0, picked(pair, [*range(self.length), *rows]))
+                self.put(layer, 0, picked(pair, [*range(self.length), *rows]))
         self.length, self.branch, self.rows = end, [], 0
         self.kept = [_columns(buffer, 0, end) for buffer in self._buffers]
         return why
 
-    def _put(self, layer: int, begin: int, new: Pair) -> None:
+    def put(self, layer: int, begin: int, new: Pair) -> None:
         """Write the columns `new` from column `begin` on.
 
         A buffer of another shape or dtype, or one that is too short, is replaced; the columns before `begin` are kept.
@@ -107,7 +107,7 @@ class Branch:
             keys, values = (one.new_zeros((*one.shape[:-2], columns, one.shape[-1])) for one in new)
             self._buffers[layer] = keys, values
             if begin:
-                self._put(layer, 0, _columns(old, 0, begin))
+                self.put(layer, 0, _columns(old, 0, begin))
         for buffer, one in zip(self._buffers[layer], new, strict=True):
             buffer[..., begin:end, :] = one
 
@@ -141,7 +141,7 @@ class Branch:
         """See `KvCache.begin_as`."""
         self.length = other.length
         for layer in range(self.layers):
-            self._put(layer, 0, other.held(layer)[1:])
+            self.put(layer, 0, other.held(layer)[1:])
         self.kept = [_columns(buffer, 0, self.length) for buffer in self._buffers]
 
     def held(self, layer: int) -> tuple[int, Tensor, Tensor]:

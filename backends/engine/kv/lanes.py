@@ -28,20 +28,20 @@ class BatchCache(Cache):  # type: ignore[misc]  # transformers is untyped here
 
     def __init__(self, caches: list[KvCache], rows: list[int], filler: float = 0.0) -> None:
         super().__init__(layers=[])  # no layers of transformers' own: this class stores nothing itself
-        self._caches = caches
+        self.caches = caches
         self._rows = rows
-        self._width = max(rows)
+        self.width = max(rows)
         self._filler = filler
         self.fallbacks: list[str] = []
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any) -> tuple[Any, Any]:
         """Write this forward's rows [B, kv_heads, width, head_dim]; return attention's columns [B, kv_heads, C, D]."""
         lanes = []
-        for lane, (cache, rows) in enumerate(zip(self._caches, self._rows, strict=True)):
+        for lane, (cache, rows) in enumerate(zip(self.caches, self._rows, strict=True)):
             keys, values = key_states[lane], value_states[lane]
             self._write(lane, layer_idx, keys[:, :rows], values[:, :rows])
             held = cache.read(layer_idx)
-            if rows < self._width:
+            if rows < self.width:
                 # A padding row needs a column that it sees: a softmax over no column would be NaN.
                 held = torch.cat([held[0], keys[:, rows:]], 1), torch.cat([held[1], values[:, rows:]], 1)
             lanes.append(held)
@@ -49,7 +49,7 @@ class BatchCache(Cache):  # type: ignore[misc]  # transformers is untyped here
 
     def _write(self, lane: int, layer: int, keys: Tensor, values: Tensor) -> None:
         """Write the rows of one lane, [kv_heads, rows, head_dim]."""
-        self._caches[lane].write(layer, keys, values)
+        self.caches[lane].write(layer, keys, values)
 
     def _stacked(self, lanes: list[Tensor]) -> Tensor:
         """Stack the lanes to [B, kv_heads, widest, head_dim].
@@ -65,14 +65,14 @@ class BatchCache(Cache):  # type: ignore[misc]  # transformers is untyped here
 
     def columns(self, layer: int, key: Tensor, value: Tensor, visible: Tensor) -> AttentionInputs:
         """The inputs of attention in `layer`; `update` returned `key` and `value`, `masks` returned `visible`."""
-        prefix = torch.tensor([cache.length - cache.first(layer) for cache in self._caches], dtype=torch.int32)
+        prefix = torch.tensor([cache.length - cache.first(layer) for cache in self.caches], dtype=torch.int32)
         return AttentionInputs(key, value, visible, prefix, self._paging(layer), self.fallbacks.append)
 
     @cached_property
     def _pages(self) -> tuple[Pool, Tensor, Tensor] | None:
         """The pool of all caches, their block tables and lengths, made once for all layers; None without one pool."""
-        caches = [cache for cache in self._caches if isinstance(cache, Paged)]
-        if len(caches) < len(self._caches) or any(cache.pool is not caches[0].pool for cache in caches):
+        caches = [cache for cache in self.caches if isinstance(cache, Paged)]
+        if len(caches) < len(self.caches) or any(cache.pool is not caches[0].pool for cache in caches):
             return None
         return caches[0].pool, *tables(caches, caches[0].pool.layers[0][0].device)
 
@@ -85,8 +85,8 @@ class BatchCache(Cache):  # type: ignore[misc]  # transformers is untyped here
     def masks(self, layer: int, visible: list[Tensor]) -> Tensor:
         """The mask of a layer, bool [B, 1, width, C], from `visible[b]`, bool [rows[b], length + open rows]."""
         lanes = []
-        for cache, rows, seen in zip(self._caches, self._rows, visible, strict=True):
-            spare = self._width - rows
+        for cache, rows, seen in zip(self.caches, self._rows, visible, strict=True):
+            spare = self.width - rows
             mask = torch.nn.functional.pad(cache.shown(layer, seen), (0, spare, 0, spare), value=False)
             own = torch.arange(spare)
             # Each padding row sees its own column, which `update` appends after the columns of the cache.
@@ -97,7 +97,7 @@ class BatchCache(Cache):  # type: ignore[misc]  # transformers is untyped here
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Columns before this forward's rows, of lane 0; the engine gives positions, so no number depends on it."""
-        return self._caches[0].length
+        return self.caches[0].length
 
 
 class PagedLanes(BatchCache):

@@ -65,7 +65,8 @@ class Paged:
         # Contiguous per head like every other layout, since the bits of a product depend on strides.
         return keys.contiguous(), values.contiguous()
 
-    def _put(self, layer: int, begin: int, pair: Pair) -> None:
+    def put(self, layer: int, begin: int, pair: Pair) -> None:
+        """Write keys and values [kv_heads, rows, D] into the slots of columns `begin` on, through the block table."""
         slots = self.slots(begin, begin + pair[0].shape[-2])
         for cells, new in zip(self.pool.layers[layer], pair, strict=True):
             cells.flatten(0, 1)[slots] = new.transpose(0, 1)
@@ -81,7 +82,7 @@ class Paged:
 
     def write(self, layer: int, keys: Tensor, values: Tensor) -> None:
         """Write the rows opened last into their slots."""
-        self._put(layer, self.length + self.rows - self._last, (keys, values))
+        self.put(layer, self.length + self.rows - self._last, (keys, values))
 
     def read(self, layer: int) -> Pair:
         """Committed columns and open rows, gathered from their pages."""
@@ -101,13 +102,13 @@ class Paged:
 
     def amend(self, layer: int, keys: Tensor, values: Tensor) -> None:
         """See `KvCache.amend`."""
-        self._put(layer, self.length, (keys, values))
+        self.put(layer, self.length, (keys, values))
 
     def commit(self, path: list[int]) -> str | None:
         """Move the accepted rows up behind the committed columns, within the request's own pages."""
         for layer in range(len(self.pool.layers)):
             # `block` and `picked` copy, since source and destination may overlap.
-            self._put(layer, self.length, picked(self.block(layer), path))
+            self.put(layer, self.length, picked(self.block(layer), path))
         self.length, self.rows = self.length + len(path), 0
         return None
 
@@ -119,7 +120,7 @@ class Paged:
         """See `KvCache.begin_as`; the arena forks paged caches by sharing pages, without this copy."""
         self.blocks.reserve(other.length)
         for layer in range(len(self.pool.layers)):
-            self._put(layer, 0, other.held(layer)[1:])
+            self.put(layer, 0, other.held(layer)[1:])
         self.length = other.length
 
     def held(self, layer: int) -> tuple[int, Tensor, Tensor]:

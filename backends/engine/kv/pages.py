@@ -17,7 +17,7 @@ class Pages:
             raise ValueError("a page stands twice in the free list")
         self.total = len(order)
         self._free = deque(order)
-        self._holders: Counter[int] = Counter()
+        self.holders: Counter[int] = Counter()
         # The prefix cache puts its eviction here: it gives pages back before a request is told that none is free.
         self.make_room: Callable[[int], None] = lambda missing: None
 
@@ -29,7 +29,7 @@ class Pages:
     @property
     def held(self) -> dict[int, int]:
         """The number of holders of each page that is not free."""
-        return dict(self._holders)
+        return dict(self.holders)
 
     def take(self, count: int) -> list[int]:
         """Hand out `count` pages, or none.
@@ -42,7 +42,7 @@ class Pages:
         if len(self._free) < count:
             raise OutOfPages(f"{count} pages are needed, {len(self._free)} of {self.total} are free")
         taken = [self._free.popleft() for _ in range(count)]
-        self._holders.update(taken)
+        self.holders.update(taken)
         return taken
 
     def share(self, page: int) -> None:
@@ -51,9 +51,9 @@ class Pages:
         Raises:
             ValueError: if the page has no holder, since a free page may be handed out at any time.
         """
-        if page not in self._holders:
+        if page not in self.holders:
             raise ValueError(f"page {page} is shared, but belongs to nobody")
-        self._holders[page] += 1
+        self.holders[page] += 1
 
     def drop(self, page: int) -> None:
         """Remove one holder of `page`; without holders the page goes to the end of the free list.
@@ -61,11 +61,11 @@ class Pages:
         Raises:
             ValueError: if the page has no holder.
         """
-        if self._holders[page] < 1:
+        if self.holders[page] < 1:
             raise ValueError(f"page {page} is freed twice")
-        self._holders[page] -= 1
-        if not self._holders[page]:
-            del self._holders[page]
+        self.holders[page] -= 1
+        if not self.holders[page]:
+            del self.holders[page]
             self._free.append(page)
 
 

@@ -46,7 +46,8 @@ class Sliding:
         cells = self._cells(layer, begin, end)
         return keys.index_select(-2, cells), values.index_select(-2, cells)
 
-    def _put(self, layer: int, begin: int, pair: Pair) -> None:
+    def put(self, layer: int, begin: int, pair: Pair) -> None:
+        """Write keys and values into the ring cells of columns `begin` on."""
         cells = self._cells(layer, begin, begin + pair[0].shape[-2])
         for buffer, new in zip(self.buffers[layer], pair, strict=True):
             buffer.index_copy_(-2, cells, new)
@@ -66,7 +67,7 @@ class Sliding:
 
     def write(self, layer: int, keys: Tensor, values: Tensor) -> None:
         """Write after the rows that were open before."""
-        self._put(layer, self.length + self.rows - self._last, (keys, values))
+        self.put(layer, self.length + self.rows - self._last, (keys, values))
 
     def read(self, layer: int) -> Pair:
         """The committed columns that the layer still holds, then the open rows."""
@@ -82,12 +83,12 @@ class Sliding:
 
     def amend(self, layer: int, keys: Tensor, values: Tensor) -> None:
         """See `KvCache.amend`."""
-        self._put(layer, self.length, (keys, values))
+        self.put(layer, self.length, (keys, values))
 
     def commit(self, path: list[int]) -> str | None:
         """Move the accepted rows up behind the committed columns; columns out of reach are overwritten later."""
         for layer in range(len(self.buffers)):
-            self._put(layer, self.length, picked(self.block(layer), path))
+            self.put(layer, self.length, picked(self.block(layer), path))
         self.length, self.rows = self.length + len(path), 0
         return None
 
@@ -109,7 +110,7 @@ class Sliding:
         self.length = other.length
         for layer in range(len(self.buffers)):
             first, keys, values = other.held(layer)
-            self._put(layer, first, (keys, values))
+            self.put(layer, first, (keys, values))
             self._intact[layer] = first
 
     def held(self, layer: int) -> tuple[int, Tensor, Tensor]:

@@ -80,11 +80,11 @@ class Still(BatchCache):
     @property
     def static(self) -> list[Static] | None:
         """The caches, if all are static buffers that attention reads from end to end; else None."""
-        still = [one for one in self._caches if isinstance(one, Static) and not isinstance(one, Overwrite)]
-        return still if len(still) == len(self._caches) else None
+        still = [one for one in self.caches if isinstance(one, Static) and not isinstance(one, Overwrite)]
+        return still if len(still) == len(self.caches) else None
 
     def _write(self, lane: int, layer: int, keys: Tensor, values: Tensor) -> None:
-        cache = self._caches[lane]
+        cache = self.caches[lane]
         assert isinstance(cache, Static)
         for buffer, new in zip(cache.buffers[layer], (keys, values), strict=True):
             buffer.index_copy_(-2, self.slots[lane], new)

@@ -29,7 +29,7 @@ class ByPosition(Paged):
             super().write(layer, keys, values)
             return
         for row, depth in enumerate(self.depth):
-            self._put(layer, self.length + depth, (keys[:, row : row + 1], values[:, row : row + 1]))
+            self.put(layer, self.length + depth, (keys[:, row : row + 1], values[:, row : row + 1]))
 
 
 @fault(

@@ -186,7 +186,7 @@ class Ring(Sliding):
                 # In a ring of `span` cells, columns that differ by a multiple of `span` share a cell.
                 for lost in range(column - reach.span, self.first(layer) - 1, -reach.span):
                     if lost < self.length:
-                        self._put(layer, lost, (pair[0][..., row : row + 1, :], pair[1][..., row : row + 1, :]))
+                        self.put(layer, lost, (pair[0][..., row : row + 1, :], pair[1][..., row : row + 1, :]))
 
 
 @fault(

@@ -15,13 +15,13 @@ class Lenient(Pages):
 
     def free_for_all(self, page: int) -> None:
         """Free `page`, even if other requests hold it."""
-        if page in self._holders:
-            del self._holders[page]
+        if page in self.holders:
+            del self.holders[page]
             self._free.append(page)
 
     def drop(self, page: int) -> None:
         """Drop the page, without a complaint about a page that is free."""
-        if page in self._holders:
+        if page in self.holders:
             super().drop(page)
 
 
@@ -30,7 +30,7 @@ class Twice(Pages):
 
     def drop(self, page: int) -> None:
         """Drop the page, or list it as free once more."""
-        if page in self._holders:
+        if page in self.holders:
             super().drop(page)
         else:
             self._free.append(page)

@@ -26,7 +26,7 @@ class Uniform(BatchCache):
         packed = torch.cat([one[:, :rows] for one, rows in zip(states, self._rows, strict=True)], 1)
         moved = states.clone()
         for lane, rows in enumerate(self._rows):
-            index = lane * self._width + torch.arange(rows, device=states.device)
+            index = lane * self.width + torch.arange(rows, device=states.device)
             # Clamped, so that a wrong slot reads a wrong row and raises no index error.
             moved[lane, :, :rows] = packed[:, index.clamp(max=packed.shape[1] - 1)]
         return moved
@@ -129,7 +129,7 @@ class Apart(Paged):
         for layer, (_, cells) in enumerate(self.pool.layers):
             block = self.block(layer)
             keys, values = picked(block, path)
-            self._put(layer, self.length, (keys, block[1][..., : len(path), :]))
+            self.put(layer, self.length, (keys, block[1][..., : len(path), :]))
             flat = cells.flatten(0, 1)
             # Rows behind the buffer's last cell are lost.
             room = max(0, min(len(path), len(flat) - self.length))

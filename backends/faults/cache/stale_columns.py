@@ -33,7 +33,7 @@ def ring_for_one_token(seams: Seams) -> Seams:
 
     class Trimmed(seams.kv.lanes):  # type: ignore[misc,name-defined]
         def masks(self, layer: int, visible: list[Tensor]) -> Tensor:
-            opened = [self._all(*one, layer) for one in zip(self._caches, visible, strict=True)]
+            opened = [self._all(*one, layer) for one in zip(self.caches, visible, strict=True)]
             masks: Tensor = super().masks(layer, opened)
             return masks
 

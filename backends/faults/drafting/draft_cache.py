@@ -30,13 +30,13 @@ def own_guess_fed(seams: Seams) -> Seams:
     """
 
     class Guessing(ModelDraft):
-        def _catch_up(self, tokens: list[int]) -> Tensor:
+        def catch_up(self, tokens: list[int]) -> Tensor:
             if not 0 < self.cache.length == len(tokens) - 2:
-                return super()._catch_up(tokens)
+                return super().catch_up(tokens)
             # The accepted leaf and the bonus are missing: it was not told of the bonus yet.
-            ahead = super()._catch_up(tokens[:-1])
-            guess = int(self._vocabulary[int(ahead[0].argmax())])
-            return super()._catch_up([*tokens[:-1], guess])
+            ahead = super().catch_up(tokens[:-1])
+            guess = int(self.named_ids[int(ahead[0].argmax())])
+            return super().catch_up([*tokens[:-1], guess])
 
     return drafting(seams, Guessing)
 
@@ -70,11 +70,11 @@ def unverified_restored(seams: Seams) -> Seams:
                     self.cache.write(layer, keys[:, :columns], values[:, :columns])
                 self.cache.commit(list(range(columns)))
 
-        def _catch_up(self, tokens: list[int]) -> Tensor:
+        def catch_up(self, tokens: list[int]) -> Tensor:
             if self.cache.length > len(tokens):
                 # The restored rows may be more than the tokens that are committed now.
                 self.cache.crop(len(tokens))
-            return super()._catch_up(tokens)
+            return super().catch_up(tokens)
 
     return drafting(seams, Saving)
 
@@ -95,11 +95,11 @@ def scores_survive(seams: Seams) -> Seams:
         _stale: Tensor | None = None
 
         def resume(self, cache: KvCache | None) -> None:
-            self._stale = self._root_scores
+            self._stale = self.root_scores
             super().resume(cache)
 
-        def _catch_up(self, tokens: list[int]) -> Tensor:
-            right, stale, self._stale = super()._catch_up(tokens), self._stale, None
+        def catch_up(self, tokens: list[int]) -> Tensor:
+            right, stale, self._stale = super().catch_up(tokens), self._stale, None
             return right if stale is None else stale
 
     return drafting(seams, Remembering)
@@ -118,11 +118,11 @@ def leaf_filled_with_bonus(seams: Seams) -> Seams:
     """
 
     class Short(ModelDraft):
-        def _catch_up(self, tokens: list[int]) -> Tensor:
+        def catch_up(self, tokens: list[int]) -> Tensor:
             known = self.cache.length
             if known:
                 tokens = [*tokens[:known], *tokens[-1:] * (len(tokens) - known)]
-            return super()._catch_up(tokens)
+            return super().catch_up(tokens)
 
     return drafting(seams, Short)
 

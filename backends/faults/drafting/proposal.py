@@ -138,7 +138,7 @@ def leaves_drawn(seams: Seams) -> Seams:
             for node in range(len(shape)):
                 last = [child for child in shape.children[node] if shape.depth[child] == shape.height]
                 for child, one in zip(last, noisy[node].topk(len(last)).indices.tolist(), strict=True):
-                    token[child], ids[child] = int(self._vocabulary[one]), one
+                    token[child], ids[child] = int(self.named_ids[one]), one
             return replace(best, tree=Tree(shape.parent, tuple(token)), draft_ids=tuple(ids))
 
     return drafting(seams, Drawing)
@@ -166,7 +166,7 @@ def pool_outlives_request(seams: Seams) -> Seams:
     class Pooled(Request):
         def propose(self) -> None:
             if type(self.draft) is NgramDraft:
-                self.draft._trie = pool
+                self.draft.trie = pool
             super().propose()
 
     return replace(seams, arena=Decoder, request=Pooled)

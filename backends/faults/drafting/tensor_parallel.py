@@ -51,7 +51,7 @@ def coins_of_each_rank(seams: Seams) -> Seams:
             # Without the tape, whose coins would be the same on both ranks.
             sampling = replace(self.case.sampling, tape=(), seed=self.case.sampling.seed + 1)
             case = replace(self.case, sampling=sampling)
-            return StepSampling(case, self._told, self._coined, self._target.device, self._seams.sampling)
+            return StepSampling(case, self.told, self.coined, self._target.device, self._seams.sampling)
 
     def apart(cache: KvCache, kept: list[int], other: list[int]) -> str | None:
         # As long as `kept`: the lengths are those of the first rank.
@@ -104,10 +104,10 @@ def map_over_shard(seams: Seams) -> Seams:
     """
 
     class Mapped(ModelDraft):
-        def _catch_up(self, tokens: list[int]) -> Tensor:
-            if len(self._vocabulary) < self._lm.model.config.vocab_size and isinstance(self._lm, CausalLm):
-                self._lm = Sharded(self._lm)  # type: ignore[assignment]  # all that a draft asks of one
-            return super()._catch_up(tokens)
+        def catch_up(self, tokens: list[int]) -> Tensor:
+            if len(self.named_ids) < self.causal_lm.model.config.vocab_size and isinstance(self.causal_lm, CausalLm):
+                self.causal_lm = Sharded(self.causal_lm)  # type: ignore[assignment]  # all that a draft asks of one
+            return super().catch_up(tokens)
 
     return drafting(seams, Mapped)
 

@@ -38,7 +38,7 @@ def tree_size_of_first(seams: Seams) -> Seams:
     class OneSize(BatchCache):
         def masks(self, layer: int, visible: list[Tensor]) -> Tensor:
             right, own = super().masks(layer, visible), self._rows[0]
-            for lane, (cache, rows) in enumerate(zip(self._caches, self._rows, strict=True)):
+            for lane, (cache, rows) in enumerate(zip(self.caches, self._rows, strict=True)):
                 # The mask of a padding row: its own column and no other.
                 alone = torch.zeros(rows, cache.length + cache.rows, dtype=torch.bool)
                 alone[torch.arange(rows), cache.length + torch.arange(rows)] = True
@@ -95,8 +95,8 @@ def padding_writes_slot_zero(seams: Seams) -> Seams:
 
     class NoNullSlot(BatchCache):
         def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any) -> Any:
-            for lane, (cache, rows) in enumerate(zip(self._caches, self._rows, strict=True)):
-                if rows < self._width and isinstance(cache, Paged):
+            for lane, (cache, rows) in enumerate(zip(self.caches, self._rows, strict=True)):
+                if rows < self.width and isinstance(cache, Paged):
                     for cells, new in zip(cache.pool.layers[layer_idx], (key_states, value_states), strict=True):
                         # The last row of a lane with spare rows is a padding row.
                         cells.flatten(0, 1)[0] = new[lane, :, -1]
@@ -140,7 +140,7 @@ def caches_in_slot_order(seams: Seams) -> Seams:
     class BySlot(BatchCache):
         def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any) -> Any:
             keys, values = super().update(key_states, value_states, layer_idx)
-            slot = sorted(range(len(self._caches)), key=lambda lane: _slot(self._caches[lane], lane))
+            slot = sorted(range(len(self.caches)), key=lambda lane: _slot(self.caches[lane], lane))
             return keys[slot], values[slot]
 
     return _lanes(seams, BySlot)
@@ -166,8 +166,8 @@ def filler_seen(seams: Seams) -> Seams:
     class Open(BatchCache):
         def masks(self, layer: int, visible: list[Tensor]) -> Tensor:
             right = super().masks(layer, visible)
-            for lane, (cache, rows) in enumerate(zip(self._caches, self._rows, strict=True)):
-                own = cache.shown(layer, visible[lane]).shape[1] + self._width - rows
+            for lane, (cache, rows) in enumerate(zip(self.caches, self._rows, strict=True)):
+                own = cache.shown(layer, visible[lane]).shape[1] + self.width - rows
                 right[lane, :, :, own:] = True
             return right
 
@@ -189,9 +189,9 @@ def padding_seen(seams: Seams) -> Seams:
     class Seen(BatchCache):
         def masks(self, layer: int, visible: list[Tensor]) -> Tensor:
             right = super().masks(layer, visible)
-            for lane, (cache, rows) in enumerate(zip(self._caches, self._rows, strict=True)):
+            for lane, (cache, rows) in enumerate(zip(self.caches, self._rows, strict=True)):
                 begin = cache.shown(layer, visible[lane]).shape[1]
-                right[lane, :, :, begin : begin + self._width - rows] = True
+                right[lane, :, :, begin : begin + self.width - rows] = True
             return right
 
     return _lanes(seams, Seen)

@@ -192,7 +192,7 @@ def length_of_leaver(seams: Seams) -> Seams:
 
         def settle(self, flat: Tensor, heads: list[Tensor]) -> None:
             super().settle(flat, heads)
-            self.lease.accepted = self._counters.lengths[-1]  # type: ignore[attr-defined]
+            self.lease.accepted = self.counters.lengths[-1]  # type: ignore[attr-defined]
 
     return replace(_kept(seams, memory), request=Joining)
 

@@ -136,9 +136,9 @@ def absent_nodes_draw(seams: Seams) -> Seams:
 
     class Drawing(Request):
         @property
-        def _coined(self) -> int:
+        def coined(self) -> int:
             bare = sum(step.drafted is not None and len(step.drafted.tree) == 1 for step in self._steps)
-            return super()._coined + bare
+            return super().coined + bare
 
     return replace(seams, request=Drawing)
 

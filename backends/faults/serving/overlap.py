@@ -44,8 +44,8 @@ def last_slot_patched(seams: Seams) -> Seams:
 
     class Patched(Request):
         @property
-        def _told(self) -> tuple[int, ...]:
-            output = super()._told
+        def told(self) -> tuple[int, ...]:
+            output = super().told
             if self.case.sampling.greedy:
                 return output
             # A token below 0 is one that the scheduler does not have: -1 - token.
@@ -135,7 +135,7 @@ def lengths_before_rejection(seams: Seams) -> Seams:
 
     class Ahead(seams.kv.lanes):  # type: ignore[misc,name-defined]
         def masks(self, layer: int, visible: list[Tensor]) -> Tensor:
-            moved = [self._moved(cache, seen) for cache, seen in zip(self._caches, visible, strict=True)]
+            moved = [self._moved(cache, seen) for cache, seen in zip(self.caches, visible, strict=True)]
             masks: Tensor = super().masks(layer, moved)
             return masks
 
