@@ -12,7 +12,7 @@ from reference.oracle.decoder import Oracle
 from reports import bundle
 from specverify.pytest_plugin import BackendUnderTest
 from specverify.setup.subjects import open_planted, subject_of
-from tests.tiers import each
+from tests.tiers import each, gated
 
 CORPUS = sorted((Path(__file__).parent.parent / "corpus").glob("*.json"))
 
@@ -25,7 +25,11 @@ def test_clean_backend_passes(backend: BackendUnderTest, file: Path) -> None:
     backend.check(bundle.load(file).case)
 
 
-@pytest.mark.parametrize("file", CORPUS, ids=lambda file: file.stem)
+QUICK = gated(CORPUS, lambda at: bundle.load(CORPUS[at]).backend != "triton-interpreted")
+"""An interpreted kernel takes ten seconds for a case."""
+
+
+@pytest.mark.parametrize("file", QUICK, ids=lambda file: file.stem)
 def test_faulty_engine_fails_where_it_was_planted(file: Path) -> None:
     saved = bundle.load(file)
     assert saved.fault is not None

@@ -14,6 +14,7 @@ from reports import bundle
 from reports.pages.terminal import failure_page
 from specverify.pytest_plugin import BackendUnderTest
 from specverify.setup.environment import environment
+from tests.tiers import each
 
 STEPS, INTERRUPTIONS = 20_000, 1_000
 """What the slow test plays at least."""
@@ -36,7 +37,7 @@ def driven(backend: BackendUnderTest) -> BackendUnderTest:
     return backend
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", each(KINDS, 2))
 def test_no_request_notices_its_company(driven: BackendUnderTest, kind: str, tmp_path: Path) -> None:
     if kind not in driven.declaration.layouts:
         pytest.skip(f"{driven.name} declares no KV layout {kind}")

@@ -17,30 +17,30 @@ from specverify.selftest.schedule import ROUNDS, Course
 EASY = "tree-masked-as-chain"
 
 
-def ground(fault: str | None, backend: str = "cpu-eager", cases: int = 12) -> HuntPlan:
+def task(fault: str | None, backend: str = "cpu-eager", cases: int = 12) -> HuntPlan:
     return HuntPlan(fault, backend, 0, cases, ("float32", "float64"), 3.0, time.time() + 60)
 
 
 def test_a_hunt_finds_what_is_planted() -> None:
-    bag = hunt(ground(EASY))
-    assert bag.caught
-    assert bag.stage == faults.named(EASY).stage.word
-    assert bag.by is not None
-    assert bag.by in bag.failed
-    assert 1 <= bag.cases <= 12
-    assert bag.nodes >= 1
-    assert bag.case is not None
+    result = hunt(task(EASY))
+    assert result.caught
+    assert result.stage == faults.named(EASY).stage.word
+    assert result.by is not None
+    assert result.by in result.failed
+    assert 1 <= result.cases <= 12
+    assert result.nodes >= 1
+    assert result.case is not None
 
 
 def test_a_clean_hunt_finds_nothing() -> None:
-    bag = hunt(ground(None))
-    assert (bag.caught, bag.cases, bag.by, bag.failed) == (False, 12, None, ())
+    result = hunt(task(None))
+    assert (result.caught, result.cases, result.by, result.failed) == (False, 12, None, ())
 
 
 def test_a_backend_that_is_not_here_is_said_and_no_pass() -> None:
-    bag = hunt(ground(None, "ascend-fused"))
-    assert bag.missing is not None
-    assert bag.cases == 0
+    result = hunt(task(None, "ascend-fused"))
+    assert result.missing is not None
+    assert result.cases == 0
 
 
 def made(**of: bool) -> SelfTest:
@@ -102,8 +102,8 @@ def test_the_page_fits(width: int) -> None:
 def test_the_command_plants_searches_and_writes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(schedule, "_bags", lambda names, options, until, report: iter(
-        [hunt(ground(names[0])), HuntResult(None, "cpu-eager", 9)]
+    monkeypatch.setattr(schedule, "_results", lambda names, options, until, report: iter(
+        [hunt(task(names[0])), HuntResult(None, "cpu-eager", 9)]
     ))  # fmt: skip
     file = tmp_path / "out.json"
     with pytest.raises(SystemExit) as ended:
@@ -140,5 +140,5 @@ def test_idle_workers_take_later_rounds_and_no_clean_hunt_is_cut() -> None:
 
 def test_idle_workers_hunt_what_was_hunted_least() -> None:
     course = Course(["one", "other"], {"one": "cpu-eager", "other": "cpu-eager"}, 0, time.time() + 60)
-    later = [ground.fault for _ in range(4) for ground in course.spare(1) if ground.fault]
+    later = [task.fault for _ in range(4) for task in course.spare(1) if task.fault]
     assert later == ["one", "other", "one", "other"]

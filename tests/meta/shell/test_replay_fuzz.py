@@ -34,7 +34,7 @@ from specverify.checkpoints import opening
 from specverify.cli import main
 
 KINDS = ("scripted", "ngram", "model", "checkpoint")
-EACH = 8
+EACH = 16
 """Mutated files of each kind."""
 
 SLOWEST_S = 120.0
@@ -88,7 +88,7 @@ def drawn() -> list[Case]:
     for number in range(40):
         seed(number)(draw)()
         kinds = Counter(type(case.draft) for case in found)
-        if min(kinds[kind] for kind in (Scripted, Ngram, LanguageModel)) >= EACH // 10:
+        if min(kinds[kind] for kind in (Scripted, Ngram, LanguageModel)) >= 2:
             return found
     raise AssertionError(f"40 seeds drew {kinds}")
 
@@ -247,7 +247,7 @@ def test_no_mutated_file_gets_more_than_a_verdict_or_one_line(
         assert (out == "") == (code == 2 or err != ""), told
         ends[code] += 1
     assert ends[2] > EACH // 4
-    assert ends[0] + ends[3] > EACH // 10
+    assert ends[0] + ends[3] > 0
 
 
 QWEN2 = Architecture("qwen2", 11, 8, 12, 2, 1, 4, (0,), max_positions=64, qkv_bias=True)
