@@ -124,7 +124,7 @@ def test_drawn_cases_in_it_agree_and_some_are_drawn_without_asking() -> None:
         assert verdict.unsupported is None
         assert verdict.findings == ()
 
-    @drawing_settings(60)
+    @drawing_settings(120)
     @given(cases())
     def note(case: Case) -> None:
         met.append(case.layout.kind)

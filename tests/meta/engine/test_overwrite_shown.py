@@ -31,7 +31,7 @@ class ReadsFirst(BatchCache):
     """Attention gets what lay in the cells before this forward wrote its rows there."""
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any) -> tuple[Any, Any]:
-        stale = [tuple(one.clone() for one in cache.read(layer_idx)) for cache in self._caches]
+        stale = [tuple(one.clone() for one in cache.read(layer_idx)) for cache in self.caches]
         super().update(key_states, value_states, layer_idx)
         return torch.stack([keys for keys, _ in stale]), torch.stack([values for _, values in stale])
 
