@@ -53,7 +53,7 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
     return SELECTION.header(config)
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
     line = SELECTION.summary(config)
     if line is not None:
         terminalreporter.write_line(line)
