@@ -50,7 +50,7 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
     return SELECTION.header(config)
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
     """Print one line with the tiers that this run left out, and the number of tests of each."""
     line = SELECTION.summary(config)
     if line is not None:
