@@ -67,7 +67,7 @@ def finish_word(field: str, value: object) -> str | None:
 
 
 def admitted_step(step: Step, sizes: Sizes) -> Step:
-    """One step with every stage that the backend reveals.
+    """A step with every stage that the backend reveals.
 
     The number of nodes is that of the drafted tree, otherwise that of the first revealed stage.
 
@@ -91,7 +91,7 @@ def admitted_step(step: Step, sizes: Sizes) -> Step:
 
 
 def _stage(stage: Stage, value: Any, admit: Callable[[Any], Part]) -> Part | None:
-    """One stage, or None where the backend does not reveal it; a refusal inside the stage names it."""
+    """A stage, or None where the backend does not reveal the stage; a refusal inside the stage names it."""
     if value is None:
         return None
     try:

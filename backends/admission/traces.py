@@ -85,7 +85,7 @@ class LiveDoor:
         return tuple(self._step(one, at, number, sizes) for at, one in enumerate(value))
 
     def _step(self, value: object, at: int, number: int, sizes: Sizes) -> Step:
-        """One step, checked once; the original is kept too, so that no later step can have the same `id`."""
+        """The admitted form of a step, checked once; the original is kept too, so that no later step gets its `id`."""
         seen = self._seen.get((number, id(value)))
         if seen is not None:
             return seen[1]

@@ -1,4 +1,4 @@
-"""One request's attention as Ascend's kernels define it.
+"""Attention of a single request as Ascend's kernels define it.
 
 A mask selects a finite minimum in place of a score, and sparse modes add masks of their own.
 """

@@ -13,7 +13,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Rule:
-    """One demand of the contract.
+    """A demand of the contract.
 
     Attributes:
         id: `operator.rule`, as errors and the probe name the rule.

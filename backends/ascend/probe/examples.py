@@ -1,4 +1,4 @@
-"""One call that satisfies and one that breaks each rule of the contract."""
+"""For each rule of the contract, a call that keeps and a call that breaks it."""
 
 import torch
 from torch import Tensor
@@ -280,4 +280,4 @@ EXAMPLES: tuple[Example, ...] = (
         lambda: split(mask=torch.full((B * T, 2 * SIZE), float("-inf"), dtype=torch.float16)),
     ),
 )
-"""One example for each rule, in the order of the rules."""
+"""An example for each rule, in the order of the rules."""

@@ -37,7 +37,7 @@ class Pool:
 
 
 class Paged:
-    """One request's columns in `pool`, found through the block table `blocks`; the first `length` are committed."""
+    """Columns of a request in `pool`, found through the block table `blocks`; the first `length` are committed."""
 
     def __init__(self, pool: Pool, blocks: Blocks, length: int = 0) -> None:
         self.pool = pool

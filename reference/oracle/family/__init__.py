@@ -4,17 +4,10 @@ Every module of this folder is imported and its `OracleFamily` objects are enter
 family or several similar ones.
 """
 
-from importlib import import_module
-from pkgutil import iter_modules
-
+from reference.files.scanning import members
 from reference.oracle.family.base import OracleFamily
 
-FAMILIES: dict[str, OracleFamily] = {}
+FAMILIES: dict[str, OracleFamily] = {one.name: one for one in members(__name__, __path__, OracleFamily)}
 """Each family by its name, in the order of the files' names."""
-
-for _module in sorted(iter_modules(__path__), key=lambda each: each.name):
-    for _value in list(vars(import_module(f"{__name__}.{_module.name}")).values()):
-        if isinstance(_value, OracleFamily):
-            FAMILIES[_value.name] = _value
 
 __all__ = ["FAMILIES", "OracleFamily"]

@@ -1,5 +1,6 @@
 """The soft cap of attention: the oracle against Gemma 2's own code, and every backend computes it or refuses it."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -72,20 +73,29 @@ def test_both_oracles_and_the_engine_agree_and_see_it(at: int) -> None:
     assert np.abs(logits(without, ORACLE) - true).max() > 0.5, "the cap changes nothing: this model tests nothing"
 
 
-def test_every_backend_computes_it_or_refuses_it_by_name() -> None:
-    """A path that reads the scores without the cap would be wrong and silent."""
+def computed_and_refused(names: list[str], case_for: Callable[[str], Case]) -> tuple[set[str], set[str]]:
+    """The backends that compute attention of a case with a soft cap, and those that refuse the soft cap by name.
+
+    `case_for` makes the case in a backend's own dtype. Fails for a backend that does neither.
+    """
     computed, refused = set(), set()
-    for name in [row.name for row in ROWS if why_unavailable(row.name) is None]:
+    for name in names:
         backend = open_backend(name)
         backend.mode = mode_of("performance")  # type: ignore[attr-defined]
-        case = case_of(CAPPED[0], backend.declaration.dtypes[0])
-        verdict = judge(case, CONTEXT_EXACT, ORACLE, subject_of(backend))
+        verdict = judge(case_for(backend.declaration.dtypes[0]), CONTEXT_EXACT, ORACLE, subject_of(backend))
         if verdict.unsupported is not None:
             assert verdict.unsupported.startswith("softcap: "), name
             refused.add(name)
         else:
             assert (verdict.outcomes, verdict.findings) == ({"attention.context-exact": "checked"}, ()), name
             computed.add(name)
+    return computed, refused
+
+
+def test_every_backend_computes_it_or_refuses_it_by_name() -> None:
+    """A path that reads the scores without the cap would be wrong and silent."""
+    here = [row.name for row in ROWS if why_unavailable(row.name) is None]
+    computed, refused = computed_and_refused(here, lambda dtype: case_of(CAPPED[0], dtype))
     assert "cpu-eager" in computed
     assert {name for name in refused if "fused" in name}
     assert not {name for name in computed if "fused" in name}

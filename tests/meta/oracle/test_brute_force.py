@@ -68,7 +68,7 @@ class Table:
         return Nodes(np.stack(rows), np.zeros((1, 1, len(tree), 2)))
 
     def states(self, tokens: tuple[int, ...]) -> Array:
-        raise NotImplementedError("no draft here reads hidden states")
+        raise AssertionError("no draft here reads hidden states: nobody asks for them")
 
     def inputs(self, context: tuple[int, ...], tree: Tree) -> Inputs:
         empty = np.zeros((1, 1, len(context) + len(tree), 2))

@@ -10,7 +10,6 @@ import pytest
 
 from backends.base import Unsupported
 from backends.compositions import open_cpu
-from backends.flags import mode_of
 from backends.registry import open_backend
 from backends.shipped import ROWS
 from properties.invariants import ALL
@@ -33,6 +32,7 @@ from reference.weights import probe_architecture
 from specverify.campaign.against import TransformersOracle
 from specverify.setup.subjects import subject_of
 from tests.checkpoints import saved
+from tests.meta.engine.test_soft_cap import computed_and_refused
 from tests.meta.oracle.test_against_transformers import case_of, same
 
 DRAWN = [arch for arch in GALLERY if arch.family == "gemma2"]
@@ -163,18 +163,8 @@ def test_every_setting_changes_the_logits() -> None:
 
 
 def test_every_backend_computes_it_or_refuses_it_by_name() -> None:
-    computed, refused = set(), set()
-    for name in [row.name for row in ROWS if row.device == "cpu" and row.name != "triton-interpreted"]:
-        backend = open_backend(name)
-        backend.mode = mode_of("performance")  # type: ignore[attr-defined]
-        case = case_for(DRAWN[0], KvLayout(), backend.declaration.dtypes[0])
-        verdict = judge(case, CONTEXT_EXACT, Oracle(), subject_of(backend))
-        if verdict.unsupported is not None:
-            assert verdict.unsupported.startswith("softcap: "), name
-            refused.add(name)
-        else:
-            assert (verdict.outcomes, verdict.findings) == ({"attention.context-exact": "checked"}, ()), name
-            computed.add(name)
+    here = [row.name for row in ROWS if row.device == "cpu" and row.name != "triton-interpreted"]
+    computed, refused = computed_and_refused(here, lambda dtype: case_for(DRAWN[0], KvLayout(), dtype))
     assert "cpu-eager" in computed
     assert {name for name in refused if "fused" in name}
     # Without a soft cap nothing stands in the way of a fused path; compiling one and interpreting one take long.
@@ -183,13 +173,14 @@ def test_every_backend_computes_it_or_refuses_it_by_name() -> None:
         plain = case_for(replace(DRAWN[0], score_cap=0.0), KvLayout(), backend.declaration.dtypes[0])
         verdict = judge(plain, CONTEXT_EXACT, Oracle(), subject_of(backend))
         assert (verdict.unsupported, verdict.findings) == (None, ()), name
+        assert verdict.outcomes == {"attention.context-exact": "checked"}, name
 
 
 def test_the_transparent_probe_sees_through_four_norms() -> None:
     model = Seeded(probe_architecture(DRAWN[1]), 0, "transparent", 1)
     state = load(model, "float64")
     assert state.architecture.settings == DRAWN[1].settings
-    mask = tuple(one for one in ALL if one.name in ("attention.no-leakage", "attention.mask-is-ancestry"))
+    mask = tuple(one for one in ALL if one.name in ("attention.no-leakage", "structure.mask-is-ancestry"))
     verdict = judge(case_for(DRAWN[1], KvLayout(), "float32"), mask, Oracle(), subject_of(open_cpu()))
     assert verdict.findings == ()
     assert set(verdict.outcomes.values()) == {"checked"}
