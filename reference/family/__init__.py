@@ -4,8 +4,7 @@ Every module of this folder is imported and its `Family` objects are entered und
 new file here and no other line.
 """
 
-from reference.family.base import Family, LayerNorms
-from reference.files.scanning import members
+from reference.family.base import Family, LayerNorms, members
 
 FAMILIES: dict[str, Family] = {one.name: one for one in members(__name__, __path__, Family)}
 """Each family by its name."""

@@ -4,9 +4,13 @@ Its norms, its settings and the architectures to draw; nothing here computes. `r
 formulas, and `backends.engine.model.family` opens its model in the engine; each has a file for each family.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from importlib import import_module
+from pkgutil import iter_modules
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -53,3 +57,16 @@ class Family:
     query_key_gains: bool = True
     settings: Mapping[str, float] = field(default_factory=dict)
     drawn: tuple[Mapping[str, Any], ...] = ()
+
+
+def members(package: str, path: Iterable[str], kind: type[T]) -> list[T]:
+    """The objects of class `kind` that the modules of a folder define, by file name, then by definition.
+
+    Args:
+        package: The dotted name of the folder's package.
+        path: Its `__path__`.
+        kind: The class.
+    """
+    modules = sorted(iter_modules(path), key=lambda each: each.name)
+    names = [vars(import_module(f"{package}.{module.name}")) for module in modules]
+    return [value for held in names for value in held.values() if isinstance(value, kind)]

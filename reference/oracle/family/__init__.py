@@ -4,7 +4,7 @@ Every module of this folder is imported and its `OracleFamily` objects are enter
 family or several similar ones.
 """
 
-from reference.files.scanning import members
+from reference.family.base import members
 from reference.oracle.family.base import OracleFamily
 
 FAMILIES: dict[str, OracleFamily] = {one.name: one for one in members(__name__, __path__, OracleFamily)}

@@ -5,7 +5,7 @@ new file here and no line elsewhere.
 """
 
 from backends.engine.model.family.base import Exact, ModelFamily
-from reference.files.scanning import members
+from reference.family.base import members
 
 FAMILIES: dict[str, ModelFamily] = {one.name: one for one in members(__name__, __path__, ModelFamily)}
 """Every family by its name."""
