@@ -146,6 +146,8 @@ class Served:
             "trace": lambda number: self._lives[number].trace,
             "admit": self._admit,
         }
+        # Read once a request: what a thread of the backend changes between two requests is residue too.
+        self._state = state()
 
     def facts(self) -> dict[str, Any]:
         """The facts from which the worker builds its own picture of the backend."""
@@ -158,7 +160,6 @@ class Served:
 
     def answer(self, request: tuple[Any, ...]) -> tuple[Any, ...]:
         """The answer to one request; an exception of the backend, even SystemExit, becomes an answer."""
-        before = state()
         try:
             told = self._words[request[0]](*request[1:])
             answer = ("absent", told) if isinstance(told, (Declined, Crashed)) else ("told", told)
@@ -170,7 +171,8 @@ class Served:
         if os.getpid() != self._process:
             self._copies.came_back()
             os._exit(0)
-        residue = [*changed(before), *self._copies.left()]
+        before, self._state = self._state, state()
+        residue = [*changed(before, self._state), *self._copies.left()]
         if residue and answer[0] == "told":
             return ("absent", Crashed(None, f"the run left its process changed: {'; '.join(residue)}"), True)
         return (*answer, bool(residue))

@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import select
 import signal
 import socket
 import sys
@@ -54,7 +53,8 @@ class EngineProcess:
         everything = {**engine, "path": sys.path, "environment": dict(os.environ), "folder": os.getcwd()}
         with its:
             self.pid = self._keeping.start(everything, its.fileno(), self._printed.fileno())
-        self._wire = Wire(mine)
+        # Between two ticks a read waits alone; at a tick the limits are checked, and whether the process still lives.
+        self._wire = Wire(mine, TICK_S)
 
     @property
     def gone(self) -> str | None:
@@ -87,17 +87,13 @@ class EngineProcess:
         until = time.monotonic() + limits.seconds
         self._wire.send(request)
         while True:
-            either: list[Any] = [self._wire, self._keeping.control]
-            # Wakes at an answer, at a message of the keeper, and every tick for the limits.
-            ready, _, _ = select.select(either, [], [], TICK_S)
-            if self._wire in ready:
-                whole, answer = self._wire.arrived()
-                if whole:
-                    self._check_memory(limits)
-                    return answer
-            elif (how := self.gone) is not None:
-                raise Lost(how, self._last_words())
+            whole, answer = self._wire.arrived()
             self._check_memory(limits)
+            if whole:
+                return answer
+            # A process that the engine started may hold the connection open after the engine's end.
+            if self._wire.silent and (how := self.gone) is not None:
+                raise Lost(how, self._last_words())
             if time.monotonic() > until:
                 self._dump()
                 raise Lost(f"gave no answer within {limits.seconds:.3g} s", self._last_words(), hung=True)
