@@ -7,33 +7,25 @@ optional: `ExactLaw` for sampling on tables, and `Serving` for sessions that are
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
+from reference.abilities import Abilities
 from reference.case import Case
 from reference.probability_world import Blocks, Given, World
 from reference.session import Action
 from reference.trace import Array, Stage, Trace
 
 
-@dataclass(frozen=True)
-class Declaration:
-    """The abilities of a backend; callers read these fields and never branch on a backend's name.
+@dataclass(frozen=True, kw_only=True)
+class Declaration(Abilities):
+    """The abilities of a backend, and facts on itself; callers read these fields and never branch on a backend's name.
 
-    A backend is refused when it is opened if its declaration names an unknown value or a field has another type.
+    A backend is refused when it is opened if its declaration names an unknown value or a field has another type. Cases
+    are drawn within the abilities, so that a narrow declaration still gets a full run of what it has.
 
     Attributes:
         name: The name as users type it.
         device: The device on which the backend computes: cpu, cuda, npu.
         reveals: Stages that its traces hold. If a trace holds a further stage, that stage is used where it helps to
             explain a difference, and the invariants that need the stage are still not asked.
-        dtypes: Working dtypes, the default first.
-        drafts: Kinds of draft that the backend runs: scripted, ngram, model.
-        commits: KvLayout.commit values that the backend implements.
-        layouts: KvLayout.kind values that the backend implements.
-        sessions: Whether the backend runs several requests at once and plays a case's session.
-        takes_tape: Whether every uniform comes from the case's tape, at the places that `reference.tape` gives.
-        max_temperature: The highest temperature; 0.0 for a backend that decodes greedily only.
-        rules: Acceptance rules for temperatures above 0.
-        processes: Whether it applies penalties, bad words, min_tokens, top-k, top-p, min-p and custom processors.
-        stops: Fields of `Stops` that the backend obeys.
         emulated: Whether the backend stands in for an absent device; such a run never counts as hardware.
         variant_interval: Invariants that run variants of a case take their turn this many times less often, and the
             control run is shorter by the same factor. Above 1 for a backend with slow forwards. A replay asks all
@@ -43,18 +35,13 @@ class Declaration:
     name: str
     device: str
     reveals: frozenset[Stage]
-    dtypes: tuple[str, ...]
-    drafts: tuple[str, ...]
-    commits: tuple[str, ...]
-    layouts: tuple[str, ...] = ("branch",)
-    sessions: bool = False
-    takes_tape: bool = False
-    max_temperature: float = 0.0
-    rules: tuple[str, ...] = ()
-    processes: bool = False
-    stops: tuple[str, ...] = ("max_new_tokens", "eos", "stop_tokens")
     emulated: bool = False
     variant_interval: int = 1
+
+    def outside(self, case: Case) -> str | None:
+        """What the case asks beyond the abilities, in one line that begins with the backend's name, or None."""
+        beyond = super().outside(case)
+        return None if beyond is None else f"{self.name} declares no {beyond}"
 
 
 @runtime_checkable

@@ -38,7 +38,7 @@ class Plan:
         new_tokens: Tokens to generate per prompt.
         sampling: Sampling settings of prompts; greedy by default. Each case has a seed of its own.
         time_budget_s: Wall seconds after which no further case begins; 0 for none.
-        dtypes: Working dtypes to draw from.
+        dtypes: Working dtypes to draw from; empty for those that the backend declares (`drawn_dtypes`).
         seed: Seed of the whole run; each worker draws with a seed of its own (`drawing_seed`).
         jobs: Worker processes.
         fault: Catalogue fault to plant, or None.
@@ -97,13 +97,17 @@ def drawing_seed(seed: int, worker: int = 0) -> int:
 
 
 def default_dtypes(backend: str) -> tuple[str, ...]:
-    """DEFAULT_DTYPES, or all dtypes that `backend` declares if it lacks one of those.
+    """The dtypes that a run draws for a backend that we ship; empty for another one, which must be opened to know."""
+    declared = {row.name: row.dtypes for row in ROWS}.get(backend)
+    return () if declared is None else drawn_dtypes(declared)
 
-    Kernels without float64 exist for 16 bits, and some operators accept nothing else. A backend that is not ours is not
-    opened for this; it gets DEFAULT_DTYPES.
+
+def drawn_dtypes(declared: tuple[str, ...]) -> tuple[str, ...]:
+    """DEFAULT_DTYPES, or all of the `declared` dtypes if one of those is not among them.
+
+    Kernels without float64 exist for 16 bits, and some operators accept nothing else.
     """
-    declared = {row.name: row.dtypes for row in ROWS}.get(backend, DEFAULT_DTYPES)
-    return DEFAULT_DTYPES if set(DEFAULT_DTYPES) <= set(declared) else declared
+    return DEFAULT_DTYPES if set(DEFAULT_DTYPES) <= set(declared) else tuple(declared)
 
 
 def default_cases(backend: str) -> int:

@@ -77,12 +77,12 @@ class BackendUnderTest:
         from reference.oracle.decoder import Oracle
         from specverify.isolation import door
         from specverify.isolation.wanted import Wanted
-        from specverify.plan import default_dtypes
+        from specverify.plan import drawn_dtypes
 
         self._door = door.opened(Wanted(name))
-        self.dtypes = default_dtypes(name)
         self.name = name
         self.declaration = self._door.declaration
+        self.dtypes = drawn_dtypes(self.declaration.dtypes)
         self.subject = self._door.subject()
         self._oracle = Oracle()
 

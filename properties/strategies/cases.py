@@ -5,20 +5,24 @@ Acceptance is steered, and lengths at the edges of windows, chunks and pages are
 
 from dataclasses import replace
 
+from hypothesis import assume
 from hypothesis import strategies as st
 
 from properties.strategies.acceptance import continuation, first_law, postponed, retold
 from properties.strategies.draft import any_draft
 from properties.strategies.layouts import layouts
-from properties.strategies.models import far_targets, targets
+from properties.strategies.models import far_architectures, far_targets, targets
 from properties.strategies.prompts import MARKS, far_prompts, prompts
 from properties.strategies.sampling import TEMPERATURES, samplings, with_min_tokens
 from properties.strategies.sessions import with_session
 from properties.strategies.stops import places, stops_for
+from properties.strategies.within import SPARE, fitted, set_aside
+from reference.abilities import Abilities
 from reference.architecture import Seeded
 from reference.case import Case
 from reference.draft import Scripted, largest
 from reference.layout import KINDS, KvLayout
+from reference.rules import RULES
 from reference.sampling import Stops
 
 LASTING = Stops(12)
@@ -37,6 +41,7 @@ def single_cases(
     model: Seeded | None = None,
     company: bool = False,
     far: int = 0,
+    within: Abilities | None = None,
 ) -> Case:
     """Cases of one request, on `model` if it is given.
 
@@ -44,13 +49,15 @@ def single_cases(
     With `far` the prompt ends around one of `prompts.MARKS` of at most `far` columns.
     """
     dtype = draw(st.sampled_from(dtypes))
-    model = model or draw(far_targets() if far else targets())
-    prompt = draw(far_prompts(model, far) if far else prompts(model))
+    model = model or draw(far_targets(within) if far else targets(within))
+    prompt = fitted(draw(far_prompts(model, far) if far else prompts(model)), within)
     # Seven zeros to four temperatures: most cases are greedy.
-    temperature = draw(st.sampled_from((*(0.0,) * 7, *TEMPERATURES)))
+    temperature = draw(st.sampled_from((*(0.0,) * 7, *temperatures(within))))
     ahead = continuation(model, prompt)
-    draft = draw(any_draft(model, prompt, ahead, learning=company or temperature > 0))
-    stops, least = draw(stops_for(model, prompt, places(draft, prompt[-1], ahead)))
+    draft = draw(any_draft(model, prompt, ahead, learning=company or temperature > 0, within=within))
+    # An engine with a draft of its own may accept a block anywhere.
+    where = places(draft, prompt[-1], ahead) if draft.shapes else tuple(range(len(ahead)))
+    stops, least = draw(stops_for(model, prompt, where, within))
     if company and draw(st.integers(0, 2)):
         stops, least = LASTING, 0
     # Under min_tokens greedy decoding goes on with other tokens, so that the trees are steered again.
@@ -58,15 +65,16 @@ def single_cases(
         banned = postponed(model, prompt, stops, least)
         draft = Scripted(retold(draft.trees, (prompt[-1], *ahead), (prompt[-1], *banned), model.vocab_size))
     # Some rules verify chains alone.
-    if temperature > 0 and draw(st.integers(0, 3)) == 0:
+    if temperature > 0 and (chains_only(within) or draw(st.integers(0, 3)) == 0):
         draft = draft.as_chain()
     ranked = first_law(model, prompt, temperature)
-    settings = draw(samplings(model, draft, stops, temperature, processors, ranked))
+    settings = draw(samplings(model, draft, stops, temperature, processors, ranked, within))
     sampling = with_min_tokens(settings, least, model, stops)
     whole = Case(model, prompt, draft, KvLayout(), sampling, stops, dtype)
     bounded = any((*model.architecture.windows, *model.architecture.chunks))
-    held = draw(layouts(whole.longest, largest(draft), len(prompt), layout, bounded=bounded))
-    stay = any(model.architecture.chunks) and draw(st.booleans())
+    held = draw(layouts(whole.longest, largest(draft), len(prompt), layout, bounded=bounded, within=within))
+    stays = any(model.architecture.chunks) and "stay_in_chunk" not in set_aside(within)
+    stay = stays and draw(st.booleans())
     return replace(whole, layout=replace(held, stay_in_chunk=stay))
 
 
@@ -77,18 +85,48 @@ def cases(
     processors: tuple[str, ...] = (),
     layout: str | None = None,
     variant_interval: int = 1,
+    within: Abilities | None = None,
 ) -> Case:
-    """Cases on built-in models in one of `dtypes`, two in five with a session.
+    """Cases on built-in models in one of `dtypes`, two in five with a session; all lie `within` an engine's abilities.
 
     Half of the sampled cases use `processors`; all have KV layout `layout`, if it is given. One case in FAR has a
     prompt longer than attention kernels process in one piece, and two in three of those have a session. On a slow
     backend the longest prompt is divided by `variant_interval` (see `backends.base.Declaration`).
     """
-    if draw(st.integers(0, FAR - 1)) == FAR - 1:
-        return draw(far_cases(dtypes, processors, layout, MARKS[-1] // variant_interval))
-    if draw(st.integers(0, 4)) >= 3:
-        return draw(session_cases(dtypes, processors, layout))
-    return draw(single_cases(dtypes, processors, layout))
+    most = far_most(MARKS[-1] // variant_interval, within)
+    if most and draw(st.integers(0, FAR - 1)) == FAR - 1:
+        case = draw(far_cases(dtypes, processors, layout, most, within))
+    elif plays(within) and draw(st.integers(0, 4)) >= 3:
+        case = draw(session_cases(dtypes, processors, layout, within))
+    else:
+        case = draw(single_cases(dtypes, processors, layout, within=within))
+    # A session may grow longer than an engine takes, by a prompt that continues another; such a draw is repeated.
+    assume(within is None or within.outside(case) is None)
+    return case
+
+
+def plays(within: Abilities | None) -> bool:
+    """Whether the engine plays sessions of at least two requests."""
+    return within is None or (within.sessions and within.most_requests != 1)
+
+
+def far_most(most: int, within: Abilities | None) -> int:
+    """The longest of the long prompts for an engine, at most `most`; 0 if it takes no long prompt or no such model."""
+    if within is None:
+        return most
+    room = min(most, within.longest - SPARE) if within.longest else most
+    return room if room > MARKS[0] + 2 and far_architectures(within) else 0
+
+
+def temperatures(within: Abilities | None) -> tuple[float, ...]:
+    """The temperatures above 0 of TEMPERATURES that the engine takes, or else its own highest one."""
+    highest = float("inf") if within is None else within.max_temperature
+    return tuple(one for one in TEMPERATURES if one <= highest) or ((highest,) if highest else ())
+
+
+def chains_only(within: Abilities | None) -> bool:
+    """Whether every acceptance rule of the engine verifies chains alone."""
+    return within is not None and bool(within.rules) and all(RULES[name].chains_only for name in within.rules)
 
 
 @st.composite
@@ -98,15 +136,16 @@ def far_cases(
     processors: tuple[str, ...] = (),
     layout: str | None = None,
     most: int = MARKS[-1],
+    within: Abilities | None = None,
 ) -> Case:
     """Cases with a prompt of about 128 to `most` tokens; two in three have mates with related prompts.
 
     In a layout of rings, which prefill in blocks of a tree's size, prompts have about 128 tokens.
     """
-    company = draw(st.integers(0, 2)) > 0
+    company = plays(within) and draw(st.integers(0, 2)) > 0
     most = min(most, MARKS[0]) if layout is not None and KINDS[layout].ring else most
-    case = draw(single_cases(dtypes, processors, layout, company=company, far=most))
-    return draw(accompanied(case, layout)) if company else case
+    case = draw(single_cases(dtypes, processors, layout, company=company, far=most, within=within))
+    return draw(accompanied(case, layout, within)) if company else case
 
 
 @st.composite
@@ -115,13 +154,16 @@ def session_cases(
     dtypes: tuple[str, ...] = ("float32", "float64"),
     processors: tuple[str, ...] = (),
     layout: str | None = None,
+    within: Abilities | None = None,
 ) -> Case:
     """Cases with a session."""
-    return draw(accompanied(draw(single_cases(dtypes, processors, layout, company=True)), layout))
+    case = draw(single_cases(dtypes, processors, layout, company=True, within=within))
+    return draw(accompanied(case, layout, within))
 
 
 @st.composite
-def accompanied(draw: st.DrawFn, case: Case, layout: str | None = None) -> Case:
+def accompanied(draw: st.DrawFn, case: Case, layout: str | None = None, within: Abilities | None = None) -> Case:
     """`case` with mates; some of them have the draft of another case that is drawn on the same model."""
     assert isinstance(case.model, Seeded)
-    return draw(with_session(case, draw(single_cases((case.dtype,), (), layout, case.model, True)), layout))
+    stranger = draw(single_cases((case.dtype,), (), layout, case.model, True, within=within))
+    return draw(with_session(case, stranger, layout, within))

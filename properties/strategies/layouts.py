@@ -6,6 +6,8 @@ It draws every kind, page sizes and orders, over-allocation (`overhang`), poison
 from hypothesis import strategies as st
 
 from properties.strategies.prompts import LONGEST
+from properties.strategies.within import among, set_aside
+from reference.abilities import Abilities
 from reference.layout import KINDS, LARGEST_PAGE, POISONS, KvLayout
 
 SIZES = (1, 2, 3, 4, 7, 16, LARGEST_PAGE)
@@ -28,6 +30,7 @@ def layouts(
     requests: int = 1,
     bounded: bool = False,
     alone: int = 0,
+    within: Abilities | None = None,
 ) -> KvLayout:
     """Layouts for `requests` requests of at most `longest` columns and `nodes` nodes, of one `kind` if given.
 
@@ -40,8 +43,9 @@ def layouts(
     )
     far = prompt > LONGEST
     # A ring takes a prefill in blocks of a tree's size: hundreds of forwards of a long prompt.
-    chosen = kind or draw(st.sampled_from([one for one in (*often, *KINDS) if not (far and KINDS[one].ring)]))
-    ways = KINDS[chosen].commits
+    some = among((one for one in (*often, *KINDS) if not (far and KINDS[one].ring)), within, "layouts")
+    chosen = kind or draw(st.sampled_from(some or among(KINDS, within, "layouts")))
+    ways = among(KINDS[chosen].commits, within, "commits") or KINDS[chosen].commits
     pieces = (0, 0, prompt // 2, 256) if far else (0, 0, 1 if prompt < 16 else 7, 5, 16)
     padded = draw(st.sampled_from((0, 0, nodes, nodes + 3)))
     fields: dict[str, object] = {
@@ -65,4 +69,6 @@ def layouts(
         fields |= {"page_size": size, "overhang": overhang}
         if count <= MOST_LISTED:
             fields["pages"] = tuple(draw(st.permutations(range(count))))
+    for name in set_aside(within):
+        fields.pop(name, None)
     return KvLayout(**fields)  # type: ignore[arg-type]

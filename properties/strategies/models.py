@@ -8,6 +8,7 @@ from functools import cache
 
 from hypothesis import strategies as st
 
+from reference.abilities import Abilities
 from reference.architecture import Architecture, Rope, Seeded
 from reference.family import FAMILIES
 
@@ -122,15 +123,25 @@ CAPPED = tuple(at for at, arch in enumerate(GALLERY) if arch.score_cap)
 """Indices of models with a soft cap of attention; drawn twice as often, since only they reveal a dropped cap."""
 
 
-def targets() -> st.SearchStrategy[Seeded]:
-    """Target models."""
-    index = st.sampled_from((*range(QUICK), *CHUNKED, *CAPPED, *range(len(GALLERY))))
+def targets(within: Abilities | None = None) -> st.SearchStrategy[Seeded]:
+    """Target models, of the families in `within`."""
+    often = (*range(QUICK), *CHUNKED, *CAPPED, *range(len(GALLERY)))
+    index = st.sampled_from([at for at in often if _loads(within, GALLERY[at])])
     return st.builds(lambda at, seed: Seeded(GALLERY[at], seed), index, st.integers(0, SEEDS - 1))
 
 
-def far_targets() -> st.SearchStrategy[Seeded]:
-    """Target models for prompts of up to 2050 tokens."""
-    return st.builds(Seeded, st.sampled_from(FAR), st.integers(0, SEEDS - 1))
+def far_targets(within: Abilities | None = None) -> st.SearchStrategy[Seeded]:
+    """Target models for prompts of up to 2050 tokens, of the families in `within`."""
+    return st.builds(Seeded, st.sampled_from(far_architectures(within)), st.integers(0, SEEDS - 1))
+
+
+def far_architectures(within: Abilities | None) -> tuple[Architecture, ...]:
+    """The architectures of FAR that an engine loads; none for an engine of other families."""
+    return tuple(one for one in FAR if _loads(within, one))
+
+
+def _loads(within: Abilities | None, architecture: Architecture) -> bool:
+    return within is None or within.families is None or architecture.family in within.families
 
 
 @cache

@@ -4,6 +4,8 @@ from dataclasses import replace
 
 from hypothesis import strategies as st
 
+from properties.strategies.within import among, processed
+from reference.abilities import Abilities
 from reference.architecture import Seeded
 from reference.draft import Draft
 from reference.rules import DRAWS, RULES, Rule
@@ -18,12 +20,18 @@ EXTREMES = (0.0, 1.0 - 2.0**-24, 0.5, 2.0**-24)
 
 
 @st.composite
-def rules(draw: st.DrawFn, chains: bool) -> Rule:
-    """A rule for trees, or with `chains` also one for chains alone, some with thresholds other than the defaults."""
+def rules(draw: st.DrawFn, chains: bool, within: Abilities | None = None) -> Rule:
+    """A rule for trees, or with `chains` also one for chains alone, some with thresholds other than the defaults.
+
+    It is the plain rule for an engine that accepts by a rule of its own.
+    """
     # Most engines have multi-round, so it is frequent; rules for chains alone are too, since few cases are chains.
     special = [name for name, promise in RULES.items() if promise.chains_only]
     names = [*RULES, *special * 3] if chains else [name for name in RULES if name not in special]
-    name = draw(st.sampled_from(("multi-round", "multi-round", *names)))
+    often = among(("multi-round", "multi-round", *names), within, "rules")
+    if not often:
+        return Rule()
+    name = draw(st.sampled_from(often))
     if name == "target-only" and draw(st.integers(0, 2)) == 0:
         return Rule(name, draw(st.sampled_from((1.0, 0.5, 0.2))), draw(st.sampled_from((1.0, 0.9, 0.5))))
     if name == "typical":
@@ -91,6 +99,7 @@ def samplings(
     temperature: float,
     processors: tuple[str, ...] = (),
     ranked: tuple[float, ...] = (),
+    within: Abilities | None = None,
 ) -> Sampling:
     """Settings for this model, draft and stops at this temperature; `ranked` is the first law at that temperature.
 
@@ -100,16 +109,21 @@ def samplings(
     # One in three greedy cases has processors, one in two sampled ones.
     rarely = 2 if temperature == 0.0 else 1
     settings = draw(processing(model, stops, ranked)) if draw(st.integers(0, rarely)) == 0 else Sampling()
+    settings = processed(settings, within)
     if temperature == 0.0:
         return settings
     held = {name: getattr(settings, name) for name in type(settings).__dataclass_fields__}
     # The tape holds the first coins alone; the seed gives the others.
-    tape = tuple(draw(st.lists(st.sampled_from(EXTREMES), max_size=12))) if draw(st.integers(0, 5)) == 0 else ()
+    takes = within is None or within.takes_tape
+    tape = (
+        tuple(draw(st.lists(st.sampled_from(EXTREMES), max_size=12))) if takes and not draw(st.integers(0, 5)) else ()
+    )
+    ways = among((*DRAWS, "without-replacement"), within, "draws") or (Sampling().draws,)
     held |= {
         "temperature": temperature,
         "tape": tape,
-        "rule": draw(rules(all(map(_is_chain, draft.shapes)))),
-        "draws": draw(st.sampled_from((*DRAWS, "without-replacement"))),
+        "rule": draw(rules(all(map(_is_chain, draft.shapes)), within)),
+        "draws": draw(st.sampled_from(ways)),
         "seed": draw(st.integers(0, 2**20)),
     }
     if len(processors) > 0 and draw(st.booleans()):

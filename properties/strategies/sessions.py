@@ -9,6 +9,8 @@ from properties.strategies.layouts import layouts
 from properties.strategies.models import other_drafts
 from properties.strategies.prompts import LONGEST
 from properties.strategies.trees import as_many
+from properties.strategies.within import fitted
+from reference.abilities import Abilities
 from reference.architecture import Seeded
 from reference.case import Case
 from reference.draft import Draft, Ngram, Scripted, largest
@@ -34,8 +36,16 @@ HAPPENINGS = (
 )  # fmt: skip
 """Kinds of action, steps most often."""
 
+USES = {"evict": ("evict", "restore")}
+"""The kinds of action that a drawn kind may add beside itself; others add only steps and entries."""
+
 BRANCHES = Ngram(RankTree((0, 0, 0, 1), (0, 1, 0, 0)), 3)
 """An n-gram draft with a branching tree, to which requests may switch."""
+
+
+def plain_drafts(within: Abilities | None) -> tuple[Draft, ...]:
+    """Drafts without a model to which a request may switch; the bare root is one for every engine."""
+    return (BRANCHES, Scripted()) if within is None or Ngram.TAG in within.drafts else (Scripted(),)
 
 
 @st.composite
@@ -93,14 +103,21 @@ def rivals(draw: st.DrawFn, case: Case) -> Draft | None:
 
 
 @st.composite
-def mates(draw: st.DrawFn, case: Case, stranger: Case | None, rival: Draft | None = None) -> Mate:
+def mates(
+    draw: st.DrawFn,
+    case: Case,
+    stranger: Case | None,
+    rival: Draft | None = None,
+    within: Abilities | None = None,
+) -> Mate:
     """Another request on the model of `case`, with a related prompt.
 
     Its draft is that of `case`, that of `stranger`, or another. Without a stranger all requests have one draft, as in
     most servers; with a `rival`, half of the mates draft with it. Scripted trees are mostly steered again for the
     mate's prompt, so that as many tokens are accepted.
     """
-    prompt = draw(related(case))
+    prompt = fitted(draw(related(case)), within)
+    scripted = within is None or Scripted.TAG in within.drafts
     kind = "same" if stranger is None else draw(st.sampled_from(("same", "alike", "other", "same", "alike")))
     stranger = stranger or case
     from_whom = draw(st.sampled_from((case, stranger)))
@@ -108,8 +125,7 @@ def mates(draw: st.DrawFn, case: Case, stranger: Case | None, rival: Draft | Non
     if rival is not None and draw(st.booleans()):
         draft = rival
     elif kind != "same":
-        others: st.SearchStrategy[Draft] = st.sampled_from((BRANCHES, Scripted()))
-        draft = draw(alike(case) if kind == "alike" else others)
+        draft = draw(alike(case) if kind == "alike" and scripted else st.sampled_from(plain_drafts(within)))
     trees = draft.trees
     if trees is not None:
         if draft is from_whom.draft and trees and draw(st.integers(0, 3)):
@@ -146,7 +162,9 @@ def forks(draw: st.DrawFn, source: int, twin: int) -> tuple[Action, ...]:
 
 
 @st.composite
-def actions(draw: st.DrawFn, count: int, most: int = MOST_ACTIONS) -> tuple[Action, ...]:
+def actions(
+    draw: st.DrawFn, count: int, most: int = MOST_ACTIONS, within: Abilities | None = None
+) -> tuple[Action, ...]:
     """Actions on `count` requests, at least two: the first request enters, then up to `most` draws of an action.
 
     Most drawn actions are possible. A request that does not enter at the start enters later: by itself, as a fork, or
@@ -158,7 +176,8 @@ def actions(draw: st.DrawFn, count: int, most: int = MOST_ACTIONS) -> tuple[Acti
     for number in range(1, count):
         (waiting if draw(st.integers(0, 3)) < late else inside).append(number)
     happened += [Action("add", (one,)) for one in inside[1:]]
-    other: st.SearchStrategy[Draft] = st.sampled_from((BRANCHES, Scripted()))
+    other = st.sampled_from(plain_drafts(within))
+    kinds = [one for one in HAPPENINGS if within is None or {*USES.get(one, (one,))} <= {*within.actions}]
 
     def enter() -> list[Action]:
         inside.extend(waiting[:1])
@@ -167,7 +186,7 @@ def actions(draw: st.DrawFn, count: int, most: int = MOST_ACTIONS) -> tuple[Acti
     if draw(st.booleans()):
         happened.append(Action("step", tuple(draw(st.permutations(inside)))))
     for _ in range(draw(st.integers(1, most))):
-        kind, possible = draw(st.sampled_from(HAPPENINGS)), draw(st.integers(0, 5)) > 0
+        kind, possible = draw(st.sampled_from(kinds)), draw(st.integers(0, 5)) > 0
         order = draw(st.permutations(inside if possible else range(count)))
         # Nobody is left to enter.
         if kind in ("add", "fork") and possible and not waiting:
@@ -198,16 +217,21 @@ def actions(draw: st.DrawFn, count: int, most: int = MOST_ACTIONS) -> tuple[Acti
 
 
 @st.composite
-def with_session(draw: st.DrawFn, case: Case, stranger: Case, kind: str | None = None) -> Case:
+def with_session(
+    draw: st.DrawFn, case: Case, stranger: Case, kind: str | None = None, within: Abilities | None = None
+) -> Case:
     """`case` with mates, in a layout with room for all requests or for little more than the longest.
 
     No draft is switched if any request samples.
     """
     other = None if draw(st.integers(0, 2)) else stranger
     rival = draw(rivals(case))
-    company = tuple(draw(mates(case, other, rival)) for _ in range(draw(st.sampled_from(MATES))))
+    most_mates = within.most_requests - 1 if within is not None and within.most_requests else max(MATES)
+    numbers = [one for one in MATES if one <= most_mates]
+    company = tuple(draw(mates(case, other, rival, within)) for _ in range(draw(st.sampled_from(numbers))))
     greedy = case.sampling.greedy and all(mate.sampling.greedy for mate in company)
-    happened = draw(actions(1 + len(company), MOST_FAR_ACTIONS if len(case.prompt) > LONGEST else MOST_ACTIONS))
+    most_actions = MOST_FAR_ACTIONS if len(case.prompt) > LONGEST else MOST_ACTIONS
+    happened = draw(actions(1 + len(company), most_actions, within))
     if not greedy:
         # Sampled tokens depend on the draft, so that a switch would change the oracle's answer.
         happened = tuple(one for one in happened if one.kind != "switch")
@@ -219,5 +243,5 @@ def with_session(draw: st.DrawFn, case: Case, stranger: Case, kind: str | None =
     # A fork's prompt includes all tokens of its source, so that the sum of all lengths is the upper bound.
     longest = sum(one.longest for one in alone)
     least = max(one.longest for one in alone)
-    layout = draw(layouts(longest, most, len(case.prompt), kind, len(alone), alone=least))
+    layout = draw(layouts(longest, most, len(case.prompt), kind, len(alone), alone=least, within=within))
     return replace(whole, layout=layout)

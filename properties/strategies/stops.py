@@ -7,12 +7,19 @@ from hypothesis import strategies as st
 
 from properties.strategies.acceptance import LOOKAHEAD, accepted_path, continuation
 from properties.strategies.prompts import tokens
+from reference.abilities import ENDS, Abilities
 from reference.architecture import Seeded
 from reference.draft import Draft
 from reference.sampling import Stops
 
 KINDS = ("none", "none", "none", "eos", "stop", "string", "max_length", "string", "eos", "stop", "all")
 """The kinds of ends beside the budget; `none` first, where shrinking ends."""
+
+ENDED_BY = {
+    "none": (), "eos": ("eos",), "stop": ("stop_tokens",), "string": ("stop_strings",), "max_length": ("max_length",),
+    "all": ENDS,
+}  # fmt: skip
+"""The fields of `Stops` that each kind sets beside the budget."""
 
 LETTERS = "ab"
 """Letters of pieces and stop strings; few, so that partial matches are frequent before a string is complete."""
@@ -37,14 +44,21 @@ def places(draft: Draft, root: int, ahead: tuple[int, ...]) -> tuple[int, ...]:
 
 
 @st.composite
-def stops_for(draw: st.DrawFn, model: Seeded, prompt: tuple[int, ...], where: tuple[int, ...]) -> tuple[Stops, int]:
+def stops_for(
+    draw: st.DrawFn,
+    model: Seeded,
+    prompt: tuple[int, ...],
+    where: tuple[int, ...],
+    within: Abilities | None = None,
+) -> tuple[Stops, int]:
     """Stops, and min_tokens.
 
     Budgets are 1 to LOOKAHEAD. One end is steered to an index among `where` of the greedy output. It may lie before
     min_tokens, where its token is banned or its string is ignored, or at the first place that min_tokens admits.
     """
     # Long blocks are rare: they end more often than others.
-    kind = draw(st.sampled_from(KINDS if len(where) < 4 else KINDS[2:]))
+    often = KINDS if len(where) < 4 else KINDS[2:]
+    kind = draw(st.sampled_from([one for one in often if within is None or {*ENDED_BY[one]} <= {*within.stops}]))
     ahead, other = continuation(model, prompt), tokens(model.vocab_size)
     if kind in ("eos", "stop", "all"):  # the steered token ends the text where it first comes
         where = tuple(dict.fromkeys(ahead.index(ahead[at]) for at in where))
@@ -61,7 +75,8 @@ def stops_for(draw: st.DrawFn, model: Seeded, prompt: tuple[int, ...], where: tu
     strings, pieces = draw(texts(ahead, at, model.vocab_size)) if kind in ("string", "all") else ((), ())
     length = len(prompt) + draw(st.integers(1, LOOKAHEAD)) if kind == "all" else 0
     made = Stops(budget, eos, stop, strings, pieces, length)
-    wanted = draw(st.integers(0, 2)) == 2 and len({*eos, *stop}) < model.vocab_size
+    postpones = within is None or "min_tokens" in within.processed
+    wanted = postpones and draw(st.integers(0, 2)) == 2 and len({*eos, *stop}) < model.vocab_size
     return made, draw(st.integers(at, at + 2)) if wanted else 0
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from properties.commits import counted
+from reference.abilities import Abilities
 from reference.case import Case
 from reference.probability_world import Blocks, Given, World
 from reference.session import Action
@@ -95,6 +96,7 @@ class Subject:
         tables: The backend's sampling on tables, or None if it does not offer that.
         takes_tape: Whether the backend's coins are those of the case's tape.
         serve: Opens the backend's live sessions, or None if it does not offer them.
+        abilities: The cases that the backend takes, within which cases are drawn; None for cases of any kind.
         declines: Function from a case to the reason why the declaration does not admit it, or None.
         retold: Whether the case's script was made of the trees of its own run (`properties.verdict.session_members`);
             comparing the two would then say nothing.
@@ -123,6 +125,7 @@ class Subject:
         self.tables = tables
         self.takes_tape = takes_tape
         self.serve = serve
+        self.abilities: Abilities | None = None
         self.declines: Callable[[Case], str | None] = lambda case: None
         self.variant_interval = 1
         self.retold = False

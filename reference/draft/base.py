@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any, ClassVar, TypeVar
 
 from reference.architecture import Model
-from reference.hidden import HiddenStates
+from reference.draft.hidden import HiddenStates
 from reference.malformed import Malformed
 from reference.tree import Shape, Tree
 

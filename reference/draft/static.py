@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import ClassVar, TypeVar
 
 from reference.draft.base import Draft, only
-from reference.hidden import HiddenStates
+from reference.draft.hidden import HiddenStates
 from reference.tree import RankTree, Shape
 
 Own = TypeVar("Own", bound="Static")

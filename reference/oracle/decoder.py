@@ -11,7 +11,7 @@ import numpy as np
 
 from reference.architecture import Model
 from reference.case import Case
-from reference.hidden import HiddenStates
+from reference.draft.hidden import HiddenStates
 from reference.oracle import acceptance, lowering, processing, stopping
 from reference.oracle.draft import Question, proposed
 from reference.oracle.draft.chunk import in_chunk

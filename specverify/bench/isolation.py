@@ -7,18 +7,16 @@ import gc
 import time
 from typing import Any
 
-from hypothesis import given, seed
-
 from properties.invariants import ALL
 from properties.strategies import cases
-from properties.strategies.settings import drawing_settings
+from properties.strategies.settings import explore
 from properties.verdict.invariant import taking_turns
 from properties.verdict.judge import judge
 from reference.case import Case
 from reference.oracle.decoder import Oracle
 from specverify.isolation.isolated import Isolated
 from specverify.isolation.wanted import Wanted
-from specverify.plan import default_dtypes
+from specverify.plan import drawn_dtypes
 from specverify.setup.subjects import open_planted, subject_of
 
 
@@ -37,11 +35,12 @@ def measure(backend: str, count: int, number: int) -> dict[str, Any]:
 
     # One thread, as in a worker of `diff` on built-in models.
     torch.set_num_threads(1)
+    opened = open_planted(backend, None)
+    here, declared = subject_of(opened), opened.declaration
     drawn: list[Case] = []
     began = time.perf_counter()
-    seed(number)(drawing_settings(count)(given(cases(default_dtypes(backend)))(lambda case: drawn.append(case))))()
+    explore(number, count, cases(drawn_dtypes(declared.dtypes), within=declared), lambda case: drawn.append(case))
     drawing = time.perf_counter() - began
-    here = subject_of(open_planted(backend, None))
     gc.freeze()  # as a worker does
     spent = dict.fromkeys(("here_s", "isolated_s", "here_cpu_s", "isolated_cpu_s"), 0.0)
     with Isolated(Wanted(backend)) as apart:

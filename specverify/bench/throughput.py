@@ -15,7 +15,7 @@ from properties.verdict.invariant import taking_turns
 from properties.verdict.judge import judge
 from reference.case import Case
 from reference.oracle.decoder import Oracle
-from specverify.plan import default_dtypes
+from specverify.plan import drawn_dtypes
 from specverify.setup.subjects import open_planted, subject_of
 
 
@@ -31,7 +31,7 @@ def throughput(backend: str, count: int, number: int, dtypes: tuple[str, ...] = 
     # One thread, as in a worker of `diff` on built-in models.
     torch.set_num_threads(1)
     opened = open_planted(backend, None)
-    subject, oracle, tally = subject_of(opened), Oracle(), Tally(backend)
+    declared, subject, oracle, tally = opened.declaration, subject_of(opened), Oracle(), Tally(backend)
     judging = 0.0
 
     def one(case: Case) -> None:
@@ -42,7 +42,7 @@ def throughput(backend: str, count: int, number: int, dtypes: tuple[str, ...] = 
         tally.add(verdict)
 
     began = time.perf_counter()
-    explore(number, count, cases(dtypes or default_dtypes(backend)), one)
+    explore(number, count, cases(dtypes or drawn_dtypes(declared.dtypes), within=declared), one)
     seconds = time.perf_counter() - began
     return {
         "backend": backend,

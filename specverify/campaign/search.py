@@ -106,7 +106,9 @@ class Search:
         while len(self._seen) < self.plan.cases and barren < BARREN and not self.differs and not self.stopped():
             before = len(self._seen)
             # A new strategy and a new seed each round: Hypothesis draws more varied cases in short rounds (ROUND).
-            drawn = cases(self.plan.dtypes, self.plan.processors, self.plan.layout, self.subject.variant_interval)
+            plan, subject = self.plan, self.subject
+            interval, within = subject.variant_interval, subject.abilities
+            drawn = cases(plan.dtypes, plan.processors, plan.layout, interval, within)
             with suppress(Enough, Differs, Flaky):  # the failure is kept in `_shrinking`
                 explore(round_seed(self.plan.seed, self._rounds), ROUND, drawn, self._try, SEARCHING)
             if self._error is not None:

@@ -5,7 +5,7 @@ import time
 import traceback
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -21,10 +21,10 @@ from specverify.campaign.search import Search, stripped
 from specverify.checkpoints import cases
 from specverify.checkpoints.opening import open_checkpoint
 from specverify.isolation import door
-from specverify.plan import Plan
+from specverify.plan import Plan, drawn_dtypes
 from specverify.setup import processors
 from specverify.setup.errors import MissingInput, UnusableInput
-from specverify.setup.selection import Unknown, check_declared, invariants_matching
+from specverify.setup.selection import Unknown, check_declared, check_dtypes, invariants_matching
 
 Tell = Callable[[object], None]
 
@@ -99,6 +99,8 @@ def work(plan: Plan, tell: Tell, orders: Orders, judged: frozenset[str] = frozen
             backend = open_ones.enter_context(door.opened(plan.wanted, plan.patience, plan.memory))
             if plan.layout is not None:
                 check_declared(plan.layout, plan.backend, backend.declaration.layouts)
+            check_dtypes(plan.dtypes, plan.backend, backend.declaration.dtypes)
+            plan = replace(plan, dtypes=plan.dtypes or drawn_dtypes(backend.declaration.dtypes))
             if plan.model is None:
                 processors.admit(plan.processors)
                 backend.admit(plan.processors)

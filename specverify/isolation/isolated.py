@@ -19,7 +19,6 @@ from specverify.isolation.keeping import Lost
 from specverify.isolation.limits import Patience, processor_s
 from specverify.isolation.process import EngineProcess, Limits
 from specverify.isolation.wanted import Wanted
-from specverify.setup.admits import outside
 from specverify.setup.errors import MissingInput, UnusableInput
 from specverify.setup.selection import Unknown
 
@@ -86,7 +85,7 @@ class Isolated:
         declared = self.declaration
 
         def run(case: Case) -> Trace | Declined | Crashed:
-            reason = outside(declared, case)
+            reason = declared.outside(case)
             if reason is not None:
                 return Declined(reason)
             try:
@@ -100,7 +99,7 @@ class Isolated:
         tables = RemoteTables(self) if self._has_tables else None
         serve = self._serve if self._serves else None
         subject = Subject(declared.name, run, declared.reveals, keep, tables, declared.takes_tape, serve)
-        subject.declines = lambda case: outside(declared, case)
+        subject.abilities, subject.declines = declared, declared.outside
         subject.variant_interval = declared.variant_interval
         return subject
 
@@ -152,7 +151,7 @@ class Isolated:
             self.ask(*self._admitted[-1])
 
     def _serve(self, case: Case) -> Live:
-        reason = outside(self.declaration, case)
+        reason = self.declaration.outside(case)
         if reason is not None:
             raise NoTrace(Declined(reason))
         return RemoteLive(self, case)

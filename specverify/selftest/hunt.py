@@ -22,7 +22,7 @@ from reference.case import Case
 from reference.draft import largest
 from reference.oracle.decoder import Oracle
 from specverify.campaign.search import Search
-from specverify.plan import Plan
+from specverify.plan import Plan, drawn_dtypes
 from specverify.selftest.case_stream import stream
 from specverify.selftest.clean_digests import TABLES_ALONE, digests_of
 from specverify.setup.selection import Unknown
@@ -135,7 +135,7 @@ def hunt(task: HuntPlan) -> HuntResult:
 
     declared = backend.declaration.dtypes
     # A backend that is not ours may lack the dtypes of the plan.
-    dtypes = tuple(one for one in task.dtypes if one in declared) or declared[:1]
+    dtypes = tuple(one for one in task.dtypes if one in declared) or drawn_dtypes(declared)
     plan = Plan(
         backend=task.backend,
         cases=task.cases,

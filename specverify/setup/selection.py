@@ -41,6 +41,13 @@ def check_layout(layout: str, backends: tuple[str, ...]) -> None:
             check_declared(layout, backend, declared)
 
 
+def check_dtypes(asked: tuple[str, ...], backend: str, declared: tuple[str, ...]) -> None:
+    """Raise Unknown, naming the first working dtype that is asked for and not declared by `backend`."""
+    missing = next((one for one in asked if one not in declared), None)
+    if missing is not None:
+        raise Unknown(f"{backend} declares no dtype {missing}: it has {', '.join(declared)}")
+
+
 def check_declared(layout: str, backend: str, declared: tuple[str, ...]) -> None:
     """Check that `layout` is among the KV layouts that `backend` declares.
 

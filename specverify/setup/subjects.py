@@ -19,7 +19,6 @@ from reference.probability_world import Blocks, Given, World
 from reference.session import Action
 from reference.tape import stride
 from reference.trace import Array, Stage, Trace
-from specverify.setup.admits import outside
 from specverify.setup.selection import Unknown
 
 
@@ -81,7 +80,7 @@ def subject_of(backend: Backend, keep: int = 48) -> Subject:
     declared = backend.declaration
 
     def run(case: Case) -> Trace | Declined | Crashed:
-        reason = outside(declared, case)
+        reason = declared.outside(case)
         if reason is not None:
             return Declined(reason)
         try:
@@ -91,7 +90,7 @@ def subject_of(backend: Backend, keep: int = 48) -> Subject:
 
     def serve(case: Case) -> Live:
         assert isinstance(backend, Serving)
-        reason = outside(declared, case)
+        reason = declared.outside(case)
         if reason is not None:
             raise NoTrace(Declined(reason))
         return GuardedLive(backend, case, LiveDoor(case, declared))
@@ -99,7 +98,7 @@ def subject_of(backend: Backend, keep: int = 48) -> Subject:
     tables = Guarded(backend) if isinstance(backend, ExactLaw) else None
     door = serve if declared.sessions and isinstance(backend, Serving) else None
     subject = Subject(declared.name, run, declared.reveals, keep, tables, declared.takes_tape, door)
-    subject.declines = lambda case: outside(declared, case)
+    subject.abilities, subject.declines = declared, declared.outside
     subject.variant_interval = declared.variant_interval
     return subject
 

@@ -27,7 +27,7 @@ def test_invariant_holds(backend: BackendUnderTest, name: str) -> None:
     invariant = next(one for one in ALL if one.name == name)
     alone = invariant.speaks_of == "request" and not invariant.looks_at_run  # it says nothing of sessions
     kind = session_cases if invariant.speaks_of == "session" else single_cases if alone else cases
-    drawn = kind(backend.dtypes, layout=LAYOUTS.get(name))
+    drawn = kind(backend.dtypes, layout=LAYOUTS.get(name), within=backend.declaration)
 
     def holds(case: Case) -> None:
         outcomes.add(backend.check(case, name).outcomes[name])
@@ -44,7 +44,7 @@ def test_16_bit_runs_show_no_gross_error_and_no_leak(backend: BackendUnderTest, 
     if dtype not in backend.declaration.dtypes:
         pytest.skip(f"{backend.name} declares no {dtype}")
 
-    @given(cases((dtype,)))
+    @given(cases((dtype,), within=backend.declaration))
     def holds(case: Case) -> None:
         backend.check(case)
 

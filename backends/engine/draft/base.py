@@ -14,7 +14,7 @@ from backends.engine.model.causal_lm import CausalLm
 from backends.engine.sampling.step import StepSampling
 from backends.engine.step_seams import StepSeams
 from reference.case import Case
-from reference.hidden import HiddenStates
+from reference.draft.hidden import HiddenStates
 from reference.tree import Tree
 
 

@@ -12,7 +12,7 @@ from backends.engine.model.causal_lm import CausalLm, Rows
 from backends.engine.sampling.step import StepSampling
 from backends.engine.step_seams import StepSeams
 from reference.draft import LanguageModel
-from reference.hidden import HiddenStates
+from reference.draft.hidden import HiddenStates
 from reference.tree import RankTree, Tree
 
 

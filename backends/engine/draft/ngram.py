@@ -9,7 +9,7 @@ from backends.engine.draft.base import Opening, Proposal, opens
 from backends.engine.kv.base import KvCache
 from backends.engine.sampling.step import StepSampling
 from reference.draft import Ngram
-from reference.hidden import HiddenStates
+from reference.draft.hidden import HiddenStates
 from reference.tree import RankTree, Tree
 
 Followers = dict[int, tuple[int, int]]

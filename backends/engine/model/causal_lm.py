@@ -20,7 +20,7 @@ from backends.engine.kv.lanes import BatchCache
 from backends.engine.model.graphs import Graphs, Inputs, Still
 from backends.engine.model.hidden import HiddenTap
 from backends.engine.reach import Reach, reaches_of
-from reference.hidden import HiddenStates
+from reference.draft.hidden import HiddenStates
 
 
 @dataclass(frozen=True)

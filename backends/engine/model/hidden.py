@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from backends.base import Unsupported
-from reference.hidden import HiddenStates
+from reference.draft.hidden import HiddenStates
 
 
 class HiddenTap:

@@ -9,8 +9,10 @@ from pkgutil import iter_modules
 from hypothesis import strategies as st
 
 from properties.strategies.draft.drawing import DRAWN, Given
+from properties.strategies.within import among
+from reference.abilities import Abilities
 from reference.architecture import Seeded
-from reference.draft import Draft
+from reference.draft import Draft, Scripted
 
 # Importing a module registers its strategies in DRAWN.
 for _module in iter_modules(__path__):
@@ -25,10 +27,20 @@ LEARNING = ("scripted", "model", "scripted", "model", "ngram", "model")
 
 @st.composite
 def any_draft(
-    draw: st.DrawFn, model: Seeded, prompt: tuple[int, ...], ahead: tuple[int, ...], learning: bool = False
+    draw: st.DrawFn,
+    model: Seeded,
+    prompt: tuple[int, ...],
+    ahead: tuple[int, ...],
+    learning: bool = False,
+    within: Abilities | None = None,
 ) -> Draft:
-    """A draft: mostly scripted trees, or a model half of the time if `learning`; else a trie or a further kind."""
-    often = LEARNING if learning else PLAIN
-    kind = draw(st.sampled_from((*often, *sorted(set(DRAWN) - set(PLAIN)))))
+    """A draft: mostly scripted trees, or a model half of the time if `learning`; else a trie or a further kind.
+
+    It proposes nothing for an engine that brings a draft of its own.
+    """
+    often = among((*(LEARNING if learning else PLAIN), *sorted(set(DRAWN) - set(PLAIN))), within, "drafts")
+    if not often:
+        return Scripted()
+    kind = draw(st.sampled_from(often))
     drawn: Draft = draw(DRAWN[kind](Given(model, prompt, ahead)))
     return drawn

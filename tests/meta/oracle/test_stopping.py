@@ -297,7 +297,9 @@ def test_a_case_file_holds_all_of_it_and_older_ones_are_as_they_were() -> None:
 class Modest:
     """A backend that knows what backends knew before there were stop strings."""
 
-    declaration = Declaration("modest", "cpu", frozenset(), ("float32",), ("scripted",), ("path",))
+    declaration = Declaration(
+        name="modest", device="cpu", reveals=frozenset(), dtypes=("float32",), drafts=("scripted",)
+    )
 
     def run(self, case: Case) -> Trace:
         raise AssertionError("it was asked for what it does not declare")

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from backends.base import Backend, Declaration
+from backends.base import Backend, Declaration, Unsupported
 from backends.compositions import open_cpu
 from properties.shortfall import LEAST_JUDGED, shortfalls
 from properties.strategies.models import GALLERY
@@ -47,9 +47,15 @@ class Shy:
 
 
 def declining() -> Shy:
+    """Declares every ability, and declines nearly every case."""
     inner = open_cpu()
-    few = replace(inner.declaration, name="shy", dtypes=("float16",), drafts=("scripted",), sessions=False)
-    return Shy(few, inner, lambda case, trace: trace)
+
+    def spoil(case: Case, trace: Trace) -> Trace:
+        if len(case.prompt) < 30:
+            raise Unsupported("shy takes long prompts alone")
+        return trace
+
+    return Shy(replace(inner.declaration, name="shy"), inner, spoil)
 
 
 def breaking() -> Shy:

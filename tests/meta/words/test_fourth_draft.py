@@ -23,9 +23,9 @@ from reference.architecture import Seeded
 from reference.case import Case
 from reference.case_json import case_from_json, case_to_json
 from reference.draft import KINDS
+from reference.draft.hidden import HiddenStates
 from reference.draft.static import Static
 from reference.files.json_parts import rank_tree_from_json
-from reference.hidden import HiddenStates
 from reference.layout import KINDS as LAYOUTS
 from reference.layout import KvLayout
 from reference.malformed import Malformed

@@ -1,0 +1,47 @@
+"""Choices within the abilities of the engine under test.
+
+Strategies take `within`, the engine's abilities, or None for cases of any kind. With None, and with abilities that name
+everything, the same values are drawn.
+"""
+
+from collections.abc import Iterable
+from typing import Any, TypeVar
+
+from reference.abilities import LAYOUT_SETTINGS, PROCESSING, Abilities
+from reference.sampling import Sampling
+
+Value = TypeVar("Value")
+
+SPARE = 20
+"""Tokens that a bounded length leaves free behind a prompt: for the output, and for a tree below its last token."""
+
+
+def among(values: Iterable[Value], within: Abilities | None, field: str) -> tuple[Value, ...]:
+    """Those of `values` that the abilities name in `field`; all of them without abilities."""
+    return tuple(one for one in values if within is None or one in getattr(within, field))
+
+
+def processed(settings: Sampling, within: Abilities | None) -> Sampling:
+    """`settings` without the processing that the engine does not apply."""
+    if within is None:
+        return settings
+    kept: dict[str, Any] = {
+        name: getattr(settings, name)
+        for name in type(settings).__dataclass_fields__
+        if name not in PROCESSING or name in within.processed
+    }
+    return Sampling(**kept)
+
+
+def set_aside(within: Abilities | None) -> tuple[str, ...]:
+    """The settings of a KV layout that the engine does not obey."""
+    return () if within is None else tuple(one for one in LAYOUT_SETTINGS if one not in within.layout_settings)
+
+
+def fitted(prompt: tuple[int, ...], within: Abilities | None) -> tuple[int, ...]:
+    """The prompt, repeated or cut to a length that the engine takes."""
+    if within is None:
+        return prompt
+    longer = prompt * -(-within.least_prompt // len(prompt)) if len(prompt) < within.least_prompt else prompt
+    most = max(within.longest - SPARE, within.least_prompt) if within.longest else len(longer)
+    return longer[-most:]

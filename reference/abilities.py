@@ -1,0 +1,144 @@
+"""Abilities: the cases that an engine takes.
+
+Cases are drawn within the abilities of the engine under test, and a case outside them is declined with a reason in one
+line. The declaration of a backend (`backends.base.Declaration`) is its abilities and a few facts on the backend itself.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
+
+from reference.architecture import Seeded
+from reference.case import Case
+from reference.layout import KvLayout
+from reference.rules import DRAWS
+from reference.sampling import Sampling
+from reference.session import ACTIONS
+
+PROCESSING = (
+    "repetition_penalty", "presence_penalty", "frequency_penalty", "bad_words", "min_tokens", "processors", "top_k",
+    "top_p", "min_p",
+)  # fmt: skip
+"""The fields of `Sampling` that process logits."""
+
+LAYOUT_SETTINGS = ("padded_nodes", "prefill_chunk", "overhang", "draft_sync", "stay_in_chunk", "poison")
+"""The fields of `KvLayout` that an engine may obey in any kind of layout, or in any with pages."""
+
+ENDS = ("eos", "stop_tokens", "stop_strings", "max_length")
+"""The fields of `Stops` that end an output before its budget of tokens."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Abilities:
+    """The cases that an engine takes.
+
+    An empty tuple of drafts, rules or draws says that the engine proposes and accepts tokens in its own way: its cases
+    then hold the plain value, which the engine ignores.
+
+    Attributes:
+        dtypes: Working dtypes, the default first.
+        drafts: Kinds of draft that the engine runs (scripted, ngram, model, ...); empty if the engine brings its own
+            draft, or has none. Its cases then propose no tree.
+        commits: KvLayout.commit values that the engine implements.
+        layouts: KvLayout.kind values that the engine implements; an engine with a cache of its own declares `branch`
+            and no `layout_settings`.
+        layout_settings: Fields of KvLayout beside kind, commit and pages that the engine obeys.
+        sessions: Whether the engine runs several requests at once and plays a case's session.
+        actions: Kinds of action that its sessions know; add and step are always among them.
+        most_requests: Most requests of a session; 0 for any number.
+        takes_tape: Whether every uniform comes from the case's tape, at the places that `reference.tape` gives.
+        max_temperature: The highest temperature; 0.0 for an engine that decodes greedily only.
+        rules: Acceptance rules for temperatures above 0; empty if the engine has a lossless rule of its own.
+        draws: How a draft names siblings; empty as with `rules`.
+        processes: The processing of logits that the engine applies: True for all of PROCESSING, or some of its names.
+        stops: Fields of `Stops` that the engine obeys.
+        families: Families of built-in models that the engine loads; None for all.
+        longest: Most tokens of prompt, output and a tree below the last token; 0 for what the model admits.
+        least_prompt: Fewest tokens of a prompt.
+    """
+
+    dtypes: tuple[str, ...]
+    drafts: tuple[str, ...] = ()
+    commits: tuple[str, ...] = ("path",)
+    layouts: tuple[str, ...] = ("branch",)
+    layout_settings: tuple[str, ...] = LAYOUT_SETTINGS
+    sessions: bool = False
+    actions: tuple[str, ...] = tuple(ACTIONS)
+    most_requests: int = 0
+    takes_tape: bool = False
+    max_temperature: float = 0.0
+    rules: tuple[str, ...] = ()
+    draws: tuple[str, ...] = DRAWS
+    processes: bool | tuple[str, ...] = False
+    stops: tuple[str, ...] = ("max_new_tokens", "eos", "stop_tokens")
+    families: tuple[str, ...] | None = None
+    longest: int = 0
+    least_prompt: int = 1
+
+    @property
+    def processed(self) -> tuple[str, ...]:
+        """The fields of `Sampling` that the engine applies to logits."""
+        if isinstance(self.processes, bool):
+            return PROCESSING if self.processes else ()
+        return tuple(self.processes)
+
+    def outside(self, case: Case) -> str | None:
+        """What the case asks beyond the abilities, as the end of "it declares no ...", or None.
+
+        In a session every request is checked, and a request that switches drafts with each later draft too.
+        """
+        if case.session is None:
+            return next(self._beyond(case), None)
+        session = case.session
+        if not self.sessions:
+            return "sessions"
+        if self.most_requests and 1 + len(session.mates) > self.most_requests:
+            return f"session of {1 + len(session.mates)} requests"
+        strange = next((one.kind for one in session.actions if one.kind not in self.actions), None)
+        if strange is not None:
+            return f"action {strange}"
+        requests = [case.alone(number) for number in range(1 + len(session.mates))]
+        switched = [replace(requests[one.requests[0]], draft=one.draft) for one in session.actions if one.draft]
+        return next((what for one in (*requests, *switched) for what in self._beyond(one)), None)
+
+    def _beyond(self, case: Case) -> Iterator[str]:
+        """Each thing that a single request asks beyond the abilities."""
+        if case.dtype not in self.dtypes:
+            yield f"dtype {case.dtype}"
+        if case.draft.TAG not in self.drafts and case.draft.shapes:
+            yield f"{case.draft.TAG} draft"
+        architecture = case.model.architecture if isinstance(case.model, Seeded) else None
+        if self.families is not None and architecture is not None and architecture.family not in self.families:
+            yield f"model family {architecture.family}"
+        if self.longest and case.longest > self.longest:
+            yield f"length of {case.longest} tokens"
+        if len(case.prompt) < self.least_prompt:
+            yield f"prompt of fewer than {self.least_prompt} tokens"
+        yield from self._beyond_layout(case.layout)
+        yield from self._beyond_sampling(case.sampling)
+        for name in ENDS:
+            if getattr(case.stops, name) and name not in self.stops:
+                yield name
+
+    def _beyond_layout(self, layout: KvLayout) -> Iterator[str]:
+        if layout.kind not in self.layouts:
+            yield f"KV layout {layout.kind}"
+        if layout.commit not in self.commits:
+            yield f"commit by {layout.commit}"
+        default = {one.name: one.default for one in fields(layout)}
+        for name in LAYOUT_SETTINGS:
+            if name not in self.layout_settings and getattr(layout, name) != default[name]:
+                yield f"KV layout with {name}"
+
+    def _beyond_sampling(self, sampling: Sampling) -> Iterator[str]:
+        # An engine that decodes greedily alone declares a maximum of 0.
+        if sampling.temperature > self.max_temperature:
+            yield f"sampling at temperature {sampling.temperature:g}"
+        if not sampling.greedy:
+            if self.rules and sampling.rule.name not in self.rules:
+                yield f"acceptance rule {sampling.rule.name}"
+            if self.draws and sampling.draws not in self.draws:
+                yield f"draws {sampling.draws}"
+        plain = Sampling()
+        for name in PROCESSING:
+            if getattr(sampling, name) != getattr(plain, name) and name not in self.processed:
+                yield f"processing by {name}" if self.processed else "processing of logits"

@@ -1,0 +1,153 @@
+"""Cases are drawn within an engine's abilities, however narrow; for an engine with all of them, nothing changes."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from backends.registry import open_backend
+from properties.strategies import cases
+from properties.strategies.settings import explore
+from reference.abilities import ENDS, LAYOUT_SETTINGS, PROCESSING, Abilities
+from reference.architecture import Seeded
+from reference.case import DTYPES, Case
+from reference.draft import KINDS as DRAFTS
+from reference.family import FAMILIES
+from reference.layout import COMMITS, KINDS
+from reference.rules import DRAWS, RULES
+from reference.session import ACTIONS
+from specverify.campaign.search import ROUND, round_seed
+
+BARE = Abilities(dtypes=("float32",), layout_settings=(), stops=("max_new_tokens",), draws=())
+"""The least that an engine can have: greedy decoding of one request, with a draft and a cache of its own."""
+
+WIDER: dict[str, tuple[dict[str, Any], Callable[[Case], Any]]] = {
+    "nothing": (
+        {},
+        lambda case: len(case.prompt) > 126,
+    ),
+    "sampling by a rule of its own": (
+        {"max_temperature": float("inf")},
+        lambda case: case.sampling.temperature == 8.0,
+    ),
+    "a low temperature": (
+        {"max_temperature": 0.3},
+        lambda case: case.sampling.temperature == 0.3,
+    ),
+    "chains alone": (
+        {"max_temperature": 1.0, "rules": ("chain",), "drafts": ("scripted", "model"), "draws": DRAWS},
+        lambda case: case.sampling.temperature and case.draft.height > 0,
+    ),
+    "top-k alone": (
+        {"max_temperature": 1.0, "processes": ("top_k",)},
+        lambda case: case.sampling.top_k > 0,
+    ),
+    "every processing": (
+        {"max_temperature": 1.0, "processes": True},
+        lambda case: case.sampling.top_p < 1 and case.sampling.temperature,
+    ),
+    "end tokens": (
+        {"stops": ("max_new_tokens", "eos")},
+        lambda case: case.stops.eos,
+    ),
+    "every end": (
+        {"stops": ("max_new_tokens", *ENDS)},
+        lambda case: case.stops.stop_strings and case.stops.max_length,
+    ),
+    "a short context": (
+        {"longest": 48, "least_prompt": 3},
+        lambda case: len(case.prompt) == 3,
+    ),
+    "pairs of requests": (
+        {"sessions": True, "most_requests": 2, "actions": ("add", "step", "cancel")},
+        lambda case: case.session and any(one.kind == "cancel" for one in case.session.actions),
+    ),
+    "sessions in pages": (
+        {"sessions": True, "layouts": ("paged", "prefix"), "layout_settings": LAYOUT_SETTINGS},
+        lambda case: case.session and case.layout.overhang,
+    ),
+    "padded rings": (
+        {"layouts": ("sliding",), "layout_settings": ("padded_nodes",)},
+        lambda case: case.layout.padded_nodes > 0,
+    ),
+    "tries": (
+        {"drafts": ("ngram",)},
+        lambda case: case.draft.TAG == "ngram" and case.draft.height > 1,
+    ),
+    "two families": (
+        {"families": ("qwen2", "pangu")},
+        lambda case: isinstance(case.model, Seeded) and case.model.architecture.family == "pangu",
+    ),
+    "a family without long prompts": (
+        {"families": ("gemma2",), "drafts": ("model",)},
+        lambda case: case.draft.TAG == "model",
+    ),
+}
+"""Each: abilities beside the least ones, and a case that they allow and that must be reached."""
+
+
+def drawn(within: Abilities | None, count: int = 48, seed: int = 5) -> list[Case]:
+    """Cases drawn within the abilities, in rounds as a search draws them."""
+    some: list[Case] = []
+    dtypes = ("float32", "float64") if within is None else within.dtypes
+    for number in range(count // ROUND):
+        explore(round_seed(seed, number), ROUND, cases(dtypes, within=within), lambda case: some.append(case))
+    return some
+
+
+GATED = ("sampling by a rule of its own", "chains alone", "every end", "pairs of requests", "padded rings")
+"""The sets that the gate tries; the others are slow."""
+
+
+@pytest.mark.parametrize("named", [one if one in GATED else pytest.param(one, marks=pytest.mark.slow) for one in WIDER])
+def test_every_drawn_case_is_one_that_the_engine_takes_and_all_that_it_has_is_reached(named: str) -> None:
+    more, wanted = WIDER[named]
+    within = replace(BARE, **more)
+    some = drawn(within, 48 if named in GATED else 240)
+    assert [within.outside(case) for case in some] == [None] * len(some)
+    assert any(wanted(case) for case in some)
+
+
+def test_for_our_own_engine_nothing_changes() -> None:
+    ours = replace(open_backend("cpu-eager").declaration, dtypes=("float32", "float64"))
+    assert drawn(ours) == drawn(None), "it declares everything that cases may hold"
+
+
+def some_of(words: Any, least: int = 0) -> st.SearchStrategy[tuple[str, ...]]:
+    """Some of `words`, at least `least`."""
+    return st.lists(st.sampled_from(tuple(words)), unique=True, min_size=least).map(tuple)
+
+
+ANY = st.builds(
+    Abilities,
+    dtypes=some_of(DTYPES, 1),
+    drafts=some_of(one for one in DRAFTS if one != "toy"),
+    commits=some_of(COMMITS).map(lambda some: tuple({"path", *some})),
+    layouts=some_of(KINDS, 1),
+    layout_settings=some_of(LAYOUT_SETTINGS),
+    sessions=st.booleans(),
+    actions=some_of(ACTIONS).map(lambda some: tuple({"add", "step", *some})),
+    most_requests=st.integers(0, 5),
+    takes_tape=st.booleans(),
+    max_temperature=st.sampled_from((0.0, 0.2, 1.0, 9.0)),
+    rules=some_of(RULES),
+    draws=some_of(DRAWS),
+    processes=st.one_of(st.booleans(), some_of(PROCESSING)),
+    stops=some_of(ENDS).map(lambda some: ("max_new_tokens", *some)),
+    families=st.one_of(st.none(), some_of(FAMILIES, 1)),
+    longest=st.sampled_from((0, 64, 300)),
+    least_prompt=st.sampled_from((1, 1, 4)),
+)
+"""Abilities of any kind."""
+
+
+@pytest.mark.slow
+@given(ANY, st.integers(0, 2**16))
+@settings(max_examples=60, suppress_health_check=list(HealthCheck), deadline=None)
+def test_whatever_an_engine_declares_its_cases_lie_within(within: Abilities, seed: int) -> None:
+    some = drawn(within, 12, seed)
+    assert some
+    assert [within.outside(case) for case in some] == [None] * len(some)
