@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from properties.laws.sampled.gate import ALPHA_RUN, culprits, red
+from properties.laws.sampled.gate import ALPHA_RUN, culprits, log_evidence, red
 from properties.verdict.finding import Evidence, Finding, Positions, Tie, Verdict
 from reference.case import Case
 from reference.trace import Stage
@@ -218,11 +218,11 @@ def nothing_fused(tally: Tally) -> str | None:
 
 
 def condemned(tally: Tally) -> str | None:
-    """Why the tests by sampling condemn the run, or None: their e-values sum to tests / alpha or more."""
+    """Why the tests by sampling condemn the run, or None: together their evidence is 1 / ALPHA_RUN or more."""
     log_es = np.array([one.log_e for one in tally.evidence])
     if not red(log_es):
         return None
-    # The sum may reach the bar although no single test does.
+    # All together may reach the bar although no single test does.
     names = sorted({tally.evidence[at].invariant for at in culprits(log_es)}) or ["no one of them alone"]
-    bar = f"{len(log_es)} / {ALPHA_RUN:g}"
-    return f"{len(log_es)} tests by sampling together have evidence beyond {bar}: {', '.join(names)}"
+    evidence = f"e^{min(log_evidence(log_es), 1e6):.1f}, beyond {1 / ALPHA_RUN:g}"
+    return f"{len(log_es)} tests by sampling together have evidence {evidence}: {', '.join(names)}"

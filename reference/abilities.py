@@ -7,8 +7,9 @@ line. The declaration of a backend (`backends.base.Declaration`) is its abilitie
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 
-from reference.architecture import Seeded
+from reference.architecture import Architecture, Seeded
 from reference.case import Case
+from reference.family import FAMILIES
 from reference.layout import KvLayout
 from reference.rules import DRAWS
 from reference.sampling import Sampling
@@ -52,6 +53,10 @@ class Abilities:
         processes: The processing of logits that the engine applies: True for all of PROCESSING, or some of its names.
         stops: Fields of `Stops` that the engine obeys.
         families: Families of built-in models that the engine loads; None for all.
+        as_published: Whether the engine runs models of a family only as the family was published: without a soft cap of
+            attention that the family lacks, which no model class of transformers computes.
+        least_window: The narrowest sliding window, in tokens, of the models that the engine runs; 0 if it runs no model
+            with a window.
         longest: Most tokens of prompt, output and a tree below the last token; 0 for what the model admits.
         least_prompt: Fewest tokens of a prompt.
     """
@@ -71,6 +76,8 @@ class Abilities:
     processes: bool | tuple[str, ...] = False
     stops: tuple[str, ...] = ("max_new_tokens", "eos", "stop_tokens")
     families: tuple[str, ...] | None = None
+    as_published: bool = False
+    least_window: int = 1
     longest: int = 0
     least_prompt: int = 1
 
@@ -100,15 +107,26 @@ class Abilities:
         switched = [replace(requests[one.requests[0]], draft=one.draft) for one in session.actions if one.draft]
         return next((what for one in (*requests, *switched) for what in self._beyond(one)), None)
 
+    def not_loaded(self, architecture: Architecture) -> str | None:
+        """What a built-in model has beyond the abilities, or None."""
+        family = architecture.family
+        if self.families is not None and family not in self.families:
+            return f"model family {family}"
+        if self.as_published and architecture.score_cap and not FAMILIES[family].soft_caps:
+            return f"soft cap in a {family} model"
+        narrowest = min((window for window in architecture.windows if window), default=None)
+        if narrowest is not None and (not self.least_window or narrowest < self.least_window):
+            return f"sliding window of {narrowest} tokens"
+        return None
+
     def _beyond(self, case: Case) -> Iterator[str]:
         """Each thing that a single request asks beyond the abilities."""
         if case.dtype not in self.dtypes:
             yield f"dtype {case.dtype}"
         if case.draft.TAG not in self.drafts and case.draft.shapes:
             yield f"{case.draft.TAG} draft"
-        architecture = case.model.architecture if isinstance(case.model, Seeded) else None
-        if self.families is not None and architecture is not None and architecture.family not in self.families:
-            yield f"model family {architecture.family}"
+        if isinstance(case.model, Seeded) and (what := self.not_loaded(case.model.architecture)) is not None:
+            yield what
         if self.longest and case.longest > self.longest:
             yield f"length of {case.longest} tokens"
         if len(case.prompt) < self.least_prompt:

@@ -13,7 +13,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from properties.laws.sampled.gate import ALPHA_RUN
+import numpy as np
+
+from properties.laws.sampled.gate import ALPHA_RUN, log_evidence
 from properties.tally import Beside, Failure, Tally
 from properties.verdict.finding import Finding, Verdict
 from reference.case import Case
@@ -177,16 +179,16 @@ def mean_accepted(tally: Tally) -> float | None:
 
 
 def sampling_tests(tally: Tally) -> dict[str, Any]:
-    """The totals of the tests of laws by sampling: number, rounds, sum of e-values, and the sum of a red run."""
-    # exp(710) overflows a float64.
-    total = sum(math.exp(min(one.log_e, 700.0)) for one in tally.evidence)
+    """The totals of the tests of laws by sampling: number, rounds, the run's evidence, and that of a red run."""
+    log_e = log_evidence(np.array([one.log_e for one in tally.evidence]))
     told = sorted(one.smallest_tv for one in tally.evidence if one.smallest_tv is not None)
     return {
         "tests": len(tally.evidence),
         "rounds": sum(one.rounds for one in tally.evidence),
-        "sum_of_e": total,
-        # By Markov's inequality, n e-values sum to n / ALPHA_RUN with probability ALPHA_RUN at most.
-        "red_at": len(tally.evidence) / ALPHA_RUN,
+        # exp(710) overflows a float64.
+        "evidence": math.exp(min(log_e, 700.0)),
+        # A correct backend reaches this with probability ALPHA_RUN at most (Markov's inequality).
+        "red_at": 1 / ALPHA_RUN,
         "smallest_tv": {"median": statistics.median(told), "worst": told[-1]} if told else None,
         "excess": tally.excess_evidence,
     }

@@ -10,10 +10,13 @@ from backends.admission.misshapen import described, refusal
 from backends.admission.numbers import flag, real, whole
 from backends.base import Declaration
 from reference import draft
+from reference.abilities import LAYOUT_SETTINGS, PROCESSING
 from reference.case import DTYPES
+from reference.family import FAMILIES
 from reference.layout import COMMITS, KINDS
-from reference.rules import RULES
+from reference.rules import DRAWS, RULES
 from reference.sampling import Stops
+from reference.session import ACTIONS
 from reference.trace import Stage
 
 
@@ -24,13 +27,20 @@ def words() -> dict[str, tuple[str, ...]]:
         "drafts": tuple(draft.KINDS),
         "commits": COMMITS,
         "layouts": tuple(KINDS),
+        "layout_settings": LAYOUT_SETTINGS,
+        "actions": tuple(ACTIONS),
         "rules": tuple(RULES),
+        "draws": DRAWS,
         "stops": tuple(field.name for field in dataclasses.fields(Stops)),
     }
 
 
-FLAGS = ("sessions", "takes_tape", "processes", "emulated")
+FLAGS = ("sessions", "takes_tape", "as_published", "emulated")
 """The fields of a declaration that hold True or False."""
+
+
+LEAST_ROOM = 32
+"""Fewest tokens that an engine must take behind its shortest prompt, so that cases of some length can be drawn."""
 
 
 def check_declaration(declared: Declaration) -> None:
@@ -48,6 +58,21 @@ def check_declaration(declared: Declaration) -> None:
         _check_words(f"declaration.{name}", getattr(declared, name), known)
     if not declared.dtypes:
         raise refusal("declaration.dtypes", declared.dtypes, "at least one dtype, the default first")
+    # Without one of these no case could be drawn.
+    for name, least in (("commits", "path"), ("layouts", "branch"), ("stops", "max_new_tokens")):
+        if not getattr(declared, name):
+            raise refusal(f"declaration.{name}", getattr(declared, name), f"at least one, such as {least!r}")
+    if declared.families is not None:
+        _check_words("declaration.families", declared.families, tuple(FAMILIES))
+        if not declared.families:
+            raise refusal("declaration.families", declared.families, "at least one family, or None for all")
+    if not isinstance(declared.processes, bool):
+        _check_words("declaration.processes", declared.processes, PROCESSING)
+    for name, fewest in (("most_requests", 0), ("least_window", 0), ("longest", 0), ("least_prompt", 1)):
+        whole(f"declaration.{name}", getattr(declared, name), fewest)
+    if declared.longest and declared.longest < LEAST_ROOM + declared.least_prompt:
+        line = f"0, or at least {LEAST_ROOM} tokens more than the shortest prompt of {declared.least_prompt}"
+        raise refusal("declaration.longest", declared.longest, line)
     for name in FLAGS:
         flag(f"declaration.{name}", getattr(declared, name))
     # The comparison is negated so that NaN is refused as well.

@@ -141,7 +141,7 @@ def far_architectures(within: Abilities | None) -> tuple[Architecture, ...]:
 
 
 def _loads(within: Abilities | None, architecture: Architecture) -> bool:
-    return within is None or within.families is None or architecture.family in within.families
+    return within is None or within.not_loaded(architecture) is None
 
 
 @cache

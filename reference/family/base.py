@@ -47,6 +47,7 @@ class Family:
         query_key_gains: Whether the norms of queries and keys, where a model has them, have weights.
         settings: The numbers that this family alone has, each with its default; `Architecture.settings` holds a
             model's values that differ.
+        soft_caps: Whether the family's own attention has a soft cap.
         drawn: Architectures that generated cases run, as fields of `Architecture` without `family`, the simplest
             first. Families with an empty list are drawn from `properties.strategies.models.GALLERY`.
     """
@@ -55,6 +56,7 @@ class Family:
     norms: LayerNorms = LayerNorms()
     resting_gain: float = 1.0
     query_key_gains: bool = True
+    soft_caps: bool = False
     settings: Mapping[str, float] = field(default_factory=dict)
     drawn: tuple[Mapping[str, Any], ...] = ()
 

@@ -15,6 +15,7 @@ GEMMA2 = Family(
         after_feed_forward="post_feedforward_layernorm",
     ),
     resting_gain=0.0,
+    soft_caps=True,
     settings={
         "logit_cap": 0.0,  # a logit s becomes cap * tanh(s / cap); 0 for none
         "query_scalar": 0.0,  # scores are divided by the square root of it; 0 for that of the head size

@@ -275,7 +275,7 @@ def _evidence(tally: Tally) -> list[tuple[str, str]]:
             f"(given something rare) {number(seen['worst'])}"
         )
     power += f"; {without} on whole generations state no such figure" if without else ""
-    total = f"e-values sum to {number(told['sum_of_e'])}, red at {number(told['red_at'])}"
+    total = f"evidence against the laws {number(told['evidence'])}, red at {number(told['red_at'])}"
     return [("sampling", f"{plural(told['tests'], 'test')} of laws by sampling; {total}{power}")]
 
 

@@ -1,4 +1,10 @@
-"""The gate of a run: whether its tests together are red, and which to blame."""
+"""The gate of a run: whether its tests together are red, and which to blame.
+
+The e-values of a run's tests are put together in two ways. Their mean sees a fault that one test shows; it is an
+e-value however the tests depend on each other (Vovk & Wang, arXiv 1912.06116). The wealth of a player who stakes a part
+of it on every test in turn sees a fault that every test shows a little. The tests have coins of their own, so that the
+wealth is a test martingale over the run (Shafer et al., arXiv 0912.4269).
+"""
 
 import numpy as np
 from scipy.special import logsumexp
@@ -8,26 +14,31 @@ from reference.trace import Array
 ALPHA_RUN = 1e-6
 """Largest probability that a run over a correct backend is red."""
 
+STAKES = (0.3, 0.9)
+"""Parts of the wealth that the player stakes on every test, each with half of the money.
+
+Less than all, so that a test without evidence, which has an e-value near 0, does not ruin the player.
+"""
+
+MEAN_SHARE = 0.9
+"""Weight of the mean beside that of the wealth, which grows by factors and needs little weight."""
+
 
 def log_bar(tests: int, alpha_run: float = ALPHA_RUN) -> float:
-    """Logarithm of the sum that the e-values of `tests` tests must reach for red; one test alone may reach it."""
+    """Logarithm of the e-value with which one of `tests` tests makes the run red, whatever the others say."""
     if tests < 1 or not 0.0 < alpha_run < 1.0:
         raise ValueError(f"{tests} tests at a false-alarm rate of {alpha_run} have no bar")
-    return float(np.log(tests) - np.log(alpha_run))
+    return float(np.log(tests) - np.log(alpha_run) - np.log(MEAN_SHARE))
 
 
-def red(log_es: Array, alpha_run: float = ALPHA_RUN, tests: int | None = None) -> bool:
-    """Whether the e-values sum to tests / alpha_run or more.
-
-    The mean of e-values is an e-value however the tests depend on each other (Vovk & Wang, arXiv 1912.06116), so a
-    correct backend is red with probability alpha_run at most. Each must be the value at the test's own stopping time,
-    not its largest so far.
+def log_evidence(log_es: Array, tests: int | None = None) -> float:
+    """Logarithm of the e-value of a run: a correct backend reaches log(1 / alpha) with probability alpha at most.
 
     Args:
-        log_es: [tests that ran] logarithms; +inf is a support violation.
-        alpha_run: The false-alarm rate of the run.
-        tests: Number of planned tests; those that did not run count as 0. By default the tests that ran; give the
-            number where the data decided how many ran.
+        log_es: [tests that ran] logarithms; +inf is a support violation. Each must be the value at the test's own
+            stopping time, not its largest so far.
+        tests: Number of planned tests; those that did not run count as 0 in the mean. By default the tests that ran;
+            give the number where the data decided how many ran.
 
     Raises:
         ValueError: An e-value is NaN, or more tests ran than were planned.
@@ -37,9 +48,16 @@ def red(log_es: Array, alpha_run: float = ALPHA_RUN, tests: int | None = None) -
     if planned < len(values):
         raise ValueError(f"{len(values)} tests ran where {planned} were planned")
     if not len(values):
-        return False
-    # Sum against tests / alpha is the same as mean against 1 / alpha, and takes +inf as it is.
-    return float(logsumexp(values)) >= log_bar(planned, alpha_run)
+        return 0.0
+    mean = float(logsumexp(values)) - np.log(planned)
+    staked = [float(np.logaddexp(np.log1p(-stake), np.log(stake) + values).sum()) for stake in STAKES]
+    wealth = float(logsumexp(staked)) - np.log(len(STAKES))
+    return float(np.logaddexp(np.log(MEAN_SHARE) + mean, np.log(1.0 - MEAN_SHARE) + wealth))
+
+
+def red(log_es: Array, alpha_run: float = ALPHA_RUN, tests: int | None = None) -> bool:
+    """Whether the run's evidence is 1 / alpha_run or more; arguments and errors are those of `log_evidence`."""
+    return log_evidence(log_es, tests) >= -float(np.log(alpha_run))
 
 
 def culprits(log_es: Array, alpha: float = ALPHA_RUN, tests: int | None = None) -> tuple[int, ...]:

@@ -251,20 +251,32 @@ def test_too_few_trials_are_said_to_show_little() -> None:
 # --- the gate --------------------------------------------------------------------------------------------------------
 
 
-def test_the_gate_is_on_the_sum() -> None:
-    bar = log_bar(10, 1e-6)
-    assert bar == pytest.approx(math.log(1e7))
-    quiet = np.zeros(10)
-    assert not red(quiet, 1e-6)
-    assert red(np.append(quiet[1:], bar), 1e-6)
-    assert not red(np.append(quiet[1:], bar - 0.01), 1e-6)
-    together = np.full(10, math.log(1e6))
-    assert red(together, 1e-6)
-    assert not red(together - 0.01, 1e-6)
-    assert red(np.append(quiet, np.inf))
+def test_one_test_alone_makes_a_run_red_whatever_the_others_say() -> None:
+    bar = log_bar(100, 1e-6)
+    assert bar == pytest.approx(math.log(1e8 / 0.9))
+    # Tests without any evidence ruin the player who stakes on all of them, so that the mean alone decides.
+    ruinous = np.full(99, -np.inf)
+    assert red(np.append(ruinous, bar + 1e-9), 1e-6)
+    assert not red(np.append(ruinous, bar - 0.01), 1e-6)
+    assert red(np.append(ruinous, np.inf))
+    assert not red(np.zeros(100), 1e-6)
     assert not red(np.array([]))
-    assert not red(np.array([bar]), 1e-6, tests=100)
     assert not red(np.full(3, -np.inf))
+
+
+def test_little_evidence_in_every_test_makes_a_run_red() -> None:
+    small = np.full(40, math.log(2.0))
+    assert red(small), "a player who stakes on each doubles the money nearly forty times"
+    assert not red(small[:20])
+    assert not red(np.concatenate([small, np.full(40, math.log(0.4))])), "half of them say the reverse"
+
+
+def test_a_run_over_a_correct_backend_is_red_as_seldom_as_it_promises() -> None:
+    rng = np.random.default_rng(5)
+    # Log-normal e-values of mean 1: some tests have power and some have little.
+    spread = rng.choice([0.3, 1.0, 2.0], size=(20_000, 25))
+    log_es = rng.normal(-(spread**2) / 2, spread)
+    assert np.mean([red(one, 0.01) for one in log_es]) <= 0.01
 
 
 def test_the_gate_refuses_what_is_no_evidence() -> None:

@@ -1,0 +1,9 @@
+"""Adapters: an engine of any kind as a backend, from a function of the user's own module.
+
+`specverify.adapt` shows the same names to users; the adapters that we ship use them too.
+"""
+
+from backends.adapt.blackbox import BlackBox, blackbox
+from backends.adapt.models import checkpoint_of, save_checkpoint, transformers_model
+
+__all__ = ["BlackBox", "blackbox", "checkpoint_of", "save_checkpoint", "transformers_model"]

@@ -1,0 +1,191 @@
+"""The black box: a function from a prompt to tokens, as a backend.
+
+A module with `open_ = blackbox(generate)` is a backend: `--backend my_module:open_`. The names of the function's
+parameters say what it can do, and cases ask for nothing else.
+"""
+
+import inspect
+import random
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+import torch
+
+from backends.adapt.models import checkpoint_of, transformers_model
+from backends.base import Declaration
+from reference.case import Case
+from reference.trace import Emitted, Stage, Step, Trace
+
+NEEDED = ("prompt_ids", "max_new_tokens")
+"""The parameters that every function takes: token ids of the prompt, and the most tokens to return."""
+
+PARAMETERS = {
+    "prompt_ids": "the token ids of the prompt, a list of at least one int",
+    "max_new_tokens": "the most tokens to return",
+    "model": "the target, as transformers' class; shared by all calls, so do not change it",
+    "draft_model": "a draft of the same vocabulary, likewise",
+    "checkpoint": "a directory with the target's config.json, safetensors and tokenizer",
+    "draft_checkpoint": "the same with the draft",
+    "temperature": "0.0 for greedy decoding",
+    "top_k": "the number of most probable tokens to keep; 0 for all",
+    "top_p": "the mass of the most probable tokens to keep; 1.0 for all",
+    "min_p": "the share of the largest probability below which tokens are dropped; 0.0 for none",
+    "seed": "the seed of the call; without it, random, NumPy and torch are seeded before the call",
+    "stops": "token ids that end the text; the ending token is returned",
+}
+"""The parameters that a function may take, each with what it is given."""
+
+PROCESSING = ("top_k", "top_p", "min_p")
+"""The parameters that are processing of logits."""
+
+
+def blackbox(
+    generate: Callable[..., Any],
+    *,
+    name: str = "",
+    device: str = "cpu",
+    dtypes: tuple[str, ...] = ("float32",),
+    families: tuple[str, ...] | None = None,
+    least_window: int = 1,
+    longest: int = 0,
+    least_prompt: int = 1,
+    max_temperature: float = float("inf"),
+) -> Callable[[], "BlackBox"]:
+    """A backend's factory, from a function that returns tokens.
+
+    Args:
+        generate: Takes any of PARAMETERS by name, at least NEEDED, and returns the generated token ids without the
+            prompt: a list, a NumPy array or a torch tensor.
+        name: The backend's name; by default the function's.
+        device: The device on which the function computes: cpu, cuda, npu.
+        dtypes: Working dtypes of the models that the function is given.
+        families: Families of models that it loads (`specverify list backends` names ours); None for all.
+        least_window: The narrowest sliding window of the models that it runs, in tokens; 0 if it runs no such models.
+        longest: Most tokens of prompt and output together; 0 for what the model admits.
+        least_prompt: Fewest tokens of a prompt.
+        max_temperature: The highest temperature, where the function takes one.
+
+    Raises:
+        TypeError: The function lacks one of NEEDED, or has a parameter without default that is none of PARAMETERS.
+    """
+    takes = _taken(generate)
+    called = name or getattr(generate, "__name__", type(generate).__name__)
+    declaration = Declaration(
+        name=called,
+        device=device,
+        reveals=frozenset({Stage.EMITTED}),
+        dtypes=dtypes,
+        drafts=("model",) if takes & {"draft_model", "draft_checkpoint"} else (),
+        layout_settings=(),
+        max_temperature=max_temperature if "temperature" in takes else 0.0,
+        draws=(),
+        processes=tuple(one for one in PROCESSING if one in takes),
+        stops=("max_new_tokens", *(("eos", "stop_tokens") if "stops" in takes else ())),
+        families=families,
+        as_published=True,
+        least_window=least_window,
+        longest=longest,
+        least_prompt=least_prompt,
+    )
+    return lambda: BlackBox(generate, takes, declaration)
+
+
+def _taken(generate: Callable[..., Any]) -> frozenset[str]:
+    """Those of PARAMETERS that the function takes."""
+    named = inspect.signature(generate).parameters
+    every = any(one.kind is one.VAR_KEYWORD for one in named.values())
+    missing = [one for one in NEEDED if one not in named and not every]
+    line = f"blackbox: {getattr(generate, '__name__', generate)}"
+    if missing:
+        raise TypeError(f"{line} takes no {missing[0]}; it needs {' and '.join(NEEDED)}")
+    variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    for one in named.values():
+        if one.name not in PARAMETERS and one.default is one.empty and one.kind not in variable:
+            raise TypeError(f"{line} needs {one.name}, which is none of {', '.join(PARAMETERS)}")
+    return frozenset(NEEDED) | (frozenset(PARAMETERS) & frozenset(named))
+
+
+class BlackBox:
+    """A function that returns tokens, as a backend that reveals what it emits and nothing else.
+
+    Attributes:
+        declaration: What the function's parameters say that it can do.
+    """
+
+    def __init__(self, generate: Callable[..., Any], takes: frozenset[str], declaration: Declaration) -> None:
+        self.declaration = declaration
+        self._generate = generate
+        self._takes = takes
+
+    def run(self, case: Case) -> Trace:
+        """Call the function on `case`; its tokens are one step of the trace."""
+        given = {name: value for name, value in self._given(case).items() if name in self._takes}
+        if "seed" not in self._takes:
+            _seed_all(case.sampling.seed)
+        with torch.no_grad():
+            returned = self._generate(**given)
+        tokens = tokens_of(returned)
+        step = Step(case.prefix, emitted=Emitted(tokens))
+        return Trace((step,), tokens, _finish(case, tokens))
+
+    def _given(self, case: Case) -> dict[str, Any]:
+        """The arguments for a case; models are opened only for a function that takes them."""
+        sampling, stops, draft = case.sampling, case.stops, case.draft.model
+        given: dict[str, Any] = {
+            "prompt_ids": list(case.prompt),
+            "max_new_tokens": stops.room(len(case.prompt)),
+            "temperature": sampling.temperature,
+            "top_k": sampling.top_k,
+            "top_p": sampling.top_p,
+            "min_p": sampling.min_p,
+            "seed": sampling.seed,
+            "stops": tuple(sorted({*stops.eos, *stops.stop_tokens})),
+        }
+        if "model" in self._takes:
+            given["model"] = transformers_model(case.model, case.dtype)
+        if "checkpoint" in self._takes:
+            given["checkpoint"] = str(checkpoint_of(case.model, case.dtype))
+        # Invariants also ask for the same request without speculation: then there is no draft.
+        if "draft_model" in self._takes:
+            given["draft_model"] = None if draft is None else transformers_model(draft, case.dtype, "draft")
+        if "draft_checkpoint" in self._takes:
+            given["draft_checkpoint"] = None if draft is None else str(checkpoint_of(draft, case.dtype))
+        return given
+
+
+def _seed_all(seed: int) -> None:
+    """Seed every generator that a function without a `seed` may draw from."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)  # noqa: NPY002 - the global generator is the one that such a function uses
+    torch.manual_seed(seed)
+
+
+def tokens_of(returned: Any) -> tuple[int, ...]:
+    """The token ids that a function returned.
+
+    Raises:
+        TypeError: They are no sequence of whole numbers.
+    """
+    told = returned.tolist() if isinstance(returned, (np.ndarray, torch.Tensor)) else returned
+    if not isinstance(told, Iterable) or isinstance(told, (str, bytes, dict)):
+        raise TypeError(
+            f"generate returned {type(returned).__name__}, expected the generated token ids, such as [3, 1]"
+        )
+    tokens = list(told)
+    for at, one in enumerate(tokens):
+        if isinstance(one, (list, tuple)):
+            raise TypeError("generate returned token ids for a batch, expected those of one request: take row 0")
+        if isinstance(one, bool) or not hasattr(one, "__index__"):
+            raise TypeError(f"generate returned {one!r} at place {at}, expected a token id")
+    return tuple(int(one) for one in tokens)
+
+
+def _finish(case: Case, tokens: tuple[int, ...]) -> str | None:
+    """Why the output ended, as its tokens tell."""
+    last = tokens[-1] if tokens else None
+    if last in case.stops.eos:
+        return "eos"
+    if last in case.stops.stop_tokens:
+        return "stop"
+    return "length" if len(tokens) >= case.stops.room(len(case.prompt)) else None

@@ -1,0 +1,72 @@
+"""The models of a case in the forms that other engines eat.
+
+A model becomes an instance of its transformers class, or a Hugging Face directory with a small tokenizer.
+"""
+
+import atexit
+import json
+import shutil
+import tempfile
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from backends.engine.model.models import built_in, from_disk
+from reference.architecture import Checkpoint, Model, Seeded
+
+OPEN_MODELS = 64
+"""Models that stay open, of those that cases name; drawn cases name about as many."""
+
+
+@lru_cache(maxsize=OPEN_MODELS)
+def transformers_model(model: Model, dtype: str, role: str = "target") -> Any:
+    """The model as an instance of its transformers class, in evaluation mode on the CPU.
+
+    It is plain transformers, with the attention that transformers chooses. The same object is returned each time for
+    one role, so that an engine which changes it must work on a copy; a target and its draft are two objects.
+
+    Raises:
+        Unsupported: transformers cannot have such a model.
+    """
+    network = built_in(model, dtype) if isinstance(model, Seeded) else from_disk(model, dtype)
+    return network.eval().requires_grad_(False)
+
+
+def save_checkpoint(model: Model, dtype: str, folder: Path) -> Path:
+    """Write the model into `folder`: config.json, safetensors, and a tokenizer whose token n is the text `n`.
+
+    The tokenizer splits at blanks, so that the ids 3 1 4 are the text "3 1 4" and no text merges two tokens.
+
+    Raises:
+        Unsupported: transformers cannot have such a model.
+        OSError: The folder cannot be written.
+    """
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from tokenizers.pre_tokenizers import WhitespaceSplit
+    from transformers import PreTrainedTokenizerFast
+
+    folder.mkdir(parents=True, exist_ok=True)
+    transformers_model(model, dtype).save_pretrained(folder)
+    words = Tokenizer(WordLevel({str(token): token for token in range(model.vocab_size)}, unk_token="0"))
+    words.pre_tokenizer = WhitespaceSplit()
+    PreTrainedTokenizerFast(tokenizer_object=words).save_pretrained(folder)
+    return folder
+
+
+@lru_cache(maxsize=OPEN_MODELS)
+def checkpoint_of(model: Model, dtype: str) -> Path:
+    """A directory with the model, written once for this process and removed when the process ends.
+
+    A checkpoint's own directory is returned as it is.
+    """
+    if isinstance(model, Checkpoint):
+        return Path(model.source)
+    folder = Path(tempfile.mkdtemp(prefix="specverify-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return save_checkpoint(model, dtype, folder)
+
+
+def words_of(folder: Path) -> int:
+    """The number of tokens of the tokenizer in `folder`."""
+    return len(json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))["model"]["vocab"])

@@ -1,0 +1,36 @@
+"""Your engine as a backend, from a function of your own module.
+
+`blackbox(generate)` makes a backend of a function that returns tokens:
+
+    from specverify.adapt import blackbox
+
+    def generate(prompt_ids, max_new_tokens, model, temperature=0.0):
+        ...  # your engine; return the new token ids
+
+    open_ = blackbox(generate)
+
+`specverify diff --backend my_module:open_` then judges it. `backends.adapt` holds the code, which the adapters that we
+ship use as well. An engine that shows more than its tokens implements `Backend` itself: `run(case) -> Trace`.
+"""
+
+from backends.adapt import blackbox, checkpoint_of, save_checkpoint, transformers_model
+from backends.base import Backend, Declaration, StageFailure, Unavailable, Unsupported
+from reference.case import Case
+from reference.trace import Emitted, Stage, Step, Trace
+
+__all__ = [
+    "Backend",
+    "Case",
+    "Declaration",
+    "Emitted",
+    "Stage",
+    "StageFailure",
+    "Step",
+    "Trace",
+    "Unavailable",
+    "Unsupported",
+    "blackbox",
+    "checkpoint_of",
+    "save_checkpoint",
+    "transformers_model",
+]

@@ -1,0 +1,104 @@
+"""Strangers' functions from a prompt to tokens: transformers' own, and a small speculation with faults to choose from.
+
+The speculation drafts a chain of two tokens, runs both models from scratch, and shows nothing but tokens.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specverify.adapt import blackbox
+
+
+def assisted(
+    prompt_ids: list[int], max_new_tokens: int, model: Any, draft_model: Any, temperature: float = 0.0, top_k: int = 0,
+    top_p: float = 1.0, stops: Sequence[int] = (),
+) -> Tensor:  # fmt: skip
+    """transformers' assisted generation."""
+    prompt = torch.tensor([prompt_ids])
+    sampled = {"do_sample": True, "temperature": temperature, "top_k": top_k, "top_p": top_p}
+    how = sampled if temperature else {"do_sample": False}
+    # Without a mask, transformers takes each token 0 for padding.
+    out = model.generate(
+        prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=max_new_tokens, assistant_model=draft_model,
+        eos_token_id=list(stops) or None, pad_token_id=0, **how,
+    )  # fmt: skip
+    tokens: Tensor = out[0, len(prompt_ids) :]
+    return tokens
+
+
+DEPTH = 2
+"""Tokens of a drafted chain."""
+
+
+def law(model: Any, tokens: list[int], temperature: float) -> Tensor:
+    """The law of the next token, float64 [vocabulary]."""
+    logits = model(torch.tensor([tokens]), use_cache=False).logits[0, -1].double()
+    told: Tensor = (logits / temperature).softmax(-1)
+    return told
+
+
+def chain(
+    prompt_ids: list[int], max_new_tokens: int, model: Any, draft_model: Any, temperature: float, seed: int,
+    fault: str = "",
+) -> list[int]:  # fmt: skip
+    """Speculative sampling on a chain (Leviathan et al. 2023, algorithm 1), with one planted `fault` or none."""
+    coins, tokens = torch.Generator().manual_seed(seed), list(prompt_ids)
+    hot = temperature * (1.5 if fault == "hot" else 1.0)
+
+    def drawn(weights: Tensor) -> int:
+        return int(torch.multinomial(weights, 1, generator=coins))
+
+    while len(tokens) < len(prompt_ids) + max_new_tokens:
+        taken: list[int] = []
+        proposal: list[Tensor] = []
+        for _ in range(DEPTH if draft_model is not None else 0):
+            # The wrong proposal is drawn from one law and judged by another.
+            proposal.append(law(draft_model, tokens + taken, temperature))
+            drafted = law(draft_model, tokens + taken, 2 * temperature) if fault == "proposal" else proposal[-1]
+            taken.append(drawn(drafted))
+        for token, q in zip(taken, proposal, strict=True):
+            p = law(model, tokens, hot)
+            if float(torch.rand((), generator=coins)) >= float(p[token] / q[token]):
+                tokens.append(drawn((p - q).clamp(min=0)) if fault != "residual" else drawn(p))
+                break
+            tokens.append(token)
+        else:
+            tokens.append(drawn(law(model, tokens, 1.0 if fault == "bonus" else hot)))
+    return tokens[len(prompt_ids) :][:max_new_tokens]
+
+
+def sampled_by(fault: str) -> Any:
+    """The chain as a black box that samples, with a planted fault."""
+
+    def generate(
+        prompt_ids: list[int], max_new_tokens: int, model: Any, draft_model: Any, temperature: float, seed: int
+    ) -> list[int]:
+        if not temperature:
+            return chain(prompt_ids, max_new_tokens, model, draft_model, 1e-6, seed)
+        return chain(prompt_ids, max_new_tokens, model, draft_model, temperature, seed, fault)
+
+    return blackbox(generate, name=f"chain{'-' if fault else ''}{fault}")
+
+
+open_assisted = blackbox(assisted, name="transformers-assisted", least_window=2)
+right = sampled_by("")
+hot = sampled_by("hot")
+bonus = sampled_by("bonus")
+proposal = sampled_by("proposal")
+residual = sampled_by("residual")
+
+
+def untyped(prompt_ids: list[int], max_new_tokens: int) -> Any:
+    """Returns what is no token: the text of the prompt."""
+    return " ".join(map(str, prompt_ids))
+
+
+def batched(prompt_ids: list[int], max_new_tokens: int) -> Any:
+    """Returns a batch of one."""
+    return torch.tensor([prompt_ids])
+
+
+open_untyped, open_batched = blackbox(untyped), blackbox(batched)
