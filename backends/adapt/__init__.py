@@ -1,4 +1,4 @@
-"""Adapters: an engine of any kind as a backend, from a function of the user's own module.
+"""Adapters: an engine of any kind as a backend, from a user's own function.
 
 `specverify.adapt` shows the same names to users; the adapters that we ship use them too.
 """
