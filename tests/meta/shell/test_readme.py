@@ -8,19 +8,19 @@ from pathlib import Path
 
 import pytest
 
+from backends.adapt.blackbox import PARAMETERS
 from backends.registry import open_backend
 from properties.invariants import ALL
 from properties.strategies.models import GALLERY
 from properties.verdict.judge import judge
 from reference.architecture import Seeded
 from reference.case import Case
-from reference.draft import Scripted
 from reference.oracle.decoder import Oracle
 from reference.oracle.family import FAMILIES
 from reference.sampling import Stops
-from reference.tree import Tree
 from specverify.cli import cli
 from specverify.setup.subjects import subject_of
+from tests.inprocess import in_this_process
 
 ROOT = Path(__file__).resolve().parents[3]
 BLOCKS = re.findall(r"```bash\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
@@ -54,17 +54,41 @@ def test_named_files_exist(page: str) -> None:
 README = (ROOT / "README.md").read_text()
 
 
-def test_the_engine_in_ten_lines_is_judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The block of README as a module in the current folder: opened by name, it agrees where it says what it emits."""
-    (block,) = re.findall(r"```python\n(import torch\n.*?)```", README, re.DOTALL)
-    (tmp_path / "my_engine.py").write_text(block)
+@pytest.fixture
+def in_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> str:
+    """A block of README, known by a line that it holds, as a module in the current folder; the module's name."""
+    (block,) = [one for one in re.findall(r"```python\n(.*?)```", README, re.DOTALL) if request.param in one]
+    name = f"engine_{len(block)}"
+    (tmp_path / f"{name}.py").write_text(block)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
-    case = Case(Seeded(GALLERY[1], 0), (3, 1, 4), Scripted((Tree((0, 0), (4, 5)),)), stops=Stops(4))
-    verdict = judge(case, ALL, Oracle(), subject_of(open_backend("my_engine:MyEngine")))
+    return name
+
+
+@pytest.mark.parametrize("in_its_folder", ["open_ = blackbox(generate, "], indirect=True)
+def test_the_engine_in_ten_lines_is_judged_on_every_case(
+    in_its_folder: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    in_this_process(monkeypatch)
+    with pytest.raises(SystemExit) as ended:
+        cli(["diff", "--backend", f"{in_its_folder}:open_", "--cases", "25", "--jobs", "1"])
+    assert ended.value.code == 0
+    assert "25 judged of 25 wanted" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize("in_its_folder", ["class MyEngine"], indirect=True)
+def test_the_engine_that_shows_its_steps_is_judged(in_its_folder: str) -> None:
+    """Opened by name, it agrees where it says what it emits."""
+    case = Case(Seeded(GALLERY[1], 0), (3, 1, 4), stops=Stops(4))
+    verdict = judge(case, ALL, Oracle(), subject_of(open_backend(f"{in_its_folder}:MyEngine")))
     assert verdict.findings == ()
     assert {verdict.outcomes[f"lossless.{name}"] for name in ("completes", "greedy-match")} == {"checked"}
     assert verdict.outcomes["cache.commit-equivalence"] == "unobserved"
+
+
+def test_readme_names_every_parameter_of_a_black_box() -> None:
+    table = README.split("| parameter | what it is given |")[1].split("\n\n")[0]
+    assert set(re.findall(r"`(\w+)`", table)) - {"random"} == set(PARAMETERS)
 
 
 @pytest.mark.slow
