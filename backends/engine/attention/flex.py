@@ -79,7 +79,8 @@ class Flex:
         else:
             try:
                 return _compiled()(*called, **arguments)  # type: ignore[no-any-return]
-            except TorchDynamoException as why:
+            # In torch 2.13 the limit of recompilations is no TorchDynamoException.
+            except (TorchDynamoException, FailOnRecompileLimitHit) as why:
                 _refused[family] = _because(why)
                 columns.announce(_refused[family])
         return _stepwise(called, arguments)

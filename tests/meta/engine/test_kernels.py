@@ -6,13 +6,16 @@ from collections.abc import Iterator
 from dataclasses import replace
 from importlib.util import find_spec
 from itertools import product
+from typing import Any
 
 import pytest
 import torch
+from torch._dynamo.exc import FailOnRecompileLimitHit
 from torch.nn.attention import SDPBackend, flex_attention, sdpa_kernel
 
+from backends.engine.attention import flex
 from backends.engine.attention.eager import eager
-from backends.engine.attention.flex import Flex
+from backends.engine.attention.flex import STEPWISE, Flex
 from backends.engine.attention.sdpa import Sdpa
 from backends.engine.attention.split import Split
 from backends.engine.columns import Attend
@@ -150,10 +153,25 @@ def test_all_shapes_of_past_faults_and_long_contexts(name: str) -> None:
 # What only SDPA and FlexAttention have.
 
 
-def test_flex_uncompiled_leaves_torch_as_it_found_it() -> None:
-    before = flex_attention._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG
+@pytest.mark.parametrize("before", [False, True])
+def test_flex_uncompiled_leaves_torch_as_it_found_it(before: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flex_attention, STEPWISE, before)
     run("flex", scene())
-    assert flex_attention._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG is before
+    assert getattr(flex_attention, STEPWISE) is before
+
+
+def test_flex_goes_on_uncompiled_where_torch_has_recompiled_too_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuses(*_: Any, **__: Any) -> Any:
+        raise FailOnRecompileLimitHit("the limit")
+
+    monkeypatch.setattr(flex, "_made", [refuses])
+    monkeypatch.setattr(flex, "_refused", {})
+    made = scene()
+    for _ in range(2):
+        said: list[str] = []
+        out = Flex(compiled=True)(made.query, replace(made.columns, announce=said.append), made.scaling)
+        assert made.error(out) <= 1
+        assert said == ["FlexAttention was recompiled as often as torch allows"]
 
 
 def test_flex_says_that_float64_does_not_compile() -> None:
