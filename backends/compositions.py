@@ -107,6 +107,7 @@ def compose(row: Row) -> EngineBackend:
         emulated=row.emulated,
         recorder=recorder,
         variant_interval=row.variant_interval,
+        soft_caps=row.soft_caps,
     )
 
 

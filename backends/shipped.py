@@ -29,6 +29,7 @@ class Row:
         variant_interval: See `backends.base.Declaration`.
         twin: The backend that runs the same attention where the device is missing.
         package: The package that its attention needs beside torch, and how to install it.
+        soft_caps: Models with a soft cap that its attention computes (`reference.abilities.Abilities`).
         graphs: Whether verify forwards are recorded as CUDA graphs.
     """
 
@@ -45,10 +46,11 @@ class Row:
     twin: str = ""
     package: str = ""
     graphs: bool = False
+    soft_caps: str = "none"
 
 
 ROWS: tuple[Row, ...] = (
-    Row("cpu-eager", "eager", "cpu", "the engine with written-out attention, on the CPU"),
+    Row("cpu-eager", "eager", "cpu", "the engine with written-out attention, on the CPU", soft_caps="any"),
     Row("cpu-fused", "sdpa", "cpu", "the engine with torch's SDPA under the tree's mask, on the CPU", slow=True),
     Row("cpu-fused-flex", "flex", "cpu", "the engine with FlexAttention, uncompiled, on the CPU", slow=True),
     Row(
@@ -118,7 +120,14 @@ ROWS: tuple[Row, ...] = (
         twin="triton-interpreted",
         package="Triton (pip install 'triton>=3.0')",
     ),
-    Row("cuda-eager", "eager", "cuda", "the engine with written-out attention, on an NVIDIA device", twin="cpu-eager"),
+    Row(
+        "cuda-eager",
+        "eager",
+        "cuda",
+        "the engine with written-out attention, on an NVIDIA device",
+        twin="cpu-eager",
+        soft_caps="any",
+    ),
     Row(
         "ascend-eager",
         "ascend-eager",

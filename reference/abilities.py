@@ -24,6 +24,9 @@ PROCESSING = (
 LAYOUT_SETTINGS = ("padded_nodes", "prefill_chunk", "overhang", "draft_sync", "stay_in_chunk", "poison")
 """The fields of `KvLayout` that an engine may obey in any kind of layout, or in any with pages."""
 
+SOFT_CAPS = ("any", "published", "none")
+"""The values of `Abilities.soft_caps`."""
+
 ENDS = ("eos", "stop_tokens", "stop_strings", "max_length")
 """The fields of `Stops` that end an output before its budget of tokens."""
 
@@ -53,8 +56,8 @@ class Abilities:
         processes: The processing of logits that the engine applies: True for all of PROCESSING, or some of its names.
         stops: Fields of `Stops` that the engine obeys.
         families: Families of built-in models that the engine loads; None for all.
-        as_published: Whether the engine runs models of a family only as the family was published: without a soft cap of
-            attention that the family lacks, which no model class of transformers computes.
+        soft_caps: Models with a soft cap of attention that the engine runs: `any`; `published`, where the family has
+            one (no class of transformers computes the others); or `none`.
         least_window: The narrowest sliding window, in tokens, of the models that the engine runs; 0 if it runs no model
             with a window.
         longest: Most tokens of prompt, output and a tree below the last token; 0 for what the model admits.
@@ -76,7 +79,7 @@ class Abilities:
     processes: bool | tuple[str, ...] = False
     stops: tuple[str, ...] = ("max_new_tokens", "eos", "stop_tokens")
     families: tuple[str, ...] | None = None
-    as_published: bool = False
+    soft_caps: str = "any"
     least_window: int = 1
     longest: int = 0
     least_prompt: int = 1
@@ -112,8 +115,9 @@ class Abilities:
         family = architecture.family
         if self.families is not None and family not in self.families:
             return f"model family {family}"
-        if self.as_published and architecture.score_cap and not FAMILIES[family].soft_caps:
-            return f"soft cap in a {family} model"
+        capped = architecture.score_cap > 0
+        if capped and (self.soft_caps == "none" or (self.soft_caps == "published" and not FAMILIES[family].soft_caps)):
+            return f"soft cap of attention in a {family} model"
         narrowest = min((window for window in architecture.windows if window), default=None)
         if narrowest is not None and (not self.least_window or narrowest < self.least_window):
             return f"sliding window of {narrowest} tokens"

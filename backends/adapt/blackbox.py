@@ -83,7 +83,7 @@ def blackbox(
         processes=tuple(one for one in PROCESSING if one in takes),
         stops=("max_new_tokens", *(("eos", "stop_tokens") if "stops" in takes else ())),
         families=families,
-        as_published=True,
+        soft_caps="published",
         least_window=least_window,
         longest=longest,
         least_prompt=least_prompt,

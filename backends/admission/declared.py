@@ -10,7 +10,7 @@ from backends.admission.misshapen import described, refusal
 from backends.admission.numbers import flag, real, whole
 from backends.base import Declaration
 from reference import draft
-from reference.abilities import LAYOUT_SETTINGS, PROCESSING
+from reference.abilities import LAYOUT_SETTINGS, PROCESSING, SOFT_CAPS
 from reference.case import DTYPES
 from reference.family import FAMILIES
 from reference.layout import COMMITS, KINDS
@@ -35,7 +35,7 @@ def words() -> dict[str, tuple[str, ...]]:
     }
 
 
-FLAGS = ("sessions", "takes_tape", "as_published", "emulated")
+FLAGS = ("sessions", "takes_tape", "emulated")
 """The fields of a declaration that hold True or False."""
 
 
@@ -66,6 +66,8 @@ def check_declaration(declared: Declaration) -> None:
         _check_words("declaration.families", declared.families, tuple(FAMILIES))
         if not declared.families:
             raise refusal("declaration.families", declared.families, "at least one family, or None for all")
+    if declared.soft_caps not in SOFT_CAPS:
+        raise refusal("declaration.soft_caps", declared.soft_caps, f"one of {', '.join(SOFT_CAPS)}")
     if not isinstance(declared.processes, bool):
         _check_words("declaration.processes", declared.processes, PROCESSING)
     for name, fewest in (("most_requests", 0), ("least_window", 0), ("longest", 0), ("least_prompt", 1)):

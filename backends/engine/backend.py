@@ -1,5 +1,7 @@
 """The engine as a backend, on one device and with one composition of its seams."""
 
+from dataclasses import replace
+
 import torch
 
 from backends.base import Declaration, Live, Unsupported
@@ -11,7 +13,7 @@ from backends.engine.play import play, serve
 from backends.engine.sampling.rounds import Tables
 from backends.engine.seams import Seams
 from backends.engine.two_modes import in_mode
-from backends.flags import mode_of
+from backends.flags import Mode, mode_of
 from reference.case import Case
 from reference.layout import COMMITS, KINDS
 from reference.probability_world import Blocks, Given, World
@@ -27,7 +29,6 @@ class EngineBackend:
 
     Attributes:
         seams: The functions and classes of which the engine is composed.
-        mode: Which forwards run fused attention; initially the mode that the environment's flags select.
     """
 
     def __init__(
@@ -40,6 +41,7 @@ class EngineBackend:
         emulated: bool = False,
         recorder: Recorder | None = None,
         variant_interval: int = 1,
+        soft_caps: str = "any",
     ) -> None:
         self.declaration = Declaration(
             name=name,
@@ -57,12 +59,26 @@ class EngineBackend:
             stops=("max_new_tokens", "eos", "stop_tokens", "stop_strings", "max_length"),
             emulated=emulated,
             variant_interval=variant_interval,
+            soft_caps=soft_caps,
         )
+        self._soft_caps = soft_caps
         self.seams = seams
         self.mode = mode_of()
         self._model_cache = ModelCache(device, recorder=recorder)
         # A function, because `seams` is replaced when a fault is planted in an open backend.
         self._tables = Tables(device, lambda: self.seams.sampling)
+
+    @property
+    def mode(self) -> Mode:
+        """Which forwards run fused attention; initially the mode that the environment's flags select."""
+        return self._mode
+
+    @mode.setter
+    def mode(self, mode: Mode) -> None:
+        # Written-out attention computes every soft cap, whatever the fused attention that it replaces can do.
+        self._mode = mode
+        caps = self._soft_caps if mode.fused else "any"
+        self.declaration = replace(self.declaration, soft_caps=caps)
 
     def run(self, case: Case) -> Trace:
         """Run the generation that `case` describes; see `backends.base.Backend.run`."""

@@ -8,6 +8,7 @@ import pytest
 import torch
 from transformers.models.gemma2.modeling_gemma2 import eager_attention_forward
 
+from backends.base import Unsupported
 from backends.compositions import open_cpu
 from backends.flags import mode_of
 from backends.registry import open_backend, why_unavailable
@@ -82,11 +83,16 @@ def computed_and_refused(names: list[str], case_for: Callable[[str], Case]) -> t
     for name in names:
         backend = open_backend(name)
         backend.mode = mode_of("performance")  # type: ignore[attr-defined]
-        verdict = judge(case_for(backend.declaration.dtypes[0]), CONTEXT_EXACT, ORACLE, subject_of(backend))
-        if verdict.unsupported is not None:
-            assert verdict.unsupported.startswith("softcap: "), name
+        case = case_for(backend.declaration.dtypes[0])
+        beyond = backend.declaration.outside(case)
+        if beyond is not None:
+            assert beyond.startswith(f"{name} declares no soft cap of attention in a "), name
+            # Nor does the engine compute anything else for a checkpoint, whose architecture no declaration knows.
+            with pytest.raises(Unsupported, match=r"softcap: "):
+                backend.run(case)
             refused.add(name)
         else:
+            verdict = judge(case, CONTEXT_EXACT, ORACLE, subject_of(backend))
             assert (verdict.outcomes, verdict.findings) == ({"attention.context-exact": "checked"}, ()), name
             computed.add(name)
     return computed, refused
