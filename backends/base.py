@@ -39,7 +39,7 @@ class Declaration(Abilities):
     variant_interval: int = 1
 
     def outside(self, case: Case) -> str | None:
-        """What the case asks beyond the abilities, in one line that begins with the backend's name, or None."""
+        """The reason why the declaration does not admit the case, in one line with the backend's name, or None."""
         beyond = super().outside(case)
         return None if beyond is None else f"{self.name} declares no {beyond}"
 

@@ -92,7 +92,7 @@ class Abilities:
         return tuple(self.processes)
 
     def outside(self, case: Case) -> str | None:
-        """What the case asks beyond the abilities, as the end of "it declares no ...", or None.
+        """The first thing that the case asks beyond the abilities, as the end of "it declares no ...", or None.
 
         In a session every request is checked, and a request that switches drafts with each later draft too.
         """
@@ -111,7 +111,7 @@ class Abilities:
         return next((what for one in (*requests, *switched) for what in self._beyond(one)), None)
 
     def not_loaded(self, architecture: Architecture) -> str | None:
-        """What a built-in model has beyond the abilities, or None."""
+        """The first thing that a built-in model has beyond the abilities, or None."""
         family = architecture.family
         if self.families is not None and family not in self.families:
             return f"model family {family}"

@@ -92,7 +92,7 @@ def blackbox(
 
 
 def _taken(generate: Callable[..., Any]) -> frozenset[str]:
-    """Those of PARAMETERS that the function takes."""
+    """The names of PARAMETERS that the function takes."""
     named = inspect.signature(generate).parameters
     every = any(one.kind is one.VAR_KEYWORD for one in named.values())
     missing = [one for one in NEEDED if one not in named and not every]

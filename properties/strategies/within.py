@@ -17,7 +17,7 @@ SPARE = 20
 
 
 def among(values: Iterable[Value], within: Abilities | None, field: str) -> tuple[Value, ...]:
-    """Those of `values` that the abilities name in `field`; all of them without abilities."""
+    """The values that the abilities name in `field`; all `values` without abilities."""
     return tuple(one for one in values if within is None or one in getattr(within, field))
 
 
