@@ -60,7 +60,7 @@ def blackbox(
         name: The backend's name; by default the function's.
         device: The device on which the function computes: cpu, cuda, npu.
         dtypes: Working dtypes of the models that the function is given.
-        families: Families of models that it loads (`specverify list backends` names ours); None for all.
+        families: Families of models that it loads (`reference.family.FAMILIES` has their names); None for all.
         least_window: The narrowest sliding window of the models that it runs, in tokens; 0 if it runs no such models.
         longest: Most tokens of prompt and output together; 0 for what the model admits.
         least_prompt: Fewest tokens of a prompt.

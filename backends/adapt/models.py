@@ -4,7 +4,6 @@ A model becomes an instance of its transformers class, or a Hugging Face directo
 """
 
 import atexit
-import json
 import shutil
 import tempfile
 from functools import lru_cache
@@ -65,8 +64,3 @@ def checkpoint_of(model: Model, dtype: str) -> Path:
     folder = Path(tempfile.mkdtemp(prefix="specverify-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return save_checkpoint(model, dtype, folder)
-
-
-def words_of(folder: Path) -> int:
-    """The number of tokens of the tokenizer in `folder`."""
-    return len(json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))["model"]["vocab"])

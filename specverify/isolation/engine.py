@@ -15,6 +15,7 @@ import resource
 import signal
 import socket
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from typing import Any
@@ -60,6 +61,7 @@ def serve(connection: int, printed: int, keeper: int, engine: dict[str, Any]) ->
     # A fork has the keeper's environment, path and folder, which may be older than the worker's.
     os.environ.clear()
     os.environ.update(engine["environment"])
+    tempfile.tempdir = engine["temporary"]  # the keeper removes the folder when this process has ended
     os.chdir(engine["folder"])  # where relative paths of checkpoints begin
     with contextlib.suppress(Closed, Garbled):
         # The first request is `open`, which needs no more than the facts in `engine`.

@@ -15,10 +15,12 @@ import gc
 import json
 import os
 import select
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
@@ -65,7 +67,8 @@ class Keeper:
     def __init__(self, control: socket.socket, forking: bool) -> None:
         self._control = control
         self._forking = forking
-        self._engines: set[int] = set()
+        # Each engine's process id, with its folder for temporary files: an engine that is killed removes none itself.
+        self._engines: dict[int, str] = {}
         self._held = b""
         self._handed: list[int] = []
         # SIGCHLD writes to the bell, so that `select` wakes up at the end of a child.
@@ -86,6 +89,8 @@ class Keeper:
                 self._reap()
             if self._control in ready and not self._obey():
                 end_children(())
+                for folder in self._engines.values():
+                    shutil.rmtree(folder, ignore_errors=True)
                 return
 
     def _obey(self) -> bool:
@@ -110,6 +115,8 @@ class Keeper:
         return True
 
     def _start(self, connection: int, printed: int, engine: dict[str, Any]) -> None:
+        folder = tempfile.mkdtemp(prefix="specverify-")
+        engine = {**engine, "temporary": folder}
         if self._forking:
             pid = os.fork()
             if pid == 0:
@@ -118,7 +125,7 @@ class Keeper:
             command = launch(ENGINE, connection, str(printed), json.dumps(engine))
             # The keeper reaps by process id; Popen is only the way to start.
             pid = subprocess.Popen(command, pass_fds=(connection, printed)).pid
-        self._engines.add(pid)
+        self._engines[pid] = folder
         # The engine holds its own copies; a copy left here would keep the connection open after its death.
         os.close(connection)
         os.close(printed)
@@ -148,8 +155,9 @@ class Keeper:
             if pid == 0:
                 return
             if pid in self._engines:
-                self._engines.discard(pid)
+                folder = self._engines.pop(pid)
                 end_children(self._engines)
+                shutil.rmtree(folder, ignore_errors=True)
                 self._tell({"ended": pid, "code": os.waitstatus_to_exitcode(status)})
 
     def _tell(self, fact: dict[str, Any]) -> None:

@@ -27,6 +27,8 @@ from reference.sampling import Sampling, Stops
 from reference.tree import RankTree
 from specverify.adapt import blackbox, checkpoint_of, transformers_model
 from specverify.cli import main
+from specverify.isolation.isolated import Isolated
+from specverify.isolation.wanted import Wanted
 from specverify.setup.subjects import subject_of
 from tests.inprocess import in_this_process
 
@@ -110,6 +112,23 @@ def test_a_checkpoint_is_a_directory_that_transformers_opens() -> None:
     assert words.decode([3, 1, 16]) == "3 1 16"
     assert sorted(words.get_vocab().values()) == list(range(MODEL.vocab_size))
     assert checkpoint_of(MODEL, "float32") == folder, "it is written once"
+
+
+def test_no_checkpoint_outlives_the_engine_that_was_given_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine's process is killed, so that it removes nothing itself."""
+    (tmp_path / "keeps.py").write_text(
+        "from pathlib import Path\nfrom specverify.adapt import blackbox\n\n"
+        "def generate(prompt_ids, max_new_tokens, checkpoint):\n"
+        "    Path('folder').write_text(checkpoint)\n    return [1] * max_new_tokens\n\n"
+        "open_ = blackbox(generate)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
+    with Isolated(Wanted("keeps:open_")) as apart:
+        apart.ask("run", CASE)
+        folder = Path((tmp_path / "folder").read_text())
+        assert (folder / "config.json").exists()
+    assert not folder.parent.exists()
 
 
 def test_the_global_generators_are_seeded_for_a_function_without_a_seed() -> None:
