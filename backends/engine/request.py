@@ -55,9 +55,15 @@ class Request:
     """A request from its prompt to its stop, root pending: the committed cache lacks the last token alone.
 
     Attributes:
+        case: What is asked of the engine.
+        target: The model that verifies.
+        seams: The functions of a step; a request may replace them between two phases.
         tokens: Prompt and output so far.
         lease: The caches of the request.
         draft: The draft that proposes its trees.
+        block: The state between `propose` and `settle`; None outside.
+        position: The rotary position of the pending root.
+        steps: What each step so far reveals.
         finish: The reason why the request ended, or None.
         at: The current stage, to which a StageFailure assigns an exception.
         verified: Hidden states of its rows in the verify forward, [R, width]; None if its draft reads none.
@@ -71,26 +77,26 @@ class Request:
         self.finish: str | None = None
         self.at = Stage.DRAFTED
         self.verified: Tensor | None = None
-        self._target = target
-        self._seams = seams
+        self.target = target
+        self.seams = seams
         self._reveal = Revealer()
-        self._position = len(case.prefix)
+        self.position = len(case.prefix)
         self._limits, self._written = stops.limits(case), stops.Written()
         self.counters = Counters()
-        self._steps: list[Step] = []
+        self.steps: list[Step] = []
         self._hidden: list[Tensor] = []  # of every committed token, where the draft reads them
-        self._block: Block | None = None
+        self.block: Block | None = None
 
     def prefill(self) -> None:
         """Commit every token but the pending root; tokens whose KV the cache already holds are not run again."""
         self.at = Stage.ATTENDED  # the first stage that runs the target
         cache = self.lease.target
         missing = tuple(self.tokens[cache.length : -1])
-        attend, lanes = self._seams.prefill_attend or self._seams.attend, self._seams.kv.single
+        attend, lanes = self.seams.prefill_attend or self.seams.attend, self.seams.kv.single
         chunk, reads = self.case.layout.prefill_chunk, self.case.draft.reads
         if reads is not None and cache.length:
             raise ValueError("a draft that reads hidden states needs those of tokens whose KV was there already")
-        self._hidden = self._target.prefill(missing, cache, attend, chunk, lanes, reads)
+        self._hidden = self.target.prefill(missing, cache, attend, chunk, lanes, reads)
 
     def propose(self) -> None:
         """Draft a tree, cut it to the chunk of its root where the layout demands it, and lower it."""
@@ -99,28 +105,28 @@ class Request:
         # A greedy request with penalties has a `chance` for its scores, but draws no token of its draft.
         sampled = chance if chance is not None and chance.samples else None
         proposal = self.draft.propose(self.tokens, sampled, self._states())
-        layout, reaches = self.case.layout, self._target.reaches
+        layout, reaches = self.case.layout, self.target.reaches
         nodes = list(range(len(proposal.tree)))
         if layout.stay_in_chunk:
-            nodes = self._seams.inside_chunk(proposal.tree, self._position, reaches)
+            nodes = self.seams.inside_chunk(proposal.tree, self.position, reaches)
             proposal = truncated(proposal, nodes)
         cache, before = self.lease.target, self._reveal.kv(self.lease.target)
         self.at = Stage.LOWERED
-        tensors = self._seams.lower_tree(proposal.tree, cache.length, self._position, reaches, layout.padded_nodes)
+        tensors = self.seams.lower_tree(proposal.tree, cache.length, self.position, reaches, layout.padded_nodes)
         check_structure(tensors, cache.length, self.case.max_positions)
-        self._block = Block(proposal, nodes, chance, tensors, before)
+        self.block = Block(proposal, nodes, chance, tensors, before)
         self.at = Stage.ATTENDED
 
     def abandon(self) -> None:
         """Discard the drafted tree before it is verified."""
         self.draft.abandon()
-        self._block = None
+        self.block = None
 
     @property
     def rows(self) -> Rows:
         """The rows of the request in the verify forward."""
-        assert self._block is not None
-        tensors = self._block.tensors
+        assert self.block is not None
+        tensors = self.block.tensors
         return Rows(tensors.token, tensors.position, tensors.visible, self.lease.target)
 
     def settle(self, flat: Tensor, heads: list[Tensor]) -> None:
@@ -130,13 +136,13 @@ class Request:
             flat: Logits of the request's rows in the verify forward, [R, vocabulary].
             heads: Attention outputs of these rows by layer, [heads, R, head_dim].
         """
-        assert self._block is not None
-        block, self._block, case, reveal = self._block, None, self.case, self._reveal
+        assert self.block is not None
+        block, self.block, case, reveal = self.block, None, self.case, self._reveal
         tree, tensors, chance = block.proposal.tree, block.tensors, block.chance
         context = tuple(self.tokens[:-1])
         attended = reveal.attended(heads, tensors)
         self.at = Stage.SCORED
-        logits = self._seams.score(flat, tensors.retrieve_index)
+        logits = self.seams.score(flat, tensors.retrieve_index)
         # The committed columns once more: a verify forward must leave them as they are.
         verified = reveal.kv(self.lease.target)
 
@@ -145,21 +151,21 @@ class Request:
         if chance is None or case.sampling.greedy:
             # Penalties and processors change the arg-max of greedy decoding too.
             scores = logits if chance is None else chance.scores(tree, logits)
-            path, bonus = self._seams.walk(tensors, scores)
+            path, bonus = self.seams.walk(tensors, scores)
         else:
             path, bonus, law, told = chance.accept(tree, logits, block.proposal.proposal)
         self.at = Stage.EMITTED
         accepted = [*(tree.token[row] for row in path[1:]), bonus]
-        emitted, self.finish = self._seams.clip(accepted, self._written, self._limits)
+        emitted, self.finish = self.seams.clip(accepted, self._written, self._limits)
         self._written = stops.follow(self._written, emitted, self._limits)
         # The i-th emitted token was chosen at the i-th row of the path, from its unprocessed logits.
-        logprobs = self._seams.logprobs(logits)[path[: len(emitted)], emitted[: len(path)]].tolist()
+        logprobs = self.seams.logprobs(logits)[path[: len(emitted)], emitted[: len(path)]].tolist()
         # As many rows as emitted tokens: the root and the accepted rows, but not the last emitted token, whose KV is
         # not written yet. It is the next root.
         kept = path[: len(emitted)]
         self.at = Stage.COMMITTED
-        fallback = self._seams.commit(self.lease.target, kept)
-        self._position += self._seams.advance(len(kept))
+        fallback = self.seams.commit(self.lease.target, kept)
+        self.position += self.seams.advance(len(kept))
         # The draft knows its tree as it drafted it, before rows beyond the chunk were cut.
         self.draft.settle([block.nodes[row] for row in kept])
         self.tokens += emitted
@@ -167,7 +173,7 @@ class Request:
             self._hidden.append(self.verified[kept])
         self.counters.proposed += len(tree) - 1
         self.counters.lengths.append(len(path) - 1)  # the whole path, even if a stop cuts the emitted tokens
-        self._steps.append(
+        self.steps.append(
             Step(
                 context,
                 reveal.drafted(block.proposal, told),
@@ -186,8 +192,8 @@ class Request:
         if reads is None:
             return None
         if not self._hidden:  # a prompt of one token: nothing is committed yet
-            width = reads.parts * int(self._target.model.config.hidden_size)
-            return torch.empty(0, width, dtype=self._target.dtype, device=self._target.device)
+            width = reads.parts * int(self.target.model.config.hidden_size)
+            return torch.empty(0, width, dtype=self.target.dtype, device=self.target.device)
         return torch.cat(self._hidden)
 
     def _scored_states(self, tensors: TreeTensors) -> Tensor | None:
@@ -199,7 +205,7 @@ class Request:
         sampling = self.case.sampling
         if sampling.greedy and not sampling.processes:
             return None
-        return StepSampling(self.case, self.told, self.coined, self._target.device, self._seams.sampling)
+        return StepSampling(self.case, self.told, self.coined, self.target.device, self.seams.sampling)
 
     @property
     def told(self) -> tuple[int, ...]:
@@ -221,14 +227,14 @@ class Request:
         """The trace of the request so far."""
         counters, taken = self.counters, sum(self.counters.lengths)
         accounting = Accounting(
-            verify_calls=len(self._steps),
+            verify_calls=len(self.steps),
             draft_calls=self.draft.calls,
             proposed=counters.proposed,
             accepted=taken,
             rejected=counters.proposed - taken,
             accept_lengths=tuple(counters.lengths),
         )
-        return Trace(tuple(self._steps), tuple(self.tokens[len(self.case.prompt) :]), self.finish, accounting)
+        return Trace(tuple(self.steps), tuple(self.tokens[len(self.case.prompt) :]), self.finish, accounting)
 
 
 def gather(batch: list[Request]) -> list[Rows]:

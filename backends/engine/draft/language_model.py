@@ -37,7 +37,7 @@ class ModelDraft:
         refeed: bool = False,
     ) -> None:
         self.causal_lm = lm
-        self._shape = shape
+        self.shape = shape
         self.named_ids = torch.tensor(vocabulary or range(lm.model.config.vocab_size))
         self._seams = seams
         self._refeed = refeed
@@ -50,7 +50,7 @@ class ModelDraft:
         """Propose the tree under `tokens[-1]`, with the best tokens, or with drawn tokens if `chance` draws."""
         scores = self.catch_up(tokens)
         self._slots = {}
-        shape = self._shape
+        shape = self.shape
         token, draft_id = [tokens[-1]] * len(shape), [0] * len(shape)
         logits = torch.full((len(shape), scores.shape[1]), torch.nan, dtype=scores.dtype, device=scores.device)
         proposal: dict[int, Tensor] = {}
@@ -96,7 +96,7 @@ class ModelDraft:
         of the next kept node: it may be a leaf whose twin was fed. So the path to the last kept node is used in place
         of `kept`: its nodes have the same tokens, and its inner nodes were fed.
         """
-        path = self._shape.path(kept[-1])
+        path = self.shape.path(kept[-1])
         fed = [self._slots[node] - self.cache.length for node in path if node in self._slots]
         self._seams.roll_back(self.cache, [] if self._refeed else fed)
 
@@ -137,7 +137,7 @@ class ModelDraft:
         start = self.cache.length + self.cache.rows
         for at, node in enumerate(level):
             self._slots[node] = start + at
-        positions, seen = self._seams.branch_rows(self._shape, level, self._slots, root)
+        positions, seen = self._seams.branch_rows(self.shape, level, self._slots, root)
         visible = torch.zeros(len(level), start + len(level), dtype=torch.bool)
         visible[:, : root + 1] = True  # the committed tokens and the root
         for row, columns in enumerate(seen):
@@ -146,10 +146,10 @@ class ModelDraft:
         place = torch.tensor(
             [
                 *range(root + 1),
-                *[root + self._shape.depth[node] for node in sorted(self._slots, key=self._slots.__getitem__)],
+                *[root + self.shape.depth[node] for node in sorted(self._slots, key=self._slots.__getitem__)],
             ]
         )
-        here = torch.tensor([root + self._shape.depth[node] for node in level])
+        here = torch.tensor([root + self.shape.depth[node] for node in level])
         masks = [reach.within(visible, here, place) for reach in self.causal_lm.reaches]
         inputs = torch.tensor([token[node] for node in level])
         self.calls += 1

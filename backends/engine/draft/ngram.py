@@ -27,7 +27,7 @@ class NgramDraft:
     reads: HiddenStates | None = None
 
     def __init__(self, shape: RankTree, order: int) -> None:
-        self._shape = shape
+        self.shape = shape
         self._order = order
         self.trie: dict[tuple[int, ...], Followers] = {}
         self._seen = 0
@@ -36,19 +36,17 @@ class NgramDraft:
         """Fill the fixed shape; a node whose rank does not exist is left out, with all nodes below it."""
         self._grow(tokens)
         # By depth, since a parent may come after its children in row order.
-        by_depth = sorted(range(1, len(self._shape)), key=lambda node: self._shape.depth[node])
+        by_depth = sorted(range(1, len(self.shape)), key=lambda node: self.shape.depth[node])
         token = {0: tokens[-1]}
         for node in by_depth:
-            above = self._shape.path(node)[:-1]
+            above = self.shape.path(node)[:-1]
             if all(up in token for up in above):
                 ranked = self._ranked([*tokens[:-1], *[token[up] for up in above]])
-                if self._shape.rank[node] < len(ranked):
-                    token[node] = ranked[self._shape.rank[node]]
+                if self.shape.rank[node] < len(ranked):
+                    token[node] = ranked[self.shape.rank[node]]
         kept = sorted(token)
         row = {node: at for at, node in enumerate(kept)}
-        return Proposal(
-            Tree(tuple(row[self._shape.parent[node]] for node in kept), tuple(token[node] for node in kept))
-        )
+        return Proposal(Tree(tuple(row[self.shape.parent[node]] for node in kept), tuple(token[node] for node in kept)))
 
     def settle(self, kept: list[int]) -> None:
         """Do nothing: no speculated token entered the trie."""

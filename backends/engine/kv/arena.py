@@ -67,30 +67,31 @@ class Arena:
     ) -> CacheLease:
         """Caches for a request that will prefill `tokens`; they are empty, or begin with pages of the prefix cache."""
         if self.layout.traits.pages:
-            return self._paged(target, draft, capacity, rows, tokens)
+            return self.paged(target, draft, capacity, rows, tokens)
         small = None if draft is None else self._plain(draft.room(capacity, rows))
         return CacheLease(self._plain(target.room(capacity, rows)), small, owner=draft)
 
     def _plain(self, room: CacheSpec) -> KvCache:
         return CACHES[self.layout.kind](self._seams, room, self.layout)
 
-    def _paged(
+    def paged(
         self, target: Model, draft: Model | None, capacity: int, rows: int, tokens: tuple[int, ...]
     ) -> CacheLease:
+        """Caches in pages, which begin with the pages of the prefix cache that hold a beginning of `tokens`."""
         blocks = self._seams.blocks(self.pages, self.layout.page_size, self.layout.overhang)
         known = [] if self.prefix is None else self.prefix.match(draft, tokens)
         blocks.adopt(known)
         reused = len(known) * self.layout.page_size
-        small = None if draft is None else self._seams.paged(self._pool(draft, "draft", capacity, rows), blocks, reused)
+        small = None if draft is None else self._seams.paged(self.pool(draft, "draft", capacity, rows), blocks, reused)
         return CacheLease(
-            self._seams.paged(self._pool(target, "target", capacity, rows), blocks, reused),
+            self._seams.paged(self.pool(target, "target", capacity, rows), blocks, reused),
             small,
             blocks,
             draft,
             reused,
         )
 
-    def _pool(self, model: Model, role: str, capacity: int, rows: int) -> Pool:
+    def pool(self, model: Model, role: str, capacity: int, rows: int) -> Pool:
         """The pool of a model in one role.
 
         Target and draft of a request share a block table, so a target that drafts for itself needs two pools.
@@ -110,7 +111,7 @@ class Arena:
         columns = source.target.length
         same = draft is not None and source.draft is not None and source.owner is draft
         if source.blocks is not None:
-            lease = self._paged(target, draft, capacity, rows, ())
+            lease = self.paged(target, draft, capacity, rows, ())
             assert lease.blocks is not None
             lease.blocks.adopt(source.blocks.table[: -(-columns // source.blocks.size)])
             lease.target.length = columns
@@ -128,7 +129,7 @@ class Arena:
         """`lease` with the same target cache and an empty cache for another draft model, in the same blocks."""
         small: KvCache | None = None
         if draft is not None and lease.blocks is not None:
-            small = self._seams.paged(self._pool(draft, "draft", capacity, rows), lease.blocks)
+            small = self._seams.paged(self.pool(draft, "draft", capacity, rows), lease.blocks)
         elif draft is not None:
             small = self._plain(draft.room(capacity, rows))
         return replace(lease, draft=small, owner=draft)

@@ -78,7 +78,7 @@ class Branch:
         """See `KvCache.commit`."""
         if not self.rows:
             return None
-        how, why = self._way(path)
+        how, why = self.way_of(path)
         rows = [self.length + row for row in path]
         end = self.length + len(path)
         for layer, pair in enumerate(self.branch):
@@ -111,7 +111,7 @@ class Branch:
         for buffer, one in zip(self._buffers[layer], new, strict=True):
             buffer[..., begin:end, :] = one
 
-    def _way(self, path: list[int]) -> tuple[str, str | None]:
+    def way_of(self, path: list[int]) -> tuple[str, str | None]:
         """The way of this commit, and the reason if it is not the way asked for."""
         # Read at every commit, so that a change of the switch takes effect at once.
         switch = os.environ.get(FAST_SWITCH)

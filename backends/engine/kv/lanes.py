@@ -23,13 +23,16 @@ class BatchCache(Cache):  # type: ignore[misc]  # transformers is untyped here
     its padding rows, then cells filled with `filler`, which the mask hides.
 
     Attributes:
+        caches: The cache of each lane's request.
+        rows: The rows of each lane, without padding rows.
+        width: Rows of the widest lane.
         fallbacks: The reason why attention took a slower path, once for each layer that did.
     """
 
     def __init__(self, caches: list[KvCache], rows: list[int], filler: float = 0.0) -> None:
         super().__init__(layers=[])  # no layers of transformers' own: this class stores nothing itself
         self.caches = caches
-        self._rows = rows
+        self.rows = rows
         self.width = max(rows)
         self._filler = filler
         self.fallbacks: list[str] = []
@@ -37,7 +40,7 @@ class BatchCache(Cache):  # type: ignore[misc]  # transformers is untyped here
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any) -> tuple[Any, Any]:
         """Write this forward's rows [B, kv_heads, width, head_dim]; return attention's columns [B, kv_heads, C, D]."""
         lanes = []
-        for lane, (cache, rows) in enumerate(zip(self.caches, self._rows, strict=True)):
+        for lane, (cache, rows) in enumerate(zip(self.caches, self.rows, strict=True)):
             keys, values = key_states[lane], value_states[lane]
             self._write(lane, layer_idx, keys[:, :rows], values[:, :rows])
             held = cache.read(layer_idx)
@@ -85,7 +88,7 @@ class BatchCache(Cache):  # type: ignore[misc]  # transformers is untyped here
     def masks(self, layer: int, visible: list[Tensor]) -> Tensor:
         """The mask of a layer, bool [B, 1, width, C], from `visible[b]`, bool [rows[b], length + open rows]."""
         lanes = []
-        for cache, rows, seen in zip(self.caches, self._rows, visible, strict=True):
+        for cache, rows, seen in zip(self.caches, self.rows, visible, strict=True):
             spare = self.width - rows
             mask = torch.nn.functional.pad(cache.shown(layer, seen), (0, spare, 0, spare), value=False)
             own = torch.arange(spare)
@@ -110,7 +113,7 @@ class PagedLanes(BatchCache):
         """Write this forward's rows; return these rows, or all columns gathered if the caches share no pool."""
         if self._pages is None:
             return super().update(key_states, value_states, layer_idx)
-        for lane, rows in enumerate(self._rows):
+        for lane, rows in enumerate(self.rows):
             self._write(lane, layer_idx, key_states[lane, :, :rows], value_states[lane, :, :rows])
         return key_states, value_states
 

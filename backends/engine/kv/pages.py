@@ -10,21 +10,28 @@ from backends.engine.kv.base import OutOfPages
 
 
 class Pages:
-    """Hands out page ids in the order of its free list; a page becomes free again when its last holder drops it."""
+    """Hands out page ids in the order of its free list; a page becomes free again when its last holder drops it.
+
+    Attributes:
+        total: Number of pages.
+        queue: The free pages, next page first.
+        holders: The number of holders of each page that is not free.
+        make_room: Called with the number of missing pages before a request is told that none is free.
+    """
 
     def __init__(self, order: Sequence[int]) -> None:
         if len(set(order)) < len(order):
             raise ValueError("a page stands twice in the free list")
         self.total = len(order)
-        self._free = deque(order)
+        self.queue = deque(order)
         self.holders: Counter[int] = Counter()
-        # The prefix cache puts its eviction here: it gives pages back before a request is told that none is free.
+        # The prefix cache puts its eviction here.
         self.make_room: Callable[[int], None] = lambda missing: None
 
     @property
     def free(self) -> tuple[int, ...]:
         """The free list, next page first."""
-        return tuple(self._free)
+        return tuple(self.queue)
 
     @property
     def held(self) -> dict[int, int]:
@@ -37,11 +44,11 @@ class Pages:
         Raises:
             OutOfPages: if fewer than `count` pages are free.
         """
-        if len(self._free) < count:
-            self.make_room(count - len(self._free))
-        if len(self._free) < count:
-            raise OutOfPages(f"{count} pages are needed, {len(self._free)} of {self.total} are free")
-        taken = [self._free.popleft() for _ in range(count)]
+        if len(self.queue) < count:
+            self.make_room(count - len(self.queue))
+        if len(self.queue) < count:
+            raise OutOfPages(f"{count} pages are needed, {len(self.queue)} of {self.total} are free")
+        taken = [self.queue.popleft() for _ in range(count)]
         self.holders.update(taken)
         return taken
 
@@ -66,7 +73,7 @@ class Pages:
         self.holders[page] -= 1
         if not self.holders[page]:
             del self.holders[page]
-            self._free.append(page)
+            self.queue.append(page)
 
 
 class Blocks:

@@ -17,21 +17,26 @@ class PrefixCache:
 
     A page is useful only together with all pages before it. So the pages of a hit are marked as used from the last to
     the first: the least recently used page is then always a page that no other kept page needs.
+
+    Attributes:
+        pages: The allocator, in which the cache is one holder of each page that it keeps.
+        page_size: Columns of a page.
+        entries: The pages kept by key, the least recently used first.
     """
 
     def __init__(self, pages: Pages, size: int) -> None:
-        self._pages = pages
-        self._size = size
-        self._kept: OrderedDict[Key, int] = OrderedDict()
+        self.pages = pages
+        self.page_size = size
+        self.entries: OrderedDict[Key, int] = OrderedDict()
         pages.make_room = self.evict
 
     def __len__(self) -> int:
-        return len(self._kept)
+        return len(self.entries)
 
     @property
     def kept(self) -> tuple[int, ...]:
         """The pages that this cache holds, the least recently used first."""
-        return tuple(self._kept.values())
+        return tuple(self.entries.values())
 
     def match(self, owner: object, tokens: tuple[int, ...]) -> list[int]:
         """The pages of the longest known prefix of `tokens`, in order.
@@ -39,8 +44,8 @@ class PrefixCache:
         The caller adopts them at once: until then an eviction may free them.
         """
         found = []
-        for end in range(self._size, len(tokens) + 1, self._size):
-            page = self._kept.get((owner, tokens[:end]))
+        for end in range(self.page_size, len(tokens) + 1, self.page_size):
+            page = self.entries.get((owner, tokens[:end]))
             if page is None:
                 break
             found.append(page)
@@ -49,12 +54,12 @@ class PrefixCache:
 
     def insert(self, owner: object, tokens: tuple[int, ...], table: list[int]) -> None:
         """Keep the full pages of a request that committed `tokens`; for known tokens the page held already stays."""
-        full = len(tokens) // self._size
+        full = len(tokens) // self.page_size
         for place in range(full):
-            key = owner, tokens[: (place + 1) * self._size]
-            if key not in self._kept:
-                self._pages.share(table[place])
-                self._kept[key] = table[place]
+            key = owner, tokens[: (place + 1) * self.page_size]
+            if key not in self.entries:
+                self.pages.share(table[place])
+                self.entries[key] = table[place]
         self._touch(owner, tokens, full)
 
     def evict(self, count: int) -> None:
@@ -63,29 +68,29 @@ class PrefixCache:
         With a page, all pages that continue it are dropped too, since `match` would never reach them. Requests that
         hold such a page keep it.
         """
-        for (owner, tokens), page in list(self._kept.items()):
+        for (owner, tokens), page in list(self.entries.items()):
             if count <= 0:
                 return
             # An entry may have gone with a page before it. A page with another holder would not become free.
-            if (owner, tokens) in self._kept and self._pages.held[page] == 1:
+            if (owner, tokens) in self.entries and self.pages.held[page] == 1:
                 count -= sum(map(self._let_go, self._beginning(owner, tokens)))
 
     def _beginning(self, owner: object, tokens: tuple[int, ...]) -> list[Key]:
         """The keys of kept pages whose tokens begin with `tokens`."""
-        return [key for key in self._kept if key[0] is owner and key[1][: len(tokens)] == tokens]
+        return [key for key in self.entries if key[0] is owner and key[1][: len(tokens)] == tokens]
 
     def _let_go(self, key: Key) -> bool:
         """Drop the page of `key`; return whether the page is free now."""
-        page = self._kept.pop(key)
-        self._pages.drop(page)
-        return page not in self._pages.held
+        page = self.entries.pop(key)
+        self.pages.drop(page)
+        return page not in self.pages.held
 
     def clear(self) -> None:
         """Drop all pages."""
-        for page in self._kept.values():
-            self._pages.drop(page)
-        self._kept.clear()
+        for page in self.entries.values():
+            self.pages.drop(page)
+        self.entries.clear()
 
     def _touch(self, owner: object, tokens: tuple[int, ...], full: int) -> None:
         for place in reversed(range(full)):
-            self._kept.move_to_end((owner, tokens[: (place + 1) * self._size]))
+            self.entries.move_to_end((owner, tokens[: (place + 1) * self.page_size]))

@@ -22,7 +22,7 @@ class Sliding:
         spans = [reach.span for reach in room.reaches]
         # A request never has more than `capacity` columns, so no ring needs more cells.
         sizes = [min(room.capacity, span + room.rows) if span else room.capacity for span in spans]
-        self._reaches = room.reaches
+        self.reaches = room.reaches
         self.buffers = [room.empty(size) for size in sizes]
         self._intact = [0] * room.layers  # for each layer, the first column that no later write has overwritten
         self.layers = room.layers
@@ -33,7 +33,7 @@ class Sliding:
 
     def first(self, layer: int) -> int:
         """The first committed column that layer `layer` holds; no later row can see a column before it."""
-        return self._reaches[layer].first(self.length)
+        return self.reaches[layer].first(self.length)
 
     def _cells(self, layer: int, begin: int, end: int) -> Tensor:
         """The cells of the logical columns `begin` to `end`."""
@@ -98,7 +98,7 @@ class Sliding:
         Raises:
             ValueError: if a ring has already overwritten a column that a row at `length` would see.
         """
-        for layer, (reach, intact) in enumerate(zip(self._reaches, self._intact, strict=True)):
+        for layer, (reach, intact) in enumerate(zip(self.reaches, self._intact, strict=True)):
             first = reach.first(length)
             if first < min(length, intact):  # rejected rows have overwritten columns too
                 raise ValueError(f"layer {layer}: a ring without column {first} cannot be rewound to {length} columns")
@@ -121,7 +121,7 @@ class Sliding:
         """Fill all cells but the open rows, the held columns, and the columns that a rewind by one token needs."""
         for layer, pair in enumerate(self.buffers):
             # One position back: a row at length - 1 may see one column more than the rows to come.
-            first = self._reaches[layer].first(max(0, self.length - 1))
+            first = self.reaches[layer].first(max(0, self.length - 1))
             self._intact[layer] = max(self._intact[layer], first)
             free = torch.ones(pair[0].shape[-2], dtype=torch.bool)
             free[self._cells(layer, first, self.length + self.rows).cpu()] = False

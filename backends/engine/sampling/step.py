@@ -28,7 +28,7 @@ class StepSampling:
     def __init__(
         self, case: Case, output: tuple[int, ...], number: int, device: torch.device, seams: SamplingSeams
     ) -> None:
-        self._case = case
+        self.case = case
         self._output = output
         self._seams = seams
         self.samples = not case.sampling.greedy
@@ -46,7 +46,7 @@ class StepSampling:
     @property
     def draws(self) -> bool:
         """Whether a model draft draws its tokens; otherwise it names the best."""
-        return self._case.sampling.draws != "top-k"
+        return self.case.sampling.draws != "top-k"
 
     def proposals(self, shape: Shape, token: list[int], node: int, logits: Tensor) -> list[Tensor]:
         """The proposal [V] of each child of `node`, if the draft's `logits` [V] ranked the children and drew none."""
@@ -61,7 +61,7 @@ class StepSampling:
         # The functions take logits of all nodes, so the row is repeated and the row of `node` is read.
         spread = logits.expand(1, len(shape), -1)
         past = self._past(shape, token, logits)
-        return self._seams.draft_law(spread, self._case.sampling, self._case.stops, past)[:, node]
+        return self._seams.draft_law(spread, self.case.sampling, self.case.stops, past)[:, node]
 
     def draw_children(
         self, shape: Shape, token: list[int], node: int, logits: Tensor
@@ -74,7 +74,7 @@ class StepSampling:
         Returns:
             The tokens of the children, and the proposal [V] of each.
         """
-        sampling, seams = self._case.sampling, self._seams
+        sampling, seams = self.case.sampling, self._seams
         law = self._draft_law(shape, token, node, logits)
         claimed = seams.handed_over(law, logits[None].to(law.dtype), sampling)
         tried = torch.zeros_like(law, dtype=torch.bool)
@@ -97,7 +97,7 @@ class StepSampling:
         past = self._past(tree, list(tree.token), logits)
         if past is None:
             return logits
-        return self._seams.scores(logits[None], self._case.sampling, self._case.stops, past)[0]
+        return self._seams.scores(logits[None], self.case.sampling, self.case.stops, past)[0]
 
     def accept(self, tree: Tree, logits: Tensor, proposal: Tensor | None) -> tuple[list[int], int, Tensor, Tensor]:
         """Verify `tree` by the case's rule.
@@ -110,7 +110,7 @@ class StepSampling:
         Returns:
             Accepted rows, root first; the bonus token; the target's law [nodes, V]; the proposal that was used.
         """
-        sampling, seams, stops = self._case.sampling, self._seams, self._case.stops
+        sampling, seams, stops = self.case.sampling, self._seams, self.case.stops
         past = self._past(tree, list(tree.token), logits)
         law = seams.target_law(logits[None], sampling, stops, past)
         # The fault-free engine has one law for both, which is computed once.
@@ -124,8 +124,8 @@ class StepSampling:
         return path, int(made.bonus[0]), law[0], told
 
     def _past(self, shape: Shape, token: list[int], logits: Tensor) -> processing.History | None:
-        sampling = self._case.sampling
+        sampling = self.case.sampling
         if not sampling.processes:
             return None
         trees = forest(shape, torch.tensor([token], device=logits.device))
-        return self._seams.history(trees, self._case.prompt, self._output, sampling, logits.shape[-1])
+        return self._seams.history(trees, self.case.prompt, self._output, sampling, logits.shape[-1])

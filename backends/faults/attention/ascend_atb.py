@@ -42,7 +42,7 @@ def padding_before_the_cache(seams: Seams) -> Seams:
 
     class NegativeSlots(BatchCache):
         def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any) -> Any:
-            for lane, (cache, rows) in enumerate(zip(self.caches, self._rows, strict=True)):
+            for lane, (cache, rows) in enumerate(zip(self.caches, self.rows, strict=True)):
                 # A lane with fewer rows than the widest has padding rows, which the engine never writes.
                 if rows < self.width and isinstance(cache, Paged):
                     keys, values = (one[lane, :, -1:].transpose(0, 1) for one in (key_states, value_states))

@@ -48,9 +48,9 @@ def slot_from_position(seams: Seams) -> Seams:
         @property
         def rows(self) -> Rows:
             right = super().rows
-            assert self._block is not None
+            assert self.block is not None
             if isinstance(right.cache, ByPosition):
-                tensors = self._block.tensors
+                tensors = self.block.tensors
                 # Padding has no position of its own; it stays behind the tree.
                 places = torch.where(tensors.valid, tensors.depth, torch.arange(len(tensors.depth)))
                 right.cache.depth = tuple(places.tolist())
@@ -75,7 +75,7 @@ def masks_by_group(seams: Seams) -> Seams:
     class Bound(Request):
         @property
         def rows(self) -> Rows:
-            right, reaches = super().rows, self._target.reaches
+            right, reaches = super().rows, self.target.reaches
             order = sorted(range(len(reaches)), key=lambda layer: reaches[layer].span or float("inf"))
             return replace(right, visible=[right.visible[layer] for layer in order])
 
@@ -96,12 +96,12 @@ def prefill_as_block(seams: Seams) -> Seams:
 
     class Uniform(Request):
         def prefill(self) -> None:
-            right, draft = self._seams, self.case.draft
+            right, draft = self.seams, self.case.draft
             for shape in draft.shapes[:1]:
-                self._seams = replace(right, prefill_attend=_masked_as(shape, right.prefill_attend or right.attend))
+                self.seams = replace(right, prefill_attend=_masked_as(shape, right.prefill_attend or right.attend))
             super().prefill()
             # The verify forward must run on the right seams again.
-            self._seams = right
+            self.seams = right
 
     return replace(seams, request=Uniform)
 

@@ -140,8 +140,9 @@ def draft_hole(seams: Seams) -> Seams:
 class NeverFast(Branch):
     """A branch cache that commits by path wherever the fast way was chosen, and gives no reason."""
 
-    def _way(self, path: list[int]) -> tuple[str, str | None]:
-        how, why = super()._way(path)
+    def way_of(self, path: list[int]) -> tuple[str, str | None]:
+        """See `Branch.way_of`."""
+        how, why = super().way_of(path)
         return ("path", None) if how == "fast" else (how, why)
 
 

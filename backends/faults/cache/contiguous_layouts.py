@@ -44,7 +44,7 @@ class Fast(Branch):
 
     def is_fast(self, path: list[int]) -> bool:
         """Whether the accepted rows are appended to the prefix where it lies."""
-        return self._way(path)[0] == "fast"
+        return self.way_of(path)[0] == "fast"
 
 
 @fault(
@@ -180,7 +180,7 @@ class Ring(Sliding):
             written: Keys and values of every row of the block, by layer.
             end: The number of columns before the rewind.
         """
-        for layer, (reach, pair) in enumerate(zip(self._reaches, written, strict=True)):
+        for layer, (reach, pair) in enumerate(zip(self.reaches, written, strict=True)):
             for column in range(self.length, end) if reach.span else ():
                 row = pair[0].shape[-2] - (end - column)
                 # In a ring of `span` cells, columns that differ by a multiple of `span` share a cell.

@@ -17,7 +17,7 @@ class Lenient(Pages):
         """Free `page`, even if other requests hold it."""
         if page in self.holders:
             del self.holders[page]
-            self._free.append(page)
+            self.queue.append(page)
 
     def drop(self, page: int) -> None:
         """Drop the page, without a complaint about a page that is free."""
@@ -33,7 +33,7 @@ class Twice(Pages):
         if page in self.holders:
             super().drop(page)
         else:
-            self._free.append(page)
+            self.queue.append(page)
 
 
 class Selfish(Blocks):
@@ -115,10 +115,10 @@ class Ruthless(PrefixCache):
 
     def evict(self, count: int) -> None:
         """See `PrefixCache.evict`."""
-        for key in list(self._kept)[:count]:
-            page = self._kept.pop(key)
-            if isinstance(self._pages, Lenient):
-                self._pages.free_for_all(page)
+        for key in list(self.entries)[:count]:
+            page = self.entries.pop(key)
+            if isinstance(self.pages, Lenient):
+                self.pages.free_for_all(page)
 
 
 @fault(

@@ -23,9 +23,9 @@ class Uniform(BatchCache):
         return super().update(self._taken(key_states), self._taken(value_states), layer_idx)
 
     def _taken(self, states: Tensor) -> Tensor:
-        packed = torch.cat([one[:, :rows] for one, rows in zip(states, self._rows, strict=True)], 1)
+        packed = torch.cat([one[:, :rows] for one, rows in zip(states, self.rows, strict=True)], 1)
         moved = states.clone()
-        for lane, rows in enumerate(self._rows):
+        for lane, rows in enumerate(self.rows):
             index = lane * self.width + torch.arange(rows, device=states.device)
             # Clamped, so that a wrong slot reads a wrong row and raises no index error.
             moved[lane, :, :rows] = packed[:, index.clamp(max=packed.shape[1] - 1)]

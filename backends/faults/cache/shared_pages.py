@@ -144,13 +144,13 @@ class ByPage(PrefixCache):
     """A prefix cache that knows a page by the tokens in it, and not by the tokens before it."""
 
     def _key(self, owner: object, tokens: tuple[int, ...], end: int) -> Key:
-        return owner, tokens[end - self._size : end]
+        return owner, tokens[end - self.page_size : end]
 
     def match(self, owner: object, tokens: tuple[int, ...]) -> list[int]:
         """See `PrefixCache.match`."""
         found: list[int] = []
-        for end in range(self._size, len(tokens) + 1, self._size):
-            page = self._kept.get(self._key(owner, tokens, end))
+        for end in range(self.page_size, len(tokens) + 1, self.page_size):
+            page = self.entries.get(self._key(owner, tokens, end))
             # A block table must not name one page twice.
             if page is None or page in found:
                 break
@@ -159,11 +159,11 @@ class ByPage(PrefixCache):
 
     def insert(self, owner: object, tokens: tuple[int, ...], table: list[int]) -> None:
         """See `PrefixCache.insert`."""
-        for place in range(len(tokens) // self._size):
-            key = self._key(owner, tokens, (place + 1) * self._size)
-            if key not in self._kept:
-                self._pages.share(table[place])
-                self._kept[key] = table[place]
+        for place in range(len(tokens) // self.page_size):
+            key = self._key(owner, tokens, (place + 1) * self.page_size)
+            if key not in self.entries:
+                self.pages.share(table[place])
+                self.entries[key] = table[place]
 
 
 @fault(

@@ -193,8 +193,8 @@ def one_pool(seams: Seams) -> Seams:
     """
 
     class OnePool(Arena):
-        def _pool(self, model: Model, role: str, capacity: int, rows: int) -> Pool:
-            return super()._pool(model, "target", capacity, rows)
+        def pool(self, model: Model, role: str, capacity: int, rows: int) -> Pool:
+            return super().pool(model, "target", capacity, rows)
 
     return replace(seams, arena=OnePool)
 
@@ -255,10 +255,10 @@ def key_one_short(seams: Seams) -> Seams:
     """
 
     class Nearly(Arena):
-        def _paged(
+        def paged(
             self, target: Model, draft: Model | None, capacity: int, rows: int, tokens: tuple[int, ...]
         ) -> CacheLease:
-            lease = super()._paged(target, draft, capacity, rows, tokens)
+            lease = super().paged(target, draft, capacity, rows, tokens)
             page = None if self.prefix is None else self._near(self.prefix, draft, tokens, lease.reused)
             if page is None or not isinstance(lease.draft, Paged):
                 return lease
@@ -271,7 +271,7 @@ def key_one_short(seams: Seams) -> Seams:
 
         def _near(self, prefix: PrefixCache, draft: Model | None, tokens: tuple[int, ...], reused: int) -> int | None:
             end = reused + self.layout.page_size
-            for (owner, known), page in prefix._kept.items() if end <= len(tokens) else ():
+            for (owner, known), page in prefix.entries.items() if end <= len(tokens) else ():
                 if owner is draft and len(known) == end and known[:-1] == tokens[: end - 1]:
                     return page
             return None

@@ -131,7 +131,7 @@ def leaves_drawn(seams: Seams) -> Seams:
                 return best
             assert best.logits is not None
             assert best.draft_ids is not None
-            shape, token, ids = self._shape, list(best.tree.token), list(best.draft_ids)
+            shape, token, ids = self.shape, list(best.tree.token), list(best.draft_ids)
             # By Gumbel's trick: the best of noisy logits are draws without replacement from their softmax.
             noise = torch.rand(best.logits.shape, generator=torch.Generator().manual_seed(len(tokens)))
             noisy = best.logits.cpu().double() - (-noise.double().log()).log()

@@ -37,21 +37,21 @@ def coins_of_each_rank(seams: Seams) -> Seams:
 
     class Ranked(Request):
         def settle(self, flat: Tensor, heads: list[Tensor]) -> None:
-            right, block = self._seams, self._block
+            right, block = self.seams, self.block
             assert block is not None
             if block.chance is not None and block.chance.samples:
                 tree, handed = block.proposal.tree, block.proposal.proposal
                 logits = right.score(flat, block.tensors.retrieve_index)
                 other = self._of_second_rank().accept(tree, logits, handed)[0]
-                self._seams = replace(right, commit=lambda cache, kept: apart(cache, kept, other))
+                self.seams = replace(right, commit=lambda cache, kept: apart(cache, kept, other))
             super().settle(flat, heads)
-            self._seams = right
+            self.seams = right
 
         def _of_second_rank(self) -> StepSampling:
             # Without the tape, whose coins would be the same on both ranks.
             sampling = replace(self.case.sampling, tape=(), seed=self.case.sampling.seed + 1)
             case = replace(self.case, sampling=sampling)
-            return StepSampling(case, self.told, self.coined, self._target.device, self._seams.sampling)
+            return StepSampling(case, self.told, self.coined, self.target.device, self.seams.sampling)
 
     def apart(cache: KvCache, kept: list[int], other: list[int]) -> str | None:
         # As long as `kept`: the lengths are those of the first rank.

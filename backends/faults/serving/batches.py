@@ -37,8 +37,8 @@ def tree_size_of_first(seams: Seams) -> Seams:
 
     class OneSize(BatchCache):
         def masks(self, layer: int, visible: list[Tensor]) -> Tensor:
-            right, own = super().masks(layer, visible), self._rows[0]
-            for lane, (cache, rows) in enumerate(zip(self.caches, self._rows, strict=True)):
+            right, own = super().masks(layer, visible), self.rows[0]
+            for lane, (cache, rows) in enumerate(zip(self.caches, self.rows, strict=True)):
                 # The mask of a padding row: its own column and no other.
                 alone = torch.zeros(rows, cache.length + cache.rows, dtype=torch.bool)
                 alone[torch.arange(rows), cache.length + torch.arange(rows)] = True
@@ -64,7 +64,7 @@ def padded_layout_packed(seams: Seams) -> Seams:
 
     class Packed(BatchCache):
         def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any) -> Any:
-            real = sum(self._rows)
+            real = sum(self.rows)
             moved = [
                 self._unpacked(one, one.transpose(0, 1).flatten(1, 2)[:, :real]) for one in (key_states, value_states)
             ]
@@ -73,7 +73,7 @@ def padded_layout_packed(seams: Seams) -> Seams:
         def _unpacked(self, padded: Tensor, packed: Tensor) -> Tensor:
             lanes = padded.clone()
             begin = 0
-            for lane, rows in enumerate(self._rows):
+            for lane, rows in enumerate(self.rows):
                 lanes[lane, :, :rows] = packed[:, begin : begin + rows]
                 begin += rows
             return lanes
@@ -95,7 +95,7 @@ def padding_writes_slot_zero(seams: Seams) -> Seams:
 
     class NoNullSlot(BatchCache):
         def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any) -> Any:
-            for lane, (cache, rows) in enumerate(zip(self.caches, self._rows, strict=True)):
+            for lane, (cache, rows) in enumerate(zip(self.caches, self.rows, strict=True)):
                 if rows < self.width and isinstance(cache, Paged):
                     for cells, new in zip(cache.pool.layers[layer_idx], (key_states, value_states), strict=True):
                         # The last row of a lane with spare rows is a padding row.
@@ -166,7 +166,7 @@ def filler_seen(seams: Seams) -> Seams:
     class Open(BatchCache):
         def masks(self, layer: int, visible: list[Tensor]) -> Tensor:
             right = super().masks(layer, visible)
-            for lane, (cache, rows) in enumerate(zip(self.caches, self._rows, strict=True)):
+            for lane, (cache, rows) in enumerate(zip(self.caches, self.rows, strict=True)):
                 own = cache.shown(layer, visible[lane]).shape[1] + self.width - rows
                 right[lane, :, :, own:] = True
             return right
@@ -189,7 +189,7 @@ def padding_seen(seams: Seams) -> Seams:
     class Seen(BatchCache):
         def masks(self, layer: int, visible: list[Tensor]) -> Tensor:
             right = super().masks(layer, visible)
-            for lane, (cache, rows) in enumerate(zip(self.caches, self._rows, strict=True)):
+            for lane, (cache, rows) in enumerate(zip(self.caches, self.rows, strict=True)):
                 begin = cache.shown(layer, visible[lane]).shape[1]
                 right[lane, :, :, begin : begin + self.width - rows] = True
             return right

@@ -77,7 +77,7 @@ def keyed_by_token_count(seams: Seams) -> Seams:
         def masks(self, layer: int, visible: list[Tensor]) -> Tensor:
             # The last columns of a mask are the block's own rows.
             blocks = [seen[:, -len(seen) :] for seen in visible]
-            compiled = memory.steps.setdefault((sum(self._rows), layer), _side_by_side(blocks))
+            compiled = memory.steps.setdefault((sum(self.rows), layer), _side_by_side(blocks))
             begin, stale = 0, []
             for seen in visible:
                 end = begin + len(seen)
@@ -163,10 +163,10 @@ def penalties_of_first(seams: Seams) -> Seams:
 
         def settle(self, flat: Tensor, heads: list[Tensor]) -> None:
             memory.first = memory.first or self.case.sampling
-            chance = None if self._block is None else self._block.chance
+            chance = None if self.block is None else self.block.chance
             if chance is not None and chance.samples:
                 settings = {name: getattr(memory.first, name) for name in PENALTIES}
-                chance._case = replace(self.case, sampling=replace(self.case.sampling, **settings))
+                chance.case = replace(self.case, sampling=replace(self.case.sampling, **settings))
             super().settle(flat, heads)
 
     return replace(_kept(seams, memory), request=Served)
@@ -188,7 +188,7 @@ def length_of_leaver(seams: Seams) -> Seams:
     class Joining(Request):
         def __init__(self, *given: Any) -> None:
             super().__init__(*given)
-            self._position += memory.left.pop() if memory.left else 0
+            self.position += memory.left.pop() if memory.left else 0
 
         def settle(self, flat: Tensor, heads: list[Tensor]) -> None:
             super().settle(flat, heads)
@@ -244,9 +244,9 @@ def one_ends_all(seams: Seams) -> Seams:
             super().settle(flat, heads)
             memory.first = self.finish = self.finish or memory.first
             # The revealed step must name the same finish as the request.
-            last = self._steps[-1]
+            last = self.steps[-1]
             assert last.emitted is not None
-            self._steps[-1] = replace(last, emitted=replace(last.emitted, finish=self.finish))
+            self.steps[-1] = replace(last, emitted=replace(last.emitted, finish=self.finish))
 
     return replace(_kept(seams, memory), request=Ending)
 

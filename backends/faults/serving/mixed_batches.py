@@ -15,8 +15,8 @@ from reference.trace import Stage
 
 def _nodes(request: Request) -> int:
     """The number of nodes of the tree that the request is about to verify, including the root."""
-    assert request._block is not None
-    return len(request._block.proposal.tree)
+    assert request.block is not None
+    return len(request.block.proposal.tree)
 
 
 @fault(
@@ -35,12 +35,12 @@ def greedy_divided(seams: Seams) -> Seams:
         mixed = False
 
         def settle(self, flat: Tensor, heads: list[Tensor]) -> None:
-            right = self._seams
+            right = self.seams
             # A batch of greedy requests only is not divided.
             if self.mixed and self.case.sampling.greedy:
-                self._seams = replace(right, walk=divided)
+                self.seams = replace(right, walk=divided)
             super().settle(flat, heads)
-            self._seams = right
+            self.seams = right
 
     def divided(tensors: TreeTensors, scores: Tensor) -> tuple[list[int], int]:
         return seams.walk(tensors, scores / 0.0)
@@ -82,8 +82,8 @@ def tokens_by_draft_row(seams: Seams) -> Seams:
 
 def _tokens(request: Request) -> Tensor:
     """The token ids of the request's lowered tree, which the fault overwrites in place."""
-    assert request._block is not None
-    return request._block.tensors.token
+    assert request.block is not None
+    return request.block.tensors.token
 
 
 @dataclass
@@ -137,7 +137,7 @@ def absent_nodes_draw(seams: Seams) -> Seams:
     class Drawing(Request):
         @property
         def coined(self) -> int:
-            bare = sum(step.drafted is not None and len(step.drafted.tree) == 1 for step in self._steps)
+            bare = sum(step.drafted is not None and len(step.drafted.tree) == 1 for step in self.steps)
             return super().coined + bare
 
     return replace(seams, request=Drawing)

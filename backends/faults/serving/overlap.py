@@ -50,7 +50,7 @@ def last_slot_patched(seams: Seams) -> Seams:
                 return output
             # A token below 0 is one that the scheduler does not have: -1 - token.
             told, end = [-1 - token for token in output], 0
-            for step in self._steps:
+            for step in self.steps:
                 assert step.emitted is not None
                 end += len(step.emitted.tokens)
                 told[end - 1] = output[end - 1]
@@ -105,11 +105,11 @@ def root_in_flight(seams: Seams) -> Seams:
     def gather(batch: list[Request]) -> list[Rows]:
         pipeline.forwards += 1
         for request in batch:
-            assert request._block is not None
-            drafted = len(request._block.proposal.tree) > 1
+            assert request.block is not None
+            drafted = len(request.block.proposal.tree) > 1
             # The token of the last forward is in flight only if the request took part in that forward.
             if drafted and pipeline.last.get(request) == pipeline.forwards - 1:
-                request._block.tensors.token[0] = 0
+                request.block.tensors.token[0] = 0
             pipeline.last[request] = pipeline.forwards
         return seams.gather(batch)
 

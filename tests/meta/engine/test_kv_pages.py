@@ -141,7 +141,7 @@ class Pool(RuleBasedStateMachine):
     def a_kept_page_can_be_found(self) -> None:
         prefix, size = self.arena.prefix, self.arena.layout.page_size
         assert prefix is not None
-        keys = list(prefix._kept)
+        keys = list(prefix.entries)
         for place, (owner, tokens) in enumerate(keys):
             if len(tokens) > size:
                 before = (owner, tokens[:-size])

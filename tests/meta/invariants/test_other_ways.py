@@ -103,7 +103,7 @@ def falling_back(why: str | None, way: str = "fast") -> Subject:
 
     class Slow(Branch):
         def _way(self, path: list[int]) -> tuple[str, str | None]:
-            how, reason = super()._way(path)
+            how, reason = super().way_of(path)
             return ("path", why) if how == way else (how, reason)
 
     return subject_of(EngineBackend("slow", "cpu", replace(SEAMS, kv=replace(SEAMS.kv, branch=Slow))))

@@ -40,6 +40,17 @@ def imported(file: Path) -> Iterator[str]:
             yield node.module or ""
 
 
+def borrowed(module: ast.Module) -> list[str]:
+    """Private attributes that a module reads, and that no class of the module makes: `super()` makes none of them."""
+    inner = [node for cls in ast.walk(module) if isinstance(cls, ast.ClassDef) for node in ast.walk(cls)]
+    made = {node.name for node in inner if isinstance(node, ast.FunctionDef)}
+    made |= {node.target.id for node in inner if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)}
+    read = [node for node in ast.walk(module) if isinstance(node, ast.Attribute)]
+    made |= {node.attr for node in read if isinstance(node.ctx, ast.Store) and ast.unparse(node.value) == "self"}
+    private = [node for node in read if re.match("_[a-z]", node.attr)]
+    return [ast.unparse(node) for node in private if node.attr not in made or ast.unparse(node.value) == "super()"]
+
+
 def outside(room: str, allowed: set[str]) -> list[str]:
     """What files of a room import from elsewhere than `allowed` and the standard library."""
     return [
@@ -107,6 +118,11 @@ def test_what_a_kind_is_asked_is_asked_behind_its_wall(pattern: re.Pattern[str])
     assert [name_of(file) for file in outside if pattern.search(file.read_text())] == []
 
 
+@pytest.mark.parametrize("file", sorted((ROOT / "backends" / "faults").rglob("*.py")), ids=name_of)
+def test_a_fault_reads_no_private_name_of_the_engine(file: Path) -> None:
+    assert not borrowed(ast.parse(file.read_text())), "make the name public in the engine, with its contract"
+
+
 def test_a_folder_can_be_taken_in_at_one_glance() -> None:
     counts = Counter(file.parent for file in FILES)
     assert [f"{name_of(folder)}: {count} files" for folder, count in counts.items() if count > MOST_FILES] == []
@@ -139,6 +155,11 @@ def test_these_tests_see_what_they_forbid(tmp_path: Path) -> None:
     assert not VAGUE.search("uncommon")
     assert KINDS_OF_DRAFT.search("if isinstance(case.draft, Scripted):")
     assert NAMES_OF_LAYOUTS.search('if case.layout.kind == "paged":')
+    assert borrowed(ast.parse("class A(B):\n    def f(self):\n        return self._x + self.y + super()._g()")) == [
+        "self._x",
+        "super()._g",
+    ]
+    assert not borrowed(ast.parse("class A(B):\n    def f(self):\n        self._x = 1\n        return self._x"))
     assert len(FILES) > 60
 
 
