@@ -20,6 +20,9 @@ Signature = tuple[tuple[int, ...], tuple[int, ...]]
 CHUNK = 1 << 16
 """Most requests of one call."""
 
+AGAIN = 64
+"""Most places of a batch that are asked again in another batch."""
+
 STRAYS = 16
 """Number of strays that are kept."""
 
@@ -102,17 +105,27 @@ class Asked:
             tape = tuple(float(coin) for coin in self.tapes(place[None])[0])
             self.strays.append(Stray(tape, self.signatures[label], self.signatures[other]))
 
-    def mixed(self, places: Array, labels: Array) -> None:
-        """Ask some of `places` again among other requests, and alone; a place with another answer is a stray."""
-        some = self.rng.permutation(len(places))[:64]
+    def mixed(self, places: Array, labels: Array, company: Array) -> Array:
+        """Ask some of `places` again, in one shuffled batch with `company` and with as many strangers.
+
+        A place with another answer than its label is a stray.
+
+        Returns:
+            The labels of `company`, int64 [B].
+        """
+        some = self.rng.permutation(len(places))[:AGAIN]
         strangers = self.within(np.zeros((len(some), self.coins), dtype=np.int64), np.full(self.coins, self.grid))
-        crowd = np.concatenate([places[some], strangers])
+        crowd = np.concatenate([places[some], strangers, company])
         shuffled = self.rng.permutation(len(crowd))
         again = np.empty(len(crowd), dtype=np.int64)
         again[shuffled] = self(crowd[shuffled])
         for at in np.nonzero(again[: len(some)] != labels[some])[0]:
             self.stray(places[some[at]], int(labels[some[at]]), int(again[at]))
-        for at in some[:2]:
+        return again[2 * len(some) :]
+
+    def alone(self, places: Array, labels: Array) -> None:
+        """Ask two of `places` again, each in a batch of its own; a place with another answer is a stray."""
+        for at in self.rng.permutation(len(places))[:2]:
             alone = self(places[at : at + 1])[0]
             if alone != labels[at]:
                 self.stray(places[at], int(labels[at]), int(alone))

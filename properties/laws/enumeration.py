@@ -110,7 +110,8 @@ def law(
     whole = (np.zeros((1, coins), dtype=np.int64), np.full((1, coins), grid, dtype=np.int64))
     start = probe_cube(asked, *whole)
     labels = asked(start)
-    asked.mixed(start, labels)
+    asked.alone(start, labels)
+    asked.mixed(start, labels, start[:0])
     work = _Work(asked, probes, most_cells)
     work.push(*whole, np.zeros(1, dtype=np.int64))
     while not asked.strays and work.open:
@@ -176,7 +177,6 @@ class _Work:
         asked = self.asked
         point = asked.within(low, high)
         labels, first, beyond = asked.cells(point)
-        asked.mixed(point, labels)
         found: Array = np.zeros(len(low), dtype=bool)
         self._reports = first is not None and beyond is not None
         if first is not None and beyond is not None:
@@ -184,10 +184,14 @@ class _Work:
             found[:] = ((first <= point) & (point < beyond)).all(axis=1)
             at = np.nonzero(found)[0]
             places = probes(asked, first[at], beyond[at], self.corners)
-            agree = (asked(places.reshape(-1, asked.coins)).reshape(len(places), -1) == labels[at]).all(axis=0)
+            # One call for both: a call to an engine in a process of its own costs more than a request in the batch.
+            said = asked.mixed(point, labels, places.reshape(-1, asked.coins))
+            agree = (said.reshape(len(places), -1) == labels[at]).all(axis=0)
             found[at[~agree]] = False
             self.disputed += int((~found).sum())
             self._keep(low[found], high[found], first[found], beyond[found], labels[found], None)
+        else:
+            asked.mixed(point, labels, point[:0])
         at = ~found
         self._search_in(low[at], high[at], point[at], labels[at], settled[at])
         waiting = sum(len(part[0]) for part in self.open)

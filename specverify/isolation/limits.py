@@ -26,6 +26,9 @@ Shrinking a hang repeats similar cases, and each that hangs takes as long as the
 REMEMBERED = 500
 """Number of the latest answers of which the median is taken."""
 
+EACH = 32
+"""Answers between two computations of the median, once there are as many."""
+
 SHARE_OF_MEMORY = 0.8
 """Share of the machine's (or container's) memory that one engine may hold by default."""
 
@@ -47,12 +50,18 @@ class Patience:
     asked: float | None = None
     floor: float = BUILT_IN_S
     _took: deque[float] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
+    _median: float = 0.0
+    _answers: int = 0
     _slowest: float = 0.0
     _hung: bool = False
 
     def answered(self, seconds: float) -> None:
         """Note the time of an answer."""
         self._took.append(seconds)
+        # The median of hundreds of answers changes slowly, and sorting them at each answer would cost more than asking.
+        if self._answers < EACH or self._answers % EACH == 0:
+            self._median = statistics.median(self._took)
+        self._answers += 1
         self._slowest = max(self._slowest, seconds)
 
     def hung(self) -> None:
@@ -64,7 +73,7 @@ class Patience:
         """The limit for the next answer."""
         limit = self.asked
         if limit is None:
-            limit = max(self.floor, MEDIANS * statistics.median(self._took) if self._took else 0.0)
+            limit = max(self.floor, MEDIANS * self._median)
         # Without any answer so far there is no time to compare with.
         if self._hung and self._took:
             limit = min(limit, max(AFTER_A_HANG_S, AFTER_A_HANG * self._slowest))
@@ -74,7 +83,8 @@ class Patience:
 def held_by(pid: int) -> int | None:
     """Bytes of memory that a process holds now (resident, with shared pages), or None if the system does not tell."""
     try:
-        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+        with open(f"/proc/{pid}/statm", "rb", buffering=0) as file:
+            pages = int(file.read().split()[1])
     except (OSError, IndexError, ValueError):
         return None
     # Field 2 of statm is the resident set, in pages.

@@ -10,6 +10,9 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+SMALLEST, SMALL = sys.float_info.min, 0.25
+"""The smallest normal number of float64, and a factor that makes it denormal."""
+
 
 def _folder() -> str:
     try:
@@ -18,10 +21,10 @@ def _folder() -> str:
         return "a folder that is gone"
 
 
-def _numpy_errors() -> str:
+def _numpy_errors() -> dict[str, object]:
     import numpy as np
 
-    return ", ".join(f"{name} {how}" for name, how in sorted(np.geterr().items()))
+    return dict(np.geterr())
 
 
 def _of_torch() -> dict[str, Callable[[], Any]]:
@@ -31,14 +34,15 @@ def _of_torch() -> dict[str, Callable[[], Any]]:
         return {}
     return {
         "torch's default dtype": torch.get_default_dtype,
-        "torch's default device": lambda: str(torch.get_default_device()),
+        # Five times faster than `torch.get_default_device`, which looks through the stack of function modes.
+        "torch's default device": lambda: torch.empty(0).device,
         "torch's gradient mode": torch.is_grad_enabled,
         "torch's inference mode": torch.is_inference_mode_enabled,
         "torch's thread count": torch.get_num_threads,
         "torch's deterministic mode": torch.are_deterministic_algorithms_enabled,
         "torch's float32 matmul precision": torch.get_float32_matmul_precision,
-        # Read by arithmetic: with the flag set, a denormal number becomes 0.
-        "torch's flush of denormal numbers": lambda: bool(torch.tensor([2e-310], dtype=torch.float64).mul(1.0) == 0),
+        # Read by arithmetic: the flag is the processor's, and with it every product that is a denormal number is 0.
+        "torch's flush of denormal numbers": lambda: SMALLEST * SMALL == 0.0,
     }
 
 
