@@ -1,10 +1,14 @@
 """The command `bench isolation`: the cost of a separate process for a backend.
 
-Each drawn case is judged on a backend in this process and on one in a process of its own, in turn.
+As many workers as in a run of `diff` judge at the same time. Each worker judges each of its cases on a backend in the
+worker's process and on one in a process of its own, in turn.
 """
 
 import gc
+import multiprocessing as mp
 import time
+from collections import Counter
+from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
 from properties.invariants import ALL
@@ -14,22 +18,47 @@ from properties.verdict.invariant import taking_turns
 from properties.verdict.judge import judge
 from reference.case import Case
 from reference.oracle.decoder import Oracle
+from specverify.campaign.threads import ForWorkers
 from specverify.isolation.isolated import Isolated
 from specverify.isolation.wanted import Wanted
-from specverify.plan import drawn_dtypes
+from specverify.plan import default_jobs, drawn_dtypes
 from specverify.setup.subjects import open_planted, subject_of
 
+SPENT = ("drawing_s", "here_s", "isolated_s", "here_cpu_s", "isolated_cpu_s")
+"""The seconds that a worker measures."""
 
-def measure(backend: str, count: int, number: int) -> dict[str, Any]:
-    """Judge `count` drawn cases on a backend in this process and on one in a process of its own, in turn.
 
-    The order of the two alternates from case to case. Each has an oracle of its own, so that neither profits from
-    oracle runs that the other has cached. Cases are drawn once, and the drawing time counts for both.
+def measure(backend: str, count: int, number: int, jobs: int | None = None) -> dict[str, Any]:
+    """Judge `count` drawn cases on a backend in the judge's process and on one in a process of its own, in turn.
+
+    With as many workers as `diff` has by default (`jobs`), every core is busy, so that an engine's process takes the
+    core that its waiting judge leaves. The processor time that a case takes is then the cost of the run; on idle cores
+    it would also hold the time in which a core wakes up.
 
     Returns:
-        backend, cases, drawing_s, here_s and isolated_s (judging alone, wall time), ratio: (drawing_s + isolated_s)
-        over (drawing_s + here_s); here_cpu_s and isolated_cpu_s (processor time of all processes), and cpu_ratio,
-        defined alike. cpu_ratio is the cost in a run with one worker per core, where a waiting process frees its core.
+        backend, cases, jobs; drawing_s, here_s and isolated_s (judging alone, wall time), summed over the workers;
+        ratio: (drawing_s + isolated_s) over (drawing_s + here_s); here_cpu_s and isolated_cpu_s (processor time of all
+        processes), and cpu_ratio, defined alike.
+    """
+    jobs = jobs or default_jobs("cpu")
+    share = -(-count // jobs)
+    total: Counter[str] = Counter()
+    with ForWorkers(1), ProcessPoolExecutor(jobs, mp.get_context("spawn")) as workers:
+        for part in workers.map(_measured, [backend] * jobs, [share] * jobs, range(number, number + jobs)):
+            total.update(part)
+    ratios = {
+        name: (total["drawing_s"] + total[f"isolated{kind}"]) / (total["drawing_s"] + total[f"here{kind}"])
+        for name, kind in (("ratio", "_s"), ("cpu_ratio", "_cpu_s"))
+    }
+    seconds = {name: total[name] for name in SPENT}
+    return {"backend": backend, "cases": int(total["cases"]), "jobs": jobs, **seconds, **ratios}
+
+
+def _measured(backend: str, count: int, number: int) -> dict[str, float]:
+    """One worker's cases and SPENT.
+
+    The order of the two sides alternates from case to case. Each has an oracle of its own, so that neither profits from
+    oracle runs that the other has cached. Cases are drawn once, and the drawing time counts for both.
     """
     import torch
 
@@ -40,9 +69,8 @@ def measure(backend: str, count: int, number: int) -> dict[str, Any]:
     drawn: list[Case] = []
     began = time.perf_counter()
     explore(number, count, cases(drawn_dtypes(declared.dtypes), within=declared), lambda case: drawn.append(case))
-    drawing = time.perf_counter() - began
+    spent = dict.fromkeys(SPENT, 0.0) | {"drawing_s": time.perf_counter() - began, "cases": len(drawn)}
     gc.freeze()  # as a worker does
-    spent = dict.fromkeys(("here_s", "isolated_s", "here_cpu_s", "isolated_cpu_s"), 0.0)
     with Isolated(Wanted(backend)) as apart:
         # Opening the backend has used processor time already, which does not count.
         began_there = apart.processor_s
@@ -54,9 +82,4 @@ def measure(backend: str, count: int, number: int) -> dict[str, Any]:
                 spent[f"{name}_s"] += time.perf_counter() - began
                 spent[f"{name}_cpu_s"] += time.process_time() - busy
         spent["isolated_cpu_s"] += apart.processor_s - began_there
-    gc.unfreeze()
-    ratios = {
-        name: (drawing + spent[f"isolated{kind}"]) / (drawing + spent[f"here{kind}"])
-        for name, kind in (("ratio", "_s"), ("cpu_ratio", "_cpu_s"))
-    }
-    return {"backend": backend, "cases": len(drawn), "drawing_s": drawing, **spent, **ratios}
+    return spent

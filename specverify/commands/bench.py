@@ -27,7 +27,7 @@ def bench(
     throughput: cases per second, and wall time over time in the backend's forwards. kv: verify (one block written and
     read, no model) and commit of each KV layout, against prefix length, page size and rows kept. attention: our split
     of prefix and tree (and our kernel, on a GPU) beside SDPA under a dense mask, FlexAttention, and one reading of KV.
-    isolation: what a process of its own costs a backend, each drawn case judged in this process and in that one, in
+    isolation: what a process of its own costs a backend: as many workers as `diff` has judge each case both ways, in
     turn.
     """
     # Imports stand in the function, so that other commands and `--help` do not pay for them.
