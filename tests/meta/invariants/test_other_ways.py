@@ -102,7 +102,7 @@ def falling_back(why: str | None, way: str = "fast") -> Subject:
     """Our engine, which goes by path wherever it chose `way`, for the reason `why`."""
 
     class Slow(Branch):
-        def _way(self, path: list[int]) -> tuple[str, str | None]:
+        def way_of(self, path: list[int]) -> tuple[str, str | None]:
             how, reason = super().way_of(path)
             return ("path", why) if how == way else (how, reason)
 
