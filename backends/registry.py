@@ -1,13 +1,16 @@
 """The registry, which opens a backend by its name or by `pkg.module:factory`.
 
-A name stands for a backend that we ship (`backends/shipped.py`). `pkg.module:factory` names a function of a user's own
-module that returns a backend. Where no backend can be opened, the exception gives the reason in one line.
+A name stands for a backend that we ship (`backends/shipped.py`) or for a ready adapter (`backends/adapters.py`).
+`pkg.module:factory` names a function of a user's own module that returns a backend. Where no backend can be opened, the
+exception gives the reason in one line.
 """
 
 import importlib
 import os
 import sys
+from types import ModuleType
 
+from backends.adapters import ADAPTERS, SHIPPED, Adapter
 from backends.admission import Misshapen, check_declaration
 from backends.base import Backend, Declaration, Unavailable, WrongFlag
 from backends.shipped import ROWS
@@ -47,9 +50,12 @@ def open_backend(name: str) -> Backend:
         except ImportError as why:
             raise Unavailable(f"{name} cannot be imported: {why}") from why
         return compose(known[name])
+    ready = {adapter.name: adapter for adapter in ADAPTERS}
+    if name in ready:
+        return _adapted(ready[name])
     module_name, colon, attribute = name.partition(":")
     if not colon:
-        raise UnknownBackend(f"no backend is called {name!r}: known are {', '.join(known)}, or give pkg.module:factory")
+        raise UnknownBackend(unknown(name))
     search_current_folder()
     try:
         module = importlib.import_module(module_name)
@@ -57,6 +63,37 @@ def open_backend(name: str) -> Backend:
         raise UnknownBackend(f"backend {name!r}: cannot import {module_name!r} ({why})") from why
     except (Exception, SystemExit) as why:  # a user's module may raise anything; it becomes one line
         raise UnknownBackend(f"backend {name!r}: importing {module_name!r} raised {_brief(why)}") from why
+    return _made(name, module, module_name, attribute)
+
+
+def shipped_names() -> tuple[str, ...]:
+    """The names of all backends that we ship, those of ready adapters last."""
+    return tuple(row.name for row in SHIPPED)
+
+
+def unknown(name: str) -> str:
+    """The refusal of a name that stands for no backend."""
+    return f"no backend is called {name!r}: known are {', '.join(shipped_names())}, or give pkg.module:factory"
+
+
+def _adapted(adapter: Adapter) -> Backend:
+    """Open a ready adapter; its engine is imported here.
+
+    Raises:
+        Unavailable: if the engine is not installed, or cannot be imported.
+    """
+    absent = adapter.missing()
+    if absent is not None:
+        raise Unavailable(absent)
+    try:
+        module = importlib.import_module(adapter.module)
+    except Exception as why:  # a package of others may raise anything when it is imported
+        raise Unavailable(f"{adapter.name} cannot be imported: {_brief(why)}") from why
+    return _made(adapter.name, module, adapter.module, adapter.attribute)
+
+
+def _made(name: str, module: ModuleType, module_name: str, attribute: str) -> Backend:
+    """The backend that the factory `attribute` of a module returns, if its declaration is admitted."""
     factory = getattr(module, attribute, None)
     if not callable(factory):
         raise UnknownBackend(f"backend {name!r}: {module_name!r} has no factory called {attribute!r}")

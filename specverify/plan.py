@@ -3,6 +3,7 @@
 import os
 from dataclasses import dataclass, replace
 
+from backends.adapters import SHIPPED
 from backends.shipped import ROWS
 from reference.sampling import Sampling
 from specverify.isolation.limits import BUILT_IN_S, CHECKPOINT_S, Patience
@@ -111,8 +112,8 @@ def drawn_dtypes(declared: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def default_cases(backend: str) -> int:
-    """The number of cases in the registry's row of `backend`; DEFAULT_CASES for a backend that is not ours."""
-    return {row.name: row.cases for row in ROWS}.get(backend) or DEFAULT_CASES
+    """The number of cases in the row of `backend` or of its adapter; DEFAULT_CASES for a backend that is not ours."""
+    return {row.name: row.cases for row in SHIPPED}.get(backend) or DEFAULT_CASES
 
 
 def default_jobs(device: str) -> int:

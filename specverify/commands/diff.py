@@ -146,8 +146,9 @@ def _check_names(
     backend: str, device: str | None, against: str | None, invariants: tuple[str, ...], fault: str | None
 ) -> None:
     """Refuse unknown names before any worker starts; the workers look for the device itself."""
+    from backends.adapters import SHIPPED
     from backends.base import Unavailable
-    from backends.registry import UnknownBackend
+    from backends.registry import UnknownBackend, shipped_names, unknown
     from backends.shipped import ROWS
     from specverify.setup.selection import invariants_matching
 
@@ -163,10 +164,9 @@ def _check_names(
     for one in filter(None, (backend, against)):
         if one is against and one == TRANSFORMERS:
             continue
-        if ":" not in one and one not in [row.name for row in ROWS]:
-            known = ", ".join(row.name for row in ROWS)
-            raise UnknownBackend(f"no backend is called {one!r}: known are {known}, or give pkg.module:factory")
+        if ":" not in one and one not in shipped_names():
+            raise UnknownBackend(unknown(one))
     if device is not None:
-        of = next((row.device for row in ROWS if row.name == backend), device)
+        of = next((row.device for row in SHIPPED if row.name == backend), device)
         if of != device:
             raise click.UsageError(f"--device {device} contradicts --backend {backend}, which runs on {of}")

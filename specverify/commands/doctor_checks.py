@@ -3,8 +3,8 @@
 import sys
 from typing import Any
 
+from backends.adapters import SHIPPED
 from backends.registry import why_unavailable
-from backends.shipped import ROWS
 from specverify.checkpoints.opening import DEMO
 from specverify.setup.environment import environment, package_version
 from specverify.shadowing import DEPENDENCIES, ROOMS, ROOT, shadows
@@ -38,7 +38,7 @@ def examine() -> list[dict[str, Any]]:
     for name, how in OPTIONAL.items():
         installed = package_version(name)
         rows.append({"name": name, "state": "ok" if installed else "absent", "detail": installed or f"optional: {how}"})
-    for row in ROWS:
+    for row in SHIPPED:
         why = why_unavailable(row.name)
         rows.append({"name": f"backend {row.name}", "state": "absent" if why else "ok", "detail": why or row.sentence})
     rows.append({"name": "python", "state": "ok", "detail": f"{sys.version.split()[0]} at {sys.executable}"})

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from backends import faults
+from backends.adapters import SHIPPED
 from backends.faults.unplanted import UNPLANTED, reports
 from backends.registry import why_unavailable
 from backends.shipped import ROWS
@@ -34,15 +35,16 @@ def rows_of(subject: str) -> list[dict[str, Any]]:
 
 def backends() -> list[dict[str, Any]]:
     """Every backend we ship; `unavailable` is the reason if it cannot be opened on this machine, else None."""
+    emulated = {row.name for row in ROWS if row.emulated}
     return [
         {
             "name": row.name,
             "device": row.device,
-            "emulated": row.emulated,
+            "emulated": row.name in emulated,
             "sentence": row.sentence,
             "unavailable": why_unavailable(row.name),
         }
-        for row in ROWS
+        for row in SHIPPED
     ]
 
 

@@ -1,0 +1,56 @@
+"""transformers' `generate`, which verifies a chain of tokens in one forward.
+
+The candidates come from an assistant model, from the text itself (prompt lookup), from an assistant with a tokenizer of
+its own (universal assisted decoding), or from the target's own first layers (early exit).
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from backends.adapt import blackbox
+
+LOOKED_UP = 3
+"""Most tokens that prompt lookup proposes in a round."""
+
+LEAST_WINDOW = 2
+"""The narrowest window: transformers 5.23 is wrong with a sliding window of one token (`tests/strangers/found`)."""
+
+
+def assisted(
+    prompt_ids: list[int], max_new_tokens: int, model: Any, draft_model: Any, temperature: float = 0.0, top_k: int = 0,
+    top_p: float = 1.0, min_p: float = 0.0, stops: Sequence[int] = (),
+) -> Tensor:  # fmt: skip
+    """Assisted generation with a draft of the same vocabulary."""
+    how = {} if draft_model is None else {"assistant_model": draft_model}
+    return _generated(model, prompt_ids, max_new_tokens, _processing(temperature, top_k, top_p, min_p), stops, how)
+
+
+def _processing(temperature: float, top_k: int, top_p: float, min_p: float) -> dict[str, Any]:
+    """The arguments of `generate` for greedy decoding at temperature 0, or for sampling."""
+    if not temperature:
+        return {"do_sample": False}
+    return {"do_sample": True, "temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p or None}
+
+
+def _generated(
+    model: Any, prompt_ids: list[int], room: int, processing: dict[str, Any], stops: Sequence[int], how: dict[str, Any]
+) -> Tensor:
+    """The tokens that `model` generates after the prompt, int64 [at most `room`]."""
+    prompt = torch.tensor([prompt_ids])
+    out = model.generate(
+        prompt,
+        attention_mask=torch.ones_like(prompt),  # without a mask, transformers takes each token 0 for padding
+        max_new_tokens=room,
+        eos_token_id=list(stops) or None,
+        pad_token_id=0,
+        **processing,
+        **how,
+    )
+    tokens: Tensor = out[0, len(prompt_ids) :]
+    return tokens
+
+
+open_assisted = blackbox(assisted, name="hf-generate", least_window=LEAST_WINDOW)

@@ -1,0 +1,67 @@
+"""The table of ready adapters: engines of others that we bring as backends.
+
+An adapter is described without importing its engine, so that lists need no engine. Its code is a file of
+`backends/adapt/engines/`, whose factories are made with `blackbox` and its kin, as those of a user are.
+"""
+
+from dataclasses import dataclass
+from importlib.util import find_spec
+
+from backends.shipped import ROWS, Row
+
+FOLDER = "backends.adapt.engines"
+"""The folder of the adapters' files."""
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """One engine of others, or one way to run it.
+
+    Attributes:
+        name: The name as users type it.
+        factory: Where its backend is made, `file:name` in FOLDER.
+        sentence: Its description.
+        extra: The extra of pyproject.toml that installs what it needs; empty if our own dependencies suffice.
+        imports: Names of the modules that it needs beside our own dependencies.
+        device: The device that it needs: cpu, cuda, npu.
+        cases: The default number of cases of a run on a slow engine; None for the usual number.
+        hint: How to install what the extra cannot, in place of the command that installs the extra.
+    """
+
+    name: str
+    factory: str
+    sentence: str
+    extra: str = ""
+    imports: tuple[str, ...] = ()
+    device: str = "cpu"
+    cases: int | None = None
+    hint: str = ""
+
+    @property
+    def module(self) -> str:
+        """The name of the module that holds the factory."""
+        return f"{FOLDER}.{self.factory.partition(':')[0]}"
+
+    @property
+    def attribute(self) -> str:
+        """The name of the factory in its module."""
+        return self.factory.partition(":")[2]
+
+    def missing(self) -> str | None:
+        """The line that says which module is not installed and how to install it, or None if all are."""
+        absent = next((one for one in self.imports if find_spec(one) is None), None)
+        how = self.hint or f"pip install -e '.[{self.extra}]'"
+        return None if absent is None else f"{self.name} needs {absent}, which is not installed: {how}"
+
+
+ADAPTERS: tuple[Adapter, ...] = (
+    Adapter(
+        "hf-generate",
+        "hf_generate:open_assisted",
+        "transformers' generate with an assistant model of the same vocabulary",
+    ),
+)
+"""The ready adapters; their engines may be absent from a machine."""
+
+SHIPPED: tuple[Row | Adapter, ...] = (*ROWS, *ADAPTERS)
+"""All that is opened by a name of ours."""
