@@ -5,7 +5,7 @@ The first stage that differs from the oracle's is the address of the fault.
 
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
@@ -59,7 +59,9 @@ class Drafted:
 class Lowered:
     """The tree as index arrays over R rows (padding included) and C = committed + R columns of KV.
 
-    Row 0 is the root and its own parent; entries that do not exist hold 0, so no negative index exists anywhere.
+    Row 0 is the root and its own parent; entries that do not exist hold 0, so no negative index exists anywhere. Each
+    array may be None, for an engine that does not have it or does not show it: it is then unobserved, and the others
+    are judged.
 
     Attributes:
         token, parent, depth, position: int [R]; position is the row's position in rotary embedding.
@@ -71,17 +73,29 @@ class Lowered:
         retrieve_index: int [nodes]; the row of the flattened forward that scores each node.
     """
 
-    token: Array
-    parent: Array
-    depth: Array
-    position: Array
-    valid: Array
-    ancestor: Array
-    visible: tuple[Array, ...]
-    slot: Array
-    next_token: Array
-    next_sibling: Array
-    retrieve_index: Array
+    token: Array | None = None
+    parent: Array | None = None
+    depth: Array | None = None
+    position: Array | None = None
+    valid: Array | None = None
+    ancestor: Array | None = None
+    visible: tuple[Array, ...] | None = None
+    slot: Array | None = None
+    next_token: Array | None = None
+    next_sibling: Array | None = None
+    retrieve_index: Array | None = None
+
+    @property
+    def rows(self) -> int | None:
+        """R, read off the first array that has a row for each; None if only `retrieve_index` is there."""
+        arrays = (getattr(self, one.name) for one in fields(self) if one.name not in ("visible", "retrieve_index"))
+        masks = self.visible or ()
+        return next((len(array) for array in (*arrays, *masks) if array is not None), None)
+
+    @property
+    def shown(self) -> tuple[str, ...]:
+        """The names of the arrays that are there."""
+        return tuple(one.name for one in fields(self) if getattr(self, one.name) is not None)
 
 
 @dataclass(frozen=True)

@@ -98,6 +98,8 @@ def _writer(finding: Finding, step: Step | None, size: int) -> int | None:
     if slot is None:
         return None
     lowered = step.lowered
+    if lowered.retrieve_index is None or lowered.slot is None:
+        return None
     rows = [int(row) for row in lowered.retrieve_index]
     writers = [node for node, row in enumerate(rows) if 0 <= row < len(lowered.slot) and int(lowered.slot[row]) == slot]
     return writers[0] if len(writers) == 1 and writers[0] < size else None

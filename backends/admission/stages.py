@@ -40,9 +40,10 @@ COIN = ("a place on the step's tape", "places on the step's tape")
 """The words of a refusal for a coin of the tape."""
 
 PER_ROW = {
-    name: f"lowered.{name}" for name in ("token", "parent", "depth", "position", "slot", "next_token", "next_sibling")
+    name: (f"lowered.{name}", {"valid": "bool"}.get(name, "int"), name == "ancestor")
+    for name in ("parent", "token", "depth", "position", "slot", "next_token", "next_sibling", "valid", "ancestor")
 }
-"""The fields of Lowered that hold one integer for each row, with the name of each in a refusal."""
+"""The fields of Lowered with a row for each: the name in a refusal, the kind, and whether there is a second axis."""
 
 KV_FIELDS = {
     name: tuple(f"committed.{name}{part}" for part in ("", ".keys", ".values", ".first"))
@@ -79,7 +80,8 @@ def admitted_step(step: Step, sizes: Sizes) -> Step:
     # The first revealed stage fixes the number of nodes; every later stage must agree with it.
     nodes = None if drafted is None else len(drafted.tree)
     lowered = _stage(Stage.LOWERED, step.lowered, lambda one: _lowered(one, sizes, nodes))
-    nodes = len(lowered.retrieve_index) if nodes is None and lowered is not None else nodes
+    if nodes is None and lowered is not None and lowered.retrieve_index is not None:
+        nodes = len(lowered.retrieve_index)
     attended = _stage(Stage.ATTENDED, step.attended, lambda one: _attended(one, sizes, nodes))
     nodes = attended.output.shape[2] if nodes is None and attended is not None else nodes
     scored = _stage(Stage.SCORED, step.scored, lambda one: _scored(one, sizes, nodes))
@@ -124,23 +126,41 @@ def _tree(field: str, value: object, sizes: Sizes) -> Tree:
 
 
 def _lowered(value: object, sizes: Sizes, nodes: int | None) -> Lowered:
-    """Index arrays over as many rows as `parent` has, at least one row for each node; masks may have any two lengths.
+    """Index arrays over R rows, at least one row for each node; masks may have any two lengths.
 
-    Padding rows are the reason why there may be more rows than nodes.
+    An array that is None stays unrevealed; R is the length of the first array that is there. Padding rows are the
+    reason why there may be more rows than nodes.
     """
     one = ours("lowered", value, Lowered)
-    rows = len(array("lowered.parent", one.parent, "int", (("rows", None),)))
-    if rows < (nodes or 1):
-        raise refusal("lowered.parent", one.parent, f"int [rows], a row for each of {nodes or 1} nodes at least")
-    per_row: tuple[Axis, ...] = (("rows", rows),)
-    index = {name: array(field, getattr(one, name), "int", per_row) for name, field in PER_ROW.items()}
+    masks = None if one.visible is None else _masks("lowered.visible", one.visible, sizes.target.layers)
+    rows: int | None = None
+    index: dict[str, Array] = {}
+    for name, (field, kind, wide) in PER_ROW.items():
+        held = getattr(one, name)
+        if held is None:
+            continue
+        axes: tuple[Axis, ...] = (("rows", rows), ("height + 1", None)) if wide else (("rows", rows),)
+        index[name] = array(field, held, kind, axes)
+        if rows is None:
+            rows = len(index[name])
+            _check_rows(field, held, rows, nodes, kind)
+    if rows is None and masks:
+        _check_rows("lowered.visible", one.visible, len(masks[0]), nodes, "bool")
+    nodes_axis: tuple[Axis, ...] = (("nodes", nodes),)
+    order = one.retrieve_index
+    if not index and masks is None and order is None:
+        raise refusal("lowered", value, "at least one of its arrays, or None for the stage", "every array None")
     return Lowered(
         **index,
-        valid=array("lowered.valid", one.valid, "bool", per_row),
-        ancestor=array("lowered.ancestor", one.ancestor, "int", (("rows", rows), ("height + 1", None))),
-        visible=_masks("lowered.visible", one.visible, sizes.target.layers),
-        retrieve_index=array("lowered.retrieve_index", one.retrieve_index, "int", (("nodes", nodes),)),
+        visible=masks,
+        retrieve_index=None if order is None else array("lowered.retrieve_index", order, "int", nodes_axis),
     )
+
+
+def _check_rows(field: str, value: object, rows: int, nodes: int | None, kind: str) -> None:
+    """Raise Misshapen if there are fewer rows than nodes, or none."""
+    if rows < (nodes or 1):
+        raise refusal(field, value, f"{kind} [rows], a row for each of {nodes or 1} nodes at least")
 
 
 def _masks(field: str, value: object, layers: int | None) -> tuple[Array, ...]:

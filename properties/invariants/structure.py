@@ -1,6 +1,8 @@
 """Invariants of the lowered tree: its index arrays, compared entry by entry.
 
-Lowering turns a drafted tree into arrays: parents, depths, positions, slots, masks, child and sibling links.
+Lowering turns a drafted tree into arrays: parents, depths, positions, slots, masks, child and sibling links. A backend
+may show some of them only. An invariant then compares those that are there, and is unobserved without the arrays that
+its statement begins with (MAIN), whatever else it compared.
 """
 
 from collections.abc import Iterator
@@ -9,13 +11,24 @@ import numpy as np
 
 from properties.tolerance.closeness import truth
 from properties.verdict.finding import Compared, Finding
-from properties.verdict.invariant import Fact, Invariant, Oracle, needing
+from properties.verdict.invariant import Fact, Invariant, Oracle, Unobserved, needing
 from properties.verdict.subject import Subject
 from reference.case import Case
 from reference.trace import Array, Lowered, Stage
 from reference.tree import Tree
 
 NEEDS = needing(Stage.DRAFTED, Stage.LOWERED)
+
+MAIN = {
+    "structure.parent-range": ("parent",),
+    "structure.depth-consistent": ("depth",),
+    "structure.validity-closed": ("valid",),
+    "structure.ancestor-table": ("ancestor",),
+    "structure.mask-is-ancestry": ("visible",),
+    "structure.positions-are-depth": ("position",),
+    "structure.links-walk-the-tree": ("next_token", "next_sibling"),
+}
+"""The arrays without which an invariant is unobserved."""
 
 
 class _Look:
@@ -24,13 +37,15 @@ class _Look:
     def __init__(self, name: str, step: int, tree: Tree, context: int, seen: Lowered, true: Lowered) -> None:
         self.name, self.step, self.tree, self.context, self.seen, self.true = name, step, tree, context, seen, true
         self.nodes = len(tree)
-        self.rows = len(seen.parent)
+        self.rows = self.nodes if seen.rows is None else seen.rows
 
     def finding(self, expected: object, observed: object, **where: int | str) -> Finding:
         return Finding(self.name, Stage.LOWERED, self.step, where, expected, observed)
 
     def unequal(self, field: str) -> Iterator[Finding | Compared]:
-        """Findings for each row of the tree whose entry in `field` differs from the oracle's."""
+        """Findings for each row of the tree whose entry in `field`, if it is shown, differs from the oracle's."""
+        if getattr(self.seen, field) is None:
+            return
         yield Compared(self.nodes)
         seen, true = getattr(self.seen, field)[: self.nodes], getattr(self.true, field)[: self.nodes]
         if seen.shape[0] < self.nodes:
@@ -39,19 +54,26 @@ class _Look:
         for row in np.flatnonzero(seen != true).tolist():
             yield self.finding(int(true[row]), int(seen[row]), row=row, side=field)
 
-    def out_of_range(self, field: str, array: Array) -> Iterator[Finding]:
-        """Findings for each entry of `array` that is not the index of a row."""
+    def out_of_range(self, field: str, array: Array | None) -> Iterator[Finding]:
+        """Findings for each entry of `array`, if it is shown, that is not the index of a row."""
+        if array is None:
+            return
         for index in np.argwhere((array < 0) | (array >= self.rows)).tolist():
             yield self.finding(f"0..{self.rows - 1}", int(array[tuple(index)]), row=index[0], side=field)
 
 
 def _steps(name: str, case: Case, oracle: Oracle, subject: Subject) -> Iterator[_Look]:
+    """Each lowered step beside the oracle's; raises Unobserved at the end if a step did not show all of MAIN."""
+    absent: str | None = None
     for number, step in enumerate(subject(case).steps):
         if step.lowered is None or step.drafted is None:
             continue
         true = truth(case, oracle, step, number).lowered
         if true is not None:
             yield _Look(name, number, step.drafted.tree, len(step.context), step.lowered, true)
+        absent = next((one for one in MAIN[name] if getattr(step.lowered, one) is None), absent)
+    if absent is not None:
+        raise Unobserved(f"the backend does not reveal lowered.{absent}")
 
 
 def parent_range(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
@@ -71,6 +93,8 @@ def depth_consistent(case: Case, oracle: Oracle, subject: Subject) -> Iterator[F
 def validity_closed(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     """The tree's rows are valid and padding rows are not, so that no valid row has an invalid parent."""
     for look in _steps("structure.validity-closed", case, oracle, subject):
+        if look.seen.valid is None:
+            continue
         yield Compared(look.rows)
         wanted = np.arange(look.rows) < look.nodes
         for row in np.flatnonzero(look.seen.valid != wanted).tolist():
@@ -84,6 +108,8 @@ def validity_closed(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fa
 def ancestor_table(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     """Entry d of a row is the row's ancestor at depth d; it is 0 beyond the row's own depth and in padding rows."""
     for look in _steps("structure.ancestor-table", case, oracle, subject):
+        if look.seen.ancestor is None:
+            continue
         yield Compared(look.rows)
         yield from look.out_of_range("ancestor", look.seen.ancestor)
         for row in range(look.rows):
@@ -99,6 +125,8 @@ def mask_is_ancestry(case: Case, oracle: Oracle, subject: Subject) -> Iterator[F
     for look in _steps("structure.mask-is-ancestry", case, oracle, subject):
         # Layers with one kind of window may share a mask array; a shared pair of arrays is compared once.
         done: dict[int, int] = {}
+        if look.seen.visible is None or look.true.visible is None:
+            continue
         for layer, (seen, true) in enumerate(zip(look.seen.visible, look.true.visible, strict=True)):
             if id(seen) in done and look.true.visible[done[id(seen)]] is true:
                 continue
@@ -134,7 +162,7 @@ def positions_are_depth(case: Case, oracle: Oracle, subject: Subject) -> Iterato
     """A row's position is the context's length plus its depth; its KV slot is its own and past the context."""
     for look in _steps("structure.positions-are-depth", case, oracle, subject):
         yield from look.unequal("position")
-        slots = look.seen.slot.tolist()
+        slots = [] if look.seen.slot is None else look.seen.slot.tolist()
         for row, slot in enumerate(slots):
             if slot < look.context:
                 yield look.finding(f"past {look.context - 1}", slot, row=row, side="slot")

@@ -55,7 +55,7 @@ def column(
         Coordinates for `Finding.where`: `column` and `cause`; `cause` alone where no single column explains the output;
         nothing where a column might explain it by chance.
     """
-    if not isinstance(oracle, Explains) or true.drafted is None or true.lowered is None:
+    if not isinstance(oracle, Explains) or true.drafted is None or true.lowered is None or true.lowered.visible is None:
         return {}
     layer, head, node = at
     try:

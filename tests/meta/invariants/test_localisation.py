@@ -99,6 +99,7 @@ def test_a_cell_of_one_head_is_named_whichever_it_is(model: int, dtype: str) -> 
     case, seen = case_on(model, dtype), set()
     true = ORACLE(case).steps[0]
     assert true.lowered is not None
+    assert true.lowered.visible is not None
     heads = GALLERY[model].heads
     for layer in range(GALLERY[model].layers):
         for row in range(len(TREE)):

@@ -79,6 +79,8 @@ def same(one: Trace, other: Trace) -> None:
                 np.testing.assert_allclose(mine, theirs, rtol=0, atol=1e-9)
         assert left.lowered is not None
         assert right.lowered is not None
+        assert left.lowered.visible is not None
+        assert right.lowered.visible is not None
         for mine, theirs in zip(left.lowered.visible, right.lowered.visible, strict=True):
             np.testing.assert_array_equal(mine, theirs)
 

@@ -353,10 +353,12 @@ def test_arrays_that_are_right_already_are_not_copied_and_shared_masks_stay_shar
         for stage, name in (("scored", "logits"), ("drafted", "logits"), ("attended", "output"), ("lowered", "parent")):
             assert getattr(getattr(one, stage), name) is getattr(getattr(step, stage), name)
         assert one.lowered is not None
+        assert one.lowered.visible is not None
         assert one.lowered.visible[0] is one.lowered.visible[1]
     mask = [[True] * 6] * 4
     copied = admitted(put("steps.0.lowered.visible", lambda _: [mask, mask]), CASE, DECLARED).steps[0].lowered
     assert copied is not None
+    assert copied.visible is not None
     assert copied.visible[0] is copied.visible[1]
 
 

@@ -1,0 +1,84 @@
+"""Stages shown in part: what is there is judged, a wrong part is found, and no absent part is a pass."""
+
+from dataclasses import fields, replace
+
+import numpy as np
+import pytest
+
+from backends.admission import Misshapen, admitted
+from backends.compositions import open_cpu
+from properties.invariants.structure import INVARIANTS, MAIN
+from properties.strategies.models import GALLERY
+from properties.verdict.judge import judge
+from properties.verdict.subject import Subject
+from reference.architecture import Seeded
+from reference.case import Case
+from reference.draft import Scripted
+from reference.oracle.decoder import Oracle
+from reference.sampling import Stops
+from reference.trace import Lowered, Trace
+from reference.tree import Tree
+from specverify.setup.subjects import subject_of
+
+CASE = Case(Seeded(GALLERY[1], 0), (3, 1, 4), Scripted((Tree((0, 0, 1, 0), (4, 2, 5, 7)),)), stops=Stops(4))
+ARRAYS = tuple(one.name for one in fields(Lowered))
+DECLARED = open_cpu().declaration
+
+
+def shown(names: tuple[str, ...], wrong: str = "") -> Trace:
+    """Our engine's trace with these arrays of each lowered tree alone, one of them `wrong`."""
+    trace = open_cpu().run(CASE)
+    steps = []
+    for step in trace.steps:
+        assert step.lowered is not None
+        held = {name: getattr(step.lowered, name) for name in names}
+        if wrong == "visible":
+            held[wrong] = tuple(~mask for mask in held[wrong])
+        elif wrong == "slot":
+            held[wrong] = held[wrong] * 0  # a slot further on would be one of its own too
+        elif wrong:
+            held[wrong] = held[wrong] + 1 if held[wrong].dtype != bool else ~held[wrong]
+        steps.append(replace(step, lowered=Lowered(**held)))
+    return admitted(replace(trace, steps=tuple(steps)), CASE, DECLARED)
+
+
+def outcomes(trace: Trace) -> dict[str, str]:
+    clean = subject_of(open_cpu())
+    subject = Subject("partial", lambda case: trace, clean.reveals)
+    return dict(judge(CASE, INVARIANTS, Oracle(), subject).outcomes)
+
+
+@pytest.mark.parametrize("name", ARRAYS)
+def test_an_array_alone_is_judged_by_what_speaks_of_it_and_the_rest_is_unobserved(name: str) -> None:
+    judged = {one for one, told in outcomes(shown((name,))).items() if told != "unobserved"}
+    assert judged == {one for one, needed in MAIN.items() if set(needed) <= {name}}
+
+
+@pytest.mark.parametrize("name", ARRAYS)
+def test_a_wrong_array_is_found_even_alone(name: str) -> None:
+    told = outcomes(shown((name,), name))
+    assert "failed" in told.values()
+    assert "checked" not in told.values()
+
+
+@pytest.mark.parametrize("name", MAIN)
+def test_no_statement_passes_without_the_arrays_it_begins_with(name: str) -> None:
+    rest = tuple(one for one in ARRAYS if one not in MAIN[name])
+    assert outcomes(shown(rest))[name] == "unobserved"
+    assert outcomes(shown(ARRAYS))[name] == "checked"
+
+
+def test_a_lowered_stage_without_any_array_is_refused() -> None:
+    with pytest.raises(Misshapen, match="lowered: every array None, expected at least one of its arrays"):
+        shown(())
+
+
+def test_a_mask_alone_has_a_row_for_each_node() -> None:
+    trace = shown(("visible",))
+    lowered = trace.steps[0].lowered
+    assert lowered is not None
+    assert lowered.shown == ("visible",)
+    assert lowered.rows == 4
+    short = replace(lowered, visible=tuple(np.ones((2, 6), dtype=bool) for _ in lowered.visible or ()))
+    with pytest.raises(Misshapen, match=r"lowered\.visible: .* a row for each of 4 nodes at least"):
+        admitted(replace(trace, steps=(replace(trace.steps[0], lowered=short),)), CASE, DECLARED)
