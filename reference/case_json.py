@@ -60,11 +60,12 @@ def _most(_: Any, most: int, content: Any, __: Any) -> Iterator[Any]:
         yield jsonschema.exceptions.ValidationError(f"{len(content)} entries; at most {most} may stand here")
 
 
-_Validator = jsonschema.validators.extend(
+Validator = jsonschema.validators.extend(
     jsonschema.Draft202012Validator,
     validators={"items": _items, "maxItems": _most},
     type_checker=jsonschema.Draft202012Validator.TYPE_CHECKER.redefine("integer", _is_integer),
 )
+"""The validator of case files and recorded traces: its integers are ints, and long lists cost little."""
 
 
 def case_to_json(case: Case) -> dict[str, Any]:
@@ -121,10 +122,10 @@ def case_from_json(content: Any) -> Case:
     version = content.get("schema")
     if isinstance(version, int) and not isinstance(version, bool) and version > SCHEMA:
         raise Malformed("schema", f"version {version} is newer than the {SCHEMA} known here: update specverify")
-    validator = _Validator(schema())
+    validator = Validator(schema())
     complaint = jsonschema.exceptions.best_match(validator.iter_errors(content))
     if complaint is not None:
-        raise Malformed(dotted(complaint.absolute_path), _brief(complaint.message))
+        raise Malformed(dotted(complaint.absolute_path), brief(complaint.message))
     case = _case(content)
     if content["id"] != case.id:
         raise Malformed(
@@ -133,7 +134,8 @@ def case_from_json(content: Any) -> Case:
     return case
 
 
-def _brief(message: str) -> str:
+def brief(message: str) -> str:
+    """A complaint of the validator on one line of at most 160 characters."""
     line = " ".join(message.split())
     return line if len(line) <= 160 else f"{line[:157]}..."
 

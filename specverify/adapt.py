@@ -16,6 +16,7 @@ ship use as well. An engine that shows more than its tokens implements `Backend`
 from backends.adapt import blackbox, checkpoint_of, save_checkpoint, transformers_model
 from backends.base import Backend, Declaration, StageFailure, Unavailable, Unsupported
 from reference.case import Case
+from reference.recorded.lines import trace_lines
 from reference.trace import Emitted, Stage, Step, Trace
 
 __all__ = [
@@ -32,5 +33,6 @@ __all__ = [
     "blackbox",
     "checkpoint_of",
     "save_checkpoint",
+    "trace_lines",
     "transformers_model",
 ]

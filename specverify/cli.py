@@ -20,6 +20,7 @@ from specverify.commands.law import law  # noqa: E402
 from specverify.commands.list_command import list_  # noqa: E402
 from specverify.commands.replay import replay  # noqa: E402
 from specverify.commands.selftest import selftest  # noqa: E402
+from specverify.traces.command import trace  # noqa: E402
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -31,7 +32,7 @@ def cli() -> None:
     """
 
 
-for _command in (diff, replay, selftest, law, list_, doctor, bench):
+for _command in (diff, replay, selftest, law, list_, doctor, bench, trace):
     cli.add_command(_command)
 
 

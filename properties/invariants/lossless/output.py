@@ -96,7 +96,11 @@ def stops(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     trace, prompt, least = subject(case), len(case.prompt), case.sampling.min_tokens
     before: tuple[int, ...] = ()
     for number, step in enumerate(trace.steps):
-        if step.accepted is None or step.emitted is None or step.drafted is None:
+        if step.emitted is None:
+            before = ()  # where the blocks of later steps begin is not known
+            break
+        if step.accepted is None or step.drafted is None:
+            before += step.emitted.tokens
             continue
         block = (*(step.drafted.tree.token[node] for node in step.accepted.path[1:]), step.accepted.bonus)
         wanted, why = clipped(block, before, case.stops, prompt, least)

@@ -247,13 +247,13 @@ def test_a_long_list_is_looked_through_once_and_a_too_long_one_not_at_all(
     case = case_to_json(Case(Seeded(ARCH, 1), (3, 5), stops=Stops(1)))
     file = tmp_path / "b.json"
     asked: list[object] = []
-    descend = case_json._Validator.descend
+    descend = case_json.Validator.descend
 
     def counted(self: object, *given: Any, **named: Any) -> Any:
         asked.append(given[0])
         return descend(self, *given, **named)
 
-    monkeypatch.setattr(case_json._Validator, "descend", counted)
+    monkeypatch.setattr(case_json.Validator, "descend", counted)
     for prompt, words in (
         ([0] * 5000, "needs up to 5001 positions"),
         ([0] * (2**20 + 1), "prompt: 1048577 entries; at most 1048576 may stand here"),

@@ -1,0 +1,1 @@
+"""Recorded traces: the format in which any engine writes its runs."""

@@ -1,0 +1,261 @@
+"""Reading and writing of recorded traces, line by line.
+
+A complaint names the line, and the field on it. Values of stages are read as they stand: their types and shapes are
+those that `backends.admission` asks of a backend's answer.
+"""
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import jsonschema
+
+from reference.architecture import Checkpoint, Seeded
+from reference.case import Case
+from reference.case_json import Validator, brief, case_from_json, case_to_json, dotted
+from reference.layout import KvLayout
+from reference.malformed import Malformed, under
+from reference.oracle.stopping import ending
+from reference.recorded.json_types import built, encoded
+from reference.recorded.schema import ENDING, KINDS, Request, line_schema
+from reference.trace import Emitted, Step, Trace
+
+UNNAMED = "unnamed"
+"""The digest of the model of a run whose checkpoint nobody names."""
+
+LONGEST = 2**31
+"""The positions that a model may have of which nothing is known."""
+
+
+class UnreadableLine(ValueError):
+    """A line of a recorded trace is no such line.
+
+    Attributes:
+        line: Its number, from 1.
+        why: The field, and what is wrong with it.
+    """
+
+    def __init__(self, line: int, why: str) -> None:
+        super().__init__(f"line {line}: {why}")
+        self.line = line
+        self.why = why
+
+
+@dataclass
+class Recorded:
+    """One run of a file.
+
+    Attributes:
+        line: The number of the line `run`.
+        request: The request; None where the run is that of a `whole` case.
+        whole: The case as the file holds it, or None.
+        takes_tape: Whether the coins of the run are those of the case's tape.
+        engine: Name and version of the engine, as the file says.
+        steps: The steps, with lists in place of arrays.
+        lines: The number of each step's line.
+        end: The content of the line `end`, or None for a run that was cut off.
+        end_line: Its number; 0 where there is none.
+    """
+
+    line: int
+    request: Request | None
+    whole: Case | None
+    takes_tape: bool = False
+    engine: str = ""
+    steps: list[dict[str, Any]] = field(default_factory=list)
+    lines: list[int] = field(default_factory=list)
+    end: dict[str, Any] | None = None
+    end_line: int = 0
+
+    def case(self, model: Checkpoint | None) -> Case:
+        """The case of the run, on the checkpoint `model` if one is named.
+
+        A request of which no model is known gets a stand-in with its vocabulary, which no oracle can run.
+
+        Raises:
+            UnreadableLine: The request is no case, or not one of `model`.
+        """
+        try:
+            with under("run"):
+                return self._whole(model) if self.request is None else self._case(self.request, model)
+        except Malformed as why:
+            raise UnreadableLine(self.line, str(why)) from None
+
+    def _whole(self, model: Checkpoint | None) -> Case:
+        assert self.whole is not None
+        if model is None:
+            return self.whole
+        if isinstance(self.whole.model, Seeded) or self.whole.model.digest != model.digest:
+            raise Malformed("case.model", "it is not the checkpoint that --model names: leave --model out")
+        return replace(self.whole, model=model)
+
+    def _case(self, request: Request, model: Checkpoint | None) -> Case:
+        if model is None and request.vocabulary is None:
+            raise Malformed("vocabulary", "missing: the number of token ids; or name the checkpoint with --model")
+        if model is not None and request.vocabulary not in (None, model.vocab_size):
+            raise Malformed("vocabulary", f"{request.vocabulary}; the checkpoint of --model has {model.vocab_size}")
+        size = request.vocabulary or 0
+        return Case(
+            model=model or Checkpoint("", UNNAMED, size, LONGEST),
+            prompt=request.prompt,
+            sampling=request.sampling,
+            stops=request.stops,
+            dtype=request.dtype,
+            layout=KvLayout(padded_nodes=self._padded(request) or 0),
+            # A limit of steps: the run is one of speculation, and none that could be its own control.
+            steps=max(1, len(self.steps)),
+        )
+
+    def _padded(self, request: Request) -> int | None:
+        """Rows to which trees are padded; None where padded trees have different numbers of rows."""
+        if request.padded_nodes is not None:
+            return request.padded_nodes
+        shown = [one for one in self.steps if one.get("drafted") and one.get("lowered")]
+        sizes = [(len(one["lowered"]["parent"]), len(one["drafted"]["tree"]["parent"])) for one in shown]
+        padded = {rows for rows, nodes in sizes if rows > nodes}
+        return None if len(padded) > 1 else max(padded, default=0)
+
+    @property
+    def padding_known(self) -> bool:
+        """Whether one number of rows explains the padding of every step."""
+        return self.request is None or self._padded(self.request) is not None
+
+    def trace(self, case: Case) -> Trace:
+        """The trace of the run, with the fields that may be left out.
+
+        Raises:
+            UnreadableLine: A field that follows from others is left out, and those are left out too.
+        """
+        told = dict(self.end or {})
+        steps = [self._step(number, case) for number in range(len(self.steps))]
+        shown = [step.emitted for step in steps if step.emitted is not None]
+        if "output" not in told:
+            if shown and len(shown) < len(steps):
+                line = self.end_line or self.line
+                raise UnreadableLine(line, "end.output: missing, and some steps do not say what they emitted")
+            told["output"] = tuple(token for one in shown for token in one.tokens)
+        output = tuple(told["output"])
+        strange = next((one for one in output if not 0 <= one < case.model.vocab_size), None)
+        if strange is not None:
+            why = f"end.output: {strange} is not in the vocabulary of {case.model.vocab_size}"
+            raise UnreadableLine(self.end_line or self.lines[-1], why)
+        if "finish" not in told:
+            told["finish"] = ending(output, case.stops, len(case.prompt), case.sampling.min_tokens)
+        if not steps and output:
+            # Tokens alone: one step that emits them all.
+            self.lines = [self.end_line]
+            steps = [Step(case.prefix, emitted=Emitted(output, told["finish"]))]
+        elif steps and steps[-1].emitted is not None and "finish" not in self.steps[-1]["emitted"]:
+            last = replace(steps[-1].emitted, finish=told["finish"])
+            steps[-1] = replace(steps[-1], emitted=last)
+        try:
+            with under("end"):
+                made: Trace = built(Trace, {**told, "output": output, "steps": []})
+        except Malformed as why:
+            raise UnreadableLine(self.end_line, str(why)) from None
+        return replace(made, steps=tuple(steps))
+
+    def _step(self, number: int, case: Case) -> Step:
+        """The step as a file shows it; a context that is left out follows from the steps before."""
+        content = dict(self.steps[number])
+        if "context" not in content:
+            before = [one.get("emitted") for one in self.steps[:number]]
+            if None in before:
+                why = f"step.context: missing, and step {before.index(None)} does not say what it emitted"
+                raise UnreadableLine(self.lines[number], why)
+            tokens = (*case.prompt, *(token for one in before if one is not None for token in one["tokens"]))
+            content["context"] = list(tokens[:-1])
+        try:
+            with under("step"):
+                made: Step = built(Step, content)
+        except Malformed as why:
+            raise UnreadableLine(self.lines[number], str(why)) from None
+        return made
+
+
+def read(lines: Iterable[bytes | str]) -> list[Recorded]:
+    """The runs of a file, in order; blank lines are passed over.
+
+    Raises:
+        UnreadableLine: A line is no JSON, no line of the schema, or at the wrong place.
+    """
+    found: list[Recorded] = []
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        kind, content = _object(number, line)
+        if kind == "run":
+            found.append(_run(number, content))
+            continue
+        if not found or found[-1].end is not None:
+            raise UnreadableLine(number, f"{kind}: a line `run` comes before it")
+        _valid(number, kind, content)
+        if kind == "step":
+            found[-1].steps.append(content)
+            found[-1].lines.append(number)
+        else:
+            found[-1].end, found[-1].end_line = content, number
+    return found
+
+
+def _object(number: int, line: bytes | str) -> tuple[str, dict[str, Any]]:
+    """Kind and content of a line."""
+    try:
+        content = json.loads(line)
+    except (ValueError, RecursionError) as why:
+        raise UnreadableLine(number, f"no JSON: {' '.join(str(why).split())[:120]}") from None
+    if not isinstance(content, dict) or len(content) != 1 or next(iter(content)) not in KINDS:
+        raise UnreadableLine(number, f"an object with one key is expected here: {', '.join(KINDS)}")
+    (kind, inside), *_ = content.items()
+    return kind, inside
+
+
+def _valid(number: int, kind: str, content: Any, of_case: bool = False) -> None:
+    validator = Validator(line_schema(kind, of_case))
+    complaint = jsonschema.exceptions.best_match(validator.iter_errors(content))
+    if complaint is not None:
+        place = dotted([kind, *complaint.absolute_path])
+        raise UnreadableLine(number, f"{place}: {brief(complaint.message)}")
+
+
+def _run(number: int, content: Any) -> Recorded:
+    """The beginning of a run."""
+    of_case = isinstance(content, dict) and "case" in content
+    _valid(number, "run", content, of_case)
+    try:
+        with under("run"):
+            if not of_case:
+                request: Request = built(Request, content)
+                if request.sampling.processors:
+                    raise Malformed("sampling.processors", "a name in a file imports nothing: leave it out")
+                return Recorded(number, request, None, engine=request.engine)
+            with under("case"):
+                case = case_from_json(content["case"])
+            if case.session is not None or case.sampling.processors:
+                raise Malformed("case", "a session, or a processor of somebody's own: neither is read from a file")
+    except Malformed as why:
+        raise UnreadableLine(number, str(why)) from None
+    return Recorded(number, None, case, bool(content.get("takes_tape", False)), content.get("engine", ""))
+
+
+def trace_lines(case: Case, trace: Trace, takes_tape: bool = False, engine: str = "") -> Iterator[str]:
+    """The lines that record a run of `case`, each with its newline; large arrays make long lines.
+
+    Args:
+        case: The case, without a session.
+        trace: The run's trace.
+        takes_tape: Whether the coins of the run are those of the case's tape.
+        engine: Name and version of the engine.
+    """
+    yield _written("run", {"case": case_to_json(case), "takes_tape": takes_tape, "engine": engine})
+    for step in trace.steps:
+        content = encoded(step)
+        if step.emitted is not None:
+            content["emitted"]["finish"] = step.emitted.finish
+        yield _written("step", content)
+    yield _written("end", {"finish": trace.finish, **encoded({name: getattr(trace, name) for name in ENDING})})
+
+
+def _written(kind: str, content: dict[str, Any]) -> str:
+    return json.dumps({kind: content}, allow_nan=False) + "\n"

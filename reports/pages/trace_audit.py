@@ -1,0 +1,138 @@
+"""The page of `trace check`: a line for each finding, and what was not asked.
+
+A line begins with the file and the number of its line, as compilers write it, so that editors can follow it.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+
+from properties.tally import Tally
+from properties.verdict.finding import Finding
+from reference.trace import (
+    Accepted,
+    Accounting,
+    Attended,
+    Committed,
+    Drafted,
+    Emitted,
+    Lowered,
+    Scored,
+    Stage,
+)
+from reports.counts import tersely
+from reports.format import clean, excess, places, plural, show
+from reports.layout80 import labelled
+
+PARTS = {
+    Stage.DRAFTED: Drafted,
+    Stage.LOWERED: Lowered,
+    Stage.ATTENDED: Attended,
+    Stage.SCORED: Scored,
+    Stage.ACCEPTED: Accepted,
+    Stage.EMITTED: Emitted,
+    Stage.COMMITTED: Committed,
+}
+"""The dataclass of each stage, whose fields a finding may name."""
+
+FIELDS = {
+    "structure.validity-closed": "lowered.valid",
+    "structure.ancestor-table": "lowered.ancestor",
+    "structure.mask-is-ancestry": "lowered.visible",
+    "structure.positions-are-depth": "lowered.slot",
+    "attention.context-exact": "scored.logits",
+    "acceptance.support": "emitted.tokens",
+    "acceptance.sampled-walk": "accepted.path",
+    "acceptance.proposal-consistent": "drafted.proposal",
+    "cache.isolation": "committed.verified",
+    "cache.untouched-slots": "committed.after",
+    "cache.commit-equivalence": "committed.after",
+    "draft.fidelity": "drafted.tree",
+    "lossless.greedy-match": "emitted.tokens",
+    "lossless.logprobs": "emitted.logprobs",
+    "lossless.processors-per-node": "scored.law",
+    "lossless.stops": "emitted.tokens",
+}
+"""The field that an invariant compares, where its finding does not name one."""
+
+REASONS = {
+    "stages": "the trace shows no {stages}",
+    "model": "needs the model: name its checkpoint with --model",
+    "runs": "needs further runs of the engine: `specverify diff` asks for them",
+    "evidence": "the trace holds too little for it",
+    "nothing": "has nothing to say of these runs",
+}
+"""The words of each kind of reason for which an invariant was not asked."""
+
+HEADLINES = {"agree": "AGREE", "differ": "DIFFER", "unjudged": "COULD NOT JUDGE"}
+"""The headline of each outcome."""
+
+
+def field_of(finding: Finding) -> str:
+    """The field of the trace that a finding is about, as it stands in the file: `accepted.path`, `lowered.parent`."""
+    side = str(finding.where.get("side", ""))
+    if side == "context":
+        return side
+    if finding.invariant == "lossless.accounting" and side in [one.name for one in fields(Accounting)]:
+        return f"accounting.{side}"
+    if finding.invariant == "lossless.accounting" and side.startswith("fallback"):
+        return "fallbacks"
+    if side in [one.name for one in fields(PARTS[finding.stage])]:
+        return f"{finding.stage.word}.{side}"
+    if finding.invariant == "attention.context-exact" and finding.stage is Stage.ATTENDED:
+        return "attended.output"
+    return FIELDS.get(finding.invariant, finding.stage.word)
+
+
+def finding_line(file: str, line: int, run: int, finding: Finding) -> str:
+    """One finding on one line: file, line, run, step, field, coordinates, expected, observed, invariant."""
+    named = field_of(finding)
+    side = str(finding.where.get("side", ""))
+    # A side that the field repeats is not said twice.
+    rest = places(finding.where, without=frozenset({"side"} if side and named.endswith(side) else ()))
+    far = f", {excess(finding)}" if excess(finding) else ""
+    return (
+        f"{clean(file)}:{line}: run {run}, step {finding.step}, {named}{f', {rest}' if rest else ''}: "
+        f"expected {show(finding.expected)}, observed {show(finding.observed)}{far} ({clean(finding.invariant)})"
+    )
+
+
+def audit_page(
+    file: str,
+    tally: Tally,
+    lines: Sequence[str],
+    unasked: Mapping[str, Counter[tuple[str, str]]],
+    doubts: Sequence[str],
+) -> str:
+    """The page of an audit.
+
+    Args:
+        file: The file.
+        tally: The counts, each run as one case.
+        lines: The lines of the findings.
+        unasked: Invariants that compared nothing in some run, with the reasons (a key of REASONS, and stages).
+        doubts: Reasons why the audit is no pass.
+    """
+    headline = f"{HEADLINES[tally.outcome]}  {clean(file)}: {plural(tally.cases, 'run')}, {tally.judged} judged"
+    asked = {name: counts for name, counts in tally.invariants.items() if counts.checked}
+    said = [f"{name} ({tersely(counts.compared)})" for name, counts in asked.items()]
+    rows = [("compared", ", ".join(said) or "nothing")]
+    if tally.ties:
+        rows.append(("ties", f"{plural(len(tally.ties), 'token')} within the noise of the logits (rule T)"))
+    by_reason: dict[tuple[str, str], list[str]] = {}
+    for name, reasons in unasked.items():
+        if name not in asked:
+            # Runs may give different reasons: the first of REASONS is the one that somebody can do something about.
+            first = min(reasons, key=lambda reason: list(REASONS).index(reason[0]))
+            by_reason.setdefault(first, []).append(name)
+    for kind, words in REASONS.items():
+        for (reason, stages), names in sorted(by_reason.items()):
+            if reason == kind:
+                rows.append(("not asked", f"{words.format(stages=stages)}: {', '.join(names)}"))
+    partly = [f"{name} ({sum(reasons.values())})" for name, reasons in unasked.items() if name in asked]
+    if partly:
+        rows.append(("in part", f"compared nothing in so many runs: {', '.join(partly)}"))
+    rows += [("no pass", doubt) for doubt in doubts]
+    if tally.excess_ties:
+        rows.append(("too many", tally.excess_ties))
+    return "\n".join([*lines, *([""] if lines else []), headline, labelled(rows)])

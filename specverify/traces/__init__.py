@@ -1,0 +1,1 @@
+"""Audits of recorded traces: the commands `trace check` and `trace schema`."""

@@ -1,0 +1,220 @@
+"""The audit of recorded traces: each run is judged without its engine.
+
+The judge and the invariants are those of `diff`. A run has no variants, no control of its own and often no model, so
+that each invariant which could not be asked is kept with the reason.
+"""
+
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from backends.admission import Misshapen, admitted
+from backends.admission.sizes import sizes_of
+from backends.admission.stages import admitted_step
+from backends.base import Declaration
+from properties.shortfall import DECLINED_FLOOR
+from properties.tally import Tally
+from properties.tie_count import too_many, vacuous
+from properties.verdict.finding import Finding
+from properties.verdict.invariant import Invariant, Oracle
+from properties.verdict.judge import judge
+from reference.architecture import Architecture, Checkpoint, Seeded
+from reference.case import Case
+from reference.files.regular import opened
+from reference.malformed import Malformed
+from reference.oracle.decoder import Oracle as Definition
+from reference.recorded.lines import Recorded, UnreadableLine, read
+from reference.trace import Stage, Trace
+from specverify.setup.errors import UnusableInput
+from specverify.setup.selection import invariants_matching
+from specverify.traces.evidence import CONTINUES, RecordedRun, WithoutModel
+
+NOT_OF_A_FILE = ("lossless.completes", "lossless.takes-part")
+"""Invariants that judge whether a run that was asked for came about: a recorded run did, whatever it holds."""
+
+NOT_OF_A_REQUEST = ("acceptance.proposal-consistent",)
+"""Invariants that need to know how the draft draws; a bare request does not say."""
+
+NEEDS_PADDING = ("structure.validity-closed",)
+"""Invariants that need to know to how many rows trees are padded."""
+
+Why = tuple[str, str]
+"""The kind of reason for which an invariant was not asked (stages, model, runs, evidence), and the stages in words."""
+
+
+@dataclass(frozen=True)
+class Located:
+    """A finding, with its place in the file: the line, and the number of the run."""
+
+    line: int
+    run: int
+    finding: Finding
+
+
+@dataclass
+class Audit:
+    """The result of an audit.
+
+    Attributes:
+        file: The file, as it was named.
+        tally: The counts of all runs, each as one case.
+        located: Every finding.
+        unasked: Each invariant that compared nothing in some run, with the reasons and the number of runs.
+        doubts: Reasons why the audit is no pass, one line each.
+    """
+
+    file: str
+    tally: Tally = field(default_factory=lambda: Tally("recorded"))
+    located: list[Located] = field(default_factory=list)
+    unasked: dict[str, Counter[Why]] = field(default_factory=dict)
+    doubts: list[str] = field(default_factory=list)
+
+    @property
+    def exit_code(self) -> int:
+        """0 agree, 1 differ, 3 nothing judged, or too little."""
+        return self.tally.exit_code
+
+
+def audit(file: str, model: Checkpoint | None, globs: tuple[str, ...] = ()) -> Audit:
+    """Judge every run of `file` by the invariants that `globs` match.
+
+    Args:
+        file: The path of a file in the format of `reference.recorded`.
+        model: The checkpoint that made the traces, or None.
+        globs: Globs of names of invariants; empty for all.
+
+    Raises:
+        UnusableInput: The file cannot be read, or a line of it is no part of a trace; the message names the line.
+        Unknown: A glob matches no invariant.
+    """
+    wanted = invariants_matching(globs)
+    asked = (*(one for one in wanted if one.name not in NOT_OF_A_FILE), *(() if globs else (CONTINUES,)))
+    found = Audit(file)
+    try:
+        with opened(file) as lines:
+            runs = read(lines)
+    except OSError as why:
+        raise UnusableInput(f"{file}: cannot be read ({why.strerror or why})") from None
+    except UnreadableLine as why:
+        raise UnusableInput(f"{file}:{why.line}: {why.why}") from None
+    definition = Definition()
+    try:
+        for number, run in enumerate(runs):
+            _judge(found, number, run, model, asked, definition)
+    except UnreadableLine as why:
+        raise UnusableInput(f"{file}:{why.line}: {why.why}") from None
+    _settle(found, len(runs))
+    return found
+
+
+def _settle(found: Audit, runs: int) -> None:
+    """Note why the audit is no pass."""
+    tally = found.tally
+    tally.excess_ties = too_many(tally)
+    silent = runs - tally.judged
+    if not runs:
+        found.doubts.append("the file holds no run")
+    elif silent > DECLINED_FLOOR * runs:
+        found.doubts.append(f"nothing could be judged in {silent} of {runs} runs")
+    tally.errors += [*found.doubts, *filter(None, [vacuous(tally)])]
+    found.doubts = tally.errors
+
+
+def _judge(
+    found: Audit, number: int, run: Recorded, model: Checkpoint | None, asked: tuple[Invariant, ...], exact: Definition
+) -> None:
+    """Judge one run, and add it to `found`."""
+    case = run.case(model)
+    trace = _admitted(run, case)
+    of_request = run.request is not None
+    known = isinstance(case.model, Seeded) or model is not None
+    architecture = _architecture(run, case, trace, exact if known else None)
+    oracle: Oracle = exact if known else WithoutModel(architecture)
+    out = (*(NOT_OF_A_REQUEST if of_request else ()), *(() if run.padding_known else NEEDS_PADDING))
+    invariants = tuple(one for one in asked if one.name not in out)
+    subject = RecordedRun(run.engine or Path(found.file).name, case, trace, run.takes_tape, of_request)
+    try:
+        verdict = judge(case, invariants, oracle, subject)
+    except Malformed as why:
+        raise UnreadableLine(run.line, f"the run does not fit its model: {why}") from None
+    found.tally.add(verdict)
+    found.located += [Located(_line(run, one), number, one) for one in verdict.findings]
+    for one in asked:
+        if verdict.outcomes.get(one.name) not in ("checked", "failed"):
+            why_not = _why(one, case, oracle, subject) if one in invariants else ("evidence", "")
+            found.unasked.setdefault(one.name, Counter())[why_not] += 1
+
+
+def _admitted(run: Recorded, case: Case) -> Trace:
+    """The trace of a run, with arrays of the types and shapes that the case gives them.
+
+    Raises:
+        UnreadableLine: A field has another type or shape; the complaint says what is expected.
+    """
+    trace = run.trace(case)
+    sizes = sizes_of(case, run.takes_tape)
+    at = 0
+    try:
+        for at, step in enumerate(trace.steps):  # noqa: B007 - the complaint names the step
+            admitted_step(step, sizes)
+    except Misshapen as wrong:
+        raise UnreadableLine(run.lines[at], f"step {at}, {wrong.why}") from None
+    declared = Declaration(
+        name="recorded", device="cpu", dtypes=(case.dtype,), reveals=frozenset(Stage), takes_tape=run.takes_tape
+    )
+    try:
+        return admitted(trace, case, declared)
+    except Misshapen as wrong:
+        raise UnreadableLine(run.end_line or run.line, f"end, {wrong.why}") from None
+
+
+def _architecture(run: Recorded, case: Case, trace: Trace, exact: Definition | None) -> Architecture:
+    """The architecture by which trees are lowered: the model's, or a stand-in with the layers of the trace.
+
+    Raises:
+        UnreadableLine: A step shows a number of masks that the layers do not have.
+    """
+    masks = {at: len(step.lowered.visible) for at, step in enumerate(trace.steps) if step.lowered is not None}
+    if exact is not None:
+        try:
+            known = exact.model(case.model, case.dtype).parameters.architecture
+        except Malformed as why:
+            raise UnreadableLine(run.line, str(why)) from None
+    else:
+        told = (run.request.windows, run.request.chunks) if run.request is not None else ((), ())
+        layers = len(told[0]) or len(told[1]) or next(iter(masks.values()), 1)
+        try:
+            known = Architecture(
+                "llama", case.model.vocab_size, 2, 2, 1, 1, 2, windows=told[0] or (0,) * layers, chunks=told[1]
+            )
+        except Malformed as why:
+            raise UnreadableLine(run.line, f"run.{why}") from None
+    for at, count in masks.items():
+        if count != known.layers:
+            line = f"step {at}, lowered.visible: {count} masks, expected one for each of {known.layers} layers"
+            raise UnreadableLine(run.lines[at], line)
+    return known
+
+
+def _why(one: Invariant, case: Case, oracle: Oracle, subject: RecordedRun) -> Why:
+    """Why `one` compared nothing, found by asking it alone."""
+    missing = one.needs - subject.reveals
+    if missing:
+        return "stages", ", ".join(stage.word for stage in sorted(missing))
+    without = oracle if isinstance(oracle, WithoutModel) else None
+    subject.asked_again = False
+    if without is not None:
+        without.asked.clear()
+    outcome = judge(case, [one], oracle, subject).outcomes[one.name]
+    if without is not None and without.asked:
+        return "model", ""
+    if subject.asked_again:
+        return "runs", ""
+    return ("evidence", "") if outcome == "unobserved" else ("nothing", "")
+
+
+def _line(run: Recorded, finding: Finding) -> int:
+    """The line of the file on which the difference stands."""
+    if finding.invariant == "lossless.accounting" and finding.where.get("side") != "tokens":
+        return run.end_line or run.line
+    return run.lines[finding.step] if finding.step < len(run.lines) else run.end_line or run.line

@@ -1,0 +1,309 @@
+"""`trace check`: a file of any engine's traces is judged without the engine, or refused with the line that is wrong."""
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from backends.registry import open_backend
+from properties.strategies.models import GALLERY
+from reference.architecture import Seeded
+from reference.case import Case
+from reference.draft import Scripted
+from reference.layout import KvLayout
+from reference.recorded.json_types import encoded
+from reference.recorded.lines import read, trace_lines
+from reference.recorded.schema import schema
+from reference.sampling import Sampling, Stops
+from reference.trace import Trace
+from reference.tree import Tree
+from specverify.adapt import save_checkpoint
+from specverify.cli import main
+
+MODEL = Seeded(GALLERY[1], 0)
+CASE = Case(
+    MODEL,
+    (3, 1, 4),
+    Scripted((Tree((0, 0, 1, 0), (4, 13, 13, 5)), Tree((0, 0), (13, 2)))),
+    KvLayout(padded_nodes=6),
+    stops=Stops(6, eos=(2,)),
+)
+"""Greedy decoding repeats token 13, so that the first tree is accepted two deep and the second not at all."""
+
+Line = dict[str, dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def trace() -> Trace:
+    """The engine's own run of CASE."""
+    found = open_backend("cpu-eager").run(CASE)
+    assert [step.accepted.path for step in found.steps if step.accepted][:2] == [(0, 1, 2), (0,)]
+    return found
+
+
+@pytest.fixture
+def lines(trace: Trace) -> list[Line]:
+    """The recorded run as objects, to be changed; a bare request in place of the case."""
+    made: list[Line] = [json.loads(one) for one in trace_lines(CASE, trace)]
+    stops = {"max_new_tokens": 6, "eos": [2]}
+    made[0] = {"run": {"prompt": [3, 1, 4], "vocabulary": MODEL.vocab_size, "stops": stops, "engine": "mine 1.2"}}
+    return made
+
+
+def checked(
+    folder: Path, lines: list[Line] | str, capsys: pytest.CaptureFixture[str], *options: str
+) -> tuple[int, str, str]:
+    """Exit code, standard output and standard error of `trace check` on a file with these lines."""
+    file = folder / "run.jsonl"
+    file.write_text(lines if isinstance(lines, str) else "".join(json.dumps(one) + "\n" for one in lines))
+    with pytest.raises(SystemExit) as ended:
+        main(["trace", "check", str(file), *options])
+    said = capsys.readouterr()
+    assert isinstance(ended.value.code, int)
+    return ended.value.code, said.out, said.err
+
+
+def test_a_recorded_run_is_read_as_it_was_written_and_is_valid_under_the_schema(trace: Trace) -> None:
+    written = list(trace_lines(CASE, trace))
+    validator = jsonschema.Draft202012Validator(schema())
+    assert [one for line in written for one in validator.iter_errors(json.loads(line))] == []
+    (run,) = read(written)
+    assert run.case(None) == CASE
+    assert encoded(run.trace(CASE)) == encoded(trace) | {"forward_s": 0.0}
+    wrong = {"step": {"accepted": {"path": [0], "bonus": 1, "paht": [0]}}}
+    assert list(validator.iter_errors(wrong))
+
+
+def test_the_schema_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["trace", "schema"])
+    assert ended.value.code == 0
+    assert json.loads(capsys.readouterr().out) == schema()
+
+
+def test_a_right_trace_agrees_and_tells_what_was_not_asked(
+    lines: list[Line], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, page, _ = checked(tmp_path, lines, capsys, "--json", str(tmp_path / "told.json"))
+    told = json.loads((tmp_path / "told.json").read_text())
+    assert (code, told["outcome"], told["judged"]) == (0, "agree", 1)
+    compared = {name for name, counts in told["invariants"].items() if counts["checked"]}
+    assert {
+        "structure.mask-is-ancestry", "acceptance.greedy-walk", "lossless.stops", "lossless.accounting",
+        "cache.isolation", "cache.untouched-slots", "draft.fidelity", "trace.continues",
+    } <= compared  # fmt: skip
+    why = {one["invariant"]: one["why"] for one in told["unasked"]}
+    assert why["lossless.greedy-match"] == "needs the model: name its checkpoint with --model"
+    assert "further runs of the engine" in why["lossless.deterministic"]
+    assert compared.isdisjoint(why)
+    assert "not asked" in page
+
+
+def at(*path: Any, value: Any) -> Callable[[list[Line]], None]:
+    """The change of one value: the number of the line, then the path inside it."""
+
+    def change(lines: list[Line]) -> None:
+        inside: Any = lines
+        for part in path[:-1]:
+            inside = inside[part]
+        assert inside[path[-1]] != value
+        inside[path[-1]] = value
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "line", "field", "invariant"),
+    [
+        (at(1, "step", "lowered", "parent", 2, value=0), 2, "step 0, lowered.parent, row 2", "structure.parent-range"),
+        (at(1, "step", "lowered", "visible", 0, 3, 3, value=True), 2, "lowered.visible", "structure.mask-is-ancestry"),
+        (at(1, "step", "lowered", "position", 1, value=9), 2, "lowered.position", "structure.positions-are-depth"),
+        (at(1, "step", "accepted", "path", value=[0, 1]), 2, "step 0, accepted.path", "acceptance.greedy-walk"),
+        (at(2, "step", "accepted", "bonus", value=5), 3, "step 1, accepted.bonus", "acceptance.greedy-walk"),
+        (at(1, "step", "emitted", "tokens", 0, value=7), 2, "step 0, emitted.tokens", "lossless.stops"),
+        (at(-1, "end", "output", 5, value=2), -1, "emitted.tokens", "lossless.stops"),
+        (at(-1, "end", "finish", value="eos"), -1, "emitted.tokens", "lossless.stops"),
+        (at(-1, "end", "accounting", "accepted", value=9), 0, "accounting.accepted", "lossless.accounting"),
+        (at(2, "step", "context", 1, value=2), 3, "step 1, context", "trace.continues"),
+        (at(2, "step", "drafted", "tree", "token", 0, value=2), 3, "drafted", "draft.fidelity"),
+        (at(2, "step", "committed", "verified", "keys", 0, 0, 1, 0, value=9.0), 3, "committed", "cache.isolation"),
+        (at(2, "step", "committed", "after", "keys", 0, 0, 1, 0, value=9.0), 3, "committed", "cache.untouched-slots"),
+    ],
+)
+def test_a_wrong_value_is_a_line_with_file_line_step_and_field(
+    change: Callable[[list[Line]], None],
+    line: int,
+    field: str,
+    invariant: str,
+    lines: list[Line],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    change(lines)
+    number = line if line > 0 else len(lines) + line  # 0: the line `end`; -1: the last step
+    code, page, _ = checked(tmp_path, lines, capsys)
+    assert code == 1
+    told = [one for one in page.splitlines() if one.endswith(f"({invariant})")]
+    assert told, page
+    assert told[0].startswith(f"{tmp_path / 'run.jsonl'}:{number}: run 0, ")
+    assert field in told[0]
+    assert "expected" in told[0]
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(save_checkpoint(MODEL, "float32", tmp_path_factory.mktemp("model")))
+
+
+def tokens_alone(output: list[int]) -> list[Line]:
+    """A run of which nothing but the tokens is known."""
+    return [{"run": {"prompt": [3, 1, 4], "stops": {"max_new_tokens": 6}}}, {"end": {"output": output}}]
+
+
+def test_tokens_are_judged_against_the_checkpoint_that_is_named(
+    checkpoint: str, trace: Trace, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    right = list(trace.output)
+    code, page, _ = checked(tmp_path, tokens_alone(right), capsys, "--model", checkpoint)
+    assert (code, "lossless.greedy-match (6)" in page) == (0, True)
+    wrong = [*right[:3], (right[3] + 1) % MODEL.vocab_size, *right[4:]]
+    code, page, _ = checked(tmp_path, tokens_alone(wrong), capsys, "--model", checkpoint)
+    assert code == 1
+    assert page.startswith(
+        f"{tmp_path / 'run.jsonl'}:2: run 0, step 0, emitted.tokens, position 3: expected {right[3]}"
+    )
+
+
+def test_every_stage_is_judged_against_the_checkpoint_that_is_named(
+    checkpoint: str, lines: list[Line], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = str(tmp_path / "told.json")
+    assert checked(tmp_path, lines, capsys, "--model", checkpoint, "--json", told)[0] == 0
+    invariants = json.loads(Path(told).read_text())["invariants"]
+    for name in ("attention.context-exact", "cache.commit-equivalence", "lossless.greedy-match", "lossless.logprobs"):
+        assert invariants[name]["checked"] == 1
+    lines[2]["step"]["scored"]["logits"][1][0] += 1.0
+    code, page, _ = checked(tmp_path, lines, capsys, "--model", checkpoint)
+    assert code == 1
+    assert "run.jsonl:3: run 0, step 1, scored.logits, node 1" in page
+
+
+def test_a_step_that_shows_some_stages_is_judged_by_those(
+    lines: list[Line], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without context, output and finish, which follow from the blocks."""
+    few = [{"step": {name: one["step"][name] for name in ("drafted", "accepted", "emitted")}} for one in lines[1:-1]]
+    code, page, _ = checked(tmp_path, [lines[0], *few], capsys)
+    assert code == 0, page
+    assert "lossless.stops" in page.split("not asked")[0]
+    assert "the trace shows no lowered" in " ".join(page.split())
+    few[1]["step"]["emitted"]["tokens"].append(13)
+    code, page, _ = checked(tmp_path, [lines[0], *few], capsys)
+    assert (code, "run.jsonl:3: run 0, step 1, emitted.tokens" in page) == (1, True)
+
+
+def test_a_step_without_a_tree_between_others_moves_no_block(
+    lines: list[Line], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("drafted", "accepted"):
+        del lines[1]["step"][name]
+    lines[-1]["end"].pop("accounting")
+    code, page, _ = checked(tmp_path, lines, capsys)
+    assert code == 0, page
+    assert "lossless.stops" in page.split("not asked")[0]
+
+
+def test_padding_to_several_sizes_is_not_judged_by_one(
+    lines: list[Line], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "structure.validity-closed" in checked(tmp_path, lines, capsys)[1].split("not asked")[0]
+    lowered = lines[2]["step"]["lowered"]
+    for name in ("token", "parent", "depth", "position", "valid", "slot", "next_token", "next_sibling", "ancestor"):
+        del lowered[name][-1]
+    lowered["visible"] = [[row[:-1] for row in layer[:-1]] for layer in lowered["visible"]]
+    code, page, _ = checked(tmp_path, lines, capsys)
+    assert code == 0, page
+    assert "structure.validity-closed" not in page.split("not asked")[0]
+    lines[0]["run"]["padded_nodes"] = 6
+    code, page, _ = checked(tmp_path, lines, capsys)
+    assert (code, "run.jsonl:3: run 0, step 1, lowered.valid" in page) == (1, True)
+
+
+@pytest.mark.parametrize(
+    ("content", "doubt"),
+    [
+        ([], "the file holds no run"),
+        ([{"run": {"prompt": [1], "vocabulary": 8, "stops": {"max_new_tokens": 4}}}], "nothing could be judged in 1"),
+        ([*tokens_alone([])[:1], {"end": {"output": []}}], "missing: the number of token ids"),
+    ],
+)
+def test_where_nothing_is_compared_there_is_no_pass(
+    content: list[Line], doubt: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, page, error = checked(tmp_path, content, capsys)
+    assert code == (2 if "missing" in doubt else 3)
+    assert doubt in " ".join((page + error).split())
+
+
+RUN = '{"run": {"prompt": [1], "vocabulary": 8, "stops": {"max_new_tokens": 4}}}\n'
+
+
+@pytest.mark.parametrize(
+    ("content", "line"),
+    [
+        ("nonsense", "1: no JSON: Expecting value"),
+        ("[1, 2]", "1: an object with one key is expected here: run, step, end"),
+        ('{"step": {}}', "1: step: a line `run` comes before it"),
+        ('{"run": {"prompt": [1], "vocabulary": 8}}', "1: run: 'stops' is a required property"),
+        ('{"run": {"prompt": [1], "stops": {"max_new_tokens": 4}}}', "1: run.vocabulary: missing"),
+        ('{"run": {"prompt": [9], "vocabulary": 8, "stops": {"max_new_tokens": 4}}}', "1: run.prompt[0]: 9 is not in"),
+        (RUN + '{"step": {"acceptd": {}}}', "2: step: Additional properties are not allowed ('acceptd'"),
+        (RUN + '{"step": {"accepted": {"path": ["x"], "bonus": 1}}}', "2: step.accepted.path[0]: 'x' is not of type"),
+        (RUN + '{"step": {"emitted": {"tokens": [9]}}}', "2: end.output: 9 is not in the vocabulary of 8"),
+        (
+            RUN + '{"step": {"scored": {"logits": [[1, 2]]}}}',
+            "2: step 0, scored.logits: list of float64 [1, 2], expected",
+        ),
+        (RUN + '{"step": {"scored": {"logits": [["x"]]}}}', "2: step.scored.logits: 'x' stands among numbers"),
+        (RUN + '{"step": {"drafted": {"tree": {"parent": [1], "token": [1]}}}}', "2: step.drafted.tree.parent[0]: the"),
+        (RUN + '{"step": {}}\n{"step": {"emitted": {"tokens": [1]}}}', "3: step.context: missing, and step 0 does not"),
+        (RUN + '{"end": {"output": [1], "finish": "done"}}', "2: step 0, emitted.finish: 'done', expected eos"),
+        (RUN + '{"end": {}}\n{"end": {}}', "3: end: a line `run` comes before it"),
+        ('{"run": {"case": {"schema": 1}}}', "1: run.case: "),
+        (RUN.replace("[1]", '[1], "sampling": {"processors": ["os:system"]}'), "1: run.sampling.processors: a name in"),
+        (RUN.replace("[1]", '[1], "windows": [-1]'), "1: run.windows: a window is a number of tokens"),
+    ],
+)
+def test_a_file_that_is_no_trace_is_refused_in_one_line(
+    content: str, line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, page, error = checked(tmp_path, content, capsys)
+    assert (code, page) == (2, "")
+    assert error.startswith(f"specverify: {tmp_path / 'run.jsonl'}:{line}")
+    assert error.count("\n") == 1
+
+
+def test_a_file_that_is_not_there_is_refused_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for name, why in (("absent.jsonl", "No such file"), ("pipe", "it is a FIFO")):
+        with pytest.raises(SystemExit) as ended:
+            main(["trace", "check", str(tmp_path / name)])
+        assert ended.value.code == 2
+        assert why in capsys.readouterr().err
+
+
+def test_a_sampled_run_is_judged_by_its_own_laws(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    case = Case(MODEL, (3, 1, 4), Scripted((Tree((0, 0), (4, 13)),)), sampling=Sampling(0.7, top_k=3), stops=Stops(4))
+    written: list[Line] = [json.loads(one) for one in trace_lines(case, open_backend("cpu-eager").run(case), True)]
+    code, page, _ = checked(tmp_path, written, capsys)
+    assert code == 0, page
+    for name in ("lossless.processors-per-node", "acceptance.sampled-walk", "acceptance.support"):
+        assert name in page.split("not asked")[0]
+    law = written[1]["step"]["scored"]["law"][0]
+    law[0], law[1] = law[0] + 0.1, law[1] - 0.1
+    code, page, _ = checked(tmp_path, written, capsys)
+    assert (code, "run.jsonl:2: run 0, step 0, scored.law" in page) == (1, True)
