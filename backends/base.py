@@ -134,7 +134,20 @@ class WrongFlag(ValueError):
 
 
 class Unavailable(Exception):
-    """The backend cannot be opened on this machine; the message names the missing device or package."""
+    """The backend cannot be opened on this machine; the message names the missing device or package.
+
+    Raised from `run`, it says that an engine elsewhere, such as a server, is gone or answers nothing that can be
+    judged. The run then ends with what was judged so far.
+    """
+
+
+class ProgramFailure(Exception):
+    """The engine's own process broke in a run; `said` holds the last lines that the process wrote."""
+
+    def __init__(self, why: str, said: tuple[str, ...] = ()) -> None:
+        super().__init__(why)
+        self.why = why
+        self.said = said
 
 
 class StageFailure(Exception):

@@ -1,6 +1,7 @@
 """The registry, which opens a backend by its name or by `pkg.module:factory`.
 
 A name stands for a backend that we ship (`backends/shipped.py`) or for a ready adapter (`backends/adapters.py`).
+`openai:URL` is a server (`backends/servers`), `command:PROGRAM` a program in any language (`backends/programs`).
 `pkg.module:factory` names a function of a user's own module that returns a backend. Where no backend can be opened, the
 exception gives the reason in one line.
 """
@@ -13,7 +14,11 @@ from types import ModuleType
 from backends.adapters import ADAPTERS, SHIPPED, Adapter
 from backends.admission import Misshapen, check_declaration
 from backends.base import Backend, Declaration, Unavailable, WrongFlag
+from backends.servers import address
 from backends.shipped import ROWS
+
+PROGRAM = "command:"
+"""The beginning of the names of programs; `backends.programs.command` opens them."""
 
 
 class UnknownBackend(ValueError):
@@ -53,6 +58,8 @@ def open_backend(name: str) -> Backend:
     ready = {adapter.name: adapter for adapter in ADAPTERS}
     if name in ready:
         return _adapted(ready[name])
+    if is_remote(name):
+        return _remote(name)
     module_name, colon, attribute = name.partition(":")
     if not colon:
         raise UnknownBackend(unknown(name))
@@ -66,6 +73,41 @@ def open_backend(name: str) -> Backend:
     return _made(name, module, module_name, attribute)
 
 
+def is_remote(name: str) -> bool:
+    """Whether a name stands for a server (`openai:URL`) or a program (`command:PROGRAM`)."""
+    return name.startswith((address.PREFIX, PROGRAM))
+
+
+def check_address(name: str) -> None:
+    """Check the URL and the options of a server's name, without asking the server; other names pass.
+
+    Raises:
+        UnknownBackend: The name cannot be used. The message does not show the name, which may hold a key.
+    """
+    if name.startswith(address.PREFIX):
+        try:
+            address.address_of(name)
+        except address.WrongAddress as why:
+            raise UnknownBackend(f"{address.PREFIX} {why}") from None
+
+
+def _remote(name: str) -> Backend:
+    """Open a server or a program."""
+    check_address(name)
+    if name.startswith(address.PREFIX):
+        from backends.servers.opening import open_server
+
+        return open_server(name)
+    from backends.programs.command import WrongProgram, open_program
+
+    try:
+        backend = open_program(name)
+        check_declaration(backend.declaration)
+    except (WrongProgram, Misshapen) as why:
+        raise UnknownBackend(str(why)) from None
+    return backend
+
+
 def shipped_names() -> tuple[str, ...]:
     """The names of all backends that we ship, those of ready adapters last."""
     return tuple(row.name for row in SHIPPED)
@@ -73,7 +115,8 @@ def shipped_names() -> tuple[str, ...]:
 
 def unknown(name: str) -> str:
     """The refusal of a name that stands for no backend."""
-    return f"no backend is called {name!r}: known are {', '.join(shipped_names())}, or give pkg.module:factory"
+    known = ", ".join(shipped_names())
+    return f"no backend is called {name!r}: known are {known}, openai:URL, command:PROGRAM and pkg.module:factory"
 
 
 def _adapted(adapter: Adapter) -> Backend:

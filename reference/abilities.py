@@ -62,6 +62,7 @@ class Abilities:
             with a window.
         longest: Most tokens of prompt, output and a tree below the last token; 0 for what the model admits.
         least_prompt: Fewest tokens of a prompt.
+        seeded: Whether a request's seed decides what it draws, so that the same request again gives the same tokens.
     """
 
     dtypes: tuple[str, ...]
@@ -83,6 +84,7 @@ class Abilities:
     least_window: int = 1
     longest: int = 0
     least_prompt: int = 1
+    seeded: bool = True
 
     @property
     def processed(self) -> tuple[str, ...]:

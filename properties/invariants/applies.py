@@ -1,5 +1,7 @@
 """Conditions on cases that invariants in several files share."""
 
+from properties.verdict.invariant import NotApplicable
+from properties.verdict.subject import Subject
 from reference.case import Case
 
 
@@ -18,3 +20,9 @@ def drawn(case: Case) -> bool:
     sampling = case.sampling
     # "top-k" takes the best tokens of each row and tosses no coin.
     return case.draft.has_law and not sampling.greedy and sampling.draws != "top-k"
+
+
+def check_seeded(case: Case, subject: Subject) -> None:
+    """Raise NotApplicable where the engine draws on random numbers that no request decides."""
+    if not case.sampling.greedy and subject.abilities is not None and not subject.abilities.seeded:
+        raise NotApplicable("what the engine draws does not follow the seed")

@@ -151,6 +151,8 @@ def work(plan: Plan, tell: Tell, orders: Orders, judged: frozenset[str] = frozen
                     break
                 search.go_on(failure)
             tell(Done(search.exhausted))
+        except Unavailable as why:  # an engine elsewhere is gone: what was judged so far stands
+            raise Refused(str(why), 3) from why
         except Inadmissible as why:
             raise Refused(f"--processor {why.why}", 2) from why
 

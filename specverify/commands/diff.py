@@ -6,6 +6,7 @@ from typing import Any
 import click
 
 from backends.flags import MODES
+from backends.servers.address import PREFIX as SERVER
 from reference.case import DTYPES
 from specverify.commands import guard_options, sampling_options
 from specverify.plan import DEFAULT_CASES, TRANSFORMERS, Plan, default_cases, default_dtypes, default_jobs
@@ -89,6 +90,8 @@ def diff(
     sampling = sampling_options.sampling_of(model, settings)
     name = backend or (DEVICES[device] if device else _backend_of(fault))
     _check_names(name, device, against, invariants, fault)
+    if model is None and name.startswith(SERVER):
+        raise click.UsageError(f"{SERVER}URL brings its own weights: name the same checkpoint's folder with --model")
     if model is not None and against == name and fault is None:
         raise click.UsageError(
             f"--against {against} is the backend itself, which agrees with itself whatever it computes: "
@@ -148,7 +151,7 @@ def _check_names(
     """Refuse unknown names before any worker starts; the workers look for the device itself."""
     from backends.adapters import SHIPPED
     from backends.base import Unavailable
-    from backends.registry import UnknownBackend, shipped_names, unknown
+    from backends.registry import UnknownBackend, check_address, shipped_names, unknown
     from backends.shipped import ROWS
     from specverify.setup.selection import invariants_matching
 
@@ -164,6 +167,7 @@ def _check_names(
     for one in filter(None, (backend, against)):
         if one is against and one == TRANSFORMERS:
             continue
+        check_address(one)
         if ":" not in one and one not in shipped_names():
             raise UnknownBackend(unknown(one))
     if device is not None:

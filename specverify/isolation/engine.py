@@ -1,8 +1,8 @@
 """The engine's process: it opens one backend and answers a worker's requests.
 
 Requests are tuples that begin with a word, and they are answered one after the other. Each answer is a tuple too:
-`told` with a value, `absent` with the reason for a missing value (declined, crashed), or, while opening, `refused` with
-the name of a complaint and its line.
+`told` with a value, `absent` with the reason for a missing value (declined, crashed), `gone` with one line where an
+engine elsewhere does not answer any more, or, while opening, `refused` with the name of a complaint and its line.
 """
 
 import contextlib
@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from backends.base import Unavailable
 from properties.verdict.subject import Crashed, Declined, Live, NoTrace, Subject
 from specverify.isolation.lifeline import die_with
 from specverify.isolation.residue import changed, state
@@ -167,6 +168,8 @@ class Served:
             answer = ("absent", told) if isinstance(told, (Declined, Crashed)) else ("told", told)
         except NoTrace as absent:
             answer = ("absent", absent.outcome)
+        except Unavailable as why:
+            answer = ("gone", str(why))
         except BaseException as why:
             answer = ("absent", ended(why))
         # A fork that the run made has returned here as if it were the engine: it must not answer a second time.

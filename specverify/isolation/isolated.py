@@ -108,6 +108,7 @@ class Isolated:
 
         Raises:
             NoTrace: The backend declined or raised, or its process ended, hung or held too much memory.
+            Unavailable: The engine behind the backend, such as a server, is gone.
         """
         try:
             engine = self._alive()
@@ -124,6 +125,8 @@ class Isolated:
             # The run left global state changed: end the process, so that the next run starts in a clean one.
             engine.end()
             self._engine = None
+        if kind == "gone":
+            raise Unavailable(told)
         if kind != "told":
             raise NoTrace(told)
         return told
@@ -138,7 +141,7 @@ class Isolated:
             try:
                 self._open()
             except Exception as why:
-                if isinstance(why, Lost):
+                if isinstance(why, (Lost, Unavailable)):
                     raise
                 raise Lost(f"could not be opened again ({why})") from why
         assert self._engine is not None

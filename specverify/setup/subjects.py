@@ -9,7 +9,7 @@ from pathlib import Path
 
 from backends import faults
 from backends.admission import LiveDoor, Misshapen, admitted, admitted_blocks
-from backends.base import Backend, ExactLaw, Serving, StageFailure, Unsupported
+from backends.base import Backend, ExactLaw, ProgramFailure, Serving, StageFailure, Unavailable, Unsupported
 from backends.faults.fault import Fault
 from backends.flags import Mode, mode_of
 from backends.registry import open_backend
@@ -85,6 +85,8 @@ def subject_of(backend: Backend, keep: int = 48) -> Subject:
             return Declined(reason)
         try:
             return admitted(backend.run(case), case, declared)
+        except Unavailable:  # no outcome of this case: the engine is gone, and the run ends
+            raise
         except (Exception, SystemExit, GeneratorExit) as why:
             return ended(why)
 
@@ -109,6 +111,8 @@ def ended(why: BaseException) -> Declined | Crashed:
         return Declined(str(why))
     if isinstance(why, Misshapen):
         return Crashed(why.stage, why.why)  # no frames: they would be those of our admission code
+    if isinstance(why, ProgramFailure):
+        return Crashed(None, why.why, why.said)  # no frames: the engine is another program
     if isinstance(why, StageFailure):
         return Crashed(why.stage, why.why, last_frames(why))
     return Crashed(None, in_words(why), last_frames(why))

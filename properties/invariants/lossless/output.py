@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from properties.invariants.applies import greedy_only
+from properties.invariants.applies import check_seeded, greedy_only
 from properties.tolerance.closeness import forced, noise
 from properties.tolerance.ties import TIE_SIGMA, gaps, judge_tokens
 from properties.verdict.finding import Compared, Finding
@@ -152,6 +152,7 @@ def _stops_finding(step: int, expected: object, observed: object) -> Finding:
 
 def state_isolated(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     """The case, run again after another request, gives a bit-identical trace."""
+    check_seeded(case, subject)
     before, other = subject(case), _other_request(case)
     if other == case:
         raise NotApplicable("the other request is the case itself")
@@ -173,6 +174,7 @@ def _other_request(case: Case) -> Case:
 
 def deterministic(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     """The same case twice gives bit-identical traces."""
+    check_seeded(case, subject)
     yield from _same_run("lossless.deterministic", subject(case), subject.again(case))
 
 

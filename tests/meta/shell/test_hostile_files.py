@@ -22,7 +22,7 @@ from reference.oracle.checkpoint import UnreadableCheckpoint, identify, read
 from reference.sampling import Stops
 from reference.weights import shapes
 from reports import bundle
-from specverify.checkpoints import cases
+from specverify.checkpoints import prompts
 from specverify.checkpoints.opening import open_checkpoint
 from specverify.cli import main
 from specverify.setup.errors import UnusableInput
@@ -223,15 +223,15 @@ def test_other_files_that_would_block_or_never_end_are_one_line(
         assert f"--world {pipe}: it is a FIFO, not" in complaint(capfd, "law", "chain", "--world", pipe)
     for source, words in (("pipe", "a FIFO"), ("pipe.jsonl", "a FIFO"), ("/dev/zero", "a device")):
         with pytest.raises(UnusableInput, match=f"--prompts {source}: it is {words}, not a regular file"):
-            cases.read_prompts(source)
+            prompts.read_prompts(source)
     for command in (["replay", "/dev/zero"], ["law", "chain", "--world", "/dev/zero"]):
         assert "it is a device, not a regular file" in complaint(capfd, *command)
     Path("large").write_bytes(b"a" * (2**21 + 1))
     monkeypatch.setattr(bundle, "LARGEST", 2**20)
     assert "larger than the 1 MiB" in complaint(capfd, "replay", "large")
-    monkeypatch.setattr(cases, "LARGEST_PROMPTS", 2**21)
+    monkeypatch.setattr(prompts, "LARGEST_PROMPTS", 2**21)
     with pytest.raises(UnusableInput, match="larger than the 2 MiB"):
-        cases.read_prompts("large")
+        prompts.read_prompts("large")
 
 
 @pytest.mark.parametrize("model", ["/" + "x" * 5000, "x" * 5000, "./a\0b"])

@@ -1,0 +1,151 @@
+"""Opening of a server: which model it has, and which dialect it speaks.
+
+The server is asked for its models, then for a few tokens in each way that it may take, the most telling first.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from backends.adapt.answers import Answer, Answering
+from backends.adapt.models import end_tokens
+from backends.base import Unavailable, Unsupported
+from backends.servers.address import Address, address_of
+from backends.servers.dialects import BY_NAME, Dialect, OpenAI, Question
+from backends.servers.web import Refused, Web, WrongAnswer
+
+OWNERS = {"vllm": "vllm", "llamacpp": "llama.cpp", "sglang": "sglang"}
+"""The dialect of a server by the `owned_by` of its models."""
+
+PROBES = ((0,), (1,), (2,))
+"""Prompts of the requests that show whether draws follow the seed."""
+
+PROBE_TOKENS, PROBE_TEMPERATURE = 16, 8.0
+"""Tokens and temperature of these requests: two texts of independent draws are then hardly ever the same."""
+
+TAKEN = ("prompt_ids", "max_new_tokens", "temperature", "seed", "stops", "checkpoint")
+"""Parameters of a black box that every dialect is given."""
+
+DTYPES = ("float32", "float64", "bfloat16", "float16")
+"""The dtypes in which a server may compute; `--dtype` says in which this one does."""
+
+
+@dataclass(frozen=True)
+class Server:
+    """A server, and the dialect in which it is asked."""
+
+    web: Web
+    dialect: Dialect
+
+    def __call__(self, **given: Any) -> Answer:
+        """The answer to one request.
+
+        Raises:
+            Unsupported: The text ends at other tokens than the case's, or no text stands for the prompt.
+            Unavailable: The server does not answer as it should, or refuses the request.
+        """
+        question = Question(**given)
+        own = () if self.dialect.NAMED_STOPS else end_tokens(question.checkpoint)
+        if not self.dialect.NAMED_STOPS and set(question.stops) != set(own):
+            raise Unsupported(
+                f"a server of dialect {self.dialect.NAME} ends a text at the model's own end tokens alone"
+            )
+        try:
+            return self.asked(question)
+        except Refused as why:
+            raise Unavailable(str(why)) from None
+
+    def asked(self, question: Question) -> Answer:
+        """The answer to a question; raises Refused beside what a call raises."""
+        body = self.dialect.body(question)
+        prompt = body["prompt"] if self.dialect.as_text else ""
+        return self.web.ask(self.dialect.PATH, body, lambda content: self.dialect.read(content, question), prompt)
+
+
+def open_server(name: str) -> Answering:
+    """The backend that `name`, `openai:URL` with options, stands for.
+
+    Raises:
+        WrongAddress: The name cannot be used.
+        Unavailable: The server does not answer, or answers what no dialect gives.
+    """
+    address = address_of(name)
+    web = Web(address)
+    dialect = _dialect(web, address)
+    server = Server(web, dialect)
+    takes = (*TAKEN, *dialect.PROCESSES)
+    # A server brings its own weights, so that it runs no built-in model.
+    return Answering(server, takes, seeded=_seeded(server), name=name, dtypes=DTYPES, families=())
+
+
+def _dialect(web: Web, address: Address) -> Dialect:
+    """The dialect, by the user's choice or by the server's models, in the first form that the server takes."""
+    model, owner = address.model, None
+    if address.model is None or address.dialect is None:
+        model, owner = _model(web, address)
+    kind = BY_NAME[address.dialect or OWNERS.get(owner or "", OpenAI.NAME)]
+    forms = [kind(model or "", logprobs, as_text) for as_text in (False, True) for logprobs in (True, False)]
+    refusal = ""
+    for form in forms:
+        if (form.logprobs and not address.logprobs) or (form.as_text and not isinstance(form, OpenAI)):
+            continue
+        try:
+            _said(Server(web, form), Question(PROBES[0], 1))
+        except Refused as why:
+            if why.status in (401, 403):
+                raise Unavailable(str(why)) from None
+            refusal = refusal or str(why)
+            continue
+        return form
+    raise Unavailable(f"{refusal} (asked for one token in dialect {kind.NAME})")
+
+
+def _object(content: Any) -> dict[str, Any]:
+    """The content, which must be an object with choices."""
+    choices = content.get("choices") if isinstance(content, dict) else None
+    if not isinstance(choices, list) or not all(isinstance(choice, dict) for choice in choices):
+        raise WrongAnswer("answers JSON without choices")
+    return {"choices": choices}
+
+
+def _model(web: Web, address: Address) -> tuple[str, str | None]:
+    """The name and the owner of the server's model."""
+    try:
+        rows = web.ask("/v1/models", None, _rows)
+    except Refused as why:
+        if address.model is None:
+            raise Unavailable(f"{why}; name its model with #model=NAME") from None
+        return address.model, None
+    chosen = [row for row in rows if address.model in (None, row.get("id"))]
+    if len(chosen) != 1 or not isinstance(chosen[0].get("id"), str):
+        names = ", ".join(str(row.get("id")) for row in rows[:6])
+        raise Unavailable(f"the server {address.root} has {len(rows)} models ({names}): name one with #model=NAME")
+    owner = chosen[0].get("owned_by")
+    return chosen[0]["id"], owner if isinstance(owner, str) else None
+
+
+def _rows(content: Any) -> list[dict[str, Any]]:
+    """The models in the answer of `/v1/models`."""
+    rows = content.get("data") if isinstance(content, dict) else None
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise WrongAnswer("answers JSON whose field data is no list of models")
+    return rows
+
+
+def _seeded(server: Server) -> bool:
+    """Whether the same request with the same seed gives the same tokens twice."""
+    for prompt in PROBES:
+        question = Question(prompt, PROBE_TOKENS, PROBE_TEMPERATURE, seed=7)
+        if _said(server, question) != _said(server, question):
+            return False
+    return True
+
+
+def _said(server: Server, question: Question) -> object:
+    """What the server answers, in ids or in texts: no checkpoint, whose tokenizer would read texts, is known yet."""
+    if not isinstance(server.dialect, OpenAI):
+        return server.asked(question).tokens
+    # Every tokenizer knows digits.
+    prompt = " ".join(map(str, question.prompt_ids)) if server.dialect.as_text else list(question.prompt_ids)
+    body = {**replace(server.dialect, as_text=False).body(question), "prompt": prompt}
+    content = server.web.ask(server.dialect.PATH, body, _object)
+    return [(choice.get("token_ids"), choice.get("text")) for choice in content["choices"]]

@@ -1,0 +1,203 @@
+"""One question to a server, and another try where the answer is none.
+
+A refusal is final. Whatever may pass is asked again, with a bound: no connection, no whole answer in time, too many
+requests (Retry-After is respected), an error of the server, and an answer that is not what the dialect expects.
+"""
+
+import http.client
+import json
+import re
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+from backends.base import Unavailable
+from backends.servers.address import KEY, Address, key
+
+Content = TypeVar("Content")
+
+FIRST_WAIT_S = 0.5
+"""Seconds before the second try; each later wait is twice as long."""
+
+LONGEST_WAIT_S = 60.0
+"""Most seconds between two tries; a server that asks for more (Retry-After) is given up."""
+
+LARGEST_ANSWER = 64 * 2**20
+"""Most bytes of an answer."""
+
+LONGEST_MESSAGE = 160
+"""Most characters of a server's own message that are passed on."""
+
+ECHO = 12
+"""Characters of a prompt that a message may not hold in a row."""
+
+IDS = re.compile(r"\d+(?:[\s,\[\]]+\d+)+")
+"""Numbers in a row, as prompts of token ids are echoed."""
+
+NOT_HERE = ("localhost", "127.0.0.1", "::1")
+"""Hosts that are asked without the environment's proxy."""
+
+
+class WrongAnswer(Exception):
+    """An answer is not what was asked for; `wait` is the server's own Retry-After in seconds, or None."""
+
+    def __init__(self, why: str, wait: float | None = None) -> None:
+        super().__init__(why)
+        self.wait = wait
+
+
+class Refused(Exception):
+    """The server refused the request as it is (a status of 400 to 499); asking again would not help."""
+
+    def __init__(self, status: int, why: str) -> None:
+        super().__init__(why)
+        self.status = status
+
+
+@dataclass
+class Told:
+    """The bytes of an answer and the clock that limits them."""
+
+    until: float
+
+    def read(self, stream: Any) -> bytes:
+        """Read to the end; raises WrongAnswer where the bytes or the time are too many."""
+        parts: list[bytes] = []
+        size = 0
+        while part := stream.read1(1 << 16):
+            parts.append(part)
+            size += len(part)
+            if size > LARGEST_ANSWER:
+                raise WrongAnswer(f"its answer has more than {LARGEST_ANSWER >> 20} MiB")
+            if time.monotonic() > self.until:
+                raise TimeoutError
+        return b"".join(parts)
+
+
+class NoRedirect(urllib.request.HTTPRedirectHandler):
+    """Follows no redirect, which could take the key to another host."""
+
+    def redirect_request(self, *_: Any) -> None:
+        """No request."""
+
+
+class Web:
+    """The connection to one server.
+
+    Args:
+        address: The server, and the bounds of time and tries.
+
+    Raises:
+        Unavailable: The key in the environment cannot be sent.
+    """
+
+    def __init__(self, address: Address) -> None:
+        self.address = address
+        self._key = key()
+        here = urlsplit(address.root).hostname in NOT_HERE
+        proxies = [urllib.request.ProxyHandler({})] if here else []
+        self._open = urllib.request.build_opener(NoRedirect, *proxies).open
+
+    def ask(self, path: str, body: Any, read: Callable[[Any], Content], prompt: str = "") -> Content:
+        """What `read` makes of the JSON that the server answers to `body` (None for a GET request).
+
+        Args:
+            path: The path below the server's root.
+            body: The request's JSON.
+            read: Raises WrongAnswer where the content is not as expected.
+            prompt: A text of the request that no message may repeat.
+
+        Raises:
+            Refused: The server refuses the request.
+            Unavailable: No try brought an answer that can be used; one line says what the last one was.
+        """
+        last = ""
+        for number in range(self.address.tries):
+            try:
+                return read(self._once(path, body, prompt))
+            except WrongAnswer as why:
+                last = str(why)
+                wait = FIRST_WAIT_S * 2**number if why.wait is None else why.wait
+            if wait > LONGEST_WAIT_S and number + 1 < self.address.tries:
+                raise Unavailable(f"{self._place(path)} {last} and asks to wait {wait:g} s, which is too long")
+            if number + 1 < self.address.tries:
+                time.sleep(wait)
+        tries = self.address.tries
+        raise Unavailable(f"{self._place(path)} {last} ({tries} {'tries' if tries > 1 else 'try'})")
+
+    def _place(self, path: str) -> str:
+        return f"the server {self.address.root} at {path}:"
+
+    def _once(self, path: str, body: Any, prompt: str) -> Any:
+        """The JSON of one answer; raises WrongAnswer or Refused."""
+        headers = {"Content-Type": "application/json", "Accept": "application/json", "Connection": "close"}
+        if self._key is not None:
+            headers["Authorization"] = f"Bearer {self._key}"
+        data = None if body is None else json.dumps(body).encode()
+        limit = self.address.timeout
+        told = Told(time.monotonic() + limit)
+        try:
+            request = urllib.request.Request(self.address.root + path, data, headers)
+            with self._open(request, timeout=limit) as stream:
+                raw = told.read(stream)
+        except urllib.error.HTTPError as why:
+            with why:
+                raise self._refusal(why, told, prompt) from None
+        except TimeoutError:
+            raise WrongAnswer(f"gave no whole answer within {limit:g} s") from None
+        except urllib.error.URLError as why:
+            reason = why.reason
+            if isinstance(reason, TimeoutError):
+                raise WrongAnswer(f"gave no whole answer within {limit:g} s") from None
+            said = reason.strerror if isinstance(reason, OSError) and reason.strerror else type(reason).__name__
+            raise WrongAnswer(f"cannot be reached ({said})") from None
+        except (OSError, http.client.HTTPException) as why:
+            raise WrongAnswer(f"broke the connection off ({type(why).__name__})") from None
+        try:
+            return json.loads(raw)
+        except (ValueError, RecursionError):
+            raise WrongAnswer("answers what is no JSON") from None
+
+    def _refusal(self, why: urllib.error.HTTPError, told: Told, prompt: str) -> Exception:
+        """The exception for an answer with another status than 200."""
+        try:
+            said = self._message(told.read(why), prompt)
+        except (OSError, http.client.HTTPException, WrongAnswer):
+            said = ""  # the status says enough, with or without a message
+        line = f"answers {why.code}{said}"
+        if why.code in (408, 425, 429) or why.code >= 500:
+            return WrongAnswer(line, _seconds(why.headers.get("Retry-After")) if why.code in (429, 503) else None)
+        if why.code in (401, 403):
+            hint = f"the key in {KEY} is refused" if self._key else f"it wants a key: put it into {KEY}"
+            return Refused(why.code, f"{self._place(urlsplit(why.url).path)} {line}; {hint}")
+        if 300 <= why.code < 400:
+            return Refused(why.code, f"{self._place(urlsplit(why.url).path)} {line}, a redirect: give the new address")
+        return Refused(why.code, f"{self._place(urlsplit(why.url).path)} {line}")
+
+    def _message(self, raw: bytes, prompt: str) -> str:
+        """The server's own message, as `: message`, without key and prompt; empty if there is none."""
+        try:
+            content = json.loads(raw)
+        except (ValueError, RecursionError):
+            return ""
+        for name in ("error", "message", "detail"):
+            if isinstance(content, dict) and name in content:
+                content = content[name]
+        if not isinstance(content, str):
+            return ""
+        if self._key is not None and self._key in content:
+            return ""
+        echoed = (
+            any(prompt[at : at + ECHO] in content for at in range(max(1, len(prompt) - ECHO + 1))) if prompt else False
+        )
+        line = IDS.sub("[numbers]", " ".join(content.split()))[:LONGEST_MESSAGE]
+        return "" if echoed else f": {line}"
+
+
+def _seconds(value: str | None) -> float | None:
+    """The seconds of a Retry-After header; None without one, and for a date, which our own waits replace."""
+    return float(value) if value is not None and value.strip().isdigit() else None

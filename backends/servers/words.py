@@ -1,0 +1,101 @@
+"""Token ids and texts, for servers that take or give text.
+
+A text stands for token ids only where the tokenizer brings the same ids back.
+"""
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+from backends.base import Unavailable, Unsupported
+from backends.servers.web import WrongAnswer
+
+FEW = 4
+"""Checkpoints whose tokenizers stay open."""
+
+
+@lru_cache(maxsize=FEW)
+def tokenizer(checkpoint: str) -> Any:
+    """The tokenizer of a checkpoint directory.
+
+    Raises:
+        Unavailable: The directory holds none that can be read.
+    """
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(checkpoint, trust_remote_code=False, local_files_only=True)
+    except Exception as why:  # the tokenizer library raises types of its own, and plain Exception
+        line = " ".join(str(why).split())[:160]
+        raise Unavailable(f"{checkpoint}: no tokenizer, which a server of texts needs ({line})") from None
+
+
+def text_of(prompt: Sequence[int], checkpoint: str) -> str:
+    """The text whose token ids are `prompt`.
+
+    Raises:
+        Unsupported: There is no such text.
+    """
+    words = tokenizer(checkpoint)
+    text: str = words.decode(list(prompt), skip_special_tokens=True)
+    if words(text).input_ids != list(prompt):
+        raise Unsupported("the server takes texts, and no text stands for this prompt's token ids")
+    return text
+
+
+def ids_of_text(text: str, after: Sequence[int], checkpoint: str, counts: Sequence[int]) -> tuple[int, ...]:
+    """The token ids of a generated text that follows the prompt `after`.
+
+    Raises:
+        WrongAnswer: The text's ids are not those that were generated: their number is none of `counts`, the server's
+            own, or a token of the text merges with one of the prompt.
+    """
+    words = tokenizer(checkpoint)
+    prompt = words.decode(list(after), skip_special_tokens=True)
+    # Some tokenizers split at blanks that belong to no token: such a blank may stand between prompt and text, or not.
+    whole = next(
+        (
+            ids
+            for ids in (words(prompt + gap + text).input_ids for gap in ("", " "))
+            if ids[: len(after)] == list(after)
+        ),
+        None,
+    )
+    if whole is None:
+        raise WrongAnswer("answers a text whose first token merges with the prompt's last: ask a server that gives ids")
+    ids = tuple(int(one) for one in whole[len(after) :])
+    if not counts:
+        raise WrongAnswer("answers a text and tells neither tokens nor their number: its tokens cannot be known")
+    if len(ids) not in counts:
+        raise WrongAnswer(
+            f"answers a text of {len(ids)} tokens by the checkpoint's tokenizer and of {counts[-1]} by its own count: "
+            "tokens merge as text, so that they cannot be judged"
+        )
+    return ids
+
+
+def ids_of_pieces(pieces: Sequence[str], checkpoint: str) -> tuple[int, ...] | None:
+    """The token ids whose texts the server lists, or None where a text does not stand for one token."""
+    words = tokenizer(checkpoint)
+    known = _by_text(checkpoint)
+    found = []
+    for piece in pieces:
+        number = piece.removeprefix("token_id:")
+        if number != piece and number.isdigit():
+            found.append(int(number))
+            continue
+        ids = known.get(piece) or ([words.get_vocab()[piece]] if piece in words.get_vocab() else [])
+        if len(ids) != 1:
+            return None
+        found.append(ids[0])
+    return tuple(found)
+
+
+@lru_cache(maxsize=FEW)
+def _by_text(checkpoint: str) -> dict[str, list[int]]:
+    """For each text, the token ids that alone decode to it."""
+    words = tokenizer(checkpoint)
+    found: dict[str, list[int]] = {}
+    for token in range(len(words)):
+        found.setdefault(words.decode([token]), []).append(token)
+    return found
