@@ -14,8 +14,12 @@ from types import ModuleType
 from backends.adapters import ADAPTERS, SHIPPED, Adapter
 from backends.admission import Misshapen, check_declaration
 from backends.base import Backend, Declaration, Unavailable, WrongFlag
+from backends.places import defined_at, raised_at
 from backends.servers import address
 from backends.shipped import ROWS
+
+FACTORY = "a function without arguments that returns a backend, such as open_ = blackbox(generate)"
+"""What a user's module must have under the name behind the colon."""
 
 PROGRAM = "command:"
 """The beginning of the names of programs; `backends.programs.command` opens them."""
@@ -67,9 +71,14 @@ def open_backend(name: str) -> Backend:
     try:
         module = importlib.import_module(module_name)
     except ImportError as why:
-        raise UnknownBackend(f"backend {name!r}: cannot import {module_name!r} ({why})") from why
+        searched = "; it is searched on Python's path and in the current folder" if why.name == module_name else ""
+        raise UnknownBackend(
+            f"backend {name!r}: cannot import {module_name!r} ({why}){raised_at(why)}{searched}"
+        ) from why
     except (Exception, SystemExit) as why:  # a user's module may raise anything; it becomes one line
-        raise UnknownBackend(f"backend {name!r}: importing {module_name!r} raised {_brief(why)}") from why
+        raise UnknownBackend(
+            f"backend {name!r}: importing {module_name!r} raised {_brief(why)}{raised_at(why)}"
+        ) from why
     return _made(name, module, module_name, attribute)
 
 
@@ -137,21 +146,28 @@ def _adapted(adapter: Adapter) -> Backend:
 
 def _made(name: str, module: ModuleType, module_name: str, attribute: str) -> Backend:
     """The backend that the factory `attribute` of a module returns, if its declaration is admitted."""
-    factory = getattr(module, attribute, None)
+    factory, place = getattr(module, attribute, None), defined_at(module, attribute)
     if not callable(factory):
-        raise UnknownBackend(f"backend {name!r}: {module_name!r} has no factory called {attribute!r}")
+        raise UnknownBackend(
+            f"backend {name!r}: {module_name!r} has no factory called {attribute!r} ({place}): expected {FACTORY}"
+        )
     try:
         backend = factory()
     except (Unavailable, WrongFlag):  # part of the contract: callers tell them apart from a broken factory
         raise
     except (Exception, SystemExit) as why:
-        raise UnknownBackend(f"backend {name!r}: {attribute!r} raised {_brief(why)}") from why
+        raise UnknownBackend(
+            f"backend {name!r}: {attribute!r} raised {_brief(why)}{raised_at(why) or f' ({place})'}; expected {FACTORY}"
+        ) from why
     if not isinstance(backend, Backend) or not isinstance(backend.declaration, Declaration):
-        raise UnknownBackend(f"backend {name!r}: what {attribute!r} returns has no run() and declaration")
+        raise UnknownBackend(
+            f"backend {name!r}: what {attribute!r} returns has no run() and declaration ({place}): "
+            f"{type(backend).__name__}, expected {FACTORY}"
+        )
     try:
         check_declaration(backend.declaration)
     except Misshapen as why:
-        raise UnknownBackend(f"backend {name!r}: {why}") from None
+        raise UnknownBackend(f"backend {name!r}: {why} ({place})") from None
     return backend
 
 

@@ -5,7 +5,9 @@ that it never loads itself. All its options, fixtures and marks begin with "spec
 other plugins are not touched.
 """
 
+import argparse
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -14,10 +16,24 @@ from specverify.pytest_selection import Selection
 
 SELECTION = Selection("specverify")
 
+CONFORMANCE = "specverify.conformance"
+"""The package of the tests that ship, as `--pyargs` names it."""
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add `--specverify-backend` and `--specverify-allow-absent-device`."""
     SELECTION.add_options(parser)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_load_initial_conftests(early_config: pytest.Config, parser: pytest.Parser, args: list[str]) -> None:
+    """Add `--backend` too in a run of `--pyargs specverify.conformance`, unless the project has such an option.
+
+    pytest calls this after it has loaded the project's own conftest files.
+    """
+    if any(one.split("::")[0].startswith(CONFORMANCE) for one in args):
+        with suppress(ValueError, argparse.ArgumentError):  # the name is taken: `--specverify-backend` does the same
+            SELECTION.add_plain_option(parser)
 
 
 def pytest_configure(config: pytest.Config) -> None:

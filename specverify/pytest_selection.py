@@ -66,6 +66,16 @@ class Selection:
             "its tests left out",
         )
 
+    def add_plain_option(self, parser: pytest.Parser) -> None:
+        """Add `--backend` as another spelling of this project's own option.
+
+        Raises:
+            ValueError, argparse.ArgumentError: The name is taken.
+        """
+        parser.getgroup("specverify").addoption(
+            "--backend", action="append", dest=self.option("backend")[2:].replace("-", "_"), metavar="NAME"
+        )
+
     def register(self, config: pytest.Config) -> None:
         """Register the markers."""
         for name, words in MARKERS.items():

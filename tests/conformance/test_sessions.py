@@ -7,13 +7,10 @@ import pytest
 
 from properties.live.play import ROUND, play
 from properties.live.watch import SessionStats
-from properties.tally import Failure
 from reference.layout import KINDS
 from reference.oracle.decoder import Oracle
-from reports import bundle
-from reports.pages.terminal import failure_page
+from specverify.conformance.sessions import no_request_notices, refuse, require_live
 from specverify.pytest_plugin import BackendUnderTest
-from specverify.setup.environment import environment
 from tests.tiers import each
 
 STEPS, INTERRUPTIONS = 20_000, 1_000
@@ -23,30 +20,15 @@ SPREAD_MIB = 96
 """By how much memory may grow after the first quarter; a leak of 10 KiB per step would show."""
 
 
-def refuse(failure: Failure | None, folder: Path) -> None:
-    """Fail with the page of what differs, its bundle written to `folder`."""
-    if failure is not None:
-        file = bundle.save(folder, failure, environment())
-        pytest.fail(f"\n{failure_page(failure)}\n{file}", pytrace=False)
-
-
 @pytest.fixture
 def driven(backend: BackendUnderTest) -> BackendUnderTest:
-    if backend.subject.serve is None:
-        pytest.skip(f"{backend.name} declares no sessions that are played action by action")
+    require_live(backend)
     return backend
 
 
 @pytest.mark.parametrize("kind", each(KINDS, 2))
 def test_no_request_notices_its_company(driven: BackendUnderTest, kind: str, tmp_path: Path) -> None:
-    if kind not in driven.declaration.layouts:
-        pytest.skip(f"{driven.name} declares no KV layout {kind}")
-    played, dtype = SessionStats(), driven.declaration.dtypes[0]
-    found = play(driven.subject, Oracle(), played, kind, dtype, sessions=4, actions=12, number=0)
-    refuse(found, tmp_path)
-    assert played.judged == played.sessions > 0
-    assert played.compared > 0
-    assert played.interruptions.total() > 0
+    no_request_notices(driven, kind, tmp_path)
 
 
 @pytest.mark.slow

@@ -1,0 +1,67 @@
+"""Places in a user's module, `file:line`, for messages about an adapter that cannot be opened.
+
+A file is named as it lies below the current folder where it does, else by its whole path.
+"""
+
+import ast
+import sysconfig
+import traceback
+from pathlib import Path
+from types import ModuleType
+
+OURS = Path(__file__).resolve().parent
+"""The folder of our backends, whose frames say nothing about a user's module."""
+
+LIBRARIES = tuple(Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib"))
+"""The folders of installed packages: a frame in them is named only where no other is left."""
+
+
+def short(file: str | Path) -> str:
+    """A file as it lies below the current folder, if it does."""
+    path = Path(file)
+    try:
+        return str(path.resolve().relative_to(Path.cwd()))
+    except (ValueError, OSError):  # it lies elsewhere, or the current folder was removed
+        return str(path)
+
+
+def raised_at(why: BaseException) -> str:
+    """Where an error was raised, as ` (file:line)` with a blank in front; empty where no frame is a user's.
+
+    An error of syntax names the line that cannot be read. Otherwise it is the innermost frame outside of our code, and
+    outside of installed packages if there is such a frame.
+    """
+    if isinstance(why, SyntaxError) and why.filename:
+        return f" ({short(why.filename)}:{why.lineno})"
+    frames = [one for one in traceback.extract_tb(why.__traceback__) if _is_strange(one.filename)]
+    own = [one for one in frames if not any(folder in Path(one.filename).parents for folder in LIBRARIES)]
+    for one in reversed(own or frames):
+        return f" ({short(one.filename)}:{one.lineno})"
+    return ""
+
+
+def _is_strange(file: str) -> bool:
+    """Whether a file of a frame is neither ours nor the import system's."""
+    return not file.startswith("<frozen") and "importlib" not in Path(file).parts and OURS not in Path(file).parents
+
+
+def defined_at(module: ModuleType, attribute: str) -> str:
+    """Where a module defines a name, as `file:line`; the file alone where no line of its top level does."""
+    file = getattr(module, "__file__", None)
+    if file is None:
+        return module.__name__
+    try:
+        body = ast.parse(Path(file).read_text()).body
+    except (OSError, SyntaxError, UnicodeDecodeError):  # no source, such as a compiled module
+        return short(file)
+    lines = [node.lineno for node in body if attribute in _names(node)]
+    return f"{short(file)}:{lines[-1]}" if lines else short(file)
+
+
+def _names(node: ast.stmt) -> set[str]:
+    """The names that a statement of a module's top level defines."""
+    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+        return {node.name}
+    if isinstance(node, (ast.Import, ast.ImportFrom)):
+        return {alias.asname or alias.name for alias in node.names}
+    return {one.id for one in ast.walk(node) if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store)}

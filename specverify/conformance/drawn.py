@@ -1,0 +1,122 @@
+"""Drawn cases that an engine must pass: for one invariant, in 16 bits, or by all invariants at once.
+
+The tests of this package and those of the repository (`tests/conformance`) call these functions.
+"""
+
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+from properties.invariants import ALL
+from properties.strategies import cases, session_cases
+from properties.strategies.cases import single_cases
+from properties.strategies.settings import explore
+from properties.verdict.finding import Verdict
+from properties.verdict.invariant import Invariant
+from reference.case import Case
+from specverify.pytest_plugin import BackendUnderTest
+
+EXAMPLES = settings(
+    max_examples=8, derandomize=True, database=None, deadline=None, suppress_health_check=list(HealthCheck)
+)
+"""The draws of a test, whatever profile a project loads."""
+
+LAYOUTS = {
+    "attention.page-permutation": "paged",
+    "cache.page-boundary": "paged",
+    "cache.allocator-conserves": "paged",
+    "cache.prefix-reuse": "prefix",
+}
+"""Invariants that speak of one kind of layout alone."""
+
+ROUNDS = (1, 4, 16)
+"""How often as many cases are drawn, in turn, until one was judged: some invariants speak of few."""
+
+OF_ANY_RUN = ("lossless.completes", "lossless.takes-part")
+"""Invariants that hold of a run which shows nothing; a case that they alone judged was not compared with anything."""
+
+
+def invariant_named(name: str) -> Invariant:
+    """The invariant called `name`."""
+    return next(one for one in ALL if one.name == name)
+
+
+def outcomes_of(
+    backend: BackendUnderTest, name: str, how: settings = EXAMPLES, rounds: tuple[int, ...] = ROUNDS
+) -> set[str]:
+    """The outcomes of the invariant `name` on cases drawn within the backend's declaration.
+
+    More cases are drawn, by the factors `rounds`, until one is checked. A case that differs fails the test with its
+    page, after Hypothesis has made it smaller.
+    """
+    outcomes: set[str] = set()
+    invariant = invariant_named(name)
+    alone = invariant.speaks_of == "request" and not invariant.looks_at_run  # it says nothing of sessions
+    kind: Any = session_cases if invariant.speaks_of == "session" else single_cases if alone else cases
+    drawn = kind(backend.dtypes, layout=LAYOUTS.get(name), within=backend.declaration)
+
+    def holds(case: Case) -> None:
+        outcomes.add(backend.check(case, name).outcomes[name])
+
+    for times in rounds:
+        settings(how, max_examples=times * how.max_examples)(given(drawn)(holds))()
+        if "checked" in outcomes:
+            break
+    return outcomes
+
+
+def hold_in(backend: BackendUnderTest, dtype: str, how: settings = EXAMPLES) -> None:
+    """Judge cases in `dtype` by all invariants; the test is skipped where the backend declares no such dtype."""
+    if dtype not in backend.declaration.dtypes:
+        pytest.skip(f"{backend.name} declares no {dtype}")
+
+    def holds(case: Case) -> None:
+        backend.check(case)
+
+    settings(how)(given(cases((dtype,), within=backend.declaration))(holds))()
+
+
+def judge_all(backend: BackendUnderTest, count: int, seed: int = 0) -> list[Verdict]:
+    """Judge up to `count` drawn cases by all invariants, and fail the test unless each was compared with something.
+
+    Args:
+        backend: The engine.
+        count: Most cases; fewer where the declaration admits fewer.
+        seed: The seed of the draws.
+    """
+    drawn: dict[Case, None] = {}
+
+    def collect(case: Case) -> None:
+        drawn.setdefault(case)
+
+    explore(seed, count, cases(backend.dtypes, within=backend.declaration), collect)
+    verdicts = [backend.check(case) for case in drawn]
+    silent = [one for one in verdicts if not compared(one)]
+    if silent or not verdicts:
+        why = next((f": {one.unsupported}" for one in silent if one.unsupported), "")
+        pytest.fail(
+            f"{backend.name}: {len(silent)} of {len(verdicts)} drawn cases were not compared with anything{why}",
+            pytrace=False,
+        )
+    return verdicts
+
+
+def compared(verdict: Verdict) -> bool:
+    """Whether an invariant that reads what the run shows was checked."""
+    judged = {name for name, outcome in verdict.outcomes.items() if outcome in ("checked", "failed")}
+    return not judged <= set(OF_ANY_RUN)
+
+
+def agrees(backend: str, cases: int = 20, seed: int = 0) -> None:
+    """Fail the running test unless the engine agrees on drawn cases within its declaration.
+
+    Args:
+        backend: `pkg.module:factory`, or the name of a backend that ships.
+        cases: Most cases that are drawn.
+        seed: The seed of the draws.
+    """
+    from specverify.conformance.opened import open_or_fail
+
+    with open_or_fail(backend) as engine:
+        judge_all(engine, cases, seed)

@@ -1,0 +1,50 @@
+"""Opening of the engine under test: what cannot be opened is told in one line, and is never a pass."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from backends.base import Unavailable, WrongFlag
+from backends.registry import UnknownBackend
+from specverify.pytest_plugin import BackendUnderTest
+from specverify.setup.errors import MissingInput, UnusableInput
+from specverify.setup.selection import Unknown
+
+UNUSABLE = (Unknown, UnknownBackend, UnusableInput, WrongFlag)
+"""The errors of an engine that is wrong: exit code 2."""
+
+ABSENT = (Unavailable, MissingInput)
+"""The errors of an engine that this machine cannot run: exit code 3."""
+
+
+@contextmanager
+def open_or_fail(name: str) -> Iterator[BackendUnderTest]:
+    """The engine `name`, open; where it cannot be opened, the running test fails with one line."""
+    try:
+        engine = BackendUnderTest(name)
+    except (*UNUSABLE, *ABSENT) as why:
+        pytest.fail(_line(why), pytrace=False)
+    try:
+        yield engine
+    finally:
+        engine.close()
+
+
+@contextmanager
+def open_or_exit(name: str) -> Iterator[BackendUnderTest]:
+    """The engine `name`, open; where it cannot be opened, the session ends with one line, and code 2 or 3."""
+    try:
+        engine = BackendUnderTest(name)
+    except UNUSABLE as why:
+        pytest.exit(_line(why), returncode=2)
+    except ABSENT as why:
+        pytest.exit(_line(why), returncode=3)
+    try:
+        yield engine
+    finally:
+        engine.close()
+
+
+def _line(why: Exception) -> str:
+    return f"specverify: {' '.join(str(why).split())}"
