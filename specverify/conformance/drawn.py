@@ -3,10 +3,11 @@
 The tests of this package and those of the repository (`tests/conformance`) call these functions.
 """
 
-from typing import Any
+from collections.abc import Callable
 
 import pytest
 from hypothesis import HealthCheck, given, settings
+from hypothesis.strategies import SearchStrategy
 
 from properties.invariants import ALL
 from properties.strategies import cases, session_cases
@@ -53,7 +54,9 @@ def outcomes_of(
     outcomes: set[str] = set()
     invariant = invariant_named(name)
     alone = invariant.speaks_of == "request" and not invariant.looks_at_run  # it says nothing of sessions
-    kind: Any = session_cases if invariant.speaks_of == "session" else single_cases if alone else cases
+    kind: Callable[..., SearchStrategy[Case]] = (
+        session_cases if invariant.speaks_of == "session" else single_cases if alone else cases
+    )
     drawn = kind(backend.dtypes, layout=LAYOUTS.get(name), within=backend.declaration)
 
     def holds(case: Case) -> None:
