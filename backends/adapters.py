@@ -60,6 +60,20 @@ ADAPTERS: tuple[Adapter, ...] = (
         "hf_generate:open_assisted",
         "transformers' generate with an assistant model of the same vocabulary",
     ),
+    Adapter(
+        "economize-tree",
+        "economize_tree:open_tree",
+        "economize's tree pass, verifiers and cache on the trees of a case, shown step by step",
+        extra="economize",
+        imports=("economize",),
+    ),
+    Adapter(
+        "dejavuu",
+        "dejavuu:open_tree",
+        "dejavuu's engine and its transformers backend on the trees of a case, shown step by step",
+        imports=("dejavuu", "loguru", "onnxruntime"),
+        hint="pip install loguru onnxruntime && pip install --ignore-requires-python --no-deps dejavuu==0.2.0",
+    ),
 )
 """The ready adapters; their engines may be absent from a machine."""
 

@@ -1,0 +1,120 @@
+"""Rounds: an engine's speculative steps as it ran them, and their trace.
+
+An engine that verifies the trees of a case may want its rows by depth. A round keeps both orders, so that the trace is
+in the order of the case.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from backends.adapt.drafting import Proposed
+from reference.case import Case
+from reference.trace import Accepted, Array, Committed, Drafted, Emitted, Kv, Scored, Step, Trace, frozen
+from reference.tree import Tree
+
+
+def by_depth(tree: Tree) -> tuple[int, ...]:
+    """An order of the nodes in which parents come before children and siblings stay in their order."""
+    return tuple(sorted(range(len(tree)), key=lambda node: tree.depth[node]))
+
+
+@dataclass
+class Round:
+    """One step: the tree that was proposed, and what the engine made of it.
+
+    Attributes:
+        proposed: The tree in the order of the case.
+        before: The cache before the forward, a column for each token of the context; None for no column.
+        order: The node of the case in each row of the engine.
+        logits: The target's logits as the engine's verifier was given them, [rows, vocabulary].
+        law: The law that the engine made of them, [rows, vocabulary]; None for greedy decoding.
+        path: The accepted rows of the engine, without the root.
+        bonus: The token after them.
+        verified: The cache after the forward and before the commit, with the columns of `before`.
+        after: The cache after the commit.
+    """
+
+    proposed: Proposed
+    before: Kv | None = None
+    order: tuple[int, ...] = field(init=False)
+    logits: Tensor | None = None
+    law: Tensor | None = None
+    path: Sequence[int] = ()
+    bonus: int = -1
+    verified: Kv | None = None
+    after: Kv | None = None
+
+    def __post_init__(self) -> None:
+        self.order = by_depth(self.proposed.tree)
+
+    @property
+    def tree(self) -> Tree:
+        """The proposed tree in the order of the engine, by depth."""
+        return self.proposed.tree.renumbered(self.order)
+
+    def nodes(self, rows: Tensor | None) -> Array | None:
+        """`rows` [rows, ...] of the engine in the order of the case's nodes."""
+        if rows is None:
+            return None
+        row_of = sorted(range(len(self.order)), key=self.order.__getitem__)
+        return array(rows[torch.tensor(row_of)])
+
+
+def array(tensor: Tensor) -> Array:
+    """A read-only NumPy copy; bfloat16, which NumPy lacks, is widened to float32."""
+    host = tensor.detach().cpu()
+    return frozen((host.float() if host.dtype == torch.bfloat16 else host).numpy())
+
+
+def kv_of(keys: Sequence[Tensor], values: Sequence[Tensor], length: int) -> Kv | None:
+    """The first `length` columns of a cache, given by layer as [kv_heads, columns, head_dim]; None for no column."""
+    if not keys or not length:
+        return None
+    return Kv(
+        array(torch.stack([layer[:, :length] for layer in keys])),
+        array(torch.stack([layer[:, :length] for layer in values])),
+    )
+
+
+def traced(case: Case, rounds: Sequence[Round], output: tuple[int, ...]) -> Trace:
+    """The trace of the rounds of one request; each emitted as many tokens of `output` as it accepted, and one more.
+
+    An output that ends inside a block leaves the KV of the tokens behind its end unclaimed.
+    """
+    steps, context, left = [], case.prefix, output
+    for one in rounds:
+        made = one.proposed
+        tokens, left = left[: len(one.path) + 1], left[len(one.path) + 1 :]
+        length = len(context) + len(tokens)
+        after = one.after if one.after is None else Kv(one.after.keys[:, :, :length], one.after.values[:, :, :length])
+        logits = one.nodes(one.logits)
+        steps.append(
+            Step(
+                context,
+                drafted=Drafted(
+                    made.tree,
+                    None if made.logits is None else array(made.logits),
+                    made.draft_ids,
+                    None if made.proposal is None else array(made.proposal),
+                ),
+                scored=None if logits is None else Scored(logits, one.nodes(one.law)),
+                accepted=Accepted((0, *(one.order[row] for row in one.path)), one.bonus),
+                emitted=Emitted(tokens, finish(case, output) if not left else None),
+                committed=Committed(length, one.before, one.verified, after),
+            )
+        )
+        context = (*context, made.tree.token[0], *tokens[:-1])
+    return Trace(tuple(steps), output, finish(case, output))
+
+
+def finish(case: Case, output: tuple[int, ...]) -> str | None:
+    """Why the output ended, as its tokens tell."""
+    last = output[-1] if output else None
+    if last in case.stops.eos:
+        return "eos"
+    if last in case.stops.stop_tokens:
+        return "stop"
+    return "length" if len(output) >= case.stops.room(len(case.prompt)) else None

@@ -1,0 +1,111 @@
+"""economize behind its adapter: what is shown of a round, what is declined, and a fault of its own that is found."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from backends.base import Declaration
+from backends.registry import open_backend
+from properties.invariants import ALL
+from properties.strategies.models import GALLERY
+from properties.verdict.finding import Verdict
+from properties.verdict.judge import judge
+from reference.architecture import Seeded
+from reference.case import Case
+from reference.draft import LanguageModel, Scripted
+from reference.oracle.decoder import Oracle
+from reference.sampling import Sampling, Stops
+from reference.tree import RankTree, Tree
+from specverify.setup.subjects import subject_of
+
+economize = pytest.importorskip("economize")
+
+MODEL = Seeded(GALLERY[1], 0)
+SHUFFLED = Scripted((Tree((0, 2, 0, 1), (4, 5, 6, 7)), Tree((0, 0, 0), (0, 1, 2))))
+"""A tree whose node 1 stands before its parent, and a tree of two siblings."""
+
+DRAFTED = LanguageModel(MODEL, RankTree((0, 0, 0, 1, 3), (0, 0, 1, 0, 0)))
+"""The target as its own draft: the nodes of rank 0 are accepted."""
+
+CASE = Case(MODEL, (3, 1, 4), DRAFTED, stops=Stops(6))
+
+
+def judged(case: Case) -> Verdict:
+    return judge(case, ALL, Oracle(), subject_of(open_backend("economize-tree")))
+
+
+@pytest.mark.parametrize("draft", [SHUFFLED, DRAFTED, Scripted()], ids=["shuffled", "model", "none"])
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        Sampling(),
+        Sampling(1.0, seed=3, draws="top-k"),
+        Sampling(0.7, seed=5, draws="with-replacement", top_p=0.9),
+        Sampling(0.7, seed=5, draws="without-replacement"),
+    ],
+    ids=["greedy", "top-k", "with-replacement", "without-replacement"],
+)
+def test_a_request_agrees_at_every_stage_that_is_shown(draft: Any, sampling: Sampling) -> None:
+    verdict = judged(replace(CASE, draft=draft, sampling=sampling))
+    assert verdict.agreed, verdict.first
+    checked = {name for name, outcome in verdict.outcomes.items() if outcome == "checked"}
+    assert {"attention.context-exact", "cache.commit-equivalence", "draft.fidelity", "acceptance.support"} <= checked
+    assert ("acceptance.greedy-walk" in checked) == sampling.greedy
+
+
+def test_accepted_nodes_are_told_in_the_order_of_the_case() -> None:
+    trace = open_backend("economize-tree").run(CASE)
+    accepted = [step.accepted.path for step in trace.steps if step.accepted is not None]
+    assert accepted[0] == (0, 1, 3, 4)
+    assert len(trace.output) == 6
+    assert trace.finish == "length"
+
+
+def test_an_ending_token_that_is_also_the_pending_root_ends_nothing_before_the_first_token() -> None:
+    trace = open_backend("economize-tree").run(replace(CASE, stops=Stops(6, (CASE.prompt[-1],))))
+    assert len(trace.output) >= 1
+    assert judged(replace(CASE, stops=Stops(6, (CASE.prompt[-1],)))).agreed
+
+
+def test_a_verifier_that_accepts_the_wrong_node_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    from economize.decoding.verifiers import GreedyVerifier
+
+    def first_child(self: Any, logits: Any, draft: Any, selector: Any) -> Any:
+        return [[0]], [int(logits[0, 1].argmax())]
+
+    monkeypatch.setattr(GreedyVerifier, "verify_tree", first_child)
+    verdict = judged(replace(CASE, draft=SHUFFLED))
+    assert verdict.outcomes["acceptance.greedy-walk"] == "failed"
+
+
+def test_a_commit_that_moves_nothing_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    from economize.runtime.cache import PositionalKVCache
+
+    wanted = judged(replace(CASE, draft=_second_child()))
+    assert wanted.agreed
+    monkeypatch.setattr(PositionalKVCache, "gather", lambda self, rows, src, dst: None)
+    verdict = judged(replace(CASE, draft=_second_child()))
+    assert verdict.outcomes["cache.commit-equivalence"] == "failed"
+
+
+def _second_child() -> Scripted:
+    """A tree whose accepted node stands in row 2."""
+    text = torch.tensor(Oracle()(replace(CASE, draft=Scripted())).output)
+    wrong = (int(text[0]) + 1) % MODEL.vocab_size
+    return Scripted((Tree((0, 0, 0), (4, wrong, int(text[0]))),))
+
+
+@pytest.mark.parametrize(
+    ("case", "line"),
+    [
+        (replace(CASE, prompt=(3,)), "economize-tree declares no prompt of fewer than 2 tokens"),
+        (replace(CASE, dtype="float64"), "economize-tree declares no dtype float64"),
+        (replace(CASE, sampling=Sampling(1.0, top_k=3)), "economize-tree declares no processing by top_k"),
+    ],
+    ids=["prompt", "dtype", "top-k"],
+)
+def test_what_it_lacks_is_declined_by_name(case: Case, line: str) -> None:
+    declared: Declaration = open_backend("economize-tree").declaration
+    assert declared.outside(case) == line
