@@ -1,4 +1,4 @@
-"""Places in a user's module, `file:line`, for messages about an adapter that cannot be opened.
+"""Places in the module of a user, `file:line`, for messages.
 
 A file is named as it lies below the current folder where it does, else by its whole path.
 """

@@ -1,4 +1,4 @@
-"""The engine that the command line names, as the fixture `backend` of the tests in this folder.
+"""The engine that the command line names, as the fixture `backend`.
 
 A conformance run without an engine, or without the plugin, ends with one line.
 """

@@ -1,4 +1,4 @@
-"""Drawn cases that an engine must pass: for one invariant, in 16 bits, or by all invariants at once.
+"""Drawn cases that an engine must pass: per invariant, in 16 bits, or by all.
 
 The tests of this package and those of the repository (`tests/conformance`) call these functions.
 """

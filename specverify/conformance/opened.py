@@ -1,4 +1,7 @@
-"""Opening of the engine under test: what cannot be opened is told in one line, and is never a pass."""
+"""Opening of the engine under test.
+
+What cannot be opened is told in one line, and is never a pass.
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,4 +1,7 @@
-"""Sessions played action by action on an engine that serves them, each watched after every action."""
+"""Sessions played action by action on an engine that serves them.
+
+Each session is watched after every action.
+"""
 
 from pathlib import Path
 

@@ -174,7 +174,8 @@ def _architecture(run: Recorded, case: Case, trace: Trace, exact: Definition | N
     Raises:
         UnreadableLine: A step shows a number of masks that the layers do not have.
     """
-    masks = {at: len(step.lowered.visible) for at, step in enumerate(trace.steps) if step.lowered is not None}
+    shown = {at: step.lowered.visible for at, step in enumerate(trace.steps) if step.lowered is not None}
+    masks = {at: len(visible) for at, visible in shown.items() if visible is not None}
     if exact is not None:
         try:
             known = exact.model(case.model, case.dtype).parameters.architecture

@@ -156,8 +156,7 @@ def state_isolated(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fac
     before, other = subject(case), _other_request(case)
     if other == case:
         raise NotApplicable("the other request is the case itself")
-    # `again` is a run of its own, which the subject remembers apart from the first.
-    subject.again(other)
+    subject.again(other)  # a run of its own, remembered apart from the first
     after = subject.again(case, 2)
     yield from _same_run("lossless.state-isolated", before, after)
 
@@ -166,10 +165,10 @@ def _other_request(case: Case) -> Case:
     """A different request on the same models: other tokens, another length, trees in another order."""
     rng = dice(case, "other")
     prompt = tuple(int(token) for token in rng.integers(0, case.model.vocab_size, size=1 + len(case.prompt) // 2))
-    draft = case.draft
-    if draft.trees is not None:
-        draft = draft.with_shapes(tuple(tree.rooted(prompt[-1]) for tree in reversed(draft.trees)))
-    return replace(case, prompt=prompt, draft=draft, steps=1)
+    if case.draft.trees is None:
+        return replace(case, prompt=prompt, steps=1)
+    trees = tuple(tree.rooted(prompt[-1]) for tree in reversed(case.draft.trees))
+    return replace(case, prompt=prompt, draft=case.draft.with_shapes(trees), steps=1)
 
 
 def deterministic(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
@@ -196,11 +195,7 @@ def _first_difference(step: Step, twin: Step) -> Stage | None:
     """The first stage whose records are not identical."""
     if step.context != twin.context:
         return Stage.COMMITTED
-    for stage in Stage:
-        one, other = getattr(step, stage.word), getattr(twin, stage.word)
-        if not _identical(one, other):
-            return stage
-    return None
+    return next((one for one in Stage if not _identical(getattr(step, one.word), getattr(twin, one.word))), None)
 
 
 def _identical(one: object, other: object) -> bool:
