@@ -9,6 +9,9 @@ from importlib.util import find_spec
 
 from backends.shipped import ROWS, Row
 
+LLAMA_CPP = ("xllamacpp", "gguf")
+"""What the adapters of llama.cpp import."""
+
 FOLDER = "backends.adapt.engines"
 """The folder of the adapters' files."""
 
@@ -73,6 +76,42 @@ ADAPTERS: tuple[Adapter, ...] = (
         "dejavuu's engine and its transformers backend on the trees of a case, shown step by step",
         imports=("dejavuu", "loguru", "onnxruntime"),
         hint="pip install loguru onnxruntime && pip install --ignore-requires-python --no-deps dejavuu==0.2.0",
+    ),
+    Adapter(
+        "hf-generate-lookup",
+        "hf_generate:open_lookup",
+        "transformers' generate with prompt lookup: candidates from the text itself",
+    ),
+    Adapter(
+        "hf-generate-early-exit",
+        "hf_generate:open_early_exit",
+        "transformers' generate with candidates from the target's first layer",
+    ),
+    Adapter(
+        "hf-generate-universal",
+        "hf_generate:open_universal",
+        "transformers' generate with an assistant model that has a tokenizer of its own",
+    ),
+    Adapter(
+        "llama-cpp",
+        "llama_cpp:open_draft",
+        "llama.cpp's server in process, with a draft model that proposes its best tokens",
+        "llama-cpp",
+        LLAMA_CPP,
+    ),
+    Adapter(
+        "llama-cpp-probabilistic",
+        "llama_cpp:open_probabilistic",
+        "llama.cpp's server in process, with a draft model that draws its proposals",
+        "llama-cpp",
+        LLAMA_CPP,
+    ),
+    Adapter(
+        "llama-cpp-ngram",
+        "llama_cpp:open_ngram",
+        "llama.cpp's server in process, with drafts from a map of the text's n-grams",
+        "llama-cpp",
+        LLAMA_CPP,
     ),
 )
 """The ready adapters; their engines may be absent from a machine."""

@@ -60,6 +60,8 @@ class Abilities:
             one (no class of transformers computes the others); or `none`.
         least_window: The narrowest sliding window, in tokens, of the models that the engine runs; 0 if it runs no model
             with a window.
+        ropes: Kinds of rotary embedding (`reference.architecture.ROPE_KINDS`) of the built-in models that the engine
+            runs; None for all.
         longest: Most tokens of prompt, output and a tree below the last token; 0 for what the model admits.
         least_prompt: Fewest tokens of a prompt.
         seeded: Whether a request's seed decides what it draws, so that the same request again gives the same tokens.
@@ -82,6 +84,7 @@ class Abilities:
     families: tuple[str, ...] | None = None
     soft_caps: str = "any"
     least_window: int = 1
+    ropes: tuple[str, ...] | None = None
     longest: int = 0
     least_prompt: int = 1
     seeded: bool = True
@@ -123,6 +126,8 @@ class Abilities:
         narrowest = min((window for window in architecture.windows if window), default=None)
         if narrowest is not None and (not self.least_window or narrowest < self.least_window):
             return f"sliding window of {narrowest} tokens"
+        if self.ropes is not None and architecture.rope.kind not in self.ropes:
+            return f"rotary embedding {architecture.rope.kind}"
         return None
 
     def _beyond(self, case: Case) -> Iterator[str]:
@@ -133,6 +138,9 @@ class Abilities:
             yield f"{case.draft.TAG} draft"
         if isinstance(case.model, Seeded) and (what := self.not_loaded(case.model.architecture)) is not None:
             yield what
+        draft = case.draft.model
+        if isinstance(draft, Seeded) and (what := self.not_loaded(draft.architecture)) is not None:
+            yield f"draft model with {what}"
         if self.longest and case.longest > self.longest:
             yield f"length of {case.longest} tokens"
         if len(case.prompt) < self.least_prompt:

@@ -10,10 +10,20 @@
     open_ = blackbox(generate)
 
 `specverify diff --backend my_module:open_` then judges it. `backends.adapt` holds the code, which the adapters that we
-ship use as well. An engine that shows more than its tokens implements `Backend` itself: `run(case) -> Trace`.
+ship use as well. `save_gguf(checkpoint, file)` writes the `checkpoint` that a function is given in the form that its
+engine eats, and `exported(save_gguf, checkpoint)` does so once for each checkpoint. An engine that shows more than its
+tokens implements `Backend` itself: `run(case) -> Trace`.
 """
 
-from backends.adapt import blackbox, checkpoint_of, save_checkpoint, transformers_model
+from backends.adapt import (
+    blackbox,
+    checkpoint_of,
+    exported,
+    save_checkpoint,
+    save_gguf,
+    transformers_model,
+    words_tokenizer,
+)
 from backends.base import Backend, Declaration, StageFailure, Unavailable, Unsupported
 from reference.case import Case
 from reference.recorded.lines import trace_lines
@@ -32,7 +42,10 @@ __all__ = [
     "Unsupported",
     "blackbox",
     "checkpoint_of",
+    "exported",
     "save_checkpoint",
+    "save_gguf",
     "trace_lines",
     "transformers_model",
+    "words_tokenizer",
 ]

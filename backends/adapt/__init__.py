@@ -4,6 +4,16 @@
 """
 
 from backends.adapt.blackbox import BlackBox, blackbox
-from backends.adapt.models import checkpoint_of, save_checkpoint, transformers_model
+from backends.adapt.export import exported, save_gguf
+from backends.adapt.models import checkpoint_of, save_checkpoint, transformers_model, words_tokenizer
 
-__all__ = ["BlackBox", "blackbox", "checkpoint_of", "save_checkpoint", "transformers_model"]
+__all__ = [
+    "BlackBox",
+    "blackbox",
+    "checkpoint_of",
+    "exported",
+    "save_checkpoint",
+    "save_gguf",
+    "transformers_model",
+    "words_tokenizer",
+]

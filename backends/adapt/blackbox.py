@@ -48,6 +48,7 @@ def blackbox(
     dtypes: tuple[str, ...] = ("float32",),
     families: tuple[str, ...] | None = None,
     least_window: int = 1,
+    ropes: tuple[str, ...] | None = None,
     longest: int = 0,
     least_prompt: int = 1,
     max_temperature: float = float("inf"),
@@ -62,6 +63,7 @@ def blackbox(
         dtypes: Working dtypes of the models that the function is given.
         families: Families of models that it loads (`reference.family.FAMILIES` has their names); None for all.
         least_window: The narrowest sliding window of the models that it runs, in tokens; 0 if it runs no such models.
+        ropes: Kinds of rotary embedding of the models that it runs (`reference.architecture.ROPE_KINDS`); None for all.
         longest: Most tokens of prompt and output together; 0 for what the model admits.
         least_prompt: Fewest tokens of a prompt.
         max_temperature: The highest temperature, where the function takes one.
@@ -85,6 +87,7 @@ def blackbox(
         families=families,
         soft_caps="published",
         least_window=least_window,
+        ropes=ropes,
         longest=longest,
         least_prompt=least_prompt,
     )

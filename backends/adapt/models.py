@@ -7,6 +7,7 @@ import atexit
 import json
 import shutil
 import tempfile
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -41,17 +42,35 @@ def save_checkpoint(model: Model, dtype: str, folder: Path) -> Path:
         Unsupported: transformers cannot have such a model.
         OSError: The folder cannot be written.
     """
+    folder.mkdir(parents=True, exist_ok=True)
+    transformers_model(model, dtype).save_pretrained(folder)
+    words_tokenizer([str(token) for token in range(model.vocab_size)]).save_pretrained(folder)
+    return folder
+
+
+def opened(checkpoint: str | Path) -> Any:
+    """The model of a checkpoint directory as transformers' class, in float32 and evaluation mode on the CPU.
+
+    Raises:
+        Unsupported: transformers cannot open the directory.
+    """
+    network = from_disk(Checkpoint(str(checkpoint), "", 0, 0), "float32")
+    return network.eval().requires_grad_(False)
+
+
+def words_tokenizer(texts: Sequence[str]) -> Any:
+    """A tokenizer of transformers in which token n is the word `texts[n]`; words are apart by blanks.
+
+    It has no special tokens, so that an engine which insists on text adds none and leaves none out.
+    """
     from tokenizers import Tokenizer
     from tokenizers.models import WordLevel
     from tokenizers.pre_tokenizers import WhitespaceSplit
     from transformers import PreTrainedTokenizerFast
 
-    folder.mkdir(parents=True, exist_ok=True)
-    transformers_model(model, dtype).save_pretrained(folder)
-    words = Tokenizer(WordLevel({str(token): token for token in range(model.vocab_size)}, unk_token="0"))
+    words = Tokenizer(WordLevel({text: token for token, text in enumerate(texts)}, unk_token=texts[0]))
     words.pre_tokenizer = WhitespaceSplit()
-    PreTrainedTokenizerFast(tokenizer_object=words).save_pretrained(folder)
-    return folder
+    return PreTrainedTokenizerFast(tokenizer_object=words)
 
 
 @lru_cache(maxsize=OPEN_MODELS)

@@ -11,6 +11,7 @@ from backends.admission.numbers import flag, real, whole
 from backends.base import Declaration
 from reference import draft
 from reference.abilities import LAYOUT_SETTINGS, PROCESSING, SOFT_CAPS
+from reference.architecture import ROPE_KINDS
 from reference.case import DTYPES
 from reference.family import FAMILIES
 from reference.layout import COMMITS, KINDS
@@ -62,10 +63,12 @@ def check_declaration(declared: Declaration) -> None:
     for name, least in (("commits", "path"), ("layouts", "branch"), ("stops", "max_new_tokens")):
         if not getattr(declared, name):
             raise refusal(f"declaration.{name}", getattr(declared, name), f"at least one, such as {least!r}")
-    if declared.families is not None:
-        _check_words("declaration.families", declared.families, tuple(FAMILIES))
-        if not declared.families:
-            raise refusal("declaration.families", declared.families, "at least one family, or None for all")
+    for name, known in (("families", tuple(FAMILIES)), ("ropes", ROPE_KINDS)):
+        some = getattr(declared, name)
+        if some is not None:
+            _check_words(f"declaration.{name}", some, known)
+            if not some:
+                raise refusal(f"declaration.{name}", some, "at least one, or None for all")
     if declared.soft_caps not in SOFT_CAPS:
         raise refusal("declaration.soft_caps", declared.soft_caps, f"one of {', '.join(SOFT_CAPS)}")
     if not isinstance(declared.processes, bool):

@@ -1,0 +1,95 @@
+"""The adapter of transformers' generate: each way to draft is taken, and none changes the text."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from transformers.generation import candidate_generator
+
+from backends.adapt import transformers_model
+from backends.adapt.engines import hf_generate
+from properties.strategies.models import GALLERY, small
+from reference.architecture import Seeded
+
+MODEL = Seeded(GALLERY[7], 0)
+PROMPT = [1, 0, 1, 1, 0, 1]
+WAYS: dict[str, tuple[Callable[..., Any], str]] = {
+    "assisted": (hf_generate.assisted, "AssistedCandidateGenerator"),
+    "lookup": (hf_generate.lookup, "PromptLookupCandidateGenerator"),
+    "early exit": (hf_generate.early_exit, "EarlyExitCandidateGenerator"),
+    "universal": (hf_generate.universal, "AssistedCandidateGeneratorDifferentTokenizers"),
+    "universal, sampled": (hf_generate.universal, "UniversalSpeculativeDecodingGenerator"),
+}
+
+
+@pytest.fixture
+def proposed(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The numbers of candidates that the way's own generator proposes, while a test runs."""
+    kind, seen = getattr(candidate_generator, WAYS[request.param][1]), list[int]()
+    original = kind.get_candidates
+
+    def watched(self: Any, input_ids: Any, *rest: Any, **named: Any) -> Any:
+        candidates, logits = original(self, input_ids, *rest, **named)
+        seen.append(candidates.shape[1] - input_ids.shape[1])
+        return candidates, logits
+
+    monkeypatch.setattr(kind, "get_candidates", watched)
+    return seen
+
+
+def text(way: str, draft: Seeded | None, **sampling: Any) -> list[int]:
+    generate = WAYS[way][0]
+    given = {"draft_model": draft and transformers_model(draft, "float32", "draft")}
+    takes = generate.__code__.co_varnames[: generate.__code__.co_argcount]
+    named = {name: value for name, value in given.items() if name in takes}
+    torch.manual_seed(5)
+    with torch.no_grad():
+        return list(generate(PROMPT, 12, transformers_model(MODEL, "float32"), **named, **sampling).tolist())
+
+
+@pytest.mark.parametrize(("proposed", "way"), [(way, way) for way in WAYS], indirect=["proposed"])
+def test_candidates_are_proposed_by_the_way_that_is_named(way: str, proposed: list[int]) -> None:
+    sampling = {"temperature": 1.0} if "sampled" in way else {}
+    told = text(way, MODEL, **sampling)
+    assert len(told) == 12
+    assert sum(proposed) > 0
+    assert text(way, MODEL, **sampling) == told, "the seed decides"
+
+
+@pytest.mark.parametrize("way", [way for way in WAYS if "sampled" not in way])
+@pytest.mark.parametrize("draft", [MODEL, small(101, 0)], ids=["target", "another"])
+def test_no_draft_changes_greedy_text(way: str, draft: Seeded) -> None:
+    assert text(way, draft) == text("assisted", None)
+
+
+def test_the_same_texts_are_proposed_under_other_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The target as its own draft is accepted, although its tokens have other numbers there."""
+    accepted: list[int] = []
+    kind = candidate_generator.AssistedCandidateGeneratorDifferentTokenizers
+    original = kind.update_candidate_strategy
+
+    def watched(self: Any, input_ids: Any, scores: Any, matches: int) -> None:
+        accepted.append(matches)
+        original(self, input_ids, scores, matches)
+
+    monkeypatch.setattr(kind, "update_candidate_strategy", watched)
+    assert text("universal", MODEL) == text("assisted", None)
+    assert sum(accepted) > 0
+
+
+def test_the_draft_that_is_given_is_left_as_it_was() -> None:
+    draft = transformers_model(MODEL, "float32", "draft")
+    before = {name: value.clone() for name, value in draft.state_dict().items()}
+    text("universal", MODEL)
+    text("universal", MODEL, temperature=1.0)
+    assert draft.config.vocab_size == MODEL.vocab_size
+    assert all(torch.equal(value, before[name]) for name, value in draft.state_dict().items())
+
+
+def test_what_transformers_has_wrong_is_not_declared() -> None:
+    llama4 = next(one for one in GALLERY if one.family == "llama4")
+    assert hf_generate.open_early_exit().declaration.not_loaded(llama4) == "model family llama4"
+    windowed = next(one for one in GALLERY if 1 in one.windows)
+    for factory in (hf_generate.open_assisted, hf_generate.open_lookup, hf_generate.open_early_exit):
+        assert factory().declaration.not_loaded(windowed) == "sliding window of 1 tokens"
