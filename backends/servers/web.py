@@ -7,11 +7,11 @@ requests (Retry-After is respected), an error of the server, and an answer that 
 import http.client
 import json
 import re
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass
+from time import monotonic, sleep
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
@@ -73,8 +73,10 @@ class Told:
             size += len(part)
             if size > LARGEST_ANSWER:
                 raise WrongAnswer(f"its answer has more than {LARGEST_ANSWER >> 20} MiB")
-            if time.monotonic() > self.until:
+            if monotonic() > self.until:
                 raise TimeoutError
+        if getattr(stream, "length", None):  # what is left of the length that its head promised
+            raise WrongAnswer("broke the connection off in its answer")
         return b"".join(parts)
 
 
@@ -125,7 +127,7 @@ class Web:
             if wait > LONGEST_WAIT_S and number + 1 < self.address.tries:
                 raise Unavailable(f"{self._place(path)} {last} and asks to wait {wait:g} s, which is too long")
             if number + 1 < self.address.tries:
-                time.sleep(wait)
+                sleep(wait)
         tries = self.address.tries
         raise Unavailable(f"{self._place(path)} {last} ({tries} {'tries' if tries > 1 else 'try'})")
 
@@ -139,7 +141,7 @@ class Web:
             headers["Authorization"] = f"Bearer {self._key}"
         data = None if body is None else json.dumps(body).encode()
         limit = self.address.timeout
-        told = Told(time.monotonic() + limit)
+        told = Told(monotonic() + limit)
         try:
             request = urllib.request.Request(self.address.root + path, data, headers)
             with self._open(request, timeout=limit) as stream:

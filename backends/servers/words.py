@@ -36,11 +36,18 @@ def text_of(prompt: Sequence[int], checkpoint: str) -> str:
     Raises:
         Unsupported: There is no such text.
     """
-    words = tokenizer(checkpoint)
-    text: str = words.decode(list(prompt), skip_special_tokens=True)
-    if words(text).input_ids != list(prompt):
+    text = _spelled(prompt, checkpoint)
+    if text is None:
         raise Unsupported("the server takes texts, and no text stands for this prompt's token ids")
     return text
+
+
+def _spelled(prompt: Sequence[int], checkpoint: str) -> str | None:
+    """The text whose token ids are `prompt`, or None."""
+    words = tokenizer(checkpoint)
+    # Special tokens are those that the tokenizer adds by itself, or that stand in the text.
+    texts = (words.decode(list(prompt), skip_special_tokens=skipped) for skipped in (True, False))
+    return next((text for text in texts if words(text).input_ids == list(prompt)), None)
 
 
 def ids_of_text(text: str, after: Sequence[int], checkpoint: str, counts: Sequence[int]) -> tuple[int, ...]:
@@ -51,19 +58,16 @@ def ids_of_text(text: str, after: Sequence[int], checkpoint: str, counts: Sequen
             own, or a token of the text merges with one of the prompt.
     """
     words = tokenizer(checkpoint)
-    prompt = words.decode(list(after), skip_special_tokens=True)
-    # Some tokenizers split at blanks that belong to no token: such a blank may stand between prompt and text, or not.
-    whole = next(
-        (
-            ids
-            for ids in (words(prompt + gap + text).input_ids for gap in ("", " "))
-            if ids[: len(after)] == list(after)
-        ),
-        None,
-    )
-    if whole is None:
-        raise WrongAnswer("answers a text whose first token merges with the prompt's last: ask a server that gives ids")
-    ids = tuple(int(one) for one in whole[len(after) :])
+    prompt = _spelled(after, checkpoint)
+    if prompt is None:  # no text stands for the prompt, so that its last token merges with none
+        ids = tuple(int(one) for one in words(text, add_special_tokens=False).input_ids)
+    else:
+        # Some tokenizers drop blanks between tokens: one may stand between prompt and text, or not.
+        wholes = [words(prompt + gap + text).input_ids for gap in ("", " ")]
+        rests = [ids[len(after) :] for ids in wholes if ids[: len(after)] == list(after)]
+        if not rests:
+            raise WrongAnswer("answers a text whose first token merges with the prompt's last: ask for ids")
+        ids = tuple(int(one) for one in next((rest for rest in rests if len(rest) in counts), rests[0]))
     if not counts:
         raise WrongAnswer("answers a text and tells neither tokens nor their number: its tokens cannot be known")
     if len(ids) not in counts:
