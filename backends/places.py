@@ -1,9 +1,10 @@
-"""Places in the module of a user, `file:line`, for messages.
+"""Places in a user's module, `file:line`, for messages about an adapter.
 
 A file is named as it lies below the current folder where it does, else by its whole path.
 """
 
 import ast
+import inspect
 import sysconfig
 import traceback
 from pathlib import Path
@@ -43,6 +44,12 @@ def raised_at(why: BaseException) -> str:
 def _is_strange(file: str) -> bool:
     """Whether a file of a frame is neither ours nor the import system's."""
     return not file.startswith("<frozen") and "importlib" not in Path(file).parts and OURS not in Path(file).parents
+
+
+def function_at(function: object) -> str:
+    """Where a function or method is written, as `file:line`; empty for one without source, such as a built-in."""
+    code = getattr(inspect.unwrap(function) if callable(function) else function, "__code__", None)
+    return "" if code is None else f"{short(code.co_filename)}:{code.co_firstlineno}"
 
 
 def defined_at(module: ModuleType, attribute: str) -> str:

@@ -27,17 +27,22 @@ from backends.adapt import (
 from backends.base import Backend, Declaration, StageFailure, Unavailable, Unsupported
 from reference.case import Case
 from reference.recorded.lines import trace_lines
-from reference.trace import Emitted, Stage, Step, Trace
+from reference.trace import Accepted, Drafted, Emitted, Scored, Stage, Step, Trace
+from reference.tree import Tree
 
 __all__ = [
+    "Accepted",
     "Backend",
     "Case",
     "Declaration",
+    "Drafted",
     "Emitted",
+    "Scored",
     "Stage",
     "StageFailure",
     "Step",
     "Trace",
+    "Tree",
     "Unavailable",
     "Unsupported",
     "blackbox",

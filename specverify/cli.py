@@ -13,6 +13,8 @@ threads.single()
 import click  # noqa: E402
 
 import specverify  # noqa: E402
+from specverify.adapters.check_command import check_adapter  # noqa: E402
+from specverify.adapters.init_command import init_adapter  # noqa: E402
 from specverify.commands.bench import bench  # noqa: E402
 from specverify.commands.diff import diff  # noqa: E402
 from specverify.commands.doctor import doctor  # noqa: E402
@@ -32,7 +34,7 @@ def cli() -> None:
     """
 
 
-for _command in (diff, replay, selftest, law, list_, doctor, bench, trace):
+for _command in (diff, replay, selftest, law, list_, doctor, bench, trace, init_adapter, check_adapter):
     cli.add_command(_command)
 
 

@@ -14,6 +14,7 @@ import torch
 
 from backends.adapt.models import checkpoint_of, transformers_model
 from backends.base import Declaration
+from backends.places import function_at
 from reference.case import Case
 from reference.trace import Emitted, Stage, Step, Trace
 
@@ -128,7 +129,10 @@ class BlackBox:
             _seed_all(case.sampling.seed)
         with torch.no_grad():
             returned = self._generate(**given)
-        tokens = tokens_of(returned)
+        try:
+            tokens = tokens_of(returned)
+        except TypeError as why:
+            raise TypeError(f"{why} ({function_at(self._generate)})") from None
         step = Step(case.prefix, emitted=Emitted(tokens))
         return Trace((step,), tokens, _finish(case, tokens))
 

@@ -1,4 +1,4 @@
-"""The engine that the command line names, as the fixture `backend`.
+"""The engine that the command line names, as the fixture `backend` of these tests.
 
 A conformance run without an engine, or without the plugin, ends with one line.
 """

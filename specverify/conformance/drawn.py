@@ -1,6 +1,7 @@
-"""Drawn cases that an engine must pass: per invariant, in 16 bits, or by all.
+"""Drawn cases that an engine must pass.
 
-The tests of this package and those of the repository (`tests/conformance`) call these functions.
+They are judged by one invariant, in 16 bits, or by all invariants at once. The tests of this package and those of the
+repository (`tests/conformance`) call these functions.
 """
 
 from collections.abc import Callable
@@ -54,9 +55,9 @@ def outcomes_of(
     outcomes: set[str] = set()
     invariant = invariant_named(name)
     alone = invariant.speaks_of == "request" and not invariant.looks_at_run  # it says nothing of sessions
-    kind: Callable[..., SearchStrategy[Case]] = (
-        session_cases if invariant.speaks_of == "session" else single_cases if alone else cases
-    )
+    kind: Callable[..., SearchStrategy[Case]] = single_cases if alone else cases
+    if invariant.speaks_of == "session":
+        kind = session_cases
     drawn = kind(backend.dtypes, layout=LAYOUTS.get(name), within=backend.declaration)
 
     def holds(case: Case) -> None:

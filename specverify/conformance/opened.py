@@ -1,7 +1,4 @@
-"""Opening of the engine under test.
-
-What cannot be opened is told in one line, and is never a pass.
-"""
+"""Opening of the engine under test: a refusal is one line, and never a pass."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

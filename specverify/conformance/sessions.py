@@ -1,7 +1,4 @@
-"""Sessions played action by action on an engine that serves them.
-
-Each session is watched after every action.
-"""
+"""Sessions played action by action on an engine, watched after every action."""
 
 from pathlib import Path
 

@@ -12,6 +12,7 @@ from backends.admission import LiveDoor, Misshapen, admitted, admitted_blocks
 from backends.base import Backend, ExactLaw, ProgramFailure, Serving, StageFailure, Unavailable, Unsupported
 from backends.faults.fault import Fault
 from backends.flags import Mode, mode_of
+from backends.places import function_at
 from backends.registry import open_backend
 from properties.verdict.subject import Crashed, Declined, Live, NoTrace, Subject
 from reference.case import Case
@@ -87,6 +88,9 @@ def subject_of(backend: Backend, keep: int = 48) -> Subject:
             return admitted(backend.run(case), case, declared)
         except Unavailable:  # no outcome of this case: the engine is gone, and the run ends
             raise
+        except Misshapen as why:
+            place = function_at(backend.run)
+            return Crashed(why.stage, why.why, (f"{place} in run",) if place else ())
         except (Exception, SystemExit, GeneratorExit) as why:
             return ended(why)
 

@@ -118,9 +118,8 @@ def stops(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     last = max(len(trace.steps) - 1, 0)
     if before and before != trace.output:
         yield _stops_finding(last, before, trace.output)
-    early = next(
-        (at for at in range(1, len(trace.output)) if ending(trace.output[:at], case.stops, prompt, least)), None
-    )
+    out = trace.output
+    early = next((at for at in range(1, len(out)) if ending(out[:at], case.stops, prompt, least)), None)
     if early is not None:
         yield _stops_finding(last, f"an end after {early} tokens", f"{len(trace.output)} tokens")
     finish = ending(trace.output, case.stops, prompt, least)
@@ -132,8 +131,7 @@ def _beyond(number: int, step: Step, emitted: int) -> Iterator[Finding]:
     """Findings where tokens after a block's cut left log-probabilities, or KV of target or draft."""
     told = step.emitted.logprobs if step.emitted is not None else None
     if told is not None and len(told) != emitted:
-        where: dict[str, int | str] = {"side": "logprobs"}
-        yield Finding("lossless.stops", Stage.EMITTED, number, where, emitted, len(told))
+        yield Finding("lossless.stops", Stage.EMITTED, number, {"side": "logprobs"}, emitted, len(told))
     if step.committed is None:
         return
     length, record = len(step.context) + emitted, step.committed
@@ -142,7 +140,7 @@ def _beyond(number: int, step: Step, emitted: int) -> Iterator[Finding]:
         held["target"] = max(record.length, record.after.length)
     for cache, seen in held.items():
         if seen > length:
-            where = {"cache": cache, "side": "length"}
+            where: dict[str, int | str] = {"cache": cache, "side": "length"}
             yield Finding("lossless.stops", Stage.COMMITTED, number, where, f"at most {length} slots", f"{seen} slots")
 
 

@@ -4,6 +4,7 @@ import re
 import shlex
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,8 @@ from reference.case import Case
 from reference.oracle.decoder import Oracle
 from reference.oracle.family import FAMILIES
 from reference.sampling import Stops
-from specverify.cli import cli
+from specverify.adapters.init_command import KINDS
+from specverify.cli import cli, main
 from specverify.setup.subjects import subject_of
 from tests.inprocess import in_this_process
 
@@ -84,6 +86,26 @@ def test_the_engine_that_shows_its_steps_is_judged(in_its_folder: str) -> None:
     assert verdict.findings == ()
     assert {verdict.outcomes[f"lossless.{name}"] for name in ("completes", "greedy-match")} == {"checked"}
     assert verdict.outcomes["cache.commit-equivalence"] == "unobserved"
+
+
+def test_the_trace_of_readme_is_judged_and_agrees(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (block,) = [one for one in re.findall(r"```json\n(.*?)```", README, re.DOTALL) if one.startswith('{"run"')]
+    objects = re.sub(r"\n +", " ", block)  # README breaks one object into two lines
+    file = tmp_path / "run.jsonl"
+    for text, code in ((objects, 0), (objects.replace('"path": [0, 1]', '"path": [0, 2]'), 1)):
+        file.write_text(text)
+        with pytest.raises(SystemExit) as ended:
+            main(["trace", "check", str(file)])
+        assert ended.value.code == code
+    assert f"{file}:2: run 0, step 0, emitted.tokens" in capsys.readouterr().out
+
+
+def test_the_lines_from_an_empty_folder_name_what_is_there() -> None:
+    (block,) = [one for one in BLOCKS if "mkdir my_gate" in one]
+    words = block.split()
+    assert "blackbox" in words
+    assert set(re.findall(r"or (\w+), (\w+);", block)[0]) | {"blackbox"} == set(KINDS)
+    assert find_spec(words[words.index("--pyargs") + 1]) is not None
 
 
 def test_readme_names_every_parameter_of_a_black_box() -> None:

@@ -1,0 +1,85 @@
+"""The page of `check-adapter`: each case, what was reached, and what to do next."""
+
+from collections.abc import Sequence
+
+from properties.tally import Tally
+from properties.verdict.finding import Verdict
+from reference.trace import Stage
+from reports.case_diff import described
+from reports.counts import tersely
+from reports.format import address, clean, excess, plural, show
+from reports.layout80 import labelled
+
+STEPS = {
+    "raised": "mend the first traceback above; then run this command again",
+    "differs": "see the first case whole, made as small as it gets: specverify diff --backend {name}",
+    "declined": "declare what the engine takes, and cases ask for nothing else; Unsupported is for what no field says",
+    "not compared": "show what the engine emits: without tokens nothing can be compared",
+    "agrees": "judge all of it: specverify diff --backend {name}, then pytest -p specverify --pyargs "
+    "specverify.conformance --backend {name}",
+}
+"""The next step after each outcome; the first of them that some case has is told."""
+
+
+def case_lines(number: int, verdict: Verdict, outcome: str, raised: str | None) -> str:
+    """One case: a line, and below it what differs, why it was declined, or the whole traceback."""
+    lines = [f"{outcome:<12}  case {number}, {verdict.case.id}: {clean(described(verdict.case))}"]
+    first = verdict.first
+    if raised is not None:
+        lines += [f"  {line}" for line in raised.rstrip("\n").split("\n")]
+    elif first is not None:
+        lines.append(f"  {clean(first.invariant)}, {clean(address(first))}")
+        far = f" ({excess(first)})" if excess(first) else ""
+        lines += [f"  expected {show(first.expected)}", f"  observed {show(first.observed)}{far}"]
+        lines += [f"  {clean(line)}" for line in first.said]
+    elif verdict.unsupported is not None:
+        lines.append(f"  {clean(verdict.unsupported)}")
+    return "\n".join(lines)
+
+
+def examination_page(
+    name: str,
+    tally: Tally,
+    outcomes: Sequence[tuple[str, int]],
+    never_shown: Sequence[Stage],
+    gained: Sequence[tuple[Stage, Sequence[str]]],
+    never_drawn: Sequence[str],
+) -> str:
+    """The summary of an examination.
+
+    Args:
+        name: The adapter, as it was named on the command line.
+        tally: The counts.
+        outcomes: Each outcome of STEPS with its number of cases.
+        never_shown: Stages that are declared and that no trace held.
+        gained: Each stage that is not declared, with the invariants that it would add.
+        never_drawn: What cases never ask, because the declaration leaves it out.
+    """
+    told = [f"{outcome} {count}" for outcome, count in outcomes if count]
+    asked = [f"{one} ({tersely(counts.compared)})" for one, counts in tally.invariants.items() if counts.checked]
+    hidden = {one for _, names in gained for one in names}
+    silent = [one for one, counts in tally.invariants.items() if not counts.checked and one not in hidden]
+    rows = [
+        ("cases", f"{', '.join(told) or 'none'} of {tally.cases}"),
+        ("shown", ", ".join(one.word for one in sorted(tally.revealed)) or "nothing"),
+        ("compared", ", ".join(asked) or "nothing"),
+    ]
+    if silent:
+        rows.append(("no occasion", f"in these few cases: {', '.join(silent)}"))
+    if never_shown:
+        words = ", ".join(one.word for one in never_shown)
+        rows.append(("missing", f"declared, and no trace holds it: {words}; fill the stage, or do not declare it"))
+    rows += [(f"+ {stage.word}", _gain(added)) for stage, added in gained]
+    rows += [("never drawn", clean(line)) for line in never_drawn]
+    rows += [("declined", f"{plural(count, 'case')}: {clean(why)}") for why, count in tally.unsupported.items()]
+    step = next((words for outcome, words in STEPS.items() if dict(outcomes).get(outcome)), STEPS["not compared"])
+    shown = f"'{name}'" if " " in name else name
+    rows.append(("next", step.format(name=shown)))
+    return labelled(rows)
+
+
+def _gain(added: Sequence[str]) -> str:
+    """What showing one stage more would do."""
+    if not added:
+        return "adds no invariant; it says where a wrong number began"
+    return f"lets {plural(len(added), 'invariant')} more speak, where they apply: {', '.join(added)}"

@@ -1,0 +1,1 @@
+"""Tools for an adapter's author: the commands `init-adapter` and `check-adapter`."""

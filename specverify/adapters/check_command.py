@@ -1,0 +1,43 @@
+"""The command `check-adapter`: a handful of cases, with whole tracebacks."""
+
+import faulthandler
+import sys
+import traceback
+
+import click
+
+
+@click.command("check-adapter")
+@click.argument("backend", metavar="pkg.module:factory")
+@click.option("--cases", type=click.IntRange(min=1), default=8, show_default=True, help="Most cases.")
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the draws.")
+def check_adapter(backend: str, cases: int, seed: int) -> int:
+    """Open an adapter and judge a handful of cases within its declaration, in this process, tracebacks in full.
+
+    It tells which stages and invariants are reached, what cases never ask, what was declined and why, and what to do
+    next. Exit codes: 0 agree, 1 differ, 2 cannot be opened, 3 too little was compared.
+    """
+    from backends.base import Declaration
+    from backends.registry import UnknownBackend
+    from reports.pages.adapter_check import STEPS, case_lines, examination_page
+    from specverify.adapters.examine import examine
+
+    # A crash of native code ends this process: its stacks are the last that is seen.
+    if not faulthandler.is_enabled() and sys.stderr is sys.__stderr__:
+        faulthandler.enable()
+
+    def began(said: Declaration, count: int) -> None:
+        click.echo(f"opened        {backend}: {said.name} on {said.device}; {count} cases within its declaration")
+
+    try:
+        found = examine(backend, cases, seed, began)
+    except UnknownBackend as why:
+        if why.__cause__ is not None:
+            click.echo("".join(traceback.format_exception(why.__cause__)).rstrip("\n"), err=True)
+        raise
+    for number, one in enumerate(found.cases, 1):
+        click.echo(case_lines(number, one.verdict, one.outcome, one.raised))
+    outcomes = [(outcome, found.counted(outcome)) for outcome in STEPS]
+    summary = examination_page(backend, found.tally, outcomes, found.never_shown, found.gained(), found.never_drawn())
+    click.echo(f"\n{summary}".rstrip("\n"))
+    return found.exit_code

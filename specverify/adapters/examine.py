@@ -1,0 +1,161 @@
+"""The examination of an adapter: a handful of its cases, judged in this process.
+
+The engine runs here, so that its prints are seen, a debugger works, and a traceback can be kept whole. The
+campaign of `diff` runs it in a process of its own.
+"""
+
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from backends.base import Backend, Declaration, Unsupported
+from backends.registry import open_backend
+from properties.invariants import ALL
+from properties.strategies import cases
+from properties.strategies.settings import explore
+from properties.tally import Tally
+from properties.verdict.finding import Verdict
+from properties.verdict.judge import judge
+from reference.abilities import ENDS, PROCESSING
+from reference.case import DTYPES, Case
+from reference.family import FAMILIES
+from reference.layout import KINDS
+from reference.oracle.decoder import Oracle
+from reference.trace import Stage
+from specverify.plan import drawn_dtypes
+from specverify.setup.subjects import subject_of
+
+TRIVIAL = ("lossless.completes", "lossless.takes-part")
+"""Invariants that hold of a run which shows nothing: a case that they alone judged was not compared with anything."""
+
+EASIEST = (
+    Stage.EMITTED, Stage.DRAFTED, Stage.ACCEPTED, Stage.SCORED, Stage.LOWERED, Stage.COMMITTED, Stage.ATTENDED
+)  # fmt: skip
+"""The stages, those that most engines can show first."""
+
+
+@dataclass(frozen=True)
+class Examined:
+    """One case: its verdict, and the whole traceback of its run where it raised."""
+
+    verdict: Verdict
+    raised: str | None = None
+
+    @property
+    def outcome(self) -> str:
+        """declined, differs, raised, not compared, or agrees."""
+        if self.verdict.unsupported is not None:
+            return "declined"
+        if self.raised is not None:
+            return "raised"
+        if self.verdict.findings:
+            return "differs"
+        judged = {name for name, outcome in self.verdict.outcomes.items() if outcome == "checked"}
+        return "agrees" if judged - set(TRIVIAL) else "not compared"
+
+
+@dataclass
+class Examination:
+    """The result of an examination.
+
+    Attributes:
+        name: The adapter, as it was named.
+        declaration: Its declaration.
+        cases: The examined cases, in the order in which they ran.
+        tally: Their counts.
+    """
+
+    name: str
+    declaration: Declaration
+    cases: list[Examined] = field(default_factory=list)
+    tally: Tally = field(default_factory=lambda: Tally(""))
+
+    def counted(self, outcome: str) -> int:
+        """The number of cases with this outcome."""
+        return sum(one.outcome == outcome for one in self.cases)
+
+    @property
+    def exit_code(self) -> int:
+        """0 agree, 1 differ, 3 where half of the cases or more were not compared with anything."""
+        if self.counted("differs") or self.counted("raised"):
+            return 1
+        return 0 if 2 * self.counted("agrees") > len(self.cases) else 3
+
+    @property
+    def never_shown(self) -> list[Stage]:
+        """Stages that the adapter declares, and that no trace holds."""
+        return sorted(self.declaration.reveals - self.tally.revealed) if self.tally.traces else []
+
+    def gained(self) -> list[tuple[Stage, list[str]]]:
+        """Each stage that is not shown, with the invariants that it adds to those of the stages before it."""
+        held = set(self.declaration.reveals)
+        rows = []
+        for stage in EASIEST:
+            if stage in held:
+                continue
+            before = {one.name for one in ALL if one.needs <= held}
+            held.add(stage)
+            rows.append((stage, [one.name for one in ALL if one.needs <= held and one.name not in before]))
+        return rows
+
+    def never_drawn(self) -> list[str]:
+        """What cases never ask of this adapter, because its declaration leaves it out."""
+        said = self.declaration
+        lacks = [
+            ("dtypes", [one for one in DTYPES if one not in said.dtypes]),
+            ("processing", [one for one in PROCESSING if one not in said.processed]),
+            ("stops", [one for one in ENDS if one not in said.stops]),
+            ("KV layouts", [one for one in KINDS if one not in said.layouts]),
+            ("families", [one for one in FAMILIES if said.families is not None and one not in said.families]),
+        ]
+        rows = [] if said.drafts else ["trees of the case's own (drafts): the engine drafts in its own way, or not"]
+        rows += [] if said.max_temperature else ["sampling (max_temperature): every case is greedy"]
+        rows += [f"{what}: {', '.join(names)}" for what, names in lacks if names]
+        rows += [] if said.sessions else ["sessions: every case is one request"]
+        rows += [] if said.least_window else ["models with sliding windows (least_window)"]
+        rows += [f"lengths above {said.longest} tokens (longest)"] if said.longest else []
+        return rows
+
+
+def examine(name: str, count: int, seed: int, began: Callable[[Declaration, int], None]) -> Examination:
+    """Open an adapter, and judge up to `count` cases within its declaration.
+
+    Args:
+        name: `pkg.module:factory`, or another name of a backend.
+        count: Most cases.
+        seed: The seed of the draws.
+        began: Called with the declaration and the number of cases, before the first case runs.
+
+    Raises:
+        UnknownBackend, Unavailable, WrongFlag: The adapter cannot be opened.
+    """
+    backend = open_backend(name)
+    said = backend.declaration
+    drawn: dict[Case, None] = {}
+
+    def collect(case: Case) -> None:
+        drawn.setdefault(case)
+
+    explore(seed, count, cases(drawn_dtypes(said.dtypes), within=said), collect)
+    began(said, len(drawn))
+    found = Examination(name, said, tally=Tally(said.name))
+    oracle, subject = Oracle(), subject_of(backend)
+    for case in drawn:
+        raised = _raised(backend, case)
+        verdict = judge(case, ALL, oracle, subject)
+        found.cases.append(Examined(verdict, raised))
+        found.tally.add(verdict)
+    return found
+
+
+def _raised(backend: Backend, case: Case) -> str | None:
+    """The whole traceback of a run that raises; None for a run that ends, or that declines the case."""
+    try:
+        backend.run(case)
+    except Unsupported:
+        return None
+    except (Exception, SystemExit) as why:  # an engine may raise anything
+        # The first frame is ours.
+        behind = why.__traceback__.tb_next if why.__traceback__ is not None else None
+        return "".join(traceback.format_exception(why.with_traceback(behind)))
+    return None
