@@ -1,4 +1,4 @@
-"""The command `init-adapter`: an adapter that runs, and a test beside it.
+"""The command `init-adapter`: an adapter that runs, and a test beside it."""
 
 from importlib.resources import files
 from pathlib import Path

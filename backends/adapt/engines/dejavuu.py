@@ -92,7 +92,7 @@ class DejavuuTree:
         name="dejavuu",
         device="cpu",
         reveals=frozenset({Stage.DRAFTED, Stage.SCORED, Stage.ACCEPTED, Stage.EMITTED, Stage.COMMITTED}),
-        dtypes=("float32", "bfloat16", "float16"),
+        dtypes=("float32",),
         drafts=DRAFTS,
         layout_settings=(),
         max_temperature=float("inf"),

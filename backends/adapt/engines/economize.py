@@ -1,0 +1,76 @@
+"""economize with drafters of its own: a draft model, or prompt lookup.
+
+Both draft chains. economize verifies them with its greedy verifier, or with rejection sampling where the request
+samples; a request without a draft is decoded without speculation. `economize_tree.py` shows its trees step by step.
+"""
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import economize
+import torch
+from economize import DecodeConfig, GreedySelector, TopPSampler
+from economize.techniques.draft_model import DraftModelConfig
+from economize.techniques.lookup import LookupConfig
+from torch import Tensor
+
+from backends.adapt import blackbox
+from backends.adapt.models import OPEN_MODELS
+
+CYCLE = 4
+"""Tokens of a cycle: three drafts at most, and one token of the target."""
+
+FAMILIES = ("llama", "pangu", "qwen2", "qwen3", "mistral", "gemma2")
+"""The families that economize has an adapter of its own for; it runs a Pangu model as a Llama with biases."""
+
+
+def drafted(
+    prompt_ids: list[int], max_new_tokens: int, model: Any, draft_checkpoint: str | None, temperature: float = 0.0,
+    top_p: float = 1.0, seed: int = 0, stops: Sequence[int] = (),
+) -> Tensor:  # fmt: skip
+    """Decode with economize's draft-model technique."""
+    ready = _plain(model) if draft_checkpoint is None else _with_draft(model, draft_checkpoint)
+    return _decoded(ready, prompt_ids, max_new_tokens, temperature, top_p, seed, stops, draft_checkpoint is not None)
+
+
+def looked_up(
+    prompt_ids: list[int], max_new_tokens: int, model: Any, temperature: float = 0.0, top_p: float = 1.0,
+    seed: int = 0, stops: Sequence[int] = (),
+) -> Tensor:  # fmt: skip
+    """Decode with economize's prompt lookup."""
+    return _decoded(_with_lookup(model), prompt_ids, max_new_tokens, temperature, top_p, seed, stops, True)
+
+
+@lru_cache(maxsize=OPEN_MODELS)
+def _plain(model: Any) -> Any:
+    return economize.apply(model)
+
+
+@lru_cache(maxsize=OPEN_MODELS)
+def _with_lookup(model: Any) -> Any:
+    return economize.apply(model, LookupConfig(max_ngram=2))
+
+
+@lru_cache(maxsize=OPEN_MODELS)
+def _with_draft(model: Any, checkpoint: str) -> Any:
+    # Gemma 2 has a soft cap, which only eager attention computes.
+    return economize.apply(model, DraftModelConfig(model=checkpoint, attn_implementation="eager"))
+
+
+def _decoded(
+    ready: Any, prompt_ids: list[int], room: int, temperature: float, top_p: float, seed: int, stops: Sequence[int],
+    speculates: bool,
+) -> Tensor:  # fmt: skip
+    """The new tokens, int64 [at most `room`]."""
+    verifier = "rejection" if temperature else "greedy"
+    config = DecodeConfig(cycle_length=CYCLE if speculates else 1, verifier=verifier)
+    selector = TopPSampler(temperature, top_p, seed) if temperature else GreedySelector()
+    told: Tensor = ready.decode(
+        torch.tensor(prompt_ids), room, decoding=config, selector=selector, stop=set(stops) or None
+    ).tokens
+    return told
+
+
+open_drafted = blackbox(drafted, name="economize", families=FAMILIES)
+open_looked_up = blackbox(looked_up, name="economize-lookup", families=FAMILIES)

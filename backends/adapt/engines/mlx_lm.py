@@ -1,0 +1,68 @@
+"""mlx-lm's speculative generation on the CPU, from checkpoints.
+
+MLX has wheels for Linux under its extra `cpu`. mlx-lm drafts a chain with a second model and keeps it as long as the
+target's own choice is the same token; a request without a draft is generated without speculation.
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+from mlx_lm.generate import generate_step, speculative_generate_step
+from mlx_lm.sample_utils import make_sampler
+from mlx_lm.utils import load_model
+
+from backends.adapt import blackbox
+from backends.adapt.models import OPEN_MODELS
+
+DRAFTS = 3
+"""Drafted tokens of a round."""
+
+
+def generated(
+    prompt_ids: list[int], max_new_tokens: int, checkpoint: str, draft_checkpoint: str | None,
+    temperature: float = 0.0, top_k: int = 0, seed: int = 0, stops: Sequence[int] = (),
+) -> list[int]:  # fmt: skip
+    """Generate with the draft model, or without speculation where there is none."""
+    target, draft = _opened(checkpoint), None if draft_checkpoint is None else _opened(draft_checkpoint)
+    mx.random.seed(seed)  # after the models are made: MLX draws their first weights from the same generator
+    prompt, sampler, told = mx.array(prompt_ids), make_sampler(temperature, top_k=top_k), []
+    steps: Iterator[tuple[Any, ...]]
+    if draft is None:
+        steps = generate_step(prompt, target, max_tokens=max_new_tokens, sampler=sampler)
+    else:
+        steps = speculative_generate_step(
+            prompt, target, draft, num_draft_tokens=DRAFTS, max_tokens=max_new_tokens,
+            sampler=sampler,
+        )  # fmt: skip
+    # mlx-lm leaves the end of the text to whoever reads the tokens.
+    for token, *_ in islice(steps, max_new_tokens):
+        told.append(int(token))
+        if told[-1] in stops:
+            break
+    steps.close()  # type: ignore[attr-defined]
+    return told
+
+
+@lru_cache(maxsize=2 * OPEN_MODELS)
+def _opened(checkpoint: str) -> Any:
+    """The model in the directory, in MLX's class for its family.
+
+    mlx-lm 0.32.2 reads a Llama's rotary embedding from the fields that transformers wrote before version 5
+    (`tests/strangers/found`), so these are given beside the file.
+    """
+    rope = json.loads((Path(checkpoint) / "config.json").read_text())["rope_parameters"]
+    model, _ = load_model(Path(checkpoint), model_config={"rope_theta": rope["rope_theta"], "rope_scaling": rope})
+    return model
+
+
+open_generated = blackbox(
+    generated,
+    name="mlx-lm",
+    families=("llama", "qwen2", "qwen3"),
+    least_window=0,
+)
