@@ -99,6 +99,11 @@ class Heard:
         return float(np.logaddexp(self.links.log_e, self.neighbours.log_e) - np.log(2.0))
 
     @property
+    def parts(self) -> tuple[float, ...]:
+        """Logs of the e-values of all bets, those on neighbours last; 0 for these where a case has one generation."""
+        return (*self.links.parts, *(Neighbours() if self.neighbours is None else self.neighbours).parts)
+
+    @property
     def draws(self) -> int:
         """Number of trials and bets so far."""
         return self.links.trials + (self.neighbours.bets if self.neighbours is not None else 0)

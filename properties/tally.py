@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from properties.laws.sampled.gate import ALPHA_RUN, culprits, log_evidence, red
+from properties.laws.sampled.gate import ALPHA_RUN, culprits
+from properties.streams import Planned, run_evidence, streams_of
 from properties.verdict.finding import Evidence, Finding, Positions, Tie, Verdict
 from reference.case import Case
 from reference.trace import Stage
@@ -122,6 +123,8 @@ class Tally:
         stopped: Why the run ended early (interrupted, time budget), or None.
         environment: Names and versions: python, torch, device, seed and so on.
         against: Value of `--against`, the reference in the oracle's place, or None for the NumPy oracle.
+        tokens_alone: Whether that reference shows tokens alone, so that no oracle ran.
+        planned: What the sampling of the run was planned to see, before its first case; None where no case samples.
     """
 
     backend: str
@@ -156,6 +159,8 @@ class Tally:
     stopped: str | None = None
     environment: dict[str, str] = field(default_factory=dict)
     against: str | None = None
+    tokens_alone: bool = False
+    planned: Planned | None = None
 
     def add(self, verdict: Verdict) -> None:
         """Count one judged case."""
@@ -219,10 +224,15 @@ def nothing_fused(tally: Tally) -> str | None:
 
 def condemned(tally: Tally) -> str | None:
     """Why the tests by sampling condemn the run, or None: together their evidence is 1 / ALPHA_RUN or more."""
-    log_es = np.array([one.log_e for one in tally.evidence])
-    if not red(log_es):
+    log_e, streams = run_evidence(tally.evidence), streams_of(tally.evidence)
+    if log_e < -np.log(ALPHA_RUN):
         return None
     # All together may reach the bar although no single test does.
-    names = sorted({tally.evidence[at].invariant for at in culprits(log_es)}) or ["no one of them alone"]
-    evidence = f"e^{min(log_evidence(log_es), 1e6):.1f}, beyond {1 / ALPHA_RUN:g}"
-    return f"{len(log_es)} tests by sampling together have evidence {evidence}: {', '.join(names)}"
+    log_es = np.array([one.log_e for one in tally.evidence])
+    names = sorted({tally.evidence[at].invariant for at in culprits(log_es)})
+    strongest = streams.strongest
+    if not names and strongest is not None:
+        names = [f"most in {strongest.name}, e^{min(strongest.log_e, 1e6):.1f} over {strongest.draws} draws"]
+    evidence = f"e^{min(log_e, 1e6):.1f}, beyond {1 / ALPHA_RUN:g}"
+    told = ", ".join(names or ["no one of them alone"])
+    return f"{len(log_es)} tests by sampling together have evidence {evidence}: {told}"

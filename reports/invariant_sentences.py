@@ -140,6 +140,14 @@ PLAIN: dict[str, str] = {
     "lossless.seeded": (
         "The output of {request} must follow from its own seed, {expected}; among other neighbours it was {observed}."
     ),
+    "pair.greedy-match": (
+        "The greedy text leaves the reference's at {position}: token {observed} instead of {expected}, and no near tie "
+        "excuses it{by}."
+    ),
+    "pair.same-law": (
+        "{draws} and the reference's draws after the same texts are not from one law: the evidence against it is "
+        "e^{observed}."
+    ),
     "lossless.completes": "The backend did not finish the case, or its own check stopped it: {observed}.",
 }
 """The sentence of each invariant.

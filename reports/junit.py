@@ -43,6 +43,7 @@ def junit(tally: Tally, revealed: frozenset[Stage] | None = None) -> bytes:
     facts = {
         "emulated": str(tally.emulated).lower(),
         "reference": tally.against or ORACLE,
+        "tokens_alone": str(tally.tokens_alone).lower(),
         "cases": str(tally.cases),
         **tally.environment,
     }

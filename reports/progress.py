@@ -46,7 +46,7 @@ class Progress:
         self._file = sys.stderr if file is None else file
         self._clock = clock
         self._every_s = every_s
-        self._activity = ""
+        self._activity = self._seen = ""
         self._began = self._last = clock()
         self._bar = self._make_bar() if shows_bars(self._file) else None
         self._task = self._bar.add_task("cases", total=wanted, pace="", failures="", note="") if self._bar else None
@@ -92,10 +92,22 @@ class Progress:
         self._activity = cut(text, 60)
         self._show()
 
+    def sees(self, text: str) -> None:
+        """Show what the run could see by now, in place of what it could see before."""
+        self._seen = cut(text, 60)
+
+    def say(self, text: str) -> None:
+        """Write one line that stays."""
+        if self._bar:
+            self._bar.console.print(text, markup=False, soft_wrap=True)
+        else:
+            self._file.write(text + "\n")
+            self._file.flush()
+
     def line(self) -> str:
         """The state of the run on one line."""
         wanted = f" of {self.wanted}" if self.wanted is not None else ""
-        parts = [f"{self.done}{wanted} cases", self._pace(), self._left(), self._failed(), self._activity]
+        parts = [f"{self.done}{wanted} cases", self._pace(), self._left(), self._failed(), self._seen, self._activity]
         return ", ".join(part for part in parts if part)
 
     def _pace(self) -> str:
@@ -115,7 +127,9 @@ class Progress:
     def _show(self) -> None:
         if self._bar and self._task is not None:
             pace, failed = self._pace(), self._failed()
-            self._bar.update(self._task, completed=self.done, pace=pace, failures=failed, note=self._activity)
+            self._bar.update(
+                self._task, completed=self.done, pace=pace, failures=failed, note=self._activity or self._seen
+            )
             return
         now = self._clock()
         if now - self._last >= self._every_s:

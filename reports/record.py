@@ -13,9 +13,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-import numpy as np
-
-from properties.laws.sampled.gate import ALPHA_RUN, log_evidence
+from properties.laws.sampled.gate import ALPHA_RUN
+from properties.streams import run_evidence, streams_of
 from properties.tally import Beside, Failure, Tally
 from properties.verdict.finding import Finding, Verdict
 from reference.case import Case
@@ -48,6 +47,9 @@ def finding_fact(finding: Finding) -> dict[str, Any]:
 def verdict_line(verdict: Verdict) -> dict[str, Any]:
     """One judged case as one JSON object.
 
+    `evidence` holds the tests of laws by sampling, each with the natural logarithm of its e-value. `unsupported` is the
+    reason why the backend, or the reference, declined the case, or null.
+
     `outcome` is differ, unsupported, unjudged (no invariant could be checked) or agree. `invariants` holds only the
     invariants that failed or were unobserved. `compared` holds the number of comparisons of those that were checked.
     """
@@ -66,13 +68,16 @@ def verdict_line(verdict: Verdict) -> dict[str, Any]:
         line["compared"] = verdict.compared
     line["findings"] = [finding_fact(finding) for finding in verdict.findings]
     line["ties"] = verdict.ties
+    line["evidence"] = [
+        {"invariant": one.invariant, "log_e": one.log_e, "draws": one.rounds, "stream": one.stream or None}
+        for one in verdict.evidence
+    ]
+    line["unsupported"] = verdict.unsupported
     line["seconds"] = verdict.forward_s
     if verdict.fallbacks:
         line["fallbacks"] = verdict.fallbacks
     if verdict.commit_fallbacks:
         line["commit_fallbacks"] = verdict.commit_fallbacks
-    if verdict.unsupported is not None:
-        line["unsupported"] = verdict.unsupported
     content: dict[str, Any] = jsonable(line)
     return content
 
@@ -179,8 +184,12 @@ def mean_accepted(tally: Tally) -> float | None:
 
 
 def sampling_tests(tally: Tally) -> dict[str, Any]:
-    """The totals of the tests of laws by sampling: number, rounds, the run's evidence, and that of a red run."""
-    log_e = log_evidence(np.array([one.log_e for one in tally.evidence]))
+    """The totals of the tests of laws by sampling: number, rounds, the run's evidence, and that of a red run.
+
+    `streams` are bodies of evidence over the run, each with the smallest shift per draw that would have shown with
+    probability .99; `planned` says which would show at best, as told before the run.
+    """
+    log_e, streams = run_evidence(tally.evidence), streams_of(tally.evidence)
     told = sorted(one.smallest_tv for one in tally.evidence if one.smallest_tv is not None)
     return {
         "tests": len(tally.evidence),
@@ -191,6 +200,17 @@ def sampling_tests(tally: Tally) -> dict[str, Any]:
         "red_at": 1 / ALPHA_RUN,
         "smallest_tv": {"median": statistics.median(told), "worst": told[-1]} if told else None,
         "excess": tally.excess_evidence,
+        "planned": tally.planned,
+        "streams": [
+            {
+                "name": one.name,
+                "tests": one.tests,
+                "draws": one.draws,
+                "log_e": one.log_e,
+                "smallest_shift": streams.smallest(one),
+            }
+            for one in streams.all
+        ],
     }
 
 
@@ -202,6 +222,7 @@ def summary(tally: Tally) -> dict[str, Any]:
             "backend": tally.backend,
             "emulated": tally.emulated,
             "reference": tally.against or ORACLE,
+            "tokens_alone": tally.tokens_alone,
             "cases": tally.cases,
             "wanted": tally.wanted,
             "judged": tally.judged,

@@ -191,6 +191,17 @@ SIDES: dict[tuple[str, str], str] = {
         "draft.switched",
         "token",
     ): "{Node} carries token {observed}; the draft switched to proposes {expected} from scratch{by}.",
+    ("pair.greedy-match", "logprobs"): (
+        "The log-probability of the token at {position} is {observed}; the reference gives that token {expected}{by}."
+    ),
+    ("pair.greedy-match", "repeated"): (
+        "The greedy text leaves the reference's at {position}: token {observed} instead of {expected}. Both sides "
+        "repeat it; without log-probabilities a near tie cannot be told from a fault."
+    ),
+    ("pair.greedy-match", "asked again"): (
+        "The greedy text left the reference's at {position}, and asked again the backend did not repeat it: token "
+        "{observed} instead of {expected}. That is nondeterminism, not a divergence."
+    ),
     ("lossless.draft-independent", "finish"): (
         "With another draft the output ends for another reason: {observed} instead of {expected}."
     ),

@@ -15,6 +15,9 @@ DEFAULT_CASES = 500
 DEFAULT_DTYPES = ("float32", "float64")
 """Working dtypes of a run if neither the user nor the backend's row says otherwise."""
 
+FOCI = ("distribution",)
+"""The arguments of `--focus`: `distribution` asks every case for evidence on the law of sampled tokens."""
+
 TRANSFORMERS = "transformers"
 """The argument of `--against` for plain transformers; other arguments are names of backends."""
 
@@ -51,6 +54,7 @@ class Plan:
         case_timeout_s: Time limit of one answer of the backend in seconds, or None for a measured, generous limit.
         memory: Bytes that the backend's process may hold, or None for most of the machine's memory.
         max_failures: Distinct causes after which no further case begins.
+        focus: One of FOCI, or None for cases of every kind.
     """
 
     backend: str = "cpu-eager"
@@ -73,6 +77,7 @@ class Plan:
     case_timeout_s: float | None = None
     memory: int | None = None
     max_failures: int = 1
+    focus: str | None = None
 
     @property
     def wanted(self) -> Wanted:

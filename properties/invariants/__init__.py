@@ -3,7 +3,7 @@
 The name of a file or folder here is the prefix of its invariants: `cache/` holds `cache.isolation`.
 """
 
-from properties.invariants import acceptance, attention, cache, draft, lossless, structure
+from properties.invariants import acceptance, attention, cache, draft, lossless, pair, structure
 from properties.verdict.invariant import Invariant
 
 ALL: tuple[Invariant, ...] = (
@@ -14,3 +14,23 @@ ALL: tuple[Invariant, ...] = (
     *draft.INVARIANTS,
     *lossless.INVARIANTS,
 )
+
+WITHOUT_ORACLE = frozenset(
+    {
+        "attention.page-permutation",
+        *(f"acceptance.{name}" for name in ("greedy-walk", "support", "sampled-walk", "coins-once", "law-exact")),
+        *(f"acceptance.{name}" for name in ("proposal-consistent", "law-joint", "support-at-edges", "renamed-law")),
+        *(f"cache.{name}" for name in ("isolation", "untouched-slots", "fast-equals-full", "stale-unreachable")),
+        *(f"cache.{name}" for name in ("page-boundary", "allocator-conserves")),
+        *(f"draft.{name}" for name in ("rollback", "vocabulary-map")),
+        *(f"lossless.{name}" for name in ("completes", "stops", "state-isolated", "accounting", "deterministic")),
+        *(f"lossless.{name}" for name in ("processors-per-node", "seeded", "takes-part")),
+    }
+)
+"""Names of the invariants of ALL that read the backend's own runs and no oracle."""
+
+BESIDE_TOKENS: tuple[Invariant, ...] = (*(one for one in ALL if one.name in WITHOUT_ORACLE), *pair.INVARIANTS)
+"""The invariants of a run whose reference shows tokens alone (`properties.verdict.peer`)."""
+
+EVERY_INVARIANT: tuple[Invariant, ...] = (*ALL, *pair.INVARIANTS)
+"""ALL, and those that need such a reference."""

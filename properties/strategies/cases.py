@@ -28,6 +28,9 @@ from reference.sampling import Stops
 LASTING = Stops(12)
 """Stops that let a request live long enough to be interrupted."""
 
+GREEDY = 7
+"""Zeros among which the temperatures are drawn, four of them in full: most cases are greedy."""
+
 FAR = 20
 """One case in this many has a long prompt."""
 
@@ -42,8 +45,9 @@ def single_cases(
     company: bool = False,
     far: int = 0,
     within: Abilities | None = None,
+    sampled: bool = False,
 ) -> Case:
-    """Cases of one request, on `model` if it is given.
+    """Cases of one request, on `model` if it is given; `sampled` leaves out those that decode greedily.
 
     With `company`, the request is to get mates: drafts that keep state are more frequent, and it mostly lives long.
     With `far` the prompt ends around one of `prompts.MARKS` of at most `far` columns.
@@ -51,8 +55,7 @@ def single_cases(
     dtype = draw(st.sampled_from(dtypes))
     model = model or draw(far_targets(within) if far else targets(within))
     prompt = fitted(draw(far_prompts(model, far) if far else prompts(model)), within)
-    # Seven zeros to four temperatures: most cases are greedy.
-    temperature = draw(st.sampled_from((*(0.0,) * 7, *temperatures(within))))
+    temperature = draw(st.sampled_from((*(0.0,) * (0 if sampled else GREEDY), *temperatures(within))))
     ahead = continuation(model, prompt)
     draft = draw(any_draft(model, prompt, ahead, learning=company or temperature > 0, within=within))
     # An engine with a draft of its own may accept a block anywhere.
@@ -86,15 +89,19 @@ def cases(
     layout: str | None = None,
     variant_interval: int = 1,
     within: Abilities | None = None,
+    sampled: bool = False,
 ) -> Case:
     """Cases on built-in models in one of `dtypes`, two in five with a session; all lie `within` an engine's abilities.
 
     Half of the sampled cases use `processors`; all have KV layout `layout`, if it is given. One case in FAR has a
     prompt longer than attention kernels process in one piece, and two in three of those have a session. On a slow
-    backend the longest prompt is divided by `variant_interval` (see `backends.base.Declaration`).
+    backend the longest prompt is divided by `variant_interval` (see `backends.base.Declaration`). With `sampled` every
+    case is one request that samples, with a prompt of the usual length.
     """
     most = far_most(MARKS[-1] // variant_interval, within)
-    if most and draw(st.integers(0, FAR - 1)) == FAR - 1:
+    if sampled:
+        case = draw(single_cases(dtypes, processors, layout, within=within, sampled=True))
+    elif most and draw(st.integers(0, FAR - 1)) == FAR - 1:
         case = draw(far_cases(dtypes, processors, layout, most, within))
     elif plays(within) and draw(st.integers(0, 4)) >= 3:
         case = draw(session_cases(dtypes, processors, layout, within))

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from properties.resolution import Resolution
 from reference.case import Case
 from reference.trace import Stage, Trace
 
@@ -143,6 +144,10 @@ class Evidence:
         smallest_tv: Smallest total variation that the test would have seen with probability .99; None for tests of
             whole generations, in which each draw has a law of its own.
         p_screen: P-value of the screen; None where there was none.
+        stream: The question that the test puts to the engine at one setting; tests of one question are one stream over
+            the run. Empty for a test that stands alone.
+        parts: Natural logs of the e-values of the single bets whose mean the e-value is; they go on over the stream.
+        resolution: What the bets of the test would have seen; None where `stream` is empty.
     """
 
     invariant: str
@@ -150,6 +155,9 @@ class Evidence:
     rounds: int
     smallest_tv: float | None = None
     p_screen: float | None = None
+    stream: str = ""
+    parts: tuple[float, ...] = ()
+    resolution: Resolution | None = None
 
 
 @dataclass(frozen=True)

@@ -64,14 +64,19 @@ class Invariant:
         return self.every == 1 and self.speaks_of == "request"
 
 
-def taking_turns(case: Case, invariants: tuple[Invariant, ...], variant_interval: int = 1) -> tuple[Invariant, ...]:
-    """The invariants to judge on `case`; those that take turns do so `variant_interval` times as seldom."""
+def taking_turns(
+    case: Case, invariants: tuple[Invariant, ...], variant_interval: int = 1, always: frozenset[str] = frozenset()
+) -> tuple[Invariant, ...]:
+    """The invariants to judge on `case`; those that take turns do so `variant_interval` times as seldom.
+
+    Invariants named in `always` have their turn on every case.
+    """
     # By the digest, so that the turns depend on the case and not on the order of the search.
     number = int(case.id, 16)
     return tuple(
         one
         for at, one in enumerate(invariants)
-        if (number + at) % (one.every * variant_interval if one.every > 1 else 1) == 0
+        if one.name in always or (number + at) % (one.every * variant_interval if one.every > 1 else 1) == 0
     )
 
 

@@ -13,7 +13,8 @@ from reports.counts import commits, fallen, not_judged, table
 from reports.drawing import draw
 from reports.format import address, clean, cut, escaped, excess, number, plural, show
 from reports.layout80 import INDENT, MARGIN, WIDTH, beside, folded, indented, labelled, last_lines, printed
-from reports.record import mean_accepted, sampling_tests
+from reports.pages.sampling import evidence
+from reports.record import mean_accepted
 from reports.tree_scene import revealed_by, scene_of
 from reports.vocabulary import account, reference_of
 
@@ -223,7 +224,7 @@ def _run_facts(tally: Tally) -> list[tuple[str, str]]:
         by_draft = f" ({each})" if each else ""
         facts.append(("accepted", f"{mean:.2f} drafted tokens per step on average, over {steps}{by_draft}"))
     facts += _ties(tally)
-    facts += _evidence(tally)
+    facts += evidence(tally)
     facts += [
         ("fell back", f"{count} of {tally.attention_calls} attention calls: {clean(why)}")
         for why, count in fallen(tally.fallbacks)
@@ -234,7 +235,8 @@ def _run_facts(tally: Tally) -> list[tuple[str, str]]:
     if tally.stopped is not None:
         facts.append(("stopped", f"early: {clean(tally.stopped)}"))
     if tally.against is not None:
-        facts.append(("reference", f"{reference_of(tally.against)}: the NumPy oracle did not run"))
+        alone = ", and no oracle in its place; tokens are compared with its tokens" if tally.tokens_alone else ""
+        facts.append(("reference", f"{reference_of(tally.against)}: the NumPy oracle did not run{alone}"))
     ran = ", ".join(f"{name} {value}" for name, value in tally.environment.items())
     if ran:
         facts.append(("ran on", cut(ran, 400)))
@@ -258,25 +260,6 @@ def _time(tally: Tally) -> str:
     ratio = (tally.seconds - tally.shrink_seconds) / tally.backend_seconds
     inside = f"{number(tally.backend_seconds)} s in the backend's forwards"
     return f"{inside}; the run took {number(ratio)} times that{shrinking}"
-
-
-def _evidence(tally: Tally) -> list[tuple[str, str]]:
-    """The result of the tests of laws by sampling: their number, their evidence and their power."""
-    if tally.excess_evidence is not None:
-        return [("SAMPLING", clean(tally.excess_evidence))]
-    told = sampling_tests(tally)
-    if not told["tests"]:
-        return []
-    seen, without = told["smallest_tv"], sum(one.smallest_tv is None for one in tally.evidence)
-    power = ""
-    if seen is not None:
-        power = (
-            f"; half of them see total variation {number(seen['median'])} or more with probability .99, the weakest "
-            f"(given something rare) {number(seen['worst'])}"
-        )
-    power += f"; {without} on whole generations state no such figure" if without else ""
-    total = f"evidence against the laws {number(told['evidence'])}, red at {number(told['red_at'])}"
-    return [("sampling", f"{plural(told['tests'], 'test')} of laws by sampling; {total}{power}")]
 
 
 def _ties(tally: Tally) -> list[tuple[str, str]]:

@@ -13,6 +13,7 @@ import numpy as np
 
 from backends.base import Unsupported
 from properties.verdict.invariant import NoReference, Oracle
+from properties.verdict.peer import Peer
 from properties.verdict.subject import Declined, NoTrace, Subject
 from reference.architecture import Architecture, Model, Rope, Seeded
 from reference.case import Case
@@ -22,12 +23,12 @@ from reference.oracle.formulas import rotary
 from reference.oracle.model import Inputs, Nodes
 from reference.oracle.parameters import Parameters
 from reference.sampling import Stops
-from reference.trace import Array, Kv, Trace
+from reference.trace import Array, Kv, Stage, Trace
 from reference.tree import Tree
 from specverify.isolation import door
 from specverify.isolation.wanted import Wanted
 from specverify.plan import TRANSFORMERS
-from specverify.setup.selection import check_declared
+from specverify.setup.selection import Unknown, check_declared
 
 if TYPE_CHECKING:
     from backends.transformers_reference import PlainTransformers, Sequence
@@ -45,6 +46,9 @@ def reference_named(
 ) -> Oracle:
     """The reference for `--against`: None means the NumPy oracle itself.
 
+    A backend that shows every stage and runs scripted drafts answers as an oracle does. Any other one is a `Peer`,
+    which is compared by its tokens.
+
     Args:
         against: `transformers`, a backend's name, `pkg.module:factory`, or None.
         open_ones: The stack that closes the reference backend, which is opened in a process of its own.
@@ -55,7 +59,7 @@ def reference_named(
 
     Raises:
         Unsupported: The reference cannot run `checkpoint`.
-        Unknown: A backend does not declare `layout`.
+        Unknown: A backend does not declare `layout`, or reveals no tokens.
         UnknownBackend, Unavailable, WrongFlag: as `backends.registry.open_backend`.
     """
     if against is None:
@@ -66,6 +70,12 @@ def reference_named(
             oracle.model(checkpoint, dtype).kv((0, 0))
         return oracle
     backend = open_ones.enter_context(door.opened(Wanted(against, threads=1 if checkpoint is None else 0)))
+    if backend.declaration.reveals < frozenset(Stage) or "scripted" not in backend.declaration.drafts:
+        if Stage.EMITTED not in backend.declaration.reveals:
+            raise Unknown(
+                f"--against {against}: it reveals no emitted tokens, so that there is nothing to compare with"
+            )
+        return Peer(backend.subject(), backend.declaration)
     if layout is not None:
         check_declared(layout, against, backend.declaration.layouts)
     # The reference runs drawn cases in float64 if it can, and a checkpoint in the dtype of the case.

@@ -171,6 +171,8 @@ class Campaign:
         # Invariants that no verdict names must appear too; counts that have arrived are kept.
         tally.invariants = {name: Counts() for name in told.invariants} | tally.invariants
         tally.wanted = told.wanted if self._plan.model is not None else self._plan.cases
+        tally.tokens_alone = told.tokens_alone
+        tally.planned = None if told.sampling is None else told.sampling.over(tally.wanted)
         self._listener.opened(told)
 
     def _located(self, place: _Place, message: Found | Located) -> None:

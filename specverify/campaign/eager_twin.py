@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from backends.base import Unavailable
 from backends.registry import eager_beside
-from properties.invariants import ALL
+from properties.invariants import EVERY_INVARIANT
 from properties.tally import Beside, Failure
 from properties.verdict.invariant import Oracle
 from properties.verdict.judge import judge
@@ -29,7 +29,7 @@ def with_eager(failure: Failure, oracle: Oracle) -> Failure:
 def _asked(name: str, failure: Failure, oracle: Oracle) -> Beside:
     failed = {one.invariant for one in failure.verdict.findings}
     # Only the invariants that failed: the question is whether the same finding appears.
-    concerned = tuple(one for one in ALL if one.name in failed)
+    concerned = tuple(one for one in EVERY_INVARIANT if one.name in failed)
     case = failure.verdict.case
     try:
         with door.opened(Wanted(name, threads=1 if failure.model is None else 0)) as backend:

@@ -5,6 +5,7 @@ Verdicts (`properties.verdict.finding.Verdict`) are sent as they are, without th
 
 from dataclasses import dataclass
 
+from properties.streams import Expected
 from properties.tally import Failure
 from reference.case import Case
 from reference.trace import Stage
@@ -15,7 +16,11 @@ STOP, ENOUGH = "stop", "enough"
 
 @dataclass(frozen=True)
 class Opened:
-    """A worker's backend is open; the fields are the backend's declaration and the worker's part of the run."""
+    """A worker's backend is open; the fields are the backend's declaration and the worker's part of the run.
+
+    `tokens_alone` says that the reference shows tokens alone. `sampling` says what a drawn case adds to the sampling of
+    the run, and is None where no case does.
+    """
 
     name: str
     device: str
@@ -24,6 +29,8 @@ class Opened:
     invariants: tuple[str, ...]
     wanted: int
     reveals: frozenset[Stage] = frozenset()
+    tokens_alone: bool = False
+    sampling: Expected | None = None
 
 
 @dataclass(frozen=True)

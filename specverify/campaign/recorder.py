@@ -5,12 +5,13 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+from properties.streams import Stream, Streams
 from properties.tally import Failure, Tally
 from properties.verdict.finding import Verdict
 from reference.case import Case
 from reference.case_json import case_to_json
 from reports import bundle, junit, record, writing
-from reports.pages import terminal
+from reports.pages import sampling, terminal
 from reports.progress import Progress
 from specverify import __version__
 from specverify.campaign import campaign
@@ -102,14 +103,24 @@ class Recorder:
         self._progress = progress
         self._environment = {**environment(), "seed": str(plan.seed), "jobs": str(plan.jobs)}
         self._before: set[str] = set()
+        self._streams: dict[str, Stream] = {}
 
     def opened(self, news: Opened) -> None:
         """See `specverify.campaign.campaign.Listener`."""
         self._progress.wanted = news.wanted if self._plan.model is not None else self._plan.cases
         self._environment |= news.environment
+        # Where sampling is what the run is for, or all that it has, its power is told before its first case.
+        planned = None if news.sampling is None else news.sampling.over(self._plan.cases)
+        if planned is not None and (self._plan.focus is not None or news.tokens_alone):
+            self._progress.say(f"specverify: sampling: {sampling.planned_line(planned)}")
 
     def arrived(self, verdict: Verdict) -> str | None:
         """See `specverify.campaign.campaign.Listener`."""
+        for test in (one for one in verdict.evidence if one.stream):
+            stream = self._streams.setdefault(test.invariant, Stream(test.invariant))
+            stream.add(test)
+            smallest = Streams((stream,)).smallest(stream)
+            self._progress.sees(f"{stream.draws} draws show shifts of {sampling.percent(smallest)}")
         self._progress.advance(1, failures=int(bool(verdict.findings)))
         try:
             self._lines.add(verdict)

@@ -8,6 +8,7 @@ from backends.base import Unsupported
 from properties.tally import Failure
 from properties.verdict.finding import Finding, Verdict
 from properties.verdict.judge import judge
+from properties.verdict.peer import Peer
 from reference.architecture import Checkpoint
 from reference.user_processors import Inadmissible
 from reports import bundle
@@ -89,7 +90,7 @@ def replay(
         except Unsupported as why:
             raise MissingInput(f"--against {against}: {why}") from why
         try:
-            verdict = judge(case, invariants_matching(()), oracle, opened.subject())
+            verdict = judge(case, invariants_matching((), isinstance(oracle, Peer)), oracle, opened.subject())
         except Inadmissible as why:
             raise UnusableInput(f"--processor {why.why}") from None
         # The saved finding comes first, even if another finding is earlier.

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from hypothesis.errors import Flaky
 
+from properties.planned_sampling import FOCUSED
 from properties.strategies import cases
 from properties.strategies.settings import SEARCHING, explore
 from properties.tally import Failure
@@ -108,7 +109,7 @@ class Search:
             # A new strategy and a new seed each round: Hypothesis draws more varied cases in short rounds (ROUND).
             plan, subject = self.plan, self.subject
             interval, within = subject.variant_interval, subject.abilities
-            drawn = cases(plan.dtypes, plan.processors, plan.layout, interval, within)
+            drawn = cases(plan.dtypes, plan.processors, plan.layout, interval, within, plan.focus is not None)
             with suppress(Enough, Differs, Flaky):  # the failure is kept in `_shrinking`
                 explore(round_seed(self.plan.seed, self._rounds), ROUND, drawn, self._try, SEARCHING)
             if self._error is not None:
@@ -176,7 +177,8 @@ class Search:
         self._seen.add(case.id)
         if case.id not in self._judged:
             self.began(case)
-            turns = taking_turns(case, self.invariants, self.subject.variant_interval)
+            always = FOCUSED if self.plan.focus is not None else frozenset()
+            turns = taking_turns(case, self.invariants, self.subject.variant_interval, always)
             verdict = judge(case, turns, self.oracle, self.subject)
             self.emit(verdict)
             if self._is_new(verdict):

@@ -13,8 +13,10 @@ from backends.base import Unavailable, Unsupported, WrongFlag
 from backends.registry import UnknownBackend
 from properties.verdict.finding import Verdict
 from properties.verdict.invariant import Oracle
+from properties.verdict.peer import Peer
 from reference.user_processors import Inadmissible
 from specverify.campaign.against import reference_named
+from specverify.campaign.drawn_within import drawn_within, dtypes_of, sampling_of
 from specverify.campaign.eager_twin import with_eager
 from specverify.campaign.messages import STOP, Began, Broken, Done, Found, Located, Opened, Trouble
 from specverify.campaign.search import Search, stripped
@@ -95,7 +97,6 @@ def work(plan: Plan, tell: Tell, orders: Orders, judged: frozenset[str] = frozen
     """
     with ExitStack() as open_ones:
         try:
-            invariants = invariants_matching(plan.invariants)
             backend = open_ones.enter_context(door.opened(plan.wanted, plan.patience, plan.memory))
             if plan.layout is not None:
                 check_declared(plan.layout, plan.backend, backend.declaration.layouts)
@@ -107,6 +108,9 @@ def work(plan: Plan, tell: Tell, orders: Orders, judged: frozenset[str] = frozen
             oracle = oracle_of(plan, open_ones)
             # Traces of a checkpoint are large, so that fewer runs are remembered.
             subject = backend.subject(48 if plan.model is None else 8)
+            invariants = invariants_matching(plan.invariants, isinstance(oracle, Peer))
+            plan = replace(plan, dtypes=dtypes_of(plan, backend.declaration, oracle))
+            subject.abilities = within = drawn_within(plan, backend.declaration, oracle)
             given = cases.prepare(plan, subject, invariants) if plan.model is not None else None
             if given is not None:
                 backend.admit(plan.processors, (given.vocab_size,))
@@ -119,9 +123,18 @@ def work(plan: Plan, tell: Tell, orders: Orders, judged: frozenset[str] = frozen
         gc.freeze()  # modules live as long as the worker, so that garbage collections can skip them
         declared = backend.declaration
         names = tuple(one.name for one in invariants)
-        wanted = plan.cases if given is None else given.total
         tell(
-            Opened(declared.name, declared.device, declared.emulated, backend.manifest, names, wanted, declared.reveals)
+            Opened(
+                declared.name,
+                declared.device,
+                declared.emulated,
+                backend.manifest,
+                names,
+                plan.cases if given is None else given.total,
+                declared.reveals,
+                isinstance(oracle, Peer),
+                sampling_of(plan, within, oracle, subject.tables is not None, names),
+            )
         )
 
         def emit(verdict: Verdict) -> None:

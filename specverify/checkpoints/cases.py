@@ -40,6 +40,8 @@ TOKEN_LEVEL = (
     "lossless.logprobs",
     "acceptance.sampled-walk",
     "acceptance.proposal-consistent",
+    "pair.greedy-match",
+    "pair.same-law",
 )
 """The invariants that judge a long generation; the others judge the first steps on the same prompt."""
 

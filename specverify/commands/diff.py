@@ -9,7 +9,7 @@ from backends.flags import MODES
 from backends.servers.address import PREFIX as SERVER
 from reference.case import DTYPES
 from specverify.commands import guard_options, sampling_options
-from specverify.plan import DEFAULT_CASES, TRANSFORMERS, Plan, default_cases, default_dtypes, default_jobs
+from specverify.plan import DEFAULT_CASES, FOCI, TRANSFORMERS, Plan, default_cases, default_dtypes, default_jobs
 
 DEVICES = {"cpu": "cpu-eager", "cuda": "cuda-eager", "npu": "ascend-eager"}
 """The backend that `--device` means when `--backend` is not given."""
@@ -21,9 +21,10 @@ EVERY = 10**9
 @click.command()
 @click.option("--backend", help="Backend name or pkg.module:factory (default cpu-eager, or the fault's own).")
 @click.option(
-    "--against", help="The reference in place of the NumPy oracle: a backend, or `transformers`, run plainly."
+    "--against", help="The reference in place of the NumPy oracle: any backend, or `transformers`, run plainly."
 )
 @click.option("--model", help="Checkpoint directory, hub id, or builtin:NAME (default: seeded built-in models).")
+@click.option("--focus", type=click.Choice(FOCI), help="Ask every case for this: the law of sampled tokens.")
 @click.option("--prompts", help="Prompt file, or builtin:humaneval; needs --model.")
 @click.option("--invariant", "invariants", multiple=True, metavar="GLOB", help="Only these invariants; repeatable.")
 @click.option(
@@ -60,6 +61,7 @@ def diff(
     backend: str | None,
     against: str | None,
     model: str | None,
+    focus: str | None,
     prompts: str | None,
     invariants: tuple[str, ...],
     cases: int | None,
@@ -97,6 +99,8 @@ def diff(
             f"--against {against} is the backend itself, which agrees with itself whatever it computes: "
             f"name another, or --against {TRANSFORMERS}"
         )
+    if focus is not None and model is not None and sampling.greedy:
+        raise click.UsageError(f"--focus {focus} needs --temperature here: prompts are decoded greedily without it")
     if layout is not None:
         from specverify.setup.selection import check_layout
 
@@ -132,6 +136,7 @@ def diff(
         case_timeout_s=case_timeout,
         memory=memory_limit,
         max_failures=EVERY if keep_going else max_failures or 1,
+        focus=focus,
     )
     return recorder.diff(plan, report, junit, json_file)
 
@@ -153,13 +158,13 @@ def _check_names(
     from backends.base import Unavailable
     from backends.registry import UnknownBackend, check_address, shipped_names, unknown
     from backends.shipped import ROWS
-    from specverify.setup.selection import invariants_matching
+    from specverify.setup.selection import check_globs
 
     if device is not None and device not in [row.device for row in ROWS]:
         raise Unavailable(
             f"--device {device}: no backend here runs on it: `specverify list backends` names those we have"
         )
-    invariants_matching(invariants)
+    check_globs(invariants)
     if fault is not None:
         from specverify.setup.subjects import fault_named  # brings torch, which this process needs for nothing else
 

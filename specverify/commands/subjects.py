@@ -11,7 +11,7 @@ from backends.adapters import SHIPPED
 from backends.faults.unplanted import UNPLANTED, reports
 from backends.registry import why_unavailable
 from backends.shipped import ROWS
-from properties.invariants import ALL
+from properties.invariants import EVERY_INVARIANT
 from properties.strategies.models import GALLERY
 from reference.architecture import Architecture
 from reference.layout import KINDS
@@ -60,7 +60,7 @@ def invariants() -> list[dict[str, Any]]:
     """Every invariant with the stages it needs."""
     return [
         {"name": one.name, "sentence": one.statement, "needs": [stage.word for stage in sorted(one.needs)]}
-        for one in ALL
+        for one in EVERY_INVARIANT
     ]
 
 

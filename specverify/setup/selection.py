@@ -3,7 +3,7 @@
 from fnmatch import fnmatchcase
 
 from backends.shipped import ROWS
-from properties.invariants import ALL
+from properties.invariants import ALL, BESIDE_TOKENS, EVERY_INVARIANT
 from properties.verdict.invariant import Invariant
 from reference.layout import KINDS
 
@@ -12,16 +12,36 @@ class Unknown(ValueError):
     """A name on the command line is unknown; the message lists the known names, or the command that lists them."""
 
 
-def invariants_matching(globs: tuple[str, ...]) -> tuple[Invariant, ...]:
+def invariants_matching(globs: tuple[str, ...], tokens_alone: bool = False) -> tuple[Invariant, ...]:
     """The invariants that any of `globs` matches; all invariants without globs.
 
+    Args:
+        globs: Patterns of names.
+        tokens_alone: Whether the reference shows tokens alone; then those are chosen from that need no oracle.
+
     Raises:
-        Unknown: A glob matches no invariant.
+        Unknown: A glob matches no invariant, or none that can be asked with this reference.
+    """
+    known = BESIDE_TOKENS if tokens_alone else ALL
+    for glob in globs:
+        if not any(fnmatchcase(one.name, glob) for one in known):
+            check_globs((glob,))
+            needs = (
+                "an oracle, and the reference shows tokens alone" if tokens_alone else "--against an engine of tokens"
+            )
+            raise Unknown(f"every invariant that matches {glob!r} needs {needs}")
+    return tuple(one for one in known if not globs or any(fnmatchcase(one.name, glob) for glob in globs))
+
+
+def check_globs(globs: tuple[str, ...]) -> None:
+    """Check that every glob matches an invariant, whatever the reference.
+
+    Raises:
+        Unknown: A glob matches none.
     """
     for glob in globs:
-        if not any(fnmatchcase(one.name, glob) for one in ALL):
+        if not any(fnmatchcase(one.name, glob) for one in EVERY_INVARIANT):
             raise Unknown(f"no invariant matches {glob!r}: `specverify list invariants` names them")
-    return tuple(one for one in ALL if not globs or any(fnmatchcase(one.name, glob) for glob in globs))
 
 
 def check_layout(layout: str, backends: tuple[str, ...]) -> None:

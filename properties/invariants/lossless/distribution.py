@@ -15,6 +15,7 @@ from properties.laws.draw_by_draw import walked
 from properties.laws.sampled.blackbox import judge_blocks
 from properties.laws.sampled.gate import log_bar
 from properties.laws.worlds import world_of
+from properties.streams import stream_of
 from properties.verdict.finding import Compared, Evidence, Finding
 from properties.verdict.invariant import Fact, Invariant, NotApplicable, Oracle, Unobserved, needing
 from properties.verdict.subject import Subject, Tables
@@ -91,7 +92,8 @@ def _by_generations(case: Case, oracle: Oracle, subject: Subject, effort: Effort
     """Test the draws of several generations, and the independence of neighbours (`properties.generations`)."""
     name, heard = "lossless.distribution", listen(case, oracle, subject, effort)
     assert heard.first is not None
-    yield Evidence(name, heard.log_e, heard.draws)
+    stream, seen = stream_of(name, case), heard.links.resolution
+    yield Evidence(name, heard.log_e, heard.draws, stream=stream, parts=heard.parts, resolution=seen)
     yield Compared(heard.draws)
     if heard.log_e >= log_bar(RUN_TESTS):
         where: dict[str, int | str] = {"draws": heard.draws, "tokens": heard.tokens, "side": f"link {heard.worst}"}

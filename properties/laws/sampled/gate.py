@@ -1,10 +1,13 @@
 """The gate of a run: whether its tests together are red, and which to blame.
 
-The e-values of a run's tests are put together in two ways. Their mean sees a fault that one test shows; it is an
+The e-values of a run's tests are put together in three ways. Their mean sees a fault that one test shows; it is an
 e-value however the tests depend on each other (Vovk & Wang, arXiv 1912.06116). The wealth of a player who stakes a part
 of it on every test in turn sees a fault that every test shows a little. The tests have coins of their own, so that the
-wealth is a test martingale over the run (Shafer et al., arXiv 0912.4269).
+wealth is a test martingale over the run (Shafer et al., arXiv 0912.4269). Tests that put one question to one engine are
+one stream (`properties.streams`): each of the bets in them goes on from case to case.
 """
+
+from collections.abc import Sequence
 
 import numpy as np
 from scipy.special import logsumexp
@@ -21,7 +24,10 @@ Less than all, so that a test without evidence, which has an e-value near 0, doe
 """
 
 MEAN_SHARE = 0.9
-"""Weight of the mean beside that of the wealth, which grows by factors and needs little weight."""
+"""Weight of the mean beside the wealth and the streams, which grow by factors and need little weight."""
+
+STREAM_SHARE = 0.05
+"""Weight of the mean of the streams' e-values."""
 
 
 def log_bar(tests: int, alpha_run: float = ALPHA_RUN) -> float:
@@ -31,7 +37,12 @@ def log_bar(tests: int, alpha_run: float = ALPHA_RUN) -> float:
     return float(np.log(tests) - np.log(alpha_run) - np.log(MEAN_SHARE))
 
 
-def log_evidence(log_es: Array, tests: int | None = None) -> float:
+def stream_bar(parts: int, streams: int, alpha_run: float = ALPHA_RUN) -> float:
+    """Logarithm of the wealth with which one of the `parts` bets of one of `streams` streams makes the run red."""
+    return float(np.log(parts) + np.log(streams) - np.log(alpha_run) - np.log(STREAM_SHARE))
+
+
+def log_evidence(log_es: Array, tests: int | None = None, streams: Sequence[float] = ()) -> float:
     """Logarithm of the e-value of a run: a correct backend reaches log(1 / alpha) with probability alpha at most.
 
     Args:
@@ -39,6 +50,7 @@ def log_evidence(log_es: Array, tests: int | None = None) -> float:
             stopping time, not its largest so far.
         tests: Number of planned tests; those that did not run count as 0 in the mean. By default the tests that ran;
             give the number where the data decided how many ran.
+        streams: Logarithms of the e-values of the run's streams, each over all tests of one question.
 
     Raises:
         ValueError: An e-value is NaN, or more tests ran than were planned.
@@ -52,12 +64,15 @@ def log_evidence(log_es: Array, tests: int | None = None) -> float:
     mean = float(logsumexp(values)) - np.log(planned)
     staked = [float(np.logaddexp(np.log1p(-stake), np.log(stake) + values).sum()) for stake in STAKES]
     wealth = float(logsumexp(staked)) - np.log(len(STAKES))
-    return float(np.logaddexp(np.log(MEAN_SHARE) + mean, np.log(1.0 - MEAN_SHARE) + wealth))
+    # Money that is staked on no stream keeps its worth of 1.
+    streamed = float(logsumexp(list(streams)) - np.log(len(streams))) if len(streams) else 0.0
+    shares = np.log([MEAN_SHARE, 1.0 - MEAN_SHARE - STREAM_SHARE, STREAM_SHARE])
+    return float(logsumexp(shares + np.array([mean, wealth, streamed])))
 
 
-def red(log_es: Array, alpha_run: float = ALPHA_RUN, tests: int | None = None) -> bool:
+def red(log_es: Array, alpha_run: float = ALPHA_RUN, tests: int | None = None, streams: Sequence[float] = ()) -> bool:
     """Whether the run's evidence is 1 / alpha_run or more; arguments and errors are those of `log_evidence`."""
-    return log_evidence(log_es, tests) >= -float(np.log(alpha_run))
+    return log_evidence(log_es, tests, streams) >= -float(np.log(alpha_run))
 
 
 def culprits(log_es: Array, alpha: float = ALPHA_RUN, tests: int | None = None) -> tuple[int, ...]:

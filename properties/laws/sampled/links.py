@@ -9,6 +9,7 @@ import numpy as np
 from scipy.special import logsumexp
 
 from properties.laws.sampled.evalue import law
+from properties.resolution import Gathered, Resolution
 from reference.trace import Array
 
 THETAS = np.array([sign * 0.1 * 2.0**k for k in range(7) for sign in (1.0, -1.0)])
@@ -102,6 +103,7 @@ class Links:
             "token": np.zeros((4, len(THETAS))),
         }
         self._violated = dict.fromkeys(LINKS, False)
+        self._seen = {"accept": Gathered(), "token": Gathered()}
         self.trials = 0
 
     def add(self, trial: Trial) -> None:
@@ -157,6 +159,7 @@ class Links:
         bounds = np.zeros((2, 3))
         bounds[0, kinds], bounds[1, kinds] = least, most
         self._tilt("accept", kinds if trial.accepted else (), *bounds)
+        self._seen["accept"].event(min(1.0, float(trial.p[x]) / claimed), least, most)
 
     def _token(self, low: Array, high: Array, q: Array | None, trial: Trial) -> None:
         y = trial.replacement
@@ -187,12 +190,28 @@ class Links:
         most_likely = _share(bounds[1], whole[0] - bounds[0])
         role = 0 if forbidden[y] else 1 + _role(top, y, RANKS[:2])
         self._tilt("token", (role,), least_likely, most_likely)
+        middle = (least_likely[1] + most_likely[1]) / 2.0
+        self._seen["token"].event(min(float(middle), 1.0), float(least_likely[1]), float(most_likely[1]))
 
     def _tilt(self, link: str, hit: tuple[int, ...], low: Array, high: Array) -> None:
         """Multiply the e-processes [roles, thetas] of `link`; bounds of 0 leave a role that was not hit unchanged."""
         edge = np.where(THETAS > 0, np.minimum(high, 1.0)[:, None], np.maximum(low, 0.0)[:, None])
         self._sums[link] -= np.log1p(edge * np.expm1(THETAS))
         self._sums[link][list(hit)] += THETAS
+
+    @property
+    def parts(self) -> tuple[float, ...]:
+        """Logarithms of the e-values of all bets, link by link; +inf for those of a link with a violation."""
+        return tuple(
+            float(np.inf) if self._violated[link] else float(value)
+            for link, sums in self._sums.items()
+            for value in sums.flat
+        )
+
+    @property
+    def resolution(self) -> Resolution:
+        """What the bets on the likeliest token, or on acceptance if drafts are shown, would have seen."""
+        return max(self._seen.values(), key=lambda one: one.draws).told
 
     @property
     def log_es(self) -> dict[str, float]:

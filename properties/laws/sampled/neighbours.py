@@ -46,6 +46,11 @@ class Neighbours:
                 return
 
     @property
+    def parts(self) -> tuple[float, ...]:
+        """Logarithms of the e-values of the bets, one for each tilt."""
+        return tuple(float(one) for one in self._sums)
+
+    @property
     def log_e(self) -> float:
         """Natural logarithm of the e-value so far; 0 before the first bet."""
         return float(logsumexp(self._sums) - np.log(len(THETAS)))

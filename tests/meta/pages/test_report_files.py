@@ -17,7 +17,7 @@ from junitparser import Error, JUnitXml, Skipped
 from junitparser import Failure as JUnitFailure
 
 from properties.tally import Counts, Failure, Tally
-from properties.verdict.finding import Finding, Tie, Verdict
+from properties.verdict.finding import Evidence, Finding, Tie, Verdict
 from reference.architecture import Architecture, Seeded
 from reference.case import Case
 from reference.case_json import case_from_json
@@ -78,8 +78,14 @@ def test_a_verdict_is_one_compact_line() -> None:
             }
         ],
         "ties": [{"invariant": "lossless.stops", "position": 3, "gap_sigma": 0.5}],
+        "evidence": [],
+        "unsupported": None,
         "seconds": 1.5,
     }
+    test = Evidence("lossless.distribution", float("inf"), 7, stream="lossless.distribution at temperature 1")
+    assert verdict_line(replace(VERDICT, evidence=(test,)))["evidence"] == [
+        {"invariant": test.invariant, "log_e": "Infinity", "draws": 7, "stream": test.stream}
+    ]
 
 
 @pytest.mark.parametrize(

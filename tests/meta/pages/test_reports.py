@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from properties.invariants import ALL
+from properties.invariants import EVERY_INVARIANT
 from properties.tally import Counts, Failure, Tally
 from properties.verdict.finding import Finding, Positions, Tie, Verdict
 from reference.architecture import Architecture, Checkpoint, Seeded
@@ -203,7 +203,7 @@ def test_every_invariant_has_its_own_sentence(name: str) -> None:
 
 
 def test_sentences_are_for_known_invariants_only() -> None:
-    assert set(SENTENCES) == {one.name for one in ALL}
+    assert set(SENTENCES) == {one.name for one in EVERY_INVARIANT}
 
 
 def test_a_strangers_invariant_is_told_with_every_fact() -> None:

@@ -1,0 +1,171 @@
+"""Invariants of an engine beside a reference that shows tokens alone.
+
+No oracle runs. They take the place of those invariants that read the oracle's stages.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from properties.generations import RUN_TESTS
+from properties.invariants.applies import greedy_only, sampled
+from properties.laws.sampled.gate import log_bar
+from properties.pair_generations import counts_from_prompt, listen_to_both
+from properties.streams import stream_of
+from properties.tolerance.closeness import PRIOR, SANITY, UNIT
+from properties.tolerance.ties import TIE_SIGMA
+from properties.verdict.finding import Compared, Evidence, Finding, Tie
+from properties.verdict.invariant import Fact, Invariant, NotApplicable, Oracle, needing
+from properties.verdict.peer import Peer
+from properties.verdict.subject import Subject
+from reference.architecture import Seeded
+from reference.case import Case
+from reference.trace import Array, Stage, Trace
+
+ASKED_AGAIN = 3
+"""The number under which a repetition is remembered; other invariants use 1 and 2."""
+
+DEEPEST = 128
+"""Layers that are assumed of a model whose layers are not known: the size of its noise grows with their root."""
+
+EVERY = 2
+"""One sampled case in this many is asked for its law: each takes about a hundred short requests."""
+
+
+def peer_of(oracle: Oracle) -> Peer:
+    """The reference that shows tokens alone.
+
+    Raises:
+        NotApplicable: The reference is an oracle.
+    """
+    if not isinstance(oracle, Peer):
+        raise NotApplicable("an oracle is there")
+    return oracle
+
+
+def greedy_match(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
+    """Greedy outputs of both sides are equal up to a near tie; log-probabilities of equal tokens are equal.
+
+    Where the outputs part, both sides are asked again. A side that does not repeat its output is nondeterministic. If
+    both repeat theirs and show log-probabilities, rule T decides. Without those, the divergence is a tie only where the
+    reference itself wavers between the two tokens: with the text before them in the prompt, it decodes the engine's.
+    """
+    name, peer = "pair.greedy-match", peer_of(oracle)
+    mine, theirs = subject(case), peer(case)
+    if not mine.output and not theirs.output:
+        raise NotApplicable("nothing was emitted")
+    # A case with a limit of steps stops early: only the common length can be compared.
+    short, long = sorted((len(mine.output), len(theirs.output)))
+    compared = short if case.steps else long
+    yield Compared(compared)
+    parted = next((at for at in range(compared) if mine.output[at : at + 1] != theirs.output[at : at + 1]), None)
+    numbers, others = logprobs_of(mine), logprobs_of(theirs)
+    sigma = None
+    if numbers is not None and others is not None:
+        same = short if parted is None else min(parted, short)
+        apart = np.abs(np.array(numbers[:same]) - np.array(others[:same]))
+        sigma, most = noise_of(case, np.array([*numbers, *others]), apart)
+        yield Compared(same)
+        if (apart > TIE_SIGMA * most).any():
+            at = int(np.argmax(apart))
+            where: dict[str, int | str] = {"position": at, "side": "logprobs"}
+            beyond = float(apart[at] / (TIE_SIGMA * most))
+            yield Finding(name, Stage.EMITTED, _step(mine, at), where, others[at], numbers[at], beyond)
+            return
+    if parted is None:
+        return
+    if peer.again(case).output[: parted + 1] != theirs.output[: parted + 1]:
+        peer.waver(case)
+    again = subject.again(case, ASKED_AGAIN).output
+    expected, observed = (one[parted] if parted < len(one) else "the end" for one in (theirs.output, mine.output))
+    where = {"position": parted}
+    if again[: parted + 1] != mine.output[: parted + 1]:
+        where["side"] = "asked again"
+        told = again[parted] if parted < len(again) else "the end"
+        yield Finding(name, Stage.EMITTED, _step(mine, parted), where, observed, told)
+        return
+    measure = None
+    if isinstance(expected, int) and isinstance(observed, int) and 0 <= observed < case.model.vocab_size:
+        if sigma is not None and numbers is not None and others is not None:
+            gap = abs(others[parted] - numbers[parted]) / sigma
+            if gap <= TIE_SIGMA:
+                yield Tie(name, parted, gap)
+                return
+            measure = gap / TIE_SIGMA
+        elif not counts_from_prompt(case) and peer.token_after(case, mine.output[:parted]) == observed:
+            yield Tie(name, parted, 0.0)
+            return
+        else:
+            where["side"] = "repeated"
+    yield Finding(name, Stage.EMITTED, _step(mine, parted), where, expected, observed, measure)
+
+
+def logprobs_of(trace: Trace) -> tuple[float, ...] | None:
+    """The log-probability of each token of the output, or None where the trace does not hold all of them."""
+    told: list[float] = []
+    for step in trace.steps:
+        if step.emitted is None or step.emitted.logprobs is None:
+            return None
+        told += step.emitted.logprobs
+    return tuple(told) if len(told) == len(trace.output) else None
+
+
+def noise_of(case: Case, numbers: Array, apart: Array) -> tuple[float, float]:
+    """The sigma of a log-probability, and the largest that it may have.
+
+    It is the rms of `apart`, the differences on equal tokens, within its a-priori size in the case's dtype (rule N).
+    """
+    layers = case.model.architecture.layers if isinstance(case.model, Seeded) else DEEPEST
+    scale = max(1.0, float(np.sqrt(np.mean(np.square(numbers)))))
+    low, high = (factor * UNIT[case.dtype] * scale for factor in PRIOR[case.dtype])
+    most = SANITY * high * float(np.sqrt(layers))
+    measured = float(np.sqrt(np.mean(np.square(apart)))) if apart.size else 0.0
+    return min(max(measured, low), most), most
+
+
+def _step(trace: Trace, position: int) -> int:
+    """The step that emitted the token at `position`, or the last step."""
+    steps = [number for number, step in enumerate(trace.steps) if step.emitted for _ in step.emitted.tokens]
+    return steps[position] if position < len(steps) else max(len(trace.steps) - 1, 0)
+
+
+def same_law(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
+    """Sampled tokens of both sides come from one law, whatever it is (`properties.pair_generations`)."""
+    name, peer = "pair.same-law", peer_of(oracle)
+    heard = listen_to_both(case, peer, subject)
+    partners = heard.partners
+    where: dict[str, int | str] = {"draws": partners.rounds, "tokens": heard.tokens}
+    if heard.beyond is not None:
+        yield Compared()
+        yield Finding(name, Stage.EMITTED, 0, where, f"an id below {case.model.vocab_size}", heard.beyond)
+        return
+    yield Evidence(
+        name,
+        partners.log_e,
+        partners.rounds,
+        stream=stream_of(name, case),
+        parts=partners.parts,
+        resolution=partners.resolution,
+    )
+    yield Compared(partners.rounds)
+    if partners.log_e >= log_bar(RUN_TESTS):
+        yield Finding(name, Stage.EMITTED, 0, where, "evidence below e^23", round(min(partners.log_e, 1e6), 1))
+
+
+INVARIANTS = (
+    Invariant(
+        "pair.greedy-match",
+        "Greedy outputs are those of the reference up to a near tie, and so are log-probabilities, where both are.",
+        needing(Stage.EMITTED),
+        greedy_match,
+        greedy_only,
+    ),
+    Invariant(
+        "pair.same-law",
+        "Sampled tokens come from the law of the reference's tokens, by a sequential two-sample test.",
+        needing(Stage.EMITTED),
+        same_law,
+        sampled,
+        every=EVERY,
+    ),
+)

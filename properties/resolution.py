@@ -1,0 +1,123 @@
+"""Resolution: the smallest shift of a law that a stream of bets could have seen.
+
+Every draw of a stream is a bet on an event. Under a tilted law the event has other odds, exp(theta) times those of the
+law, or of equal labels. The growth of the bets under a tilt says whether the stream would have shown it.
+"""
+
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+
+from reference.trace import Array
+
+GRID = np.concatenate([sign * 0.02 * 1.3 ** np.arange(24) for sign in (1.0, -1.0)])
+"""Tilts for which a stream keeps its growth: 24 upwards from .02 to 8.3, then 24 downwards."""
+
+Z = 2.3264
+"""Standard deviations below its mean at which a normal evidence lies with probability .01."""
+
+
+@dataclass(frozen=True)
+class Resolution:
+    """What the bets of a stream would have done under each tilt of GRID; all figures add up over bets.
+
+    Attributes:
+        draws: Number of bets.
+        growth: Expected logarithm of the e-value under each tilt.
+        variance: Variance of that logarithm.
+        shift: Total variation between the tilted law of a bet and its law, summed over bets.
+    """
+
+    draws: int = 0
+    growth: tuple[float, ...] = (0.0,) * len(GRID)
+    variance: tuple[float, ...] = (0.0,) * len(GRID)
+    shift: tuple[float, ...] = (0.0,) * len(GRID)
+
+    def __add__(self, other: "Resolution") -> "Resolution":
+        added = (
+            tuple((np.array(mine) + np.array(theirs)).tolist())
+            for mine, theirs in zip(self._arrays(), other._arrays(), strict=True)
+        )
+        return Resolution(self.draws + other.draws, *added)
+
+    def times(self, count: float) -> "Resolution":
+        """The resolution of `count` such streams, one after the other; `count` need not be whole."""
+        scaled = (tuple((count * np.array(one)).tolist()) for one in self._arrays())
+        return Resolution(round(self.draws * count), *scaled)
+
+    def _arrays(self) -> tuple[tuple[float, ...], tuple[float, ...], tuple[float, ...]]:
+        return self.growth, self.variance, self.shift
+
+    def smallest(self, bar: float) -> float:
+        """The smallest shift per draw, 0 to 1, whose evidence reaches e^`bar` with probability .99; 1 without draws.
+
+        The evidence of many bets is taken as normal, so that the figure is an approximation; no false-alarm rate
+        depends on it. The larger figure of the two directions counts. A direction in which no tilt is seen gives the
+        largest shift that it holds.
+        """
+        if not self.draws:
+            return 1.0
+        seen = np.array(self.growth) - Z * np.sqrt(np.array(self.variance)) - bar
+        shift = np.array(self.shift) / self.draws
+        half = len(GRID) // 2
+        return float(max(_crossing(seen[:half], shift[:half]), _crossing(seen[half:], shift[half:])))
+
+
+def _crossing(seen: Array, shift: Array) -> float:
+    """The shift at which `seen` first reaches 0, between two points of the grid on a straight line."""
+    at = int(np.argmax(seen >= 0)) if (seen >= 0).any() else -1
+    if at == -1:
+        return float(shift[-1])
+    if at == 0:
+        return float(shift[0])
+    part = -seen[at - 1] / (seen[at] - seen[at - 1])
+    return float(shift[at - 1] + part * (shift[at] - shift[at - 1]))
+
+
+class Gathered:
+    """The resolution of a stream while its bets arrive."""
+
+    def __init__(self) -> None:
+        self._draws = 0
+        self._sums = np.zeros((3, len(GRID)))
+
+    def event(self, p: float, low: float, high: float) -> None:
+        """Take one bet on an event of probability `p`, known to lie between `low` and `high`."""
+        tilted = p * np.exp(GRID) / (1.0 + p * np.expm1(GRID))
+        lost = np.log1p(np.where(GRID > 0, min(high, 1.0), max(low, 0.0)) * np.expm1(GRID))
+        self._draws += 1
+        # The logarithm of the e-value is GRID - lost where the event came, and -lost where it did not.
+        self._sums += np.stack([tilted * GRID - lost, GRID**2 * tilted * (1.0 - tilted), np.abs(tilted - p)])
+
+    def labels(self, marked: int, of: int) -> None:
+        """Take one bet on whether the engine's token is among the `marked` ones of `of` tokens, each equally likely.
+
+        The shift is told for the law of the engine's token: that of the label is smaller, since its partners come from
+        the law with which the token is compared.
+        """
+        self._draws += 1
+        self._sums += _labels(marked, of)
+
+    @property
+    def draws(self) -> int:
+        """Number of bets so far."""
+        return self._draws
+
+    @property
+    def told(self) -> Resolution:
+        """The resolution so far."""
+        growth, variance, shift = (tuple(one.tolist()) for one in self._sums)
+        return Resolution(self._draws, growth, variance, shift)
+
+
+@cache
+def _labels(marked: int, of: int) -> Array:
+    """Growth, variance and shift of a bet on labels [3, len(GRID)]."""
+    tilted = np.exp(GRID) / (of - marked + marked * np.exp(GRID))
+    others = 1.0 / (of - marked + marked * np.exp(GRID))
+    gains = np.log(of * np.stack([tilted, others]))
+    weights = np.stack([marked * tilted, (of - marked) * others])
+    growth = (weights * gains).sum(axis=0)
+    variance = np.maximum((weights * gains**2).sum(axis=0) - growth**2, 0.0)
+    return np.stack([growth, variance, np.abs(weights[0] - marked / of) * of / (of - 1)])

@@ -1,0 +1,142 @@
+"""Streams: the tests of a run as bodies of evidence.
+
+A stream holds all tests that put one question to the engine at one setting. The bets of a test go on from case to case,
+so that a fault which each case shows a little adds up over the run, and the price of not knowing which bet is the right
+one is paid once.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from scipy.special import logsumexp
+
+from properties.laws.sampled.gate import log_evidence, stream_bar
+from properties.resolution import Resolution
+from properties.verdict.finding import Evidence
+from reference.case import Case
+
+
+def stream_of(invariant: str, case: Case) -> str:
+    """The stream of a sampled case: its invariant, and the temperature, at which a fault has one direction."""
+    return f"{invariant} at temperature {case.sampling.temperature:g}"
+
+
+@dataclass(frozen=True)
+class Planned:
+    """What the sampling of a run was to see, as told before its first case.
+
+    Attributes:
+        draws: About as many draws as the run was to make.
+        smallest: The smallest shift per draw that so many draws show with probability .99 where the likeliest token has
+            half of the mass.
+    """
+
+    draws: int
+    smallest: float
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What one drawn case adds to the sampling of a run.
+
+    Attributes:
+        draws: About as many draws as a case makes on average.
+        bet: The resolution of one draw where the likeliest token has half of the mass.
+        bar: The logarithm that a bet's wealth must reach.
+    """
+
+    draws: float
+    bet: Resolution
+    bar: float
+
+    def over(self, cases: int) -> Planned | None:
+        """What so many cases are to show; None where they make no draws."""
+        count = round(cases * self.draws)
+        return Planned(count, self.bet.times(count).smallest(self.bar)) if count else None
+
+
+@dataclass
+class Stream:
+    """The evidence on one question.
+
+    Attributes:
+        name: The question.
+        tests: Cases that were asked it.
+        draws: Draws of these cases.
+        parts: Natural logs of the e-values of the bets, each over all cases.
+        resolution: What the bets would have seen.
+    """
+
+    name: str
+    tests: int = 0
+    draws: int = 0
+    parts: tuple[float, ...] = ()
+    resolution: Resolution = field(default_factory=Resolution)
+
+    def add(self, test: Evidence) -> None:
+        """Take the test of one more case.
+
+        The tests have coins of their own and each stops by a rule that looks at the past alone, so that the product of
+        their e-values, bet by bet, is an e-value.
+        """
+        self.tests += 1
+        self.draws += test.rounds
+        self.parts = test.parts if not self.parts else tuple((np.array(self.parts) + np.array(test.parts)).tolist())
+        self.resolution = self.resolution + (test.resolution or Resolution())
+
+    @property
+    def log_e(self) -> float:
+        """Natural log of the e-value: the mean over the bets; 0 without a test."""
+        return float(logsumexp(self.parts)) - math.log(len(self.parts)) if self.parts else 0.0
+
+
+@dataclass(frozen=True)
+class Streams:
+    """All streams of a run.
+
+    Attributes:
+        settings: The streams, by question and setting.
+        whole: For each invariant with several settings, one stream over all of them: a fault may have one direction at
+            every setting.
+    """
+
+    settings: tuple[Stream, ...] = ()
+    whole: tuple[Stream, ...] = ()
+
+    @property
+    def all(self) -> tuple[Stream, ...]:
+        """Every stream among which the run spreads its money."""
+        return (*self.whole, *self.settings)
+
+    @property
+    def log_es(self) -> list[float]:
+        """Natural logs of the e-values of `all`."""
+        return [one.log_e for one in self.all]
+
+    def smallest(self, stream: Stream) -> float:
+        """The smallest shift per draw that `stream` would have shown with probability .99, 0 to 1."""
+        return stream.resolution.smallest(stream_bar(max(1, len(stream.parts)), max(1, len(self.all))))
+
+    @property
+    def strongest(self) -> Stream | None:
+        """The stream with the most evidence, or None."""
+        return max(self.all, key=lambda one: one.log_e, default=None)
+
+
+def streams_of(tests: Iterable[Evidence]) -> Streams:
+    """The streams of a run's tests, in the order in which the questions came."""
+    settings: dict[str, Stream] = {}
+    whole: dict[str, Stream] = {}
+    for test in tests:
+        if test.stream:
+            settings.setdefault(test.stream, Stream(test.stream)).add(test)
+            whole.setdefault(test.invariant, Stream(test.invariant)).add(test)
+    several = (one for one in whole.values() if sum(each.startswith(f"{one.name} at ") for each in settings) > 1)
+    return Streams(tuple(settings.values()), tuple(several))
+
+
+def run_evidence(tests: Sequence[Evidence]) -> float:
+    """Natural log of the e-value of a run: its tests and its streams together."""
+    return log_evidence(np.array([one.log_e for one in tests]), streams=streams_of(tests).log_es)

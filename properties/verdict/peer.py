@@ -1,0 +1,113 @@
+"""The peer: a reference that shows tokens alone, as invariants see it.
+
+No oracle runs. The reference decodes the requests of the cases by itself, without their drafts and layouts.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from properties.verdict.invariant import NoReference
+from properties.verdict.subject import Declined, NoTrace, Subject
+from reference.abilities import SOFT_CAPS, Abilities
+from reference.case import Case
+from reference.layout import KvLayout
+from reference.sampling import Stops
+from reference.trace import Trace
+
+
+class Peer:
+    """A backend in the oracle's place that shows what it emits, and of the other stages too little for an oracle.
+
+    Attributes:
+        name: The backend's name.
+        abilities: What the backend can do.
+    """
+
+    def __init__(self, backend: Subject, abilities: Abilities) -> None:
+        self.name = backend.name
+        self.abilities = abilities
+        self._backend = backend
+        self._wavering: dict[Case, str] = {}
+
+    def __call__(self, case: Case) -> Trace:
+        """The reference's trace of the case's request, decoded plainly.
+
+        Raises:
+            NoReference: The reference declines the request or breaks on it, or did not repeat its own output.
+        """
+        if case in self._wavering:
+            raise NoReference(self._wavering[case])
+        return self._trace(lambda: self._backend(self._plain(case)))
+
+    def again(self, case: Case) -> Trace:
+        """The trace of another run of the same request."""
+        return self._trace(lambda: self._backend.again(self._plain(case)))
+
+    def waver(self, case: Case) -> None:
+        """Record that the reference gave two outputs for one request, and refuse to answer for it.
+
+        Raises:
+            NoReference: Always.
+        """
+        self._wavering[case] = f"the reference {self.name} gave another output when asked again: it is nondeterministic"
+        raise NoReference(self._wavering[case])
+
+    def token_after(self, case: Case, told: tuple[int, ...], seed: int | None = None) -> int:
+        """The one token that the reference decodes after the prompt and the tokens `told`.
+
+        It is drawn on the coins of `seed`, or decoded greedily without a seed.
+
+        Raises:
+            NoReference: The reference gave no token or several, declined the request, or broke on it.
+        """
+        warmth, seeded = (0.0, 0) if seed is None else (case.sampling.temperature, seed)
+        sampling = replace(case.sampling, temperature=warmth, tape=(), seed=seeded)
+        short = replace(self._plain(case), prompt=case.prompt + told, sampling=sampling, stops=Stops(1))
+        # Asked anew each time: requests differ in seed and text, and memory of them would be of no use.
+        outcome = self._backend.fresh(short)
+        if not isinstance(outcome, Trace):
+            raise self._no_answer(outcome.why, isinstance(outcome, Declined))
+        if len(outcome.output) != 1:
+            raise NoReference(f"the reference {self.name} gave {len(outcome.output)} tokens where 1 was asked for")
+        return outcome.output[0]
+
+    def _plain(self, case: Case) -> Case:
+        """The request as the reference takes it: without draft, tape and layout."""
+        known = self.abilities
+        layout = KvLayout() if "branch" in known.layouts else replace(KvLayout(), kind=known.layouts[0])
+        plain = replace(case.plain_decode(), layout=layout)
+        if not case.sampling.greedy:
+            plain = replace(plain, sampling=replace(case.sampling, tape=()))
+        return plain
+
+    def _trace(self, ask: Callable[[], Trace]) -> Trace:
+        try:
+            return ask()
+        except NoTrace as absent:
+            raise self._no_answer(absent.outcome.why, isinstance(absent.outcome, Declined)) from absent
+
+    def _no_answer(self, why: str, declined: bool) -> NoReference:
+        return NoReference(f"the reference {self.name} {'declines' if declined else 'breaks on'} it: {why}")
+
+
+def shared(engine: Abilities, reference: Abilities) -> Abilities:
+    """The abilities within which both sides can be asked one request; drafts and layouts are the engine's alone."""
+    dtypes = tuple(one for one in engine.dtypes if one in reference.dtypes)
+    families = engine.families
+    if reference.families is not None:
+        families = tuple(one for one in families or reference.families if one in reference.families)
+    # A model without a window is taken by all.
+    windows = (engine.least_window, reference.least_window)
+    lengths = [one for one in (engine.longest, reference.longest) if one]
+    return replace(
+        engine,
+        dtypes=dtypes or engine.dtypes,
+        max_temperature=min(engine.max_temperature, reference.max_temperature),
+        processes=tuple(one for one in engine.processed if one in reference.processed),
+        stops=tuple(one for one in engine.stops if one in reference.stops),
+        families=families,
+        soft_caps=max(engine.soft_caps, reference.soft_caps, key=SOFT_CAPS.index),
+        least_window=max(windows) if all(windows) else 0,
+        longest=min(lengths, default=0),
+        least_prompt=max(engine.least_prompt, reference.least_prompt),
+    )

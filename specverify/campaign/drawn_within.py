@@ -1,0 +1,58 @@
+"""The abilities within which a run draws cases, and what its sampling can see.
+
+What the two sides of a comparison must share is checked here, before any case.
+"""
+
+from backends.base import Declaration
+from properties.planned_sampling import FOCUSED, expected
+from properties.streams import Expected
+from properties.verdict.invariant import Oracle
+from properties.verdict.peer import Peer, shared
+from reference.abilities import Abilities
+from reference.trace import Stage
+from specverify.plan import Plan
+from specverify.setup.selection import Unknown
+
+
+def drawn_within(plan: Plan, declared: Declaration, oracle: Oracle) -> Abilities:
+    """The abilities of the backend under test, cut to those of a reference that shows tokens alone.
+
+    Raises:
+        Unknown: One side lacks what the comparison needs, or no case samples under `--focus`.
+    """
+    within: Abilities = declared
+    if isinstance(oracle, Peer):
+        sides = f"{declared.name} and --against {plan.against}"
+        if Stage.EMITTED not in declared.reveals:
+            raise Unknown(f"{sides}: {declared.name} reveals no emitted tokens, so that there is nothing to compare")
+        within = shared(declared, oracle.abilities)
+        if within.families == ():
+            raise Unknown(f"{sides} declare no family of models that both load")
+    if plan.focus is not None and not within.max_temperature and plan.model is None:
+        who = declared.name if declared.max_temperature == 0 else "--against " + (plan.against or "")
+        raise Unknown(f"--focus {plan.focus}: {who} declares no temperature above 0, so that no case samples")
+    return within
+
+
+def dtypes_of(plan: Plan, declared: Declaration, oracle: Oracle) -> tuple[str, ...]:
+    """Those of the plan's dtypes in which both sides can be asked.
+
+    Raises:
+        Unknown: There is none.
+    """
+    if not isinstance(oracle, Peer):
+        return plan.dtypes
+    both = tuple(one for one in plan.dtypes if one in oracle.abilities.dtypes)
+    if not both:
+        has = ", ".join(oracle.abilities.dtypes)
+        asked = ", ".join(plan.dtypes)
+        raise Unknown(f"{declared.name} is asked in {asked}, and --against {plan.against} declares {has} alone")
+    return both
+
+
+def sampling_of(plan: Plan, within: Abilities, oracle: Oracle, tables: bool, names: tuple[str, ...]) -> Expected | None:
+    """What a drawn case of the plan adds to its sampling; None where no invariant of `names` asks for it."""
+    if plan.model is not None or not FOCUSED & set(names):
+        return None
+    interval = within.variant_interval if isinstance(within, Declaration) else 1
+    return expected(within, isinstance(oracle, Peer), tables, plan.focus is not None, interval)

@@ -1,0 +1,264 @@
+"""An engine beside a reference that shows tokens alone: each fault is told rightly, right engines are left alone."""
+
+import json
+import sys
+from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from properties.invariants import ALL, BESIDE_TOKENS, WITHOUT_ORACLE
+from properties.invariants.pair import peer_of
+from properties.strategies.models import GALLERY
+from properties.verdict.invariant import NoReference, NotApplicable
+from properties.verdict.judge import judge
+from properties.verdict.peer import Peer, shared
+from reference.abilities import Abilities
+from reference.architecture import Seeded
+from reference.case import Case
+from reference.oracle.decoder import Oracle
+from reference.sampling import Sampling, Stops
+from reference.trace import Emitted, Step, Trace
+from specverify.campaign.replay import replay
+from specverify.cli import main
+from specverify.setup.subjects import subject_of
+from tests.inprocess import in_this_process
+
+STRANGERS = Path(__file__).resolve().parents[2] / "strangers"
+sys.path.insert(0, str(STRANGERS))
+own_weights: Any = import_module("own_weights")
+plain, plain_greedy, right, parting = (
+    getattr(own_weights, name) for name in ("plain", "plain_greedy", "right", "parting")
+)
+
+CASE = Case(Seeded(GALLERY[1], 0), (3, 1, 4), stops=Stops(8))
+WARM = replace(CASE, sampling=Sampling(1.0))
+
+
+def peer(engine: Any) -> Peer:
+    return Peer(subject_of(engine), engine.declaration)
+
+
+def diff(
+    patch: pytest.MonkeyPatch, folder: Path, backend: str, against: str, *words: str
+) -> tuple[int, dict[str, Any]]:
+    """Exit code and JSON of a `diff` of two engines of `tests/strangers`, in this process."""
+    in_this_process(patch)
+    patch.chdir(folder)
+    patch.setattr(sys, "path", [*sys.path, str(STRANGERS)])
+    options = ["--backend", backend, "--against", against, "--jobs", "1", "--json", "result.json"]
+    with pytest.raises(SystemExit) as ended:
+        main(["diff", *options, *words])
+    assert isinstance(ended.value.code, int)
+    told = folder / "result.json"
+    return ended.value.code, json.loads(told.read_text()) if told.exists() else {}
+
+
+def refuse(case: Case) -> Trace:
+    raise AssertionError("the oracle was asked")
+
+
+def test_no_invariant_of_a_pair_asks_an_oracle() -> None:
+    from backends.compositions import open_cpu
+
+    chosen = [one for one in ALL if one.name in WITHOUT_ORACLE]
+    assert {one.name for one in chosen} == WITHOUT_ORACLE
+    assert judge(CASE, chosen, refuse, subject_of(open_cpu())).outcomes["lossless.stops"] == "checked"
+    assert judge(WARM, chosen, refuse, subject_of(open_cpu())).outcomes["acceptance.support"] == "checked"
+
+
+def test_two_right_engines_agree_by_tokens() -> None:
+    for case, name in ((CASE, "pair.greedy-match"), (WARM, "pair.same-law")):
+        verdict = judge(case, BESIDE_TOKENS, peer(plain()), subject_of(right()))
+        assert verdict.findings == ()
+        assert verdict.outcomes[name] == "checked"
+        assert verdict.unsupported is None
+    assert judge(CASE, BESIDE_TOKENS, Oracle(), subject_of(right())).outcomes["pair.same-law"] == "not_applicable"
+    with pytest.raises(NotApplicable):
+        peer_of(Oracle())
+
+
+def test_a_divergence_that_repeats_is_a_difference_at_its_first_place() -> None:
+    verdict = judge(CASE, BESIDE_TOKENS, peer(plain_greedy()), subject_of(parting()))
+    (found,) = verdict.findings
+    assert found.invariant == "pair.greedy-match"
+    assert found.where == {"position": 2, "side": "repeated"}
+
+
+class Now:
+    """An engine whose second greedy output has another first token than its first."""
+
+    def __init__(self, engine: Any, wrong: tuple[int, ...]) -> None:
+        self.declaration = engine.declaration
+        self._engine = engine
+        self._asked = 0
+        self._wrong = wrong
+
+    def run(self, case: Case) -> Trace:
+        self._asked += 1
+        trace: Trace = self._engine.run(case)
+        if self._asked not in self._wrong:
+            return trace
+        output = ((trace.output[0] + 1) % case.model.vocab_size, *trace.output[1:])
+        emitted = replace(trace.steps[0].emitted, tokens=output) if trace.steps[0].emitted else None
+        return replace(trace, steps=(replace(trace.steps[0], emitted=emitted),), output=output)
+
+
+def test_a_divergence_that_does_not_repeat_is_nondeterminism() -> None:
+    asked = tuple(one for one in BESIDE_TOKENS if one.name == "pair.greedy-match")
+    (found,) = judge(CASE, asked, peer(plain()), subject_of(Now(right(), (1,)))).findings
+    assert found.where == {"position": 0, "side": "asked again"}
+    # A reference that does not repeat its text is no reference: the case is declined, and nothing differs.
+    verdict = judge(CASE, asked, peer(Now(plain(), (1,))), subject_of(right()))
+    assert verdict.findings == ()
+    assert verdict.unsupported is not None
+    assert "gave another output when asked again: it is nondeterministic" in verdict.unsupported
+
+
+def test_a_reference_that_wavers_between_two_tokens_makes_a_tie() -> None:
+    """With the text in the prompt it decodes the engine's token: its own rounding decides."""
+    asked = tuple(one for one in BESIDE_TOKENS if one.name == "pair.greedy-match")
+    verdict = judge(CASE, asked, peer(Now(plain(), (1, 2))), subject_of(right()))
+    assert verdict.findings == ()
+    assert [(one.invariant, one.position) for one in verdict.ties] == [("pair.greedy-match", 0)]
+
+
+@pytest.mark.parametrize(("gap", "outcome"), [(1e-7, "tie"), (0.05, "differ")])
+def test_rule_t_decides_where_log_probabilities_are_shown(gap: float, outcome: str) -> None:
+    """The engine takes the other of two tokens whose log-probabilities lie `gap` apart."""
+    asked = tuple(one for one in BESIDE_TOKENS if one.name == "pair.greedy-match")
+    one, other = (Told(tokens) for tokens in (((5, 1, 2), (-0.5, -1.0, -1.0)), ((5, 3, 2), (-0.5, -1.0 - gap, -1.0))))
+    verdict = judge(replace(CASE, stops=Stops(3)), asked, peer(one), subject_of(other))
+    assert [tie.position for tie in verdict.ties] == ([1] if outcome == "tie" else [])
+    assert [found.where for found in verdict.findings] == ([] if outcome == "tie" else [{"position": 1}])
+
+
+def test_log_probabilities_of_equal_tokens_are_equal() -> None:
+    asked = tuple(one for one in BESIDE_TOKENS if one.name == "pair.greedy-match")
+    one, other = (Told(((5, 1), numbers)) for numbers in ((-0.5, -1.0), (-0.5, -1.1)))
+    (found,) = judge(replace(CASE, stops=Stops(2)), asked, peer(one), subject_of(other)).findings
+    assert found.where == {"position": 1, "side": "logprobs"}
+
+
+class Told:
+    """An engine that says what it is told to, with log-probabilities."""
+
+    def __init__(self, said: tuple[tuple[int, ...], tuple[float, ...]]) -> None:
+        self.declaration = plain_greedy().declaration
+        self._said = said
+
+    def run(self, case: Case) -> Trace:
+        tokens, numbers = self._said
+        return Trace((Step(case.prefix, emitted=Emitted(tokens, None, numbers)),), tokens, "length")
+
+
+def test_real_models_part_at_what_is_no_tie(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    code, told = diff(monkeypatch, tmp_path, "pairs:loose", "pairs:numbered", "--cases", "60", "--seed", "1")
+    assert code == 1
+    assert {one["invariant"] for one in told["findings"]} == {"pair.greedy-match"}
+
+
+def test_sampling_without_an_oracle_is_red_under_focus(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("--focus", "distribution", "--cases", "80", "--seed", "1")
+    code, told = diff(monkeypatch, tmp_path, "own_weights:hot", "own_weights:plain", *words)
+    page, before = capsys.readouterr()
+    assert (code, told["outcome"], told["tokens_alone"], told["reference"]) == (1, "differ", True, "own_weights:plain")
+    assert "before the run: about 3200 draws" in " ".join(page.split())
+    assert "sampling: about 3200 draws" in before
+    assert "no oracle in its place" in " ".join(page.split())
+    whole = told["sampling_tests"]["streams"][0]
+    assert whole["draws"] > 0
+    assert whole["smallest_shift"] < 0.5
+    lines = [json.loads(line) for line in (tmp_path / ".specverify" / "results.jsonl").read_text().splitlines()]
+    assert len(lines) == told["cases"]
+    assert sum(len(line["evidence"]) for line in lines) == told["sampling_tests"]["tests"] == told["cases"]
+    assert {line["unsupported"] for line in lines} == {None}
+
+
+def test_two_right_engines_stay_green_under_focus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    words = ("--focus", "distribution", "--cases", "40", "--seed", "2")
+    code, told = diff(monkeypatch, tmp_path, "own_weights:right", "own_weights:plain", *words)
+    assert (code, told["judged"], told["declined"]) == (0, 40, {})
+    assert told["invariants"]["pair.same-law"]["checked"] == 40
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["hot", "bonus", "greedy", "frozen"])
+def test_a_fault_of_sampling_is_red_within_a_default_run(
+    name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    code, told = diff(monkeypatch, tmp_path, f"own_weights:{name}", "own_weights:plain", "--seed", "1")
+    assert code == 1
+    assert {one["invariant"] for one in told["findings"]} <= {"pair.same-law"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["hot", "greedy"])
+def test_a_black_box_on_the_cases_model_is_red_too(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert diff(monkeypatch, tmp_path, f"pairs:{name}", "pairs:plain", "--seed", "3")[0] == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(20))
+def test_right_engines_stay_green(seed: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    code, told = diff(monkeypatch, tmp_path, "own_weights:right", "own_weights:plain", "--seed", str(seed))
+    assert (code, told["judged"]) == (0, 500)
+
+
+def test_a_failure_of_a_pair_replays(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    words = ("--cases", "10", "--seed", "1")
+    code, told = diff(monkeypatch, tmp_path, "own_weights:parting", "own_weights:plain_greedy", *words)
+    assert code == 1
+    (found,) = told["findings"]
+    assert "--against own_weights:plain_greedy" in found["replay"]
+    file = found["replay"].split()[2]
+    assert replay(file, "own_weights:parting", None, against="own_weights:plain_greedy").word == "FAILED"
+    assert replay(file, "own_weights:right", None, against="own_weights:plain_greedy").word == "FIXED"
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (
+            ("own_weights:right", "own_weights:plain_greedy", "--focus", "distribution"),
+            "--against own_weights:plain_greedy declares no temperature above 0, so that no case samples",
+        ),
+        (
+            ("own_weights:parting", "own_weights:plain", "--invariant", "attention.context-exact"),
+            "every invariant that matches 'attention.context-exact' needs an oracle, and the reference shows tokens",
+        ),
+        (("cpu-eager", "own_weights:plain", "--dtype", "float64"), "own_weights:plain declares float32 alone"),
+    ],
+)
+def test_what_both_sides_need_is_checked_when_they_are_opened(
+    words: tuple[str, ...],
+    line: str,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    code, told = diff(monkeypatch, tmp_path, *words)
+    said = capsys.readouterr().err
+    assert (code, told) == (2, {})
+    assert said.count("\n") == 1
+    assert line in said
+
+
+def test_cases_are_drawn_within_what_both_can_do() -> None:
+    one = Abilities(dtypes=("float32",), max_temperature=2.0, processes=("top_k", "top_p"), families=("llama", "qwen2"))
+    other = Abilities(dtypes=("float64", "float32"), max_temperature=8.0, processes=True, longest=90, least_window=0)
+    both = shared(one, other)
+    assert (both.max_temperature, both.processes, both.longest) == (2.0, ("top_k", "top_p"), 90)
+    assert (both.families, both.least_window, both.dtypes) == (("llama", "qwen2"), 0, ("float32",))
+    assert shared(other, replace(one, families=("mistral",))).families == ("mistral",)
+    assert shared(one, replace(one, families=("mistral",))).families == ()
+
+
+def test_a_reference_that_declines_a_request_is_named() -> None:
+    beyond = replace(WARM, sampling=Sampling(1.0, top_k=2))
+    with pytest.raises(NoReference, match="the reference plain declines it: plain declares no processing"):
+        peer(plain())(beyond)
