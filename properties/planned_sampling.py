@@ -14,6 +14,9 @@ from reference.abilities import Abilities
 FOCUSED = frozenset({"lossless.distribution", "pair.same-law"})
 """The invariants that `--focus distribution` asks on every case."""
 
+USUAL = 4
+"""Tokens of a usual output of a drawn case."""
+
 ALONE_SHARE = 0.6
 """Share of the cases that are one request, for an engine that also plays sessions."""
 
@@ -33,7 +36,9 @@ def expected(
     warm = len(temperatures(within))
     if not warm:
         return None
-    each, turns = (TOKENS, EVERY) if tokens_alone else ((BESIDE if tables else ALONE).tokens, distribution.EVERY)
+    effort = BESIDE if tables else ALONE
+    each = TOKENS if tokens_alone else min(effort.tokens, USUAL * effort.runs)
+    turns = EVERY if tokens_alone else distribution.EVERY
     alone = ALONE_SHARE if plays(within) else 1.0
     share = 1.0 if focused else alone * warm / (GREEDY + warm) / (turns * interval)
     # Each temperature is a stream, beside the one over all of them.

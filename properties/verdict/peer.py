@@ -39,9 +39,9 @@ class Peer:
             raise NoReference(self._wavering[case])
         return self._trace(lambda: self._backend(self._plain(case)))
 
-    def again(self, case: Case) -> Trace:
-        """The trace of another run of the same request."""
-        return self._trace(lambda: self._backend.again(self._plain(case)))
+    def again(self, case: Case, time: int = 1) -> Trace:
+        """The trace of another run of the same request, remembered under the number `time`."""
+        return self._trace(lambda: self._backend.again(self._plain(case), time))
 
     def waver(self, case: Case) -> None:
         """Record that the reference gave two outputs for one request, and refuse to answer for it.

@@ -120,7 +120,7 @@ def test_a_divergence_that_does_not_repeat_is_nondeterminism() -> None:
 def test_a_reference_that_wavers_between_two_tokens_makes_a_tie() -> None:
     """With the text in the prompt it decodes the engine's token: its own rounding decides."""
     asked = tuple(one for one in BESIDE_TOKENS if one.name == "pair.greedy-match")
-    verdict = judge(CASE, asked, peer(Now(plain(), (1, 2))), subject_of(right()))
+    verdict = judge(CASE, asked, peer(Now(plain(), (1, 2, 3, 4))), subject_of(right()))
     assert verdict.findings == ()
     assert [(one.invariant, one.position) for one in verdict.ties] == [("pair.greedy-match", 0)]
 
@@ -262,3 +262,15 @@ def test_a_reference_that_declines_a_request_is_named() -> None:
     beyond = replace(WARM, sampling=Sampling(1.0, top_k=2))
     with pytest.raises(NoReference, match="the reference plain declines it: plain declares no processing"):
         peer(plain())(beyond)
+
+
+def test_under_focus_every_case_samples_and_its_draws_are_about_those_planned(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    words = ("--focus", "distribution", "--cases", "25", "--seed", "3", "--invariant", "pair.*")
+    code, told = diff(monkeypatch, tmp_path, "own_weights:right", "own_weights:plain", *words)
+    assert (code, told["judged"], told["invariants"]["pair.greedy-match"]["not_applicable"]) == (0, 25, 25)
+    sampling = told["sampling_tests"]
+    assert 0.7 < sampling["planned"]["draws"] / sampling["streams"][0]["draws"] < 1.4
+    assert 0.3 < sampling["planned"]["smallest"] / sampling["streams"][0]["smallest_shift"] < 3
+    assert sampling["tests"] == 25
