@@ -26,6 +26,7 @@ from specverify.isolation.wanted import Wanted
 from tests.inprocess import in_this_process
 
 PROGRAMS = Path(__file__).resolve().parents[2] / "strangers" / "programs"
+README = (Path(__file__).resolve().parents[3] / "README.md").read_text()
 SCHEMA = json.loads(command.SCHEMA.read_text())
 CASE = Case(Seeded(GALLERY[1], 0), (3, 1, 4), stops=Stops(6))
 NODE = f"command:node {PROGRAMS / 'greedy_llama.mjs'}"
@@ -163,6 +164,15 @@ def test_all_that_a_program_takes_is_sent_and_fits_the_schema(program: Callable[
     assert set(asked[1]) == {"id", "ask", "prompt_ids", "max_new_tokens", *every}
     taken = SCHEMA["$defs"]["declared"]["properties"]["declaration"]["properties"]["takes"]["items"]["enum"]
     assert set(taken) == set(every), "the schema names the parameters of a black box that are no Python objects"
+
+
+def test_the_lines_in_readme_are_lines_of_the_protocol() -> None:
+    (block,) = [one for one in README.split("```") if one.startswith("json\n") and '"ask"' in one]
+    lines_of = [json.loads(line) for line in block.splitlines()[1:] if line]
+    kinds = ["declare", "declared", "generate", "generated", "unsupported", "error"]
+    for kind, line in zip(kinds, lines_of, strict=True):
+        schema = {"$ref": f"#/$defs/{kind}", "$defs": SCHEMA["$defs"], "unevaluatedProperties": False}
+        assert not list(Draft202012Validator(schema).iter_errors(line)), (kind, line)
 
 
 def test_the_schema_is_one() -> None:

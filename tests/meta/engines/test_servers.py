@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import socket
 import time
 from collections.abc import Callable
@@ -89,6 +90,15 @@ def test_every_dialect_is_judged(dialect: str, temperature: str, tiny: Path, dif
 
 def test_the_dialects_of_an_address_are_those_that_there_are() -> None:
     assert set(DIALECTS) == set(BY_NAME)
+
+
+def test_readme_names_every_dialect_with_its_route_and_the_bounds() -> None:
+    readme = (Path(__file__).resolve().parents[3] / "README.md").read_text()
+    rows = dict(re.findall(r"^\| `([\w.]+)` \| `(/[\w/]+)`", readme, re.MULTILINE))
+    assert rows == {name: dialect.PATH for name, dialect in BY_NAME.items()}
+    address = address_of("openai:http://127.0.0.1:1")
+    assert f"`timeout=SECONDS` ({address.timeout:g}), `tries=N` ({address.tries})" in readme
+    assert KEY in readme
 
 
 def test_a_server_that_takes_texts_alone_is_asked_in_texts(tiny: Path, diff: Diff) -> None:
