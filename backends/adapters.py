@@ -16,6 +16,16 @@ FOLDER = "backends.adapt.engines"
 """The folder of the adapters' files."""
 
 
+ONNX = ("onnxruntime_genai", "onnx", "onnx_ir")
+"""What the adapters of ONNX Runtime GenAI import."""
+
+OPENVINO = ("openvino_genai", "gguf")
+"""What the adapter of OpenVINO GenAI imports."""
+
+FOLDER = "backends.adapt.engines"
+"""The folder of the adapters' files."""
+
+
 @dataclass(frozen=True)
 class Adapter:
     """One engine of others, or one way to run it.
@@ -154,6 +164,28 @@ ADAPTERS: tuple[Adapter, ...] = (
         "dejavuu's engine and its transformers backend on the trees of a case, shown step by step",
         imports=("dejavuu", "loguru", "onnxruntime"),
         hint="pip install loguru onnxruntime && pip install --ignore-requires-python --no-deps dejavuu==0.2.0",
+    ),
+    Adapter(
+        "onnxruntime-genai",
+        "onnxruntime_genai:open_draft",
+        "ONNX Runtime GenAI with a draft model",
+        "onnxruntime-genai",
+        ONNX,
+    ),
+    Adapter(
+        "onnxruntime-genai-ngram",
+        "onnxruntime_genai:open_ngram",
+        "ONNX Runtime GenAI with drafts from the text's n-grams",
+        "onnxruntime-genai",
+        ONNX,
+    ),
+    Adapter(
+        "openvino-genai",
+        "openvino_genai:open_draft",
+        "OpenVINO GenAI on the CPU with a draft model",
+        "openvino-genai",
+        OPENVINO,
+        cases=200,
     ),
 )
 """The ready adapters; their engines may be absent from a machine."""

@@ -62,6 +62,8 @@ class Abilities:
             with a window.
         ropes: Kinds of rotary embedding (`reference.architecture.ROPE_KINDS`) of the built-in models that the engine
             runs; None for all.
+        head_multiple: What the width of a head of the built-in models that the engine runs is a multiple of; above 2,
+            models with wider heads are drawn.
         longest: Most tokens of prompt, output and a tree below the last token; 0 for what the model admits.
         least_prompt: Fewest tokens of a prompt.
         seeded: Whether a request's seed decides what it draws, so that the same request again gives the same tokens.
@@ -85,6 +87,7 @@ class Abilities:
     soft_caps: str = "any"
     least_window: int = 1
     ropes: tuple[str, ...] | None = None
+    head_multiple: int = 2
     longest: int = 0
     least_prompt: int = 1
     seeded: bool = True
@@ -128,6 +131,8 @@ class Abilities:
             return f"sliding window of {narrowest} tokens"
         if self.ropes is not None and architecture.rope.kind not in self.ropes:
             return f"rotary embedding {architecture.rope.kind}"
+        if architecture.head_dim % self.head_multiple:
+            return f"head of width {architecture.head_dim}"
         return None
 
     def _beyond(self, case: Case) -> Iterator[str]:

@@ -21,6 +21,8 @@ from backends.adapt import (
     exported,
     save_checkpoint,
     save_gguf,
+    save_onnx,
+    save_openvino,
     transformers_model,
     words_tokenizer,
 )
@@ -50,6 +52,8 @@ __all__ = [
     "exported",
     "save_checkpoint",
     "save_gguf",
+    "save_onnx",
+    "save_openvino",
     "trace_lines",
     "transformers_model",
     "words_tokenizer",

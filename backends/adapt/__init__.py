@@ -4,7 +4,7 @@
 """
 
 from backends.adapt.blackbox import BlackBox, blackbox
-from backends.adapt.export import exported, save_gguf
+from backends.adapt.export import exported, save_gguf, save_onnx, save_openvino
 from backends.adapt.models import checkpoint_of, save_checkpoint, transformers_model, words_tokenizer
 
 __all__ = [
@@ -14,6 +14,8 @@ __all__ = [
     "exported",
     "save_checkpoint",
     "save_gguf",
+    "save_onnx",
+    "save_openvino",
     "transformers_model",
     "words_tokenizer",
 ]

@@ -50,6 +50,7 @@ def blackbox(
     families: tuple[str, ...] | None = None,
     least_window: int = 1,
     ropes: tuple[str, ...] | None = None,
+    head_multiple: int = 2,
     longest: int = 0,
     least_prompt: int = 1,
     max_temperature: float = float("inf"),
@@ -65,6 +66,7 @@ def blackbox(
         families: Families of models that it loads (`reference.family.FAMILIES` has their names); None for all.
         least_window: The narrowest sliding window of the models that it runs, in tokens; 0 if it runs no such models.
         ropes: Kinds of rotary embedding of the models that it runs (`reference.architecture.ROPE_KINDS`); None for all.
+        head_multiple: What the width of a head is a multiple of in the models that it runs, such as 16.
         longest: Most tokens of prompt and output together; 0 for what the model admits.
         least_prompt: Fewest tokens of a prompt.
         max_temperature: The highest temperature, where the function takes one.
@@ -89,6 +91,7 @@ def blackbox(
         soft_caps="published",
         least_window=least_window,
         ropes=ropes,
+        head_multiple=head_multiple,
         longest=longest,
         least_prompt=least_prompt,
     )

@@ -40,6 +40,10 @@ FLAGS = ("sessions", "takes_tape", "emulated")
 """The fields of a declaration that hold True or False."""
 
 
+LEAST = {"most_requests": 0, "least_window": 0, "head_multiple": 1, "longest": 0, "least_prompt": 1}
+"""The fields of a declaration that hold whole numbers, each with its least value."""
+
+
 LEAST_ROOM = 32
 """Fewest tokens that an engine must take behind its shortest prompt, so that cases of some length can be drawn."""
 
@@ -73,7 +77,13 @@ def check_declaration(declared: Declaration) -> None:
         raise refusal("declaration.soft_caps", declared.soft_caps, f"one of {', '.join(SOFT_CAPS)}")
     if not isinstance(declared.processes, bool):
         _check_words("declaration.processes", declared.processes, PROCESSING)
-    for name, fewest in (("most_requests", 0), ("least_window", 0), ("longest", 0), ("least_prompt", 1)):
+    for name, fewest in (
+        ("most_requests", 0),
+        ("least_window", 0),
+        ("longest", 0),
+        ("least_prompt", 1),
+        ("head_multiple", 1),
+    ):
         whole(f"declaration.{name}", getattr(declared, name), fewest)
     if declared.longest and declared.longest < LEAST_ROOM + declared.least_prompt:
         line = f"0, or at least {LEAST_ROOM} tokens more than the shortest prompt of {declared.least_prompt}"

@@ -113,6 +113,20 @@ FAR: tuple[Architecture, ...] = tuple(
 Where kernels split a prefix of 1024 columns, the window of 600 columns begins inside one of the parts.
 """
 
+WIDE: tuple[Architecture, ...] = (
+    _arch("llama", 5, 1, 1, 16, (0,)),
+    _arch("llama", 17, 2, 1, 16, (0, 0)),
+    _arch("qwen2", 13, 2, 1, 16, (0, 0)),
+    _arch("qwen3", 19, 2, 1, 32, (0, 0)),
+    _arch("mistral", 23, 2, 1, 16, (0, 0), "theta", hidden=24),
+    _arch("llama", 31, 4, 2, 16, (0, 0), "theta", tied=True),
+    _arch("qwen2", 59, 4, 4, 16, (0,), tied=True),
+    _arch("qwen3", 101, 2, 2, 16, (0, 0), "theta", hidden=24),
+    _arch("pangu", 11, 2, 2, 16, (0,)),
+    _arch("mistral", 41, 4, 2, 16, (5, 5)),
+)
+"""Models with heads of 16 or 32 for engines whose kernels take no narrower ones; no other engine's cases draw them."""
+
 QUICK = 10
 """Architectures drawn twice as often as the others."""
 
@@ -124,10 +138,17 @@ CAPPED = tuple(at for at, arch in enumerate(GALLERY) if arch.score_cap)
 
 
 def targets(within: Abilities | None = None) -> st.SearchStrategy[Seeded]:
-    """Target models, of the families in `within`."""
+    """Target models that an engine loads."""
+    if within is not None and within.head_multiple > 2:
+        return st.builds(Seeded, st.sampled_from(wide(within)), st.integers(0, SEEDS - 1))
     often = (*range(QUICK), *CHUNKED, *CAPPED, *range(len(GALLERY)))
     index = st.sampled_from([at for at in often if _loads(within, GALLERY[at])])
     return st.builds(lambda at, seed: Seeded(GALLERY[at], seed), index, st.integers(0, SEEDS - 1))
+
+
+def wide(within: Abilities) -> tuple[Architecture, ...]:
+    """The architectures of WIDE and of GALLERY that an engine loads."""
+    return tuple(one for one in (*WIDE, *GALLERY) if _loads(within, one))
 
 
 def far_targets(within: Abilities | None = None) -> st.SearchStrategy[Seeded]:
@@ -145,17 +166,18 @@ def _loads(within: Abilities | None, architecture: Architecture) -> bool:
 
 
 @cache
-def small(vocab: int, which: int, positions: int = MAX_POSITIONS) -> Seeded:
-    """A draft model for a vocabulary: one layer, or two with a window."""
+def small(vocab: int, which: int, positions: int = MAX_POSITIONS, width: int = 4) -> Seeded:
+    """A draft model for a vocabulary, with heads of `width`: one layer, or two with a window."""
     if which == 0:
-        return Seeded(replace(_arch("llama", vocab, 1, 1, 4, (0,)), max_positions=positions), 7)
-    return Seeded(replace(_arch("mistral", vocab, 2, 1, 4, (4, 4)), max_positions=positions), 8)
+        return Seeded(replace(_arch("llama", vocab, 1, 1, width, (0,)), max_positions=positions), 7)
+    return Seeded(replace(_arch("mistral", vocab, 2, 1, width, (4, 4)), max_positions=positions), 8)
 
 
 def candidates(target: Seeded) -> tuple[Seeded, ...]:
     """Draft models for `target`: two small unrelated models, and the target itself, which always guesses right."""
     vocab, positions = target.vocab_size, target.architecture.max_positions
-    return small(vocab, 0, positions), small(vocab, 1, positions), target
+    width = target.architecture.head_dim if target.architecture in WIDE else 4
+    return small(vocab, 0, positions, width), small(vocab, 1, positions, width), target
 
 
 def drafts(target: Seeded) -> st.SearchStrategy[Seeded]:

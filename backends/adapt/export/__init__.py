@@ -6,5 +6,7 @@ weights. Its package is imported when it is called.
 
 from backends.adapt.export.gguf_file import save_gguf
 from backends.adapt.export.kept import exported
+from backends.adapt.export.onnx_folder import save_onnx
+from backends.adapt.export.openvino_folder import save_openvino
 
-__all__ = ["exported", "save_gguf"]
+__all__ = ["exported", "save_gguf", "save_onnx", "save_openvino"]

@@ -36,16 +36,8 @@ def save_gguf(checkpoint: str | Path, file: Path) -> Path:
     config = network.config
     architecture = _architecture(config)
     writer = GGUFWriter(file, architecture)
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_context_length(config.max_position_embeddings)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_key_length(head_size(config))
-    writer.add_value_length(head_size(config))
+    add_sizes(writer, config)
     writer.add_rope_dimension_count(head_size(config))
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_vocab_size(config.vocab_size)
     _add_rope(writer, network)
     # The tokenizer of RWKV has no special tokens unless a file names some; others have defaults such as token 2.
@@ -58,6 +50,19 @@ def save_gguf(checkpoint: str | Path, file: Path) -> Path:
     writer.write_tensors_to_file()
     writer.close()
     return file
+
+
+def add_sizes(writer: Any, config: Any) -> None:
+    """Write the numbers of layers, positions, heads and features into a GGUF."""
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_key_length(head_size(config))
+    writer.add_value_length(head_size(config))
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
 
 
 def token_text(token: int) -> str:

@@ -96,6 +96,12 @@ def test_an_unknown_name_is_answered_with_all_that_are_known() -> None:
     assert all(name in str(told.value) for name in shipped_names())
 
 
+def test_readme_names_every_extra_of_an_engine() -> None:
+    _, _, told = (ROOT / "README.md").read_text().partition("Some engines need no adapter of yours.")
+    paragraph = told.partition("Where an engine is absent")[0]
+    assert set(re.findall(r"llama-cpp|\w+-genai", paragraph)) >= {one.extra for one in ADAPTERS if one.extra}
+
+
 def test_lists_have_them() -> None:
     told = {row["name"]: row["unavailable"] for row in backends()}
     assert list(told) == list(shipped_names())

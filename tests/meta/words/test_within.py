@@ -41,6 +41,14 @@ WIDER: dict[str, tuple[dict[str, Any], Callable[[Case], Any]]] = {
         {"max_temperature": 1.0, "rules": ("chain",), "drafts": ("scripted", "model"), "draws": DRAWS},
         lambda case: case.sampling.temperature and case.draft.height > 0,
     ),
+    "wide heads": (
+        {"head_multiple": 16, "least_window": 0, "drafts": ("model",)},
+        lambda case: case.model.architecture.head_dim == 32 and case.draft.model,
+    ),
+    "one rotary embedding": (
+        {"ropes": ("llama3",), "families": ("llama", "mistral")},
+        lambda case: case.model.architecture.family == "mistral",
+    ),
     "top-k alone": (
         {"max_temperature": 1.0, "processes": ("top_k",)},
         lambda case: case.sampling.top_k > 0,
@@ -98,7 +106,14 @@ def drawn(within: Abilities | None, count: int = 48, seed: int = 5) -> list[Case
     return some
 
 
-GATED = ("sampling by a rule of its own", "chains alone", "every end", "pairs of requests", "padded rings")
+GATED = (
+    "sampling by a rule of its own",
+    "chains alone",
+    "every end",
+    "pairs of requests",
+    "padded rings",
+    "wide heads",
+)
 """The sets that the gate tries; the others are slow."""
 
 

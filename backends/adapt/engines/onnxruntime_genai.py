@@ -1,0 +1,101 @@
+"""ONNX Runtime GenAI, on a graph of its own model builder.
+
+Drafts are a model of the same vocabulary, which genai_config.json names beside the target, or n-grams of the text.
+"""
+
+import json
+import os
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import onnxruntime_genai as genai
+
+from backends.adapt import blackbox, exported, save_onnx
+
+OPEN_MODELS = 32
+"""Models that stay open."""
+
+DRAFTED, LOOKED_UP = 3, 2
+"""Most tokens that are drafted in a round, and tokens that an n-gram must match."""
+
+
+@lru_cache(maxsize=OPEN_MODELS)
+def model(checkpoint: str, draft: str | None, stops: tuple[int, ...]) -> Any:
+    """An open model, with a draft's checkpoint or None; the tokens of `stops` end a text."""
+    folder = exported(save_onnx, checkpoint)
+    settings = json.loads((folder / "genai_config.json").read_text())["model"]
+    changed: dict[str, Any] = {"eos_token_id": [*stops, *settings["eos_token_id"]]}
+    if draft is not None:
+        beside = exported(save_onnx, draft)
+        decoder = json.loads((beside / "genai_config.json").read_text())["model"]["decoder"]
+        # The draft's file is named as seen from the target's folder.
+        changed["draft"] = decoder | {"filename": os.path.relpath(beside / decoder["filename"], folder)}
+    config = genai.Config(str(folder))
+    config.overlay(json.dumps({"model": changed}))
+    return genai.Model(config)
+
+
+def generated(
+    opened: Any, prompt_ids: list[int], room: int, search: dict[str, Any], speculation: dict[str, int],
+    stops: Sequence[int],
+) -> tuple[list[int], Any]:  # fmt: skip
+    """The tokens after the prompt, at most `room`, and the engine's statistics of its speculation."""
+    parameters = genai.GeneratorParams(opened)
+    parameters.set_search_options(max_length=len(prompt_ids) + room, **search)
+    if speculation:
+        parameters.set_speculative_options(**speculation)
+    generator = genai.Generator(opened, parameters)
+    generator.append_tokens(prompt_ids)
+    tokens: list[int] = []
+    # The engine's own sequence leaves out the token that ends a text; its next tokens hold it.
+    while not generator.is_done() and not (tokens and tokens[-1] in stops):
+        generator.generate_next_token()
+        tokens += [int(token) for token in generator.get_next_tokens()]
+    return tokens, generator.get_speculative_stats()
+
+
+def search(temperature: float, top_k: int, top_p: float, seed: int) -> dict[str, Any]:
+    """The search options of greedy decoding at temperature 0, or of sampling."""
+    if not temperature:
+        return {"do_sample": False}
+    return {
+        "do_sample": True,
+        "temperature": temperature,
+        "top_k": top_k,
+        "top_p": top_p,
+        "random_seed": seed % 2**31,
+    }
+
+
+def with_draft(
+    prompt_ids: list[int], max_new_tokens: int, checkpoint: str, draft_checkpoint: str | None, temperature: float,
+    top_k: int, top_p: float, seed: int, stops: Sequence[int],
+) -> list[int]:  # fmt: skip
+    """Speculation with a draft model."""
+    speculation = {} if draft_checkpoint is None else {"max_draft_tokens": DRAFTED}
+    opened = model(checkpoint, draft_checkpoint, tuple(stops))
+    how = search(temperature, top_k, top_p, seed)
+    return generated(opened, prompt_ids, max_new_tokens, how, speculation, stops)[0]
+
+
+def with_ngrams(
+    prompt_ids: list[int], max_new_tokens: int, checkpoint: str, temperature: float, top_k: int, top_p: float,
+    seed: int, stops: Sequence[int],
+) -> list[int]:  # fmt: skip
+    """Speculation with n-grams of the text."""
+    speculation = {"max_draft_tokens": DRAFTED, "ngram_size": LOOKED_UP}
+    how = search(temperature, top_k, top_p, seed)
+    return generated(model(checkpoint, None, tuple(stops)), prompt_ids, max_new_tokens, how, speculation, stops)[0]
+
+
+HAS: dict[str, Any] = {
+    "families": ("llama", "pangu", "mistral", "qwen2", "qwen3"),
+    "ropes": ("default",),
+    "least_window": 0,
+    "head_multiple": 16,
+}
+"""What the builder writes as it is; the engine's attention takes heads of 16, 32, ... alone."""
+
+open_draft = blackbox(with_draft, name="onnxruntime-genai", **HAS)
+open_ngram = blackbox(with_ngrams, name="onnxruntime-genai-ngram", **HAS)

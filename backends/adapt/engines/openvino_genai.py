@@ -1,0 +1,75 @@
+"""OpenVINO GenAI on the CPU, with a draft model, in float32."""
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import openvino
+import openvino_genai as genai
+
+from backends.adapt import blackbox, exported, save_openvino
+from backends.adapt.export.openvino_folder import END, PRECISE
+
+OPEN_PIPELINES = 32
+"""Pipelines that stay open; one is open in a second or two."""
+
+DRAFTED = 3
+"""Tokens that are drafted in a round."""
+
+
+@lru_cache(maxsize=OPEN_PIPELINES)
+def pipeline(checkpoint: str, draft: str | None) -> Any:
+    """An open pipeline, with a draft's checkpoint or None."""
+    beside = {} if draft is None else {"draft_model": genai.draft_model(_folder(draft), "CPU", **PRECISE)}
+    return genai.LLMPipeline(_folder(checkpoint), "CPU", **PRECISE, **beside)
+
+
+def _folder(checkpoint: str) -> str:
+    return str(exported(save_openvino, checkpoint))
+
+
+def settings(
+    max_new_tokens: int, temperature: float, top_k: int, top_p: float, seed: int, stops: Sequence[int], drafts: bool
+) -> Any:
+    """The configuration of a request."""
+    told = genai.GenerationConfig()
+    told.max_new_tokens = max_new_tokens
+    told.eos_token_id = END
+    told.stop_token_ids = {*stops, END}
+    if drafts:
+        told.num_assistant_tokens = DRAFTED
+    told.do_sample = temperature > 0
+    if temperature > 0:
+        told.temperature = temperature
+        told.top_p = top_p
+        told.rng_seed = seed % 2**31
+        if top_k:  # its default stands for all tokens
+            told.top_k = top_k
+    return told
+
+
+def answer(opened: Any, prompt_ids: list[int], told: Any) -> Any:
+    """The engine's result for a prompt: tokens of one sequence, and figures of the run."""
+    prompt = openvino.Tensor(np.array([prompt_ids], dtype=np.int64))
+    mask = openvino.Tensor(np.ones((1, len(prompt_ids)), dtype=np.int64))
+    return opened.generate(genai.TokenizedInputs(prompt, mask), told)
+
+
+def with_draft(
+    prompt_ids: list[int], max_new_tokens: int, checkpoint: str, draft_checkpoint: str | None, temperature: float,
+    top_k: int, top_p: float, seed: int, stops: Sequence[int],
+) -> list[int]:  # fmt: skip
+    """Speculation with a draft model."""
+    told = settings(max_new_tokens, temperature, top_k, top_p, seed, stops, draft_checkpoint is not None)
+    return list(answer(pipeline(checkpoint, draft_checkpoint), prompt_ids, told).tokens[0])
+
+
+open_draft = blackbox(
+    with_draft,
+    name="openvino-genai",
+    families=("llama", "qwen2", "qwen3"),
+    ropes=("default",),
+    least_window=0,
+    head_multiple=8,
+)

@@ -1,0 +1,85 @@
+"""The adapter of ONNX Runtime GenAI: its graph is the model, drafts and n-grams are accepted, ends are returned."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("onnx")
+onnx_genai = pytest.importorskip("backends.adapt.engines.onnxruntime_genai", reason="the engine is not installed")
+
+from backends.adapt import checkpoint_of, save_onnx, transformers_model  # noqa: E402
+from backends.base import Unsupported  # noqa: E402
+from properties.strategies.models import GALLERY, WIDE, wide  # noqa: E402
+from reference.architecture import Seeded  # noqa: E402
+
+DECLARED = onnx_genai.open_draft().declaration
+LOADED = wide(DECLARED)
+PROMPT = [1, 0, 1, 1, 0, 1, 1, 0, 1]
+GREEDY = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "seed": 1}
+
+
+def folder(at: int) -> str:
+    return str(checkpoint_of(Seeded(WIDE[at], 0), "float32"))
+
+
+def own(at: int) -> list[int]:
+    """transformers' greedy text."""
+    ids = torch.tensor([PROMPT])
+    model = transformers_model(Seeded(WIDE[at], 0), "float32")
+    told = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=10, do_sample=False, pad_token_id=0)
+    return list(told[0, len(PROMPT) :].tolist())
+
+
+def text(at: int, speculation: dict[str, int], draft: str | None = None, stops: tuple[int, ...] = ()) -> Any:
+    opened = onnx_genai.model(folder(at), draft, stops)
+    return onnx_genai.generated(opened, PROMPT, 10, onnx_genai.search(**GREEDY), speculation, stops)
+
+
+@pytest.mark.parametrize("arch", LOADED, ids=lambda arch: f"{arch.family}-{arch.vocab_size}")
+def test_what_is_declared_is_computed(arch: Any) -> None:
+    at = WIDE.index(arch)
+    assert text(at, {})[0] == own(at)
+
+
+def test_every_family_that_is_declared_is_among_them() -> None:
+    assert {arch.family for arch in LOADED} == set(DECLARED.families or ())
+
+
+@pytest.mark.parametrize(
+    ("arch", "line"),
+    [
+        (WIDE[9], "save_onnx cannot write layers with a sliding window"),
+        (GALLERY[8], "save_onnx cannot write the rotary embedding linear"),
+        (GALLERY[22], "save_onnx writes llama, mistral, qwen2, qwen3, and this model is llama4_text"),
+        (GALLERY[25], "save_onnx cannot write a soft cap of attention"),
+    ],
+)
+def test_what_the_builder_passes_over_is_refused_and_not_declared(arch: Any, line: str, tmp_path: Path) -> None:
+    with pytest.raises(Unsupported) as told:
+        save_onnx(checkpoint_of(Seeded(arch, 0), "float32"), tmp_path / "folder")
+    assert str(told.value) == line
+    assert DECLARED.not_loaded(arch) is not None
+
+
+def test_a_draft_and_ngrams_are_accepted_and_change_nothing() -> None:
+    tokens, told = text(1, {"max_draft_tokens": onnx_genai.DRAFTED}, folder(1))
+    assert tokens == own(1)
+    assert told["draft_tokens_accepted"] > 0
+    looked_up = {"max_draft_tokens": onnx_genai.DRAFTED, "ngram_size": onnx_genai.LOOKED_UP}
+    tokens, told = text(1, looked_up)
+    assert tokens == own(1)
+    assert told["draft_tokens_accepted"] > 0
+
+
+@pytest.mark.parametrize("draft", [None, folder(1)], ids=["plain", "drafted"])
+def test_a_token_that_ends_the_text_is_returned(draft: str | None) -> None:
+    last = own(1)[4]
+    told = text(1, {"max_draft_tokens": onnx_genai.DRAFTED} if draft else {}, draft, (last,))[0]
+    assert told == own(1)[: own(1).index(last) + 1]
+
+
+def test_an_engine_error_is_told_with_its_words() -> None:
+    with pytest.raises(Exception, match="max_length"):
+        onnx_genai.generated(onnx_genai.model(folder(1), None, ()), PROMPT, 10**6, {"do_sample": False}, {}, ())

@@ -1,0 +1,82 @@
+"""The adapter of OpenVINO GenAI: its files are the model, drafts are accepted, ends are returned."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("gguf")
+openvino_genai = pytest.importorskip("backends.adapt.engines.openvino_genai", reason="the engine is not installed")
+
+from backends.adapt import checkpoint_of, save_openvino, transformers_model  # noqa: E402
+from backends.base import Unsupported  # noqa: E402
+from properties.strategies.models import GALLERY, WIDE, wide  # noqa: E402
+from reference.architecture import Seeded  # noqa: E402
+
+DECLARED = openvino_genai.open_draft().declaration
+LOADED = [one for one in wide(DECLARED) if one in WIDE]
+PROMPT = [1, 0, 1, 1, 0, 1, 1, 0, 1]
+GREEDY = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "seed": 1}
+
+
+def folder(at: int) -> str:
+    return str(checkpoint_of(Seeded(WIDE[at], 0), "float32"))
+
+
+def own(at: int) -> list[int]:
+    """transformers' greedy text."""
+    ids = torch.tensor([PROMPT])
+    model = transformers_model(Seeded(WIDE[at], 0), "float32")
+    told = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=10, do_sample=False, pad_token_id=0)
+    return list(told[0, len(PROMPT) :].tolist())
+
+
+def text(at: int, draft: str | None = None, stops: tuple[int, ...] = ()) -> Any:
+    told = openvino_genai.settings(10, **GREEDY, stops=stops, drafts=draft is not None)
+    return openvino_genai.answer(openvino_genai.pipeline(folder(at), draft), PROMPT, told)
+
+
+@pytest.mark.parametrize("arch", LOADED, ids=lambda arch: f"{arch.family}-{arch.vocab_size}")
+def test_what_is_declared_is_computed(arch: Any) -> None:
+    at = WIDE.index(arch)
+    assert list(text(at).tokens[0]) == own(at)
+
+
+def test_every_family_that_is_declared_is_among_them() -> None:
+    assert {arch.family for arch in LOADED} == set(DECLARED.families or ())
+
+
+@pytest.mark.parametrize(
+    ("arch", "line"),
+    [
+        (WIDE[8], "save_openvino cannot write the biases of a llama model"),
+        (GALLERY[3], "save_openvino cannot write layers with a sliding window"),
+        (GALLERY[9], "save_openvino cannot write the rotary embedding yarn"),
+        (GALLERY[1], "save_openvino writes heads of a multiple of 8, and these have 4"),
+        (GALLERY[22], "save_openvino writes llama, qwen2, qwen3, and this model is llama4_text"),
+    ],
+)
+def test_what_the_reader_passes_over_is_refused_and_not_declared(arch: Any, line: str, tmp_path: Path) -> None:
+    with pytest.raises(Unsupported) as told:
+        save_openvino(checkpoint_of(Seeded(arch, 0), "float32"), tmp_path / "folder")
+    assert str(told.value) == line
+    assert DECLARED.not_loaded(arch) is not None
+
+
+def test_a_draft_is_accepted_and_changes_nothing() -> None:
+    told = text(1, folder(1))
+    assert list(told.tokens[0]) == own(1)
+    assert told.extended_perf_metrics.get_num_accepted_tokens() > 0
+
+
+@pytest.mark.parametrize("draft", [None, folder(1)], ids=["plain", "drafted"])
+def test_a_token_that_ends_the_text_is_returned(draft: str | None) -> None:
+    last = own(1)[4]
+    assert list(text(1, draft, (last,)).tokens[0]) == own(1)[: own(1).index(last) + 1]
+
+
+def test_an_engine_error_is_told_with_its_words() -> None:
+    told = openvino_genai.settings(10, **GREEDY | {"temperature": 1.0, "top_p": 7.0}, stops=(), drafts=False)
+    with pytest.raises(RuntimeError, match="top_p"):
+        openvino_genai.answer(openvino_genai.pipeline(folder(1), None), PROMPT, told)
