@@ -1,0 +1,111 @@
+"""Chain engines behind black boxes: each on a greedy and a sampled request, what each lacks, and faults planted in one.
+
+An engine that is not installed is skipped by name.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from backends.adapters import ADAPTERS
+from backends.registry import open_backend
+from properties.invariants import ALL
+from properties.strategies.models import GALLERY
+from properties.verdict.finding import Verdict
+from properties.verdict.judge import judge
+from reference.architecture import Rope, Seeded
+from reference.case import Case
+from reference.draft import LanguageModel, Scripted
+from reference.oracle.decoder import Oracle
+from reference.sampling import Sampling, Stops
+from reference.tree import RankTree
+from specverify.setup.subjects import subject_of
+
+ROWS = {one.name: one for one in ADAPTERS}
+CHAINS = ("economize", "economize-lookup", "flashspec", "flashspec-composite", "mlx-lm", "dflash")
+MODEL = Seeded(GALLERY[1], 0)
+CHAIN = RankTree((0, 0, 1, 2), (0, 0, 0, 0))
+
+
+def opened(name: str) -> Any:
+    absent = ROWS[name].missing()
+    if absent is not None:
+        pytest.skip(absent)
+    return open_backend(name)
+
+
+def case_for(backend: Any, **changes: Any) -> Case:
+    """A request with the target as its own draft, where the engine takes a draft."""
+    draft = LanguageModel(MODEL, CHAIN) if "model" in backend.declaration.drafts else Scripted()
+    return replace(Case(MODEL, (3, 1, 4, 3, 1), draft, stops=Stops(9)), **changes)
+
+
+def judged(backend: Any, case: Case) -> Verdict:
+    return judge(case, ALL, Oracle(), subject_of(backend))
+
+
+@pytest.mark.parametrize("name", CHAINS)
+def test_a_greedy_request_is_the_targets_own_text(name: str) -> None:
+    backend = opened(name)
+    text = Oracle()(case_for(backend, draft=Scripted())).output
+    # The text ends at an ending token inside a block that is accepted.
+    for stops in (Stops(9), Stops(9, (text[2],)), Stops(2), Stops(1)):
+        verdict = judged(backend, case_for(backend, stops=stops))
+        assert verdict.agreed, verdict.first
+        assert verdict.outcomes["lossless.greedy-match"] == "checked"
+
+
+@pytest.mark.parametrize("name", CHAINS)
+def test_a_sampled_request_follows_the_targets_law(name: str) -> None:
+    backend = opened(name)
+    verdict = judged(backend, case_for(backend, sampling=Sampling(0.8, seed=7), stops=Stops(3)))
+    assert verdict.agreed, verdict.first
+    assert verdict.outcomes["lossless.distribution"] == "checked"
+
+
+@pytest.mark.parametrize("name", CHAINS)
+def test_one_seed_gives_one_text_whatever_ran_before(name: str) -> None:
+    backend = opened(name)
+    case = case_for(backend, sampling=Sampling(1.0, seed=7), stops=Stops(12))
+    first = backend.run(case).output
+    backend.run(replace(case, prompt=(5, 6), sampling=Sampling(0.5, seed=8)))
+    assert backend.run(case).output == first
+    assert backend.run(replace(case, sampling=Sampling(1.0, seed=9))).output != first
+
+
+@pytest.mark.parametrize(
+    ("name", "case", "line"),
+    [
+        ("economize", {"sampling": Sampling(1.0, top_k=3)}, "economize declares no processing by top_k"),
+        ("flashspec", {"sampling": Sampling(1.0, top_p=0.5)}, "flashspec declares no processing of logits"),
+        ("mlx-lm", {"sampling": Sampling(1.0, top_p=0.5)}, "mlx-lm declares no processing by top_p"),
+        ("mlx-lm", {"dtype": "bfloat16"}, "mlx-lm declares no dtype bfloat16"),
+        ("dflash", {"sampling": Sampling(1.0, min_p=0.5)}, "dflash declares no processing by min_p"),
+    ],
+)
+def test_what_an_engine_lacks_is_declined_by_name(name: str, case: dict[str, Any], line: str) -> None:
+    backend = opened(name)
+    assert backend.declaration.outside(case_for(backend, **case)) == line
+
+
+def test_mlx_lm_is_given_the_rotary_embedding_that_it_does_not_read() -> None:
+    backend = opened("mlx-lm")
+    for kind in (Rope(500.0, "linear", 4.0), Rope(500.0, "yarn", 4.0, 64), Rope(500.0)):
+        model = Seeded(replace(GALLERY[1], rope=kind), 0)
+        verdict = judged(backend, case_for(backend, model=model, draft=LanguageModel(model, CHAIN)))
+        assert verdict.agreed, verdict.first
+
+
+def test_a_verifier_that_accepts_one_draft_too_many_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = opened("economize")
+    from economize.decoding.verifiers import GreedyVerifier
+
+    def one_too_many(self: Any, logits: Any, draft: Any, *rest: Any) -> Any:
+        accepted, following = verified(self, logits, draft, *rest)
+        return (accepted + 1).clamp(max=draft.width), following
+
+    verified = GreedyVerifier.verify_batch
+    monkeypatch.setattr(GreedyVerifier, "verify_batch", one_too_many)
+    case = case_for(backend, draft=LanguageModel(Seeded(GALLERY[1], 1), CHAIN))
+    assert judged(backend, case).outcomes["lossless.greedy-match"] == "failed"
