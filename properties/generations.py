@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from properties.laws.draw_by_draw import high_of, logit_bound, points, trials
+from properties.laws.draw_by_draw import LEANS, high_of, leaning, logit_bound, points, trials
 from properties.laws.sampled.gate import log_bar
 from properties.laws.sampled.links import Links
 from properties.laws.sampled.neighbours import Neighbours
@@ -17,7 +17,7 @@ from properties.tolerance.closeness import noise
 from properties.verdict.invariant import NotApplicable, Oracle, Unobserved
 from properties.verdict.subject import Declined, NoTrace, Subject
 from properties.verdict.variants import dice
-from reference.architecture import Checkpoint
+from reference.architecture import Checkpoint, Seeded
 from reference.case import Case
 from reference.draft import Draft
 from reference.malformed import Malformed
@@ -43,6 +43,10 @@ rule that looks at the past alone.
 """
 
 LONGER = 5
+
+
+LASTS = 16
+"""Tokens for which generations of an engine have room that shows nothing but tokens; drawn cases often have few."""
 
 
 @dataclass(frozen=True)
@@ -110,7 +114,7 @@ class Heard:
 
     @property
     def worst(self) -> str:
-        """The test with the most evidence: `neighbour`, or one of `properties.laws.sampled.links.LINKS`."""
+        """The test with the most evidence: `neighbour`, or a link of `properties.laws.sampled.links`."""
         named = dict(self.links.log_es)
         if self.neighbours is not None:
             named["neighbour"] = self.neighbours.log_e
@@ -131,14 +135,16 @@ def listen(case: Case, oracle: Oracle, subject: Subject, effort: Effort) -> Hear
     if not promised(case):
         raise NotApplicable("the rule does not promise the target's law here")
     single = isinstance(case.model, Checkpoint)
-    heard = Heard(neighbours=None if single else Neighbours())
+    leans = _leans(case, subject)
+    heard = Heard(links=Links(len(LEANS) if leans else 0), neighbours=None if single else Neighbours())
     before: dict[float, tuple[int, ...]] = {}
     # As many runs as doubt may ask for; the loop breaks off where there is none.
-    for ran, run in enumerate(_runs(case, effort.in_doubt), 1):
+    lasting = case if subject.abilities is None or subject.abilities.draft_trees else _lasting(case, subject)
+    for ran, run in enumerate(_runs(lasting, effort.in_doubt), 1):
         for alone, trace in _requests(run, subject, pairs=not single):
             bound = logit_bound(alone, noise(alone, oracle, subject))
             known = points(alone, oracle, trace, bound)
-            for trial in trials(alone, trace, known):
+            for trial in trials(alone, trace, known, leaning(alone, oracle, trace.output, known) if leans else None):
                 heard.links.add(trial)
             warmth = alone.sampling.temperature
             # Only requests at one temperature have the same law, so only these are compared.
@@ -153,6 +159,27 @@ def listen(case: Case, oracle: Oracle, subject: Subject, effort: Effort) -> Hear
     if heard.first is None:
         raise Unobserved("no request of the backend's runs took part")
     return heard
+
+
+def _lasting(case: Case, subject: Subject) -> Case:
+    """The case with room for LASTS tokens, if model and engine admit that."""
+    if isinstance(case.model, Checkpoint):
+        return case
+    stops = replace(case.stops, max_new_tokens=max(case.stops.max_new_tokens, LASTS), max_length=0)
+    try:
+        longer = replace(case, stops=stops)
+    except Malformed:
+        return case
+    return longer if subject.declines(longer) is None else case
+
+
+def _leans(case: Case, subject: Subject) -> bool:
+    """Whether the engine drafts with the case's model in its own way, so that its draft's law is known but not shown.
+
+    A draft that is a checkpoint would take as much time as the target.
+    """
+    takes = subject.abilities is not None and not subject.abilities.draft_trees
+    return takes and isinstance(case.draft.model, Seeded)
 
 
 def _runs(case: Case, effort: Effort) -> Iterator[Case]:

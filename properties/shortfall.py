@@ -5,6 +5,7 @@ Too little of what the run was asked for was compared.
 
 from collections.abc import Iterator
 
+from properties.speculation import by_own_count
 from properties.tally import Tally
 from reference.trace import Stage
 
@@ -20,7 +21,9 @@ def shortfalls(tally: Tally) -> list[str]:
     # A backend that never opened is an error of its own, which the campaign records.
     if not tally.opened:
         return []
+    speculated = tally.speculation.untested() if by_own_count(tally.declared) else None
     found = (*_missing(tally), *_declined(tally), *_cut_short(tally), *_never_revealed(tally))
+    found += () if speculated is None else (speculated,)
     return list(found)
 
 

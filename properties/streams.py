@@ -7,7 +7,7 @@ one is paid once.
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from scipy.special import logsumexp
@@ -99,7 +99,7 @@ class Streams:
     Attributes:
         settings: The streams, by question and setting.
         whole: For each invariant with several settings, one stream over all of them: a fault may have one direction at
-            every setting.
+            every setting. Bets on the law of the engine's draft are one stream too, over all settings.
     """
 
     settings: tuple[Stream, ...] = ()
@@ -129,12 +129,16 @@ def streams_of(tests: Iterable[Evidence]) -> Streams:
     """The streams of a run's tests, in the order in which the questions came."""
     settings: dict[str, Stream] = {}
     whole: dict[str, Stream] = {}
+    leaning: dict[str, Stream] = {}
     for test in tests:
         if test.stream:
             settings.setdefault(test.stream, Stream(test.stream)).add(test)
             whole.setdefault(test.invariant, Stream(test.invariant)).add(test)
+        if test.leaning:
+            name = f"{test.invariant} on the draft"
+            leaning.setdefault(name, Stream(name)).add(replace(test, parts=test.leaning, resolution=None))
     several = (one for one in whole.values() if sum(each.startswith(f"{one.name} at ") for each in settings) > 1)
-    return Streams(tuple(settings.values()), tuple(several))
+    return Streams(tuple(settings.values()), (*several, *leaning.values()))
 
 
 def run_evidence(tests: Sequence[Evidence]) -> float:

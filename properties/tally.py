@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from properties.laws.sampled.gate import ALPHA_RUN, culprits
+from properties.speculation import Speculation
 from properties.streams import Planned, run_evidence, streams_of
 from properties.verdict.finding import Evidence, Finding, Positions, Tie, Verdict
 from reference.case import Case
@@ -125,6 +126,7 @@ class Tally:
         against: Value of `--against`, the reference in the oracle's place, or None for the NumPy oracle.
         tokens_alone: Whether that reference shows tokens alone, so that no oracle ran.
         planned: What the sampling of the run was planned to see, before its first case; None where no case samples.
+        speculation: Counts of drafted tokens by backends that show no acceptance.
     """
 
     backend: str
@@ -161,6 +163,7 @@ class Tally:
     against: str | None = None
     tokens_alone: bool = False
     planned: Planned | None = None
+    speculation: Speculation = field(default_factory=Speculation)
 
     def add(self, verdict: Verdict) -> None:
         """Count one judged case."""
@@ -178,6 +181,7 @@ class Tally:
         self.commit_fallbacks.update(verdict.commit_fallbacks)
         self.ties.extend(verdict.ties)
         self.evidence.extend(verdict.evidence)
+        self.speculation.add(verdict)
         self.positions = self.positions + verdict.positions
         if verdict.unsupported is not None:
             self.unsupported[verdict.unsupported] = self.unsupported.get(verdict.unsupported, 0) + 1

@@ -27,6 +27,9 @@ LAYOUT_SETTINGS = ("padded_nodes", "prefill_chunk", "overhang", "draft_sync", "s
 SOFT_CAPS = ("any", "published", "none")
 """The values of `Abilities.soft_caps`."""
 
+LOGPROBS = ("raw", "processed")
+"""The values of `Abilities.logprobs`."""
+
 ENDS = ("eos", "stop_tokens", "stop_strings", "max_length")
 """The fields of `Stops` that end an output before its budget of tokens."""
 
@@ -42,6 +45,9 @@ class Abilities:
         dtypes: Working dtypes, the default first.
         drafts: Kinds of draft that the engine runs (scripted, ngram, model, ...); empty if the engine brings its own
             draft, or has none. Its cases then propose no tree.
+        draft_trees: Whether the engine fills the tree of a draft model, from the part of the vocabulary that the draft
+            names. False for one that takes the model alone and proposes in its own way: such drafts are near the
+            target, so that many of their tokens are accepted.
         commits: KvLayout.commit values that the engine implements.
         layouts: KvLayout.kind values that the engine implements; an engine with a cache of its own declares `branch`
             and no `layout_settings`.
@@ -67,10 +73,16 @@ class Abilities:
         longest: Most tokens of prompt, output and a tree below the last token; 0 for what the model admits.
         least_prompt: Fewest tokens of a prompt.
         seeded: Whether a request's seed decides what it draws, so that the same request again gives the same tokens.
+        logprobs: The law whose log-probabilities the engine reports, if it reports any: `raw`, of the model's own
+            logits; or `processed`, after temperature and processing.
+        same_seed: Whether the engine promises that the same seed gives the same tokens with and without a draft.
+        interruptible: Whether a single run can be ended after any of its steps (`Case.steps`), as by a caller who
+            closes a stream. An engine with sessions names its interruptions in `actions`.
     """
 
     dtypes: tuple[str, ...]
     drafts: tuple[str, ...] = ()
+    draft_trees: bool = True
     commits: tuple[str, ...] = ("path",)
     layouts: tuple[str, ...] = ("branch",)
     layout_settings: tuple[str, ...] = LAYOUT_SETTINGS
@@ -91,6 +103,9 @@ class Abilities:
     longest: int = 0
     least_prompt: int = 1
     seeded: bool = True
+    logprobs: str = "raw"
+    same_seed: bool = False
+    interruptible: bool = False
 
     @property
     def processed(self) -> tuple[str, ...]:
@@ -141,6 +156,8 @@ class Abilities:
             yield f"dtype {case.dtype}"
         if case.draft.TAG not in self.drafts and case.draft.shapes:
             yield f"{case.draft.TAG} draft"
+        if case.draft.vocabulary and not self.draft_trees:
+            yield "draft with a part of the vocabulary"
         if isinstance(case.model, Seeded) and (what := self.not_loaded(case.model.architecture)) is not None:
             yield what
         draft = case.draft.model

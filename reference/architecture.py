@@ -202,6 +202,8 @@ class Seeded:
             whose logits show which row sees which token (see reference/weights.py).
         probed_layer: The one layer of a `transparent` model that attends.
         relabel: 0 keeps the vocabulary; another number renames every token id by the permutation of that seed.
+        noise: Share of other random numbers in `margin` weights, from 0 (none) to 1 (nothing else). A draft whose noise
+            is small proposes much of what the model without noise would choose.
     """
 
     TAG: ClassVar[str] = "seeded"
@@ -211,6 +213,7 @@ class Seeded:
     weights: str = "margin"
     probed_layer: int = 0
     relabel: int = 0
+    noise: float = field(default=0.0, metadata=OMIT_DEFAULT)
 
     def __post_init__(self) -> None:
         if self.weights not in ("margin", "transparent"):
@@ -219,6 +222,9 @@ class Seeded:
             raise Malformed("probed_layer", f"{self.probed_layer} is not one of {self.architecture.layers} layers")
         if self.seed < 0 or self.relabel < 0:
             raise Malformed("seed" if self.seed < 0 else "relabel", "seeds are not negative")
+        # `not (low <= x <= high)` refuses NaN too.
+        if not 0.0 <= self.noise <= 1.0 or (self.noise and self.weights != "margin"):
+            raise Malformed("noise", f"{self.noise} is no share from 0 to 1 of margin weights")
         arch = self.architecture
         if arch.weights > LARGEST:
             raise Malformed("architecture", f"{arch.weights} weights; a built-in model has at most {LARGEST}")

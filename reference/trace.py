@@ -227,6 +227,19 @@ class Accounting:
 
 
 @dataclass(frozen=True)
+class Speculated:
+    """Counts of drafted tokens over a run, as an engine tells them that shows no steps.
+
+    Attributes:
+        proposed: Drafted tokens that the target verified.
+        accepted: Those of them that it accepted.
+    """
+
+    proposed: int
+    accepted: int
+
+
+@dataclass(frozen=True)
 class Trace:
     """A whole run.
 
@@ -239,6 +252,7 @@ class Trace:
         shared: The traces of all requests, where the case has a session; the other fields are request 0's.
         fallbacks: Each reason why attention took a slower path than the backend's own, with the number of calls.
         attention_calls: Calls of attention, one for each layer of each forward; 0 where the backend does not count.
+        speculated: Counts of drafted tokens, where the backend tells them and no `accounting`.
     """
 
     steps: tuple[Step, ...]
@@ -249,6 +263,7 @@ class Trace:
     shared: "Shared | None" = None
     fallbacks: Mapping[str, int] = field(default_factory=dict)
     attention_calls: int = 0
+    speculated: Speculated | None = None
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,7 @@ def permutation(seed: int, size: int) -> Array:
 @lru_cache(maxsize=128)
 def seeded(model: Seeded) -> dict[str, Array]:
     """State dict of a built-in model: read-only float64 arrays, weight matrices as [out, in]."""
-    state = _margin(model.architecture, model.seed) if model.weights == "margin" else _transparent(model)
+    state = _transparent(model) if model.weights == "transparent" else _noisy(model)
     if model.relabel:
         renamed = permutation(model.relabel, model.vocab_size)
         for name in ("model.embed_tokens.weight", "lm_head.weight"):
@@ -82,7 +82,7 @@ def shapes(arch: Architecture) -> dict[str, tuple[int, ...]]:
     return table
 
 
-def _margin(arch: Architecture, seed: int) -> dict[str, Array]:
+def _margin(arch: Architecture, seed: int | list[int]) -> dict[str, Array]:
     draw = np.random.default_rng(seed)
     state = {}
     for name, shape in shapes(arch).items():
@@ -101,6 +101,19 @@ def _margin(arch: Architecture, seed: int) -> dict[str, Array]:
             values = noise * gain / np.sqrt(shape[-1])
         state[name] = representable(values)
     return state
+
+
+def _noisy(model: Seeded) -> dict[str, Array]:
+    """The margin weights of the seed with the model's share of noise, of the same standard deviation; norms stay."""
+    state = _margin(model.architecture, model.seed)
+    if not model.noise:
+        return state
+    other = _margin(model.architecture, [model.seed, 1])
+    kept = np.sqrt(1.0 - model.noise**2)
+    return {
+        name: held if name.endswith("norm.weight") else representable(kept * held + model.noise * other[name])
+        for name, held in state.items()
+    }
 
 
 PROBE_CODES = 32

@@ -133,6 +133,18 @@ PLAIN: dict[str, str] = {
     "lossless.logprobs": (
         "The log-probability reported for {token} at {position} is {observed}; the target's is {expected}{by}."
     ),
+    "lossless.logprobs-draft-independent": (
+        "The log-probability reported for {token} at {position} is {observed}, and {expected} for the same request "
+        "without a draft{by}."
+    ),
+    "lossless.support": (
+        "At {position} the output has token {observed}, which the request's sampling excludes: it allows {expected}."
+    ),
+    "lossless.same-seed": (
+        "The same seed without a draft gives {expected} at {position}, with a draft {observed}: the engine promises "
+        "the same tokens."
+    ),
+    "lossless.interrupted": ("A run was ended early; {side} must give {expected}, and gave {observed}."),
     "lossless.distribution": (
         "On its own random numbers, {draws} are not from the law of the rule: the evidence against it, {side}, is "
         "e^{observed}."

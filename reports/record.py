@@ -246,6 +246,8 @@ def summary(tally: Tally) -> dict[str, Any]:
                 kind: {"steps": steps, "accepted": accepted, "mean": accepted / steps}
                 for kind, (steps, accepted) in tally.accepted_by_draft.items()
             },
+            "speculation": vars(tally.speculation)
+            | {"share": tally.speculation.share, "untested": tally.speculation.untested()},
             "excess_ties": tally.excess_ties,
             "sampling_tests": sampling_tests(tally),
             "errors": tally.errors,

@@ -16,6 +16,7 @@ tokens implements `Backend` itself: `run(case) -> Trace`.
 """
 
 from backends.adapt import (
+    Generated,
     blackbox,
     checkpoint_of,
     exported,
@@ -39,6 +40,7 @@ __all__ = [
     "Declaration",
     "Drafted",
     "Emitted",
+    "Generated",
     "Scored",
     "Stage",
     "StageFailure",

@@ -5,10 +5,12 @@
 
 from backends.adapt.blackbox import BlackBox, blackbox
 from backends.adapt.export import exported, save_gguf, save_onnx, save_openvino
+from backends.adapt.generated import Generated
 from backends.adapt.models import checkpoint_of, save_checkpoint, transformers_model, words_tokenizer
 
 __all__ = [
     "BlackBox",
+    "Generated",
     "blackbox",
     "checkpoint_of",
     "exported",

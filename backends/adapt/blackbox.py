@@ -6,17 +6,18 @@ parameters say what it can do, and cases ask for nothing else.
 
 import inspect
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
 
+from backends.adapt.generated import blocks_of, steps_of, total
 from backends.adapt.models import checkpoint_of, transformers_model
 from backends.base import Declaration
 from backends.places import function_at
 from reference.case import Case
-from reference.trace import Emitted, Stage, Step, Trace
+from reference.trace import Stage, Trace
 
 NEEDED = ("prompt_ids", "max_new_tokens")
 """The parameters that every function takes: token ids of the prompt, and the most tokens to return."""
@@ -54,12 +55,17 @@ def blackbox(
     longest: int = 0,
     least_prompt: int = 1,
     max_temperature: float = float("inf"),
+    logprobs: str = "raw",
+    same_seed: bool = False,
 ) -> Callable[[], "BlackBox"]:
     """A backend's factory, from a function that returns tokens.
 
+    A function that yields its tokens, one by one or in blocks, is also judged where it is closed before its end.
+
     Args:
         generate: Takes any of PARAMETERS by name, at least NEEDED, and returns the generated token ids without the
-            prompt: a list, a NumPy array or a torch tensor.
+            prompt: a list, a NumPy array or a torch tensor. It may return them with their log-probabilities, as a pair,
+            or a `Generated` with counts of drafted tokens.
         name: The backend's name; by default the function's.
         device: The device on which the function computes: cpu, cuda, npu.
         dtypes: Working dtypes of the models that the function is given.
@@ -70,6 +76,9 @@ def blackbox(
         longest: Most tokens of prompt and output together; 0 for what the model admits.
         least_prompt: Fewest tokens of a prompt.
         max_temperature: The highest temperature, where the function takes one.
+        logprobs: The law of returned log-probabilities: `raw`, of the model's own logits; `processed`, after
+            temperature, top-k, top-p and min-p.
+        same_seed: Whether the function promises that the same seed gives the same tokens with and without a draft.
 
     Raises:
         TypeError: The function lacks one of NEEDED, or has a parameter without default that is none of PARAMETERS.
@@ -82,6 +91,7 @@ def blackbox(
         reveals=frozenset({Stage.EMITTED}),
         dtypes=dtypes,
         drafts=("model",) if takes & {"draft_model", "draft_checkpoint"} else (),
+        draft_trees=False,
         layout_settings=(),
         max_temperature=max_temperature if "temperature" in takes else 0.0,
         draws=(),
@@ -94,6 +104,9 @@ def blackbox(
         head_multiple=head_multiple,
         longest=longest,
         least_prompt=least_prompt,
+        logprobs=logprobs,
+        same_seed=same_seed,
+        interruptible=inspect.isgeneratorfunction(generate),
     )
     return lambda: BlackBox(generate, takes, declaration)
 
@@ -126,18 +139,21 @@ class BlackBox:
         self._takes = takes
 
     def run(self, case: Case) -> Trace:
-        """Call the function on `case`; its tokens are one step of the trace."""
+        """Call the function on `case`; what it returns is one step of the trace, and each block that it yields too.
+
+        After `case.steps` blocks a function that yields is closed.
+        """
         given = {name: value for name, value in self._given(case).items() if name in self._takes}
         if "seed" not in self._takes:
             _seed_all(case.sampling.seed)
         with torch.no_grad():
-            returned = self._generate(**given)
-        try:
-            tokens = tokens_of(returned)
-        except TypeError as why:
-            raise TypeError(f"{why} ({function_at(self._generate)})") from None
-        step = Step(case.prefix, emitted=Emitted(tokens))
-        return Trace((step,), tokens, _finish(case, tokens))
+            try:
+                blocks = list(blocks_of(self._generate(**given), case.steps))
+            except TypeError as why:
+                raise TypeError(f"{why} ({function_at(self._generate)})") from None
+        tokens = tuple(token for one in blocks for token in one.tokens)
+        steps = steps_of(blocks, case.prefix, case.prompt[-1])
+        return Trace(steps, tokens, _finish(case, tokens), speculated=total(blocks))
 
     def _given(self, case: Case) -> dict[str, Any]:
         """The arguments for a case; models are opened only for a function that takes them."""
@@ -169,26 +185,6 @@ def _seed_all(seed: int) -> None:
     random.seed(seed)
     np.random.seed(seed % 2**32)  # noqa: NPY002 - the global generator is the one that such a function uses
     torch.manual_seed(seed)
-
-
-def tokens_of(returned: Any) -> tuple[int, ...]:
-    """The token ids that a function returned.
-
-    Raises:
-        TypeError: They are no sequence of whole numbers.
-    """
-    told = returned.tolist() if isinstance(returned, (np.ndarray, torch.Tensor)) else returned
-    if not isinstance(told, Iterable) or isinstance(told, (str, bytes, dict)):
-        raise TypeError(
-            f"generate returned {type(returned).__name__}, expected the generated token ids, such as [3, 1]"
-        )
-    tokens = list(told)
-    for at, one in enumerate(tokens):
-        if isinstance(one, (list, tuple)):
-            raise TypeError("generate returned token ids for a batch, expected those of one request: take row 0")
-        if isinstance(one, bool) or not hasattr(one, "__index__"):
-            raise TypeError(f"generate returned {one!r} at place {at}, expected a token id")
-    return tuple(int(one) for one in tokens)
 
 
 def _finish(case: Case, tokens: tuple[int, ...]) -> str | None:

@@ -15,7 +15,7 @@ from typing import Any
 from backends.engine.model.models import built_in, from_disk
 from reference.architecture import Checkpoint, Model, Seeded
 
-OPEN_MODELS = 64
+OPEN_MODELS = 256
 """Models that stay open, of those that cases name; drawn cases name about as many."""
 
 

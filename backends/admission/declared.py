@@ -10,7 +10,7 @@ from backends.admission.misshapen import described, refusal
 from backends.admission.numbers import flag, real, whole
 from backends.base import Declaration
 from reference import draft
-from reference.abilities import LAYOUT_SETTINGS, PROCESSING, SOFT_CAPS
+from reference.abilities import LAYOUT_SETTINGS, LOGPROBS, PROCESSING, SOFT_CAPS
 from reference.architecture import ROPE_KINDS
 from reference.case import DTYPES
 from reference.family import FAMILIES
@@ -36,7 +36,7 @@ def words() -> dict[str, tuple[str, ...]]:
     }
 
 
-FLAGS = ("sessions", "takes_tape", "emulated")
+FLAGS = ("sessions", "takes_tape", "emulated", "draft_trees", "same_seed", "interruptible")
 """The fields of a declaration that hold True or False."""
 
 
@@ -73,8 +73,9 @@ def check_declaration(declared: Declaration) -> None:
             _check_words(f"declaration.{name}", some, known)
             if not some:
                 raise refusal(f"declaration.{name}", some, "at least one, or None for all")
-    if declared.soft_caps not in SOFT_CAPS:
-        raise refusal("declaration.soft_caps", declared.soft_caps, f"one of {', '.join(SOFT_CAPS)}")
+    for name, known in (("soft_caps", SOFT_CAPS), ("logprobs", LOGPROBS)):
+        if getattr(declared, name) not in known:
+            raise refusal(f"declaration.{name}", getattr(declared, name), f"one of {', '.join(known)}")
     if not isinstance(declared.processes, bool):
         _check_words("declaration.processes", declared.processes, PROCESSING)
     for name, fewest in (

@@ -14,7 +14,7 @@ from backends.admission.stages import admitted_step, finish_word, ours
 from backends.base import Declaration
 from reference.case import Case
 from reference.session import Action
-from reference.trace import Accounting, Shared, Stage, Step, Trace
+from reference.trace import Accounting, Shared, Speculated, Stage, Step, Trace
 
 
 def admitted(trace: object, case: Case, declaration: Declaration) -> Trace:
@@ -76,6 +76,7 @@ class LiveDoor:
             forward_s=_seconds("forward_s", one.forward_s),
             fallbacks=_fallbacks("fallbacks", one.fallbacks),
             attention_calls=whole("attention_calls", one.attention_calls, 0),
+            speculated=None if one.speculated is None else _speculated(one.speculated),
         )
 
     def _steps(self, value: object, number: int, sizes: Sizes) -> tuple[Step, ...]:
@@ -140,6 +141,16 @@ def _accounting(value: object) -> Accounting:
     names = ("verify_calls", "draft_calls", "proposed", "accepted", "rejected")
     counted = {name: whole(f"accounting.{name}", getattr(one, name)) for name in names}
     return Accounting(**counted, accept_lengths=wholes("accounting.accept_lengths", one.accept_lengths))
+
+
+def _speculated(value: object) -> Speculated:
+    """The counts of drafted tokens, of which no more than all are accepted."""
+    one = ours("speculated", value, Speculated)
+    proposed = whole("speculated.proposed", one.proposed, 0)
+    accepted = whole("speculated.accepted", one.accepted, 0)
+    if accepted > proposed:
+        raise refusal("speculated.accepted", accepted, f"at most the {proposed} proposed")
+    return Speculated(proposed, accepted)
 
 
 def _seconds(field: str, value: object) -> float:

@@ -4,7 +4,7 @@ The law of a draw is that given all draws before it.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from properties.laws.worlds import deterministic
 from properties.tolerance.closeness import UNIT, Noise, forced
 from properties.verdict.invariant import NotApplicable, Oracle
 from reference.case import Case
+from reference.draft import Scripted
 from reference.oracle import processing
 from reference.oracle.acceptance import without
 from reference.trace import Array, Step, Trace
@@ -33,6 +34,12 @@ LANES = 8
 
 WIDEST = 300.0
 """Largest margin of scores: a band says nothing beyond it, and exp of twice this margin is still finite in float64."""
+
+LEANS = (0.25, 0.5, 1.0)
+"""Shares of draws that `leaning` bets to come from a wrong residual; a bonus, for example, does not."""
+
+TINY = 1e-12
+"""Least that a bet pays: q may round to the whole of p, and then leaves nothing for the other tokens."""
 
 Tried = list[tuple[int, Array | None]]
 """Siblings in the order of their trials: token, and the law of its draw; None for a token proposed for sure."""
@@ -96,7 +103,25 @@ def high_of(known: list[Point]) -> list[Array]:
     return [point.high for point in known]
 
 
-def trials(case: Case, trace: Trace, known: list[Point]) -> Iterator[Trial]:
+def leaning(case: Case, oracle: Oracle, output: tuple[int, ...], known: list[Point]) -> list[Array]:
+    """Bets on an engine that draws p itself where it must draw the residual of p: float [LEANS, V] for each place.
+
+    Such an engine emits min(p, q) + b p, where b is the probability of a rejection. A bet takes a share of the draws,
+    one of LEANS, to come from there. The draft's law q is the oracle's, of the draft as a target under the case's own
+    settings. p itself gives each bet the mean 1.
+    """
+    assert case.draft.model is not None
+    rows = forced(replace(case, model=case.draft.model, draft=Scripted()), oracle, output) if output else ()
+    bets = []
+    for at, (row, point) in enumerate(zip(rows, known, strict=True)):
+        q = processing.law(row, case.sampling, case.stops, case.prompt, output[:at])
+        ratio = np.divide(q, point.p, out=np.ones_like(q), where=point.p > 0)
+        pays = np.minimum(ratio, 1.0) + (1.0 - np.minimum(q, point.p).sum())
+        bets.append(1.0 + np.array(LEANS)[:, None] * (np.maximum(pays, TINY) - 1.0))
+    return bets
+
+
+def trials(case: Case, trace: Trace, known: list[Point], bets: list[Array] | None = None) -> Iterator[Trial]:
     """The draws of a generation in the order in which they happened, each given all that came before it.
 
     Where the rule tries siblings in turn and the trace shows trees, paths and proposals, a token makes one trial for
@@ -108,11 +133,13 @@ def trials(case: Case, trace: Trace, known: list[Point]) -> Iterator[Trial]:
         case: The case that was run; it samples.
         trace: The trace of the run.
         known: The oracle's law before each token of the output, as `points` gives it.
+        bets: Bets on each token of the output, as `leaning` gives them; None for none.
     """
     walks = walked(case, trace)
     for at, (token, point) in enumerate(zip(trace.output, known, strict=True)):
         if walks is None:
-            yield Trial(point.p, replacement=token, low=point.low, high=point.high)
+            made = None if bets is None else bets[at]
+            yield Trial(point.p, replacement=token, low=point.low, high=point.high, bets=made)
         else:
             tried, accepted = walks[at]
             yield from _level(point, tried, accepted, token)

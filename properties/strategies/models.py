@@ -185,6 +185,21 @@ def drafts(target: Seeded) -> st.SearchStrategy[Seeded]:
     return st.sampled_from((*candidates(target), target))
 
 
+NOISES = (0.05, 0.1, 0.02, 0.05, 0.15)
+"""Shares of noise in the weights of a draft that is to be accepted often, but not always."""
+
+
+def close_drafts(target: Seeded) -> st.SearchStrategy[Seeded]:
+    """The target with noise on its weights, so that engines accept about half of the tokens, or one in 16 unrelated.
+
+    An unrelated draft is hardly ever accepted, and the target itself is never rejected: with those alone, most of
+    verification would not be reached.
+    """
+    close = st.sampled_from(NOISES).map(lambda noise: replace(target, noise=noise))
+    unrelated = st.sampled_from(candidates(target)[:2])
+    return st.integers(0, 15).flatmap(lambda at: unrelated if at == 15 else close)
+
+
 def other_drafts(target: Seeded, taken: Seeded) -> st.SearchStrategy[Seeded]:
     """One of the draft models for `target` that is not `taken`."""
     return st.sampled_from([one for one in candidates(target) if one != taken])

@@ -6,7 +6,7 @@ from typing import Any
 
 from properties.resolution import Resolution
 from reference.case import Case
-from reference.trace import Stage, Trace
+from reference.trace import Speculated, Stage, Trace
 
 FINISHED = "a finished run"
 """The expected value of a finding where a run broke off."""
@@ -148,6 +148,8 @@ class Evidence:
             the run. Empty for a test that stands alone.
         parts: Natural logs of the e-values of the single bets whose mean the e-value is; they go on over the stream.
         resolution: What the bets of the test would have seen; None where `stream` is empty.
+        leaning: Natural logs of the e-values of bets on the law of the engine's draft, which go on over the whole run;
+            empty where the draft's law is not known.
     """
 
     invariant: str
@@ -158,6 +160,7 @@ class Evidence:
     stream: str = ""
     parts: tuple[float, ...] = ()
     resolution: Resolution | None = None
+    leaning: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -200,6 +203,7 @@ class Verdict:
         commit_fallbacks: Reasons why such commits took another way, `fast: the reason`, with the number of commits.
         accept_lengths: Accepted drafted tokens of each step.
         revealed: Stages that the trace of the case holds, or None where there is no trace.
+        speculated: Counts of drafted tokens, where the backend tells them beside its stages.
     """
 
     case: Case
@@ -216,6 +220,7 @@ class Verdict:
     fallbacks: Mapping[str, int] = field(default_factory=dict)
     accept_lengths: tuple[int, ...] = ()
     revealed: frozenset[Stage] | None = None
+    speculated: Speculated | None = None
     compared: Mapping[str, int] = field(default_factory=dict)
     commits: Mapping[str, int] = field(default_factory=dict)
     commit_fallbacks: Mapping[str, int] = field(default_factory=dict)

@@ -48,6 +48,8 @@ class Invariant:
         every: A search judges the invariant on one case in this many, chosen by the case's digest. Invariants that need
             further runs take turns in this way, so that a search sees more cases. A replay judges all.
         speaks_of: `request` (in a session, each by itself), `session` as a whole, or `both`.
+        promise: The field of `Abilities` that makes the statement, for one that only some engines promise; an engine
+            that does not is not asked.
     """
 
     name: str
@@ -57,6 +59,7 @@ class Invariant:
     applies: Callable[[Case], bool] = always
     every: int = 1
     speaks_of: str = "request"
+    promise: str = ""
 
     @property
     def looks_at_run(self) -> bool:

@@ -101,7 +101,8 @@ def _judged(
     if trace is None and declined is None and case.sampling.processors:
         _blame_processors(case, oracle)
     for invariant in invariants:
-        if declined is not None or invariant.speaks_of == beside or not invariant.applies(case):
+        silent = declined is not None or invariant.speaks_of == beside or not _promised(invariant, subject)
+        if silent or not invariant.applies(case):
             outcomes[invariant.name] = "not_applicable"
             continue
         if not _observed(invariant, subject, trace):
@@ -141,6 +142,7 @@ def _judged(
         fallbacks=dict(subject.fallbacks - fell_back),
         accept_lengths=tuple(len(step.accepted.path) - 1 for step in trace.steps if step.accepted) if trace else (),
         revealed=None if trace is None else revealed_by(trace),
+        speculated=None if trace is None else trace.speculated,
         compared=compared,
         commits=dict(subject.commits - commits),
         commit_fallbacks=dict(subject.commit_fallbacks - commit_fallbacks),
@@ -274,6 +276,11 @@ def revealed_by(trace: Trace) -> frozenset[Stage]:
     runs = [trace] if trace.shared is None else [one for one in trace.shared.requests if one is not None]
     steps = [step for run in runs for step in run.steps]
     return frozenset(stage for stage in Stage if any(getattr(step, stage.word) is not None for step in steps))
+
+
+def _promised(invariant: Invariant, subject: Subject) -> bool:
+    """Whether the backend makes the promise that the invariant is about; True where it is about none."""
+    return not invariant.promise or bool(getattr(subject.abilities, invariant.promise, False))
 
 
 def _observed(invariant: Invariant, subject: Subject, trace: Trace | None) -> bool:

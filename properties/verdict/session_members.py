@@ -58,6 +58,7 @@ def view(subject: Subject, member: Member) -> Subject:
 
     seen = Subject(subject.name, run, subject.reveals, tables=subject.tables, takes_tape=subject.takes_tape)
     seen.notes = subject.notes
+    seen.abilities = subject.abilities
     seen.retold = member.retold
     seen.remember(member.alone, member.trace)
     return seen

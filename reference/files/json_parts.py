@@ -25,6 +25,8 @@ def model_from_json(content: dict[str, Any]) -> Model:
     rest = {key: value for key, value in content.items() if key != "kind"}
     if content["kind"] == "checkpoint":
         return Checkpoint(**rest)
+    if "noise" in rest:
+        rest["noise"] = float(rest["noise"])
     fields = dict(rest.pop("architecture"))
     # JSON has one kind of number: 2 may stand where a fraction is meant.
     fields["norm_eps"] = float(fields["norm_eps"])

@@ -16,6 +16,7 @@ from reports.layout80 import INDENT, MARGIN, WIDTH, beside, folded, indented, la
 from reports.pages.sampling import evidence
 from reports.record import mean_accepted
 from reports.tree_scene import revealed_by, scene_of
+from reports.unrevealed import rows, speculation
 from reports.vocabulary import account, reference_of
 
 OUTCOMES = {"agree": "AGREE", "differ": "DIFFER", "unjudged": "COULD NOT JUDGE"}
@@ -206,8 +207,9 @@ def _failure_line(failure: Failure) -> str:
 
 def _run_facts(tally: Tally) -> list[tuple[str, str]]:
     """The labelled facts of a run, in the order in which they are printed."""
-    facts = [("cases", _pace(tally)), ("time", _time(tally))]
-    silent = [text for name, counts in tally.invariants.items() if (text := not_judged(name, counts))]
+    facts = [("cases", _pace(tally)), ("time", _time(tally)), *speculation(tally)]
+    together = rows(tally)
+    silent = [text for name, counts in tally.invariants.items() if (text := not_judged(name, counts)) and not together]
     partly = [
         f"{clean(name)} ({counts.unobserved} of {counts.unobserved + counts.checked} cases unobserved)"
         for name, counts in tally.invariants.items()
@@ -215,7 +217,7 @@ def _run_facts(tally: Tally) -> list[tuple[str, str]]:
     ]
     if not tally.invariants:
         silent = ["everything: no invariant was selected"]
-    facts += [("not judged", text) for text in silent]
+    facts += together + [("not judged", text) for text in silent]
     facts += [("partly", text) for text in partly]
     mean = mean_accepted(tally)
     if mean is not None:
@@ -248,8 +250,9 @@ def _pace(tally: Tally) -> str:
     if not tally.cases:
         return "none was run"
     pace = f", {number(tally.cases / tally.seconds)} per second" if tally.seconds > 0 else ""
-    judged = f"{tally.judged} judged of {tally.wanted} wanted," if tally.wanted else str(tally.cases)
-    return f"{judged} in {number(tally.seconds)} s{pace}"
+    drawn = tally.cases - sum(tally.unsupported.values())
+    short = f" ({tally.wanted} wanted)" if tally.wanted and tally.wanted != drawn else ""
+    return f"{tally.judged} judged / {drawn} drawn{short}, in {number(tally.seconds)} s{pace}"
 
 
 def _time(tally: Tally) -> str:

@@ -54,6 +54,8 @@ def outcomes_of(
     """
     outcomes: set[str] = set()
     invariant = invariant_named(name)
+    if invariant.promise and not getattr(backend.declaration, invariant.promise):
+        pytest.skip(f"{backend.name} does not promise {invariant.promise}")
     alone = invariant.speaks_of == "request" and not invariant.looks_at_run  # it says nothing of sessions
     kind: Callable[..., SearchStrategy[Case]] = single_cases if alone else cases
     if invariant.speaks_of == "session":

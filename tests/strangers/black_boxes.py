@@ -9,24 +9,36 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specverify.adapt import blackbox
+from specverify.adapt import Generated, blackbox
 
 
 def assisted(
     prompt_ids: list[int], max_new_tokens: int, model: Any, draft_model: Any, temperature: float = 0.0, top_k: int = 0,
     top_p: float = 1.0, stops: Sequence[int] = (),
-) -> Tensor:  # fmt: skip
-    """transformers' assisted generation."""
+) -> Generated:  # fmt: skip
+    """transformers' assisted generation, with its raw log-probabilities and its counts of drafted tokens."""
     prompt = torch.tensor([prompt_ids])
     sampled = {"do_sample": True, "temperature": temperature, "top_k": top_k, "top_p": top_p}
     how = sampled if temperature else {"do_sample": False}
     # Without a mask, transformers takes each token 0 for padding.
-    out = model.generate(
-        prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=max_new_tokens, assistant_model=draft_model,
-        eos_token_id=list(stops) or None, pad_token_id=0, **how,
-    )  # fmt: skip
-    tokens: Tensor = out[0, len(prompt_ids) :]
-    return tokens
+    rows: list[int] = []
+
+    def count(_: Any, inputs: Any, named: dict[str, Any]) -> None:
+        rows.append((named["input_ids"] if "input_ids" in named else inputs[0]).shape[1])
+
+    hook = model.register_forward_pre_hook(count, with_kwargs=True)
+    try:
+        out = model.generate(
+            prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=max_new_tokens, assistant_model=draft_model,
+            eos_token_id=list(stops) or None, pad_token_id=0, return_dict_in_generate=True, output_logits=True, **how,
+        )  # fmt: skip
+    finally:
+        hook.remove()
+    tokens = out.sequences[0, len(prompt_ids) :]
+    told = torch.cat(out.logits).log_softmax(-1).gather(-1, tokens[:, None])[:, 0]
+    # The first forward reads the prompt, each later one the last token; the other rows are drafted tokens.
+    proposed = sum(rows) - len(prompt_ids) - (len(rows) - 1)
+    return Generated(tokens, told, proposed, len(tokens) - len(rows))
 
 
 DEPTH = 2
@@ -43,9 +55,10 @@ def law(model: Any, tokens: list[int], temperature: float) -> Tensor:
 def chain(
     prompt_ids: list[int], max_new_tokens: int, model: Any, draft_model: Any, temperature: float, seed: int,
     fault: str = "",
-) -> list[int]:  # fmt: skip
+) -> Generated:  # fmt: skip
     """Speculative sampling on a chain (Leviathan et al. 2023, algorithm 1), with one planted `fault` or none."""
     coins, tokens = torch.Generator().manual_seed(seed), list(prompt_ids)
+    proposed = accepted = 0
     hot = temperature * (1.5 if fault == "hot" else 1.0)
 
     def drawn(weights: Tensor) -> int:
@@ -59,15 +72,17 @@ def chain(
             proposal.append(law(draft_model, tokens + taken, temperature))
             drafted = law(draft_model, tokens + taken, 2 * temperature) if fault == "proposal" else proposal[-1]
             taken.append(drawn(drafted))
+        proposed += len(taken)
         for token, q in zip(taken, proposal, strict=True):
             p = law(model, tokens, hot)
             if float(torch.rand((), generator=coins)) >= float(p[token] / q[token]):
                 tokens.append(drawn((p - q).clamp(min=0)) if fault != "residual" else drawn(p))
                 break
             tokens.append(token)
+            accepted += 1
         else:
             tokens.append(drawn(law(model, tokens, 1.0 if fault == "bonus" else hot)))
-    return tokens[len(prompt_ids) :][:max_new_tokens]
+    return Generated(tokens[len(prompt_ids) :][:max_new_tokens], None, proposed, accepted)
 
 
 def sampled_by(fault: str) -> Any:
@@ -75,7 +90,7 @@ def sampled_by(fault: str) -> Any:
 
     def generate(
         prompt_ids: list[int], max_new_tokens: int, model: Any, draft_model: Any, temperature: float, seed: int
-    ) -> list[int]:
+    ) -> Generated:
         if not temperature:
             return chain(prompt_ids, max_new_tokens, model, draft_model, 1e-6, seed)
         return chain(prompt_ids, max_new_tokens, model, draft_model, temperature, seed, fault)

@@ -3,7 +3,7 @@
 A greedy request emits the tokens of plain decode; a sampled request emits tokens from the same law.
 """
 
-from properties.invariants.lossless import distribution, output, processing, sessions, takes_part
+from properties.invariants.lossless import distribution, output, processing, promises, sessions, takes_part
 
 INVARIANTS = (
     *output.INVARIANTS,
@@ -11,4 +11,5 @@ INVARIANTS = (
     *distribution.INVARIANTS,
     *sessions.INVARIANTS,
     *takes_part.INVARIANTS,
+    *promises.INVARIANTS,
 )

@@ -93,7 +93,9 @@ def _by_generations(case: Case, oracle: Oracle, subject: Subject, effort: Effort
     name, heard = "lossless.distribution", listen(case, oracle, subject, effort)
     assert heard.first is not None
     stream, seen = stream_of(name, case), heard.links.resolution
-    yield Evidence(name, heard.log_e, heard.draws, stream=stream, parts=heard.parts, resolution=seen)
+    yield Evidence(
+        name, heard.log_e, heard.draws, stream=stream, parts=heard.parts, resolution=seen, leaning=heard.links.leaning
+    )
     yield Compared(heard.draws)
     if heard.log_e >= log_bar(RUN_TESTS):
         where: dict[str, int | str] = {"draws": heard.draws, "tokens": heard.tokens, "side": f"link {heard.worst}"}

@@ -123,7 +123,9 @@ def stops(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     if early is not None:
         yield _stops_finding(last, f"an end after {early} tokens", f"{len(trace.output)} tokens")
     finish = ending(trace.output, case.stops, prompt, least)
-    if finish != trace.finish and not (case.steps and trace.finish is None and finish is None):
+    if trace.finish is None and finish is None and not case.steps:
+        yield _stops_finding(last, "an end by a stop or a length", f"an end after {len(trace.output)} tokens without")
+    elif finish != trace.finish and not (case.steps and trace.finish is None and finish is None):
         yield _stops_finding(last, f"finish {finish}", f"finish {trace.finish}")
 
 

@@ -1,22 +1,25 @@
-"""Invariants of logits processing at each node, and of log-probabilities.
+"""Invariants of logits processing, of log-probabilities, and of the support.
 
 Temperature, penalties, top-k and the other processors act between logits and choice. At a tree node they must see the
 prompt, the output so far and the tokens on that node's own path.
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 
-from properties.invariants.applies import sampled
+from properties.invariants.applies import greedy_only, sampled
 from properties.invariants.own_laws import close, laws, near_edge, output_before
+from properties.laws.draw_by_draw import logit_bound, points
+from properties.laws.worlds import promised
 from properties.tolerance.closeness import forced, noise
 from properties.verdict.finding import Compared, Finding
 from properties.verdict.invariant import Fact, Invariant, NotApplicable, Oracle, Unobserved, needing
 from properties.verdict.subject import Subject
 from reference.case import Case
 from reference.oracle import processing
-from reference.trace import Stage
+from reference.trace import Stage, Trace
 
 LOGPROB = 4.0
 """Largest error of a log-probability, in limits of rule N.
@@ -53,35 +56,119 @@ def processors_per_node(case: Case, oracle: Oracle, subject: Subject) -> Iterato
 
 
 def logprobs(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
-    """The log-probability reported for each emitted token is the oracle's, given the tokens before it."""
-    trace = subject(case)
-    told = [step.emitted for step in trace.steps if step.emitted is not None and step.emitted.logprobs is not None]
-    if not told or not trace.output:
+    """The log-probability reported for each emitted token is the oracle's, given the tokens before it.
+
+    The law is the one that the engine declares (`Abilities.logprobs`): of raw logits, within LOGPROB limits of rule N;
+    or after processing, within the band of every law that logits within rule N can give.
+    """
+    trace, name = subject(case), "lossless.logprobs"
+    if not trace.output or all(step.emitted is None or step.emitted.logprobs is None for step in trace.steps):
         raise Unobserved("the backend reports no log-probabilities")
     vocab = case.model.vocab_size
     if any(not 0 <= token < vocab for token in trace.output):
         raise NotApplicable("a token outside the vocabulary has no log-probability")
-    rows = forced(case, oracle, trace.output)
-    limit = LOGPROB * noise(case, oracle, subject).of_logits()
+    own = subject.abilities is not None and subject.abilities.logprobs == "processed"
+    allowed = (_after_processing if own else _raw)(case, oracle, subject)
     position = 0
     for number, step in enumerate(trace.steps):
         if step.emitted is None or step.emitted.logprobs is None:
             return
         tokens, reported = step.emitted.tokens, step.emitted.logprobs
         if len(reported) != len(tokens):
-            where: dict[str, int | str] = {"side": "length"}
-            yield Finding("lossless.logprobs", Stage.EMITTED, number, where, len(tokens), len(reported))
+            yield Finding(name, Stage.EMITTED, number, {"side": "length"}, len(tokens), len(reported))
             return
         yield Compared(len(tokens))
         for token, value in zip(tokens, reported, strict=True):
-            true = processing.logprob(rows[position], token)
-            away = abs(value - true) / limit if limit else float(value != true)
-            # `not <=`, since a NaN must fail.
-            if not away <= 1:
-                where = {"position": position, "token": token}
-                yield Finding("lossless.logprobs", Stage.EMITTED, number, where, true, value, float(away))
+            true, low, high = allowed[position]
+            # Negated, since a NaN must fail.
+            if not low <= value <= high:
+                where: dict[str, int | str] = {"position": position, "token": token}
+                limit = high - true if value > true else true - low
+                away = abs(value - true) / limit if limit else np.inf
+                yield Finding(name, Stage.EMITTED, number, where, true, value, float(away))
                 return
             position += 1
+
+
+def _raw(case: Case, oracle: Oracle, subject: Subject) -> list[tuple[float, float, float]]:
+    """The log-probability of each output token by the raw logits, with its least and its greatest value."""
+    output = subject(case).output
+    limit = LOGPROB * noise(case, oracle, subject).of_logits()
+    trues = (processing.logprob(row, token) for row, token in zip(forced(case, oracle, output), output, strict=True))
+    return [(true, true - limit, true + limit) for true in trues]
+
+
+def _after_processing(case: Case, oracle: Oracle, subject: Subject) -> list[tuple[float, float, float]]:
+    """The same after penalties, temperature and truncation; at temperature 0 scores are taken at temperature 1."""
+    whole = replace(case, sampling=replace(case.sampling, temperature=case.sampling.temperature or 1.0))
+    trace = subject(case)
+    known = points(whole, oracle, trace, logit_bound(case, noise(case, oracle, subject)))
+    with np.errstate(divide="ignore"):
+        told = [
+            np.log([point.p[token], point.low[token], point.high[token]])
+            for token, point in zip(trace.output, known, strict=True)
+        ]
+    return [(float(true), float(low), float(high)) for true, low, high in told]
+
+
+def logprobs_without_draft(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
+    """As long as the tokens are the same, their log-probabilities are those of the same request without a draft.
+
+    Both runs may lie LOGPROB limits of rule N from the oracle, so that twice as much lies between them.
+    """
+    if case.plain_decode() == case:
+        raise NotApplicable("the case is plain decoding itself")
+    one, other = (_reported(subject(each)) for each in (case, case.plain_decode()))
+    if not one or not other:
+        raise Unobserved("the backend reports no log-probabilities")
+    limit = 2 * LOGPROB * noise(case, oracle, subject).of_logits()
+    if subject.abilities is not None and subject.abilities.logprobs == "processed":
+        # A repetition penalty stretches the noise of logits.
+        limit *= max(case.sampling.repetition_penalty, 1.0 / case.sampling.repetition_penalty)
+    for position, ((token, value), (twin, plain)) in enumerate(zip(one, other, strict=False)):
+        if token != twin:
+            return
+        yield Compared()
+        if not abs(value - plain) <= limit:
+            where: dict[str, int | str] = {"position": position, "token": token}
+            name, away = "lossless.logprobs-draft-independent", abs(value - plain) / limit if limit else np.inf
+            yield Finding(name, Stage.EMITTED, 0, where, plain, value, float(away))
+            return
+
+
+def _reported(trace: Trace) -> list[tuple[int, float]]:
+    """Each output token with its log-probability, up to the first that has none."""
+    told: list[tuple[int, float]] = []
+    for step in trace.steps:
+        if step.emitted is None or step.emitted.logprobs is None:
+            break
+        told += zip(step.emitted.tokens, step.emitted.logprobs, strict=False)
+    return told
+
+
+def support(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
+    """Each token of the output is one that the processed law allows, given the tokens before it.
+
+    A token counts as allowed if any logits within rule N of the oracle's allow it, so that near ties at the k-th place,
+    or at the edge of top-p or min-p, are no finding.
+
+    Raises:
+        NotApplicable: The rule does not promise the target's law, or no token is excluded anywhere.
+    """
+    if not promised(case):
+        raise NotApplicable("the rule does not promise the target's law here")
+    trace = subject(case)
+    known = points(case, oracle, trace, logit_bound(case, noise(case, oracle, subject)))
+    steps = [number for number, step in enumerate(trace.steps) if step.emitted for _ in step.emitted.tokens]
+    for position, (token, point) in enumerate(zip(trace.output, known, strict=True)):
+        excluded = int((point.high == 0.0).sum())
+        yield Compared(min(excluded, 1))
+        if point.high[token] == 0.0:
+            where: dict[str, int | str] = {"position": position}
+            allowed = tuple(np.flatnonzero(point.high > 0.0).tolist())
+            step = steps[position] if position < len(steps) else 0
+            yield Finding("lossless.support", Stage.EMITTED, step, where, allowed, token)
+            return
 
 
 INVARIANTS = (
@@ -97,5 +184,19 @@ INVARIANTS = (
         "Each reported log-probability is the oracle's for that token after the tokens before it.",
         needing(Stage.EMITTED),
         logprobs,
+    ),
+    Invariant(
+        "lossless.logprobs-draft-independent",
+        "Reported log-probabilities are those of the same request without a draft.",
+        needing(Stage.EMITTED),
+        logprobs_without_draft,
+        greedy_only,
+    ),
+    Invariant(
+        "lossless.support",
+        "No output token is one that temperature, bans, top-k, top-p and min-p exclude after the tokens before it.",
+        needing(Stage.EMITTED),
+        support,
+        sampled,
     ),
 )

@@ -1,6 +1,7 @@
 """Links: the three-link conditional e-process over the trials of a generation.
 
-It serves vocabularies in which no context is ever seen twice. `LINKS` names the three links.
+It serves vocabularies in which no context is ever seen twice. `LINKS` names the three links. A fourth, LEANING, serves
+engines that show nothing but tokens, where the law of their draft is known.
 """
 
 from dataclasses import dataclass
@@ -17,6 +18,9 @@ THETAS = np.array([sign * 0.1 * 2.0**k for k in range(7) for sign in (1.0, -1.0)
 
 LINKS = ("draft", "accept", "token")
 """The three links: a token is drafted from q; it is accepted or not; a token replaces it or follows the path."""
+
+LEANING = "leaning"
+"""The link that bets on tokens as `Trial.bets` says: an engine with a wrong residual leans towards its draft."""
 
 RANKS = (1, 8, 64)
 """Last ranks of the cells of a law: 1, 2-8, 9-64, and the rest."""
@@ -47,6 +51,8 @@ class Trial:
         noise: How far each logit of the engine may lie from the oracle's (divided by the temperature).
         low: Lower bounds of the engine's p [V], in place of those that `noise` gives.
         high: Upper bounds of it [V].
+        bets: What each of several bets pays for each token, above 0, float [bets, V]; None where there are none.
+            Whatever they pay, the test is sound, since they are made before the token is seen.
     """
 
     p: Array
@@ -57,6 +63,7 @@ class Trial:
     noise: float = 0.0
     low: Array | None = None
     high: Array | None = None
+    bets: Array | None = None
 
     def band(self) -> tuple[Array, Array]:
         """Bounds of the engine's own p, float64 [V] each.
@@ -94,15 +101,20 @@ class Links:
     (e^theta - 1) where theta > 0 and 1 + l (e^theta - 1) where theta < 0, has mean at most 1 under every law in the
     band. So has the product over the stream, and so has the average over roles and tilts: at any time, P(E >= 1/a) <=
     a.
+
+    Args:
+        bets: Number of bets of the link LEANING, in each trial that makes them; 0 leaves the link out.
     """
 
-    def __init__(self) -> None:
-        self._sums = {
+    def __init__(self, bets: int = 0) -> None:
+        self._sums: dict[str, Array] = {
             "draft": np.zeros((4, len(THETAS))),
             "accept": np.zeros((3, len(THETAS))),
             "token": np.zeros((4, len(THETAS))),
         }
-        self._violated = dict.fromkeys(LINKS, False)
+        if bets:
+            self._sums[LEANING] = np.zeros(bets)
+        self._violated = dict.fromkeys(self._sums, False)
         self._seen = {"accept": Gathered(), "token": Gathered()}
         self.trials = 0
 
@@ -124,6 +136,11 @@ class Links:
             self._accept(low, high, q, trial)
         if trial.replacement is not None:
             self._token(low, high, q, trial)
+            if trial.bets is not None:
+                # A law in the band has mass 1, so that no bet pays more on average than `most`.
+                floor = trial.bets.min(axis=1)
+                most = floor + (high * (trial.bets - floor[:, None])).sum(axis=1)
+                self._sums[LEANING] += np.log(trial.bets[:, trial.replacement]) - np.log(most)
 
     @staticmethod
     def _check(trial: Trial, q: Array | None) -> None:
@@ -201,10 +218,11 @@ class Links:
 
     @property
     def parts(self) -> tuple[float, ...]:
-        """Logarithms of the e-values of all bets, link by link; +inf for those of a link with a violation."""
+        """Logarithms of the e-values of all bets but LEANING's, link by link; +inf where a link has a violation."""
         return tuple(
             float(np.inf) if self._violated[link] else float(value)
             for link, sums in self._sums.items()
+            if link != LEANING
             for value in sums.flat
         )
 
@@ -222,9 +240,14 @@ class Links:
         }
 
     @property
+    def leaning(self) -> tuple[float, ...]:
+        """Logarithm of the e-value of each bet of the link LEANING; empty without that link."""
+        return tuple(self._sums.get(LEANING, np.zeros(0)).tolist())
+
+    @property
     def log_e(self) -> float:
         """Logarithm of the e-value of the whole stream so far: the mean of the links' e-values."""
-        return float(logsumexp(list(self.log_es.values())) - np.log(len(LINKS)))
+        return float(logsumexp(list(self.log_es.values())) - np.log(len(self._sums)))
 
 
 def _top(values: Array, count: int) -> Array:

@@ -42,5 +42,5 @@ def any_draft(
     if not often:
         return Scripted()
     kind = draw(st.sampled_from(often))
-    drawn: Draft = draw(DRAWN[kind](Given(model, prompt, ahead)))
+    drawn: Draft = draw(DRAWN[kind](Given(model, prompt, ahead, within is None or within.draft_trees)))
     return drawn

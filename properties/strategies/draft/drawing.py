@@ -17,11 +17,13 @@ class Given:
         model: The target.
         prompt: The request's prompt.
         ahead: The target's next greedy tokens after the prompt.
+        fills: Whether the engine fills the draft's tree; else it takes the draft's model alone.
     """
 
     model: Seeded
     prompt: tuple[int, ...]
     ahead: tuple[int, ...]
+    fills: bool = True
 
 
 DRAWN: dict[str, Callable[[Given], st.SearchStrategy[Any]]] = {}

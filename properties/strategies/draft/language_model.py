@@ -4,8 +4,12 @@ from hypothesis import strategies as st
 
 from properties.strategies.draft.drawing import Given, draws
 from properties.strategies.draft.static import rank_trees
-from properties.strategies.models import drafts
+from properties.strategies.models import close_drafts, drafts
 from reference.draft import LanguageModel
+from reference.tree import RankTree
+
+CHAIN = RankTree((0, 0, 1, 2), (0, 0, 0, 0))
+"""The tree of an engine that does not fill it: three tokens in a row, as engines draft by default."""
 
 
 @st.composite
@@ -21,7 +25,9 @@ def vocabularies(draw: st.DrawFn, vocab: int) -> tuple[int, ...]:
 @draws(LanguageModel.TAG)
 @st.composite
 def model_drafts(draw: st.DrawFn, given: Given) -> LanguageModel:
-    """A model, its static tree, and its vocabulary."""
+    """A model, its static tree, and its vocabulary; for an engine that fills no tree, a model near the target's."""
+    if not given.fills:
+        return LanguageModel(draw(close_drafts(given.model)), CHAIN)
     vocab = given.model.vocab_size
     vocabulary = draw(vocabularies(vocab))
     shape = draw(rank_trees(len(vocabulary) or vocab))

@@ -13,7 +13,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from backends.adapt.blackbox import PARAMETERS, tokens_of
+from backends.adapt.blackbox import PARAMETERS
+from backends.adapt.generated import tokens_of
 from backends.registry import UnknownBackend, open_backend
 from properties.invariants import ALL
 from properties.strategies.models import GALLERY
@@ -194,6 +195,10 @@ def test_a_module_with_such_a_function_is_refused_with_that_line(
         open_backend("no_prompt_box:open_")
 
 
+BOXES = "black_boxes"
+"""The module of `tests/strangers` that `diff` opens."""
+
+
 def diff(
     monkeypatch: pytest.MonkeyPatch, folder: Path, name: str, seed: int, *words: str
 ) -> tuple[int, dict[str, Any]]:
@@ -201,7 +206,7 @@ def diff(
     in_this_process(monkeypatch)
     monkeypatch.chdir(folder)
     monkeypatch.setattr(sys, "path", [*sys.path, str(STRANGERS)])
-    options = ["--backend", f"black_boxes:{name}", "--seed", str(seed), "--jobs", "1", "--json", "result.json"]
+    options = ["--backend", f"{BOXES}:{name}", "--seed", str(seed), "--jobs", "1", "--json", "result.json"]
     with pytest.raises(SystemExit) as ended:
         main(["diff", *options, *words])
     assert isinstance(ended.value.code, int)
@@ -225,7 +230,7 @@ def test_transformers_assisted_generation_agrees_over_a_default_run(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["hot", "bonus", "proposal"])
+@pytest.mark.parametrize("name", ["hot", "bonus", "proposal", "residual"])
 def test_a_fault_of_sampling_is_red_within_a_default_run_by_tokens_alone(
     name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -75,7 +75,7 @@ def test_the_engine_in_ten_lines_is_judged_on_every_case(
     with pytest.raises(SystemExit) as ended:
         cli(["diff", "--backend", f"{in_its_folder}:open_", "--cases", "25", "--jobs", "1"])
     assert ended.value.code == 0
-    assert "25 judged of 25 wanted" in capfd.readouterr().out
+    assert "25 judged / 25 drawn" in capfd.readouterr().out
 
 
 @pytest.mark.parametrize("in_its_folder", ["class MyEngine"], indirect=True)

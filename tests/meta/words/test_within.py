@@ -43,11 +43,11 @@ WIDER: dict[str, tuple[dict[str, Any], Callable[[Case], Any]]] = {
     ),
     "wide heads": (
         {"head_multiple": 16, "least_window": 0, "drafts": ("model",)},
-        lambda case: case.model.architecture.head_dim == 32 and case.draft.model,
+        lambda case: isinstance(case.model, Seeded) and case.model.architecture.head_dim == 32 and case.draft.model,
     ),
     "one rotary embedding": (
         {"ropes": ("llama3",), "families": ("llama", "mistral")},
-        lambda case: case.model.architecture.family == "mistral",
+        lambda case: isinstance(case.model, Seeded) and case.model.architecture.family == "mistral",
     ),
     "top-k alone": (
         {"max_temperature": 1.0, "processes": ("top_k",)},

@@ -1,0 +1,216 @@
+"""Black boxes that tell more than tokens: log-probabilities, counts, the promise of a seed, streams."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from backends.adapt.generated import Block, block_of, blocks_of
+from properties.invariants import ALL
+from properties.laws.draw_by_draw import logit_bound, points
+from properties.speculation import Speculation
+from properties.strategies import cases
+from properties.strategies.draft.language_model import CHAIN
+from properties.strategies.models import GALLERY
+from properties.strategies.settings import explore
+from properties.tolerance.closeness import noise
+from properties.verdict.finding import Verdict
+from properties.verdict.judge import judge
+from reference.architecture import Seeded
+from reference.case import Case
+from reference.draft import LanguageModel
+from reference.oracle.decoder import Oracle
+from reference.sampling import Sampling, Stops
+from reference.trace import Speculated, Stage
+from reports.unrevealed import NEEDS, bought
+from specverify.adapt import Generated, blackbox
+from specverify.campaign.search import ROUND, round_seed
+from specverify.setup.subjects import subject_of
+from tests.meta.shell.test_black_box import diff
+from tests.strangers import black_boxes, told_boxes
+
+TARGET = Seeded(GALLERY[1], 0)
+CASE = Case(TARGET, (3, 1, 4), LanguageModel(replace(TARGET, noise=0.3), CHAIN), stops=Stops(6))
+DRAWN = replace(CASE, sampling=Sampling(2.5, seed=3))
+ORACLE = Oracle()
+
+
+def judged(factory: Any, case: Case = CASE) -> Verdict:
+    return judge(case, ALL, ORACLE, subject_of(factory()))
+
+
+def failed(verdict: Verdict) -> set[str]:
+    return {one.invariant for one in verdict.findings}
+
+
+@pytest.mark.parametrize(
+    ("returned", "block"),
+    [
+        ([3, 1], Block((3, 1))),
+        ((3, 1), Block((3, 1))),
+        (([3, 1], [-0.5, -2]), Block((3, 1), (-0.5, -2.0))),
+        ((torch.tensor([3, 1]), np.array([-0.5, -2.0])), Block((3, 1), (-0.5, -2.0))),
+        (Generated([3], proposed=4, accepted=2), Block((3,), None, Speculated(4, 2))),
+    ],
+)
+def test_the_forms_of_a_result(returned: Any, block: Block) -> None:
+    assert block_of(returned) == block
+
+
+@pytest.mark.parametrize(
+    ("returned", "line"),
+    [
+        (([3, 1], [-0.5]), "generate returned 1 log-probabilities for 2 tokens, expected one for each"),
+        (([3], ["x"]), "generate returned log-probability 'x' at place 0, expected a number"),
+        (Generated([3], -0.5), "generate returned log-probabilities as float, expected a list of numbers"),
+        (Generated([3], proposed=4), "generate returned accepted=None, expected both counts: proposed and accepted"),
+        (Generated([3], proposed=1, accepted=2), "generate returned accepted=2, more than the 1 proposed"),
+        (Generated(None), "generate returned NoneType, expected the generated token ids, such as [3, 1]"),
+    ],
+)
+def test_a_result_that_makes_no_sense_is_refused_in_one_line(returned: Any, line: str) -> None:
+    with pytest.raises((TypeError, ValueError)) as refused:
+        block_of(returned)
+    assert str(refused.value) == line
+
+
+def test_a_stream_is_closed_after_the_blocks_that_were_asked_for() -> None:
+    ended: list[str] = []
+
+    def stream() -> Iterator[Any]:
+        try:
+            yield 3
+            yield Generated([1, 4], [-1.0, -2.0], 2, 1)
+            yield from ([], [5])
+        finally:
+            ended.append("closed")
+
+    assert list(blocks_of(stream(), 2)) == [Block((3,)), Block((1, 4), (-1.0, -2.0), Speculated(2, 1))]
+    assert ended == ["closed"]
+    assert [one.tokens for one in blocks_of(stream())] == [(3,), (1, 4), (), (5,)]
+
+
+def test_log_probabilities_of_the_draft_are_found() -> None:
+    right, wrong = judged(told_boxes.telling(of_draft=False)), judged(told_boxes.telling(of_draft=True))
+    names = {"lossless.logprobs", "lossless.logprobs-draft-independent"}
+    assert (failed(right), failed(wrong)) == (set(), names)
+    assert {right.outcomes[name] for name in names} == {"checked"}
+    assert {judged(black_boxes.right).outcomes[name] for name in names} == {"unobserved"}
+
+
+@pytest.mark.parametrize(("declared", "wrong"), [("processed", False), ("raw", True)])
+def test_log_probabilities_are_judged_by_the_law_that_is_declared(declared: str, wrong: bool) -> None:
+    """The function returns those of the law at its temperature."""
+
+    def generate(prompt_ids: list[int], max_new_tokens: int, model: Any, temperature: float, seed: int) -> Any:
+        coins, tokens, told = torch.Generator().manual_seed(seed), list(prompt_ids), []
+        for _ in range(max_new_tokens):
+            law = black_boxes.law(model, tokens, temperature)
+            tokens.append(int(torch.multinomial(law, 1, generator=coins)))
+            told.append(float(law[tokens[-1]].log()))
+        return tokens[len(prompt_ids) :], told
+
+    case = replace(DRAWN, draft=CASE.plain_decode().draft)
+    verdict = judged(blackbox(generate, logprobs=declared), case)
+    assert failed(verdict) == ({"lossless.logprobs"} if wrong else set())
+    assert verdict.compared["lossless.logprobs"] == 6
+
+
+def test_the_promise_of_a_seed_is_kept_token_by_token_or_found_broken() -> None:
+    name = "lossless.same-seed"
+    kept = judged(told_boxes.coupled(shifted=False), DRAWN)
+    assert (failed(kept), kept.outcomes[name], kept.compared[name]) == (set(), "checked", 6)
+    cases = [replace(DRAWN, sampling=Sampling(2.5, seed=seed)) for seed in range(4)]
+    assert any(name in failed(judged(told_boxes.coupled(shifted=True), case)) for case in cases)
+    silent = [judged(told_boxes.coupled(shifted=True, promised=False), case).outcomes[name] for case in cases]
+    assert silent == ["not_applicable"] * 4
+    rounded = judged(told_boxes.coupled(shifted=True), replace(DRAWN, dtype="bfloat16"))
+    assert rounded.outcomes[name] == "not_applicable"
+
+
+def test_a_stream_that_is_closed_early_gave_the_beginning_and_leaves_nothing_behind() -> None:
+    name, case = "lossless.interrupted", CASE.plain_decode()
+    right, wrong = judged(told_boxes.streaming(keeps=False), case), judged(told_boxes.streaming(keeps=True), case)
+    assert (right.outcomes[name], failed(right)) == ("checked", set())
+    assert {(one.invariant, one.where.get("side")) for one in wrong.findings} >= {(name, "the next run")}
+    assert judged(told_boxes.open_short, case).outcomes[name] == "not_applicable", "it does not stream"
+
+
+def test_a_token_outside_top_k_is_a_finding_by_itself() -> None:
+    case = replace(DRAWN, draft=CASE.plain_decode().draft, sampling=Sampling(1.0, top_k=3))
+    inside, outside = judged(told_boxes.top(0), case), judged(told_boxes.top(1), case)
+    assert (inside.outcomes["lossless.support"], "lossless.support" in failed(inside)) == ("checked", False)
+    assert "lossless.support" in failed(outside)
+
+
+def test_a_near_tie_at_the_last_place_is_inside_or_outside() -> None:
+    """In bfloat16 some place has a next token within the tolerance of the last one that top-k keeps."""
+    subject, ties = subject_of(told_boxes.top(1)()), 0
+    for token in range(TARGET.vocab_size):
+        for k in range(1, TARGET.vocab_size - 1):
+            case = Case(TARGET, (3, token), sampling=Sampling(1.0, top_k=k), stops=Stops(1), dtype="bfloat16")
+            bound = logit_bound(case, noise(case, ORACLE, subject))
+            near = (points(case, ORACLE, subject(case), bound)[0].high > 0).sum() > k + 1
+            if near:
+                ties += 1
+                verdict = judge(case, tuple(one for one in ALL if one.name == "lossless.support"), ORACLE, subject)
+                assert verdict.agreed
+        if ties > 2:
+            return
+    assert ties
+
+
+def test_an_output_that_ends_too_soon_is_found() -> None:
+    assert "lossless.stops" in failed(judged(told_boxes.open_short, CASE.plain_decode()))
+
+
+def test_drafts_of_a_black_box_are_accepted_often_but_not_always() -> None:
+    box, some = black_boxes.open_assisted(), list[Case]()
+    for number in range(96 // ROUND):
+        drawn = cases(box.declaration.dtypes, within=box.declaration)
+        explore(round_seed(3, number), ROUND, drawn, lambda case: some.append(case))
+    told = [box.run(case).speculated for case in some]
+    proposed, accepted = (sum(getattr(one, name) for one in told if one) for name in ("proposed", "accepted"))
+    assert 0.4 <= accepted / proposed <= 0.8
+    assert all(case.draft.shapes == (CHAIN,) and not case.draft.vocabulary for case in some)
+
+
+def test_a_run_without_an_accepted_token_is_no_pass(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("tests.meta.shell.test_black_box.BOXES", "told_boxes")
+    code, told = diff(monkeypatch, tmp_path, "never", 2, "--cases", "12")
+    line = f"none of {told['speculation']['proposed']} drafted tokens was accepted in 12 cases"
+    assert (code, told["outcome"]) == (3, "unjudged")
+    assert line in told["speculation"]["untested"]
+    assert "SPECULATION   speculation was not tested" in capfd.readouterr().out
+    code, told = diff(monkeypatch, tmp_path, "often", 2, "--cases", "12")
+    assert (code, told["speculation"]["untested"]) == (0, None)
+    page = " ".join(capfd.readouterr().out.split())
+    assert f"{told['speculation']['share']:.0%} of" in page
+    assert "12 judged / 12 drawn" in page
+
+
+def test_the_page_says_in_a_few_lines_what_further_stages_would_buy(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    _, told = diff(monkeypatch, tmp_path, "right", 2, "--cases", "12")
+    page = " ".join(capfd.readouterr().out.split())
+    unseen = [needs for name, needs in NEEDS.items() if not needs <= {Stage.EMITTED}]
+    assert f"{len(unseen)} invariants unobserved: chain reveals emitted" in page
+    steps = bought(unseen, frozenset({Stage.EMITTED}))
+    assert sum(count for _, count in steps) == len(unseen)
+    assert f"revealing {steps[0][0].word} adds {steps[0][1]}, then {steps[1][0].word} adds" in page
+    assert "structure.parent-range" not in page
+    assert told["invariants"]["structure.parent-range"]["unobserved"] == 12
+
+
+def test_counts_of_speculation_say_what_was_not_tested() -> None:
+    assert Speculation(4, 0, 0, 0).untested() is None, "nothing is told"
+    assert "none of 9 drafted tokens" in str(Speculation(4, 4, 9, 0).untested())
+    assert "no token was drafted" in str(Speculation(4, 4, 0, 0).untested())
+    assert Speculation(4, 4, 9, 1).untested() is None
