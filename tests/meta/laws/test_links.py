@@ -255,3 +255,18 @@ def test_any_order_of_links_counts_equal() -> None:
     for x, y in itertools.product(range(4), repeat=2):
         links.add(Trial(p, None, x, False, y if y != x else None))
     assert links.log_e > 0
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.05])
+def test_no_bet_pays_more_than_one_on_average_under_any_law_of_the_band(noise: float) -> None:
+    bets = np.array([[0.5, 1.2, 1.1, 0.9], [1.4, 0.3, 1.0, 0.2]])
+    for p, other in worlds(17, 6, 4):
+        for tilt in (-1.0, 0.0, 1.0):
+            engine = softmax(np.log(p) + tilt * noise * np.sign(other - other.mean()))
+            pays = np.zeros(len(bets))
+            for token in range(4):
+                links = Links(bets=2)
+                links.add(Trial(p, replacement=token, noise=noise, bets=bets))
+                pays += engine[token] * np.exp(links.leaning)
+            assert (pays <= 1 + 1e-12).all()
+    assert Links().leaning == ()

@@ -142,6 +142,15 @@ def test_settings_are_streams_of_their_own_beside_the_one_over_all() -> None:
     assert Stream("x").log_e == 0.0
 
 
+def test_bets_on_the_draft_are_one_stream_over_every_setting() -> None:
+    weak = [Evidence("lossless.distribution", 0.0, 9, leaning=(0.6, -0.6))] * 40
+    told = streams_of(weak)
+    assert [one.name for one in told.all] == ["lossless.distribution on the draft"]
+    assert told.log_es == [pytest.approx(24.0 - np.log(2))]
+    assert condemned(Tally("x", evidence=weak)) is not None, "no test alone shows it"
+    assert condemned(Tally("x", evidence=weak[:20])) is None
+
+
 def test_the_money_on_streams_is_a_part_of_the_whole() -> None:
     """A run without streams keeps that money; one strong stream is enough, and the whole is no more than its parts."""
     assert log_evidence(np.zeros(5)) == pytest.approx(0.0)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from reference.architecture import Architecture, Seeded
+from reference.malformed import Malformed
 from reference.weights import PROBE_CODES, permutation, probe_architecture, representable, seeded, shapes
 
 LLAMA = Architecture("llama", 11, 8, 12, 2, 1, 4, (0, 0))
@@ -122,3 +123,23 @@ def test_the_probe_copies_codes_of_one_layer_into_the_block_of_each_head() -> No
     for name, array in state.items():
         if not any(part in name for part in told):
             assert (array == float(name.endswith("norm.weight"))).all(), name
+
+
+def test_noise_moves_each_weight_by_its_share_and_leaves_norms_and_the_clean_model() -> None:
+    clean, noisy, other = (seeded(Seeded(LLAMA, 1, noise=noise)) for noise in (0.0, 0.1, 1.0))
+    assert all(np.array_equal(clean[name], array) for name, array in seeded(MODELS["llama"]).items())
+    for name, array in noisy.items():
+        if name.endswith("norm.weight"):
+            assert np.array_equal(array, clean[name])
+            continue
+        mixed = representable(math.sqrt(1 - 0.1**2) * clean[name] + 0.1 * other[name])
+        np.testing.assert_array_equal(array, mixed)
+        assert not np.array_equal(other[name], clean[name])
+
+
+@pytest.mark.parametrize("noise", [-0.1, 1.1, math.nan])
+def test_noise_is_a_share_of_margin_weights(noise: float) -> None:
+    with pytest.raises(Malformed, match="is no share from 0 to 1 of margin weights"):
+        Seeded(LLAMA, 1, noise=noise)
+    with pytest.raises(Malformed, match="is no share"):
+        replace(MODELS["probe"], noise=0.1)
