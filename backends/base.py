@@ -30,6 +30,7 @@ class Declaration(Abilities):
         variant_interval: Invariants that run variants of a case take their turn this many times less often, and the
             control run is shorter by the same factor. Above 1 for a backend with slow forwards. A replay asks all
             invariants whatever the interval.
+        tables_dtype: float64 or float32: the dtype in which its sampling computes on given tables (`ExactLaw.verify`).
     """
 
     name: str
@@ -37,6 +38,7 @@ class Declaration(Abilities):
     reveals: frozenset[Stage]
     emulated: bool = False
     variant_interval: int = 1
+    tables_dtype: str = "float64"
 
     def outside(self, case: Case) -> str | None:
         """The reason why the declaration does not admit the case, in one line with the backend's name, or None."""
@@ -72,7 +74,8 @@ class ExactLaw(Protocol):
     """A backend that can run its own drafting and acceptance on tables in place of models, for many requests at once.
 
     The protocol is optional. With it, the law of an acceptance rule is enumerated instead of estimated. A backend
-    without a tape may implement `samples` alone, and raises Unsupported from `verify` and `rounds`.
+    without a tape may implement `samples` alone, and raises Unsupported from `verify` and `rounds`. If it knows the
+    exact law of its own draws, its `verify` and `rounds` may choose from that law by the bonus coin.
     """
 
     def verify(self, given: Given, tape: Array) -> Blocks:

@@ -29,6 +29,8 @@ SOFT_CAPS = ("any", "published", "none")
 
 LOGPROBS = ("raw", "processed")
 """The values of `Abilities.logprobs`."""
+TREES = ("any", "ordered", "chains")
+"""The values of `Abilities.trees`."""
 
 ENDS = ("eos", "stop_tokens", "stop_strings", "max_length")
 """The fields of `Stops` that end an output before its budget of tokens."""
@@ -48,6 +50,8 @@ class Abilities:
         draft_trees: Whether the engine fills the tree of a draft model, from the part of the vocabulary that the draft
             names. False for one that takes the model alone and proposes in its own way: such drafts are near the
             target, so that many of their tokens are accepted.
+        trees: Trees that the engine verifies: `any`; `ordered`, where each parent comes before its children; or
+            `chains`, which are ordered and have no siblings.
         commits: KvLayout.commit values that the engine implements.
         layouts: KvLayout.kind values that the engine implements; an engine with a cache of its own declares `branch`
             and no `layout_settings`.
@@ -56,6 +60,8 @@ class Abilities:
         actions: Kinds of action that its sessions know; add and step are always among them.
         most_requests: Most requests of a session; 0 for any number.
         takes_tape: Whether every uniform comes from the case's tape, at the places that `reference.tape` gives.
+        greedy: Whether greedy cases are drawn; False where sampling alone is under test. Variants of a case may be
+            greedy all the same, and none is declined for it.
         max_temperature: The highest temperature; 0.0 for an engine that decodes greedily only.
         rules: Acceptance rules for temperatures above 0; empty if the engine has a lossless rule of its own.
         draws: How a draft names siblings; empty as with `rules`.
@@ -65,7 +71,7 @@ class Abilities:
         soft_caps: Models with a soft cap of attention that the engine runs: `any`; `published`, where the family has
             one (no class of transformers computes the others); or `none`.
         least_window: The narrowest sliding window, in tokens, of the models that the engine runs; 0 if it runs no model
-            with a window.
+            with a window or with chunks.
         ropes: Kinds of rotary embedding (`reference.architecture.ROPE_KINDS`) of the built-in models that the engine
             runs; None for all.
         head_multiple: What the width of a head of the built-in models that the engine runs is a multiple of; above 2,
@@ -83,6 +89,7 @@ class Abilities:
     dtypes: tuple[str, ...]
     drafts: tuple[str, ...] = ()
     draft_trees: bool = True
+    trees: str = "any"
     commits: tuple[str, ...] = ("path",)
     layouts: tuple[str, ...] = ("branch",)
     layout_settings: tuple[str, ...] = LAYOUT_SETTINGS
@@ -90,6 +97,7 @@ class Abilities:
     actions: tuple[str, ...] = tuple(ACTIONS)
     most_requests: int = 0
     takes_tape: bool = False
+    greedy: bool = True
     max_temperature: float = 0.0
     rules: tuple[str, ...] = ()
     draws: tuple[str, ...] = DRAWS
@@ -141,6 +149,8 @@ class Abilities:
         capped = architecture.score_cap > 0
         if capped and (self.soft_caps == "none" or (self.soft_caps == "published" and not FAMILIES[family].soft_caps)):
             return f"soft cap of attention in a {family} model"
+        if any(architecture.chunks) and not self.least_window:
+            return "chunked attention"
         narrowest = min((window for window in architecture.windows if window), default=None)
         if narrowest is not None and (not self.least_window or narrowest < self.least_window):
             return f"sliding window of {narrowest} tokens"
@@ -158,6 +168,10 @@ class Abilities:
             yield f"{case.draft.TAG} draft"
         if case.draft.vocabulary and not self.draft_trees:
             yield "draft with a part of the vocabulary"
+        if self.trees == "chains" and any(len(below) > 1 for one in case.draft.shapes for below in one.children):
+            yield "trees that branch"
+        if self.trees != "any" and any(not one.ordered for one in case.draft.shapes):
+            yield "trees with a parent behind its child"
         if isinstance(case.model, Seeded) and (what := self.not_loaded(case.model.architecture)) is not None:
             yield what
         draft = case.draft.model

@@ -76,6 +76,11 @@ class Shape:
         return tuple(tuple(nodes) for nodes in below)
 
     @cached_property
+    def ordered(self) -> bool:
+        """Whether each parent comes before its children in row order."""
+        return all(up < node for node, up in enumerate(self.parent) if node)
+
+    @cached_property
     def leaves(self) -> tuple[int, ...]:
         """Nodes without children, in row order."""
         return tuple(node for node, below in enumerate(self.children) if not below)

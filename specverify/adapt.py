@@ -9,21 +9,28 @@
 
     open_ = blackbox(generate)
 
-`specverify diff --backend my_module:open_` then judges it. `backends.adapt` holds the code, which the adapters that we
-ship use as well. `save_gguf(checkpoint, file)` writes the `checkpoint` that a function is given in the form that its
-engine eats, and `exported(save_gguf, checkpoint)` does so once for each checkpoint. An engine that shows more than its
-tokens implements `Backend` itself: `run(case) -> Trace`.
+`specverify diff --backend my_module:open_` then judges it. `component` takes one function of an engine, such as its
+attention kernel, in place of ours; `tables` a sampler of rounds on given laws; `stepper` a generator of steps that show
+some of their stages. `backends.adapt` holds the code, which the adapters that we ship use as well. An engine that shows
+every stage implements `Backend` itself: `run(case) -> Trace`.
+
+`save_gguf(checkpoint, file)` writes the `checkpoint` that a function is given in the form that its engine eats, and
+`exported(save_gguf, checkpoint)` does so once for each checkpoint.
 """
 
 from backends.adapt import (
+    CONTRACTS,
     Generated,
     blackbox,
     checkpoint_of,
+    component,
     exported,
     save_checkpoint,
     save_gguf,
     save_onnx,
     save_openvino,
+    stepper,
+    tables,
     transformers_model,
     words_tokenizer,
 )
@@ -34,6 +41,7 @@ from reference.trace import Accepted, Drafted, Emitted, Scored, Stage, Step, Tra
 from reference.tree import Tree
 
 __all__ = [
+    "CONTRACTS",
     "Accepted",
     "Backend",
     "Case",
@@ -51,11 +59,14 @@ __all__ = [
     "Unsupported",
     "blackbox",
     "checkpoint_of",
+    "component",
     "exported",
     "save_checkpoint",
     "save_gguf",
     "save_onnx",
     "save_openvino",
+    "stepper",
+    "tables",
     "trace_lines",
     "transformers_model",
     "words_tokenizer",

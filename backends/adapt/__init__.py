@@ -4,20 +4,30 @@
 """
 
 from backends.adapt.blackbox import BlackBox, blackbox
+from backends.adapt.component import CONTRACTS, ComponentBackend, component
 from backends.adapt.export import exported, save_gguf, save_onnx, save_openvino
 from backends.adapt.generated import Generated
 from backends.adapt.models import checkpoint_of, save_checkpoint, transformers_model, words_tokenizer
+from backends.adapt.stepper import Stepper, stepper
+from backends.adapt.tables import TableSampler, tables
 
 __all__ = [
+    "CONTRACTS",
     "BlackBox",
+    "ComponentBackend",
     "Generated",
+    "Stepper",
+    "TableSampler",
     "blackbox",
     "checkpoint_of",
+    "component",
     "exported",
     "save_checkpoint",
     "save_gguf",
     "save_onnx",
     "save_openvino",
+    "stepper",
+    "tables",
     "transformers_model",
     "words_tokenizer",
 ]

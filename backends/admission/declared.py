@@ -10,7 +10,7 @@ from backends.admission.misshapen import described, refusal
 from backends.admission.numbers import flag, real, whole
 from backends.base import Declaration
 from reference import draft
-from reference.abilities import LAYOUT_SETTINGS, LOGPROBS, PROCESSING, SOFT_CAPS
+from reference.abilities import LAYOUT_SETTINGS, LOGPROBS, PROCESSING, SOFT_CAPS, TREES
 from reference.architecture import ROPE_KINDS
 from reference.case import DTYPES
 from reference.family import FAMILIES
@@ -36,7 +36,7 @@ def words() -> dict[str, tuple[str, ...]]:
     }
 
 
-FLAGS = ("sessions", "takes_tape", "emulated", "draft_trees", "same_seed", "interruptible")
+FLAGS = ("sessions", "takes_tape", "emulated", "draft_trees", "same_seed", "interruptible", "greedy")
 """The fields of a declaration that hold True or False."""
 
 
@@ -73,7 +73,7 @@ def check_declaration(declared: Declaration) -> None:
             _check_words(f"declaration.{name}", some, known)
             if not some:
                 raise refusal(f"declaration.{name}", some, "at least one, or None for all")
-    for name, known in (("soft_caps", SOFT_CAPS), ("logprobs", LOGPROBS)):
+    for name, known in (("soft_caps", SOFT_CAPS), ("logprobs", LOGPROBS), ("trees", TREES)):
         if getattr(declared, name) not in known:
             raise refusal(f"declaration.{name}", getattr(declared, name), f"one of {', '.join(known)}")
     if not isinstance(declared.processes, bool):
@@ -95,6 +95,12 @@ def check_declaration(declared: Declaration) -> None:
     hottest = real("declaration.max_temperature", declared.max_temperature)
     if not hottest >= 0:
         raise refusal("declaration.max_temperature", hottest, "a temperature of at least 0.0 (0.0: greedy only)")
+    if not declared.greedy and not hottest:
+        raise refusal(
+            "declaration.greedy", declared.greedy, "True, or a max_temperature above 0: no case could be drawn"
+        )
+    if declared.tables_dtype not in ("float64", "float32"):
+        raise refusal("declaration.tables_dtype", declared.tables_dtype, "float64 or float32")
     whole("declaration.variant_interval", declared.variant_interval, 1)
 
 

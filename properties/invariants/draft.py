@@ -31,18 +31,21 @@ DRAFT_K = 6.0
 
 def fidelity(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     """At every step the draft, which keeps state between steps, proposes the tree that it gives from scratch."""
+    own = subject.abilities is not None and not subject.abilities.drafts
     for number, step in enumerate(subject(case).steps):
         if step.drafted is not None:
             pending = pending_root(case, subject, number)
-            yield from _proposed("draft.fidelity", case, oracle, number, step, number, pending, subject.retold)
+            yield from _proposed("draft.fidelity", case, oracle, number, step, number, pending, subject.retold, own)
 
 
 def _proposed(
-    name: str, case: Case, oracle: Oracle, number: int, step: Step, place: int, pending: int, retold: bool = False
-) -> Iterator[Fact]:
+    name: str, case: Case, oracle: Oracle, number: int, step: Step, place: int, pending: int, retold: bool = False,
+    own: bool = False,
+) -> Iterator[Fact]:  # fmt: skip
     """Findings where the tree of `step` is not what the draft of `case` gives; a script gives its tree `place`.
 
-    If the script was made of the run's own trees (`retold`), only the root is compared.
+    If the script was made of the run's own trees (`retold`), or the engine drafts in its `own` way, only the root is
+    compared.
     """
     assert step.drafted is not None
     root = step.drafted.tree.token[0]
@@ -50,7 +53,7 @@ def _proposed(
     if root != pending:
         yield Finding(name, Stage.DRAFTED, number, {"node": 0, "side": "root"}, pending, root)
         return
-    if retold:
+    if retold or own:
         return
     script = case.draft.trees
     if script is not None:

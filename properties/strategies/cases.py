@@ -16,7 +16,7 @@ from properties.strategies.prompts import MARKS, far_prompts, prompts
 from properties.strategies.sampling import TEMPERATURES, samplings, with_min_tokens
 from properties.strategies.sessions import with_session
 from properties.strategies.stops import places, stops_for
-from properties.strategies.within import SPARE, fitted, set_aside
+from properties.strategies.within import SPARE, fitted, in_shape, set_aside
 from reference.abilities import Abilities
 from reference.architecture import Seeded
 from reference.case import Case
@@ -55,9 +55,11 @@ def single_cases(
     dtype = draw(st.sampled_from(dtypes))
     model = model or draw(far_targets(within) if far else targets(within))
     prompt = fitted(draw(far_prompts(model, far) if far else prompts(model)), within)
-    temperature = draw(st.sampled_from((*(0.0,) * (0 if sampled else GREEDY), *temperatures(within))))
+    # No zeros where sampling alone is under test, by the run's wish or because the engine has no greedy decoding.
+    zeros = GREEDY if not sampled and (within is None or within.greedy) else 0
+    temperature = draw(st.sampled_from((*(0.0,) * zeros, *temperatures(within))))
     ahead = continuation(model, prompt)
-    draft = draw(any_draft(model, prompt, ahead, learning=company or temperature > 0, within=within))
+    draft = in_shape(draw(any_draft(model, prompt, ahead, company or temperature > 0, within)), within)
     # An engine with a draft of its own may accept a block anywhere.
     where = places(draft, prompt[-1], ahead) if draft.shapes else tuple(range(len(ahead)))
     stops, least = draw(stops_for(model, prompt, where, within))

@@ -8,7 +8,9 @@ from collections.abc import Iterable
 from typing import Any, TypeVar
 
 from reference.abilities import LAYOUT_SETTINGS, PROCESSING, Abilities
+from reference.draft import Draft
 from reference.sampling import Sampling
+from reference.tree import Shape
 
 Value = TypeVar("Value")
 
@@ -36,6 +38,22 @@ def processed(settings: Sampling, within: Abilities | None) -> Sampling:
 def set_aside(within: Abilities | None) -> tuple[str, ...]:
     """The settings of a KV layout that the engine does not obey."""
     return () if within is None else tuple(one for one in LAYOUT_SETTINGS if one not in within.layout_settings)
+
+
+def in_shape(draft: Draft, within: Abilities | None) -> Draft:
+    """The draft with its trees as the engine takes them: chains, or nodes in the order of their depth."""
+    if within is None or within.trees == "any" or not draft.shapes:
+        return draft
+    if within.trees == "chains":
+        draft = draft.as_chain()
+    return draft.with_shapes(tuple(_ordered(shape) for shape in draft.shapes))
+
+
+def _ordered(shape: Shape) -> Shape:
+    """The shape with its nodes in the order of their depth, if a parent comes after its child."""
+    if shape.ordered:
+        return shape
+    return shape.part(sorted(range(len(shape)), key=lambda node: (shape.depth[node], node)))
 
 
 def fitted(prompt: tuple[int, ...], within: Abilities | None) -> tuple[int, ...]:

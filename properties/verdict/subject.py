@@ -98,6 +98,7 @@ class Subject:
         serve: Opens the backend's live sessions, or None if it does not offer them.
         abilities: The cases that the backend takes, within which cases are drawn; None for cases of any kind.
         declines: Function from a case to the reason why the declaration does not admit it, or None.
+        tables_dtype: The dtype in which the backend's sampling computes on given tables.
         retold: Whether the case's script was made of the trees of its own run (`properties.verdict.session_members`);
             comparing the two would then say nothing.
         variant_interval: Factor by which invariants that take turns are asked more seldom; the control is shorter by
@@ -128,6 +129,7 @@ class Subject:
         self.abilities: Abilities | None = None
         self.declines: Callable[[Case], str | None] = lambda case: None
         self.variant_interval = 1
+        self.tables_dtype = "float64"
         self.retold = False
         self.forward_s = 0.0
         self.attention_calls = 0

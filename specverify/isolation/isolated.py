@@ -100,7 +100,7 @@ class Isolated:
         serve = self._serve if self._serves else None
         subject = Subject(declared.name, run, declared.reveals, keep, tables, declared.takes_tape, serve)
         subject.abilities, subject.declines = declared, declared.outside
-        subject.variant_interval = declared.variant_interval
+        subject.variant_interval, subject.tables_dtype = declared.variant_interval, declared.tables_dtype
         return subject
 
     def ask(self, *request: Any) -> Any:

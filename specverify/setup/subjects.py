@@ -105,7 +105,7 @@ def subject_of(backend: Backend, keep: int = 48) -> Subject:
     door = serve if declared.sessions and isinstance(backend, Serving) else None
     subject = Subject(declared.name, run, declared.reveals, keep, tables, declared.takes_tape, door)
     subject.abilities, subject.declines = declared, declared.outside
-    subject.variant_interval = declared.variant_interval
+    subject.variant_interval, subject.tables_dtype = declared.variant_interval, declared.tables_dtype
     return subject
 
 

@@ -125,6 +125,9 @@ class SamplingSeams:
         own_coins: The coins of each request.
         below: The comparison of a coin with a threshold.
         inverse: From a coin and weights to a token.
+        verifier: The whole verification, in place of the program of the rule: from trees, the target's laws and the
+            proposals [B, N, V] and the coins to accepted rows [B, height + 1], root first, then -1, and the token after
+            them [B]. None for the program.
     """
 
     scores: Callable[[Tensor, Sampling, Stops, History], Tensor] = processing.scores
@@ -145,3 +148,4 @@ class SamplingSeams:
     own_coins: Callable[[Tensor], Tensor] = own_coins
     below: Below = coins.below
     inverse: Inverse = coins.inverse
+    verifier: Callable[[Forest, Tensor, Tensor, Coins], tuple[Tensor, Tensor]] | None = None

@@ -23,7 +23,7 @@ class Accepted:
         path: int64 [B, height + 1]; accepted rows, root first, then -1.
         tokens: int64 [B, height + 1]; the emitted tokens, then -1: the tokens of the path below the root, then `bonus`.
         bonus: int64 [B]; the token after the path.
-        last: [B, V]; the law from which `bonus` was drawn.
+        last: [B, V]; the law from which `bonus` was drawn; the target's after the path, where `seams.verifier` chose.
     """
 
     path: Tensor
@@ -55,14 +55,33 @@ def verify(
         bonus: The law after each node for the token after the path, used where no residual replaces it [B, N, V];
             `target` if None.
     """
-    walk = PROGRAMS[rule.name](trees, target, proposal, dice, seams, rule, removed)
-    rows = target if bonus is None else bonus
-    last = seams.last_law(rows, walk.at, walk.left, walk.stopped, walk.rejected)
-    every = torch.ones_like(walk.alive)
-    token = dice.choose(seams.bonus_place(dice, walk.at, walk.rejected), last, every)
-    path = torch.stack(walk.path, 1)
+    if seams.verifier is None:
+        path, token, last = _by_rule(trees, target, proposal, dice, rule, removed, seams, bonus)
+    else:
+        path, token = seams.verifier(trees, target, proposal, dice)
+        end = (path >= 0).sum(-1, keepdim=True) - 1
+        last = target[trees.requests(), path.gather(1, end)[:, 0]]
     length = (path >= 0).sum(-1)
     # A path of n rows emits the n - 1 tokens below the root, and the bonus as its n-th token.
     below = torch.where(path[:, 1:] >= 0, trees.token.gather(1, path[:, 1:].clamp(min=0)), -1)
     tokens = torch.cat([below, torch.full_like(path[:, :1], -1)], 1).scatter(1, length[:, None] - 1, token[:, None])
     return Accepted(path, tokens, token, last)
+
+
+def _by_rule(
+    trees: Forest,
+    target: Tensor,
+    proposal: Tensor,
+    dice: Coins,
+    rule: Rule,
+    removed: bool,
+    seams: SamplingSeams,
+    bonus: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Path, token after the path and its law, by the engine's own program of the rule; arguments as of `verify`."""
+    walk = PROGRAMS[rule.name](trees, target, proposal, dice, seams, rule, removed)
+    rows = target if bonus is None else bonus
+    last = seams.last_law(rows, walk.at, walk.left, walk.stopped, walk.rejected)
+    every = torch.ones_like(walk.alive)
+    token = dice.choose(seams.bonus_place(dice, walk.at, walk.rejected), last, every)
+    return torch.stack(walk.path, 1), token, last

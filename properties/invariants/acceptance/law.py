@@ -14,8 +14,8 @@ from properties.invariants.applies import drawn, sampled
 from properties.laws import enumeration
 from properties.laws.worlds import pruned, world_of
 from properties.verdict.finding import Compared, Finding
-from properties.verdict.invariant import TURNS, Fact, Invariant, NotApplicable, Oracle, Unobserved
-from properties.verdict.subject import Subject, Tables
+from properties.verdict.invariant import TURNS, Fact, Invariant, NotApplicable, Oracle, Unobserved, needing
+from properties.verdict.subject import Declined, NoTrace, Subject, Tables
 from reference import tape
 from reference.case import Case
 from reference.oracle import law
@@ -43,12 +43,12 @@ GIVEN_SIZE = 400
 
 
 def tables_of(subject: Subject) -> Tables:
-    """The backend's sampling on tables of probabilities.
+    """The backend's sampling on tables of probabilities, whose law can be enumerated if it does not decline.
 
     Raises:
-        Unobserved: The backend has no such entry point, or its sampling takes no tape.
+        Unobserved: The backend has no such entry point.
     """
-    if subject.tables is None or not subject.takes_tape:
+    if subject.tables is None:
         raise Unobserved("the backend's sampling cannot be run on tables with a tape")
     return subject.tables
 
@@ -59,8 +59,9 @@ def enumerated(
     """The exact law of the blocks that `evaluate` returns for given coins; the subject remembers one law per key."""
 
     def make() -> enumeration.Law:
-        # Coins are multiples of 1 / grid: the spacing of uniform numbers with the dtype's significant bits.
-        grid = 2**53 if dtype == "float64" else 2**24
+        # Coins are multiples of 1 / grid: the spacing of uniform numbers with the dtype's significant bits. A coin that
+        # chooses from a law known in fractions is as fine as can be.
+        grid = 2**53 if dtype == "float64" or not subject.takes_tape else 2**24
         # A wide tape costs more for each cell, so that fewer cells fit into the same time.
         order, coins = enumeration.decisions(shape), tape.stride(len(shape))
         most = min(MOST_CELLS, MOST_COINS // coins)
@@ -68,6 +69,10 @@ def enumerated(
             return enumeration.law(evaluate, coins, grid=grid, most_cells=most, order=order)
         except enumeration.TooManyCells as many:
             raise NotApplicable(str(many)) from many
+        except NoTrace as absent:
+            if isinstance(absent.outcome, Declined) and not subject.takes_tape:
+                raise Unobserved(absent.outcome.why) from absent  # its own draws are not known
+            raise
 
     found = subject.noted(key, make)
     assert isinstance(found, enumeration.Law)
@@ -89,19 +94,20 @@ def law_exact(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     given = _given(tree, target, proposal, case.sampling)
     key = ("given", case)
     # The given laws are float64 arrays, whatever the working dtype of the case is.
-    found = enumerated(subject, key, given.tree, "float64", lambda coins: tables.verify(given, coins))
+    dtype = subject.tables_dtype
+    found = enumerated(subject, key, given.tree, dtype, lambda coins: tables.verify(given, coins))
     wanted = law.given_law(given, drawn(case))
     yield Compared(found.cells)
     yield from _strayed("acceptance.law-exact", found, number)
     if found.strays:
         return
     off = float(law.distance(dict(found.outcomes), wanted))
-    if off > LIMIT["float64"]:
+    if off > LIMIT[dtype]:
         worst = max(wanted.keys() | found.outcomes.keys(), key=lambda block: _apart(block, wanted, found.outcomes))
         where: dict[str, int | str] = {"block": " ".join(map(str, worst))}
         expected, observed = float(wanted.get(worst, 0)), found.outcomes.get(worst, 0.0)
         name = "acceptance.law-exact"
-        yield Finding(name, Stage.ACCEPTED, number, where, expected, observed, off / LIMIT["float64"])
+        yield Finding(name, Stage.ACCEPTED, number, where, expected, observed, off / LIMIT[dtype])
 
 
 def _apart(block: Block, wanted: law.Law, found: dict[Block, float]) -> tuple[float, Block]:
@@ -176,6 +182,8 @@ EXTREMES = (0.0, 2.0**-24, 0.5, 1.0 - 2.0**-24)
 def edge_coins(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     """With coins at 0, just above 0 and just below 1, no token of probability 0 is emitted, even if it was drafted."""
     tables = tables_of(subject)
+    if not subject.takes_tape:
+        raise Unobserved("the backend takes no tape, so that no coin can be put at the end of its range")
     world = world_of(case, "edges")
     if world.sampling.rule.name == "typical":
         raise NotApplicable("typical acceptance looks at no coin")
@@ -269,7 +277,7 @@ INVARIANTS = (
     Invariant(
         "acceptance.law-joint",
         "Drafting and acceptance together emit all tokens jointly by the target's law, or the rule's if it is lossy.",
-        NEEDS,
+        needing(Stage.EMITTED),
         law_joint,
         sampled,
         every=2,

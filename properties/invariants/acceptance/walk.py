@@ -186,6 +186,8 @@ def vocabulary_permutation(case: Case, oracle: Oracle, subject: Subject) -> Iter
         if tuple(new[token] for token in step.drafted.tree.token) != twin.drafted.tree.token:
             if _draft_is_near_tie(step.drafted.logits):
                 raise NotApplicable("two of the draft's scores are nearly equal")
+            if subject.abilities is not None and not subject.abilities.drafts:
+                raise NotApplicable("the engine drafts in its own way, which may depend on the ids of tokens")
             wanted = tuple(new[token] for token in step.drafted.tree.token)
             yield Finding(
                 "acceptance.vocabulary-permutation",

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from backends.adapt.blackbox import PARAMETERS
+from backends.adapt.component import CONTRACTS
 from backends.registry import open_backend
 from properties.invariants import ALL
 from properties.strategies.models import GALLERY
@@ -111,6 +112,27 @@ def test_the_lines_from_an_empty_folder_name_what_is_there() -> None:
 def test_readme_names_every_parameter_of_a_black_box() -> None:
     table = README.split("| parameter | what it is given |")[1].split("\n\n")[0]
     assert set(re.findall(r"`(\w+)`", table)) - {"random"} == set(PARAMETERS)
+
+
+@pytest.mark.parametrize("in_its_folder", ["def my_kernel"], indirect=True)
+def test_the_kernel_of_readme_is_judged(in_its_folder: str) -> None:
+    case = Case(Seeded(GALLERY[1], 0), (3, 1, 4), stops=Stops(4))
+    verdict = judge(case, ALL, Oracle(), subject_of(open_backend(f"{in_its_folder}:open_")))
+    assert verdict.findings == ()
+    assert verdict.outcomes["attention.context-exact"] == "checked"
+
+
+def test_readme_names_every_argument_of_every_component() -> None:
+    table = README.split("| kind | what it may be given | judged first by |")[1].split("\n\n")[0]
+    told = {
+        row[0]: (row[1:-1], row[-1])
+        for row in (re.findall(r"`([\w.*-]+)`", line) for line in table.splitlines())
+        if row
+    }
+    assert {kind: names for kind, (names, _) in told.items()} == {
+        kind: list(one.offers) for kind, one in CONTRACTS.items()
+    }
+    assert all(first in CONTRACTS[kind].judged_by for kind, (_, first) in told.items())
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from backends.registry import open_backend
 from properties.strategies import cases
 from properties.strategies.settings import explore
-from reference.abilities import ENDS, LAYOUT_SETTINGS, PROCESSING, Abilities
+from reference.abilities import ENDS, LAYOUT_SETTINGS, PROCESSING, TREES, Abilities
 from reference.architecture import Seeded
 from reference.case import DTYPES, Case
 from reference.draft import KINDS as DRAFTS
@@ -31,6 +31,10 @@ WIDER: dict[str, tuple[dict[str, Any], Callable[[Case], Any]]] = {
     ),
     "sampling by a rule of its own": (
         {"max_temperature": float("inf")},
+        lambda case: case.sampling.temperature == 8.0,
+    ),
+    "sampling alone": (
+        {"max_temperature": float("inf"), "greedy": False},
         lambda case: case.sampling.temperature == 8.0,
     ),
     "a low temperature": (
@@ -89,6 +93,14 @@ WIDER: dict[str, tuple[dict[str, Any], Callable[[Case], Any]]] = {
         {"families": ("qwen2", "pangu")},
         lambda case: isinstance(case.model, Seeded) and case.model.architecture.family == "pangu",
     ),
+    "ordered trees": (
+        {"drafts": ("scripted", "model"), "trees": "ordered"},
+        lambda case: case.draft.height > 2 and any(len(below) > 1 for below in case.draft.shapes[0].children),
+    ),
+    "chains of greedy requests": (
+        {"drafts": ("scripted", "ngram"), "trees": "chains"},
+        lambda case: case.draft.height > 2,
+    ),
     "a family without long prompts": (
         {"families": ("gemma2",), "drafts": ("model",)},
         lambda case: case.draft.TAG == "model",
@@ -107,6 +119,8 @@ def drawn(within: Abilities | None, count: int = 48, seed: int = 5) -> list[Case
 
 
 GATED = (
+    "ordered trees",
+    "chains of greedy requests",
     "sampling by a rule of its own",
     "chains alone",
     "every end",
@@ -124,6 +138,12 @@ def test_every_drawn_case_is_one_that_the_engine_takes_and_all_that_it_has_is_re
     some = drawn(within, 48 if named in GATED else 240)
     assert [within.outside(case) for case in some] == [None] * len(some)
     assert any(wanted(case) for case in some)
+
+
+def test_where_sampling_alone_is_under_test_no_greedy_case_is_drawn_and_none_is_declined() -> None:
+    within = replace(BARE, max_temperature=float("inf"), greedy=False)
+    assert not any(case.sampling.greedy for case in drawn(within, 24))
+    assert within.outside(drawn(BARE, 24)[0]) is None
 
 
 def test_for_our_own_engine_nothing_changes() -> None:
@@ -152,6 +172,7 @@ ANY = st.builds(
     draws=some_of(DRAWS),
     processes=st.one_of(st.booleans(), some_of(PROCESSING)),
     stops=some_of(ENDS).map(lambda some: ("max_new_tokens", *some)),
+    trees=st.sampled_from(TREES),
     families=st.one_of(st.none(), some_of(FAMILIES, 1)),
     longest=st.sampled_from((0, 64, 300)),
     least_prompt=st.sampled_from((1, 1, 4)),

@@ -1,0 +1,64 @@
+"""Cache commits: functions that keep the accepted rows of a KV cache.
+
+The function commits the target's cache after each verification, and the draft model's cache likewise.
+"""
+
+from dataclasses import replace
+
+import torch
+
+from backends.adapt.component.contract import Component, Contract
+from backends.engine.kv.base import KvCache
+from backends.engine.kv.branch import Branch
+from backends.engine.seams import Seams
+from reference.trace import Stage
+
+COMMIT = Contract(
+    kind="commit",
+    stage=Stage.COMMITTED,
+    offers={
+        "keys": "float [layers, kv_heads, columns, head_dim]: the committed columns, then one for each row of the tree",
+        "values": "float [layers, kv_heads, columns, head_dim]: likewise",
+        "committed": "the number of committed columns",
+        "path": "a list of the rows to keep, from the root (0) downwards",
+    },
+    needs=(("keys",), ("values",), ("committed",), ("path",)),
+    returns="keys and values [layers, kv_heads, committed + len(path), head_dim]",
+    judged_by=("cache.commit-equivalence", "cache.untouched-slots", "cache.*"),
+)
+
+
+class CacheCommit:
+    """A cache commit in our engine, on the branch layout."""
+
+    def __init__(self, component: Component) -> None:
+        self._component = component
+
+    def planted(self, seams: Seams) -> Seams:
+        """The engine with this commit."""
+        commit, roll_back = seams.commit, seams.roll_back
+        return replace(
+            seams,
+            commit=lambda cache, path: commit(cache, self._gathered(cache, path)),
+            roll_back=lambda cache, fed: roll_back(cache, self._gathered(cache, fed)),
+        )
+
+    def _gathered(self, cache: KvCache, path: list[int]) -> list[int]:
+        """Replace the branch by the columns that the function returns; the rows to commit are then the first ones."""
+        if not path or not cache.rows:
+            return path
+        assert isinstance(cache, Branch)  # the declaration has no other layout
+        keys, values = (torch.stack([pair[side] for pair in cache.branch]) for side in (0, 1))
+        layers, heads, _, width = keys.shape
+        told = self._component(keys=keys, values=values, committed=cache.length, path=list(path))
+        if not isinstance(told, (tuple, list)) or len(told) != 2:
+            raise self._component.refused(told, "a pair: keys and values")
+        columns = cache.length + len(path)
+        axes = (("layers", layers), ("kv_heads", heads), ("committed + len(path)", columns), ("head_dim", width))
+        kept = [
+            self._component.tensor(name, one, "float", axes).to(keys)
+            for name, one in zip(("keys", "values"), told, strict=True)
+        ]
+        cache.branch = [(kept[0][layer], kept[1][layer]) for layer in range(layers)]
+        cache.rows = len(path)
+        return list(range(len(path)))

@@ -1,0 +1,197 @@
+"""The component: one function of a stranger in our engine, as a backend.
+
+A module with `open_ = component(attention=my_kernel)` is a backend: `--backend my_module:open_`. All else is our own
+engine, so that the first stage that differs is the component's.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from backends.adapt.component.attention import ATTENTION, AttentionKernel
+from backends.adapt.component.cache_commit import COMMIT, CacheCommit
+from backends.adapt.component.contract import Component, Contract
+from backends.adapt.component.greedy_verify import VERIFY, GreedyVerify
+from backends.adapt.component.sampler import COINS, SAMPLER, Sampler
+from backends.adapt.component.tree_builder import TREE_BUILDER, TreeBuilder
+from backends.base import Declaration
+from backends.engine.backend import EngineBackend
+from backends.engine.seams import Seams
+from reference.case import Case
+from reference.probability_world import Blocks, Given, World
+from reference.rules import DRAWS
+from reference.trace import Array, Lowered, Stage, Step, Trace
+
+CONTRACTS = {one.kind: one for one in (TREE_BUILDER, VERIFY, SAMPLER, ATTENTION, COMMIT)}
+"""Every kind of component by its keyword."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The options of `component` beside the function."""
+
+    name: str
+    device: str
+    dtypes: tuple[str, ...]
+    trees: str
+    rules: tuple[str, ...]
+    draws: tuple[str, ...]
+    variant_interval: int
+
+
+class Planted(Protocol):
+    """A function of a stranger that can take its place in the engine."""
+
+    def planted(self, seams: Seams) -> Seams:
+        """The engine with this function."""
+        ...
+
+
+def component(
+    *,
+    tree_builder: Callable[..., Any] | None = None,
+    verify: Callable[..., Any] | None = None,
+    sampler: Callable[..., Any] | None = None,
+    attention: Callable[..., Any] | None = None,
+    commit: Callable[..., Any] | None = None,
+    name: str = "",
+    device: str = "cpu",
+    dtypes: tuple[str, ...] = ("float32",),
+    trees: str = "any",
+    rules: tuple[str, ...] = (),
+    draws: tuple[str, ...] = DRAWS,
+    variant_interval: int = 0,
+) -> Callable[[], "ComponentBackend"]:
+    """A backend's factory, from one function under test that takes the place of one stage of our engine.
+
+    `CONTRACTS` describes each kind: the arguments that a function may take, by name, what it returns, and the
+    invariants that judge it. Arguments are torch tensors on `device`, without a batch axis, copied for the function;
+    answers may be tensors, NumPy arrays or lists. An answer of another type, shape or range is a finding of
+    `lossless.completes` at the component's stage.
+
+    Args:
+        tree_builder: Lowers a drafted tree to index arrays.
+        verify: Accepts drafted tokens greedily.
+        sampler: Accepts drafted tokens against the laws of target and draft.
+        attention: Computes attention under a mask.
+        commit: Keeps the accepted rows of a KV cache.
+        name: The backend's name; by default the function's.
+        device: The torch device of the engine around the function.
+        dtypes: Working dtypes; a sampler that computes in float32 alone leaves float64 out.
+        trees: Trees that the function takes, one of `reference.abilities.TREES`.
+        rules: The acceptance rules whose law a sampler has; by default `chain` where `trees` is `chains`, else
+            `multi-round`.
+        draws: How siblings are named where a sampler can verify them, of `reference.rules.DRAWS`.
+        variant_interval: As in `backends.base.Declaration`; above 1 for a slow function. 0 stands for 8 for a sampler
+            that takes coins, which is run on tens of thousands of tapes for one law, and for 1 otherwise.
+
+    Raises:
+        TypeError: There is not exactly one function, or it does not fit its contract.
+    """
+    kinds = {"tree_builder": tree_builder, "verify": verify, "sampler": sampler, "attention": attention}
+    given = {kind: one for kind, one in {**kinds, "commit": commit}.items() if one is not None}
+    if len(given) != 1:
+        found = " and ".join(given) or "none"
+        raise TypeError(f"component: give one function, as one of {', '.join(CONTRACTS)}; found {found}")
+    ((kind, function),) = given.items()
+    if not callable(function):
+        raise TypeError(f"component: {kind} is {type(function).__name__}, expected a function")
+    checked = Component(function, CONTRACTS[kind])
+    if checked.takes & set(COINS) and not set(COINS) <= checked.takes:
+        raise TypeError(f"component: {checked.name} as sampler takes one of {' and '.join(COINS)}; take both or none")
+    rules = rules or (("chain",) if trees == "chains" else ("multi-round",))
+    interval = variant_interval or (8 if checked.takes & set(COINS) else 1)
+    settings = Settings(name or checked.name, device, dtypes, trees, rules, draws, interval)
+    return lambda: ComponentBackend(checked, settings)
+
+
+class ComponentBackend(EngineBackend):
+    """Our engine with one function of a stranger in it; its traces show what the function did, and what followed."""
+
+    def __init__(self, component: Component, settings: Settings) -> None:
+        super().__init__(settings.name, settings.device, dtypes=settings.dtypes)
+        self._builder = TreeBuilder(component) if component.contract is TREE_BUILDER else None
+        self._sampler = None
+        if component.contract is SAMPLER:
+            self._sampler = Sampler(component, float32="float64" not in settings.dtypes)
+        plain: dict[str, Callable[[Component], Planted]]
+        plain = {VERIFY.kind: GreedyVerify, ATTENTION.kind: AttentionKernel, COMMIT.kind: CacheCommit}
+        part: Planted = self._builder or self._sampler or plain[component.contract.kind](component)
+        self.seams = part.planted(self.seams)
+        self.declaration = declared(self.declaration, component, settings)
+
+    def run(self, case: Case) -> Trace:
+        """See `backends.base.Backend.run`."""
+        trace = super().run(case)
+        return replace(trace, steps=tuple(self._shown(step) for step in trace.steps))
+
+    def _shown(self, step: Step) -> Step:
+        """The step without the arrays and coins that are not the component's."""
+        if self._builder is not None and step.lowered is not None:
+            held = {name: getattr(step.lowered, name) for name in self._builder.shown}
+            return replace(step, lowered=Lowered(**held))
+        if self._sampler is not None and step.accepted is not None:
+            # Nobody knows which coins the function used.
+            return replace(step, accepted=replace(step.accepted, coins=None))
+        return step
+
+    def verify(self, given: Given, tape: Array) -> Blocks:
+        """See `backends.base.ExactLaw`."""
+        if self._sampler is None:
+            return super().verify(given, tape)
+        with self._sampler.enumerating():
+            return self._bounds(super().verify(given, tape))
+
+    def rounds(self, world: World, tape: Array) -> Blocks:
+        """See `backends.base.ExactLaw`."""
+        if self._sampler is None:
+            return super().rounds(world, tape)
+        # One coin chooses from the law of the sampler's own draws: it must not be rounded to float32.
+        wide = world if self._sampler.takes_coins else replace(world, dtype="float64")
+        with self._sampler.enumerating():
+            return self._bounds(super().rounds(wide, tape))
+
+    def _bounds(self, blocks: Blocks) -> Blocks:
+        """The blocks; without the intervals of coins where the function itself compares them."""
+        assert self._sampler is not None
+        return replace(blocks, low=None, high=None) if self._sampler.takes_coins else blocks
+
+
+def declared(engine: Declaration, component: Component, settings: Settings) -> Declaration:
+    """The declaration of our engine, restricted to what the component sees."""
+    contract: Contract = component.contract
+    takes = component.takes
+    after = frozenset(stage for stage in Stage if stage >= contract.stage)
+    # Acceptance is judged on the logits that it was given.
+    evidence = {Stage.DRAFTED} | ({Stage.SCORED} if contract.stage >= Stage.SCORED else set())
+    narrow = replace(
+        engine,
+        reveals=after | evidence,
+        trees=settings.trees,
+        commits=("path",),
+        layouts=("branch",),
+        layout_settings=(),
+        sessions=False,
+        takes_tape=False,
+        max_temperature=0.0,
+        processes=False,
+        variant_interval=settings.variant_interval,
+    )
+    if contract is TREE_BUILDER:
+        reach = {"window", "chunk"} <= takes
+        padded = ("padded_nodes",) if "padded_nodes" in takes else ()
+        return replace(narrow, layout_settings=padded, least_window=1 if reach else 0)
+    if contract is ATTENTION:
+        return replace(narrow, soft_caps="any" if "softcap" in takes else "none")
+    if contract is not SAMPLER:
+        return narrow
+    coined = set(COINS) <= takes
+    return replace(
+        narrow,
+        takes_tape=coined,
+        greedy=False,
+        max_temperature=float("inf"),
+        rules=settings.rules,
+        draws=settings.draws,
+        tables_dtype="float64" if coined and "float64" in settings.dtypes else "float32",
+    )

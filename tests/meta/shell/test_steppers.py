@@ -1,0 +1,107 @@
+"""Steppers and tables: an engine that shows some of its stages, and a sampler of rounds on given laws."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from properties.invariants import ALL
+from properties.strategies.models import GALLERY
+from properties.verdict.finding import Verdict
+from properties.verdict.judge import judge
+from reference.architecture import Seeded
+from reference.case import Case
+from reference.draft import LanguageModel, Scripted
+from reference.oracle.decoder import Oracle
+from reference.sampling import Sampling, Stops
+from reference.trace import Stage
+from reference.tree import RankTree, Tree
+from specverify.adapt import stepper
+from specverify.setup.subjects import subject_of
+from tests.strangers.components import rounds
+
+ORACLE = Oracle(keep=256)
+PLAIN = Case(Seeded(GALLERY[1], 6), (3, 1, 4), stops=Stops(6))
+AHEAD = ORACLE(PLAIN).output
+TREE = Tree((0, 0, 0, 2, 2), (4, (AHEAD[0] + 1) % 17, AHEAD[0], (AHEAD[1] + 1) % 17, AHEAD[1]))
+GREEDY = Case(PLAIN.model, PLAIN.prompt, Scripted((TREE,)), stops=PLAIN.stops)
+SAMPLED = Case(
+    PLAIN.model,
+    PLAIN.prompt,
+    LanguageModel(Seeded(GALLERY[1], 3), RankTree((0, 0, 1), (0, 0, 0))),
+    sampling=Sampling(2.5),
+    stops=Stops(6),
+)
+
+
+def judged(backend: Any, case: Case, *names: str) -> Verdict:
+    chosen = [one for one in ALL if not names or one.name in names]
+    return judge(case, chosen, ORACLE, subject_of(backend))
+
+
+def test_a_stepper_is_judged_at_each_stage_of_which_it_shows_a_part() -> None:
+    verdict = judged(rounds.open_steps(), GREEDY)
+    assert verdict.findings == ()
+    for name in ("structure.mask-is-ancestry", "attention.context-exact", "acceptance.greedy-walk", "draft.fidelity",
+                 "lossless.greedy-match"):  # fmt: skip
+        assert verdict.outcomes[name] == "checked", name
+    for name in ("structure.positions-are-depth", "structure.links-walk-the-tree", "cache.commit-equivalence"):
+        assert verdict.outcomes[name] == "unobserved", name
+
+
+@pytest.mark.parametrize(
+    ("opened", "invariant", "stage"),
+    [
+        (rounds.open_mask, "structure.mask-is-ancestry", Stage.LOWERED),
+        (rounds.open_path, "acceptance.greedy-walk", Stage.ACCEPTED),
+    ],
+)
+def test_a_wrong_part_is_found_at_its_stage(opened: Any, invariant: str, stage: Stage) -> None:
+    first = judged(opened(), GREEDY).first
+    assert first is not None
+    assert (first.invariant, first.stage) == (invariant, stage)
+
+
+def test_a_stepper_with_a_draft_of_its_own_shows_its_trees_and_no_script_is_asked_of_it() -> None:
+    def steps(prompt_ids: list[int], max_new_tokens: int, model: Any) -> Iterator[dict[str, Any]]:
+        guess = [([0, 0], [prompt_ids[-1], AHEAD[0]])]
+        yield from rounds.walked()(prompt_ids, max_new_tokens, model, guess)
+
+    verdict = judged(stepper(steps, shows=rounds.SHOWS)(), PLAIN)
+    assert verdict.findings == ()
+    assert verdict.outcomes["draft.fidelity"] == "checked"
+    assert verdict.outcomes["structure.mask-is-ancestry"] == "checked"
+    assert verdict.accept_lengths[0] == 1
+
+
+def some(prompt_ids: list[int], max_new_tokens: int) -> Iterator[Any]:
+    yield {"tokens": [1], "position": [3]}
+
+
+@pytest.mark.parametrize(
+    ("shows", "line"),
+    [(("masks",), "shows 'masks', which is none of tokens, tree"), (("path",), "shows path without bonus")],
+)
+def test_parts_that_mean_nothing_are_refused(shows: tuple[str, ...], line: str) -> None:
+    with pytest.raises(TypeError, match=line):
+        stepper(some, shows=shows)
+
+
+def test_a_step_with_other_parts_than_it_shows_is_a_finding_in_one_line() -> None:
+    first = judged(stepper(some, shows=("mask",))(), PLAIN).first
+    assert first is not None
+    assert first.invariant == "lossless.completes"
+    assert "step 0 holds position beside what the adapter shows, and lacks mask" in str(first.observed)
+
+
+LAWS = ("lossless.completes", "acceptance.law-joint", "acceptance.law-exact", "lossless.stops")
+
+
+def test_the_exact_law_of_a_sampler_of_rounds_is_the_targets() -> None:
+    verdict = judged(rounds.open_tables(), SAMPLED, *LAWS)
+    assert verdict.findings == ()
+
+
+def test_a_wrong_residual_of_a_sampler_of_rounds_is_found_exactly() -> None:
+    wanted = "acceptance.law-joint"
+    assert judged(rounds.open_residual(), SAMPLED, wanted).outcomes[wanted] == "failed"
