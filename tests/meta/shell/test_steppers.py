@@ -1,6 +1,7 @@
 """Steppers and tables: an engine that shows some of its stages, and a sampler of rounds on given laws."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -103,5 +104,9 @@ def test_the_exact_law_of_a_sampler_of_rounds_is_the_targets() -> None:
 
 
 def test_a_wrong_residual_of_a_sampler_of_rounds_is_found_exactly() -> None:
-    wanted = "acceptance.law-joint"
-    assert judged(rounds.open_residual(), SAMPLED, wanted).outcomes[wanted] == "failed"
+    wanted, backend = "acceptance.law-joint", rounds.open_residual()
+    # Each case has a world of its own; where the draft's law is the target's, nothing is ever rejected.
+    several = (replace(SAMPLED, sampling=replace(SAMPLED.sampling, seed=seed)) for seed in range(8))
+    told = (judged(backend, case, wanted) for case in several)
+    first = next(one for verdict in told for one in verdict.findings)
+    assert (first.invariant, first.stage) == (wanted, Stage.ACCEPTED)
