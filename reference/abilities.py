@@ -84,6 +84,8 @@ class Abilities:
         same_seed: Whether the engine promises that the same seed gives the same tokens with and without a draft.
         interruptible: Whether a single run can be ended after any of its steps (`Case.steps`), as by a caller who
             closes a stream. An engine with sessions names its interruptions in `actions`.
+        same_bits: Whether the same request again gives the same bits of every number; False where a server's load or
+            its cache of prompts may choose other kernels, which leaves tokens the same and rounds elsewhere.
     """
 
     dtypes: tuple[str, ...]
@@ -114,6 +116,7 @@ class Abilities:
     logprobs: str = "raw"
     same_seed: bool = False
     interruptible: bool = False
+    same_bits: bool = True
 
     @property
     def processed(self) -> tuple[str, ...]:

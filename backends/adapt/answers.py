@@ -40,10 +40,19 @@ class Answering:
         ask: Called with the parameters in `takes` by name; returns the answer.
         takes: Names of `backends.adapt.blackbox.PARAMETERS`.
         seeded: Whether the engine's draws follow the seed of the request.
+        same_bits: Whether the same request again gives the same bits of every log-probability.
         facts: Further arguments of `backends.adapt.blackbox.blackbox`, such as the name.
     """
 
-    def __init__(self, ask: Callable[..., Answer], takes: Iterable[str], *, seeded: bool = True, **facts: Any) -> None:
+    def __init__(
+        self,
+        ask: Callable[..., Answer],
+        takes: Iterable[str],
+        *,
+        seeded: bool = True,
+        same_bits: bool = True,
+        **facts: Any,
+    ) -> None:
         def generate(**given: Any) -> tuple[int, ...]:
             self._answer = ask(**given)
             return self._answer.tokens
@@ -53,7 +62,7 @@ class Answering:
         generate.__signature__ = inspect.Signature(named)  # type: ignore[attr-defined]
         self._box = blackbox(generate, **facts)()
         self._answer = Answer(())
-        self.declaration: Declaration = replace(self._box.declaration, seeded=seeded)
+        self.declaration: Declaration = replace(self._box.declaration, seeded=seeded, same_bits=same_bits)
 
     def run(self, case: Case) -> Trace:
         """Ask for `case`; the answer is one step of the trace.

@@ -36,7 +36,17 @@ def words() -> dict[str, tuple[str, ...]]:
     }
 
 
-FLAGS = ("sessions", "takes_tape", "emulated", "draft_trees", "same_seed", "interruptible", "greedy")
+FLAGS = (
+    "sessions",
+    "takes_tape",
+    "emulated",
+    "draft_trees",
+    "seeded",
+    "same_bits",
+    "same_seed",
+    "interruptible",
+    "greedy",
+)
 """The fields of a declaration that hold True or False."""
 
 

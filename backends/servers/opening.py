@@ -74,7 +74,7 @@ def open_server(name: str) -> Answering:
     server = Server(web, dialect)
     takes = (*TAKEN, *dialect.PROCESSES)
     # A server brings its own weights, so that it runs no built-in model.
-    return Answering(server, takes, seeded=_seeded(server), name=name, dtypes=DTYPES, families=())
+    return Answering(server, takes, seeded=_seeded(server), same_bits=False, name=name, dtypes=DTYPES, families=())
 
 
 def _dialect(web: Web, address: Address) -> Dialect:

@@ -1,8 +1,11 @@
 """Conditions on cases that invariants in several files share."""
 
+from dataclasses import replace
+
 from properties.verdict.invariant import NotApplicable
 from properties.verdict.subject import Subject
 from reference.case import Case
+from reference.trace import Trace
 
 
 def greedy_only(case: Case) -> bool:
@@ -26,3 +29,14 @@ def check_seeded(case: Case, subject: Subject) -> None:
     """Raise NotApplicable where the engine draws on random numbers that no request decides."""
     if not case.sampling.greedy and subject.abilities is not None and not subject.abilities.seeded:
         raise NotApplicable("what the engine draws does not follow the seed")
+
+
+def repeatable(trace: Trace, subject: Subject) -> Trace:
+    """The trace without log-probabilities, where the engine does not promise the same bits again."""
+    if subject.abilities is None or subject.abilities.same_bits:
+        return trace
+    steps = [
+        step if step.emitted is None else replace(step, emitted=replace(step.emitted, logprobs=None))
+        for step in trace.steps
+    ]
+    return replace(trace, steps=tuple(steps))

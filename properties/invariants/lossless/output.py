@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from properties.invariants.applies import check_seeded, greedy_only
+from properties.invariants.applies import check_seeded, greedy_only, repeatable
 from properties.tolerance.closeness import forced, noise
 from properties.tolerance.ties import TIE_SIGMA, gaps, judge_tokens
 from properties.verdict.finding import Compared, Finding
@@ -158,7 +158,7 @@ def state_isolated(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fac
         raise NotApplicable("the other request is the case itself")
     subject.again(other)  # a run of its own, remembered apart from the first
     after = subject.again(case, 2)
-    yield from _same_run("lossless.state-isolated", before, after)
+    yield from _same_run("lossless.state-isolated", repeatable(before, subject), repeatable(after, subject))
 
 
 def _other_request(case: Case) -> Case:
@@ -174,7 +174,8 @@ def _other_request(case: Case) -> Case:
 def deterministic(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     """The same case twice gives bit-identical traces."""
     check_seeded(case, subject)
-    yield from _same_run("lossless.deterministic", subject(case), subject.again(case))
+    one, other = repeatable(subject(case), subject), repeatable(subject.again(case), subject)
+    yield from _same_run("lossless.deterministic", one, other)
 
 
 def _same_run(name: str, one: Trace, other: Trace) -> Iterator[Finding | Compared]:
