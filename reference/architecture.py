@@ -199,7 +199,7 @@ class Seeded:
 
     Attributes:
         weights: `margin` draws weights whose logits move visibly with every mask cell; `transparent` builds a probe
-            whose logits show which row sees which token (see reference/weights.py).
+            whose logits show which row sees which token (see reference/weights/models.py).
         probed_layer: The one layer of a `transparent` model that attends.
         relabel: 0 keeps the vocabulary; another number renames every token id by the permutation of that seed.
         noise: Share of other random numbers in `margin` weights, from 0 (none) to 1 (nothing else). A draft whose noise
@@ -232,7 +232,7 @@ class Seeded:
             raise Malformed(
                 "architecture.max_positions", f"{arch.max_positions}; a built-in model has at most {LONGEST}"
             )
-        # The smallest vocabulary and hidden size that the blocks of `weights._transparent` fit into.
+        # The smallest vocabulary and hidden size that the blocks of `weights.models._transparent` fit into.
         probe = (arch.heads * arch.head_dim + 1, (1 + arch.heads) * arch.head_dim)
         if self.weights == "transparent" and (arch.tied or arch.vocab_size != probe[0] or arch.hidden_size < probe[1]):
             raise Malformed("weights", "transparent weights need the architecture that probe_architecture makes")

@@ -68,6 +68,7 @@ class Case:
         self._check_stops()
         with under("draft"):
             self.draft.check(self.prompt[-1])
+            self.draft.check_target(self.model)
         drafter = self.draft.model
         if drafter is not None and drafter.vocab_size != vocab:
             raise Malformed("draft.model", f"its vocabulary of {drafter.vocab_size} is not the target's {vocab}")

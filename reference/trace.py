@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from reference.draft.hidden import HiddenStates
 from reference.session import Account
 from reference.tree import Tree
 
@@ -36,6 +37,23 @@ class Stage(enum.IntEnum):
 
 
 @dataclass(frozen=True)
+class HeadInput:
+    """The rows of committed tokens that a draft head ran for this step, since the step before.
+
+    Attributes:
+        reads: The hidden states of the target that stand beside the tokens.
+        first: The number of the first row; row i holds the state at position i.
+        tokens: The token of each row, in order; none where the head ran no row.
+        hidden: float [rows, width]; the target's hidden states of each row.
+    """
+
+    reads: HiddenStates
+    first: int
+    tokens: tuple[int, ...]
+    hidden: Array
+
+
+@dataclass(frozen=True)
 class Drafted:
     """The draft's proposal.
 
@@ -47,12 +65,14 @@ class Drafted:
         proposal: [nodes, vocabulary] the law that the verifier is given for each node: the law from which its token was
             drawn, before earlier siblings were removed (one-hot for a token that was not drawn; row 0 is not used).
             None if greedy.
+        given: The rows of committed tokens that the draft's head ran; None for a draft without such a head.
     """
 
     tree: Tree
     logits: Array | None = None
     draft_ids: tuple[int, ...] | None = None
     proposal: Array | None = None
+    given: HeadInput | None = None
 
 
 @dataclass(frozen=True)

@@ -95,6 +95,10 @@ PLAIN: dict[str, str] = {
     "cache.prefix-reuse": (
         "With a reused prefix the request gave {observed}; computing the prefix anew gives {expected}{by}."
     ),
+    "draft.hidden-state-descriptor": (
+        "The draft was given another hidden state at {position} than its descriptor names: expected {expected}, got "
+        "{observed}{by}."
+    ),
     "draft.fidelity": (
         "The draft, run step by step on its own cache, scores {node} otherwise than from scratch{by}: its state has "
         "drifted."

@@ -164,6 +164,20 @@ SIDES: dict[tuple[str, str], str] = {
     ("cache.untouched-slots", "length"): (
         "The step did not leave the committed length as it must: expected {expected}, got {observed}."
     ),
+    ("draft.hidden-state-descriptor", "descriptor"): (
+        "The draft's weights read the {expected}; the engine gave it the {observed}."
+    ),
+    ("draft.hidden-state-descriptor", "rows"): (
+        "Before this step the draft's head had to run {expected} on the target's states; it ran {observed}."
+    ),
+    ("draft.hidden-state-descriptor", "beside"): (
+        "Beside the target's state at {position} the head was given token {observed}; the token after that state is "
+        "{expected}."
+    ),
+    ("draft.hidden-state-descriptor", "scored"): (
+        "The hidden state that the verify forward handed over for {node} is not the one that the draft's descriptor "
+        "names: expected {expected}, got {observed}{by}."
+    ),
     ("draft.fidelity", "root"): "The root of the tree carries token {observed}; the pending token is {expected}.",
     ("draft.fidelity", "tree"): "The draft proposed {observed}; from scratch it proposes {expected}.",
     (

@@ -66,10 +66,10 @@ def sizes_of(case: Case, takes_tape: bool, switched: tuple[Draft, ...] = ()) -> 
         switched: The drafts to which the request switches in its session.
     """
     arch = _architecture(case.model)
-    drafting = [(one.model, len(one.vocabulary)) for one in (case.draft, *switched) if one.model is not None]
+    drafting = [one for one in (case.draft, *switched) if one.model is not None or one.kv_sizes is not None]
     # A request that switches between models shows caches of different shapes in its steps; then none is checked.
-    caches = {_cache(model) for model, _ in drafting}
-    widths = {named or model.vocab_size for model, named in drafting}
+    caches = {Cache(*one.kv_sizes) if one.model is None and one.kv_sizes else _cache(one.model) for one in drafting}
+    widths = {len(one.vocabulary) or case.model.vocab_size for one in drafting}
     return Sizes(
         vocabulary=case.model.vocab_size,
         heads=arch.heads if arch is not None else None,
@@ -86,7 +86,7 @@ def _architecture(model: Model) -> Architecture | None:
     return model.architecture if isinstance(model, Seeded) else None
 
 
-def _cache(model: Model) -> Cache:
+def _cache(model: Model | None) -> Cache:
     """The axes of a model's cache."""
-    arch = _architecture(model)
+    arch = None if model is None else _architecture(model)
     return Cache() if arch is None else Cache(arch.layers, arch.kv_heads, arch.head_dim)

@@ -13,6 +13,7 @@ from backends.admission.arrays import Axis, array, is_array_like, read, worded
 from backends.admission.misshapen import Misshapen, refusal
 from backends.admission.numbers import TOKEN, reals, whole, wholes, word
 from backends.admission.sizes import Cache, Sizes
+from reference.draft.hidden import HiddenStates
 from reference.malformed import Malformed
 from reference.trace import (
     Accepted,
@@ -21,6 +22,7 @@ from reference.trace import (
     Committed,
     Drafted,
     Emitted,
+    HeadInput,
     Kv,
     Lowered,
     Scored,
@@ -111,7 +113,17 @@ def _drafted(value: object, sizes: Sizes) -> Drafted:
     ids = None if one.draft_ids is None else wholes("drafted.draft_ids", one.draft_ids)
     if ids is not None and len(ids) != len(tree):
         raise refusal("drafted.draft_ids", one.draft_ids, f"one id for each of {len(tree)} nodes", f"{len(ids)} ids")
-    return Drafted(tree, logits, ids, proposal)
+    return Drafted(tree, logits, ids, proposal, None if one.given is None else _given(one.given, sizes))
+
+
+def _given(value: object, sizes: Sizes) -> HeadInput:
+    """The rows that a draft's head has run; an invariant judges which rows they are."""
+    one = ours("drafted.given", value, HeadInput)
+    tokens = wholes("drafted.given.tokens", one.tokens, 0, sizes.last_token, TOKEN)
+    rows: Axis = ("rows", len(tokens))
+    hidden = array("drafted.given.hidden", one.hidden, "float", (rows, ("width", sizes.hidden)))
+    reads = ours("drafted.given.reads", one.reads, HiddenStates)
+    return HeadInput(reads, whole("drafted.given.first", one.first, 0), tokens, hidden)
 
 
 def _tree(field: str, value: object, sizes: Sizes) -> Tree:

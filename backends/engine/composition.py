@@ -2,12 +2,13 @@
 
 from backends.engine import accept, stops
 from backends.engine.attention.eager import eager
-from backends.engine.draft import language_model
+from backends.engine.draft import filling
 from backends.engine.draft.truncation import inside_chunk
 from backends.engine.kv.arena import Arena
 from backends.engine.kv.base import KvCache
 from backends.engine.kv.seams import KvSeams
 from backends.engine.lower_tree import lower_tree
+from backends.engine.model.hidden import HiddenTap
 from backends.engine.request import Request, gather
 from backends.engine.sampling.seams import SamplingSeams
 from backends.engine.seams import Seams
@@ -19,8 +20,8 @@ def commit(cache: KvCache, path: list[int]) -> str | None:
 
 
 SEAMS = Seams(
-    name_children=language_model.name_children,
-    branch_rows=language_model.branch_rows,
+    name_children=filling.name_children,
+    branch_rows=filling.branch_rows,
     draft_attend=eager,
     inside_chunk=inside_chunk,
     lower_tree=lower_tree,
@@ -32,10 +33,11 @@ SEAMS = Seams(
     commit=commit,
     # Every kept row is one token, so the root of the next tree stands that many positions further.
     advance=lambda kept: kept,
-    roll_back=language_model.roll_back,
+    roll_back=filling.roll_back,
     logprobs=accept.logprobs,
     kv=KvSeams(),
     arena=Arena,
+    tap=HiddenTap,
     request=Request,
     sampling=SamplingSeams(),
 )

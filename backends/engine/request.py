@@ -96,7 +96,7 @@ class Request:
         chunk, reads = self.case.layout.prefill_chunk, self.case.draft.reads
         if reads is not None and cache.length:
             raise ValueError("a draft that reads hidden states needs those of tokens whose KV was there already")
-        self._hidden = self.target.prefill(missing, cache, attend, chunk, lanes, reads)
+        self._hidden = self.target.prefill(missing, cache, attend, chunk, lanes, reads, self.seams.tap)
 
     def propose(self) -> None:
         """Draft a tree, cut it to the chunk of its root where the layout demands it, and lower it."""
@@ -176,7 +176,7 @@ class Request:
         self.steps.append(
             Step(
                 context,
-                reveal.drafted(block.proposal, told),
+                reveal.drafted(block.proposal, told, self.case.draft.reads),
                 reveal.lowered(tensors),
                 attended,
                 reveal.scored(logits, law, self._scored_states(tensors)),

@@ -4,7 +4,6 @@
 stop takes no step, and a request without pages waits.
 """
 
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -12,15 +11,11 @@ from dataclasses import replace
 from torch import Tensor
 
 from backends.base import StageFailure, Unsupported
-from backends.engine.columns import Attend
 from backends.engine.draft import Draft, Opening, opened
 from backends.engine.kv.arena import CacheLease, refuse_small_pool
 from backends.engine.kv.base import OutOfPages
-from backends.engine.kv.lanes import BatchCache
-from backends.engine.model.causal_lm import CausalLm
-from backends.engine.model.hidden import HiddenTap
-from backends.engine.model.models import ModelCache, refuse_long
-from backends.engine.model.update_order_check import require_update_first
+from backends.engine.model.models import ModelCache
+from backends.engine.open_models import OpenModels
 from backends.engine.request import Request
 from backends.engine.seams import Seams
 from reference.case import Case
@@ -44,12 +39,11 @@ class Server:
         self.requests: dict[int, Request] = {}
         self.accounts: list[Account] = []
         self.session = case.session or Session()
-        self._model_cache = shelf
         self._seams = seams
-        self._models: dict[CausalLm, tuple[float, Counter[str], int]] = {}
+        self._models = OpenModels(shelf)
         self._evicted: set[int] = set()
         self._over: set[int] = set()
-        self._target = self._open(case, seams.attend, seams.kv.lanes)
+        self._target = self._models.target(case, seams)
         plans = [case.alone(number) for number in range(1 + len(self.session.mates))]
         drafts = [one.draft for one in plans] + [one.draft for one in self.session.actions if one.draft is not None]
         self._rows = max(case.layout.padded_nodes, *map(largest, drafts)) + 1
@@ -125,7 +119,7 @@ class Server:
         if case.draft.reads is not None:  # shared columns bring no hidden states: the twin prefills its own
             self._enter(twin, case, self._lease(case, ()))
             return
-        model = self._draft_model(case)
+        model = self._models.draft(case, self._seams)
         self._enter(twin, case, self._arena.fork(old.lease, self._target, model, self._capacity, self._rows))
 
     def _enter(self, number: int, case: Case, lease: CacheLease) -> None:
@@ -154,7 +148,7 @@ class Server:
             raise Unsupported("a switch to a draft that reads hidden states: those of earlier tokens were not kept")
         if largest(case.draft) >= self._rows:
             raise Unsupported(f"a switch to trees of {largest(case.draft)} nodes: there is room for {self._rows - 1}")
-        model = self._draft_model(case)
+        model = self._models.draft(case, self._seams)
         if model is not request.lease.owner:
             request.lease = self._arena.with_draft(request.lease, model, self._capacity, self._rows)
         calls = request.draft.calls
@@ -174,15 +168,15 @@ class Server:
         rows = self._seams.gather(batch)
         # One tap for the whole batch: drafts of several requests may read different hidden states.
         reads = [one.case.draft.reads for one in batch if one.case.draft.reads is not None]
-        tap = HiddenTap(*reads) if reads else None
+        tap = self._seams.tap(*reads) if reads else None
         with _naming(batch[0]):
             flat = self._target.forward(
                 rows, self._seams.attend, filler=self._arena.filler, lanes=self._seams.kv.lanes, watch=heads, tap=tap
             )
         for lane, request in enumerate(batch):
             mine = request.case.draft.reads
-            if tap is not None and mine is not None:
-                request.verified = tap.taken[mine][lane, : len(rows[lane].tokens)]
+            # None again where the request has switched to a draft that reads none.
+            request.verified = None if tap is None or mine is None else tap.taken[mine][lane, : len(rows[lane].tokens)]
             with _naming(request):
                 request.settle(flat[lane], [one[lane, :, : len(rows[lane].tokens)] for one in heads])
         for number in numbers:
@@ -214,27 +208,13 @@ class Server:
     def _poison(self) -> None:
         self._arena.poison([self.requests[number].lease for number in sorted(self.living)])
 
-    def _open(self, case: Case, attend: Attend, lanes: type[BatchCache]) -> CausalLm:
-        refuse_long(case.model, case.longest)
-        model = self._model_cache.open(case.model, case.dtype)
-        if case.layout.traits.in_place:
-            require_update_first(model, attend, lanes)
-        # Models outlive servers, so their counters are noted here and subtracted later.
-        self._models.setdefault(model, (model.forward_s, model.fallbacks.copy(), model.attention_calls))
-        return model
-
-    def _draft_model(self, case: Case) -> CausalLm | None:
-        if case.draft.model is None:
-            return None
-        return self._open(replace(case, model=case.draft.model), self._seams.draft_attend, self._seams.kv.single)
-
     def _lease(self, case: Case, tokens: tuple[int, ...]) -> CacheLease:
         """Caches that begin with known pages of `tokens`, unless the draft reads hidden states, which no page holds."""
         known = tokens if case.draft.reads is None else ()
-        return self._arena.lease(self._target, self._draft_model(case), self._capacity, self._rows, known)
+        return self._arena.lease(self._target, self._models.draft(case, self._seams), self._capacity, self._rows, known)
 
     def _draft(self, case: Case, lease: CacheLease) -> Draft:
-        draft = opened(Opening(case, self._draft_model(case), lease.draft, self._seams))
+        draft = opened(Opening(case, self._models.draft(case, self._seams), lease.draft, self._seams))
         if draft.reads != case.draft.reads:
             raise Unsupported(
                 f"the draft reads {draft.reads or 'no hidden states'}, and the case gives it "
@@ -243,28 +223,10 @@ class Server:
         return draft
 
     @property
-    def forward_s(self) -> float:
-        """Seconds in forwards of this server's models, since this server opened them."""
-        return sum(model.forward_s - before for model, (before, *_) in self._models.items())
-
-    @property
-    def attention_calls(self) -> int:
-        """Number of layers that ran in forwards, since this server opened its models."""
-        return sum(model.attention_calls - before for model, (*_, before) in self._models.items())
-
-    @property
-    def fallbacks(self) -> dict[str, int]:
-        """How many layers of forwards took a slower attention path, by reason, since this server opened its models."""
-        since: Counter[str] = Counter()
-        for model, (_, before, _) in self._models.items():
-            since.update(model.fallbacks - before)
-        return dict(since)
-
-    @property
     def trace(self) -> Trace:
         """The trace of request 0 so far; with a session, the traces of all requests in `shared`."""
         own = self.requests[0].trace if 0 in self.requests else Trace((), (), None)
-        own = replace(own, forward_s=self.forward_s, fallbacks=self.fallbacks, attention_calls=self.attention_calls)
+        own = self._models.counted(own)
         if self.case.session is None:
             return own
         every = tuple(

@@ -12,6 +12,7 @@ from backends.engine.columns import Attend
 from backends.engine.kv.base import KvCache
 from backends.engine.kv.seams import KvSeams
 from backends.engine.lower_tree import TreeTensors
+from backends.engine.model.hidden import HiddenTap
 from backends.engine.reach import Reach
 from backends.engine.sampling.seams import SamplingSeams
 from backends.engine.stops import Limits, Written
@@ -38,6 +39,7 @@ class StepSeams:
         logprobs: From logits to log-probabilities, row by row.
         kv: The classes of the KV caches.
         sampling: The functions that decide for a request that samples.
+        tap: The class that takes the target's hidden states out of a forward.
         prefill_attend: The attention of prefills; None if it is `attend`.
     """
 
@@ -56,4 +58,5 @@ class StepSeams:
     logprobs: Callable[[Tensor], Tensor]
     kv: KvSeams
     sampling: SamplingSeams
+    tap: type[HiddenTap]
     prefill_attend: Attend | None = None

@@ -7,7 +7,8 @@ from torch import Tensor
 from backends.engine.draft.base import Proposal
 from backends.engine.kv.base import KvCache
 from backends.engine.lower_tree import TreeTensors
-from reference.trace import Array, Attended, Drafted, Kv, Lowered, Scored, frozen
+from reference.draft.hidden import HiddenStates
+from reference.trace import Array, Attended, Drafted, HeadInput, Kv, Lowered, Scored, frozen
 
 BUDGET_BYTES = 256 * 2**20
 """Bytes of KV and attention outputs that one trace may hold; once they are spent, later steps reveal neither."""
@@ -36,10 +37,16 @@ class Revealer:
             return None
         return Attended(frozen(np.stack([array(output[:, rows]) for output in heads])))
 
-    def drafted(self, proposal: Proposal, told: Tensor | None) -> Drafted:
-        """The proposed tree with the scores that ranked it, and the proposal `told` to the verifier [nodes, V]."""
+    def drafted(self, proposal: Proposal, told: Tensor | None, reads: HiddenStates | None = None) -> Drafted:
+        """The proposed tree with the scores that ranked it, and the proposal `told` to the verifier [nodes, V].
+
+        The rows of a head are shown with the descriptor `reads` of their hidden states.
+        """
         logits = None if proposal.logits is None else array(proposal.logits)
-        return Drafted(proposal.tree, logits, proposal.draft_ids, None if told is None else array(told))
+        rows, given = proposal.given, None
+        if rows is not None and reads is not None:
+            given = HeadInput(reads, rows.first, tuple(rows.tokens), array(rows.hidden))
+        return Drafted(proposal.tree, logits, proposal.draft_ids, None if told is None else array(told), given)
 
     def lowered(self, tensors: TreeTensors) -> Lowered:
         """The index tensors as arrays; layers that share one mask tensor share one array."""

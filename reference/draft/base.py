@@ -98,6 +98,18 @@ class Draft(ABC):
     def check(self, pending: int) -> None:  # noqa: B027 - most kinds can begin anywhere
         """Raise Malformed where the draft cannot begin under the pending root `pending`."""
 
+    def check_target(self, target: Model) -> None:  # noqa: B027 - most kinds draft for any target
+        """Raise Malformed where the draft cannot draft for `target`."""
+
+    @property
+    def kv_sizes(self) -> tuple[int, int, int] | None:
+        """Layers, KV heads and head size of the draft's cache; None where `model` tells them, or there is none."""
+        return None
+
+    def proposing(self: Own, tree: Tree) -> Own | None:
+        """The draft that proposes `tree` as it is and scores it; None where no draft of the kind does so."""
+        return None
+
     @property
     def height(self) -> int:
         """Depth of the deepest node that the draft proposes; 0 for the bare root."""

@@ -4,9 +4,10 @@ The descriptor is compared on both sides: the draft's weights name the states th
 states that it hands over.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from reference.malformed import Malformed
+from reference.rules import OMIT_DEFAULT
 
 PLACES = ("residual", "normed")
 """Where a hidden state is taken: the residual stream after a layer, or the output of the norm after the last layer."""
@@ -20,10 +21,13 @@ class HiddenStates:
         layers: Layers after which the residual stream is taken, from 0; -1 means the embeddings (EAGLE-3 reads three
             layers; transformers' `hidden_states[i]` is layer i - 1). For `normed` no layer is named.
         place: One of PLACES (EAGLE reads the output of the last norm, EAGLE-3 the residual stream).
+        shift: How many positions the token that stands beside a state is ahead of it: 1 in EAGLE; 0 for a draft that
+            fuses states with no token.
     """
 
     layers: tuple[int, ...] = ()
     place: str = "residual"
+    shift: int = field(default=0, metadata=OMIT_DEFAULT)
 
     def __post_init__(self) -> None:
         if self.place not in PLACES:
@@ -32,13 +36,16 @@ class HiddenStates:
             raise Malformed("layers", "the residual stream is taken after named layers, the last norm's output is not")
         if len(set(self.layers)) < len(self.layers) or any(layer < -1 for layer in self.layers):
             raise Malformed("layers", f"{list(self.layers)}: layers count from 0, -1 means the embeddings, each once")
+        if self.shift not in (0, 1):
+            raise Malformed("shift", f"{self.shift} is neither 0 (no token) nor 1 (the token after the state)")
 
     def __str__(self) -> str:
-        """`residual after layers 1, 4`, or `output of the last norm`."""
+        """`residual stream after layers 1, 4`, or `output of the last norm`, and the token beside it."""
+        token = " beside the next token" if self.shift else ""
         if self.place == "normed":
-            return "output of the last norm"
+            return f"output of the last norm{token}"
         names = ", ".join("embeddings" if layer < 0 else str(layer) for layer in self.layers)
-        return f"residual stream after layer{'s' * (len(self.layers) > 1)} {names}"
+        return f"residual stream after layer{'s' * (len(self.layers) > 1)} {names}{token}"
 
     @property
     def parts(self) -> int:

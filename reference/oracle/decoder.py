@@ -92,7 +92,7 @@ class Oracle:
         sampled = SampledStep(case, output, number)
         reads = case.draft.reads
         known = None if reads is None else picked(target.states(tokens[:-1]), reads)
-        question = Question(tokens, number, draft, sampled, known)
+        question = Question(tokens, number, draft, sampled, known, case.model)
         drafted = proposed(case.draft, question)
         if case.layout.stay_in_chunk:
             drafted = in_chunk(drafted, len(tokens) - 1, target.parameters.architecture)
@@ -136,9 +136,8 @@ def picked(states: Array, reads: HiddenStates) -> Array:
 
 
 def _states(target: Evaluator, reads: HiddenStates, context: tuple[int, ...], tree: Tree) -> Array:
-    """The hidden states at each node of `tree`, the last row of the node's own sequence: [nodes, width]."""
-    runs = [target.states((*context, *tree.tokens_to(node))) for node in range(len(tree))]
-    return frozen(np.stack([picked(run, reads)[-1] for run in runs]))
+    """The hidden states at each node of `tree`: [nodes, width]."""
+    return frozen(picked(target.node_states(context, tree), reads))
 
 
 def _accounting(steps: list[Step]) -> Accounting:

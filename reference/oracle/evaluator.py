@@ -31,6 +31,13 @@ class Evaluator(Protocol):
         """
         ...
 
+    def node_states(self, context: tuple[int, ...], tree: Tree) -> Array:
+        """The residual stream at each node, that of running `context` and the node's path in sequence.
+
+        float64 [layers + 2, nodes, hidden size], with the first axis as in `states`.
+        """
+        ...
+
     def kv(self, tokens: tuple[int, ...]) -> Kv:
         """Rotated keys and values of running `tokens` in sequence."""
         ...

@@ -120,6 +120,10 @@ class PathByPath:
             return np.empty((arch.layers + 2, 0, arch.hidden_size))
         return self._run(tokens).states
 
+    def node_states(self, context: tuple[int, ...], tree: Tree) -> Array:
+        """See `Evaluator`."""
+        return np.stack([self._run((*context, *tree.tokens_to(node))).states[:, -1] for node in range(len(tree))], 1)
+
     def kv(self, tokens: tuple[int, ...]) -> Kv:
         """Rotated keys and values of the sequence `tokens`."""
         if not tokens:

@@ -9,6 +9,7 @@ import numpy as np
 
 from reference.oracle.formulas import rotary
 from reference.oracle.formulas.layer import capped, linear, temperature
+from reference.oracle.formulas.levels import Level, levels_of
 from reference.oracle.model import Inputs, Nodes, PathByPath, first_seen
 from reference.oracle.parameters import Parameters
 from reference.trace import Array, Kv
@@ -54,27 +55,14 @@ class _Context:
 
 
 @dataclass(frozen=True)
-class _Level:
-    """The nodes of one depth, as rows of a breadth-first order: [first, last), and each row's path from the root."""
+class _Run:
+    """A tree run below a context; `row` is the row of each node in breadth-first order."""
 
-    first: int
-    last: int
-    paths: Array  # int [last - first, depth + 1]
-
-
-def _levels(tree: Tree) -> tuple[list[int], list[_Level]]:
-    """The nodes in breadth-first order, and the levels of that order."""
-    order, levels = [0], [_Level(0, 1, np.zeros((1, 1), dtype=np.int64))]
-    while True:
-        above = levels[-1]
-        below = [(row, child) for row in range(above.first, above.last) for child in tree.children[order[row]]]
-        if not below:
-            return order, levels
-        first = len(order)
-        order += [child for _, child in below]
-        rows = np.arange(first, len(order))
-        parents = np.array([row for row, _ in below]) - above.first
-        levels.append(_Level(first, len(order), np.column_stack([above.paths[parents], rows])))
+    nodes: Nodes
+    row: Array
+    held: _Context
+    through: list[tuple[Array, ...]]  # queries, keys and values of each layer, by row
+    states: list[Array]  # [nodes, hidden] each; see Evaluator.states
 
 
 class SharedPrefix:
@@ -84,6 +72,7 @@ class SharedPrefix:
         self.parameters = parameters
         self._scale = parameters.formulas.score_scale(parameters.architecture)
         self._recent: list[_Context] = []  # the latest used last
+        self._states: list[tuple[tuple[int, ...], Array]] = []  # sequences with their states, the latest first
         self._frequencies: dict[bool, tuple[Array, float]] = {}
 
     def nodes(self, context: tuple[int, ...], tree: Tree) -> Nodes:
@@ -92,23 +81,22 @@ class SharedPrefix:
         Raises:
             Malformed: the model's rotary frequencies change between the context and the deepest node.
         """
-        return self._run(context, tree)[0]
+        return self._run(context, tree).nodes
 
     def inputs(self, context: tuple[int, ...], tree: Tree) -> Inputs:
         """The inputs of attention at every node of `tree`."""
-        _, row, held, through = self._run(context, tree)
-        queries, keys, values = (np.stack(kept)[:, :, row] for kept in zip(*through, strict=True))
+        run = self._run(context, tree)
+        queries, keys, values = (np.stack(kept)[:, :, run.row] for kept in zip(*run.through, strict=True))
         above = slice(len(context))
         return Inputs(
             queries,
-            np.concatenate([held.keys[:, :, above], keys], axis=2),
-            np.concatenate([held.values[:, :, above], values], axis=2),
+            np.concatenate([run.held.keys[:, :, above], keys], axis=2),
+            np.concatenate([run.held.values[:, :, above], values], axis=2),
             self._scale,
         )
 
-    def _run(self, context: tuple[int, ...], tree: Tree) -> tuple[Nodes, Array, _Context, list[tuple[Array, ...]]]:
-        """The nodes' results, the row of each node, the context's KV, and each layer's queries, keys and values."""
-        order, levels = _levels(tree)
+    def _run(self, context: tuple[int, ...], tree: Tree) -> _Run:
+        order, levels = levels_of(tree)
         arch = self.parameters.architecture
         start = len(context)
         longest = start + len(levels)
@@ -120,6 +108,7 @@ class SharedPrefix:
         x = self.parameters.embedded(np.array(tree.token)[order])
         attended = np.empty((arch.layers, arch.heads, len(order), arch.head_dim))
         through: list[tuple[Array, ...]] = []
+        states = [x]
         for layer, reach in enumerate(arch.reaches):
             queries, keys, values = self._project(layer, x, cos, sin, positions)
             through.append((queries, keys, values))
@@ -127,14 +116,36 @@ class SharedPrefix:
             mixed = _tree_attention(queries * self._scale, *above, keys, values, levels, reach, arch.score_cap)
             attended[layer] = mixed
             x = self.parameters.finished(layer, x, _by_row(mixed))
+            states.append(x)
         row = np.empty(len(order), dtype=np.int64)
         row[order] = np.arange(len(order))
-        logits = self.parameters.logits(self.parameters.normed(x[row], "model.norm"))
-        return Nodes(logits, attended[:, :, row]), row, held, through
+        states = [state[row] for state in states]
+        states.append(self.parameters.normed(states[-1], "model.norm"))
+        return _Run(Nodes(self.parameters.logits(states[-1]), attended[:, :, row]), row, held, through, states)
 
     def states(self, tokens: tuple[int, ...]) -> Array:
-        """The residual stream of `tokens`, run from scratch: contexts keep KV alone, and few drafts read states."""
-        return PathByPath(self.parameters).states(tokens)
+        """See `Evaluator`: the states of a known beginning, and those of the rest as a chain of nodes below it."""
+        if self.parameters.architecture.rope.kind == "longrope":  # a longer sequence may turn all its tokens otherwise
+            return PathByPath(self.parameters).states(tokens)
+        known, states = next(
+            (one for one in self._states if tokens[: len(one[0])] == one[0]), ((), self._no_states())
+        )  # the latest first, hence the longest of one request
+        parts = [states]
+        for at in range(len(known), len(tokens), BLOCK):
+            block = tokens[at : at + BLOCK]
+            parts.append(self.node_states(tokens[:at], Tree((0, *range(len(block) - 1)), block)))
+        whole: Array = np.concatenate(parts, axis=1)
+        if len(parts) > 1:
+            self._states = [(tokens, whole), *self._states][:REMEMBERED]
+        return whole
+
+    def _no_states(self) -> Array:
+        arch = self.parameters.architecture
+        return np.empty((arch.layers + 2, 0, arch.hidden_size))
+
+    def node_states(self, context: tuple[int, ...], tree: Tree) -> Array:
+        """See `Evaluator`."""
+        return np.stack(self._run(context, tree).states)
 
     def kv(self, tokens: tuple[int, ...]) -> Kv:
         """Rotated keys and values of the sequence `tokens`, as read-only views."""
@@ -242,7 +253,7 @@ def _tree_attention(
     above_values: Array,
     keys: Array,
     values: Array,
-    levels: list[_Level],
+    levels: list[Level],
     reach: tuple[int, int],
     cap: float,
 ) -> Array:

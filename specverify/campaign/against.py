@@ -177,6 +177,11 @@ class ByTransformers:
         states: Array = self._plain.states(tokens or (0,))[:, : len(tokens)]
         return states
 
+    def node_states(self, context: tuple[int, ...], tree: Tree) -> Array:
+        """See `Evaluator`."""
+        paths = [(*context, *tree.tokens_to(node)) for node in range(len(tree))]
+        return np.stack([self._plain.states(path)[:, -1] for path in paths], 1)
+
     def kv(self, tokens: tuple[int, ...]) -> Kv:
         """Keys and values of the sequence `tokens`, as attention gets them."""
         run = self._run(tokens or (0,))

@@ -7,7 +7,7 @@ new file here and no line elsewhere.
 from importlib import import_module
 from pkgutil import iter_modules
 
-from backends.engine.draft.base import OPENERS, Draft, Opening
+from backends.engine.draft.base import HEADS, OPENERS, Draft, Opening
 
 for _module in iter_modules(__path__):
     import_module(f"{__name__}.{_module.name}")
@@ -18,4 +18,4 @@ def opened(opening: Opening) -> Draft:
     return OPENERS[opening.case.draft.TAG](opening)
 
 
-__all__ = ["OPENERS", "Draft", "Opening", "opened"]
+__all__ = ["HEADS", "OPENERS", "Draft", "Opening", "opened"]

@@ -11,11 +11,27 @@ from torch import Tensor
 
 from backends.engine.kv.base import KvCache
 from backends.engine.model.causal_lm import CausalLm
+from backends.engine.model.head import HeadModel
 from backends.engine.sampling.step import StepSampling
 from backends.engine.step_seams import StepSeams
 from reference.case import Case
 from reference.draft.hidden import HiddenStates
 from reference.tree import Tree
+
+
+@dataclass(frozen=True)
+class HeadRows:
+    """Rows of committed tokens that a head has run; row i holds the target's state at position i.
+
+    Attributes:
+        first: The number of the first row.
+        tokens: The token of each row.
+        hidden: The target's hidden states of each row, [rows, width].
+    """
+
+    first: int
+    tokens: list[int]
+    hidden: Tensor
 
 
 @dataclass(frozen=True)
@@ -28,12 +44,14 @@ class Proposal:
         draft_ids: Each node's id in the draft's own vocabulary (0 for the root). None without a vocabulary of its own.
         proposal: [nodes, target vocabulary]; the distribution that the verifier takes each node's token to be drawn
             from. None if every token is deterministic, hence its distribution one-hot.
+        given: The rows of committed tokens that the draft's head has run since the step before; None without a head.
     """
 
     tree: Tree
     logits: Tensor | None = None
     draft_ids: tuple[int, ...] | None = None
     proposal: Tensor | None = None
+    given: HeadRows | None = None
 
 
 class Draft(Protocol):
@@ -83,13 +101,13 @@ class Opening:
 
     Attributes:
         case: The request, written as a case without mates.
-        model: The draft's model; None for a draft without a model.
+        model: The model or the head that the draft runs; None for a draft without one.
         cache: The KV cache of that model.
         seams: The functions of which the engine is composed.
     """
 
     case: Case
-    model: CausalLm | None
+    model: CausalLm | HeadModel | None
     cache: KvCache | None
     seams: StepSeams
 
@@ -103,6 +121,20 @@ def opens(tag: str) -> Callable[[Callable[[Opening], Draft]], Callable[[Opening]
 
     def enter(function: Callable[[Opening], Draft]) -> Callable[[Opening], Draft]:
         OPENERS[tag] = function
+        return function
+
+    return enter
+
+
+HEADS: dict[str, Callable[[Case, CausalLm], HeadModel]] = {}
+"""For the tag of each kind that runs a head, the function that makes the head of a case on its target."""
+
+
+def heads(tag: str) -> Callable[[Callable[[Case, CausalLm], HeadModel]], Callable[[Case, CausalLm], HeadModel]]:
+    """Register the decorated function in HEADS as the function that makes heads for drafts with this tag."""
+
+    def enter(function: Callable[[Case, CausalLm], HeadModel]) -> Callable[[Case, CausalLm], HeadModel]:
+        HEADS[tag] = function
         return function
 
     return enter

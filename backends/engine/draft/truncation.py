@@ -37,4 +37,5 @@ def truncated(proposal: Proposal, rows: list[int]) -> Proposal:
         of(proposal.logits),
         None if proposal.draft_ids is None else tuple(proposal.draft_ids[row] for row in rows),
         of(proposal.proposal),
+        proposal.given,
     )

@@ -168,6 +168,7 @@ class CausalLm:
         chunk: int,
         lanes: type[BatchCache] = BatchCache,
         reads: HiddenStates | None = None,
+        tapping: type[HiddenTap] = HiddenTap,
     ) -> list[Tensor]:
         """Append the KV of `tokens` to `cache` as one causal run, `chunk` tokens per forward (0: all that fit).
 
@@ -177,7 +178,7 @@ class CausalLm:
         hidden = []
         width = min(chunk or len(tokens), cache.most_rows or len(tokens)) or 1
         for at in range(0, len(tokens), width):
-            tap = None if reads is None else HiddenTap(reads)
+            tap = None if reads is None else tapping(reads)
             self.append(tokens[at : at + width], cache, attend, 0, lanes, tap)
             hidden += [tap.taken[reads][0]] if tap is not None and reads is not None else []
         return hidden

@@ -32,22 +32,32 @@ class HiddenTap:
         Raises:
             Unsupported: if the model has no such layer, or no `layers` and `norm` like transformers' decoders.
         """
+        # The base of a text model of several modalities (Llama 4) is the model with its head.
+        body = body if hasattr(body, "layers") else getattr(body, "model", body)
         layers, norm = getattr(body, "layers", None), getattr(body, "norm", None)
         if layers is None or norm is None:
             raise Unsupported(f"{type(body).__name__} has no layers and norm whose hidden states a draft could read")
         found: dict[int | str, Tensor] = {}
+        places = {one: self.places(one, len(layers)) for one in self._wanted}
         with ExitStack() as hooks:
-            for place in {layer for one in self._wanted for layer in one.layers}:
+            for place in {place for of in places.values() for place in of}:
+                if isinstance(place, str):
+                    hooks.enter_context(_listening(norm.register_forward_hook(_keeps(found, place))))
+                    continue
                 if place >= len(layers):
                     named = ", ".join(str(one) for one in self._wanted)
                     raise Unsupported(f"the draft reads the {named}; the target has layers 0 to {len(layers) - 1}")
                 hooks.enter_context(_hooked(layers, place, found))
-            if any(one.place == "normed" for one in self._wanted):
-                hooks.enter_context(_listening(norm.register_forward_hook(_keeps(found, "normed"))))
             yield
-        for one in self._wanted:
-            parts = [found[place] for place in (one.layers or ("normed",))]
-            self.taken[one] = torch.cat(parts, dim=-1)
+        for one, of in places.items():
+            self.taken[one] = torch.cat([found[place] for place in of], dim=-1)
+
+    def places(self, reads: HiddenStates, layers: int) -> list[int | str]:
+        """The places of the states `reads` in a model of so many layers, in order.
+
+        A number is the residual stream after that layer, -1 the input of the first; `normed` is the last norm's output.
+        """
+        return list(reads.layers) or ["normed"]
 
 
 def _hooked(layers: Any, place: int, found: dict[int | str, Tensor]) -> Any:

@@ -5,6 +5,7 @@ The model is a built-in with seeded weights, or a checkpoint directory (safetens
 
 import json
 from collections import OrderedDict
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,13 @@ from backends.engine.model.examined import opened
 from backends.engine.model.family import EXACT, FAMILIES
 from backends.engine.model.float64_modules import make_exact
 from backends.engine.model.graphs import Graphs, Recorder
+from backends.engine.model.head import HeadModel
 from reference.architecture import Architecture, Checkpoint, Model, Rope, Seeded
+from reference.case import Case
+from reference.draft import Draft
 from reference.files.fields import LARGEST_CONFIG
 from reference.files.regular import read_whole
+from reference.tree import RankTree
 from reference.weights import seeded
 
 # Built-in models stretch their context by odd factors on purpose, and transformers would warn about each of them.
@@ -42,7 +47,24 @@ class ModelCache:
         self._recorder = recorder
         self._keep = keep
         self._open: OrderedDict[tuple[Model, str], CausalLm] = OrderedDict()
+        self._heads: OrderedDict[tuple[Draft, Model, str], HeadModel] = OrderedDict()
         self._refused: dict[tuple[Model, str], str] = {}
+
+    def head(self, case: Case, make: Callable[[Case, CausalLm], HeadModel]) -> HeadModel:
+        """Return the head of the draft of `case` on its target, from this cache or made by `make`.
+
+        Drafts that differ in their trees alone share a head.
+
+        Raises:
+            Unsupported: as `open`.
+        """
+        key = (case.draft.with_shapes((RankTree((0,), (0,)),)), case.model, case.dtype)
+        if key not in self._heads:
+            self._heads[key] = make(case, self.open(case.model, case.dtype))
+            while len(self._heads) > self._keep:
+                self._heads.popitem(last=False)
+        self._heads.move_to_end(key)
+        return self._heads[key]
 
     def open(self, model: Model, dtype: str) -> CausalLm:
         """Return the model in its working dtype, from this cache or freshly loaded.

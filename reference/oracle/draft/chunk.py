@@ -28,4 +28,5 @@ def in_chunk(drafted: Drafted, position: int, architecture: Architecture) -> Dra
         rows(drafted.logits),
         None if drafted.draft_ids is None else tuple(drafted.draft_ids[node] for node in kept),
         rows(drafted.proposal),
+        drafted.given,
     )

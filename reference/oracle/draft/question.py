@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from reference.architecture import Model
 from reference.oracle.evaluator import Evaluator
 from reference.oracle.sampled_step import SampledStep
 from reference.trace import Array, Drafted
@@ -23,6 +24,7 @@ class Question:
         sampled: The step's coins and laws.
         hidden: The target's hidden states that the draft reads, at each token but the pending root: float64
             [len(tokens) - 1, width]. None for a draft that reads none.
+        target: The target, whose embedding and head a draft may share; None where nobody asks.
     """
 
     tokens: tuple[int, ...]
@@ -30,6 +32,7 @@ class Question:
     model: Evaluator | None
     sampled: SampledStep
     hidden: Array | None = None
+    target: Model | None = None
 
 
 MEANINGS: dict[str, Callable[[Any, Question], Drafted]] = {}

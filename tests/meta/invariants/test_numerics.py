@@ -14,8 +14,8 @@ from backends.engine.attention.sdpa import Sdpa
 from backends.engine.backend import EngineBackend
 from backends.engine.columns import AttentionInputs
 from backends.engine.composition import SEAMS
-from properties.invariants import draft as drafts
 from properties.invariants import rows
+from properties.invariants.draft import proposals as drafts
 from properties.strategies import cases
 from properties.strategies.models import GALLERY
 from properties.tally import Tally

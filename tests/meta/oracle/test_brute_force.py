@@ -68,6 +68,9 @@ class Table:
             rows.append(self.row((*context, *tail)))
         return Nodes(np.stack(rows), np.zeros((1, 1, len(tree), 2)))
 
+    def node_states(self, context: tuple[int, ...], tree: Tree) -> Array:
+        raise NotImplementedError
+
     def states(self, tokens: tuple[int, ...]) -> Array:
         raise AssertionError("no draft here reads hidden states: nobody asks for them")
 

@@ -1,4 +1,4 @@
-"""Invariants of drafts: each proposed tree follows from the draft's definition."""
+"""Invariants of proposals: each drafted tree follows from the draft's definition."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 
 from properties.invariants.applies import drawn
-from properties.invariants.rows import placed
+from properties.invariants.draft.hidden_states import from_scratch
 from properties.tolerance.closeness import UNIT, rms
 from properties.tolerance.ties import TIE_SIGMA
 from properties.verdict.finding import Compared, Finding, Tie
@@ -16,8 +16,7 @@ from properties.verdict.variants import pending_root
 from reference.case import Case
 from reference.draft import Scripted
 from reference.sampling import Sampling, Stops
-from reference.session import Account, Action
-from reference.trace import Array, Drafted, Shared, Stage, Step
+from reference.trace import Array, Drafted, Stage, Step
 from reference.tree import Tree
 
 NEEDS = needing(Stage.DRAFTED)
@@ -35,10 +34,10 @@ def fidelity(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     for number, step in enumerate(subject(case).steps):
         if step.drafted is not None:
             pending = pending_root(case, subject, number)
-            yield from _proposed("draft.fidelity", case, oracle, number, step, number, pending, subject.retold, own)
+            yield from proposed("draft.fidelity", case, oracle, number, step, number, pending, subject.retold, own)
 
 
-def _proposed(
+def proposed(
     name: str, case: Case, oracle: Oracle, number: int, step: Step, place: int, pending: int, retold: bool = False,
     own: bool = False,
 ) -> Iterator[Fact]:  # fmt: skip
@@ -69,7 +68,9 @@ def _proposed(
             yield from _tree_differs(name, number, _line(wanted), _line(step.drafted.tree))
         return
     logits = step.drafted.logits
-    if case.draft.model is not None and logits is not None:
+    scores = case.draft.model is not None or case.draft.kv_sizes is not None
+    # A head proposes the bare root, without scores, where it has no row.
+    if scores and logits is not None:
         size = len(step.drafted.tree), len(case.draft.vocabulary) or case.model.vocab_size
         if logits.shape != size:
             yield Finding(name, Stage.DRAFTED, number, {"side": "shape"}, str(size), str(logits.shape))
@@ -82,72 +83,41 @@ def _proposed(
     yield from _same(name, case, number, step.drafted, true)
 
 
-def switched(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
-    """Each step of a request that switches drafts proposes the tree that its current draft gives from scratch.
-
-    A switch precedes a step if, at the switch, the request had committed no more tokens than the step's context.
-    draft.fidelity cannot judge such a request: there it is a script of its own trees
-    (`properties/verdict/session_members.py`).
-    """
-    assert case.session is not None
-    shared = subject(case).shared
-    if shared is None or not shared.accounts:
-        raise Unobserved("the trace does not say what the requests of the session did")
-    if not any(
-        action.draft is not None and set(action.requests) & set(one.committed) for action, one in happened(case, shared)
-    ):
-        raise NotApplicable("no request was there to switch its draft")
-    for request, trace in enumerate(shared.requests):
-        changes = [
-            (account.committed[request], action.draft)
-            for action, account in happened(case, shared)
-            if action.draft is not None and request in action.requests and request in account.committed
-        ]
-        if trace is None or not changes:
-            continue
-        begins = replace(case.alone(request), prompt=shared.prompts[request], draft=Scripted())
-        changes.insert(0, (0, case.alone(request).draft))
-        place, last = 0, 0
-        for number, step in enumerate(trace.steps):
-            known = max(at for at, (length, _) in enumerate(changes) if length <= len(step.context))
-            place, last = (place, last) if known == last else (0, known)
-            before = trace.steps[number - 1].emitted if number else None
-            if number and before is None:
-                raise Unobserved("the backend does not reveal what each step emitted")
-            pending = before.tokens[-1] if before is not None and before.tokens else begins.prompt[-1]
-            if step.drafted is not None:
-                as_drafted = replace(begins, draft=changes[known][1])
-                for fact in _proposed("draft.switched", as_drafted, oracle, number, step, place, pending):
-                    yield placed(fact, request=request)
-            place += 1
-
-
-def happened(case: Case, shared: Shared) -> list[tuple[Action, Account]]:
-    """The actions of the session, each with the account after the action."""
-    assert case.session is not None
-    return list(zip(case.session.actions, shared.accounts, strict=False))
-
-
 def _rows(
     case: Case, oracle: Oracle, number: int, context: tuple[int, ...], seen: Drafted
 ) -> Iterator[Finding | Compared]:
     """Findings where the draft's scores at a node with children are not its model's own on the drawn tree."""
-    assert case.draft.model is not None
+    true = _scores(case, oracle, context, seen.tree)
+    if true is None:  # without a row, a head draws nothing
+        yield Compared()
+        if len(seen.tree) > 1:
+            yield from _tree_differs("draft.fidelity", number, _line(seen.tree.part([0])), _line(seen.tree))
+        return
     if seen.logits is None:
         raise Unobserved("the backend does not reveal its draft's logits, which is all that can be compared of draws")
-    alone = replace(case, model=case.draft.model, draft=Scripted())
-    scored = oracle(alone.rebased(context, seen.tree)).steps[0].scored
-    assert scored is not None
-    named = np.array(case.draft.vocabulary or range(case.draft.model.vocab_size))
-    sigma = draft_sigma(case, scored.logits)
+    sigma = draft_sigma(case, true)
     asked = [0, *(node for node in range(1, len(seen.tree)) if seen.tree.children[node])]
     yield Compared(len(asked))
     for node in asked:
-        wanted = scored.logits[node][named]
+        wanted = true[node]
         away = float(rms(seen.logits[node] - wanted)) / (DRAFT_K * sigma)
         if away > 1:
             yield _scores_differ("draft.fidelity", case, number, node, wanted, seen.logits[node], away)
             return
+
+
+def _scores(case: Case, oracle: Oracle, context: tuple[int, ...], tree: Tree) -> Array | None:
+    """The scores of the draft's definition at the nodes of `tree`; None where it has no row to score."""
+    if case.draft.model is None:
+        step = from_scratch(case, oracle, context, tree)
+        assert step is not None
+        assert step.drafted is not None
+        return step.drafted.logits
+    alone = replace(case, model=case.draft.model, draft=Scripted())
+    scored = oracle(alone.rebased(context, tree)).steps[0].scored
+    assert scored is not None
+    logits: Array = scored.logits[:, np.array(case.draft.vocabulary or range(case.draft.model.vocab_size))]
+    return logits
 
 
 def _scores_differ(
@@ -263,10 +233,6 @@ def _maps(case: Case) -> bool:
     return bool(case.draft.vocabulary)
 
 
-def _switches(case: Case) -> bool:
-    return case.session is not None and any(action.kind == "switch" for action in case.session.actions)
-
-
 INVARIANTS = (
     Invariant(
         "draft.fidelity",
@@ -287,13 +253,5 @@ INVARIANTS = (
         NEEDS,
         vocabulary_map,
         _maps,
-    ),
-    Invariant(
-        "draft.switched",
-        "A request that switched drafts proposes what its new draft gives from scratch for the tokens so far.",
-        NEEDS,
-        switched,
-        _switches,
-        speaks_of="session",
     ),
 )

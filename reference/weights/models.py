@@ -1,7 +1,4 @@
-"""Seeded weights, under the names of a Hugging Face state dict.
-
-The oracle and the engines share these tensors.
-"""
+"""The seeded weights of built-in models, named as in a Hugging Face state dict."""
 
 from functools import lru_cache
 

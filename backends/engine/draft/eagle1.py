@@ -1,0 +1,52 @@
+"""The EAGLE-1 head of the engine."""
+
+import torch
+from torch import Tensor
+
+from backends.engine.draft.base import Opening, heads, opens
+from backends.engine.draft.head import HeadDraft, opened_on
+from backends.engine.model.causal_lm import CausalLm
+from backends.engine.model.head import HeadModel
+from reference.architecture import Seeded
+from reference.case import Case
+from reference.draft.eagle1 import AT, Eagle1
+from reference.weights import seeded_head
+
+
+class Eagle1Head(HeadModel):
+    """An EAGLE-1 head: `fc` mixes embedding and state, and the target's own head scores the output."""
+
+    at = AT
+
+    def of_target(self, hidden: Tensor) -> Tensor:
+        """See `HeadModel`."""
+        return hidden
+
+    def fuse(self, embedded: Tensor, held: Tensor) -> tuple[Tensor, Tensor]:
+        """See `HeadModel`."""
+        x = self.linear(torch.cat([embedded, held], -1), "fc")
+        return x, x
+
+    def score(self, outputs: Tensor) -> Tensor:
+        """See `HeadModel`."""
+        return torch.nn.functional.linear(outputs, self.target_head)
+
+    def feed_back(self, outputs: Tensor) -> Tensor:
+        """See `HeadModel`."""
+        return outputs
+
+
+@heads(Eagle1.TAG)
+def made(case: Case, target: CausalLm) -> Eagle1Head:
+    """The seeded head of the case on its target."""
+    draft = case.draft
+    assert isinstance(draft, Eagle1)
+    assert isinstance(case.model, Seeded)
+    weights = {name: torch.tensor(one) for name, one in seeded_head(draft, case.model).items()}
+    return Eagle1Head(draft.layer, draft.reads, weights, target)
+
+
+@opens(Eagle1.TAG)
+def opened(opening: Opening) -> HeadDraft:
+    """Open the head on the cache that the request has leased for it."""
+    return opened_on(opening)

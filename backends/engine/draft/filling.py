@@ -1,0 +1,160 @@
+"""The filling of a static tree, level by level, by a draft with scores.
+
+A draft with a causal model and a draft with a head differ in how they score a level.
+"""
+
+from abc import ABC, abstractmethod
+
+import torch
+from torch import Tensor
+
+from backends.engine.draft.base import Proposal
+from backends.engine.kv.base import KvCache
+from backends.engine.reach import Reach
+from backends.engine.sampling.step import StepSampling
+from backends.engine.step_seams import StepSeams
+from reference.tree import RankTree, Tree
+
+
+class TreeFilling(ABC):
+    """Fills a tree of fixed shape with the best tokens, or with tokens drawn from the draft's law.
+
+    Only nodes with children are fed, as open rows of `cache`; leaves need no scores.
+
+    Attributes:
+        shape: The tree.
+        named_ids: int64 [draft vocabulary]; the target id of each draft id.
+        vocab_size: Number of target ids.
+        slots: The column of each fed node.
+        cache: The draft's cache; between steps it holds rows of emitted tokens alone.
+        calls: Number of forwards so far.
+    """
+
+    def __init__(self, shape: RankTree, named_ids: Tensor, vocab_size: int, seams: StepSeams, cache: KvCache) -> None:
+        self.shape = shape
+        self.named_ids = named_ids
+        self.vocab_size = vocab_size
+        self.seams = seams
+        self.slots: dict[int, int] = {}
+        self.cache: KvCache = cache
+        self.calls = 0
+
+    @abstractmethod
+    def feed(self, level: list[int], token: list[int], root: int) -> Tensor:
+        """Run the nodes of `level` as open rows and return their scores [len(level), draft vocabulary].
+
+        Args:
+            level: Nodes of one depth whose parents are the root, or were fed.
+            token: The token of each node; those of `level` and above are named.
+            root: The position and the column of the root's row.
+        """
+
+    def fill(
+        self,
+        tokens: list[int],
+        scores: Tensor,
+        root: int,
+        chance: StepSampling | None,
+        fixed: tuple[int, ...] = (),
+    ) -> Proposal:
+        """Propose the tree under `tokens[-1]`.
+
+        Args:
+            tokens: Prompt and output so far.
+            scores: The root's scores, [1, draft vocabulary].
+            root: The position and the column of the root's row.
+            chance: The step's sampling, which may draw tokens; None for a greedy request.
+            fixed: The token of each node, in place of the best and of draws; empty to name them.
+        """
+        self.slots = {}
+        shape = self.shape
+        token, draft_id = [tokens[-1]] * len(shape), [0] * len(shape)
+        logits = torch.full((len(shape), scores.shape[1]), torch.nan, dtype=scores.dtype, device=scores.device)
+        proposal: dict[int, Tensor] = {}
+        level, rows = [0], scores
+        while level:
+            logits[torch.tensor(level, device=logits.device)] = rows
+            for node in level:
+                below = list(shape.children[node])
+                if fixed:
+                    named = [fixed[child] for child in below]
+                    ids = self._ids(named)
+                elif chance is not None and chance.draws:
+                    scored = self._over_target(logits[node])
+                    named, offered = chance.draw_children(shape, token, node, scored)
+                    # Tokens are drawn over the target's vocabulary; the trace also wants their draft ids.
+                    ids = self._ids(named)
+                    proposal |= dict(zip(below, offered, strict=True))
+                else:
+                    ranks = [shape.rank[child] for child in below]
+                    ids, named = self.seams.name_children(logits[node], ranks, self.named_ids)
+                for child, one_id, one_token in zip(below, ids, named, strict=True):
+                    draft_id[child], token[child] = one_id, one_token
+                if chance is not None and not chance.draws and below:
+                    surely = chance.proposals(shape, token, node, self._over_target(logits[node]))
+                    proposal |= dict(zip(below, surely, strict=True))
+            # Only nodes with children need scores, so leaves are not fed.
+            level = [child for node in level for child in shape.children[node] if shape.children[child]]
+            if level:
+                rows = self.feed(level, token, root)
+        # Nobody reads row 0, the root's, and the root has no proposal: node 1's law fills the row.
+        handed = torch.stack([proposal.get(node, proposal[1]) for node in range(len(shape))]) if proposal else None
+        return Proposal(Tree(shape.parent, tuple(token)), logits, tuple(draft_id), handed)
+
+    def branch(self, level: list[int], root: int, reaches: list[Reach]) -> tuple[Tensor, list[Tensor]]:
+        """Positions int64 [R] and, for each reach, the mask bool [R, C] of the nodes of `level`, about to be opened."""
+        start = self.cache.length + self.cache.rows
+        for at, node in enumerate(level):
+            self.slots[node] = start + at
+        positions, seen = self.seams.branch_rows(self.shape, level, self.slots, root)
+        visible = torch.zeros(len(level), start + len(level), dtype=torch.bool)
+        visible[:, : root + 1] = True  # the committed tokens and the root
+        for row, columns in enumerate(seen):
+            visible[row, columns] = True
+        # Positions of all columns: a node's position follows from its depth, not from the column it was fed to.
+        place = torch.tensor(
+            [
+                *range(root + 1),
+                *[root + self.shape.depth[node] for node in sorted(self.slots, key=self.slots.__getitem__)],
+            ]
+        )
+        here = torch.tensor([root + self.shape.depth[node] for node in level])
+        return torch.tensor(positions), [reach.within(visible, here, place) for reach in reaches]
+
+    def _ids(self, named: list[int]) -> list[int]:
+        """The draft id of each target id."""
+        return [int((self.named_ids == one).nonzero()[0]) for one in named]
+
+    def _over_target(self, logits: Tensor) -> Tensor:
+        """Draft scores spread over the target's vocabulary; -inf for a token that the draft's vocabulary lacks."""
+        wide = torch.full((self.vocab_size,), -torch.inf, dtype=logits.dtype, device=logits.device)
+        wide[self.named_ids.to(logits.device)] = logits
+        return wide
+
+
+def name_children(logits: Tensor, ranks: list[int], vocabulary: Tensor) -> tuple[list[int], list[int]]:
+    """Return the draft id and the target id of the token at each rank; equal logits go to the lowest id.
+
+    Args:
+        logits: [draft vocabulary].
+        ranks: Ranks of tokens by logit; 0 is the best.
+        vocabulary: int64 [draft vocabulary]; the target id of each draft id (EAGLE-3's d2t, as absolute ids).
+    """
+    if not ranks:
+        return [], []
+    order = torch.sort(logits, descending=True, stable=True).indices.cpu()  # stable: equal logits stay in order of ids
+    ids = order[torch.tensor(ranks)]
+    return ids.tolist(), vocabulary.cpu()[ids].tolist()
+
+
+def branch_rows(
+    shape: RankTree, level: list[int], slots: dict[int, int], root: int
+) -> tuple[list[int], list[list[int]]]:
+    """Return the positions of the nodes of `level`, and for each node its own column and those of its fed ancestors."""
+    positions = [root + shape.depth[node] for node in level]
+    return positions, [[slots[up] for up in shape.path(node)[1:]] for node in level]
+
+
+def roll_back(cache: KvCache, fed: list[int]) -> None:
+    """Keep the open rows `fed`, in the order of their positions, and no other."""
+    cache.commit(fed)

@@ -1,0 +1,125 @@
+"""The draft that runs a head on the target's hidden states.
+
+Row i of the head holds the token at i + 1 beside the target's state at i. After verification every row of the tree is
+dropped: those of accepted nodes hold states of the head's own, and are run again with the target's.
+"""
+
+import torch
+from torch import Tensor
+
+from backends.engine.draft.base import HeadRows, Opening, Proposal
+from backends.engine.draft.filling import TreeFilling
+from backends.engine.kv.base import KvCache
+from backends.engine.model.head import HeadModel
+from backends.engine.sampling.step import StepSampling
+from backends.engine.step_seams import StepSeams
+from reference.draft.head import Head
+from reference.draft.hidden import HiddenStates
+from reference.tree import Tree
+
+
+class HeadDraft(TreeFilling):
+    """Fills a tree with a head's best tokens, or with tokens drawn from its law.
+
+    Between steps `cache` holds one row for each token whose state was known when the tree was proposed. `propose` first
+    runs the rows that the cache lacks, the root's last, then the inner nodes of the tree as open rows.
+
+    Attributes:
+        head: The head.
+        rows: The rows of committed tokens that were run since the last step was settled.
+        root_output: The output of the root's row, [1, hidden]; None before it was run.
+        outputs: The output of each node that was fed for this tree, and of the root, [hidden] each.
+    """
+
+    def __init__(self, head: HeadModel, draft: Head, seams: StepSeams, cache: KvCache, chunk: int = 0) -> None:
+        named = torch.arange(head.vocab_size) if head.d2t is None else torch.arange(len(head.d2t)) + head.d2t.cpu()
+        super().__init__(draft.shape, named, head.vocab_size, seams, cache)
+        self.head = head
+        self.reads: HiddenStates | None = head.reads
+        self._fixed = draft.fixed
+        self._chunk = chunk
+        self.rows: list[HeadRows] = []
+        self.root_output: Tensor | None = None
+        self.outputs: dict[int, Tensor] = {}
+
+    def propose(self, tokens: list[int], chance: StepSampling | None = None, hidden: Tensor | None = None) -> Proposal:
+        """Propose the tree under `tokens[-1]`; the bare root where no token before it has a state."""
+        assert hidden is not None
+        if len(tokens) == 1:
+            return Proposal(Tree((0,), (tokens[-1],)))
+        output = self.catch_up(tokens, hidden)
+        self.outputs = {0: output[0]}
+        proposal = self.fill(tokens, self.head.score(output), len(tokens) - 2, chance, self._fixed)
+        return Proposal(proposal.tree, proposal.logits, proposal.draft_ids, proposal.proposal, self._given(hidden))
+
+    def catch_up(self, tokens: list[int], hidden: Tensor) -> Tensor:
+        """Run the rows that the cache lacks, in chunks of the layout's prefill; return the output of the root's row."""
+        start, end = self.cache.length, len(tokens) - 1
+        width = min(self._chunk or end, self.cache.most_rows or end)
+        for first in range(start, end, width):
+            last = min(first + width, end)
+            rows = HeadRows(first, self.row_tokens(tokens, first, last), self.row_states(hidden, first, last))
+            self.rows.append(rows)
+            self.calls += 1
+            held = self.head.of_target(rows.hidden)
+            outputs = self.head.append(rows.tokens, held, self.cache, self.seams.draft_attend, self.seams.kv.single)
+            self.root_output = outputs[-1:]
+        # The root's row was run for a proposal that was abandoned, or just now.
+        assert self.root_output is not None
+        return self.root_output
+
+    def row_tokens(self, tokens: list[int], first: int, last: int) -> list[int]:
+        """The tokens of the rows `first` to `last` (exclusive): each is the token after the row's state."""
+        return tokens[first + 1 : last + 1]
+
+    def row_states(self, hidden: Tensor, first: int, last: int) -> Tensor:
+        """The target's states of the rows `first` to `last` (exclusive), of `hidden`, those of all tokens."""
+        return hidden[first:last]
+
+    def node_states(self, level: list[int]) -> Tensor:
+        """The states beside the nodes of `level`, [R, hidden]: made of the outputs of their parents' rows."""
+        return self.head.feed_back(torch.stack([self.outputs[self.shape.parent[node]] for node in level]))
+
+    def feed(self, level: list[int], token: list[int], root: int) -> Tensor:
+        """See `TreeFilling`."""
+        positions, (mask,) = self.branch(level, root, self.head.reaches)
+        inputs, held = torch.tensor([token[node] for node in level]), self.node_states(level)
+        self.calls += 1
+        outputs = self.head.forward(
+            inputs, held, positions, mask, self.cache, self.seams.draft_attend, self.seams.kv.single
+        )
+        self.outputs |= dict(zip(level, outputs, strict=True))
+        return self.head.score(outputs)
+
+    def settle(self, kept: list[int]) -> None:
+        """Drop every row of the tree; the next `propose` runs the kept tokens beside the target's states."""
+        self.seams.roll_back(self.cache, self.staying(kept))
+        self.rows, self.root_output = [], None
+
+    def staying(self, kept: list[int]) -> list[int]:
+        """The open rows that stay once the nodes `kept` were accepted: none, since they hold states of the head."""
+        return []
+
+    def resume(self, cache: KvCache | None) -> None:
+        """Continue with `cache`; the next `propose` runs all rows that it lacks."""
+        assert cache is not None
+        self.cache, self.rows, self.root_output = cache, [], None
+
+    def abandon(self) -> None:
+        """Close the open rows; the rows of committed tokens stay, and so does the root's output."""
+        self.cache.commit([])
+
+    def _given(self, hidden: Tensor) -> HeadRows:
+        """The rows that were run since the last step was settled, as one."""
+        first = self.rows[0].first if self.rows else self.cache.length
+        tokens = [token for rows in self.rows for token in rows.tokens]
+        return HeadRows(first, tokens, torch.cat([hidden[:0], *(rows.hidden for rows in self.rows)]))
+
+
+def opened_on(opening: Opening) -> HeadDraft:
+    """Open a head on the cache that the request has leased for it."""
+    draft = opening.case.draft
+    assert isinstance(draft, Head)
+    assert isinstance(opening.model, HeadModel)
+    assert opening.cache is not None
+    return HeadDraft(opening.model, draft, opening.seams, opening.cache, opening.case.layout.prefill_chunk)

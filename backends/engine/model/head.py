@@ -1,0 +1,181 @@
+"""A draft head: one decoder layer over rows of tokens beside hidden states.
+
+The kinds of head differ in how they fuse a row and score an output; `backends/engine/draft` has a class for each.
+"""
+
+import time
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from backends.engine.columns import Attend
+from backends.engine.kv.base import CacheSpec, KvCache
+from backends.engine.kv.lanes import BatchCache
+from backends.engine.model.causal_lm import CausalLm, causal
+from backends.engine.reach import Reach
+from reference.draft.head import HeadLayer
+from reference.draft.hidden import HiddenStates
+
+
+class HeadModel(ABC):
+    """A head on a target, with the clock and the counters that a causal model has.
+
+    Attributes:
+        at: The prefix of the names of the decoder layer.
+        reads: The hidden states of the target that the weights expect.
+        weights: Tensors by their names in published checkpoints, in the working dtype.
+        d2t: int64 [draft vocabulary]: target id less draft id; None for a head that names every target id.
+        embedding: The target's embedding, [vocabulary, hidden].
+        target_head: The target's head, [vocabulary, hidden].
+        reaches: The reach of the layer, which has no window.
+        forward_s: Seconds spent in forwards since the head was made.
+        calls: Number of forwards.
+        attention_calls: Number of layers that ran.
+        fallbacks: How many layers took a slower attention path, by reason.
+    """
+
+    at: str
+
+    def __init__(self, layer: HeadLayer, reads: HiddenStates, weights: Mapping[str, Tensor], target: CausalLm) -> None:
+        self.layer = layer
+        self.reads = reads
+        self.device, self.dtype = target.device, target.dtype
+        self.d2t = weights["d2t"].to(self.device) if "d2t" in weights else None
+        named = ("d2t", "t2d")
+        self.weights = {key: one.to(self.device, self.dtype) for key, one in weights.items() if key not in named}
+        self.embedding: Tensor = target.model.get_input_embeddings().weight
+        self.target_head: Tensor = target.model.get_output_embeddings().weight
+        self.reaches = [Reach()]
+        self.forward_s = 0.0
+        self.calls = 0
+        self.attention_calls = 0
+        self.fallbacks: Counter[str] = Counter()
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of token ids of the target."""
+        return len(self.embedding)
+
+    @property
+    def hidden_size(self) -> int:
+        """Length of a state."""
+        return int(self.embedding.shape[1])
+
+    @abstractmethod
+    def of_target(self, hidden: Tensor) -> Tensor:
+        """The target's hidden states [R, width] as the head holds them, [R, hidden]."""
+
+    @abstractmethod
+    def fuse(self, embedded: Tensor, held: Tensor) -> tuple[Tensor, Tensor]:
+        """The input of attention [R, ...] and the residual [R, hidden] for embeddings and states [R, hidden]."""
+
+    @abstractmethod
+    def score(self, outputs: Tensor) -> Tensor:
+        """Scores [R, draft vocabulary] of outputs [R, hidden]."""
+
+    @abstractmethod
+    def feed_back(self, outputs: Tensor) -> Tensor:
+        """The states [R, hidden] that rows below rows with these outputs hold."""
+
+    def room(self, capacity: int, rows: int) -> CacheSpec:
+        """The sizes of a KV cache of the head; see `CausalLm.room`."""
+        layer = self.layer
+        return CacheSpec(tuple(self.reaches), layer.kv_heads, layer.head_dim, capacity, rows, self.device, self.dtype)
+
+    @torch.no_grad()
+    def forward(
+        self,
+        tokens: Tensor,
+        held: Tensor,
+        positions: Tensor,
+        visible: Tensor,
+        cache: KvCache,
+        attend: Attend,
+        lanes: type[BatchCache] = BatchCache,
+    ) -> Tensor:
+        """Open R rows in `cache` and run them.
+
+        Args:
+            tokens: int64 [R].
+            held: The state beside each token, [R, hidden].
+            positions: int64 [R], for rotary embedding.
+            visible: bool [R, C]; C = committed columns + open rows, these R rows included.
+            cache: The head's cache of the request.
+            attend: The attention to run.
+            lanes: The class that makes one cache of the request's cache.
+
+        Returns:
+            The outputs of the layer, [R, hidden], before any norm.
+
+        Raises:
+            OutOfPages: before the forward, if the cache has no room.
+        """
+        rows = len(tokens)
+        cache.open(rows)
+        batch = lanes([cache], [rows])
+        mask = batch.masks(0, [visible]).to(self.device)
+        began = time.perf_counter()
+        x, residual = self.fuse(self.embedding[tokens.to(self.device)], held)
+        queries, keys, values = (self._heads(x, name) for name in "qkv")
+        cos, sin = self._table(positions)
+        keys, values = batch.update(_turned(keys, cos, sin), values, 0)
+        columns = batch.columns(0, keys, values, mask)
+        mixed = attend(_turned(queries, cos, sin), columns, self.layer.head_dim**-0.5)
+        stream = residual + self.linear(mixed[0].transpose(0, 1).reshape(rows, -1), f"{self.at}.self_attn.o_proj")
+        x = self.norm(stream, f"{self.at}.post_attention_layernorm")
+        gate, up = (self.linear(x, f"{self.at}.mlp.{name}_proj") for name in ("gate", "up"))
+        outputs = stream + self.linear(functional.silu(gate) * up, f"{self.at}.mlp.down_proj")
+        if self.device.type != "cpu":  # a device runs asynchronously: wait, or the clock would measure the launch
+            torch.accelerator.synchronize()
+        self.forward_s += time.perf_counter() - began
+        self.calls += 1
+        self.attention_calls += 1
+        self.fallbacks.update(batch.fallbacks)
+        return outputs
+
+    def append(
+        self,
+        tokens: list[int],
+        held: Tensor,
+        cache: KvCache,
+        attend: Attend,
+        lanes: type[BatchCache] = BatchCache,
+    ) -> Tensor:
+        """Run rows after the committed columns of `cache`, each below the one before, and commit them."""
+        rows = torch.arange(cache.length, cache.length + len(tokens))
+        visible = causal(rows, self.reaches)[0]
+        outputs = self.forward(torch.tensor(tokens), held, rows, visible, cache, attend, lanes)
+        cache.commit(list(range(len(tokens))))
+        return outputs
+
+    def linear(self, x: Tensor, name: str) -> Tensor:
+        """`x` [R, in] through the projection `name`, with its bias if it has one: [R, out]."""
+        return functional.linear(x, self.weights[f"{name}.weight"], self.weights.get(f"{name}.bias"))
+
+    def norm(self, x: Tensor, name: str) -> Tensor:
+        """`x` [R, hidden] through the root mean square norm `name`; 16-bit rows are normed in float32."""
+        wide = x if x.dtype in (torch.float32, torch.float64) else x.float()
+        scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.layer.norm_eps)
+        return (wide * scale).to(x.dtype) * self.weights[f"{name}.weight"]
+
+    def _heads(self, x: Tensor, name: str) -> Tensor:
+        """Queries, keys or values of rows `x`: [1, heads, R, head_dim]."""
+        projected = self.linear(x, f"{self.at}.self_attn.{name}_proj")
+        return projected.view(len(x), -1, self.layer.head_dim).transpose(0, 1)[None]
+
+    def _table(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosine and sine [R, head_dim] of the rotary angles at `positions`."""
+        width = self.layer.head_dim
+        turns = self.layer.theta ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
+        angles = (positions.double()[:, None] * turns).repeat(1, 2)
+        return angles.cos().to(self.device, self.dtype), angles.sin().to(self.device, self.dtype)
+
+
+def _turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """`x` [1, heads, R, head_dim] turned by half split: dimension i turns with i + head_dim / 2."""
+    left, right = x.chunk(2, -1)
+    return x * cos + torch.cat([-right, left], -1) * sin

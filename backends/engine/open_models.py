@@ -1,0 +1,73 @@
+"""The models that one server has opened, and their counters since then.
+
+A target is a causal model. A draft runs another causal model, or a head that is made for the target.
+"""
+
+from collections import Counter
+from dataclasses import replace
+
+from backends.engine.columns import Attend
+from backends.engine.draft import HEADS
+from backends.engine.kv.lanes import BatchCache
+from backends.engine.model.causal_lm import CausalLm
+from backends.engine.model.head import HeadModel
+from backends.engine.model.models import ModelCache, refuse_long
+from backends.engine.model.update_order_check import require_update_first
+from backends.engine.seams import Seams
+from reference.case import Case
+from reference.trace import Trace
+
+
+class OpenModels:
+    """Opens models from a `ModelCache`, and counts their forwards from that moment on."""
+
+    def __init__(self, cached: ModelCache) -> None:
+        self._cached = cached
+        # Models outlive servers, so their counters are noted when they are opened, and subtracted later.
+        self._before: dict[CausalLm | HeadModel, tuple[float, Counter[str], int]] = {}
+
+    def target(self, case: Case, seams: Seams) -> CausalLm:
+        """The target of `case`.
+
+        Raises:
+            Unsupported: if the engine cannot run the model, in this layout or to this length.
+        """
+        return self._causal(case, seams.attend, seams.kv.lanes)
+
+    def draft(self, case: Case, seams: Seams) -> CausalLm | HeadModel | None:
+        """The model that the draft of `case` runs; None for a draft without a model.
+
+        Raises:
+            Unsupported: as `target`.
+        """
+        make = HEADS.get(case.draft.TAG)
+        if make is not None:
+            head = self._cached.head(case, make)
+            self._noted(head, case, seams.draft_attend, seams.kv.single)
+            return head
+        if case.draft.model is None:
+            return None
+        return self._causal(replace(case, model=case.draft.model), seams.draft_attend, seams.kv.single)
+
+    def counted(self, trace: Trace) -> Trace:
+        """`trace` with the seconds, the layers and the fallbacks of this server's forwards."""
+        fallbacks: Counter[str] = Counter()
+        for model, (_, before, _) in self._before.items():
+            fallbacks.update(model.fallbacks - before)
+        return replace(
+            trace,
+            forward_s=sum(model.forward_s - before for model, (before, *_) in self._before.items()),
+            fallbacks=dict(fallbacks),
+            attention_calls=sum(model.attention_calls - before for model, (*_, before) in self._before.items()),
+        )
+
+    def _causal(self, case: Case, attend: Attend, lanes: type[BatchCache]) -> CausalLm:
+        refuse_long(case.model, case.longest)
+        model = self._cached.open(case.model, case.dtype)
+        self._noted(model, case, attend, lanes)
+        return model
+
+    def _noted(self, model: CausalLm | HeadModel, case: Case, attend: Attend, lanes: type[BatchCache]) -> None:
+        if case.layout.traits.in_place:
+            require_update_first(model, attend, lanes)
+        self._before.setdefault(model, (model.forward_s, model.fallbacks.copy(), model.attention_calls))

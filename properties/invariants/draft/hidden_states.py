@@ -1,0 +1,131 @@
+"""The invariant of the hidden states of the target that a draft reads.
+
+The input of a draft's head is judged apart from the head: a state that is stale, shifted or taken elsewhere is named as
+such, and is no drift of the head.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from properties.invariants.rows import brief
+from properties.tolerance.closeness import EXACT, UNIT, beyond
+from properties.verdict.finding import Compared, Finding
+from properties.verdict.invariant import Fact, Invariant, NotApplicable, Oracle, Unobserved, needing
+from properties.verdict.subject import Subject
+from properties.verdict.variants import pending_root
+from reference.case import Case
+from reference.sampling import Sampling, Stops
+from reference.trace import Array, HeadInput, Stage, Step
+from reference.tree import Tree
+
+NAME = "draft.hidden-state-descriptor"
+
+HIDDEN_SIGMA = 60.0
+"""A-priori sigma of hidden states, in unit roundoffs times their rms; no control run measures their error."""
+
+HIDDEN_K = 6.0
+"""Largest rms distance between a hidden state and the oracle's, in sigmas."""
+
+
+def from_scratch(case: Case, oracle: Oracle, context: tuple[int, ...], tree: Tree) -> Step | None:
+    """The oracle's step on `tree` after `context`, with the tree scored by the draft of `case` from scratch.
+
+    None for a draft that can score no tree but its own.
+    """
+    draft = case.draft.proposing(tree)
+    if draft is None:
+        return None
+    stops = Stops(max_new_tokens=1)
+    one = replace(case, draft=draft, prompt=(*context, tree.token[0]), sampling=Sampling(), stops=stops, steps=1)
+    return oracle(one).steps[0]
+
+
+def descriptor(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
+    """Each row of a draft's head holds the next token beside the target's state that the descriptor names."""
+    known, looked = 0, False
+    for number, step in enumerate(subject(case).steps):
+        if step.drafted is None:
+            continue
+        pending = pending_root(case, subject, number)
+        # Of a root that is not the pending one draft.fidelity tells; here the true one stands above the same tree.
+        true = from_scratch(case, oracle, step.context, step.drafted.tree.rooted(pending))
+        if true is None:
+            raise NotApplicable("the draft of this kind can score no tree but its own")
+        assert true.drafted is not None
+        assert true.scored is not None
+        wanted, given = true.drafted.given, step.drafted.given
+        if given is not None and wanted is not None:
+            looked = True
+            yield from _given(case, number, known, given, wanted)
+            known = given.first + len(given.tokens)
+        seen, states = step.scored, true.scored.hidden
+        if seen is not None and seen.hidden is not None and states is not None:
+            looked = True
+            yield Compared(len(states))
+            for (node,), measure in _beyond(case, seen.hidden, states):
+                where: dict[str, int | str] = {"node": node, "side": "scored"}
+                values = brief(states[node]), brief(seen.hidden[node])
+                yield Finding(NAME, Stage.SCORED, number, where, *values, measure)
+                break
+    if not looked:
+        raise Unobserved("the backend does not reveal the hidden states that its draft was given")
+
+
+def _given(case: Case, number: int, known: int, given: HeadInput, wanted: HeadInput) -> Iterator[Fact]:
+    """Findings where the rows of a step do not begin at row `known`, do not end at the root's, or hold other values.
+
+    A head whose cache was thrown away begins at row 0 again.
+    """
+    yield Compared(1 + len(given.tokens))
+    if given.reads != wanted.reads:
+        yield _finding(number, {"side": "descriptor"}, str(wanted.reads), str(given.reads))
+        return
+    last = len(wanted.tokens)
+    if given.first > known or given.first + len(given.tokens) != last:
+        rows = f"rows {known} to {last - 1}", f"rows {given.first} to {given.first + len(given.tokens) - 1}"
+        yield _finding(number, {"side": "rows"}, *rows)
+        return
+    mine = slice(given.first, last)
+    for row, (token, right) in enumerate(zip(given.tokens, wanted.tokens[mine], strict=True), given.first):
+        if token != right:
+            yield _finding(number, {"position": row, "side": "beside"}, right, token)
+            return
+    states = wanted.hidden[mine]
+    worst = [(row, measure) for (row,), measure in _beyond(case, given.hidden, states)]
+    # A state that was computed from wrong rows above is wrong as well: the first one tells where it began.
+    if worst:
+        row, measure = min(worst)
+        where: dict[str, int | str] = {"position": given.first + row, "side": "state"}
+        yield _finding(number, where, brief(states[row]), brief(given.hidden[row]), measure)
+
+
+def _finding(
+    number: int, where: dict[str, int | str], expected: object, observed: object, measure: float | None = None
+) -> Finding:
+    return Finding(NAME, Stage.DRAFTED, number, where, expected, observed, measure)
+
+
+def _beyond(case: Case, seen: Array, true: Array) -> Iterator[tuple[tuple[int, ...], float]]:
+    """The rows of `seen` [rows, width] that lie further from `true` than the noise of the working dtype."""
+    if not len(true):
+        return
+    scale = float(np.sqrt(np.mean(np.square(true))))
+    limit = EXACT * max(1.0, scale) if case.dtype == "float64" else HIDDEN_K * HIDDEN_SIGMA * UNIT[case.dtype] * scale
+    yield from beyond(seen, true, limit)
+
+
+def _reads(case: Case) -> bool:
+    return case.draft.reads is not None
+
+
+INVARIANTS = (
+    Invariant(
+        NAME,
+        "A draft is given the hidden states that its descriptor names, each beside the token that belongs to it.",
+        needing(Stage.DRAFTED),
+        descriptor,
+        _reads,
+    ),
+)

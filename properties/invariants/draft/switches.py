@@ -1,0 +1,75 @@
+"""The invariant of requests that switch drafts in the middle of their session."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from properties.invariants.draft.proposals import NEEDS, proposed
+from properties.invariants.rows import placed
+from properties.verdict.invariant import Fact, Invariant, NotApplicable, Oracle, Unobserved
+from properties.verdict.subject import Subject
+from reference.case import Case
+from reference.draft import Scripted
+from reference.session import Account, Action
+from reference.trace import Shared
+
+
+def switched(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
+    """Each step of a request that switches drafts proposes the tree that its current draft gives from scratch.
+
+    A switch precedes a step if, at the switch, the request had committed no more tokens than the step's context.
+    draft.fidelity cannot judge such a request: there it is a script of its own trees
+    (`properties/verdict/session_members.py`).
+    """
+    assert case.session is not None
+    shared = subject(case).shared
+    if shared is None or not shared.accounts:
+        raise Unobserved("the trace does not say what the requests of the session did")
+    if not any(
+        action.draft is not None and set(action.requests) & set(one.committed) for action, one in happened(case, shared)
+    ):
+        raise NotApplicable("no request was there to switch its draft")
+    for request, trace in enumerate(shared.requests):
+        changes = [
+            (account.committed[request], action.draft)
+            for action, account in happened(case, shared)
+            if action.draft is not None and request in action.requests and request in account.committed
+        ]
+        if trace is None or not changes:
+            continue
+        begins = replace(case.alone(request), prompt=shared.prompts[request], draft=Scripted())
+        changes.insert(0, (0, case.alone(request).draft))
+        place, last = 0, 0
+        for number, step in enumerate(trace.steps):
+            known = max(at for at, (length, _) in enumerate(changes) if length <= len(step.context))
+            place, last = (place, last) if known == last else (0, known)
+            before = trace.steps[number - 1].emitted if number else None
+            if number and before is None:
+                raise Unobserved("the backend does not reveal what each step emitted")
+            pending = before.tokens[-1] if before is not None and before.tokens else begins.prompt[-1]
+            if step.drafted is not None:
+                as_drafted = replace(begins, draft=changes[known][1])
+                for fact in proposed("draft.switched", as_drafted, oracle, number, step, place, pending):
+                    yield placed(fact, request=request)
+            place += 1
+
+
+def happened(case: Case, shared: Shared) -> list[tuple[Action, Account]]:
+    """The actions of the session, each with the account after the action."""
+    assert case.session is not None
+    return list(zip(case.session.actions, shared.accounts, strict=False))
+
+
+def _switches(case: Case) -> bool:
+    return case.session is not None and any(action.kind == "switch" for action in case.session.actions)
+
+
+INVARIANTS = (
+    Invariant(
+        "draft.switched",
+        "A request that switched drafts proposes what its new draft gives from scratch for the tokens so far.",
+        NEEDS,
+        switched,
+        _switches,
+        speaks_of="session",
+    ),
+)

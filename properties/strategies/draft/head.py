@@ -1,0 +1,48 @@
+"""Strategies for what all heads have: a layer, hidden states, a vocabulary."""
+
+from hypothesis import strategies as st
+
+from properties.strategies.draft.drawing import Given
+from reference.draft.head import HeadLayer
+from reference.draft.hidden import HiddenStates
+
+LAYERS = (HeadLayer(1, 1, 4, 8), HeadLayer(2, 1, 4, 12), HeadLayer(4, 2, 6, 8, theta=500000.0))
+"""The sizes of drawn heads, the smallest first."""
+
+SEEDS = 2
+"""Weight seeds per head; few, so that engines find most heads already made."""
+
+
+def head_layers() -> st.SearchStrategy[HeadLayer]:
+    """The sizes of a head's layer."""
+    return st.sampled_from(LAYERS)
+
+
+@st.composite
+def one_state(draw: st.DrawFn, layers: int) -> HiddenStates:
+    """The output of the last norm, or one time in four the residual stream after a layer."""
+    if draw(st.integers(0, 3)) < 3:
+        return HiddenStates(place="normed", shift=1)
+    return HiddenStates((draw(st.integers(-1, layers - 1)),), shift=1)
+
+
+@st.composite
+def several_states(draw: st.DrawFn, layers: int) -> HiddenStates:
+    """The residual stream at three places in ascending order; at all there are where the target is shallower."""
+    places = list(range(-1, layers))
+    while len(places) > 3:
+        places.pop(draw(st.integers(0, len(places) - 1)))
+    return HiddenStates(tuple(places), shift=1)
+
+
+@st.composite
+def likely_vocabularies(draw: st.DrawFn, given: Given) -> tuple[int, ...]:
+    """The target ids that a head can name: all (an empty tuple), or some with the target's next greedy tokens.
+
+    A seeded head guesses at random, so that its tokens are accepted where it has few to choose from.
+    """
+    vocab = given.model.vocab_size
+    if vocab < 4 or draw(st.integers(0, 2)) == 0:
+        return ()
+    some = {*given.ahead[: draw(st.integers(1, 4))], draw(st.integers(1, vocab - 1)), vocab - 1}
+    return tuple(sorted(some))

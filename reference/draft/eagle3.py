@@ -1,0 +1,69 @@
+"""Eagle3: an EAGLE-3 head, which fuses a token with states of several layers.
+
+`fc` mixes the target's states to h; attention reads `[norm(embedding(x)); norm(h)]`; the residual is h. The output of
+the layer is the state of the next row, and its norm gives the scores through a head of the draft's own, over a part of
+the target's vocabulary. Draft id d means target id d + d2t[d]. The embedding is the target's matrix.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+from reference.architecture import Architecture
+from reference.draft.base import Tokens
+from reference.draft.head import TOKENS_SCHEMA, Head, decoder_layer, head_schema
+from reference.malformed import Malformed
+
+AT = "midlayer"
+"""The prefix of the decoder layer in published checkpoints."""
+
+NORMS = (f"{AT}.input_layernorm", f"{AT}.hidden_norm", f"{AT}.post_attention_layernorm", "norm")
+"""The norms of the embedding, of h, after attention, and of the output."""
+
+
+@dataclass(frozen=True)
+class Eagle3(Head):
+    """An EAGLE-3 head.
+
+    Attributes:
+        vocabulary: Target ids that the head can name, ascending, by draft id; empty for all of them.
+        norm_before_residual: Whether the residual is the normed h in place of h.
+        norm_output: Whether the normed output is the state of the next row (EAGLE 3.1).
+    """
+
+    TAG = "eagle3"
+    WORD = "EAGLE-3"
+    _FLAG = {"type": "boolean"}  # noqa: RUF012 - a part of SCHEMA
+    SCHEMA = head_schema(vocabulary=TOKENS_SCHEMA, norm_before_residual=_FLAG, norm_output=_FLAG)
+
+    vocabulary: tuple[int, ...] = ()
+    norm_before_residual: bool = False
+    norm_output: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if any(a >= b for a, b in zip(self.vocabulary, self.vocabulary[1:], strict=False)):
+            raise Malformed("vocabulary", "target ids must ascend")
+
+    def tensors(self, target: Architecture) -> dict[str, tuple[int, ...]]:
+        """See `Head`; `lm_head` has a row for every target id, of which the rows of `vocabulary` are the head's."""
+        hidden = target.hidden_size
+        return {
+            "fc.weight": (hidden, self.reads.parts * hidden),
+            **decoder_layer(AT, self.layer, 2 * hidden, hidden),
+            **{f"{name}.weight": (hidden,) for name in NORMS},
+            "lm_head.weight": (target.vocab_size, hidden),
+        }
+
+    def renamed(self, renamed: Callable[[Tokens], Tokens], relabel: int) -> "Eagle3":
+        """See `Draft`; the vocabulary must ascend, whatever order the new ids have."""
+        vocabulary = tuple(sorted(renamed(self.vocabulary)))
+        return replace(super().renamed(renamed, relabel), vocabulary=vocabulary)
+
+    def simpler(self) -> Iterator["Eagle3"]:
+        """The head without a reduced vocabulary, and without each flag."""
+        if self.vocabulary:
+            yield replace(self, vocabulary=())
+        if self.norm_before_residual:
+            yield replace(self, norm_before_residual=False)
+        if self.norm_output:
+            yield replace(self, norm_output=False)

@@ -1,0 +1,42 @@
+"""The formulas of an EAGLE-3 head (arXiv 2503.01840)."""
+
+import numpy as np
+
+from reference.architecture import Seeded
+from reference.draft.eagle3 import AT, Eagle3
+from reference.oracle.draft.head import Formulas, proposed_by
+from reference.oracle.draft.question import Question, means
+from reference.oracle.formulas.layer import linear
+from reference.trace import Array, Drafted
+
+
+class Eagle3Formulas(Formulas):
+    """EAGLE-3: states of several layers fused, two norms before attention, a head of its own on the normed output."""
+
+    at = AT
+    draft: Eagle3
+
+    def of_target(self, hidden: Array) -> Array:
+        """See `Formulas`."""
+        return linear(hidden, self.state, "fc")
+
+    def entered(self, embedded: Array, held: Array) -> tuple[Array, Array]:
+        """See `Formulas`."""
+        normed = self.normed(held, f"{AT}.hidden_norm")
+        x = np.concatenate([self.normed(embedded, f"{AT}.input_layernorm"), normed], axis=-1)
+        return x, normed if self.draft.norm_before_residual else held
+
+    def scored(self, output: Array) -> Array:
+        """See `Formulas`."""
+        return linear(self.normed(output, "norm"), self.state, "lm_head")
+
+    def fed_back(self, output: Array) -> Array:
+        """See `Formulas`."""
+        return self.normed(output, "norm") if self.draft.norm_output else output
+
+
+@means(Eagle3.TAG)
+def proposed(draft: Eagle3, question: Question) -> Drafted:
+    """The tree of an EAGLE-3 head on the oracle's hidden states."""
+    assert isinstance(question.target, Seeded)
+    return proposed_by(Eagle3Formulas(draft, question.target), question)

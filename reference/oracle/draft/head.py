@@ -1,0 +1,123 @@
+"""The proposal of a draft head, run from scratch on the oracle's hidden states.
+
+At each step the rows of all committed tokens are computed anew, then those of each node's path, one after the other.
+No row is kept between steps, and no mask is used: a row attends to a list of the rows above it.
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from reference.architecture import Rope, Seeded
+from reference.draft.head import Head
+from reference.oracle.draft.level_by_level import filled
+from reference.oracle.draft.question import Question
+from reference.oracle.formulas import rotary
+from reference.oracle.formulas.layer import linear, rms_norm, silu
+from reference.oracle.model import attention
+from reference.trace import Array, Drafted, HeadInput, frozen
+from reference.tree import Tree
+from reference.weights import seeded, seeded_head
+
+
+@dataclass(frozen=True)
+class Past:
+    """The rows above: rotated keys and values [rows, kv_heads, head_dim], and the output of the last, [hidden]."""
+
+    keys: Array
+    values: Array
+    output: Array
+
+
+class Formulas(ABC):
+    """The formulas of one kind of head, with its weights.
+
+    Attributes:
+        at: The prefix of the names of the decoder layer.
+    """
+
+    at: str
+
+    def __init__(self, draft: Head, target: Seeded) -> None:
+        self.draft = draft
+        self.layer = draft.layer
+        self.state = seeded_head(draft, target)
+        shared = seeded(target)
+        self.embedding = shared["model.embed_tokens.weight"]
+        self.target_head = shared["model.embed_tokens.weight" if target.architecture.tied else "lm_head.weight"]
+
+    @abstractmethod
+    def of_target(self, hidden: Array) -> Array:
+        """The target's hidden states [rows, width] as the head holds them, [rows, hidden]."""
+
+    @abstractmethod
+    def entered(self, embedded: Array, held: Array) -> tuple[Array, Array]:
+        """The input of attention [rows, ...] and the residual [rows, hidden] of rows of tokens and states."""
+
+    @abstractmethod
+    def scored(self, output: Array) -> Array:
+        """The scores of an output [hidden]: [draft vocabulary]."""
+
+    @abstractmethod
+    def fed_back(self, output: Array) -> Array:
+        """The state that the rows below a row with this output hold, [hidden]."""
+
+    def normed(self, x: Array, name: str) -> Array:
+        """`x` [..., hidden] through the norm `name`."""
+        return rms_norm(x, self.state[f"{name}.weight"], self.layer.norm_eps)
+
+    def none(self) -> Past:
+        """The past of the first row."""
+        empty = np.empty((0, self.layer.kv_heads, self.layer.head_dim))
+        return Past(empty, empty, np.empty(0))
+
+    def below(self, past: Past, tokens: tuple[int, ...], held: Array) -> Past:
+        """The past after further rows, of these tokens beside these states [rows, hidden]."""
+        layer, above, at = self.layer, len(past.keys), f"{self.at}.self_attn"
+        x, residual = self.entered(self.embedding[list(tokens)], held)
+        positions = np.arange(above, above + len(tokens))
+        cos, sin = rotary.table(positions, *rotary.frequencies(Rope(layer.theta), layer.head_dim, 0, 0))
+
+        def project(name: str) -> Array:
+            y: Array = linear(x, self.state, f"{at}.{name}_proj").reshape(len(x), -1, layer.head_dim)
+            return y
+
+        def turned(y: Array) -> Array:
+            by_row: Array = rotary.turn(y.swapaxes(0, 1), cos, sin).swapaxes(0, 1)
+            return by_row
+
+        queries = turned(project("q"))
+        keys = np.concatenate([past.keys, turned(project("k"))])
+        values = np.concatenate([past.values, project("v")])
+        scale = 1 / np.sqrt(layer.head_dim)
+        mixed = [
+            attention(query, keys[: above + row + 1], values[: above + row + 1], scale)
+            for row, query in enumerate(queries)
+        ]
+        r = residual + linear(np.array(mixed).reshape(len(x), -1), self.state, f"{at}.o_proj")
+        y = self.normed(r, f"{self.at}.post_attention_layernorm")
+        gate, up = (linear(y, self.state, f"{self.at}.mlp.{name}_proj") for name in ("gate", "up"))
+        output = r + linear(silu(gate) * up, self.state, f"{self.at}.mlp.down_proj")
+        return Past(keys, values, output[-1])
+
+
+def proposed_by(head: Formulas, question: Question) -> Drafted:
+    """The tree that the head proposes, with its scores; the bare root where no token before the root has a state."""
+    draft, tokens, hidden = head.draft, question.tokens, question.hidden
+    assert hidden is not None
+    if not len(hidden):
+        return Drafted(Tree((0,), tokens[-1:]))
+    paths = {0: head.below(head.none(), tokens[1:], head.of_target(hidden))}
+
+    def past(node: int, token: list[int]) -> Past:
+        if node not in paths:
+            above = past(draft.shape.parent[node], token)
+            paths[node] = head.below(above, (token[node],), head.fed_back(above.output)[None])
+        return paths[node]
+
+    def score(token: list[int], nodes: list[int]) -> Array:
+        return np.stack([head.scored(past(node, token).output) for node in nodes])
+
+    drafted = filled(draft, draft.shape, len(head.embedding), question, score, draft.fixed)
+    return replace(drafted, given=HeadInput(draft.reads, 0, tokens[1:], frozen(hidden)))

@@ -1,0 +1,9 @@
+"""Seeded weights of built-in models and of draft heads.
+
+The oracle and the engines share these tensors. They are exact in every working dtype.
+"""
+
+from reference.weights.heads import seeded_head
+from reference.weights.models import PROBE_CODES, permutation, probe_architecture, representable, seeded, shapes
+
+__all__ = ["PROBE_CODES", "permutation", "probe_architecture", "representable", "seeded", "seeded_head", "shapes"]

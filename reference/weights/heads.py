@@ -1,0 +1,51 @@
+"""The seeded weights of draft heads, under the names of published checkpoints.
+
+A head of a target with renamed tokens has the rows of its own vocabulary renamed alike.
+"""
+
+from functools import lru_cache
+
+import numpy as np
+
+from reference.architecture import Seeded
+from reference.draft.head import Head
+from reference.trace import Array
+from reference.tree import RankTree
+from reference.weights.models import HEAD_GAIN, permutation, representable
+
+
+@lru_cache(maxsize=128)
+def _drawn(head: Head, target: Seeded) -> dict[str, Array]:
+    # The seed of the target enters as well, so that two targets have unlike heads.
+    draw = np.random.default_rng((head.seed, target.seed, len(head.TAG)))
+    state = {}
+    for name, shape in head.tensors(target.architecture).items():
+        noise = draw.normal(size=shape)
+        if name.endswith("norm.weight"):
+            values = 1.0 + 0.1 * noise
+        elif name.endswith("bias"):
+            values = 0.3 * noise
+        else:
+            values = noise * (HEAD_GAIN if name == "lm_head.weight" else 1.0) / np.sqrt(shape[-1])
+        state[name] = representable(values)
+    if "lm_head.weight" in state:
+        moved = np.empty_like(state["lm_head.weight"])
+        # Row t becomes row `renamed[t]`, as in the embedding of the target.
+        moved[permutation(target.relabel, target.vocab_size)] = state["lm_head.weight"]
+        state["lm_head.weight"] = moved[list(head.vocabulary)] if head.vocabulary else moved
+    if head.vocabulary:
+        named = np.array(head.vocabulary)
+        # Offsets, as published files have them: target id = draft id + d2t[draft id].
+        state["d2t"] = named - np.arange(len(named))
+        state["t2d"] = np.isin(np.arange(target.vocab_size), named)
+    for array in state.values():
+        array.flags.writeable = False
+    return state
+
+
+def seeded_head(head: Head, target: Seeded) -> dict[str, Array]:
+    """The weights of `head` on `target`: read-only float64, matrices as [out, in]; d2t int64 and t2d bool if reduced.
+
+    The tree of the head changes no weight.
+    """
+    return _drawn(head.with_shapes((RankTree((0,), (0,)),)), target)
