@@ -1,0 +1,142 @@
+"""Faults of the hidden states that a draft's head reads, and of their tokens."""
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from backends.engine.draft.head import HeadDraft
+from backends.engine.model.hidden import HiddenTap
+from backends.engine.seams import Seams
+from backends.faults.drafting.model_drafts import drafting
+from backends.faults.fault import fault, faults_in
+from reference.draft.hidden import HiddenStates
+from reference.trace import Stage
+
+
+@fault(
+    "head-reads-state-one-early",
+    Stage.DRAFTED,
+    "family of catalogue BZ-063: the draft's inputs are shifted by one against the target's states",
+    "a head, and a prompt of three tokens",
+)
+def state_one_early(seams: Seams) -> Seams:
+    """Each row of a head holds the state of the position before its own.
+
+    The first row keeps its own state, since there is none before.
+    """
+
+    class Early(HeadDraft):
+        def row_states(self, hidden: Tensor, first: int, last: int) -> Tensor:
+            return hidden[[max(row - 1, 0) for row in range(first, last)]]
+
+    return drafting(seams, Early)
+
+
+@fault(
+    "head-layers-one-off",
+    Stage.DRAFTED,
+    "vllm-project/vllm PR #43671, sgl-project/sglang PR #25454; catalogue BZ-031: auxiliary states one layer off",
+    "a head that reads the residual stream",
+)
+def layers_one_off(seams: Seams) -> Seams:
+    """The layers of a head's states are counted by their outputs where its weights count them by their inputs.
+
+    Each state is taken one layer further up, the last layer's stays.
+    """
+
+    class Higher(HiddenTap):
+        def places(self, reads: HiddenStates, layers: int) -> list[int | str]:
+            return [min(place + 1, layers - 1) if isinstance(place, int) else place for place in _right(reads)]
+
+    return replace(seams, tap=Higher)
+
+
+def _right(reads: HiddenStates) -> list[int | str]:
+    """The places that `reads` names."""
+    return list(reads.layers) or ["normed"]
+
+
+@fault(
+    "head-reads-before-last-norm",
+    Stage.DRAFTED,
+    "family of catalogue BZ-031: the state is taken before the last norm instead of behind it",
+    "a head that reads the output of the last norm",
+)
+def before_last_norm(seams: Seams) -> Seams:
+    """A head that expects the normed last state is given the residual stream before the norm."""
+
+    class Unnormed(HiddenTap):
+        def places(self, reads: HiddenStates, layers: int) -> list[int | str]:
+            return [layers - 1 if place == "normed" else place for place in _right(reads)]
+
+    return replace(seams, tap=Unnormed)
+
+
+@fault(
+    "rotated-states-for-plain-head",
+    Stage.DRAFTED,
+    "vllm-project/vllm-ascend PR #6914; catalogue BZ-052: rotated target features fed to an un-rotated draft fc",
+    "a head",
+)
+def rotated_states(seams: Seams) -> Seams:
+    """The target's states are handed over in a rotated basis, which the weights of the head do not know.
+
+    The rotation reverses the order of the dimensions.
+    """
+
+    class Rotated(HeadDraft):
+        def row_states(self, hidden: Tensor, first: int, last: int) -> Tensor:
+            return super().row_states(hidden, first, last).flip(-1)
+
+    return drafting(seams, Rotated)
+
+
+@fault(
+    "root-fused-without-its-state",
+    Stage.DRAFTED,
+    "arXiv 2508.08192, section 3.4: after prefill the first new token is fused with its own hidden state",
+    "a head, and a first step",
+)
+def root_without_state(seams: Seams) -> Seams:
+    """The first root after a prefill stands beside an empty state in place of that of the token before it.
+
+    The buffer of states is written by verifications alone.
+    """
+
+    class Empty(HeadDraft):
+        fresh = False
+
+        def catch_up(self, tokens: list[int], hidden: Tensor) -> Tensor:
+            # Only a prefill begins without a row.
+            self.fresh = not self.cache.length
+            return super().catch_up(tokens, hidden)
+
+        def row_states(self, hidden: Tensor, first: int, last: int) -> Tensor:
+            states = super().row_states(hidden, first, last)
+            # The last chunk of a prefill ends with the last state there is.
+            if self.fresh and last == len(hidden):
+                states = torch.cat([states[:-1], torch.zeros_like(states[-1:])])
+            return states
+
+    return drafting(seams, Empty)
+
+
+@fault(
+    "chunk-ends-beside-its-own-token",
+    Stage.DRAFTED,
+    "sgl-project/sglang PR #26329: the last row of a prefill chunk needs the first token of the next chunk",
+    "a head, and a prefill in chunks",
+)
+def chunk_seam(seams: Seams) -> Seams:
+    """The last row of a prefill chunk holds the chunk's own last token, since the next chunk is not known yet."""
+
+    class Seamed(HeadDraft):
+        def row_tokens(self, tokens: list[int], first: int, last: int) -> list[int]:
+            right = super().row_tokens(tokens, first, last)
+            return right if last == len(tokens) - 1 else [*right[:-1], tokens[last - 1]]
+
+    return drafting(seams, Seamed)
+
+
+FAULTS = faults_in(globals())

@@ -1,0 +1,106 @@
+"""Faults of the rows that a draft's head keeps, and of the rows of its tree."""
+
+import torch
+from torch import Tensor
+
+from backends.engine.draft.base import Proposal
+from backends.engine.draft.head import HeadDraft
+from backends.engine.reach import Reach
+from backends.engine.sampling.step import StepSampling
+from backends.engine.seams import Seams
+from backends.faults.drafting.model_drafts import drafting
+from backends.faults.fault import fault, faults_in
+from reference.trace import Stage
+
+
+@fault(
+    "own-states-kept-for-accepted-nodes",
+    Stage.DRAFTED,
+    "vllm-project/vllm issue #14649: the head's own states stay in its KV where the target's are known",
+    "a head with an accepted node that has a child",
+)
+def own_states_kept(seams: Seams) -> Seams:
+    """Rows of accepted nodes keep the states that the head put out itself, and are not run again with the target's.
+
+    As a draft model keeps the KV of accepted tokens, the head keeps its rows.
+    """
+
+    class Keeping(HeadDraft):
+        def staying(self, kept: list[int]) -> list[int]:
+            return [self.slots[node] - self.cache.length for node in self.shape.path(kept[-1]) if node in self.slots]
+
+    return drafting(seams, Keeping)
+
+
+@fault(
+    "rejected-head-row-kept",
+    Stage.DRAFTED,
+    "mlc-ai/mlc-llm PR #2939; family of catalogue BZ-137: draft cache not popped for unaccepted tokens",
+    "a head with a rejected node that has a child, and an accepted node",
+)
+def rejected_kept(seams: Seams) -> Seams:
+    """The row of a rejected node stays in the head's cache, in the place of the first accepted token."""
+
+    class Rejected(HeadDraft):
+        def staying(self, kept: list[int]) -> list[int]:
+            rejected = [node for node in sorted(self.slots) if node not in kept]
+            # With the bare root accepted the next step would have no row to run.
+            return [self.slots[rejected[0]] - self.cache.length] if rejected and len(kept) > 1 else []
+
+    return drafting(seams, Rejected)
+
+
+@fault(
+    "offsets-read-as-target-ids",
+    Stage.DRAFTED,
+    "family of catalogue BZ-051: d2t holds offsets (target id = draft id + d2t), and is read as ids",
+    "a head with a reduced vocabulary",
+)
+def offsets_as_ids(seams: Seams) -> Seams:
+    """The table d2t of a head is read as target ids, although it holds their offsets from the draft ids."""
+
+    class Offsets(HeadDraft):
+        def propose(
+            self, tokens: list[int], chance: StepSampling | None = None, hidden: Tensor | None = None
+        ) -> Proposal:
+            if self.head.d2t is not None:
+                self.named_ids = self.head.d2t.cpu()
+            return super().propose(tokens, chance, hidden)
+
+    return drafting(seams, Offsets)
+
+
+@fault(
+    "head-reads-another-nodes-output",
+    Stage.DRAFTED,
+    "family of catalogue BZ-062: a row of the draft's tree continues another node's parent",
+    "a head whose tree has two inner nodes with unlike parents at one depth",
+)
+def output_of_another_node(seams: Seams) -> Seams:
+    """A node's row holds the output of another node's parent: the states of a level are in another order."""
+
+    class Rolled(HeadDraft):
+        def node_states(self, level: list[int]) -> Tensor:
+            return super().node_states(level).roll(1, 0)
+
+    return drafting(seams, Rolled)
+
+
+@fault(
+    "head-positions-frozen",
+    Stage.DRAFTED,
+    "family of catalogue BZ-059: positions of later draft levels are those of the first",
+    "a head whose tree has inner nodes at two depths",
+)
+def positions_frozen(seams: Seams) -> Seams:
+    """Every row of a head's tree stands at the position of the first level."""
+
+    class Frozen(HeadDraft):
+        def branch(self, level: list[int], root: int, reaches: list[Reach]) -> tuple[Tensor, list[Tensor]]:
+            positions, masks = super().branch(level, root, reaches)
+            return torch.full_like(positions, root + 1), masks
+
+    return drafting(seams, Frozen)
+
+
+FAULTS = faults_in(globals())
