@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from reference.draft.hidden import HiddenStates
+from reference.draft.hidden import HeadInput
 from reference.session import Account
 from reference.tree import Tree
 
@@ -34,23 +34,6 @@ class Stage(enum.IntEnum):
     def word(self) -> str:
         """The stage as reports and JSON write it."""
         return self.name.lower()
-
-
-@dataclass(frozen=True)
-class HeadInput:
-    """The rows of committed tokens that a draft head ran for this step, since the step before.
-
-    Attributes:
-        reads: The hidden states of the target that stand beside the tokens.
-        first: The number of the first row; row i holds the state at position i.
-        tokens: The token of each row, in order; none where the head ran no row.
-        hidden: float [rows, width]; the target's hidden states of each row.
-    """
-
-    reads: HiddenStates
-    first: int
-    tokens: tuple[int, ...]
-    hidden: Array
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from backends.admission.arrays import Axis, array, is_array_like, read, worded
 from backends.admission.misshapen import Misshapen, refusal
 from backends.admission.numbers import TOKEN, reals, whole, wholes, word
 from backends.admission.sizes import Cache, Sizes
-from reference.draft.hidden import HiddenStates
+from reference.draft.hidden import HeadInput, HiddenStates
 from reference.malformed import Malformed
 from reference.trace import (
     Accepted,
@@ -22,7 +22,6 @@ from reference.trace import (
     Committed,
     Drafted,
     Emitted,
-    HeadInput,
     Kv,
     Lowered,
     Scored,

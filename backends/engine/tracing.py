@@ -7,8 +7,8 @@ from torch import Tensor
 from backends.engine.draft.base import Proposal
 from backends.engine.kv.base import KvCache
 from backends.engine.lower_tree import TreeTensors
-from reference.draft.hidden import HiddenStates
-from reference.trace import Array, Attended, Drafted, HeadInput, Kv, Lowered, Scored, frozen
+from reference.draft.hidden import HeadInput, HiddenStates
+from reference.trace import Array, Attended, Drafted, Kv, Lowered, Scored, frozen
 
 BUDGET_BYTES = 256 * 2**20
 """Bytes of KV and attention outputs that one trace may hold; once they are spent, later steps reveal neither."""

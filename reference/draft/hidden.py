@@ -5,6 +5,9 @@ states that it hands over.
 """
 
 from dataclasses import dataclass, field
+from typing import Any
+
+import numpy.typing as npt
 
 from reference.malformed import Malformed
 from reference.rules import OMIT_DEFAULT
@@ -51,3 +54,20 @@ class HiddenStates:
     def parts(self) -> int:
         """Number of states, each of the target's hidden size, that lie side by side."""
         return len(self.layers) or 1
+
+
+@dataclass(frozen=True)
+class HeadInput:
+    """The rows of committed tokens that a draft head ran for this step, since the step before.
+
+    Attributes:
+        reads: The hidden states of the target that stand beside the tokens.
+        first: The number of the first row; row i holds the state at position i.
+        tokens: The token of each row, in order; none where the head ran no row.
+        hidden: float [rows, width]; the target's hidden states of each row.
+    """
+
+    reads: HiddenStates
+    first: int
+    tokens: tuple[int, ...]
+    hidden: npt.NDArray[Any]

@@ -16,8 +16,9 @@ from properties.verdict.invariant import Fact, Invariant, NotApplicable, Oracle,
 from properties.verdict.subject import Subject
 from properties.verdict.variants import pending_root
 from reference.case import Case
+from reference.draft.hidden import HeadInput
 from reference.sampling import Sampling, Stops
-from reference.trace import Array, HeadInput, Stage, Step
+from reference.trace import Array, Stage, Step
 from reference.tree import Tree
 
 NAME = "draft.hidden-state-descriptor"

@@ -11,12 +11,13 @@ import numpy as np
 
 from reference.architecture import Rope, Seeded
 from reference.draft.head import Head
+from reference.draft.hidden import HeadInput
 from reference.oracle.draft.level_by_level import filled
 from reference.oracle.draft.question import Question
 from reference.oracle.formulas import rotary
 from reference.oracle.formulas.layer import linear, rms_norm, silu
 from reference.oracle.model import attention
-from reference.trace import Array, Drafted, HeadInput, frozen
+from reference.trace import Array, Drafted, frozen
 from reference.tree import Tree
 from reference.weights import seeded, seeded_head
 
