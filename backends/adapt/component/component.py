@@ -14,7 +14,7 @@ from backends.adapt.component.contract import Component, Contract
 from backends.adapt.component.greedy_verify import VERIFY, GreedyVerify
 from backends.adapt.component.sampler import COINS, SAMPLER, Sampler
 from backends.adapt.component.tree_builder import TREE_BUILDER, TreeBuilder
-from backends.base import Declaration
+from backends.base import Declaration, Unsupported
 from backends.engine.backend import EngineBackend
 from backends.engine.seams import Seams
 from reference.case import Case
@@ -150,6 +150,16 @@ class ComponentBackend(EngineBackend):
         wide = world if self._sampler.takes_coins else replace(world, dtype="float64")
         with self._sampler.enumerating():
             return self._bounds(super().rounds(wide, tape))
+
+    def samples(self, world: World, seeds: Array) -> Blocks:
+        """See `backends.base.ExactLaw`; raises Unsupported for a sampler.
+
+        A law needs tens of thousands of rounds, each a call of the function. The law on given tables is enumerated, and
+        whole generations test the draws.
+        """
+        if self._sampler is not None:
+            raise Unsupported(f"{self.declaration.name} is sampled in generations, not round by round")
+        return super().samples(world, seeds)
 
     def _bounds(self, blocks: Blocks) -> Blocks:
         """The blocks; without the intervals of coins where the function itself compares them."""

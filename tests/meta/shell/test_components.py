@@ -185,12 +185,14 @@ def test_what_is_no_component_is_refused_in_one_line(what: str) -> None:
 
 def test_a_sampler_whose_draws_cannot_be_followed_is_tested_by_generations_alone() -> None:
     def opaque(tokens: torch.Tensor, p: torch.Tensor) -> tuple[list[int], int]:
-        return [0], int((p[0].cumsum(-1) < torch.rand(()).item()).sum().clamp(max=len(p[0]) - 1))
+        coin = int(torch.randint(0, 2**30, ())) / 2**30  # whole numbers cannot be followed
+        return [0], min(int((p[0].cumsum(-1) <= coin).sum()), len(p[0]) - 1)
 
     verdict = judged(component(sampler=opaque, draws=("top-k",))(), Case(
         DRAWN.model, DRAWN.prompt, DRAWN.draft, sampling=Sampling(2.5, draws="top-k"), stops=Stops(6)))  # fmt: skip
     assert verdict.outcomes["acceptance.law-exact"] == "unobserved"
     assert verdict.outcomes["acceptance.law-joint"] == "unobserved"
+    assert verdict.outcomes["lossless.distribution"] == "checked"
 
 
 PARTS = {
