@@ -3,8 +3,7 @@
 from hypothesis import strategies as st
 
 from properties.strategies.draft.drawing import Given, draws
-from properties.strategies.draft.head import SEEDS, head_layers, one_state
-from properties.strategies.draft.static import rank_trees
+from properties.strategies.draft.head import SEEDS, head_layers, head_trees, one_state
 from reference.draft.eagle1 import Eagle1
 
 
@@ -13,5 +12,5 @@ from reference.draft.eagle1 import Eagle1
 def eagle1_heads(draw: st.DrawFn, given: Given) -> Eagle1:
     """A head over a static tree, with or without a bias."""
     reads = draw(one_state(given.model.architecture.layers))
-    shape = draw(rank_trees(given.model.vocab_size))
+    shape = draw(head_trees(given.model.vocab_size))
     return Eagle1(shape, reads, draw(head_layers()), draw(st.integers(0, SEEDS - 1)), draw(st.booleans()))

@@ -3,8 +3,7 @@
 from hypothesis import strategies as st
 
 from properties.strategies.draft.drawing import Given, draws
-from properties.strategies.draft.head import SEEDS, head_layers, likely_vocabularies, several_states
-from properties.strategies.draft.static import rank_trees
+from properties.strategies.draft.head import SEEDS, head_layers, head_trees, likely_vocabularies, several_states
 from reference.draft.eagle3 import Eagle3
 
 
@@ -14,6 +13,6 @@ def eagle3_heads(draw: st.DrawFn, given: Given) -> Eagle3:
     """A head over a static tree, mostly with a reduced vocabulary; one in four has a flag of newer heads."""
     reads = draw(several_states(given.model.architecture.layers))
     vocabulary = draw(likely_vocabularies(given))
-    shape = draw(rank_trees(len(vocabulary) or given.model.vocab_size))
+    shape = draw(head_trees(len(vocabulary) or given.model.vocab_size))
     before, output = draw(st.sampled_from(((False, False), (False, False), (True, False), (False, True))))
     return Eagle3(shape, reads, draw(head_layers()), draw(st.integers(0, SEEDS - 1)), vocabulary, before, output)
