@@ -84,11 +84,6 @@ ADAPTERS: tuple[Adapter, ...] = (
         "transformers' generate with candidates from the target's first layer",
     ),
     Adapter(
-        "hf-generate-universal",
-        "hf_generate:open_universal",
-        "transformers' generate with an assistant model that has a tokenizer of its own",
-    ),
-    Adapter(
         "llama-cpp",
         "llama_cpp:open_draft",
         "llama.cpp's server in process, with a draft model that proposes its best tokens",

@@ -124,8 +124,9 @@ def shipped_names() -> tuple[str, ...]:
 
 def unknown(name: str) -> str:
     """The refusal of a name that stands for no backend."""
-    known = ", ".join(shipped_names())
-    return f"no backend is called {name!r}: known are {known}, openai:URL, command:PROGRAM and pkg.module:factory"
+    known = ", ".join(row.name for row in ROWS)
+    others = "openai:URL, command:PROGRAM, pkg.module:factory and the adapters of `specverify list backends`"
+    return f"no backend is called {name!r}: known are {known}, {others}"
 
 
 def _adapted(adapter: Adapter) -> Backend:

@@ -264,6 +264,7 @@ EVERYTHING: list[tuple[str, str | Corruption]] = [
     ("lossless.deterministic", second_time(lambda case, trace, time: replace(trace, finish=None))),
     ("lossless.logprobs", "logprobs-over-whole-tree"),
     ("lossless.logprobs", logprobs_off(1e-2)),
+    ("lossless.logprobs-draft-independent", where(lambda case: bool(case.draft.shapes), logprobs_off(1e-2))),
 ]
 """Invariant and what must make it fail: a fault of the catalogue by name, or a corruption."""
 

@@ -43,7 +43,12 @@ from tests.corruption import (
     wrong,
 )
 
-SPEAKING = {one.name for group in (coins, distribution, laws, processing) for one in group.INVARIANTS}
+SPEAKING = {
+    one.name
+    for group in (coins, distribution, laws, processing)
+    for one in group.INVARIANTS
+    if one.name != "lossless.logprobs-draft-independent"  # speaks of greedy requests
+}
 """Invariants written for sampled cases."""
 
 
@@ -208,6 +213,7 @@ EVERYTHING: list[tuple[str, str | Corruption]] = [
     ("lossless.logprobs", logprobs(lambda old: tuple(value + 1e-3 for value in old))),
     ("lossless.logprobs", logprobs(lambda old: old[:-1])),
     ("lossless.logprobs", logprobs(lambda old: (float("nan"), *old[1:]))),
+    ("lossless.support", output_of(lambda old: tuple(0 for _ in old))),
     ("lossless.distribution", "stale-residual-for-bonus"),
     ("lossless.distribution", "sibling-not-removed-from-q"),
     ("lossless.distribution", "bonus-without-temperature"),

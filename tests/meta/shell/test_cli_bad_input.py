@@ -372,5 +372,7 @@ def test_real_workers_complain_in_one_line_too(work: Path) -> None:
     command = [sys.executable, "-m", "specverify", "diff", "--backend", "stranger:make", "--jobs", "1"]
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{work}"}
     ended = subprocess.run(command, capture_output=True, text=True, timeout=100, env=environment)
-    assert ended.stderr == "specverify: backend 'stranger:make': 'make' raised RuntimeError: no license on two lines\n"
+    where = "(stranger.py:1); expected a function without arguments that returns a backend, such as open_ ="
+    said = "specverify: backend 'stranger:make': 'make' raised RuntimeError: no license on two lines"
+    assert ended.stderr == f"{said} {where} blackbox(generate)\n"
     assert (ended.returncode, ended.stdout) == (2, "")
