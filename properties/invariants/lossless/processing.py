@@ -125,24 +125,25 @@ def logprobs_without_draft(case: Case, oracle: Oracle, subject: Subject) -> Iter
     if subject.abilities is not None and subject.abilities.logprobs == "processed":
         # A repetition penalty stretches the noise of logits.
         limit *= max(case.sampling.repetition_penalty, 1.0 / case.sampling.repetition_penalty)
-    for position, ((token, value), (twin, plain)) in enumerate(zip(one, other, strict=False)):
+    for position, ((token, value, step), (twin, plain, _)) in enumerate(zip(one, other, strict=False)):
         if token != twin:
             return
         yield Compared()
         if not abs(value - plain) <= limit:
             where: dict[str, int | str] = {"position": position, "token": token}
             name, away = "lossless.logprobs-draft-independent", abs(value - plain) / limit if limit else np.inf
-            yield Finding(name, Stage.EMITTED, 0, where, plain, value, float(away))
+            yield Finding(name, Stage.EMITTED, step, where, plain, value, float(away))
             return
 
 
-def _reported(trace: Trace) -> list[tuple[int, float]]:
-    """Each output token with its log-probability, up to the first that has none."""
-    told: list[tuple[int, float]] = []
-    for step in trace.steps:
+def _reported(trace: Trace) -> list[tuple[int, float, int]]:
+    """Each output token with its log-probability and the number of its step, up to the first that has none."""
+    told: list[tuple[int, float, int]] = []
+    for number, step in enumerate(trace.steps):
         if step.emitted is None or step.emitted.logprobs is None:
             break
-        told += zip(step.emitted.tokens, step.emitted.logprobs, strict=False)
+        pairs = zip(step.emitted.tokens, step.emitted.logprobs, strict=False)
+        told += [(token, value, number) for token, value in pairs]
     return told
 
 

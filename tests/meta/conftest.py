@@ -1,0 +1,24 @@
+"""Fixtures of all tests in this folder."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from backends.programs import lines
+
+
+@pytest.fixture(autouse=True)
+def _programs_end(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """End the programs (`command:`) that a test started in this process; other tests count its children."""
+    started: list[lines.Child] = []
+    original = lines.Child.__init__
+
+    def noted(self: lines.Child, *given: Any) -> None:
+        original(self, *given)
+        started.append(self)
+
+    monkeypatch.setattr(lines.Child, "__init__", noted)
+    yield
+    for child in started:
+        child.end()
