@@ -10,17 +10,17 @@ from importlib.util import find_spec
 from backends.shipped import ROWS, Row
 
 LLAMA_CPP = ("xllamacpp", "gguf")
-"""What the adapters of llama.cpp import."""
+"""Modules that the adapters of llama.cpp import."""
 
 FOLDER = "backends.adapt.engines"
 """The folder of the adapters' files."""
 
 
 ONNX = ("onnxruntime_genai", "onnx", "onnx_ir")
-"""What the adapters of ONNX Runtime GenAI import."""
+"""Modules that the adapters of ONNX Runtime GenAI import."""
 
 OPENVINO = ("openvino_genai", "gguf")
-"""What the adapter of OpenVINO GenAI imports."""
+"""Modules that the adapter of OpenVINO GenAI imports."""
 
 FOLDER = "backends.adapt.engines"
 """The folder of the adapters' files."""
@@ -28,7 +28,7 @@ FOLDER = "backends.adapt.engines"
 
 @dataclass(frozen=True)
 class Adapter:
-    """One engine of others, or one way to run it.
+    """A row of the table: an engine of others, or a way to run it.
 
     Attributes:
         name: The name as users type it.

@@ -19,7 +19,7 @@ from backends.servers import address
 from backends.shipped import ROWS
 
 FACTORY = "a function without arguments that returns a backend, such as open_ = blackbox(generate)"
-"""What a user's module must have under the name behind the colon."""
+"""The attribute that a user's module must have under the name behind the colon, in words."""
 
 PROGRAM = "command:"
 """The beginning of the names of programs; `backends.programs.command` opens them."""

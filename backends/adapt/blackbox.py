@@ -145,7 +145,7 @@ class BlackBox:
         """
         given = {name: value for name, value in self._given(case).items() if name in self._takes}
         if "seed" not in self._takes:
-            _seed_all(case.sampling.seed)
+            seed_all(case.sampling.seed)
         with torch.no_grad():
             try:
                 blocks = list(blocks_of(self._generate(**given), case.steps))
@@ -153,7 +153,7 @@ class BlackBox:
                 raise TypeError(f"{why} ({function_at(self._generate)})") from None
         tokens = tuple(token for one in blocks for token in one.tokens)
         steps = steps_of(blocks, case.prefix, case.prompt[-1])
-        return Trace(steps, tokens, _finish(case, tokens), speculated=total(blocks))
+        return Trace(steps, tokens, finish_of(case, tokens), speculated=total(blocks))
 
     def _given(self, case: Case) -> dict[str, Any]:
         """The arguments for a case; models are opened only for a function that takes them."""
@@ -180,14 +180,14 @@ class BlackBox:
         return given
 
 
-def _seed_all(seed: int) -> None:
+def seed_all(seed: int) -> None:
     """Seed every generator that a function without a `seed` may draw from."""
     random.seed(seed)
     np.random.seed(seed % 2**32)  # noqa: NPY002 - the global generator is the one that such a function uses
     torch.manual_seed(seed)
 
 
-def _finish(case: Case, tokens: tuple[int, ...]) -> str | None:
+def finish_of(case: Case, tokens: tuple[int, ...]) -> str | None:
     """Why the output ended, as its tokens tell."""
     last = tokens[-1] if tokens else None
     if last in case.stops.eos:

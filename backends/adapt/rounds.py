@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from backends.adapt.blackbox import finish_of
 from backends.adapt.drafting import Proposed
 from reference.case import Case
 from reference.trace import Accepted, Array, Committed, Drafted, Emitted, Kv, Scored, Step, Trace, frozen
@@ -23,7 +24,7 @@ def by_depth(tree: Tree) -> tuple[int, ...]:
 
 @dataclass
 class Round:
-    """One step: the tree that was proposed, and what the engine made of it.
+    """A round of the engine: the tree that was proposed, and what the engine made of it.
 
     Attributes:
         proposed: The tree in the order of the case.
@@ -102,19 +103,9 @@ def traced(case: Case, rounds: Sequence[Round], output: tuple[int, ...]) -> Trac
                 ),
                 scored=None if logits is None else Scored(logits, one.nodes(one.law)),
                 accepted=Accepted((0, *(one.order[row] for row in one.path)), one.bonus),
-                emitted=Emitted(tokens, finish(case, output) if not left else None),
+                emitted=Emitted(tokens, finish_of(case, output) if not left else None),
                 committed=Committed(length, one.before, one.verified, after),
             )
         )
         context = (*context, made.tree.token[0], *tokens[:-1])
-    return Trace(tuple(steps), output, finish(case, output))
-
-
-def finish(case: Case, output: tuple[int, ...]) -> str | None:
-    """Why the output ended, as its tokens tell."""
-    last = output[-1] if output else None
-    if last in case.stops.eos:
-        return "eos"
-    if last in case.stops.stop_tokens:
-        return "stop"
-    return "length" if len(output) >= case.stops.room(len(case.prompt)) else None
+    return Trace(tuple(steps), output, finish_of(case, output))

@@ -182,7 +182,7 @@ def _masks(mask: Any, committed: int, layers: int) -> tuple[Any, ...]:
 def _step(
     context: tuple[int, ...], parts: Mapping[str, Any], tokens: tuple[int, ...], finish: str | None, layers: int
 ) -> Step:
-    """One step of a trace; the door checks the shapes of its arrays."""
+    """A step of a trace; the door checks the shapes of its arrays."""
     lowered = {name: parts[name] for name in LOWERED if name in parts}
     if "mask" in parts:
         lowered["visible"] = _masks(parts["mask"], len(context), layers)

@@ -4,7 +4,6 @@ The sampler is what `specverify law --torch` takes: a function of two tables tha
 writes whole generations of drawn cases, and its exact law is enumerated in drawn worlds.
 """
 
-import random
 from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
@@ -13,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from backends.adapt.blackbox import seed_all
 from backends.adapt.generated import tokens_of
 from backends.adapt.models import transformers_model
 from backends.base import Declaration, Unsupported
@@ -78,7 +78,7 @@ class TableSampler:
 
     def run(self, case: Case) -> Trace:
         """Write a generation round by round; each round is a step of the trace."""
-        _seed_all(case.sampling.seed)
+        seed_all(case.sampling.seed)
         room = case.stops.room(len(case.prompt))
         steps: list[Step] = []
         output: list[int] = []
@@ -168,10 +168,3 @@ def _tempered(logits: Tensor, temperature: float) -> Tensor:
 def _ids(tokens: Any) -> tuple[int, ...]:
     """Token ids from a tensor, a list, a tuple or one id."""
     return (tokens,) if isinstance(tokens, int) else tokens_of(tokens)
-
-
-def _seed_all(seed: int) -> None:
-    """Seed every generator from which a sampler may draw."""
-    random.seed(seed)
-    np.random.seed(seed % 2**32)  # noqa: NPY002 - the global generator is the one that such a function uses
-    torch.manual_seed(seed)

@@ -21,7 +21,7 @@ from reference.trace import Stage
 
 @dataclass(frozen=True)
 class Contract:
-    """One kind of component.
+    """A kind of component.
 
     Attributes:
         kind: The keyword of `component` that names it.

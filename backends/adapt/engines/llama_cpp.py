@@ -131,7 +131,7 @@ HAS: dict[str, Any] = {
     "ropes": ROPES,
     "least_window": 0,
 }
-"""What a GGUF of these architectures can say: no layer with a window, three rotary embeddings."""
+"""Models that a GGUF of these architectures can describe: no layer with a window, three rotary embeddings."""
 
 open_draft = blackbox(with_draft(False), name="llama-cpp", **HAS)
 open_probabilistic = blackbox(with_draft(True), name="llama-cpp-probabilistic", **HAS)

@@ -95,7 +95,7 @@ HAS: dict[str, Any] = {
     "least_window": 0,
     "head_multiple": 16,
 }
-"""What the builder writes as it is; the engine's attention takes heads of 16, 32, ... alone."""
+"""Models that the builder writes unchanged; the engine's attention takes heads of 16, 32, ... alone."""
 
 open_draft = blackbox(with_draft, name="onnxruntime-genai", **HAS)
 open_ngram = blackbox(with_ngrams, name="onnxruntime-genai-ngram", **HAS)

@@ -139,7 +139,7 @@ def _neighbours(values: Array, heads: int) -> Array:
 
 
 def _stretch(network: Any) -> Array:
-    """What the plain frequencies are divided by, float32 [head_dim / 2]."""
+    """Divisors of the plain frequencies, float32 [head_dim / 2]."""
     scaled = network.model.rotary_emb.inv_freq.double().numpy()
     pairs = len(scaled)
     plain = network.config.rope_parameters["rope_theta"] ** (-np.arange(pairs) / pairs)

@@ -15,7 +15,7 @@ from backends.adapt.models import OPEN_MODELS
 
 @lru_cache(maxsize=OPEN_MODELS)
 def exported(save: Callable[[str | Path, Path], Path], checkpoint: str | Path) -> Path:
-    """What an exporter writes for a checkpoint, written once for this process and removed when the process ends."""
+    """The file that an exporter writes for a checkpoint: once for this process, and removed when the process ends."""
     folder = Path(tempfile.mkdtemp(prefix="specverify-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return save(checkpoint, folder / "export")
