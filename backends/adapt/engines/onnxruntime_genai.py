@@ -55,37 +55,41 @@ def generated(
     return tokens, generator.get_speculative_stats()
 
 
-def search(temperature: float, top_k: int, top_p: float, seed: int) -> dict[str, Any]:
-    """The search options of greedy decoding at temperature 0, or of sampling."""
+def search(temperature: float, top_k: int, seed: int) -> dict[str, Any]:
+    """The search options of greedy decoding at temperature 0, or of sampling.
+
+    top_p is not declared: version 0.18.0 drew 587 of 4500 tokens outside the nucleus of a top_p of 0.5 at
+    temperature 8 without a draft, and 567 with one.
+    """
     if not temperature:
         return {"do_sample": False}
     return {
         "do_sample": True,
         "temperature": temperature,
         "top_k": top_k,
-        "top_p": top_p,
+        "top_p": 1.0,
         "random_seed": seed % 2**31,
     }
 
 
 def with_draft(
     prompt_ids: list[int], max_new_tokens: int, checkpoint: str, draft_checkpoint: str | None, temperature: float,
-    top_k: int, top_p: float, seed: int, stops: Sequence[int],
+    top_k: int, seed: int, stops: Sequence[int],
 ) -> list[int]:  # fmt: skip
     """Speculation with a draft model."""
     speculation = {} if draft_checkpoint is None else {"max_draft_tokens": DRAFTED}
     opened = model(checkpoint, draft_checkpoint, tuple(stops))
-    how = search(temperature, top_k, top_p, seed)
+    how = search(temperature, top_k, seed)
     return generated(opened, prompt_ids, max_new_tokens, how, speculation, stops)[0]
 
 
 def with_ngrams(
-    prompt_ids: list[int], max_new_tokens: int, checkpoint: str, temperature: float, top_k: int, top_p: float,
-    seed: int, stops: Sequence[int],
+    prompt_ids: list[int], max_new_tokens: int, checkpoint: str, temperature: float, top_k: int, seed: int,
+    stops: Sequence[int],
 ) -> list[int]:  # fmt: skip
     """Speculation with n-grams of the text."""
     speculation = {"max_draft_tokens": DRAFTED, "ngram_size": LOOKED_UP}
-    how = search(temperature, top_k, top_p, seed)
+    how = search(temperature, top_k, seed)
     return generated(model(checkpoint, None, tuple(stops)), prompt_ids, max_new_tokens, how, speculation, stops)[0]
 
 

@@ -17,7 +17,7 @@ from reference.architecture import Seeded  # noqa: E402
 DECLARED = onnx_genai.open_draft().declaration
 LOADED = wide(DECLARED)
 PROMPT = [1, 0, 1, 1, 0, 1, 1, 0, 1]
-GREEDY = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "seed": 1}
+GREEDY = {"temperature": 0.0, "top_k": 0, "seed": 1}
 
 
 def folder(at: int) -> str:
@@ -83,3 +83,7 @@ def test_a_token_that_ends_the_text_is_returned(draft: str | None) -> None:
 def test_an_engine_error_is_told_with_its_words() -> None:
     with pytest.raises(Exception, match="max_length"):
         onnx_genai.generated(onnx_genai.model(folder(1), None, ()), PROMPT, 10**6, {"do_sample": False}, {}, ())
+
+
+def test_top_p_is_not_declared_since_the_engine_leaves_the_nucleus() -> None:
+    assert DECLARED.processes == onnx_genai.open_ngram().declaration.processes == ("top_k",)
