@@ -70,7 +70,7 @@ def single_cases(
         banned = postponed(model, prompt, stops, least)
         draft = Scripted(retold(draft.trees, (prompt[-1], *ahead), (prompt[-1], *banned), model.vocab_size))
     # Some rules verify chains alone.
-    if temperature > 0 and (chains_only(within) or draw(st.integers(0, 3)) == 0):
+    if temperature > 0 and (chains_only(within) or draw(st.integers(0, 2)) == 0):
         draft = draft.as_chain()
     ranked = first_law(model, prompt, temperature)
     settings = draw(samplings(model, draft, stops, temperature, processors, ranked, within))

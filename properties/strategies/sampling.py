@@ -27,7 +27,7 @@ def rules(draw: st.DrawFn, chains: bool, within: Abilities | None = None) -> Rul
     """
     # Most engines have multi-round, so it is frequent; rules for chains alone are too, since few cases are chains.
     special = [name for name, promise in RULES.items() if promise.chains_only]
-    names = [*RULES, *special * 3] if chains else [name for name in RULES if name not in special]
+    names = [*RULES, *special * 5] if chains else [name for name in RULES if name not in special]
     often = among(("multi-round", "multi-round", *names), within, "rules")
     if not often:
         return Rule()

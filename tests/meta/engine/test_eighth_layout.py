@@ -117,7 +117,7 @@ def case_in(kind: str) -> Case:
 def test_drawn_cases_in_it_agree_and_some_are_drawn_without_asking() -> None:
     subject, met = subject_of(open_backend("cpu-eager")), []
 
-    @drawing_settings(6)
+    @drawing_settings(3)
     @given(cases(layout="ledger"))
     def agree(case: Case) -> None:
         verdict = judge(case, ALL, ORACLE, subject)

@@ -102,7 +102,7 @@ def ran(*arguments: str) -> int:
     return ended.value.code
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", first(KINDS, 2))
 def test_a_written_adapter_agrees_as_it_stands(
     kind: str, folder: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -122,7 +122,8 @@ def test_a_written_adapter_agrees_as_it_stands(
     assert ("acceptance.greedy-walk (" in page) == (kind == "backend")
 
 
-@pytest.mark.parametrize("kind", first(sorted(KINDS), 1))
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
 def test_the_test_that_is_written_beside_it_passes(kind: str, folder: Path) -> None:
     assert ran("init-adapter", kind) == 0
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_my_engine.py"]

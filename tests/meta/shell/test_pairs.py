@@ -160,6 +160,7 @@ def test_real_models_part_at_what_is_no_tie(monkeypatch: pytest.MonkeyPatch, tmp
     assert {one["invariant"] for one in told["findings"]} == {"pair.greedy-match"}
 
 
+@pytest.mark.slow
 def test_sampling_without_an_oracle_is_red_under_focus(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -180,10 +181,10 @@ def test_sampling_without_an_oracle_is_red_under_focus(
 
 
 def test_two_right_engines_stay_green_under_focus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    words = ("--focus", "distribution", "--cases", "40", "--seed", "2")
+    words = ("--focus", "distribution", "--cases", "12", "--seed", "2")
     code, told = diff(monkeypatch, tmp_path, "own_weights:right", "own_weights:plain", *words)
-    assert (code, told["judged"], told["declined"]) == (0, 40, {})
-    assert told["invariants"]["pair.same-law"]["checked"] == 40
+    assert (code, told["judged"], told["declined"]) == (0, 12, {})
+    assert told["invariants"]["pair.same-law"]["checked"] == 12
 
 
 @pytest.mark.slow
@@ -264,6 +265,7 @@ def test_a_reference_that_declines_a_request_is_named() -> None:
         peer(plain())(beyond)
 
 
+@pytest.mark.slow
 def test_under_focus_every_case_samples_and_its_draws_are_about_those_planned(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
