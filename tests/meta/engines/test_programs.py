@@ -133,6 +133,7 @@ def test_a_hang_is_a_finding_and_leaves_no_process(monkeypatch: pytest.MonkeyPat
         assert "gave no answer within 1 s" in getattr(verdict, "why", "")
 
 
+@pytest.mark.slow
 def test_transformers_in_a_program_of_its_own_agrees(diff: Diff) -> None:
     code, told, _ = diff(ASSISTED)
     assert (code, told["judged"], told["declined"]) == (0, 8, {})

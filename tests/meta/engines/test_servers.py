@@ -315,6 +315,7 @@ def test_a_server_that_is_down_is_said_so(tiny: Path, diff: Diff) -> None:
     assert sum(WAITED) == web.FIRST_WAIT_S * (2**3 - 1)
 
 
+@pytest.mark.slow
 def test_a_server_that_goes_is_no_finding_in_a_process_of_its_own_either(tiny: Path) -> None:
     case = Case(identify(tiny), (3, 1), stops=Stops(4))
     with serving(Served(tiny)) as served, Isolated(Wanted(f"openai:{served.url}#tries=1")) as apart:

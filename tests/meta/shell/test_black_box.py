@@ -216,8 +216,8 @@ def diff(
 def test_transformers_assisted_generation_agrees_on_all_that_is_drawn(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    code, told = diff(monkeypatch, tmp_path, "open_assisted", 2, "--cases", "30")
-    assert (code, told["judged"], told["declined"]) == (0, 30, {})
+    code, told = diff(monkeypatch, tmp_path, "open_assisted", 2, "--cases", "15")
+    assert (code, told["judged"], told["declined"]) == (0, 15, {})
 
 
 @pytest.mark.slow

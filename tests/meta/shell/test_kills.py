@@ -59,9 +59,8 @@ def rows(folder: Path) -> list[dict[str, object]]:
     return [json.loads(line) for line in lines]
 
 
-@pytest.mark.parametrize(
-    "name", ["SIGTERM", pytest.param("SIGINT", marks=pytest.mark.slow), pytest.param("SIGHUP", marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP"])
 def test_a_signal_while_a_slow_engine_is_made_to_fail_smaller_loses_no_finding(name: str, tmp_path: Path) -> None:
     run = started(tmp_path, "tests.strangers.hostile:sluggish")
     until = time.monotonic() + 120

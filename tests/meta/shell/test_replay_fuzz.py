@@ -34,7 +34,7 @@ from specverify.checkpoints import opening
 from specverify.cli import main
 
 KINDS = ("scripted", "ngram", "model", "checkpoint")
-EACH = 16
+EACH = 12
 """Mutated files of each kind."""
 
 SLOWEST_S = 120.0
