@@ -32,6 +32,9 @@ AT_ONCE = 2**18
 PLAIN = "?bBhHiIlLqQefd"
 """The letters of dtypes whose arrays are told by their bytes: booleans, whole numbers and fractions."""
 
+SMALL = 2**13
+"""Most bytes of an array that is sent as plain bytes."""
+
 
 class Closed(Exception):
     """The other end closed the connection."""
@@ -41,19 +44,21 @@ class Garbled(Exception):
     """The bytes that arrived are no message of ours."""
 
 
-def plain_array(content: bytes, kind: str, shape: tuple[int, ...]) -> npt.NDArray[Any]:
-    """The array of this content, with a dtype of one letter; it cannot be written to, as those of a trace cannot."""
+def plain_array(content: bytes | bytearray, kind: str, shape: tuple[int, ...]) -> npt.NDArray[Any]:
+    """The array of this content, with a dtype of one letter; a bytearray makes one that can be written to."""
     return np.frombuffer(content, kind).reshape(shape)
 
 
 def reduced_array(array: npt.NDArray[Any]) -> Any:
-    """An array for the pickler: its bytes, where they tell all of it, and else in NumPy's own form.
+    """An array for the pickler: its bytes, where it is small and they tell all of it, and else in NumPy's own form.
 
-    A trace holds some sixty small arrays, each of which NumPy's form makes three times as slow.
+    A trace holds some sixty small arrays, each of which NumPy's form makes three times as slow. A large one is copied
+    once more than by NumPy.
     """
-    if array.flags.writeable or array.dtype.char not in PLAIN:
+    if array.nbytes > SMALL or array.dtype.char not in PLAIN:
         return array.__reduce_ex__(5)
-    return plain_array, (array.tobytes(), array.dtype.char, array.shape)
+    content = array.tobytes()
+    return plain_array, (bytearray(content) if array.flags.writeable else content, array.dtype.char, array.shape)
 
 
 class Message(ForkingPickler):
