@@ -9,6 +9,7 @@ from dataclasses import dataclass, fields, replace
 
 from reference.architecture import Architecture, Seeded
 from reference.case import Case
+from reference.draft_trees import TREE_KINDS
 from reference.family import FAMILIES
 from reference.layout import KvLayout
 from reference.rules import DRAWS
@@ -50,6 +51,7 @@ class Abilities:
         draft_trees: Whether the engine fills the tree of a draft model, from the part of the vocabulary that the draft
             names. False for one that takes the model alone and proposes in its own way: such drafts are near the
             target, so that many of their tokens are accepted.
+        tree_kinds: Kinds of tree that the engine's drafts fill, of `reference.draft_trees.TREE_KINDS`.
         trees: Trees that the engine verifies: `any`; `ordered`, where each parent comes before its children; or
             `chains`, which are ordered and have no siblings.
         commits: KvLayout.commit values that the engine implements.
@@ -91,6 +93,7 @@ class Abilities:
     dtypes: tuple[str, ...]
     drafts: tuple[str, ...] = ()
     draft_trees: bool = True
+    tree_kinds: tuple[str, ...] = TREE_KINDS[:1]
     trees: str = "any"
     commits: tuple[str, ...] = ("path",)
     layouts: tuple[str, ...] = ("branch",)
@@ -169,6 +172,8 @@ class Abilities:
             yield f"dtype {case.dtype}"
         if case.draft.TAG not in self.drafts and case.draft.shapes:
             yield f"{case.draft.TAG} draft"
+        if case.draft.tree_kind not in self.tree_kinds:
+            yield f"{case.draft.tree_kind} trees"
         if case.draft.vocabulary and not self.draft_trees:
             yield "draft with a part of the vocabulary"
         if self.trees == "chains" and any(len(below) > 1 for one in case.draft.shapes for below in one.children):

@@ -140,6 +140,8 @@ class Case:
         if not self.sampling.greedy:
             for refused in filter(None, map(self.sampling.rule.refuses, self.draft.shapes)):
                 raise Malformed("sampling.rule", refused)
+            if (lossy := self.draft.refuses_draws(self.sampling.draws)) is not None:
+                raise Malformed("sampling.draws", lossy)
 
     def _check_stops(self) -> None:
         """Raise Malformed where no token may be emitted, or a token of the vocabulary has no text."""

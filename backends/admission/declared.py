@@ -13,6 +13,7 @@ from reference import draft
 from reference.abilities import LAYOUT_SETTINGS, LOGPROBS, PROCESSING, SOFT_CAPS, TREES
 from reference.architecture import ROPE_KINDS
 from reference.case import DTYPES
+from reference.draft_trees import TREE_KINDS
 from reference.family import FAMILIES
 from reference.layout import COMMITS, KINDS
 from reference.rules import DRAWS, RULES
@@ -26,6 +27,7 @@ def words() -> dict[str, tuple[str, ...]]:
     return {
         "dtypes": DTYPES,
         "drafts": tuple(draft.KINDS),
+        "tree_kinds": TREE_KINDS,
         "commits": COMMITS,
         "layouts": tuple(KINDS),
         "layout_settings": LAYOUT_SETTINGS,

@@ -15,6 +15,7 @@ from backends.engine.seams import Seams
 from backends.engine.two_modes import in_mode
 from backends.flags import Mode, mode_of
 from reference.case import Case
+from reference.draft_trees import TREE_KINDS
 from reference.layout import COMMITS, KINDS
 from reference.probability_world import Blocks, Given, World
 from reference.rules import RULES
@@ -49,6 +50,7 @@ class EngineBackend:
             reveals=frozenset(Stage),
             dtypes=dtypes,
             drafts=tuple(OPENERS),
+            tree_kinds=TREE_KINDS,
             commits=COMMITS,
             layouts=layouts or tuple(KINDS),
             sessions=True,

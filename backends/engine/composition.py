@@ -12,6 +12,7 @@ from backends.engine.model.hidden import HiddenTap
 from backends.engine.request import Request, gather
 from backends.engine.sampling.seams import SamplingSeams
 from backends.engine.seams import Seams
+from backends.engine.trees.growth import GrowthSeams
 
 
 def commit(cache: KvCache, path: list[int]) -> str | None:
@@ -37,6 +38,7 @@ SEAMS = Seams(
     logprobs=accept.logprobs,
     kv=KvSeams(),
     arena=Arena,
+    trees=GrowthSeams(),
     tap=HiddenTap,
     request=Request,
     sampling=SamplingSeams(),

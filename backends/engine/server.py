@@ -19,7 +19,7 @@ from backends.engine.open_models import OpenModels
 from backends.engine.request import Request
 from backends.engine.seams import Seams
 from reference.case import Case
-from reference.draft import largest
+from reference.draft import most_rows
 from reference.malformed import Malformed
 from reference.session import Account, Action, Session
 from reference.trace import Shared, Trace
@@ -46,7 +46,7 @@ class Server:
         self._target = self._models.target(case, seams)
         plans = [case.alone(number) for number in range(1 + len(self.session.mates))]
         drafts = [one.draft for one in plans] + [one.draft for one in self.session.actions if one.draft is not None]
-        self._rows = max(case.layout.padded_nodes, *map(largest, drafts)) + 1
+        self._rows = max(case.layout.padded_nodes, *map(most_rows, drafts)) + 1
         # A fork may come at any time and begins with all tokens of its source, so one request may need room for all.
         self._capacity = sum(one.longest for one in plans) + self._rows
         pages = case.layout.pages_for(self._capacity) * len(plans) if case.layout.traits.pages else 0
@@ -146,8 +146,8 @@ class Server:
     def _switch(self, request: Request, case: Case) -> None:
         if case.draft.reads not in (None, request.case.draft.reads):
             raise Unsupported("a switch to a draft that reads hidden states: those of earlier tokens were not kept")
-        if largest(case.draft) >= self._rows:
-            raise Unsupported(f"a switch to trees of {largest(case.draft)} nodes: there is room for {self._rows - 1}")
+        if most_rows(case.draft) >= self._rows:
+            raise Unsupported(f"a switch to trees of {most_rows(case.draft)} nodes: there is room for {self._rows - 1}")
         model = self._models.draft(case, self._seams)
         if model is not request.lease.owner:
             request.lease = self._arena.with_draft(request.lease, model, self._capacity, self._rows)

@@ -16,7 +16,8 @@ from backends.engine.model.hidden import HiddenTap
 from backends.engine.reach import Reach
 from backends.engine.sampling.seams import SamplingSeams
 from backends.engine.stops import Limits, Written
-from reference.tree import RankTree, Tree
+from backends.engine.trees.growth import GrowthSeams
+from reference.tree import Shape, Tree
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,12 +40,13 @@ class StepSeams:
         logprobs: From logits to log-probabilities, row by row.
         kv: The classes of the KV caches.
         sampling: The functions that decide for a request that samples.
+        trees: The functions that decide the shape of a drafted tree.
         tap: The class that takes the target's hidden states out of a forward.
         prefill_attend: The attention of prefills; None if it is `attend`.
     """
 
     name_children: Callable[[Tensor, list[int], Tensor], tuple[list[int], list[int]]]
-    branch_rows: Callable[[RankTree, list[int], dict[int, int], int], tuple[list[int], list[list[int]]]]
+    branch_rows: Callable[[Shape, list[int], dict[int, int], int], tuple[list[int], list[list[int]]]]
     draft_attend: Attend
     inside_chunk: Callable[[Tree, int, list[Reach]], list[int]]
     lower_tree: Callable[[Tree, int, int, list[Reach], int], TreeTensors]
@@ -58,5 +60,6 @@ class StepSeams:
     logprobs: Callable[[Tensor], Tensor]
     kv: KvSeams
     sampling: SamplingSeams
+    trees: GrowthSeams
     tap: type[HiddenTap]
     prefill_attend: Attend | None = None

@@ -20,7 +20,7 @@ from properties.verdict.finding import Verdict
 from properties.verdict.invariant import Oracle
 from properties.verdict.subject import NoTrace, Subject
 from reference.case import Case
-from reference.draft import Draft, Scripted, largest
+from reference.draft import Draft, Scripted, most_rows
 from reference.malformed import Malformed
 from reference.session import Action
 
@@ -206,10 +206,10 @@ def machine(
                 return []
             drafts = [case.draft, *(mate.draft for mate in case.session.mates)]
             # Blocks of the session were sized for the largest tree of its drafts.
-            most = max(map(largest, drafts))
+            most = max(map(most_rows, drafts))
             fitting: list[Draft] = [Scripted()]
             for draft in (BRANCHES, *drafts):
-                if largest(draft) <= most and draft not in fitting and draft.trees is None:
+                if most_rows(draft) <= most and draft not in fitting and draft.trees is None:
                     fitting.append(draft)
             return [draft for draft in fitting if _admitted(mine, draft, subject.declines)]
 

@@ -14,7 +14,7 @@ from properties.strategies.layouts import layouts
 from properties.strategies.sessions import mates
 from reference.architecture import Seeded
 from reference.case import Case
-from reference.draft import Scripted, largest
+from reference.draft import Scripted, most_rows
 from reference.layout import KvLayout
 from reference.malformed import Malformed
 from reference.sampling import Sampling, Stops
@@ -78,5 +78,5 @@ def openings(draw: st.DrawFn, kind: str | None = None, dtype: str = "float32", d
         whole = replace(whole, stops=draw(_longer(case.stops)))
     # A fork's prompt includes another request's tokens, so that the sum of all lengths is the upper bound.
     alone = [whole.alone(number) for number in range(1 + len(company))]
-    longest, most = sum(one.longest for one in alone), max(largest(one.draft) for one in alone)
+    longest, most = sum(one.longest for one in alone), max(most_rows(one.draft) for one in alone)
     return replace(whole, layout=draw(layouts(longest, most, len(case.prompt), kind, len(alone))))

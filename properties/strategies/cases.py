@@ -20,7 +20,7 @@ from properties.strategies.within import SPARE, fitted, in_shape, set_aside
 from reference.abilities import Abilities
 from reference.architecture import Seeded
 from reference.case import Case
-from reference.draft import Scripted, largest
+from reference.draft import Scripted, most_rows
 from reference.layout import KINDS, KvLayout
 from reference.rules import RULES
 from reference.sampling import Stops
@@ -77,7 +77,7 @@ def single_cases(
     sampling = with_min_tokens(settings, least, model, stops)
     whole = Case(model, prompt, draft, KvLayout(), sampling, stops, dtype)
     bounded = any((*model.architecture.windows, *model.architecture.chunks))
-    held = draw(layouts(whole.longest, largest(draft), len(prompt), layout, bounded=bounded, within=within))
+    held = draw(layouts(whole.longest, most_rows(draft), len(prompt), layout, bounded=bounded, within=within))
     stays = any(model.architecture.chunks) and "stay_in_chunk" not in set_aside(within)
     stay = stays and draw(st.booleans())
     return replace(whole, layout=replace(held, stay_in_chunk=stay))

@@ -13,7 +13,7 @@ from properties.strategies.within import fitted
 from reference.abilities import Abilities
 from reference.architecture import Seeded
 from reference.case import Case
-from reference.draft import Draft, Ngram, Scripted, largest
+from reference.draft import Draft, Ngram, Scripted, largest, most_rows
 from reference.layout import KvLayout
 from reference.malformed import Malformed
 from reference.sampling import Sampling, Stops
@@ -243,7 +243,7 @@ def with_session(
     whole = replace(plain, session=Session(company, happened))
     alone = [whole.alone(number) for number in range(1 + len(company))]
     drafts = [one.draft for one in alone] + [one.draft for one in happened if one.draft is not None]
-    most = max(map(largest, drafts))
+    most = max(map(most_rows, drafts))
     # A fork's prompt includes all tokens of its source, so that the sum of all lengths is the upper bound.
     longest = sum(one.longest for one in alone)
     least = max(one.longest for one in alone)

@@ -13,6 +13,7 @@ from typing import Any, ClassVar, TypeVar
 
 from reference.architecture import Model
 from reference.draft.hidden import HiddenStates
+from reference.draft_trees import Expansion
 from reference.malformed import Malformed
 from reference.tree import Shape, Tree
 
@@ -111,6 +112,25 @@ class Draft(ABC):
         return None
 
     @property
+    def expansion(self) -> Expansion | None:
+        """The dynamic tree that the draft fills; None for a draft whose trees have fixed shapes."""
+        return None
+
+    @property
+    def tree_kind(self) -> str:
+        """The kind of tree that the draft fills, one of `reference.draft_trees.plan.TREE_KINDS`."""
+        return "static"
+
+    @property
+    def open_rows(self) -> int:
+        """The most rows that a proposal opens in the draft's own cache, the root's included."""
+        return largest(self)
+
+    def refuses_draws(self, draws: str) -> str | None:
+        """Why the draft cannot name siblings by `draws` for a request that samples, or None."""
+        return None
+
+    @property
     def height(self) -> int:
         """Depth of the deepest node that the draft proposes; 0 for the bare root."""
         return max((shape.height for shape in self.shapes), default=0)
@@ -119,6 +139,11 @@ class Draft(ABC):
 def largest(draft: Draft) -> int:
     """Number of nodes of the largest tree that `draft` proposes."""
     return max((len(shape) for shape in draft.shapes), default=1)
+
+
+def most_rows(draft: Draft) -> int:
+    """Rows that a cache of the target or of the draft must have room for at once."""
+    return max(largest(draft), draft.open_rows)
 
 
 def only(shapes: tuple[Shape, ...]) -> Shape:

@@ -60,7 +60,8 @@ class Eagle3(Head):
         return replace(super().renamed(renamed, relabel), vocabulary=vocabulary)
 
     def simpler(self) -> Iterator["Eagle3"]:
-        """The head without a reduced vocabulary, and without each flag."""
+        """The head with a smaller dynamic tree, without a reduced vocabulary, and without each flag."""
+        yield from super().simpler()
         if self.vocabulary:
             yield replace(self, vocabulary=())
         if self.norm_before_residual:

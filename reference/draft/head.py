@@ -14,10 +14,10 @@ from reference.architecture import Architecture, Model, Seeded
 from reference.draft.base import Tokens
 from reference.draft.hidden import HiddenStates
 from reference.draft.static import Static
-from reference.files.json_parts import rank_tree_from_json
+from reference.draft_trees import DraftTree, draft_tree_from_json
 from reference.malformed import Malformed, under
 from reference.rules import OMIT_DEFAULT
-from reference.tree import RankTree, Shape, Tree
+from reference.tree import Shape, Tree
 
 Own = TypeVar("Own", bound="Head")
 
@@ -83,7 +83,7 @@ TOKENS_SCHEMA: Mapping[str, Any] = {
 
 def head_schema(**own: Mapping[str, Any]) -> Mapping[str, Any]:
     """The JSON Schema of a kind of head with the fields `own` beside those of every head."""
-    every = {"kind": {}, "shape": {"$ref": "#/$defs/rankTree"}, "reads": READS_SCHEMA, "layer": LAYER_SCHEMA}
+    every = {"kind": {}, "shape": {"$ref": "#/$defs/draftTree"}, "reads": READS_SCHEMA, "layer": LAYER_SCHEMA}
     seed = {"seed": {"type": "integer", "minimum": 0}}
     required = [*every, *seed, *own]
     return {
@@ -99,7 +99,7 @@ class Head(Static):
     """A seeded draft head on a built-in target.
 
     Attributes:
-        shape: The static tree that the head fills.
+        shape: The tree that the head fills, static or dynamic.
         reads: The target's hidden states that stand beside the tokens.
         layer: The sizes of the head's decoder layer.
         seed: The seed of the head's weights.
@@ -110,7 +110,7 @@ class Head(Static):
     has_law: ClassVar[bool] = True
     model = None
 
-    shape: RankTree
+    shape: DraftTree
     reads: HiddenStates = field()  # without the default of Static
     layer: HeadLayer
     seed: int = 0
@@ -123,15 +123,15 @@ class Head(Static):
             raise Malformed(
                 "reads.shift", f"{self.reads}: a row holds the token after its state, so the shift is 1 in {self.WORD}"
             )
-        if self.fixed and len(self.fixed) != len(self.shape):
-            raise Malformed("fixed", f"{len(self.fixed)} tokens for a tree of {len(self.shape)} nodes")
+        if self.fixed and (self.expansion is not None or len(self.fixed) != len(self.shapes[0])):
+            raise Malformed("fixed", f"{len(self.fixed)} tokens for {self.told}")
 
     @classmethod
     def read(cls: type[Own], content: Mapping[str, Any]) -> Own:
         """See `Draft`."""
         given = {key: value for key, value in content.items() if key != "kind"}
         with under("shape"):
-            given["shape"] = rank_tree_from_json(content["shape"])
+            given["shape"] = draft_tree_from_json(content["shape"])
         with under("reads"):
             given["reads"] = HiddenStates(**{**content["reads"], "layers": tuple(content["reads"]["layers"])})
         with under("layer"):
@@ -172,9 +172,7 @@ class Head(Static):
         """See `Draft`."""
         if not isinstance(target, Seeded):
             raise Malformed("", f"a seeded {self.WORD} head is made for a built-in target, not for a checkpoint")
-        named = len(self.vocabulary) or target.vocab_size
-        if max(self.shape.rank) >= named:
-            raise Malformed("shape.rank", f"rank {max(self.shape.rank)} needs more than the {named} tokens it can name")
+        self.check_rank(len(self.vocabulary) or target.vocab_size)
         missing = set(self.fixed[1:]) - set(self.vocabulary) if self.vocabulary else ()
         if missing:
             raise Malformed("fixed", f"{min(missing)} is not in the vocabulary of the head")

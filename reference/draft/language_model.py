@@ -7,9 +7,9 @@ from typing import Any
 from reference.architecture import Model, Seeded
 from reference.draft.base import Tokens
 from reference.draft.static import Static
-from reference.files.json_parts import model_from_json, rank_tree_from_json
+from reference.draft_trees import DraftTree, draft_tree_from_json
+from reference.files.json_parts import model_from_json
 from reference.malformed import Malformed, under
-from reference.tree import RankTree
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,7 @@ class LanguageModel(Static):
 
     Attributes:
         model: The draft's own weights; its vocabulary size is the target's.
-        shape: The static tree that it fills.
+        shape: The tree that it fills, static or dynamic.
         vocabulary: Target ids that the draft's head can name, ascending (EAGLE-3's reduced vocabulary: draft id d
             means target id `vocabulary[d]`); empty means all of them.
     """
@@ -28,21 +28,19 @@ class LanguageModel(Static):
     has_law = True
 
     model: Model
-    shape: RankTree
+    shape: DraftTree
     vocabulary: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if any(a >= b for a, b in zip(self.vocabulary, self.vocabulary[1:], strict=False)):
             raise Malformed("vocabulary", "target ids must ascend")
-        named = len(self.vocabulary) or self.model.vocab_size
-        if max(self.shape.rank) >= named:
-            raise Malformed("shape.rank", f"rank {max(self.shape.rank)} needs more than the {named} tokens it can name")
+        self.check_rank(len(self.vocabulary) or self.model.vocab_size)
 
     @classmethod
     def read(cls, content: Mapping[str, Any]) -> "LanguageModel":
         """See `Draft`."""
         with under("shape"):
-            shape = rank_tree_from_json(content["shape"])
+            shape = draft_tree_from_json(content["shape"])
         with under("model"):
             model = model_from_json(content["model"])
         return cls(model, shape, tuple(content["vocabulary"]))
@@ -56,6 +54,7 @@ class LanguageModel(Static):
         return replace(self, model=model, vocabulary=tuple(sorted(renamed(self.vocabulary))))
 
     def simpler(self) -> Iterator["LanguageModel"]:
-        """The draft without a reduced vocabulary, if it has one."""
+        """The draft with a smaller dynamic tree, and without a reduced vocabulary."""
+        yield from super().simpler()
         if self.vocabulary:
             yield replace(self, vocabulary=())

@@ -1,17 +1,22 @@
-"""Static: the common base of drafts that fill one tree of ranks at every step."""
+"""Static: the common base of drafts that fill the same tree at every step."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import ClassVar, TypeVar
 
 from reference.draft.base import Draft, only
 from reference.draft.hidden import HiddenStates
+from reference.draft_trees import DraftTree, Expansion, most_rank, open_rows, outlines, tree_kind
+from reference.malformed import Malformed
 from reference.tree import RankTree, Shape
 
 Own = TypeVar("Own", bound="Static")
 
 
 class Static(Draft):
-    """A draft with the same tree of ranks at all steps; each kind has the field `shape`.
+    """A draft with the same tree at all steps; each kind has the field `shape`.
+
+    A kind with scores may fill a dynamic tree, whose shape follows from its own probabilities.
 
     Attributes:
         WORD: The kind in the text of reports.
@@ -20,28 +25,63 @@ class Static(Draft):
     WORD: ClassVar[str]
     trees = None
     reads: HiddenStates | None = None
-    shape: RankTree
+    shape: DraftTree
 
     @property
     def shapes(self) -> tuple[Shape, ...]:
+        """See `Draft`; of a dynamic tree the outline."""
+        return outlines(self.shape)
+
+    @property
+    def expansion(self) -> Expansion | None:
         """See `Draft`."""
-        return (self.shape,)
+        return self.shape if isinstance(self.shape, Expansion) else None
+
+    @property
+    def tree_kind(self) -> str:
+        """See `Draft`."""
+        return tree_kind(self.shape)
+
+    @property
+    def open_rows(self) -> int:
+        """See `Draft`."""
+        return open_rows(self.shape)
+
+    def check_rank(self, named: int) -> None:
+        """Raise Malformed where the tree asks for a rank beyond the `named` tokens that the draft can name."""
+        rank, field = most_rank(self.shape), "shape.top_k" if self.expansion else "shape.rank"
+        if rank >= named:
+            raise Malformed(field, f"rank {rank} needs more than the {named} tokens it can name")
 
     def with_shapes(self: Own, shapes: tuple[Shape, ...]) -> Own:
-        """See `Draft`; a shape without ranks gets the best children, in the order of its rows."""
+        """See `Draft`; a shape without ranks gets the best children, in the order of its rows, and is static."""
         shape = only(shapes)
         filled = shape if isinstance(shape, RankTree) else best_first(shape)
         return replace(self, shape=filled)  # type: ignore[type-var]
 
     def as_chain(self: Own) -> Own:
         """A chain of best tokens with at least two levels: on one level, all rules for chains are the same."""
-        height = max(self.shape.height, 2)
+        height = max(self.height, 2)
         return self.with_shapes((RankTree((0, *range(height)), (0,) * (height + 1)),))
 
     @property
     def told(self) -> str:
         """See `Draft`."""
-        return f"{self.WORD} draft of {len(self.shape)} node{'s' * (len(self.shape) > 1)}"
+        if self.expansion is not None:
+            return f"{self.WORD} draft of a dynamic tree ({self.expansion.told})"
+        nodes = len(self.shapes[0])
+        return f"{self.WORD} draft of {nodes} node{'s' * (nodes > 1)}"
+
+    def refuses_draws(self, draws: str) -> str | None:
+        """See `Draft`; which tokens a dynamic tree keeps depends on the tokens, so no law gives a drawn one."""
+        if self.expansion is not None and self.has_law and draws != "top-k":
+            return f"draws {draws}: a dynamic tree of drawn tokens follows no law that a rule could correct (use top-k)"
+        return None
+
+    def simpler(self: Own) -> Iterator[Own]:
+        """Drafts with a smaller dynamic tree."""
+        for tree in self.expansion.simpler() if self.expansion is not None else ():
+            yield replace(self, shape=tree)  # type: ignore[type-var]
 
 
 def best_first(shape: Shape) -> RankTree:

@@ -1,4 +1,4 @@
-"""The filling of a static tree, level by level, by a draft with scores.
+"""The filling of a tree, level by level, by a draft with scores.
 
 A draft with a causal model and a draft with a head differ in how they score a level.
 """
@@ -13,25 +13,30 @@ from backends.engine.kv.base import KvCache
 from backends.engine.reach import Reach
 from backends.engine.sampling.step import StepSampling
 from backends.engine.step_seams import StepSeams
-from reference.tree import RankTree, Tree
+from backends.engine.trees.growth import Candidates
+from reference.draft_trees import DraftTree, Expansion
+from reference.tree import RankTree, Shape, Tree
 
 
 class TreeFilling(ABC):
-    """Fills a tree of fixed shape with the best tokens, or with tokens drawn from the draft's law.
+    """Fills a tree with the best tokens, or a tree of fixed shape with tokens drawn from the draft's law.
 
-    Only nodes with children are fed, as open rows of `cache`; leaves need no scores.
+    Only nodes with children are fed, as open rows of `cache`; leaves need no scores. A dynamic tree is fed as its
+    candidates are expanded; the rows of candidates that the tree does not hold are dropped with those of rejected ones.
 
     Attributes:
-        shape: The tree.
+        plan: The tree that is filled at every step, static or dynamic.
+        shape: The tree of this step; while a dynamic tree grows, all its candidates.
         named_ids: int64 [draft vocabulary]; the target id of each draft id.
         vocab_size: Number of target ids.
-        slots: The column of each fed node.
+        slots: The column of each fed node of `shape`.
         cache: The draft's cache; between steps it holds rows of emitted tokens alone.
         calls: Number of forwards so far.
     """
 
-    def __init__(self, shape: RankTree, named_ids: Tensor, vocab_size: int, seams: StepSeams, cache: KvCache) -> None:
-        self.shape = shape
+    def __init__(self, plan: DraftTree, named_ids: Tensor, vocab_size: int, seams: StepSeams, cache: KvCache) -> None:
+        self.plan = plan
+        self.shape: Shape = RankTree((0,), (0,))
         self.named_ids = named_ids
         self.vocab_size = vocab_size
         self.seams = seams
@@ -67,7 +72,9 @@ class TreeFilling(ABC):
             fixed: The token of each node, in place of the best and of draws; empty to name them.
         """
         self.slots = {}
-        shape = self.shape
+        if isinstance(self.plan, Expansion):
+            return self.grow(self.plan, tokens, scores, root, chance)
+        self.shape = shape = self.plan
         token, draft_id = [tokens[-1]] * len(shape), [0] * len(shape)
         logits = torch.full((len(shape), scores.shape[1]), torch.nan, dtype=scores.dtype, device=scores.device)
         proposal: dict[int, Tensor] = {}
@@ -100,6 +107,51 @@ class TreeFilling(ABC):
         # Nobody reads row 0, the root's, and the root has no proposal: node 1's law fills the row.
         handed = torch.stack([proposal.get(node, proposal[1]) for node in range(len(shape))]) if proposal else None
         return Proposal(Tree(shape.parent, tuple(token)), logits, tuple(draft_id), handed)
+
+    def grow(
+        self, plan: Expansion, tokens: list[int], scores: Tensor, root: int, chance: StepSampling | None
+    ) -> Proposal:
+        """Propose the dynamic tree `plan` under `tokens[-1]`; the other arguments are those of `fill`."""
+        names, trees = self.seams.name_children, self.seams.trees
+        zero = scores.new_zeros((), dtype=torch.float64 if scores.dtype == torch.float64 else torch.float32)
+        found = Candidates([0], [tokens[-1]], [0], [zero], {})
+        level, rows, kept = [0], scores, [0]
+        for depth in range(1, plan.depth + 1):
+            first = len(found.parent)
+            for node, row in zip(level, rows, strict=True):
+                found.logits[node] = row
+                ids, named = names(row, list(range(plan.top_k)), self.named_ids)
+                found.parent += [node] * len(ids)
+                found.token += named
+                found.draft_id += ids
+                found.scores += [*trees.cumulate(found.scores[node], row, ids, named)]
+            level = [first + place for place in trees.frontier(torch.stack(found.scores[first:]), plan.top_k)]
+            kept += level
+            self.shape = Shape(tuple(found.parent))
+            if depth < plan.depth:
+                rows = self.feed(level, found.token, root)
+        if plan.rerank:
+            kept = [0, *trees.rerank(torch.stack(found.scores), found.parent, plan.total - 1)]
+        return self._cut(found, kept, chance)
+
+    def _cut(self, found: Candidates, kept: list[int], chance: StepSampling | None) -> Proposal:
+        """The proposal of the candidates `kept`, root first, in this order of rows."""
+        row = {number: at for at, number in enumerate(kept)}
+        # From here on nodes are rows of the tree: `settle` is told which of them were accepted.
+        self.shape = shape = Shape(tuple(row[found.parent[number]] for number in kept))
+        self.slots = {row[number]: slot for number, slot in self.slots.items() if number in row}
+        token = [found.token[number] for number in kept]
+        unscored = torch.full_like(found.logits[0], torch.nan)
+        logits = torch.stack([found.logits.get(number, unscored) for number in kept])
+        handed = None
+        if chance is not None:
+            proposal: dict[int, Tensor] = {}
+            for node in range(len(kept)):
+                if shape.children[node]:
+                    surely = chance.proposals(shape, token, node, self._over_target(logits[node]))
+                    proposal |= dict(zip(shape.children[node], surely, strict=True))
+            handed = torch.stack([proposal.get(node, proposal[1]) for node in range(len(kept))])
+        return Proposal(Tree(shape.parent, tuple(token)), logits, tuple(found.draft_id[at] for at in kept), handed)
 
     def branch(self, level: list[int], root: int, reaches: list[Reach]) -> tuple[Tensor, list[Tensor]]:
         """Positions int64 [R] and, for each reach, the mask bool [R, C] of the nodes of `level`, about to be opened."""
@@ -147,9 +199,7 @@ def name_children(logits: Tensor, ranks: list[int], vocabulary: Tensor) -> tuple
     return ids.tolist(), vocabulary.cpu()[ids].tolist()
 
 
-def branch_rows(
-    shape: RankTree, level: list[int], slots: dict[int, int], root: int
-) -> tuple[list[int], list[list[int]]]:
+def branch_rows(shape: Shape, level: list[int], slots: dict[int, int], root: int) -> tuple[list[int], list[list[int]]]:
     """Return the positions of the nodes of `level`, and for each node its own column and those of its fed ancestors."""
     positions = [root + shape.depth[node] for node in level]
     return positions, [[slots[up] for up in shape.path(node)[1:]] for node in level]

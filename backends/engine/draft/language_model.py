@@ -14,11 +14,11 @@ from backends.engine.sampling.step import StepSampling
 from backends.engine.step_seams import StepSeams
 from reference.draft import LanguageModel
 from reference.draft.hidden import HiddenStates
-from reference.tree import RankTree
+from reference.draft_trees import DraftTree
 
 
 class ModelDraft(TreeFilling):
-    """Fills a tree of fixed shape with the model's best tokens, or with tokens drawn from its law.
+    """Fills a tree with the model's best tokens, or with tokens drawn from its law.
 
     Between steps `cache` holds the KV of emitted tokens only. `propose` first feeds the emitted tokens that the cache
     lacks, the root among them, then runs the inner nodes of the tree as open rows. Leaves are never fed. So if a leaf
@@ -31,14 +31,14 @@ class ModelDraft(TreeFilling):
     def __init__(
         self,
         lm: CausalLm,
-        shape: RankTree,
+        plan: DraftTree,
         vocabulary: tuple[int, ...],
         seams: StepSeams,
         cache: KvCache,
         refeed: bool = False,
     ) -> None:
         vocab_size = lm.model.config.vocab_size
-        super().__init__(shape, torch.tensor(vocabulary or range(vocab_size)), vocab_size, seams, cache)
+        super().__init__(plan, torch.tensor(vocabulary or range(vocab_size)), vocab_size, seams, cache)
         self.causal_lm = lm
         self._refeed = refeed
         self.root_scores: Tensor | None = None

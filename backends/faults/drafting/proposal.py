@@ -18,7 +18,7 @@ from backends.faults.drafting.model_drafts import drafting
 from backends.faults.fault import fault, faults_in
 from reference.layout import KvLayout
 from reference.trace import Stage
-from reference.tree import RankTree, Tree
+from reference.tree import Shape, Tree
 
 Rows = tuple[list[int], list[list[int]]]
 
@@ -35,7 +35,7 @@ def early_positions(seams: Seams) -> Seams:
     Each row of the draft's tree stands one position too far.
     """
 
-    def branch_rows(shape: RankTree, level: list[int], slots: dict[int, int], root: int) -> Rows:
+    def branch_rows(shape: Shape, level: list[int], slots: dict[int, int], root: int) -> Rows:
         positions, seen = seams.branch_rows(shape, level, slots, root)
         return [position + 1 for position in positions], seen
 
@@ -54,7 +54,7 @@ def wrong_parent(seams: Seams) -> Seams:
     The ancestors of a node are moved one branch column down, where another node of the beam lies.
     """
 
-    def branch_rows(shape: RankTree, level: list[int], slots: dict[int, int], root: int) -> Rows:
+    def branch_rows(shape: Shape, level: list[int], slots: dict[int, int], root: int) -> Rows:
         positions, seen = seams.branch_rows(shape, level, slots, root)
         return positions, _shift(seen, root)
 

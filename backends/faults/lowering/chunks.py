@@ -9,7 +9,7 @@ from backends.engine.reach import Reach
 from backends.engine.seams import Seams
 from backends.faults.fault import fault, faults_in
 from reference.trace import Stage
-from reference.tree import RankTree, Tree
+from reference.tree import Shape, Tree
 
 TABLE = 8
 """The number of positions in the draft's rotary table, in the fault that makes the table too short."""
@@ -28,7 +28,7 @@ def short_rotary_table(seams: Seams) -> Seams:
     """
 
     def branch_rows(
-        shape: RankTree, level: list[int], slots: dict[int, int], root: int
+        shape: Shape, level: list[int], slots: dict[int, int], root: int
     ) -> tuple[list[int], list[list[int]]]:
         positions, seen = seams.branch_rows(shape, level, slots, root)
         return [min(position, TABLE - 1) for position in positions], seen

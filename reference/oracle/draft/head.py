@@ -12,7 +12,7 @@ import numpy as np
 from reference.architecture import Rope, Seeded
 from reference.draft.head import Head
 from reference.draft.hidden import HeadInput
-from reference.oracle.draft.level_by_level import filled
+from reference.oracle.draft.level_by_level import tree_of
 from reference.oracle.draft.question import Question
 from reference.oracle.formulas import rotary
 from reference.oracle.formulas.layer import linear, rms_norm, silu
@@ -109,16 +109,17 @@ def proposed_by(head: Formulas, question: Question) -> Drafted:
     assert hidden is not None
     if not len(hidden):
         return Drafted(Tree((0,), tokens[-1:]))
-    paths = {0: head.below(head.none(), tokens[1:], head.of_target(hidden))}
+    root: tuple[int, ...] = ()
+    paths = {root: head.below(head.none(), tokens[1:], head.of_target(hidden))}
 
-    def past(node: int, token: list[int]) -> Past:
-        if node not in paths:
-            above = past(draft.shape.parent[node], token)
-            paths[node] = head.below(above, (token[node],), head.fed_back(above.output)[None])
-        return paths[node]
+    def past(path: tuple[int, ...]) -> Past:
+        if path not in paths:
+            above = past(path[:-1])
+            paths[path] = head.below(above, path[-1:], head.fed_back(above.output)[None])
+        return paths[path]
 
-    def score(token: list[int], nodes: list[int]) -> Array:
-        return np.stack([head.scored(past(node, token).output) for node in nodes])
+    def score(below: list[tuple[int, ...]]) -> Array:
+        return np.stack([head.scored(past(path).output) for path in below])
 
-    drafted = filled(draft, draft.shape, len(head.embedding), question, score, draft.fixed)
+    drafted = tree_of(draft, draft.shape, len(head.embedding), question, score, draft.fixed)
     return replace(drafted, given=HeadInput(draft.reads, 0, tokens[1:], frozen(hidden)))

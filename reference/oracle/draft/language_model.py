@@ -1,4 +1,4 @@
-"""The proposal of a draft model: its static tree, filled level by level.
+"""The proposal of a draft model: its tree, filled level by level.
 
 Each node is scored by running its whole path from scratch.
 """
@@ -6,31 +6,30 @@ Each node is scored by running its whole path from scratch.
 import numpy as np
 
 from reference.draft import LanguageModel
-from reference.oracle.draft.level_by_level import filled
+from reference.oracle.draft.expansion import Path
+from reference.oracle.draft.level_by_level import tree_of
 from reference.oracle.draft.question import Question, means
 from reference.oracle.evaluator import Evaluator
 from reference.trace import Array, Drafted
-from reference.tree import RankTree, Tree
+from reference.tree import Tree
 
 
 @means(LanguageModel.TAG)
 def proposed(draft: LanguageModel, question: Question) -> Drafted:
     """The tree of the best tokens by rank, or of tokens drawn from the draft's law; drawn tokens ignore ranks."""
     assert question.model is not None
-    evaluator, vocab, shape = question.model, draft.model.vocab_size, draft.shape
+    evaluator, vocab = question.model, draft.model.vocab_size
     vocabulary = np.array(draft.vocabulary or range(vocab))
 
-    def score(token: list[int], nodes: list[int]) -> Array:
-        rows: Array = scores(evaluator, question.tokens[:-1], shape, token, nodes)[:, vocabulary]
+    def score(paths: list[Path]) -> Array:
+        rows: Array = scores(evaluator, question.tokens, paths)[:, vocabulary]
         return rows
 
-    return filled(draft, shape, vocab, question, score)
+    return tree_of(draft, draft.shape, vocab, question, score)
 
 
-def scores(
-    evaluator: Evaluator, context: tuple[int, ...], shape: RankTree, token: list[int], nodes: list[int]
-) -> Array:
-    """Draft logits at `nodes` [len(nodes), vocabulary], run on the part of the tree whose tokens are known."""
-    known = sorted({up for node in nodes for up in shape.path(node)})
-    part = Tree(tuple(known.index(shape.parent[node]) for node in known), tuple(token[node] for node in known))
-    return evaluator.nodes(context, part).logits[[known.index(node) for node in nodes]]
+def scores(evaluator: Evaluator, tokens: tuple[int, ...], paths: list[Path]) -> Array:
+    """Draft logits [paths, vocabulary] after each path below the root `tokens[-1]`, run as one tree of these paths."""
+    known = sorted({path[:end] for path in paths for end in range(len(path) + 1)}, key=lambda path: (len(path), path))
+    part = Tree(tuple(known.index(path[:-1]) for path in known), tuple((tokens[-1], *path)[-1] for path in known))
+    return evaluator.nodes(tokens[:-1], part).logits[[known.index(path) for path in paths]]

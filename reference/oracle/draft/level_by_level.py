@@ -1,23 +1,29 @@
-"""The static tree of a draft with scores, filled level by level.
+"""The tree of a draft with scores, filled level by level.
 
 The children of a node are named only after the node's own token, since its scores depend on that token.
 """
 
-from collections.abc import Callable
-
 import numpy as np
 
 from reference.draft import Draft
+from reference.draft_trees import DraftTree, Expansion
+from reference.oracle.draft.expansion import PathScores, expanded
 from reference.oracle.draft.question import Question
-from reference.trace import Array, Drafted, frozen
+from reference.trace import Drafted, frozen
 from reference.tree import Shape, Tree
 
-Scores = Callable[[list[int], list[int]], Array]
-"""From the tokens named so far, by node, and nodes with named paths to draft logits [nodes, draft vocabulary]."""
+
+def tree_of(
+    draft: Draft, plan: DraftTree, vocab: int, question: Question, score: PathScores, fixed: tuple[int, ...] = ()
+) -> Drafted:
+    """The tree `plan` of the draft, static or dynamic; the arguments are those of `filled`."""
+    if isinstance(plan, Expansion):
+        return expanded(plan, np.array(draft.vocabulary or range(vocab)), question, score)
+    return filled(draft, plan, vocab, question, score, fixed)
 
 
 def filled(
-    draft: Draft, shape: Shape, vocab: int, question: Question, score: Scores, fixed: tuple[int, ...] = ()
+    draft: Draft, shape: Shape, vocab: int, question: Question, score: PathScores, fixed: tuple[int, ...] = ()
 ) -> Drafted:
     """The tree of the best tokens by rank, or of tokens drawn from the draft's law; drawn tokens ignore ranks.
 
@@ -40,7 +46,8 @@ def filled(
         # Leaves are not scored: no child needs their logits. The root is scored even where the tree is the bare root.
         inner = [node for node in level if shape.children[node]] if level != [0] else [0]
         if inner:
-            for node, row in zip(inner, score(token, inner), strict=True):
+            paths = [tuple(token[up] for up in shape.path(node)[1:]) for node in inner]
+            for node, row in zip(inner, score(paths), strict=True):
                 logits[node] = row
                 below = shape.children[node]
                 if fixed:

@@ -62,6 +62,7 @@ def best_last(*parent: int) -> LanguageModel:
     """The same with the best token last among siblings, so that what is accepted is not in place."""
     draft = own(*parent)
     most = [parent[1:].count(up) for up in parent]
+    assert isinstance(draft.shape, RankTree)
     rank = tuple(most[node] - 1 - one if node else 0 for node, one in enumerate(draft.shape.rank))
     return replace(draft, shape=RankTree(parent, rank))
 

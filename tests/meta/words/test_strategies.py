@@ -126,7 +126,7 @@ def words(case: Case) -> Iterator[str]:
     if isinstance(case.draft, LanguageModel):
         yield "reduced vocabulary" if case.draft.vocabulary else "whole vocabulary"
         yield "the target drafts for itself" if case.draft.model == case.model else "a stranger drafts"
-        if sum(map(bool, case.draft.shape.children)) > 2:
+        if case.draft.expansion is None and sum(map(bool, case.draft.shapes[0].children)) > 2:
             yield "a static tree with inner nodes"
 
 

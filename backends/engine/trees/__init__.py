@@ -1,0 +1,1 @@
+"""The shape of drafted trees: which candidates a tree holds."""

@@ -1,0 +1,70 @@
+"""The dynamic tree of a draft with scores, by brute force in float64.
+
+Each candidate is its path of tokens below the root. All candidates of a level are made and sorted before the next.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from reference.draft_trees import Expansion
+from reference.oracle.draft.question import Question
+from reference.trace import Array, Drafted, frozen
+from reference.tree import Tree
+
+Path = tuple[int, ...]
+"""Tokens below the root, as target ids or as draft ids."""
+
+PathScores = Callable[[list[Path]], Array]
+"""From paths of target ids below the root to the draft's logits after each, [paths, draft vocabulary]."""
+
+
+def expanded(expansion: Expansion, vocabulary: Array, question: Question, score: PathScores) -> Drafted:
+    """The dynamic tree under the pending root.
+
+    Args:
+        expansion: The dynamic tree's settings.
+        vocabulary: The target id of each draft id.
+        question: The facts of the step.
+        score: The draft's scores.
+    """
+    logits: dict[Path, Array] = {}
+    worth: dict[Path, float] = {(): 0.0}
+    numbered: list[Path] = [()]
+    level: list[Path] = [()]
+    chosen: list[Path] = []
+    for _ in range(expansion.depth):
+        rows = score([tuple(int(vocabulary[one]) for one in path) for path in level])
+        found: list[Path] = []
+        for path, row in zip(level, rows, strict=True):
+            logits[path] = row
+            law = log_law(row)
+            for one in np.argsort(-row, kind="stable")[: expansion.top_k].tolist():
+                found.append((*path, one))
+                worth[found[-1]] = worth[path] + min(float(law[one]), 0.0)
+        numbered += found
+        # Sorting is stable: of equal scores the lower number stays in front.
+        level = best(found, worth, expansion.top_k)
+        chosen += level
+    if expansion.rerank:
+        chosen = best(numbered[1:], worth, expansion.total - 1)
+    rows_of = [(), *chosen]
+    tree = Tree(
+        tuple(rows_of.index(path[:-1]) for path in rows_of),
+        (question.tokens[-1], *(int(vocabulary[path[-1]]) for path in chosen)),
+    )
+    table = np.stack([logits.get(path, np.full(len(vocabulary), np.nan)) for path in rows_of])
+    return Drafted(tree, frozen(table), (0, *(path[-1] for path in chosen)))
+
+
+def best(paths: list[Path], worth: dict[Path, float], most: int) -> list[Path]:
+    """The `most` best of `paths`, in the order of their numbers, which is that of the list."""
+    kept = set(sorted(paths, key=lambda path: -worth[path])[:most])
+    return [path for path in paths if path in kept]
+
+
+def log_law(logits: Array) -> Array:
+    """The log-probabilities of logits [V]."""
+    shifted = logits - logits.max()
+    law: Array = shifted - np.log(np.exp(shifted).sum())
+    return law

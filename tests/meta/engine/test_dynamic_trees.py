@@ -1,0 +1,71 @@
+"""Dynamic trees: the engine's equal the oracle's, by expansion and rerank, and by greedy top-k."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from backends.registry import open_backend
+from properties.strategies.acceptance import ORACLE
+from properties.strategies.draft.head import LAYERS
+from properties.strategies.models import GALLERY
+from reference.architecture import Seeded
+from reference.case import Case
+from reference.case_json import case_from_json, case_to_json
+from reference.draft import Draft, LanguageModel
+from reference.draft.eagle1 import Eagle1
+from reference.draft.eagle3 import Eagle3
+from reference.draft.hidden import HiddenStates
+from reference.draft_trees import Expansion
+from reference.malformed import Malformed
+from reference.sampling import Sampling, Stops
+
+MODEL = Seeded(next(one for one in GALLERY if one.vocab_size >= 16), 3)
+PLANS = (Expansion(2, 3, 6), Expansion(3, 2, 9), Expansion(3, 3, 13), Expansion(2, 3, 7, rerank=False))
+
+
+def drafts(plan: Expansion) -> tuple[Draft, ...]:
+    last = MODEL.architecture.layers - 1
+    return (
+        LanguageModel(Seeded(MODEL.architecture, 7), plan),
+        LanguageModel(Seeded(MODEL.architecture, 7), plan, (1, 3, 5, 7, 9)),
+        Eagle1(plan, HiddenStates(place="normed", shift=1), LAYERS[0], 1),
+        Eagle3(plan, HiddenStates((-1, last), shift=1), LAYERS[1], 0, (2, 3, 5, 8, 9)),
+    )
+
+
+@pytest.mark.parametrize("plan", PLANS, ids=str)
+def test_engine_and_oracle_draft_the_same_tree(plan: Expansion) -> None:
+    backend = open_backend("cpu-eager")
+    shapes = set()
+    for draft in drafts(plan):
+        case = Case(MODEL, (3, 1, 4, 1, 5), draft, stops=Stops(6), dtype="float64")
+        right, seen = ORACLE(case), backend.run(case)
+        assert seen.output == right.output
+        assert len(seen.steps) == len(right.steps)
+        for one, other in zip(seen.steps, right.steps, strict=True):
+            assert one.drafted is not None
+            assert other.drafted is not None
+            assert one.drafted.tree == other.drafted.tree
+            assert len(one.drafted.tree) == plan.total
+            assert one.drafted.tree.ordered
+            shapes.add(one.drafted.tree.parent)
+            rows = other.drafted.tree.children
+            for node in (node for node, below in enumerate(rows) if below):
+                assert one.drafted.logits is not None
+                assert other.drafted.logits is not None
+                np.testing.assert_allclose(one.drafted.logits[node], other.drafted.logits[node], atol=1e-9)
+    assert len(shapes) > 1
+
+
+def test_a_dynamic_tree_is_read_from_a_case_file_and_its_tokens_are_not_drawn() -> None:
+    for draft in drafts(PLANS[0]):
+        case = Case(MODEL, (3, 1), draft)
+        assert case_from_json(case_to_json(case)) == case
+        drawn = Sampling(temperature=1.0, draws="with-replacement")
+        with pytest.raises(Malformed, match="use top-k"):
+            replace(case, sampling=drawn)
+    with pytest.raises(Malformed, match="give 7"):
+        Expansion(2, 2, 8)
+    with pytest.raises(Malformed, match="without reranking"):
+        Expansion(2, 2, 6, rerank=False)
