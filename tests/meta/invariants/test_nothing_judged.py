@@ -299,7 +299,7 @@ BY_OUTPUT = {
 """What the output alone shows, all of it of the room `lossless`."""
 
 BESIDE = {"company": {"cache.allocator-conserves"}, "sampled": {"acceptance.law-joint"}}
-"""What is judged beside the output: the account of pages, and the engine's sampling on tables."""
+"""The parts that are judged beside the output: the account of pages, and the engine's sampling on tables."""
 
 
 @pytest.mark.parametrize("key", BY_OUTPUT)

@@ -207,7 +207,7 @@ OF_STAGE = {
     **dict.fromkeys(("open_sdpa", "open_eager", "open_extend"), "attention.context-exact"),
     "open_gather": "cache.commit-equivalence",
 }
-"""What must have compared something of each part; of a sampler on coins the walk, of another its proposals."""
+"""The invariants that must have compared something, by part; for a sampler on coins the walk, else its proposals."""
 EACH = [(package, name) for package, names in PARTS.items() for name in names]
 
 
