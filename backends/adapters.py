@@ -12,10 +12,6 @@ from backends.shipped import ROWS, Row
 LLAMA_CPP = ("xllamacpp", "gguf")
 """Modules that the adapters of llama.cpp import."""
 
-FOLDER = "backends.adapt.engines"
-"""The folder of the adapters' files."""
-
-
 ONNX = ("onnxruntime_genai", "onnx", "onnx_ir")
 """Modules that the adapters of ONNX Runtime GenAI import."""
 

@@ -55,7 +55,8 @@ def reduced_array(array: npt.NDArray[Any]) -> Any:
     A trace holds some sixty small arrays, each of which NumPy's form makes three times as slow. A large one is copied
     once more than by NumPy.
     """
-    if array.nbytes > SMALL or array.dtype.char not in PLAIN:
+    # The letter of a dtype does not say the order of its bytes.
+    if array.nbytes > SMALL or array.dtype.char not in PLAIN or not array.dtype.isnative:
         return array.__reduce_ex__(5)
     content = array.tobytes()
     return plain_array, (bytearray(content) if array.flags.writeable else content, array.dtype.char, array.shape)
