@@ -4,7 +4,7 @@ Where there is no trace, it raises NoTrace with the reason.
 """
 
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -67,6 +67,10 @@ class Tables(Protocol):
 
     def samples(self, world: World, seeds: Array) -> Blocks:
         """Draft a tree and accept, on the backend's own random numbers."""
+        ...
+
+    def batches(self, world: World, seeds: Sequence[Array]) -> tuple[Blocks, ...]:
+        """The blocks of several calls of `samples`, one after the other, each on an array of seeds of its own."""
         ...
 
 

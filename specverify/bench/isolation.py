@@ -9,15 +9,14 @@ import multiprocessing as mp
 import time
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
+from itertools import islice
 from typing import Any
 
 from properties.invariants import ALL
-from properties.strategies import cases
-from properties.strategies.settings import explore
 from properties.verdict.invariant import taking_turns
 from properties.verdict.judge import judge
-from reference.case import Case
 from reference.oracle.decoder import Oracle
+from specverify.campaign.case_stream import Stream
 from specverify.campaign.threads import ForWorkers
 from specverify.isolation.isolated import Isolated
 from specverify.isolation.wanted import Wanted
@@ -29,11 +28,12 @@ SPENT = ("drawing_s", "here_s", "isolated_s", "here_cpu_s", "isolated_cpu_s")
 
 
 def measure(backend: str, count: int, number: int, jobs: int | None = None) -> dict[str, Any]:
-    """Judge `count` drawn cases on a backend in the judge's process and on one in a process of its own, in turn.
+    """Judge cases of `diff` on a backend in the judge's process and on one in a process of its own, in turn.
 
-    With as many workers as `diff` has by default (`jobs`), every core is busy, so that an engine's process takes the
-    core that its waiting judge leaves. The processor time that a case takes is then the cost of the run; on idle cores
-    it would also hold the time in which a core wakes up.
+    Each of `jobs` workers judges its share of `count` cases, those that a worker of `diff` with the same seed draws
+    first. With as many workers as `diff` has by default (`jobs`), every core is busy, so that an engine's process takes
+    the core that its waiting judge leaves. The processor time that a case takes is then the cost of the run; on idle
+    cores it would also hold the time in which a core wakes up.
 
     Returns:
         backend, cases, jobs; drawing_s, here_s and isolated_s (judging alone, wall time), summed over the workers;
@@ -66,9 +66,9 @@ def _measured(backend: str, count: int, number: int) -> dict[str, float]:
     torch.set_num_threads(1)
     opened = open_planted(backend, None)
     here, declared = subject_of(opened), opened.declaration
-    drawn: list[Case] = []
     began = time.perf_counter()
-    explore(number, count, cases(drawn_dtypes(declared.dtypes), within=declared), lambda case: drawn.append(case))
+    interval = declared.variant_interval
+    drawn = list(islice(Stream(number, drawn_dtypes(declared.dtypes), interval, within=declared), count))
     spent = dict.fromkeys(SPENT, 0.0) | {"drawing_s": time.perf_counter() - began, "cases": len(drawn)}
     gc.freeze()  # as a worker does
     with Isolated(Wanted(backend)) as apart:
@@ -78,7 +78,7 @@ def _measured(backend: str, count: int, number: int) -> dict[str, float]:
         for at, case in enumerate(drawn):
             for name, subject, oracle in sides if at % 2 else reversed(sides):
                 began, busy = time.perf_counter(), time.process_time()
-                judge(case, taking_turns(case, ALL), oracle, subject)
+                judge(case, taking_turns(case, ALL, interval), oracle, subject)
                 spent[f"{name}_s"] += time.perf_counter() - began
                 spent[f"{name}_cpu_s"] += time.process_time() - busy
         spent["isolated_cpu_s"] += apart.processor_s - began_there

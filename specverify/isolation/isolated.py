@@ -5,6 +5,7 @@ one.
 """
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -85,9 +86,6 @@ class Isolated:
         declared = self.declaration
 
         def run(case: Case) -> Trace | Declined | Crashed:
-            reason = declared.outside(case)
-            if reason is not None:
-                return Declined(reason)
             try:
                 trace: Trace = self.ask("run", case)
             except NoTrace as absent:
@@ -154,9 +152,6 @@ class Isolated:
             self.ask(*self._admitted[-1])
 
     def _serve(self, case: Case) -> Live:
-        reason = self.declaration.outside(case)
-        if reason is not None:
-            raise NoTrace(Declined(reason))
         return RemoteLive(self, case)
 
     @property
@@ -190,26 +185,33 @@ class RemoteTables:
 
     def verify(self, given: Given, tape: Array) -> Blocks:
         """Run acceptance on a given tree with given probabilities, on coins from `tape`."""
-        return self._asked("verify", given, tape)
+        blocks: Blocks = self._asked("verify", given, tape)
+        return blocks
 
     def rounds(self, world: World, tape: Array) -> Blocks:
         """Run drafting and acceptance in `world`, on coins from `tape`."""
-        return self._asked("rounds", world, tape)
+        blocks: Blocks = self._asked("rounds", world, tape)
+        return blocks
 
     def samples(self, world: World, seeds: Array) -> Blocks:
         """Run drafting and acceptance in `world`, on the backend's own random numbers from `seeds`."""
-        return self._asked("samples", world, seeds)
+        blocks: Blocks = self._asked("samples", world, seeds)
+        return blocks
 
-    def _asked(self, method: str, *arguments: Any) -> Blocks:
+    def batches(self, world: World, seeds: Sequence[Array]) -> tuple[Blocks, ...]:
+        """Run `samples` on each array of seeds, by one request for all of them."""
+        blocks: tuple[Blocks, ...] = self._asked("batches", world, seeds)
+        return blocks
+
+    def _asked(self, method: str, *arguments: Any) -> Any:
         try:
-            blocks: Blocks = self._backend.ask("tables", method, *arguments)
+            return self._backend.ask("tables", method, *arguments)
         except NoTrace as absent:
             outcome = absent.outcome
             if isinstance(outcome, Crashed) and outcome.stage is None:
                 # Tables run drafting and acceptance alone, so that a crash without a stage is one of acceptance.
                 outcome = Crashed(Stage.ACCEPTED, outcome.why, outcome.said)
             raise NoTrace(outcome) from None
-        return blocks
 
 
 class RemoteLive:

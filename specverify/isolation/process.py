@@ -91,6 +91,7 @@ class EngineProcess:
             self._check_memory(limits)
             if whole:
                 return answer
+            self._shortened()
             # A process that the engine started may hold the connection open after the engine's end.
             if self._wire.silent and (how := self.gone) is not None:
                 raise Lost(how, self._last_words())
@@ -99,7 +100,6 @@ class EngineProcess:
                 raise Lost(f"gave no answer within {limits.seconds:.3g} s", self._last_words(), hung=True)
 
     def _check_memory(self, limits: Limits) -> None:
-        self._shortened()
         if limits.memory is None:
             return
         held = held_by(self.pid)

@@ -28,6 +28,8 @@ LARGEST = 2**40
 AT_ONCE = 2**18
 """Bytes of the buffer that a wire reads into; more than a Unix socket holds by default (208 KiB)."""
 
+KEPT = 2**25
+"""Most bytes of a buffer that is kept for the next message."""
 
 PLAIN = "?bBhHiIlLqQefd"
 """The letters of dtypes whose arrays are told by their bytes: booleans, whole numbers and fractions."""
@@ -44,11 +46,6 @@ class Garbled(Exception):
     """The bytes that arrived are no message of ours."""
 
 
-def plain_array(content: bytes | bytearray, kind: str, shape: tuple[int, ...]) -> npt.NDArray[Any]:
-    """The array of this content, with a dtype of one letter; a bytearray makes one that can be written to."""
-    return np.frombuffer(content, kind).reshape(shape)
-
-
 def reduced_array(array: npt.NDArray[Any]) -> Any:
     """An array for the pickler: its bytes, where it is small and they tell all of it, and else in NumPy's own form.
 
@@ -59,7 +56,8 @@ def reduced_array(array: npt.NDArray[Any]) -> Any:
     if array.nbytes > SMALL or array.dtype.char not in PLAIN or not array.dtype.isnative:
         return array.__reduce_ex__(5)
     content = array.tobytes()
-    return plain_array, (bytearray(content) if array.flags.writeable else content, array.dtype.char, array.shape)
+    # An array that is made of a bytearray can be written to, one that is made of bytes cannot.
+    return np.ndarray, (array.shape, array.dtype.char, bytearray(content) if array.flags.writeable else content)
 
 
 class Message(ForkingPickler):
@@ -99,6 +97,8 @@ class Wire:
             whole = int(tick)
             limit = struct.pack("ll", whole, int((tick - whole) * 1e6))
             end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
+        # Both buffers are used again for the next message: the first touch of a page of memory costs more than a copy.
+        self._written = io.BytesIO()
         self._buffer = bytearray(AT_ONCE)
         self._filled = 0
 
@@ -108,16 +108,19 @@ class Wire:
         Raises:
             Closed: The other end is closed.
         """
-        whole = io.BytesIO()
-        whole.write(bytes(HEAD.size))
-        Message(whole, 5).dump(content)
-        message = whole.getbuffer()
-        HEAD.pack_into(message, 0, MARK, len(message) - HEAD.size)
-        try:
-            # Head and body together: each send wakes the other end.
-            self.socket.sendall(message)
-        except OSError as why:
-            raise Closed from why
+        self._written.seek(0)
+        self._written.write(bytes(HEAD.size))
+        Message(self._written, 5).dump(content)
+        size = self._written.tell()
+        with self._written.getbuffer() as written:
+            HEAD.pack_into(written, 0, MARK, size - HEAD.size)
+            try:
+                # Head and body together: each send wakes the other end.
+                self.socket.sendall(written[:size])
+            except OSError as why:
+                raise Closed from why
+        if size > KEPT:
+            self._written = io.BytesIO()
 
     def receive(self) -> Any:
         """The next message, waiting for it as long as it takes.
@@ -180,7 +183,7 @@ class Wire:
         finds that they are no head.
         """
         rest = self._buffer[end : self._filled]
-        if len(self._buffer) > AT_ONCE:
+        if len(self._buffer) > KEPT:
             self._buffer = bytearray(AT_ONCE)
         self._filled = min(len(rest), HEAD.size)
         self._buffer[: self._filled] = rest[: self._filled]

@@ -21,9 +21,9 @@ from properties.verdict.subject import Subject
 from reference.case import Case
 from reference.draft import largest
 from reference.oracle.decoder import Oracle
+from specverify.campaign.case_stream import stream
 from specverify.campaign.search import Search
 from specverify.plan import Plan, drawn_dtypes
-from specverify.selftest.case_stream import stream
 from specverify.selftest.clean_digests import TABLES_ALONE, digests_of
 from specverify.setup.selection import Unknown
 from specverify.setup.subjects import open_planted, subject_of

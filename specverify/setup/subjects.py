@@ -4,7 +4,7 @@ A Subject turns a backend's refusals and exceptions into values (`Declined`, `Cr
 """
 
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from backends import faults
@@ -205,6 +205,10 @@ class Guarded:
         # No tape is given here, so that its width follows from the tree.
         size = len(seeds), world.shape, world.vocab, stride(len(world.shape))
         return self._guarded(lambda: admitted_blocks(self._tables.samples(world, seeds), *size))
+
+    def batches(self, world: World, seeds: Sequence[Array]) -> tuple[Blocks, ...]:
+        """As `Tables.batches`; raises NoTrace."""
+        return tuple(self.samples(world, each) for each in seeds)
 
     def _guarded(self, ask: Callable[[], Blocks]) -> Blocks:
         try:

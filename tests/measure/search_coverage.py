@@ -6,8 +6,8 @@ from itertools import islice
 from typing import Any
 
 from properties.strategies.conditions import CONDITIONS
+from specverify.campaign.case_stream import Stream
 from specverify.plan import default_dtypes
-from specverify.selftest.case_stream import Stream
 
 SEARCHES = 7
 """Searches, each with a seed of its own, whose medians are told."""

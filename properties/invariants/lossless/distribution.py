@@ -131,8 +131,7 @@ def own_seed(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     rng = dice(case, "mates")
     seeds, order = rng.integers(0, 2**62, size=MATES), rng.permutation(MATES)
     # The same seeds in another order of the batch, then one of them in a batch of its own.
-    one, other = tables.samples(world, seeds), tables.samples(world, seeds[order])
-    alone = tables.samples(world, seeds[:1])
+    one, other, alone = tables.batches(world, (seeds, seeds[order], seeds[:1]))
     yield Compared(MATES + 1)
     for at, (wanted, seen) in enumerate(zip(one.tokens[order], other.tokens, strict=True)):
         if not np.array_equal(wanted, seen):

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from reference.case import Case
+from specverify.campaign.case_stream import stream
 from specverify.plan import default_dtypes
-from specverify.selftest.case_stream import stream
 from tests.measure.mutation.engine_judge import IN_MODE, Posed, Survey, corpus, judged, reaching, survey_of, surveyed
 from tests.measure.mutation.generate import Mutant
 from tests.measure.mutation.pool import Work, run

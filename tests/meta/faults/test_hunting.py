@@ -25,10 +25,10 @@ from reference.trace import Stage
 from reference.tree import Tree
 from reports.pages.selftest import Caught, SelfTest
 from specverify.campaign import search as searching
+from specverify.campaign.case_stream import Stream
 from specverify.campaign.search import Search
 from specverify.cli import main
 from specverify.plan import Plan, default_dtypes
-from specverify.selftest.case_stream import Stream
 from specverify.selftest.clean_digests import ON_TABLES, TABLES_ALONE, CleanDigests
 from specverify.selftest.hunt import HuntPlan, HuntResult, asks_tables, hunt, nodes_of
 from specverify.selftest.schedule import CLEAN_EVERY, ROUNDS, Course, _note

@@ -19,7 +19,7 @@ from reference.rules import Rule
 from reference.sampling import Sampling, Stops
 from reference.session import Action, Mate, Session
 from reference.tree import RankTree, Shape, Tree
-from specverify.selftest.case_stream import stream
+from specverify.campaign.case_stream import stream
 
 MODEL = Seeded(Architecture("llama", 4, 8, 8, 1, 1, 4, (0,), max_positions=12), 1)
 BASE = Case(MODEL, (3, 1), Scripted((Tree((0, 0), (1, 2)),)), stops=Stops(3))

@@ -20,16 +20,16 @@ from properties.live.watch import SessionStats
 from properties.strategies.settings import drawing_settings, explore, without_local_constants
 from reference.oracle.decoder import Oracle
 from specverify.bench.throughput import throughput
+from specverify.campaign.case_stream import Stream
 from specverify.campaign.search import Search
 from specverify.plan import DEFAULT_DTYPES, Plan
-from specverify.selftest.case_stream import Stream
 from specverify.setup.subjects import open_planted, subject_of
 
 ROOT = Path(__file__).resolve().parents[3]
 NUMBER, WANTED = 5, 60
 NOTHING_LOADED = f"""
 from itertools import islice
-from specverify.selftest.case_stream import Stream
+from specverify.campaign.case_stream import Stream
 print(*(case.id for case in islice(Stream({NUMBER}, {DEFAULT_DTYPES}), {WANTED})))
 """
 

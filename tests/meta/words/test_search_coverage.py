@@ -14,7 +14,7 @@ from reference.layout import KvLayout
 from reference.sampling import Sampling, Stops
 from reference.session import Action, Mate, Session
 from reference.tree import RankTree, Tree
-from specverify.selftest.case_stream import stream
+from specverify.campaign.case_stream import stream
 from tests.measure import search_coverage
 from tests.measure.__main__ import main
 from tests.measure.pages import search_table

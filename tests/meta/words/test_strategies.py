@@ -27,9 +27,9 @@ from reference.oracle.stopping import ending
 from reference.sampling import Stops
 from reference.trace import Trace
 from reference.tree import Shape, Tree
+from specverify.campaign.case_stream import Stream
 from specverify.campaign.search import ROUND
 from specverify.plan import DEFAULT_DTYPES
-from specverify.selftest.case_stream import Stream
 
 SEARCHES, DRAWN = 20, 20
 """Searches of seeds of their own, and cases drawn in each."""

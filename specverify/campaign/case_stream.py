@@ -1,10 +1,11 @@
-"""Streams: cases of one seed, drawn once for all the hunts of a process."""
+"""Streams: the cases of one seed in the order in which a search judges them."""
 
 from collections.abc import Iterator
 from functools import cache
 
 from properties.strategies import cases
 from properties.strategies.settings import explore
+from reference.abilities import Abilities
 from reference.case import Case
 from specverify.campaign.search import BARREN, ROUND, round_seed
 
@@ -12,11 +13,15 @@ from specverify.campaign.search import BARREN, ROUND, round_seed
 class Stream:
     """Cases of one seed without repetition, in the order in which `Search.run` judges them while nothing differs.
 
-    `variant_interval` is that of the backend (`backends.base.Declaration`): slow backends get shorter prompts.
+    `variant_interval` is that of the backend (`backends.base.Declaration`): slow backends get shorter prompts. Cases
+    lie `within` its abilities, or are of any kind if None.
     """
 
-    def __init__(self, number: int, dtypes: tuple[str, ...], variant_interval: int = 1) -> None:
-        self._number, self._dtypes, self._variant_interval = number, dtypes, variant_interval
+    def __init__(
+        self, number: int, dtypes: tuple[str, ...], variant_interval: int = 1, within: Abilities | None = None
+    ) -> None:
+        self._number, self._dtypes = number, dtypes
+        self._variant_interval, self._within = variant_interval, within
         self._drawn: dict[Case, None] = {}
         self._cases: list[Case] = []
         self._rounds = 0
@@ -42,7 +47,7 @@ class Stream:
                 self._drawn[case] = None
                 self._cases.append(case)
 
-        drawn = cases(self._dtypes, variant_interval=self._variant_interval)
+        drawn = cases(self._dtypes, variant_interval=self._variant_interval, within=self._within)
         explore(round_seed(self._number, self._rounds), ROUND, drawn, collect)
         self._rounds += 1
 
