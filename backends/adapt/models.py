@@ -4,7 +4,6 @@ A model becomes an instance of its transformers class, or a Hugging Face directo
 """
 
 import atexit
-import json
 import shutil
 import tempfile
 from collections.abc import Sequence
@@ -84,17 +83,3 @@ def checkpoint_of(model: Model, dtype: str) -> Path:
     folder = Path(tempfile.mkdtemp(prefix="specverify-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return save_checkpoint(model, dtype, folder)
-
-
-def end_tokens(checkpoint: str | Path) -> tuple[int, ...]:
-    """The token ids that end a text of the checkpoint in this directory, ascending.
-
-    Engines that load the directory end there by themselves: generation_config.json names them, or else config.json.
-    """
-    for name in ("generation_config.json", "config.json"):
-        file = Path(checkpoint) / name
-        if file.is_file():
-            named = json.loads(file.read_text()).get("eos_token_id")
-            if named is not None:
-                return tuple(sorted({named} if isinstance(named, int) else {int(one) for one in named}))
-    return ()

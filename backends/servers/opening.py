@@ -7,11 +7,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from backends.adapt.answers import Answer, Answering
-from backends.adapt.models import end_tokens
 from backends.base import Unavailable, Unsupported
 from backends.servers.address import Address, address_of
 from backends.servers.dialects import BY_NAME, Dialect, OpenAI, Question
 from backends.servers.web import Refused, Web, WrongAnswer
+from reference.files.end_tokens import end_tokens
+from reference.files.fields import UnreadableCheckpoint
 
 OWNERS = {"vllm": "vllm", "llamacpp": "llama.cpp", "sglang": "sglang"}
 """The dialect of a server by the `owned_by` of its models."""
@@ -40,11 +41,15 @@ class Server:
         """The answer to one request.
 
         Raises:
-            Unsupported: The text ends at other tokens than the case's, or no text stands for the prompt.
+            Unsupported: The text ends at other tokens than the case's, the checkpoint's files name none that can be
+                read, or no text stands for the prompt.
             Unavailable: The server does not answer as it should, or refuses the request.
         """
         question = Question(**given)
-        own = () if self.dialect.NAMED_STOPS else end_tokens(question.checkpoint)
+        try:
+            own = () if self.dialect.NAMED_STOPS else end_tokens(question.checkpoint)
+        except UnreadableCheckpoint as why:
+            raise Unsupported(str(why)) from None
         if not self.dialect.NAMED_STOPS and set(question.stops) != set(own):
             raise Unsupported(
                 f"a server of dialect {self.dialect.NAME} ends a text at the model's own end tokens alone"

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from backends.adapt.models import end_tokens
 from properties.strategies.acceptance import accepted_path
 from properties.verdict.invariant import Invariant, Oracle
 from properties.verdict.subject import NoTrace, Subject
@@ -16,6 +15,8 @@ from reference.abilities import Abilities
 from reference.architecture import Checkpoint
 from reference.case import Case
 from reference.draft import Draft, LanguageModel, Ngram, Scripted
+from reference.files.end_tokens import end_tokens
+from reference.files.fields import UnreadableCheckpoint
 from reference.layout import KvLayout
 from reference.malformed import Malformed
 from reference.sampling import Stops
@@ -141,7 +142,10 @@ def own_way(base: Case, plan: Plan, number: int, within: Abilities) -> Iterator[
     whose tokens are all accepted. Such an engine ends where the checkpoint says, where it declares that it ends at all.
     """
     assert isinstance(base.model, Checkpoint)
-    ends = end_tokens(base.model.source) if "eos" in within.stops else ()
+    try:
+        ends = end_tokens(base.model.source) if "eos" in within.stops else ()
+    except UnreadableCheckpoint as why:
+        raise UnusableInput(str(why)) from None
     named = tuple(token for token in ends if token < base.model.vocab_size)
     plain = replace(base.plain_decode(), layout=KvLayout(), stops=replace(base.stops, eos=named))
     yield _with(plain, plain.draft, plan, 3 * number)

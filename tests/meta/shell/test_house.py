@@ -169,3 +169,10 @@ def test_examples_in_docstrings_are_true(file: Path) -> None:
     result = doctest.testmod(module, optionflags=doctest.NORMALIZE_WHITESPACE)
     assert result.attempted > 0
     assert result.failed == 0
+
+
+def test_a_worker_starts_without_the_engine() -> None:
+    """The judge needs no torch, so that a run does not import it once more for each worker."""
+    told = "import sys, specverify.campaign.worker; print(sorted({'torch', 'transformers'} & set(sys.modules)))"
+    ended = subprocess.run([sys.executable, "-c", told], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert ended.stdout == "[]\n", ended.stderr

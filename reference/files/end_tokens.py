@@ -1,0 +1,31 @@
+"""The end tokens that a checkpoint's own files name."""
+
+from pathlib import Path
+
+from reference.files.fields import Fields, read_json, shown
+
+FILES = ("generation_config.json", "config.json")
+"""The files that may name end tokens; the first that does so counts, as in transformers' `generate`."""
+
+
+def end_tokens(checkpoint: str | Path) -> tuple[int, ...]:
+    """The token ids that end a text of the checkpoint in this directory, ascending.
+
+    Engines that load the directory end there by themselves.
+
+    Raises:
+        UnreadableCheckpoint: One of FILES is no JSON object, or its field eos_token_id holds neither one whole number
+            nor a list of them.
+    """
+    for where in (Path(checkpoint) / name for name in FILES):
+        if not where.is_file():
+            continue
+        fields = Fields(where, read_json(where), {})
+        named = fields.get("eos_token_id")
+        if named is None:
+            continue
+        ids = named if isinstance(named, list) else [named]
+        if any(isinstance(one, bool) or not isinstance(one, int) for one in ids):
+            raise fields.refuse(f"field eos_token_id is {shown(named)}, not a token id or a list of them; correct it")
+        return tuple(sorted(set(ids)))
+    return ()
