@@ -23,7 +23,8 @@ class Declaration(Abilities):
 
     Attributes:
         name: The name as users type it.
-        device: The device on which the backend computes: cpu, cuda, npu.
+        device: The device on which the backend computes: cpu, cuda, npu, or another name for a device that this process
+            does not see.
         reveals: Stages that its traces hold. If a trace holds a further stage, that stage is used where it helps to
             explain a difference, and the invariants that need the stage are still not asked.
         emulated: Whether the backend stands in for an absent device; such a run never counts as hardware.

@@ -24,6 +24,13 @@ FACTORY = "a function without arguments that returns a backend, such as open_ = 
 PROGRAM = "command:"
 """The beginning of the names of programs; `backends.programs.command` opens them."""
 
+FORMS = (
+    ("openai:URL", "elsewhere", "A server with OpenAI's completions: vLLM, SGLang, llama.cpp, and others alike."),
+    ("command:PROGRAM", "", "A program in any language, asked in lines of JSON over stdin and stdout."),
+    ("pkg.module:factory", "", "A function of your own that returns a backend, such as blackbox(generate)."),
+)
+"""The forms of names that stand for a user's own engine: the form, where such an engine computes, a sentence."""
+
 
 class UnknownBackend(ValueError):
     """No backend has that name, or its `pkg.module:factory` cannot be used."""
@@ -125,7 +132,7 @@ def shipped_names() -> tuple[str, ...]:
 def unknown(name: str) -> str:
     """The refusal of a name that stands for no backend."""
     known = ", ".join(row.name for row in ROWS)
-    others = "openai:URL, command:PROGRAM, pkg.module:factory and the adapters of `specverify list backends`"
+    others = f"{', '.join(form for form, *_ in FORMS)} and the adapters of `specverify list backends`"
     return f"no backend is called {name!r}: known are {known}, {others}"
 
 

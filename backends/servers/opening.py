@@ -29,6 +29,9 @@ TAKEN = ("prompt_ids", "max_new_tokens", "temperature", "seed", "stops", "checkp
 DTYPES = ("float32", "float64", "bfloat16", "float16")
 """The dtypes in which a server may compute; `--dtype` says in which this one does."""
 
+ELSEWHERE = "elsewhere"
+"""The device of every server: its own, which it does not tell."""
+
 
 @dataclass(frozen=True)
 class Server:
@@ -79,7 +82,10 @@ def open_server(name: str) -> Answering:
     server = Server(web, dialect)
     takes = (*TAKEN, *dialect.PROCESSES)
     # A server brings its own weights, so that it runs no built-in model.
-    return Answering(server, takes, seeded=_seeded(server), same_bits=False, name=name, dtypes=DTYPES, families=())
+    seeded = _seeded(server)
+    return Answering(
+        server, takes, seeded=seeded, same_bits=False, name=name, device=ELSEWHERE, dtypes=DTYPES, families=()
+    )
 
 
 def _dialect(web: Web, address: Address) -> Dialect:

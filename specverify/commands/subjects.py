@@ -9,7 +9,7 @@ from typing import Any
 from backends import faults
 from backends.adapters import SHIPPED
 from backends.faults.unplanted import UNPLANTED, reports
-from backends.registry import why_unavailable
+from backends.registry import FORMS, why_unavailable
 from backends.shipped import ROWS
 from properties.invariants import EVERY_INVARIANT
 from properties.strategies.models import GALLERY
@@ -34,9 +34,16 @@ def rows_of(subject: str) -> list[dict[str, Any]]:
 
 
 def backends() -> list[dict[str, Any]]:
-    """Every backend we ship; `unavailable` is the reason if it cannot be opened on this machine, else None."""
+    """Every backend we ship; `unavailable` is the reason if it cannot be opened on this machine, else None.
+
+    The last rows are forms of names for engines of the user, which cannot be opened without more words.
+    """
     emulated = {row.name for row in ROWS if row.emulated}
-    return [
+    forms = [
+        {"name": form, "device": where, "emulated": False, "sentence": sentence, "unavailable": None}
+        for form, where, sentence in FORMS
+    ]
+    shipped = [
         {
             "name": row.name,
             "device": row.device,
@@ -46,6 +53,7 @@ def backends() -> list[dict[str, Any]]:
         }
         for row in SHIPPED
     ]
+    return [*shipped, *forms]
 
 
 def layouts() -> list[dict[str, Any]]:

@@ -58,8 +58,8 @@ def generated(
 def search(temperature: float, top_k: int, seed: int) -> dict[str, Any]:
     """The search options of greedy decoding at temperature 0, or of sampling.
 
-    top_p is not declared: through this adapter, version 0.18.0 drew 587 of 4500 tokens outside the nucleus of a top_p
-    of 0.5 at temperature 8 without a draft, and 567 with one; the nucleus is that of transformers' logits.
+    top_p is not declared: version 0.18.0 draws tokens outside the nucleus of its own logits, 110 of 400 at a top_p of
+    0.5 and temperature 0.1 in a vocabulary of 101 tokens (none of 400 in one of 19).
     """
     if not temperature:
         return {"do_sample": False}
