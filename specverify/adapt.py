@@ -20,6 +20,7 @@ every stage implements `Backend` itself: `run(case) -> Trace`.
 
 from backends.adapt import (
     CONTRACTS,
+    PARTS,
     Generated,
     blackbox,
     checkpoint_of,
@@ -42,6 +43,7 @@ from reference.tree import Tree
 
 __all__ = [
     "CONTRACTS",
+    "PARTS",
     "Accepted",
     "Backend",
     "Case",

@@ -8,11 +8,12 @@ from backends.adapt.component import CONTRACTS, ComponentBackend, component
 from backends.adapt.export import exported, save_gguf, save_onnx, save_openvino
 from backends.adapt.generated import Generated
 from backends.adapt.models import checkpoint_of, save_checkpoint, transformers_model, words_tokenizer
-from backends.adapt.stepper import Stepper, stepper
+from backends.adapt.stepper import PARTS, Stepper, stepper
 from backends.adapt.tables import TableSampler, tables
 
 __all__ = [
     "CONTRACTS",
+    "PARTS",
     "BlackBox",
     "ComponentBackend",
     "Generated",

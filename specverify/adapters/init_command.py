@@ -7,7 +7,9 @@ import click
 
 KINDS = {
     "blackbox": "a function from a prompt to tokens",
-    "backend": "an engine that shows its stages, step by step",
+    "stepper": "a generator of steps, which shows any parts of its stages",
+    "backend": "an engine that shows its stages, as one method from a case to a trace",
+    "component": "one function, such as a verify kernel, in SpecVerify's own engine",
     "command": "a program in any language, asked in lines of JSON",
 }
 """The kinds of adapters that can be written, each in a few words."""
@@ -30,8 +32,9 @@ def test_twenty_drawn_cases_agree() -> None:
 def init_adapter(kind: str, file: Path) -> int:
     """Write an adapter of KIND to FILE (my_engine.py by default), and a test beside it; both run as they stand.
 
-    Kinds: blackbox, a function from a prompt to tokens; backend, an engine that shows its stages; command, a program
-    in any language. Nothing is overwritten.
+    Kinds: blackbox, a function from a prompt to tokens; stepper, a generator of steps that shows parts of its stages;
+    backend, one method from a case to a trace; component, one function of an engine, such as a verify kernel; command,
+    a program in any language. Nothing is overwritten.
     """
     from specverify.setup.errors import UnusableInput
 
