@@ -14,7 +14,7 @@ from flashspec.engine.ngram import NgramDrafter
 from flashspec.engine.verifier import TargetModel
 from torch import Tensor
 
-from backends.adapt import blackbox
+from backends.adapt import Generated, blackbox
 
 GAMMA = 3
 """Drafted tokens of a step."""
@@ -23,7 +23,7 @@ GAMMA = 3
 def fixed(
     prompt_ids: list[int], max_new_tokens: int, model: Any, draft_model: Any, temperature: float = 0.0, seed: int = 0,
     stops: Sequence[int] = (),
-) -> Tensor:  # fmt: skip
+) -> Generated:  # fmt: skip
     """Generate with one arm: the draft model, or prompt lookup without one."""
     return _generated("bandit", prompt_ids, max_new_tokens, model, draft_model, temperature, seed, stops)
 
@@ -31,7 +31,7 @@ def fixed(
 def composite(
     prompt_ids: list[int], max_new_tokens: int, model: Any, draft_model: Any, temperature: float = 0.0, seed: int = 0,
     stops: Sequence[int] = (),
-) -> Tensor:  # fmt: skip
+) -> Generated:  # fmt: skip
     """Generate with flashspec's own choice: prompt lookup where the text has a match, else the draft model."""
     strategy = "bandit" if draft_model is None else "composite-g6-f2"
     return _generated(strategy, prompt_ids, max_new_tokens, model, draft_model, temperature, seed, stops)
@@ -40,8 +40,8 @@ def composite(
 def _generated(
     strategy: str, prompt_ids: list[int], room: int, model: Any, draft_model: Any, temperature: float, seed: int,
     stops: Sequence[int],
-) -> Tensor:  # fmt: skip
-    """The new tokens, int64 [at most `room`]."""
+) -> Generated:  # fmt: skip
+    """The new tokens, int64 [at most `room`], and the counts of the engine's own steps."""
     cpu = torch.device("cpu")
     drafter = (
         NgramDrafter()
@@ -59,9 +59,13 @@ def _generated(
         ),
     )
     engine = SpeculativeEngine(config, [drafter], TargetModel("target", cpu, torch.float32, model=model))
-    told: Tensor = engine.generate(torch.tensor([prompt_ids]), room, tuple(stops)).output_ids[0]
-    told = told[told >= 0]  # the engine fills a row behind its end with -1
-    return told
+    result = engine.generate(torch.tensor([prompt_ids]), room, tuple(stops))
+    told: Tensor = result.output_ids[0]
+    steps = result.arm_steps
+    # The engine fills a row behind its end with -1.
+    return Generated(
+        told[told >= 0], proposed=sum(one.proposed for one in steps), accepted=sum(one.accepted for one in steps)
+    )
 
 
 FAMILIES = ("llama", "pangu", "qwen2", "qwen3", "mistral", "gemma2")

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from backends.adapt import blackbox
+from backends.adapt import Generated, blackbox
 from reference.family import FAMILIES
 
 LOOKED_UP = 3
@@ -26,7 +26,7 @@ EXITS = tuple(family for family in FAMILIES if family != "llama4")
 def assisted(
     prompt_ids: list[int], max_new_tokens: int, model: Any, draft_model: Any, temperature: float = 0.0, top_k: int = 0,
     top_p: float = 1.0, min_p: float = 0.0, stops: Sequence[int] = (),
-) -> Tensor:  # fmt: skip
+) -> Generated:  # fmt: skip
     """Assisted generation with a draft of the same vocabulary."""
     how = {} if draft_model is None else {"assistant_model": draft_model}
     return _generated(model, prompt_ids, max_new_tokens, _processing(temperature, top_k, top_p, min_p), stops, how)
@@ -35,7 +35,7 @@ def assisted(
 def lookup(
     prompt_ids: list[int], max_new_tokens: int, model: Any, temperature: float = 0.0, top_k: int = 0,
     top_p: float = 1.0, min_p: float = 0.0, stops: Sequence[int] = (),
-) -> Tensor:  # fmt: skip
+) -> Generated:  # fmt: skip
     """Assisted generation whose candidates follow an earlier occurrence of the last tokens."""
     how = {"prompt_lookup_num_tokens": LOOKED_UP}
     return _generated(model, prompt_ids, max_new_tokens, _processing(temperature, top_k, top_p, min_p), stops, how)
@@ -44,7 +44,7 @@ def lookup(
 def early_exit(
     prompt_ids: list[int], max_new_tokens: int, model: Any, temperature: float = 0.0, top_k: int = 0,
     top_p: float = 1.0, min_p: float = 0.0, stops: Sequence[int] = (),
-) -> Tensor:  # fmt: skip
+) -> Generated:  # fmt: skip
     """Assisted generation whose candidates come from the first layer of the target."""
     how = {"assistant_early_exit": 1}
     return _generated(model, prompt_ids, max_new_tokens, _processing(temperature, top_k, top_p, min_p), stops, how)
@@ -59,20 +59,33 @@ def _processing(temperature: float, top_k: int, top_p: float, min_p: float) -> d
 
 def _generated(
     model: Any, prompt_ids: list[int], room: int, processing: dict[str, Any], stops: Sequence[int], how: dict[str, Any]
-) -> Tensor:
-    """The tokens that `model` generates after the prompt, int64 [at most `room`]."""
-    prompt = torch.tensor([prompt_ids])
-    out = model.generate(
-        prompt,
-        attention_mask=torch.ones_like(prompt),  # without a mask, transformers takes each token 0 for padding
-        max_new_tokens=room,
-        eos_token_id=list(stops) or None,
-        pad_token_id=0,
-        **processing,
-        **how,
-    )
+) -> Generated:
+    """The tokens that `model` generates after the prompt, int64 [at most `room`], and counts of its forwards."""
+    prompt, whole, rows = torch.tensor([prompt_ids]), model.config.num_hidden_layers, []
+
+    def note(network: Any, given: tuple[Any, ...], named: dict[str, Any]) -> None:
+        # In an early exit, the target drafts with fewer layers: such a forward verifies nothing.
+        if network.config.num_hidden_layers == whole:
+            rows.append(named["input_ids"].shape[1])
+
+    noting = model.register_forward_pre_hook(note, with_kwargs=True)
+    try:
+        out = model.generate(
+            prompt,
+            attention_mask=torch.ones_like(prompt),  # without a mask, transformers takes each token 0 for padding
+            max_new_tokens=room,
+            eos_token_id=list(stops) or None,
+            pad_token_id=0,
+            **processing,
+            **how,
+        )
+    finally:
+        noting.remove()
     tokens: Tensor = out[0, len(prompt_ids) :]
-    return tokens
+    # Each forward has a row for the last token so far, the first one a row for each token of the prompt; all others are
+    # of drafted tokens. Each forward chooses one token itself, unless the text ends before it.
+    proposed, chosen = sum(rows) - len(prompt_ids) - (len(rows) - 1), len(rows)
+    return Generated(tokens, proposed=proposed, accepted=len(tokens) - chosen)
 
 
 open_assisted = blackbox(assisted, name="hf-generate", least_window=LEAST_WINDOW)

@@ -12,7 +12,7 @@ from typing import Any
 
 import xllamacpp as llama
 
-from backends.adapt import blackbox, exported, save_gguf
+from backends.adapt import Generated, blackbox, exported, save_gguf
 from backends.adapt.export.gguf_file import ROPES, token_text
 
 OPEN_SERVERS = 16
@@ -102,17 +102,24 @@ def request_of(
     }
 
 
-def with_draft(probabilistic: bool) -> Callable[..., list[int]]:
+def generated(opened: Any, request: dict[str, Any]) -> Generated:
+    """The tokens of the server's answer, with its own counts of drafted tokens; it tells none where there were none."""
+    told = answer(opened, request)
+    counts = told["timings"]
+    return Generated(told["tokens"], proposed=counts.get("draft_n", 0), accepted=counts.get("draft_n_accepted", 0))
+
+
+def with_draft(probabilistic: bool) -> Callable[..., Generated]:
     """Speculation with a draft model, whose tokens are its best ones, or with `probabilistic` drawn from its law."""
 
     def generate(
         prompt_ids: list[int], max_new_tokens: int, checkpoint: str, draft_checkpoint: str | None, temperature: float,
         top_k: int, top_p: float, min_p: float, seed: int, stops: Sequence[int],
-    ) -> list[int]:  # fmt: skip
+    ) -> Generated:  # fmt: skip
         kind = "" if draft_checkpoint is None else "draft"
         opened = server(checkpoint, draft_checkpoint, kind, probabilistic)
         request = request_of(prompt_ids, max_new_tokens, temperature, top_k, top_p, min_p, seed, stops)
-        return list(answer(opened, request)["tokens"])
+        return generated(opened, request)
 
     return generate
 
@@ -120,10 +127,10 @@ def with_draft(probabilistic: bool) -> Callable[..., list[int]]:
 def with_ngrams(
     prompt_ids: list[int], max_new_tokens: int, checkpoint: str, temperature: float, top_k: int, top_p: float,
     min_p: float, seed: int, stops: Sequence[int],
-) -> list[int]:  # fmt: skip
+) -> Generated:  # fmt: skip
     """Speculation with n-grams of the text; other kinds of n-grams of llama.cpp propose nothing in texts this short."""
     request = request_of(prompt_ids, max_new_tokens, temperature, top_k, top_p, min_p, seed, stops)
-    return list(answer(server(checkpoint, None, "ngram"), request)["tokens"])
+    return generated(server(checkpoint, None, "ngram"), request)
 
 
 HAS: dict[str, Any] = {

@@ -5,7 +5,7 @@ target's own choice is the same token; a request without a draft is generated wi
 """
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
@@ -16,7 +16,7 @@ from mlx_lm.generate import generate_step, speculative_generate_step
 from mlx_lm.sample_utils import make_sampler
 from mlx_lm.utils import load_model
 
-from backends.adapt import blackbox
+from backends.adapt import Generated, blackbox
 from backends.adapt.models import OPEN_MODELS
 
 DRAFTS = 3
@@ -26,11 +26,12 @@ DRAFTS = 3
 def generated(
     prompt_ids: list[int], max_new_tokens: int, checkpoint: str, draft_checkpoint: str | None,
     temperature: float = 0.0, top_k: int = 0, seed: int = 0, stops: Sequence[int] = (),
-) -> list[int]:  # fmt: skip
+) -> Generated:  # fmt: skip
     """Generate with the draft model, or without speculation where there is none."""
     target, draft = _opened(checkpoint), None if draft_checkpoint is None else _opened(draft_checkpoint)
     mx.random.seed(seed)  # after the models are made: MLX draws their first weights from the same generator
-    prompt, sampler, told = mx.array(prompt_ids), make_sampler(temperature, top_k=top_k), []
+    prompt, sampler, told = mx.array(prompt_ids), Sampler(make_sampler(temperature, top_k=top_k)), []
+    accepted = 0
     steps: Iterator[tuple[Any, ...]]
     if draft is None:
         steps = generate_step(prompt, target, max_tokens=max_new_tokens, sampler=sampler)
@@ -40,12 +41,30 @@ def generated(
             sampler=sampler,
         )  # fmt: skip
     # mlx-lm leaves the end of the text to whoever reads the tokens.
-    for token, *_ in islice(steps, max_new_tokens):
+    for token, _, *drafted in islice(steps, max_new_tokens):
         told.append(int(token))
+        accepted += drafted == [True]
         if told[-1] in stops:
             break
     steps.close()  # type: ignore[attr-defined]
-    return told
+    return Generated(told, proposed=sampler.drafted, accepted=accepted)
+
+
+class Sampler:
+    """A sampler that counts the drafted tokens which the target scores.
+
+    In speculation the target's rows of a round are sampled in one call: one for each drafted token, and one more. The
+    draft's own rows, and those without speculation, are sampled one by one.
+    """
+
+    def __init__(self, sample: Callable[[Any], Any]) -> None:
+        self._sample = sample
+        self.drafted = 0
+
+    def __call__(self, logprobs: Any) -> Any:
+        """The tokens for rows of log-probabilities [rows, vocabulary]."""
+        self.drafted += logprobs.shape[0] - 1
+        return self._sample(logprobs)
 
 
 @lru_cache(maxsize=2 * OPEN_MODELS)

@@ -11,7 +11,7 @@ from typing import Any
 
 import onnxruntime_genai as genai
 
-from backends.adapt import blackbox, exported, save_onnx
+from backends.adapt import Generated, blackbox, exported, save_onnx
 
 OPEN_MODELS = 32
 """Models that stay open."""
@@ -39,8 +39,8 @@ def model(checkpoint: str, draft: str | None, stops: tuple[int, ...]) -> Any:
 def generated(
     opened: Any, prompt_ids: list[int], room: int, search: dict[str, Any], speculation: dict[str, int],
     stops: Sequence[int],
-) -> tuple[list[int], Any]:  # fmt: skip
-    """The tokens after the prompt, at most `room`, and the engine's statistics of its speculation."""
+) -> Generated:  # fmt: skip
+    """The tokens after the prompt, at most `room`, and the engine's own counts of its speculation."""
     parameters = genai.GeneratorParams(opened)
     parameters.set_search_options(max_length=len(prompt_ids) + room, **search)
     if speculation:
@@ -52,7 +52,8 @@ def generated(
     while not generator.is_done() and not (tokens and tokens[-1] in stops):
         generator.generate_next_token()
         tokens += [int(token) for token in generator.get_next_tokens()]
-    return tokens, generator.get_speculative_stats()
+    counts = generator.get_speculative_stats()
+    return Generated(tokens, proposed=counts["draft_tokens_evaluated"], accepted=counts["draft_tokens_accepted"])
 
 
 def search(temperature: float, top_k: int, seed: int) -> dict[str, Any]:
@@ -75,22 +76,22 @@ def search(temperature: float, top_k: int, seed: int) -> dict[str, Any]:
 def with_draft(
     prompt_ids: list[int], max_new_tokens: int, checkpoint: str, draft_checkpoint: str | None, temperature: float,
     top_k: int, seed: int, stops: Sequence[int],
-) -> list[int]:  # fmt: skip
+) -> Generated:  # fmt: skip
     """Speculation with a draft model."""
     speculation = {} if draft_checkpoint is None else {"max_draft_tokens": DRAFTED}
     opened = model(checkpoint, draft_checkpoint, tuple(stops))
     how = search(temperature, top_k, seed)
-    return generated(opened, prompt_ids, max_new_tokens, how, speculation, stops)[0]
+    return generated(opened, prompt_ids, max_new_tokens, how, speculation, stops)
 
 
 def with_ngrams(
     prompt_ids: list[int], max_new_tokens: int, checkpoint: str, temperature: float, top_k: int, seed: int,
     stops: Sequence[int],
-) -> list[int]:  # fmt: skip
+) -> Generated:  # fmt: skip
     """Speculation with n-grams of the text."""
     speculation = {"max_draft_tokens": DRAFTED, "ngram_size": LOOKED_UP}
     how = search(temperature, top_k, seed)
-    return generated(model(checkpoint, None, tuple(stops)), prompt_ids, max_new_tokens, how, speculation, stops)[0]
+    return generated(model(checkpoint, None, tuple(stops)), prompt_ids, max_new_tokens, how, speculation, stops)
 
 
 HAS: dict[str, Any] = {

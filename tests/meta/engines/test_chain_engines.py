@@ -74,6 +74,16 @@ def test_one_seed_gives_one_text_whatever_ran_before(name: str) -> None:
     assert backend.run(replace(case, sampling=Sampling(1.0, seed=9))).output != first
 
 
+@pytest.mark.parametrize("name", ["flashspec", "mlx-lm"])
+def test_drafted_tokens_that_are_accepted_are_counted(name: str) -> None:
+    """The target accepts every token of itself as a draft, and few of another model's."""
+    backend = opened(name)
+    own = backend.run(case_for(backend)).speculated
+    assert own.proposed == own.accepted > 0
+    other = backend.run(case_for(backend, draft=LanguageModel(replace(MODEL, seed=5), CHAIN))).speculated
+    assert other.accepted < other.proposed
+
+
 @pytest.mark.parametrize(
     ("name", "case", "line"),
     [

@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers.generation import candidate_generator
 
-from backends.adapt import transformers_model
+from backends.adapt import Generated, transformers_model
 from backends.adapt.engines import hf_generate
 from properties.strategies.models import GALLERY, small
 from reference.architecture import Seeded
@@ -22,36 +22,55 @@ WAYS: dict[str, tuple[Callable[..., Any], str]] = {
 
 
 @pytest.fixture
-def proposed(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The numbers of candidates that the way's own generator proposes, while a test runs."""
-    kind, seen = getattr(candidate_generator, WAYS[request.param][1]), list[int]()
-    original = kind.get_candidates
+def rounds(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> tuple[list[int], list[int]]:
+    """The numbers of candidates that the way's own generator proposes, and of those accepted, while a test runs."""
+    kind, seen, kept = getattr(candidate_generator, WAYS[request.param][1]), list[int](), list[int]()
+    original, told_back = kind.get_candidates, kind.update_candidate_strategy
 
     def watched(self: Any, input_ids: Any, *rest: Any, **named: Any) -> Any:
         candidates, logits = original(self, input_ids, *rest, **named)
         seen.append(candidates.shape[1] - input_ids.shape[1])
         return candidates, logits
 
+    def noted(self: Any, input_ids: Any, scores: Any, matches: Any) -> None:
+        kept.append(int(matches))
+        told_back(self, input_ids, scores, matches)
+
     monkeypatch.setattr(kind, "get_candidates", watched)
-    return seen
+    monkeypatch.setattr(kind, "update_candidate_strategy", noted)
+    return seen, kept
 
 
-def text(way: str, draft: Seeded | None, **sampling: Any) -> list[int]:
+def told(way: str, draft: Seeded | None, **sampling: Any) -> Generated:
     generate = WAYS[way][0]
     given = {"draft_model": draft and transformers_model(draft, "float32", "draft")}
     takes = generate.__code__.co_varnames[: generate.__code__.co_argcount]
     named = {name: value for name, value in given.items() if name in takes}
     torch.manual_seed(5)
     with torch.no_grad():
-        return list(generate(PROMPT, 12, transformers_model(MODEL, "float32"), **named, **sampling).tolist())
+        generated: Generated = generate(PROMPT, 12, transformers_model(MODEL, "float32"), **named, **sampling)
+    return generated
 
 
-@pytest.mark.parametrize(("proposed", "way"), [(way, way) for way in WAYS], indirect=["proposed"])
-def test_candidates_are_proposed_by_the_way_that_is_named(way: str, proposed: list[int]) -> None:
-    told = text(way, MODEL)
-    assert len(told) == 12
-    assert sum(proposed) > 0
-    assert text(way, MODEL) == told, "the seed decides"
+def text(way: str, draft: Seeded | None, **sampling: Any) -> list[int]:
+    return list(told(way, draft, **sampling).tokens.tolist())
+
+
+@pytest.mark.parametrize(("rounds", "way"), [(way, way) for way in WAYS], indirect=["rounds"])
+def test_candidates_are_proposed_by_the_way_that_is_named(way: str, rounds: tuple[list[int], list[int]]) -> None:
+    generated = told(way, MODEL)
+    assert len(generated.tokens) == 12
+    assert generated.proposed == sum(rounds[0]) > 0
+    assert generated.accepted == sum(rounds[1])
+    assert text(way, MODEL) == generated.tokens.tolist(), "the seed decides"
+
+
+def test_drafted_tokens_that_are_accepted_are_counted() -> None:
+    own, another, none = (told("assisted", draft) for draft in (MODEL, small(101, 0), None))
+    assert own.accepted is not None
+    assert own.accepted > 0
+    assert another.accepted == 0
+    assert (none.proposed, none.accepted) == (0, 0)
 
 
 @pytest.mark.parametrize("way", list(WAYS))

@@ -82,6 +82,10 @@ def test_a_good_draft_is_accepted_and_changes_nothing() -> None:
     assert drafted["tokens"] == plain["tokens"]
     assert drafted["timings"]["draft_n_accepted"] > 0
     assert "draft_n" not in plain["timings"]
+    counted = llama_cpp.generated(
+        llama_cpp.server(folder(7), folder(7), "draft"), llama_cpp.request_of(PROMPT, 12, **SETTINGS)
+    )
+    assert counted.accepted == drafted["timings"]["draft_n_accepted"]
 
 
 def test_ngrams_are_proposed_and_change_nothing() -> None:

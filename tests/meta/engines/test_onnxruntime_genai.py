@@ -9,7 +9,7 @@ import torch
 pytest.importorskip("onnx")
 onnx_genai = pytest.importorskip("backends.adapt.engines.onnxruntime_genai", reason="the engine is not installed")
 
-from backends.adapt import checkpoint_of, save_onnx, transformers_model  # noqa: E402
+from backends.adapt import Generated, checkpoint_of, save_onnx, transformers_model  # noqa: E402
 from backends.base import Unsupported  # noqa: E402
 from properties.strategies.models import GALLERY, WIDE, wide  # noqa: E402
 from reference.architecture import Seeded  # noqa: E402
@@ -32,15 +32,16 @@ def own(at: int) -> list[int]:
     return list(told[0, len(PROMPT) :].tolist())
 
 
-def text(at: int, speculation: dict[str, int], draft: str | None = None, stops: tuple[int, ...] = ()) -> Any:
+def text(at: int, speculation: dict[str, int], draft: str | None = None, stops: tuple[int, ...] = ()) -> Generated:
     opened = onnx_genai.model(folder(at), draft, stops)
-    return onnx_genai.generated(opened, PROMPT, 10, onnx_genai.search(**GREEDY), speculation, stops)
+    told: Generated = onnx_genai.generated(opened, PROMPT, 10, onnx_genai.search(**GREEDY), speculation, stops)
+    return told
 
 
 @pytest.mark.parametrize("arch", LOADED, ids=lambda arch: f"{arch.family}-{arch.vocab_size}")
 def test_what_is_declared_is_computed(arch: Any) -> None:
     at = WIDE.index(arch)
-    assert text(at, {})[0] == own(at)
+    assert text(at, {}).tokens == own(at)
 
 
 def test_every_family_that_is_declared_is_among_them() -> None:
@@ -64,19 +65,19 @@ def test_what_the_builder_passes_over_is_refused_and_not_declared(arch: Any, lin
 
 
 def test_a_draft_and_ngrams_are_accepted_and_change_nothing() -> None:
-    tokens, told = text(1, {"max_draft_tokens": onnx_genai.DRAFTED}, folder(1))
-    assert tokens == own(1)
-    assert told["draft_tokens_accepted"] > 0
+    drafted = text(1, {"max_draft_tokens": onnx_genai.DRAFTED}, folder(1))
+    assert drafted.tokens == own(1)
+    assert drafted.proposed == drafted.accepted != 0
     looked_up = {"max_draft_tokens": onnx_genai.DRAFTED, "ngram_size": onnx_genai.LOOKED_UP}
-    tokens, told = text(1, looked_up)
-    assert tokens == own(1)
-    assert told["draft_tokens_accepted"] > 0
+    guessed = text(1, looked_up)
+    assert guessed.tokens == own(1)
+    assert guessed.accepted
 
 
 @pytest.mark.parametrize("draft", [None, folder(1)], ids=["plain", "drafted"])
 def test_a_token_that_ends_the_text_is_returned(draft: str | None) -> None:
     last = own(1)[4]
-    told = text(1, {"max_draft_tokens": onnx_genai.DRAFTED} if draft else {}, draft, (last,))[0]
+    told = text(1, {"max_draft_tokens": onnx_genai.DRAFTED} if draft else {}, draft, (last,)).tokens
     assert told == own(1)[: own(1).index(last) + 1]
 
 
