@@ -110,6 +110,9 @@ PLAIN: dict[str, str] = {
         "After its rejected nodes were rolled back, the draft is not as one that never saw them: expected {expected}, "
         "got {observed}{by}."
     ),
+    "draft.tree-top-m": (
+        "By the draft's own scores the dynamic tree must have {expected}; at {node} it has {observed}{by}."
+    ),
     "draft.vocabulary-map": (
         "The draft's own id at {node} stands for target token {expected}, but the node carries {observed}."
     ),

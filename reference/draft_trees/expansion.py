@@ -18,8 +18,9 @@ class Expansion:
 
     The `top_k` best children of the root are the candidates of level 1. Each of the `top_k` best candidates of a level
     gives its `top_k` best children as candidates of the next level, down to level `depth`. The score of a candidate is
-    the sum of the log-probabilities along its path, over the tokens that the draft can name, without temperature. The
-    tree holds the root and the `total - 1` best candidates of all levels, in the order of their numbers.
+    the sum of the log-probabilities along its path, over the tokens that the draft can name, without temperature, added
+    in float32 or wider. The tree holds the root and the `total - 1` best candidates of all levels, in the order of
+    their numbers.
 
     Candidates are numbered level by level; within a level by the number of their parent, then from the best child to
     the last. Of equal scores the lower number is better, so that a child whose log-probability rounds to 0 never

@@ -6,8 +6,17 @@ from dataclasses import replace
 import numpy as np
 
 from properties.invariants.applies import drawn
-from properties.invariants.draft.hidden_states import from_scratch
-from properties.tolerance.closeness import UNIT, rms
+from properties.invariants.draft.dynamic_trees import common_paths, grown
+from properties.invariants.draft.scores import (
+    DRAFT_K,
+    draft_sigma,
+    line,
+    restarted,
+    rows_differ,
+    scores_differ,
+    tree_differs,
+)
+from properties.tolerance.closeness import rms
 from properties.tolerance.ties import TIE_SIGMA
 from properties.verdict.finding import Compared, Finding, Tie
 from properties.verdict.invariant import Fact, Invariant, NotApplicable, Oracle, Unobserved, needing
@@ -15,17 +24,11 @@ from properties.verdict.subject import Subject
 from properties.verdict.variants import pending_root
 from reference.case import Case
 from reference.draft import Scripted
-from reference.sampling import Sampling, Stops
-from reference.trace import Array, Drafted, Stage, Step
+from reference.sampling import Sampling
+from reference.trace import Drafted, Stage, Step
 from reference.tree import Tree
 
 NEEDS = needing(Stage.DRAFTED)
-
-DRAFT_SIGMA = 60.0
-"""A-priori sigma of draft logits, in unit roundoffs times their rms; no control run measures the draft's error."""
-
-DRAFT_K = 6.0
-"""Largest rms distance between a row of draft logits and the oracle's, in sigmas."""
 
 
 def fidelity(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
@@ -65,7 +68,7 @@ def proposed(
             wanted = cut.tree
         yield Compared(len(wanted))
         if wanted != step.drafted.tree:
-            yield from _tree_differs(name, number, _line(wanted), _line(step.drafted.tree))
+            yield tree_differs(name, number, line(wanted), line(step.drafted.tree))
         return
     logits = step.drafted.logits
     scores = case.draft.model is not None or case.draft.kv_sizes is not None
@@ -76,83 +79,21 @@ def proposed(
             yield Finding(name, Stage.DRAFTED, number, {"side": "shape"}, str(size), str(logits.shape))
             return
     if drawn(case):
-        yield from _rows(case, oracle, number, step.context, step.drafted)
+        yield from rows_differ(name, case, oracle, number, step.context, step.drafted)
         return
     true = oracle(restarted(case, (*step.context, pending))).steps[0].drafted
     assert true is not None
-    yield from _same(name, case, number, step.drafted, true)
-
-
-def _rows(
-    case: Case, oracle: Oracle, number: int, context: tuple[int, ...], seen: Drafted
-) -> Iterator[Finding | Compared]:
-    """Findings where the draft's scores at a node with children are not its model's own on the drawn tree."""
-    true = _scores(case, oracle, context, seen.tree)
-    if true is None:  # without a row, a head draws nothing
-        yield Compared()
-        if len(seen.tree) > 1:
-            yield from _tree_differs("draft.fidelity", number, _line(seen.tree.part([0])), _line(seen.tree))
+    if case.draft.expansion is not None:
+        yield from grown(name, case, oracle, number, step, true)
         return
-    if seen.logits is None:
-        raise Unobserved("the backend does not reveal its draft's logits, which is all that can be compared of draws")
-    sigma = draft_sigma(case, true)
-    asked = [0, *(node for node in range(1, len(seen.tree)) if seen.tree.children[node])]
-    yield Compared(len(asked))
-    for node in asked:
-        wanted = true[node]
-        away = float(rms(seen.logits[node] - wanted)) / (DRAFT_K * sigma)
-        if away > 1:
-            yield _scores_differ("draft.fidelity", case, number, node, wanted, seen.logits[node], away)
-            return
-
-
-def _scores(case: Case, oracle: Oracle, context: tuple[int, ...], tree: Tree) -> Array | None:
-    """The scores of the draft's definition at the nodes of `tree`; None where it has no row to score."""
-    if case.draft.model is None:
-        step = from_scratch(case, oracle, context, tree)
-        assert step is not None
-        assert step.drafted is not None
-        return step.drafted.logits
-    alone = replace(case, model=case.draft.model, draft=Scripted())
-    scored = oracle(alone.rebased(context, tree)).steps[0].scored
-    assert scored is not None
-    logits: Array = scored.logits[:, np.array(case.draft.vocabulary or range(case.draft.model.vocab_size))]
-    return logits
-
-
-def _scores_differ(
-    name: str, case: Case, number: int, node: int, expected: Array, observed: Array, away: float
-) -> Finding:
-    """The finding that a node's draft scores [draft vocabulary] lie `away` thresholds off, shown by the worst score.
-
-    The finding's token is that score's draft id in the target's vocabulary. NaN counts as the worst score.
-    """
-    worst = int(np.nan_to_num(np.abs(observed - expected), nan=np.inf).argmax())
-    vocabulary = case.draft.vocabulary
-    token = vocabulary[worst] if vocabulary else worst
-    where: dict[str, int | str] = {"node": node, "token": token, "side": "logits"}
-    return Finding(name, Stage.DRAFTED, number, where, float(expected[worst]), float(observed[worst]), away)
-
-
-def restarted(case: Case, tokens: tuple[int, ...]) -> Case:
-    """`case` as one step with `tokens` as its prompt, so that its draft starts fresh at this point."""
-    return replace(case, prompt=tokens, steps=1, stops=Stops(max_new_tokens=1))
-
-
-def _line(tree: Tree) -> str:
-    """A tree in one short line: `token<parent` for each node."""
-    return " ".join(f"{token}<{up}" for up, token in zip(tree.parent, tree.token, strict=True))
-
-
-def _tree_differs(name: str, number: int, expected: str, observed: str) -> Iterator[Finding]:
-    yield Finding(name, Stage.DRAFTED, number, {"side": "tree"}, expected, observed)
+    yield from _same(name, case, number, step.drafted, true)
 
 
 def _same(name: str, case: Case, number: int, seen: Drafted, true: Drafted) -> Iterator[Fact]:
     """Findings where `seen` is not `true`; tokens whose scores differ by less than their noise are ties."""
     yield Compared(len(true.tree))
     if seen.tree.parent != true.tree.parent:
-        yield from _tree_differs(name, number, _line(true.tree), _line(seen.tree))
+        yield tree_differs(name, number, line(true.tree), line(seen.tree))
         return
     by_depth = sorted(range(len(true.tree)), key=lambda node: true.tree.depth[node])
     for node in by_depth:
@@ -170,15 +111,8 @@ def _same(name: str, case: Case, number: int, seen: Drafted, true: Drafted) -> I
             # A NaN where the oracle has a number counts as an infinite distance.
             away = float(rms(seen.logits[node] - true.logits[node])) / (DRAFT_K * sigma)
             if away > 1:
-                yield _scores_differ(name, case, number, node, true.logits[node], seen.logits[node], away)
+                yield scores_differ(name, case, number, node, true.logits[node], seen.logits[node], away)
                 return
-
-
-def draft_sigma(case: Case, logits: Array) -> float:
-    """The a-priori noise of draft logits [nodes, V] (NaN rows ignored)."""
-    rows = logits[~np.isnan(logits).any(axis=1)]
-    scale = float(np.sqrt(np.mean(np.square(rows))))
-    return max(DRAFT_SIGMA * UNIT[case.dtype] * scale, 1e-10)
 
 
 def _gap(case: Case, true: Drafted, seen: Drafted, node: int) -> float | None:
@@ -206,6 +140,9 @@ def rollback(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     fresh = subject(restarted(case, (*step.context, step.drafted.tree.token[0]))).steps[0].drafted
     if fresh is None:
         raise Unobserved("the backend does not reveal the tree of a fresh start")
+    if case.draft.expansion is not None and fresh.tree != step.drafted.tree:
+        yield from common_paths("draft.rollback", case, number, step.drafted, fresh)
+        return
     yield from _same("draft.rollback", case, number, step.drafted, fresh)
 
 

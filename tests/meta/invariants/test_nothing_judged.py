@@ -19,6 +19,7 @@ from reference.draft import LanguageModel, Scripted
 from reference.draft.eagle1 import Eagle1
 from reference.draft.head import HeadLayer
 from reference.draft.hidden import HiddenStates
+from reference.draft_trees import Expansion
 from reference.layout import KvLayout
 from reference.sampling import Sampling, Stops
 from reference.session import Action, Mate, Session
@@ -32,6 +33,7 @@ PROMPT = (3, 14, 15, 9, 6)
 OWN = LanguageModel(MODEL, RankTree((0, 0, 0, 1), (0, 0, 1, 0)))
 MAPPED = LanguageModel(small(17, 0), RankTree((0, 0, 0), (0, 0, 1)), tuple(range(0, 17, 2)))
 HEAD = Eagle1(RankTree((0, 0, 0), (0, 0, 1)), HiddenStates(place="normed", shift=1), HeadLayer(2, 1, 4, 12))
+GROWN = LanguageModel(MODEL, Expansion(2, 2, 5))
 FORK = Scripted((Tree((0, 0, 0, 1, 1), (6, 1, 2, 4, 5)), Tree((0, 0), (6, 4))))
 STEP = Action("step", (0, 1))
 
@@ -45,6 +47,7 @@ def actions(*words: str) -> tuple[Action, ...]:
 CASES = {
     "tree": Case(MODEL, PROMPT, FORK, stops=Stops(4), dtype="float64"),
     "head": Case(MODEL, PROMPT, HEAD, stops=Stops(4), dtype="float64"),
+    "grown": Case(MODEL, PROMPT, GROWN, stops=Stops(4), dtype="float64"),
     "mapped": Case(MODEL, PROMPT, MAPPED, stops=Stops(4), dtype="float64"),
     "paged": Case(MODEL, PROMPT, FORK, KvLayout(kind="paged", page_size=2, pages=tuple(range(12))), stops=Stops(3)),
     "open pages": Case(MODEL, PROMPT, FORK, KvLayout(kind="paged", page_size=2), stops=Stops(3)),
@@ -119,6 +122,7 @@ ELSEWHERE = {
     ),
     "cut": ("lossless.support",),
     "head": ("draft.hidden-state-descriptor",),
+    "grown": ("draft.tree-top-m",),
     "drawn": ("acceptance.proposal-consistent", "lossless.processors-per-node"),
     "company": (
         "attention.batch-mate-independent",

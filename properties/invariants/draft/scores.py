@@ -1,0 +1,110 @@
+"""The scores of a draft, compared with those of its definition from scratch."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from properties.invariants.draft.hidden_states import from_scratch
+from properties.tolerance.closeness import UNIT, rms
+from properties.verdict.finding import Compared, Finding
+from properties.verdict.invariant import Oracle, Unobserved
+from reference.case import Case
+from reference.draft import Scripted
+from reference.layout import KvLayout
+from reference.sampling import Stops
+from reference.trace import Array, Drafted, Stage
+from reference.tree import Tree
+
+DRAFT_SIGMA = 60.0
+"""A-priori sigma of draft logits, in unit roundoffs times their rms; no control run measures the draft's error."""
+
+DRAFT_K = 6.0
+"""Largest rms distance between a row of draft logits and the oracle's, in sigmas."""
+
+
+def restarted(case: Case, tokens: tuple[int, ...]) -> Case:
+    """`case` as one step with `tokens` as its prompt, so that its draft starts fresh at this point."""
+    return replace(case, prompt=tokens, steps=1, stops=Stops(max_new_tokens=1))
+
+
+def scores_of(case: Case, oracle: Oracle, context: tuple[int, ...], tree: Tree) -> Array | None:
+    """The scores of the draft's definition at the nodes of `tree`; None where it has no row to score.
+
+    A head scores nodes with children alone; the rows of others are NaN.
+    """
+    if case.draft.model is None:
+        step = from_scratch(case, oracle, context, tree)
+        assert step is not None
+        assert step.drafted is not None
+        return step.drafted.logits
+    alone = replace(case, model=case.draft.model, draft=Scripted())
+    scored = oracle(alone.rebased(context, tree)).steps[0].scored
+    assert scored is not None
+    logits: Array = scored.logits[:, np.array(case.draft.vocabulary or range(case.draft.model.vocab_size))]
+    return logits
+
+
+def scores_below(case: Case, oracle: Oracle, context: tuple[int, ...], tree: Tree, levels: int) -> Array | None:
+    """`scores_of` `tree`, with the rows of all nodes above level `levels`, whether they have children or not."""
+    first = (case.draft.vocabulary or (0,))[0]
+    bare = [node for node in range(len(tree)) if not tree.children[node] and tree.depth[node] < levels]
+    longer = Tree((*tree.parent, *bare), (*tree.token, *(first for _ in bare)))
+    # The tree was cut to its chunk before; a pool of pages may lack room for the longer one, and plays no part here.
+    scores = scores_of(replace(case, layout=KvLayout()), oracle, context, longer)
+    return None if scores is None else scores[: len(tree)]
+
+
+def rows_differ(
+    name: str, case: Case, oracle: Oracle, number: int, context: tuple[int, ...], seen: Drafted
+) -> Iterator[Finding | Compared]:
+    """Findings where the draft's scores at a node with children are not its definition's on the drafted tree."""
+    true = scores_of(case, oracle, context, seen.tree)
+    if true is None:  # without a row, a head draws nothing
+        yield Compared()
+        if len(seen.tree) > 1:
+            yield tree_differs(name, number, line(seen.tree.part([0])), line(seen.tree))
+        return
+    if seen.logits is None:
+        raise Unobserved("the backend does not reveal its draft's logits, which is all that can be compared of draws")
+    sigma = draft_sigma(case, true)
+    asked = [0, *(node for node in range(1, len(seen.tree)) if seen.tree.children[node])]
+    yield Compared(len(asked))
+    for node in asked:
+        wanted = true[node]
+        away = float(rms(seen.logits[node] - wanted)) / (DRAFT_K * sigma)
+        # A NaN where the oracle has a number counts as an infinite distance.
+        if away > 1:
+            yield scores_differ(name, case, number, node, wanted, seen.logits[node], away)
+            return
+
+
+def scores_differ(
+    name: str, case: Case, number: int, node: int, expected: Array, observed: Array, away: float
+) -> Finding:
+    """The finding that a node's draft scores [draft vocabulary] lie `away` thresholds off, shown by the worst score.
+
+    The finding's token is that score's draft id in the target's vocabulary. NaN counts as the worst score.
+    """
+    worst = int(np.nan_to_num(np.abs(observed - expected), nan=np.inf).argmax())
+    vocabulary = case.draft.vocabulary
+    token = vocabulary[worst] if vocabulary else worst
+    where: dict[str, int | str] = {"node": node, "token": token, "side": "logits"}
+    return Finding(name, Stage.DRAFTED, number, where, float(expected[worst]), float(observed[worst]), away)
+
+
+def draft_sigma(case: Case, logits: Array) -> float:
+    """The a-priori noise of draft logits [nodes, V] (NaN rows ignored)."""
+    rows = logits[~np.isnan(logits).any(axis=1)]
+    scale = float(np.sqrt(np.mean(np.square(rows))))
+    return max(DRAFT_SIGMA * UNIT[case.dtype] * scale, 1e-10)
+
+
+def line(tree: Tree) -> str:
+    """A tree in one short line: `token<parent` for each node."""
+    return " ".join(f"{token}<{up}" for up, token in zip(tree.parent, tree.token, strict=True))
+
+
+def tree_differs(name: str, number: int, expected: str, observed: str) -> Finding:
+    """The finding that another tree was drafted than expected."""
+    return Finding(name, Stage.DRAFTED, number, {"side": "tree"}, expected, observed)
