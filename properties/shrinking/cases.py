@@ -28,7 +28,7 @@ from properties.strategies.acceptance import ORACLE, continuation, retold
 from properties.strategies.models import GALLERY
 from reference.architecture import Seeded
 from reference.case import Case
-from reference.draft import Scripted
+from reference.draft import Draft, Scripted
 from reference.files.json_words import plain
 from reference.malformed import Malformed
 from reference.sampling import Sampling, Stops
@@ -64,7 +64,7 @@ def size(case: Case) -> tuple[float, ...]:
         sum(nodes),
         case.stops.max_new_tokens,
         weight,
-        settings + stops + len(case.stops.stop_strings) + _fuss(case),
+        settings + stops + len(case.stops.stop_strings) + _fuss(case) + _growth(case.draft),
         letters,
         disorder,
         tokens,
@@ -75,6 +75,12 @@ def _fuss(case: Case) -> int:
     """The number of sampling settings that are not at their defaults."""
     sampling, rest = case.sampling, Sampling()
     return sum(getattr(sampling, name) != getattr(rest, name) for name in Sampling.__dataclass_fields__)
+
+
+def _growth(draft: Draft) -> int:
+    """The settings of a dynamic tree beside its size; 0 for a tree of a fixed shape, which is plainer."""
+    plan = draft.expansion
+    return 0 if plan is None else 1 + plan.top_k + plan.depth
 
 
 Steps = Callable[[Case], Iterator[Attempt]]

@@ -119,6 +119,8 @@ def samplings(
         tuple(draw(st.lists(st.sampled_from(EXTREMES), max_size=12))) if takes and not draw(st.integers(0, 5)) else ()
     )
     ways = among((*DRAWS, "without-replacement"), within, "draws") or (Sampling().draws,)
+    # The tokens of a dynamic tree are not drawn.
+    ways = tuple(one for one in ways if draft.refuses_draws(one) is None) or ("top-k",)
     held |= {
         "temperature": temperature,
         "tape": tape,

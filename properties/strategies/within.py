@@ -46,6 +46,8 @@ def in_shape(draft: Draft, within: Abilities | None) -> Draft:
         return draft
     if within.trees == "chains":
         draft = draft.as_chain()
+    if draft.expansion is not None:
+        return draft  # its nodes are in the order of their depth
     return draft.with_shapes(tuple(_ordered(shape) for shape in draft.shapes))
 
 

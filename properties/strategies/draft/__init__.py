@@ -13,6 +13,7 @@ from properties.strategies.within import among
 from reference.abilities import Abilities
 from reference.architecture import Seeded
 from reference.draft import Draft, Scripted
+from reference.draft_trees import TREE_KINDS
 
 # Importing a module registers its strategies in DRAWN.
 for _module in iter_modules(__path__):
@@ -43,5 +44,6 @@ def any_draft(
     if not often:
         return Scripted()
     kind = draw(st.sampled_from(often))
-    drawn: Draft = draw(DRAWN[kind](Given(model, prompt, ahead, within is None or within.draft_trees)))
+    fills, grows = within is None or within.draft_trees, "dynamic" in among(TREE_KINDS, within, "tree_kinds")
+    drawn: Draft = draw(DRAWN[kind](Given(model, prompt, ahead, fills, grows)))
     return drawn

@@ -18,12 +18,14 @@ class Given:
         prompt: The request's prompt.
         ahead: The target's next greedy tokens after the prompt.
         fills: Whether the engine fills the draft's tree; else it takes the draft's model alone.
+        grows: Whether the engine grows dynamic trees.
     """
 
     model: Seeded
     prompt: tuple[int, ...]
     ahead: tuple[int, ...]
     fills: bool = True
+    grows: bool = True
 
 
 DRAWN: dict[str, Callable[[Given], st.SearchStrategy[Any]]] = {}

@@ -10,7 +10,7 @@ from reference.draft.eagle1 import Eagle1
 @draws(Eagle1.TAG)
 @st.composite
 def eagle1_heads(draw: st.DrawFn, given: Given) -> Eagle1:
-    """A head over a static tree, with or without a bias."""
+    """A head over a tree, with or without a bias."""
     reads = draw(one_state(given.model.architecture.layers))
-    shape = draw(head_trees(given.model.vocab_size))
+    shape = draw(head_trees(given, given.model.vocab_size))
     return Eagle1(shape, reads, draw(head_layers()), draw(st.integers(0, SEEDS - 1)), draw(st.booleans()))

@@ -10,9 +10,9 @@ from reference.draft.eagle3 import Eagle3
 @draws(Eagle3.TAG)
 @st.composite
 def eagle3_heads(draw: st.DrawFn, given: Given) -> Eagle3:
-    """A head over a static tree, mostly with a reduced vocabulary; one in four has a flag of newer heads."""
+    """A head over a tree, mostly with a reduced vocabulary; one in four has a flag of newer heads."""
     reads = draw(several_states(given.model.architecture.layers))
     vocabulary = draw(likely_vocabularies(given))
-    shape = draw(head_trees(len(vocabulary) or given.model.vocab_size))
+    shape = draw(head_trees(given, len(vocabulary) or given.model.vocab_size))
     before, output = draw(st.sampled_from(((False, False), (False, False), (True, False), (False, True))))
     return Eagle3(shape, reads, draw(head_layers()), draw(st.integers(0, SEEDS - 1)), vocabulary, before, output)

@@ -3,10 +3,12 @@
 from hypothesis import strategies as st
 
 from properties.strategies.draft.drawing import Given
+from properties.strategies.draft.dynamic import trees
 from properties.strategies.draft.static import rank_trees
 from properties.strategies.trees import side_by_side
 from reference.draft.head import HeadLayer
 from reference.draft.hidden import HiddenStates
+from reference.draft_trees import DraftTree
 from reference.tree import RankTree
 
 LAYERS = (HeadLayer(1, 1, 4, 8), HeadLayer(2, 1, 4, 12), HeadLayer(4, 2, 6, 8, theta=500000.0))
@@ -21,14 +23,18 @@ def head_layers() -> st.SearchStrategy[HeadLayer]:
     return st.sampled_from(LAYERS)
 
 
-def head_trees(named: int) -> st.SearchStrategy[RankTree]:
-    """Static trees; one in four is two chains of three or four nodes, whose later levels continue unlike rows."""
+def head_trees(given: Given, named: int) -> st.SearchStrategy[DraftTree]:
+    """Static and dynamic trees; one static tree in four is two chains of three or four nodes.
+
+    The later levels of two chains continue unlike rows.
+    """
     if named < 2:
-        return rank_trees(named)
+        return trees(given, named, rank_trees(named))
     chains = st.integers(3, 4).map(
         lambda height: RankTree(side_by_side(2, height), (0, 0, 1, *(0,) * (2 * height - 2)))
     )
-    return st.integers(0, 3).flatmap(lambda one: chains if one == 3 else rank_trees(named))
+    static = st.integers(0, 3).flatmap(lambda one: chains if one == 3 else rank_trees(named))
+    return trees(given, named, static)
 
 
 @st.composite

@@ -3,6 +3,7 @@
 from hypothesis import strategies as st
 
 from properties.strategies.draft.drawing import Given, draws
+from properties.strategies.draft.dynamic import trees
 from properties.strategies.draft.static import rank_trees
 from properties.strategies.models import close_drafts, drafts
 from reference.draft import LanguageModel
@@ -25,10 +26,11 @@ def vocabularies(draw: st.DrawFn, vocab: int) -> tuple[int, ...]:
 @draws(LanguageModel.TAG)
 @st.composite
 def model_drafts(draw: st.DrawFn, given: Given) -> LanguageModel:
-    """A model, its static tree, and its vocabulary; for an engine that fills no tree, a model near the target's."""
+    """A model, its tree, and its vocabulary; for an engine that fills no tree, a model near the target's."""
     if not given.fills:
         return LanguageModel(draw(close_drafts(given.model)), CHAIN)
     vocab = given.model.vocab_size
     vocabulary = draw(vocabularies(vocab))
-    shape = draw(rank_trees(len(vocabulary) or vocab))
+    named = len(vocabulary) or vocab
+    shape = draw(trees(given, named, rank_trees(named)))
     return LanguageModel(draw(drafts(given.model)), shape, vocabulary)

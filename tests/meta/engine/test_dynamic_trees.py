@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from backends.registry import open_backend
+from properties.shrinking.cases import nearer, size
 from properties.strategies.acceptance import ORACLE
 from properties.strategies.draft.head import LAYERS
 from properties.strategies.models import GALLERY
@@ -69,3 +70,13 @@ def test_a_dynamic_tree_is_read_from_a_case_file_and_its_tokens_are_not_drawn() 
         Expansion(2, 2, 8)
     with pytest.raises(Malformed, match="without reranking"):
         Expansion(2, 2, 6, rerank=False)
+
+
+def test_a_dynamic_tree_shrinks_to_smaller_ones_and_a_page_tells_its_numbers() -> None:
+    draft = drafts(PLANS[2])[0]
+    assert draft.told == "model draft of a dynamic tree (13 best nodes of the top 3 over 3 levels)"
+    case = Case(MODEL, (3, 1), draft, stops=Stops(2))
+    smaller = [one for one in nearer(case) if one.draft.expansion is not None and size(one) < size(case)]
+    assert {Expansion(2, 3, 11), Expansion(3, 2, 13), Expansion(3, 3, 12)} <= {one.draft.expansion for one in smaller}
+    # A static tree of as many nodes is plainer than a dynamic one.
+    assert size(replace(case, draft=draft.with_shapes(draft.shapes))) < size(case)

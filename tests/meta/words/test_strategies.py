@@ -123,6 +123,12 @@ def words(case: Case) -> Iterator[str]:
         yield "prompt around a larger power of two"
     yield from walk_words(trace)
     yield from layout_words(case)
+    if case.draft.expansion is not None:
+        yield "a dynamic tree" if case.draft.expansion.rerank else "a greedy top-k tree"
+        if not case.sampling.greedy:
+            yield "a dynamic tree of a request that samples"
+        if len({tree.parent for tree in trees(case)}) > 1:
+            yield "a dynamic tree that changes its shape"
     if isinstance(case.draft, LanguageModel):
         yield "reduced vocabulary" if case.draft.vocabulary else "whole vocabulary"
         yield "the target drafts for itself" if case.draft.model == case.model else "a stranger drafts"
@@ -199,7 +205,8 @@ COMMON = [
     *("odd vocabulary", "even vocabulary", "tied", "untied", "1 layers", "2 layers", "3 layers"),
     *(f"rope {kind}" for kind in ROPE_KINDS if kind != "longrope"),
     *("draft Scripted", "draft Ngram", "draft LanguageModel", "draft Eagle1", "draft Eagle3"),
-    *("reduced vocabulary", "whole vocabulary"),
+    *("reduced vocabulary", "whole vocabulary", "a dynamic tree", "a greedy top-k tree"),
+    *("a dynamic tree of a request that samples", "a dynamic tree that changes its shape"),
     *("the target drafts for itself", "a stranger drafts", "a static tree with inner nodes"),
     *(f"commit {commit}" for commit in COMMITS),
     *("padding", "padding to no more than the tree", "dtype float32", "dtype float64"),
@@ -220,6 +227,15 @@ def test_as_many_sessions_as_readme_says() -> None:
     assert "Two cases in five are sessions" in " ".join(readme.split())
     share = sum(case.session is not None for case in drawn()) / len(drawn())
     assert abs(share - 2 / 5) < 0.08
+
+
+def test_one_case_in_fifteen_holds_a_dynamic_tree() -> None:
+    grown = [
+        any(case.alone(number).draft.expansion is not None for number in range(1 + len(mates)))
+        for case in drawn()
+        for mates in [case.session.mates if case.session is not None else ()]
+    ]
+    assert abs(sum(grown) / len(grown) - 1 / 15) < 0.03
 
 
 def test_every_kind_of_case_is_drawn() -> None:

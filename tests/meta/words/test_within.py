@@ -15,6 +15,7 @@ from reference.abilities import ENDS, LAYOUT_SETTINGS, PROCESSING, TREES, Abilit
 from reference.architecture import Seeded
 from reference.case import DTYPES, Case
 from reference.draft import KINDS as DRAFTS
+from reference.draft_trees import TREE_KINDS
 from reference.family import FAMILIES
 from reference.layout import COMMITS, KINDS
 from reference.rules import DRAWS, RULES
@@ -97,6 +98,10 @@ WIDER: dict[str, tuple[dict[str, Any], Callable[[Case], Any]]] = {
         {"drafts": ("scripted", "model"), "trees": "ordered"},
         lambda case: case.draft.height > 2 and any(len(below) > 1 for below in case.draft.shapes[0].children),
     ),
+    "dynamic trees": (
+        {"drafts": ("model",), "tree_kinds": TREE_KINDS, "trees": "ordered"},
+        lambda case: case.draft.expansion is not None,
+    ),
     "chains of greedy requests": (
         {"drafts": ("scripted", "ngram"), "trees": "chains"},
         lambda case: case.draft.height > 2,
@@ -120,6 +125,7 @@ def drawn(within: Abilities | None, count: int = 48, seed: int = 5) -> list[Case
 
 GATED = (
     "ordered trees",
+    "dynamic trees",
     "chains of greedy requests",
     "sampling by a rule of its own",
     "chains alone",
@@ -173,6 +179,7 @@ ANY = st.builds(
     processes=st.one_of(st.booleans(), some_of(PROCESSING)),
     stops=some_of(ENDS).map(lambda some: ("max_new_tokens", *some)),
     trees=st.sampled_from(TREES),
+    tree_kinds=st.sampled_from((("static",), TREE_KINDS)),
     families=st.one_of(st.none(), some_of(FAMILIES, 1)),
     longest=st.sampled_from((0, 64, 300)),
     least_prompt=st.sampled_from((1, 1, 4)),
