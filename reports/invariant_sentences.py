@@ -111,7 +111,7 @@ PLAIN: dict[str, str] = {
         "got {observed}{by}."
     ),
     "draft.tree-top-m": (
-        "By the draft's own scores the dynamic tree must have {expected}; at {node} it has {observed}{by}."
+        "By the scores of its draft a dynamic tree has {expected}; this one has, at {node}, {observed}{by}."
     ),
     "draft.vocabulary-map": (
         "The draft's own id at {node} stands for target token {expected}, but the node carries {observed}."

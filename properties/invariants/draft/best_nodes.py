@@ -61,15 +61,17 @@ def breaches(
             better = sorted((float(scores[one]) for one in peers if known[one]), reverse=True)
             if len(better) >= plan.top_k:
                 away = better[plan.top_k - 1] - float(scores[node])
-                yield Breach(node, f"no children below it, since {plan.top_k} of its level are better", "some", away)
+                yield Breach(node, f"no children below a node that {plan.top_k} of its level surpass", "some", away)
         if np.isnan(laws[node]).any() or tree.depth[node] >= min(levels, plan.depth):
             continue
         for one, other in pairwise(below):
-            yield Breach(other, "siblings from the best to the last", "a better one", scores[other] - scores[one])
+            away = float(scores[other] - scores[one])
+            yield Breach(other, "siblings from the best to the last", "a better one behind a worse", away)
         left = np.delete(laws[node], [ids[child] for child in below])
         missing = float(scores[node] + left.max(initial=-np.inf))
         for child in below:
-            yield Breach(child, "the best children of its parent", "a worse child", missing - scores[child])
+            away = missing - float(scores[child])
+            yield Breach(child, "the best children of each parent", "a worse one than is missing", away)
         # Only a node that is surely expanded has candidates: one that `top_k` others of its level do not reach.
         rivals = sum(not scores[one] < scores[node] - noise for one in peers)
         if len(below) < plan.top_k and rivals < plan.top_k:
@@ -83,10 +85,14 @@ def _disorder(plan: Expansion, tree: Tree, ids: tuple[int, ...], levels: int) ->
         yield Breach(0, f"{plan.total} nodes", f"{len(tree)} nodes")
     for node in range(1, len(tree)):
         if tree.parent[node] >= node:
-            yield Breach(node, "a parent before it", f"its parent is node {tree.parent[node]}")
+            yield Breach(node, "each parent before its children", f"the parent in row {tree.parent[node]}")
     for one, other in pairwise(range(1, len(tree))):
         if (tree.depth[one], tree.parent[one]) > (tree.depth[other], tree.parent[other]):
-            yield Breach(other, "nodes level by level, in the order of their parents", f"node {one} before it")
+            yield Breach(
+                other,
+                "nodes level by level, in the order of their parents",
+                f"row {one} before it, which comes later",
+            )
     if tree.height > levels:
         yield Breach(tree.depth.index(levels + 1), f"at most {levels} levels", f"{tree.height} levels")
     for node, below in enumerate(tree.children):
@@ -94,7 +100,7 @@ def _disorder(plan: Expansion, tree: Tree, ids: tuple[int, ...], levels: int) ->
             yield Breach(node, f"at most {plan.top_k} children, each another token", f"{len(below)} children")
     for level in range(1, levels + 1) if not plan.rerank else ():
         if tree.depth.count(level) != plan.top_k:
-            yield Breach(0, f"{plan.top_k} nodes at each level", f"{tree.depth.count(level)} at level {level}")
+            yield Breach(0, f"{plan.top_k} nodes at each level", f"{tree.depth.count(level)} nodes at level {level}")
 
 
 def _left_out(plan: Expansion, tree: Tree, node: int, missing: float, scores: Array) -> Iterator[Breach]:
@@ -103,7 +109,8 @@ def _left_out(plan: Expansion, tree: Tree, node: int, missing: float, scores: Ar
     held = [one for one in among if not np.isnan(scores[one])]
     if held:
         worst = min(held, key=lambda one: float(scores[one]))
-        yield Breach(worst, "the best candidates", f"a better child of node {node} left out", missing - scores[worst])
+        away = missing - float(scores[worst])
+        yield Breach(worst, "the best candidates", f"less than a child of node {node} that is left out", away)
 
 
 def _log_law(logits: Array) -> Array:

@@ -2,14 +2,14 @@
 
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import pytest
-from torch import Tensor
 
+from backends import faults
 from backends.compositions import open_cpu
-from backends.engine.trees import growth
+from backends.engine.backend import EngineBackend
+from backends.faults.drafting import dynamic_trees
 from properties.invariants import ALL
 from properties.invariants.draft.best_nodes import breaches
 from properties.strategies.draft.head import LAYERS
@@ -41,16 +41,25 @@ def cases(plan: Expansion, dtype: str = "float64") -> tuple[Case, Case]:
     return case, replace(case, draft=head)
 
 
-def planted(seams: growth.GrowthSeams, name: str) -> growth.GrowthSeams:
-    return replace(seams, **WRONG[name])
+ONE_LESS = "one node less"
+FAULTS = tuple(one.name for one in dynamic_trees.FAULTS)
+
+
+def planted(name: str) -> EngineBackend:
+    """Our engine with the fault of that name in it, with a rerank that keeps one node less, or clean."""
+    backend = open_cpu()
+    trees = backend.seams.trees
+    if name == ONE_LESS:
+        less = replace(trees, rerank=lambda scores, parents, most: trees.rerank(scores, parents, most - 1))
+        backend.seams = replace(backend.seams, trees=less)
+    elif name:
+        faults.plant(backend, faults.named(name))
+    return backend
 
 
 def judged(case: Case, name: str = "") -> Verdict:
-    """The verdict on our engine, with the functions of WRONG that shape a tree."""
-    backend = open_cpu()
-    trees = planted(backend.seams.trees, name) if name else backend.seams.trees
-    backend.seams = replace(backend.seams, trees=trees)
-    verdict = judge(case, DRAFTS, ORACLE, subject_of(backend))
+    """The verdict on our engine as it is `planted`."""
+    verdict = judge(case, DRAFTS, ORACLE, subject_of(planted(name)))
     assert verdict.unsupported is None
     assert verdict.outcomes["draft.tree-top-m"] in ("checked", "failed")
     return verdict
@@ -68,37 +77,9 @@ def test_a_right_tree_passes_and_near_ties_are_counted(dtype: str) -> None:
     assert (ties > 0) == (dtype == "bfloat16")
 
 
-def alone(above: Tensor, logits: Tensor, ids: list[int], tokens: list[int]) -> Tensor:
-    return growth.cumulate(above * 0, logits, ids, tokens)
-
-
-def below_held(scores: Tensor, parents: list[int], most: int) -> list[int]:
-    """The best candidates one by one, each with a parent that is held: scores that do not add up need it."""
-    held = [0]
-    while len(held) <= most:
-        open_ones = [one for one in range(1, len(scores)) if parents[one] in held and one not in held]
-        held.append(max(open_ones, key=lambda one: float(scores[one])))
-    return sorted(held[1:])
-
-
-WRONG: dict[str, dict[str, Any]] = {
-    "not accumulated": {"cumulate": alone, "rerank": below_held},
-    "a frontier too small": {"frontier": lambda scores, most: growth.frontier(scores, most - 1)},
-    "the first candidates": {"frontier": lambda scores, most: list(range(min(most, len(scores))))},
-    "the last candidates": {"rerank": lambda scores, parents, most: first_of(parents, most)},
-    "children first": {"rerank": lambda scores, parents, most: growth.rerank(scores, parents, most)[::-1]},
-    "one node less": {"rerank": lambda scores, parents, most: growth.rerank(scores, parents, most - 1)},
-}
-
-
-def first_of(parents: list[int], most: int) -> list[int]:
-    """The first candidates by number, whatever their scores."""
-    return list(range(1, most + 1))
-
-
-FOUND = [(name, dtype) for name in WRONG for dtype in ("float64", "float32", "bfloat16")]
+FOUND = [(name, dtype) for name in (*FAULTS, ONE_LESS) for dtype in ("float64", "float32", "bfloat16")]
 # Which nodes should have been expanded is the oracle's word, and in bfloat16 its scores are too far from the engine's.
-FOUND.remove(("a frontier too small", "bfloat16"))
+FOUND.remove(("frontier-one-short", "bfloat16"))
 
 
 @pytest.mark.parametrize(("name", "dtype"), FOUND)
@@ -109,7 +90,7 @@ def test_a_wrong_tree_is_found(name: str, dtype: str) -> None:
         assert "draft.fidelity" in found
 
 
-@pytest.mark.parametrize("name", ["a frontier too small", "the first candidates"])
+@pytest.mark.parametrize("name", ["frontier-one-short", "frontier-of-first-candidates"])
 def test_a_wrong_greedy_tree_is_found(name: str) -> None:
     for case in cases(GREEDY):
         assert {one.invariant for one in judged(case, name).findings} == {"draft.tree-top-m", "draft.fidelity"}
@@ -119,8 +100,8 @@ def test_without_revealed_scores_the_oracles_judge() -> None:
     for case in cases(PLAN):
         backend = open_cpu()
 
-        def run(asked: Case, backend: object = backend) -> Trace:
-            trace: Trace = backend.run(asked)  # type: ignore[attr-defined]
+        def run(asked: Case, backend: EngineBackend = backend) -> Trace:
+            trace = backend.run(asked)
             steps = tuple(
                 replace(one, drafted=one.drafted and replace(one.drafted, logits=None, draft_ids=None))
                 for one in trace.steps
@@ -130,9 +111,7 @@ def test_without_revealed_scores_the_oracles_judge() -> None:
         subject = subject_of(backend)
         subject.remember(case, run(case))
         assert not judge(case, DRAFTS, ORACLE, subject).findings
-        wrong = open_cpu()
-        wrong.seams = replace(wrong.seams, trees=planted(wrong.seams.trees, "the first candidates"))
-        subject.remember(case, run(case, wrong))
+        subject.remember(case, run(case, planted("frontier-of-first-candidates")))
         assert "draft.tree-top-m" in {one.invariant for one in judge(case, DRAFTS, ORACLE, subject).findings}
 
 

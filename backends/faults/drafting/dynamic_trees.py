@@ -1,0 +1,102 @@
+"""Faults in the growth of a dynamic tree: path scores, frontier and rerank."""
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from backends.engine.seams import Seams
+from backends.faults.fault import fault, faults_in
+from reference.trace import Stage
+
+
+@fault(
+    "rerank-breaks-parents-first",
+    Stage.DRAFTED,
+    "SafeAILab/EAGLE, topK_genrate: the kept candidates are sorted by index, so that parents come first",
+    "a dynamic tree of two levels",
+)
+def parents_not_first(seams: Seams) -> Seams:
+    """The kept candidates are not sorted by number after the rerank: children stand before their parents.
+
+    They stay in the order of an ascending sort by score, where a child comes before its likelier parent.
+    """
+
+    def rerank(scores: Tensor, parents: list[int], most: int) -> list[int]:
+        return sorted(seams.trees.rerank(scores, parents, most), key=scores.tolist().__getitem__)
+
+    return replace(seams, trees=replace(seams.trees, rerank=rerank))
+
+
+@fault(
+    "path-scores-not-accumulated",
+    Stage.DRAFTED,
+    "arXiv 2406.16858, section 4.1: the value of a node is the product of the confidences along its path",
+    "a dynamic tree whose second level is larger than its frontier",
+)
+def not_accumulated(seams: Seams) -> Seams:
+    """A candidate's score is its own log-probability, without those along the path to it.
+
+    An unlikely node's likely child then outranks the children of likely nodes. A child needs a parent in the tree: the
+    rerank takes the best candidate whose parent is held, one by one.
+    """
+
+    def cumulate(above: Tensor, logits: Tensor, ids: list[int], tokens: list[int]) -> Tensor:
+        return seams.trees.cumulate(torch.zeros_like(above), logits, ids, tokens)
+
+    def rerank(scores: Tensor, parents: list[int], most: int) -> list[int]:
+        held, worth = [0], scores.tolist()
+        while len(held) <= most:
+            below = [one for one in range(1, len(worth)) if parents[one] in held and one not in held]
+            held.append(max(below, key=worth.__getitem__))
+        return sorted(held[1:])
+
+    return replace(seams, trees=replace(seams.trees, cumulate=cumulate, rerank=rerank))
+
+
+@fault(
+    "frontier-one-short",
+    Stage.DRAFTED,
+    "arXiv 2406.16858, section 4.1: the top-k tokens of each layer are the input of the next",
+    "a dynamic tree of two levels, in which the last expanded node has a child",
+)
+def one_short(seams: Seams) -> Seams:
+    """One node less of each level is expanded than the tree asks for, down to one."""
+
+    def frontier(scores: Tensor, most: int) -> list[int]:
+        return seams.trees.frontier(scores, max(most - 1, 1))
+
+    return replace(seams, trees=replace(seams.trees, frontier=frontier))
+
+
+@fault(
+    "frontier-of-first-candidates",
+    Stage.DRAFTED,
+    "arXiv 2406.16858, section 4.1: the top-k tokens of each layer are the input of the next",
+    "a dynamic tree of three levels whose best candidates are not all children of the first node",
+)
+def first_candidates(seams: Seams) -> Seams:
+    """The first candidates of a level are expanded in place of the best: those below its first nodes."""
+
+    def frontier(scores: Tensor, most: int) -> list[int]:
+        return list(range(min(most, len(scores))))
+
+    return replace(seams, trees=replace(seams.trees, frontier=frontier))
+
+
+@fault(
+    "rerank-keeps-first-candidates",
+    Stage.DRAFTED,
+    "arXiv 2406.16858, section 4.2: the candidates of all layers are reranked, and the best m are kept",
+    "a dynamic tree with more candidates than nodes",
+)
+def not_reranked(seams: Seams) -> Seams:
+    """The tree holds the first candidates by number: the uppermost levels in place of the best nodes."""
+
+    def rerank(scores: Tensor, parents: list[int], most: int) -> list[int]:
+        return list(range(1, most + 1))
+
+    return replace(seams, trees=replace(seams.trees, rerank=rerank))
+
+
+FAULTS = faults_in(globals())
