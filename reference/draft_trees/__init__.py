@@ -1,6 +1,7 @@
-"""The trees that a draft may fill: static, or expanded and reranked."""
+"""The trees that a draft may fill: static or dynamic; some static ones have names."""
 
 from reference.draft_trees.expansion import Expansion
+from reference.draft_trees.names import CHOICES, named_tree, tree_of_paths
 from reference.draft_trees.plan import (
     TREE_KINDS,
     DraftTree,
@@ -12,12 +13,15 @@ from reference.draft_trees.plan import (
 )
 
 __all__ = [
+    "CHOICES",
     "TREE_KINDS",
     "DraftTree",
     "Expansion",
     "draft_tree_from_json",
     "most_rank",
+    "named_tree",
     "open_rows",
     "outlines",
     "tree_kind",
+    "tree_of_paths",
 ]

@@ -1,0 +1,82 @@
+"""Static trees by name: full, pruned, and published choice lists."""
+
+import re
+from collections.abc import Iterable, Mapping
+from heapq import heappop, heappush
+
+from reference.draft_trees.expansion import MOST_NODES
+from reference.malformed import Malformed
+from reference.tree import RankTree
+
+Ranks = tuple[int, ...]
+"""The ranks along a path below the root."""
+
+CHOICES: Mapping[str, Mapping[Ranks, int]] = {
+    "medusa-mc_sim_7b_63": {
+        (): 10, (0,): 10, (1,): 7, (2,): 3, (3,): 2, **{(rank,): 1 for rank in range(4, 10)},
+        (0, 0): 10, (0, 1): 3, (0, 2): 2, **{(0, rank): 1 for rank in range(3, 8)}, (1, 0): 2, (2, 0): 1, (0, 0, 0): 2,
+    },
+    "eagle-mc_sim_7b_63": {
+        (): 4, (0,): 3, (1,): 2, (2,): 2, (3,): 1, (0, 0): 3, (0, 1): 2, (0, 2): 2, (1, 0): 1, (0, 0, 0): 3,
+        (0, 0, 0, 0): 2,
+    },
+}  # fmt: skip
+"""Published choice lists, as the number of children of each node with children.
+
+The children have the ranks from 0 on. Medusa's list (FasterDecoding/Medusa, medusa_choices.py) has 63 nodes below the
+root. EAGLE-1's (SafeAILab/EAGLE, choices.py) bears the same name and has 25.
+"""
+
+_NAME = re.compile(r"D([1-9]\d{0,3})(?:-BF([1-9]\d{0,3})(?:-N([1-9]\d{0,3}))?)?")
+
+
+def named_tree(name: str) -> RankTree:
+    """The static tree of this name.
+
+    `Dm` is a chain of `m` levels. `Dm-BFn` is the full tree of `m` levels below the root, in which each inner node has
+    `n` children. `Dm-BFn-Ni` holds `i` of its nodes, the root included: those whose ranks along their paths have the
+    least sum; of equal sums the shallower, then the one with the better first ranks. Other names are keys of CHOICES.
+
+    Raises:
+        Malformed: No tree has this name, or the tree has fewer nodes than it names, or more than MOST_NODES.
+    """
+    if name in CHOICES:
+        children = CHOICES[name]
+        return tree_of_paths((*path, rank) for path, count in children.items() for rank in range(count))
+    found = _NAME.fullmatch(name)
+    if found is None:
+        raise Malformed("shape", f"{name!r} is not Dm, Dm-BFn, Dm-BFn-Ni or one of {', '.join(CHOICES)}")
+    levels, width, kept = (None if number is None else int(number) for number in found.groups())
+    assert levels is not None
+    return _pruned(name, levels, width or 1, kept)
+
+
+def _pruned(name: str, levels: int, width: int, kept: int | None) -> RankTree:
+    """The `kept` first nodes of the full tree, or all of them."""
+    paths: list[Ranks] = []
+    waiting: list[tuple[int, int, Ranks]] = [(0, 0, ())]
+    while waiting and len(paths) != kept:
+        if len(paths) == MOST_NODES:
+            raise Malformed("shape", f"{name} has more than {MOST_NODES} nodes")
+        # A child has at least its parent's sum and is deeper: no parent comes after its child.
+        total, depth, path = heappop(waiting)
+        paths.append(path)
+        for rank in range(width) if depth < levels else ():
+            heappush(waiting, (total + rank, depth + 1, (*path, rank)))
+    if kept is not None and len(paths) < kept:
+        raise Malformed("shape", f"{name}: the full tree has {len(paths)} nodes")
+    return tree_of_paths(paths[1:])
+
+
+def tree_of_paths(paths: Iterable[Ranks]) -> RankTree:
+    """The static tree with a node for each of `paths`, level by level and then by rank, as choice lists are read.
+
+    Raises:
+        Malformed: The parent of a node is missing.
+    """
+    rows: list[Ranks] = [(), *sorted(set(paths) - {()}, key=lambda path: (len(path), path))]
+    place = {path: row for row, path in enumerate(rows)}
+    for path in rows[1:]:
+        if path[:-1] not in place:
+            raise Malformed("shape", f"the path {list(path)} has no parent")
+    return RankTree(tuple(place[path[:-1]] for path in rows), tuple(path[-1] if path else 0 for path in rows))

@@ -1,0 +1,60 @@
+"""Static trees by name have the shapes that their names say."""
+
+import pytest
+
+from reference.draft_trees import CHOICES, named_tree, tree_of_paths
+from reference.malformed import Malformed
+from reference.tree import RankTree
+
+
+def ranks(tree: RankTree) -> list[tuple[int, ...]]:
+    return [tuple(tree.rank[at] for at in tree.path(node)[1:]) for node in range(len(tree))]
+
+
+def test_depth_alone_is_a_chain() -> None:
+    assert named_tree("D3") == named_tree("D3-BF1") == RankTree((0, 0, 1, 2), (0, 0, 0, 0))
+
+
+@pytest.mark.parametrize(("levels", "width"), [(1, 4), (2, 3), (3, 2), (4, 2)])
+def test_depth_and_branching_factor_are_a_full_tree(levels: int, width: int) -> None:
+    tree = named_tree(f"D{levels}-BF{width}")
+    assert len(tree) == sum(width**level for level in range(levels + 1))
+    assert (tree.height, tree.ordered) == (levels, True)
+    for node, below in enumerate(tree.children):
+        assert [tree.rank[child] for child in below] == (list(range(width)) if tree.depth[node] < levels else [])
+
+
+def test_a_pruned_tree_holds_the_nodes_of_least_ranks() -> None:
+    assert ranks(named_tree("D2-BF3-N7")) == [(), (0,), (1,), (2,), (0, 0), (0, 1), (1, 0)]
+    full = ranks(named_tree("D3-BF3"))
+    for nodes in range(1, len(full) + 1):
+        kept = ranks(named_tree(f"D3-BF3-N{nodes}"))
+        wanted = sorted(full, key=lambda path: (sum(path), len(path), path))[:nodes]
+        assert sorted(kept) == sorted(wanted)
+    assert named_tree("D3-BF3-N40") == named_tree("D3-BF3")
+    assert len(named_tree("D30-BF10-N64")) == 64
+
+
+def test_the_published_lists_have_their_published_shapes() -> None:
+    medusa, eagle = named_tree("medusa-mc_sim_7b_63"), named_tree("eagle-mc_sim_7b_63")
+    assert (len(medusa), medusa.height, max(medusa.rank)) == (64, 4, 9)
+    assert [medusa.depth.count(level) for level in range(5)] == [1, 10, 28, 23, 2]
+    assert (len(eagle), eagle.height, max(eagle.rank)) == (26, 5, 3)
+    assert [eagle.depth.count(level) for level in range(6)] == [1, 4, 8, 8, 3, 2]
+    assert {(0, 0, 0, 1), (9, 0), (0, 7, 0), (1, 6), (2, 0, 0)} <= set(ranks(medusa))
+    assert {(0, 0, 0, 0, 1), (3, 0), (1, 0, 0)} <= set(ranks(eagle))
+    assert sum(CHOICES["medusa-mc_sim_7b_63"].values()) == 63
+
+
+def test_what_is_no_tree_is_refused() -> None:
+    for name, why in (
+        ("D0", "'D0' is not"),
+        ("BF2", "'BF2' is not"),
+        ("D3-N2", "'D3-N2' is not"),
+        ("D2-BF2-N8", "the full tree has 7 nodes"),
+        ("D13-BF2", "more than 4096 nodes"),
+    ):
+        with pytest.raises(Malformed, match=why):
+            named_tree(name)
+    with pytest.raises(Malformed, match=r"\[1, 0\] has no parent"):
+        tree_of_paths([(0,), (1, 0)])
