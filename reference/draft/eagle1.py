@@ -8,7 +8,7 @@ head are the target's matrices, without the scale or the soft cap that its famil
 from dataclasses import dataclass
 
 from reference.architecture import Architecture, Model
-from reference.draft.head import Head, decoder_layer, head_schema
+from reference.draft.layer_head import LayerHead, decoder_layer, layer_head_schema
 from reference.malformed import Malformed
 
 AT = "layers.0"
@@ -16,7 +16,7 @@ AT = "layers.0"
 
 
 @dataclass(frozen=True)
-class Eagle1(Head):
+class Eagle1(LayerHead):
     """An EAGLE-1 head.
 
     Attributes:
@@ -25,7 +25,7 @@ class Eagle1(Head):
 
     TAG = "eagle1"
     WORD = "EAGLE-1"
-    SCHEMA = head_schema(bias={"type": "boolean"})
+    SCHEMA = layer_head_schema(bias={"type": "boolean"})
     vocabulary = ()
 
     bias: bool = True

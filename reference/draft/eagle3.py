@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 
 from reference.architecture import Architecture
 from reference.draft.base import Tokens
-from reference.draft.head import TOKENS_SCHEMA, Head, decoder_layer, head_schema
+from reference.draft.head import TOKENS_SCHEMA
+from reference.draft.layer_head import LayerHead, decoder_layer, layer_head_schema
 from reference.malformed import Malformed
 
 AT = "midlayer"
@@ -21,7 +22,7 @@ NORMS = (f"{AT}.input_layernorm", f"{AT}.hidden_norm", f"{AT}.post_attention_lay
 
 
 @dataclass(frozen=True)
-class Eagle3(Head):
+class Eagle3(LayerHead):
     """An EAGLE-3 head.
 
     Attributes:
@@ -33,7 +34,7 @@ class Eagle3(Head):
     TAG = "eagle3"
     WORD = "EAGLE-3"
     _FLAG = {"type": "boolean"}  # noqa: RUF012 - a part of SCHEMA
-    SCHEMA = head_schema(vocabulary=TOKENS_SCHEMA, norm_before_residual=_FLAG, norm_output=_FLAG)
+    SCHEMA = layer_head_schema(vocabulary=TOKENS_SCHEMA, norm_before_residual=_FLAG, norm_output=_FLAG)
 
     vocabulary: tuple[int, ...] = ()
     norm_before_residual: bool = False
@@ -53,6 +54,11 @@ class Eagle3(Head):
             **{f"{name}.weight": (hidden,) for name in NORMS},
             "lm_head.weight": (target.vocab_size, hidden),
         }
+
+    @property
+    def by_token(self) -> tuple[str, ...]:
+        """See `Head`."""
+        return ("lm_head.weight",)
 
     def renamed(self, renamed: Callable[[Tokens], Tokens], relabel: int) -> "Eagle3":
         """See `Draft`; the vocabulary must ascend, whatever order the new ids have."""

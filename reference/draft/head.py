@@ -1,8 +1,7 @@
-"""Head: the common base of drafts that read the target's hidden states.
+"""Head: the common base of drafts whose weights read the target's hidden states.
 
-Tokens x_0 .. x_L are given, x_L being the pending root; the target's state s_i is known for i < L. Row i of the head
-holds the token x_{i+1} beside the state s_i, and its output scores the token after x_{i+1}. The row of a node of the
-tree holds the node's token beside the output of its parent's row. The row of the root is row L - 1.
+Tokens x_0 .. x_L are given, x_L being the pending root; the target's state s_i is known for i < L. A head is made for
+one target, whose embedding or head matrix it may share.
 """
 
 from abc import abstractmethod
@@ -20,46 +19,6 @@ from reference.rules import OMIT_DEFAULT
 from reference.tree import Shape, Tree
 
 Own = TypeVar("Own", bound="Head")
-
-
-@dataclass(frozen=True)
-class HeadLayer:
-    """The sizes of a head's decoder layer; its hidden size is the target's, its rotary embedding has no variant."""
-
-    heads: int
-    kv_heads: int
-    head_dim: int
-    intermediate_size: int
-    theta: float = 10000.0
-    norm_eps: float = 1e-5
-
-    def __post_init__(self) -> None:
-        for name in ("heads", "kv_heads", "head_dim", "intermediate_size"):
-            if getattr(self, name) < 1:
-                raise Malformed(name, f"{getattr(self, name)} is not a size")
-        if self.heads % self.kv_heads:
-            raise Malformed("kv_heads", f"{self.heads} heads do not share {self.kv_heads} KV heads evenly")
-        if self.head_dim % 2:
-            raise Malformed("head_dim", f"{self.head_dim} is odd; rotary embedding turns pairs")
-        # `not a > b` instead of `a <= b`: NaN is refused too.
-        if not self.theta > 1:
-            raise Malformed("theta", f"{self.theta} is not a rotary base (more than 1)")
-        if not 0 < self.norm_eps <= 1:
-            raise Malformed("norm_eps", f"{self.norm_eps} is not above 0 and at most 1")
-
-
-LAYER_SCHEMA: Mapping[str, Any] = {
-    "type": "object",
-    "additionalProperties": False,
-    "required": ["heads", "kv_heads", "head_dim", "intermediate_size", "theta", "norm_eps"],
-    "properties": {
-        **{name: {"type": "integer", "minimum": 1, "maximum": 256} for name in ("heads", "kv_heads", "head_dim")},
-        "intermediate_size": {"type": "integer", "minimum": 1, "maximum": 4096},
-        "theta": {"type": "number"},
-        "norm_eps": {"type": "number"},
-    },
-}
-"""The JSON Schema of HeadLayer."""
 
 READS_SCHEMA: Mapping[str, Any] = {
     "type": "object",
@@ -83,7 +42,7 @@ TOKENS_SCHEMA: Mapping[str, Any] = {
 
 def head_schema(**own: Mapping[str, Any]) -> Mapping[str, Any]:
     """The JSON Schema of a kind of head with the fields `own` beside those of every head."""
-    every = {"kind": {}, "shape": {"$ref": "#/$defs/draftTree"}, "reads": READS_SCHEMA, "layer": LAYER_SCHEMA}
+    every = {"kind": {}, "shape": {"$ref": "#/$defs/draftTree"}, "reads": READS_SCHEMA}
     seed = {"seed": {"type": "integer", "minimum": 0}}
     required = [*every, *seed, *own]
     return {
@@ -99,29 +58,31 @@ class Head(Static):
     """A seeded draft head on a built-in target.
 
     Attributes:
+        SHIFT: The positions by which the token beside a state is ahead of it, for this kind of head.
         shape: The tree that the head fills, static or dynamic.
-        reads: The target's hidden states that stand beside the tokens.
-        layer: The sizes of the head's decoder layer.
+        reads: The target's hidden states that the head reads.
         seed: The seed of the head's weights.
         fixed: The token of each node, root first, in place of the best by rank; empty for the best. A tree whose tokens
             were drawn is scored in this way.
     """
 
+    SHIFT: ClassVar[int]
     has_law: ClassVar[bool] = True
     model = None
 
     shape: DraftTree
     reads: HiddenStates = field()  # without the default of Static
-    layer: HeadLayer
-    seed: int = 0
+    seed: int = field(default=0, kw_only=True)
     fixed: tuple[int, ...] = field(default=(), metadata=OMIT_DEFAULT, kw_only=True)
 
     def __post_init__(self) -> None:
         if self.seed < 0:
             raise Malformed("seed", "seeds are not negative")
-        if self.reads.shift != 1:
+        if self.reads.shift != self.SHIFT:
+            beside = "the token after its state" if self.SHIFT else "no token"
             raise Malformed(
-                "reads.shift", f"{self.reads}: a row holds the token after its state, so the shift is 1 in {self.WORD}"
+                "reads.shift",
+                f"{self.reads}: a row holds {beside}, so the shift is {self.SHIFT} in {self.WORD}",
             )
         if self.fixed and (self.expansion is not None or len(self.fixed) != len(self.shapes[0])):
             raise Malformed("fixed", f"{len(self.fixed)} tokens for {self.told}")
@@ -134,10 +95,6 @@ class Head(Static):
             given["shape"] = draft_tree_from_json(content["shape"])
         with under("reads"):
             given["reads"] = HiddenStates(**{**content["reads"], "layers": tuple(content["reads"]["layers"])})
-        with under("layer"):
-            # JSON has one kind of number: 10000 may stand where a fraction is meant.
-            fractions = {name: float(content["layer"][name]) for name in ("theta", "norm_eps")}
-            given["layer"] = HeadLayer(**{**content["layer"], **fractions})
         for one in fields(cls):
             if one.name in given and isinstance(given[one.name], list):
                 given[one.name] = tuple(given[one.name])
@@ -148,9 +105,9 @@ class Head(Static):
         """The shape of each weight of the head on `target`, by its name in published checkpoints of the kind."""
 
     @property
-    def kv_sizes(self) -> tuple[int, int, int] | None:
-        """See `Draft`."""
-        return 1, self.layer.kv_heads, self.layer.head_dim
+    def by_token(self) -> tuple[str, ...]:
+        """Names of the weights that have a row for each target id."""
+        return ()
 
     def with_shapes(self: Own, shapes: tuple[Shape, ...]) -> Own:
         """See `Draft`; tokens that were fixed for another tree are dropped."""
@@ -176,17 +133,3 @@ class Head(Static):
         missing = set(self.fixed[1:]) - set(self.vocabulary) if self.vocabulary else ()
         if missing:
             raise Malformed("fixed", f"{min(missing)} is not in the vocabulary of the head")
-
-
-def decoder_layer(at: str, layer: HeadLayer, width: int, hidden: int) -> dict[str, tuple[int, ...]]:
-    """The shapes of a Llama layer's projections under the prefix `at`, whose attention reads rows of `width`."""
-    wide, narrow, inner = layer.heads * layer.head_dim, layer.kv_heads * layer.head_dim, layer.intermediate_size
-    return {
-        f"{at}.self_attn.q_proj.weight": (wide, width),
-        f"{at}.self_attn.k_proj.weight": (narrow, width),
-        f"{at}.self_attn.v_proj.weight": (narrow, width),
-        f"{at}.self_attn.o_proj.weight": (hidden, wide),
-        f"{at}.mlp.gate_proj.weight": (inner, hidden),
-        f"{at}.mlp.up_proj.weight": (inner, hidden),
-        f"{at}.mlp.down_proj.weight": (hidden, inner),
-    }

@@ -26,13 +26,13 @@ def _drawn(head: Head, target: Seeded) -> dict[str, Array]:
         elif name.endswith("bias"):
             values = 0.3 * noise
         else:
-            values = noise * (HEAD_GAIN if name == "lm_head.weight" else 1.0) / np.sqrt(shape[-1])
+            values = noise * (HEAD_GAIN if name in head.by_token else 1.0) / np.sqrt(shape[-1])
         state[name] = representable(values)
-    if "lm_head.weight" in state:
-        moved = np.empty_like(state["lm_head.weight"])
+    for name in head.by_token:
+        moved = np.empty_like(state[name])
         # Row t becomes row `renamed[t]`, as in the embedding of the target.
-        moved[permutation(target.relabel, target.vocab_size)] = state["lm_head.weight"]
-        state["lm_head.weight"] = moved[list(head.vocabulary)] if head.vocabulary else moved
+        moved[permutation(target.relabel, target.vocab_size)] = state[name]
+        state[name] = moved[list(head.vocabulary)] if head.vocabulary else moved
     if head.vocabulary:
         named = np.array(head.vocabulary)
         # Offsets, as published files have them: target id = draft id + d2t[draft id].

@@ -17,8 +17,8 @@ from backends.engine.kv.base import CacheSpec, KvCache
 from backends.engine.kv.lanes import BatchCache
 from backends.engine.model.causal_lm import CausalLm, causal
 from backends.engine.reach import Reach
-from reference.draft.head import HeadLayer
 from reference.draft.hidden import HiddenStates
+from reference.draft.layer_head import HeadLayer
 
 
 class HeadModel(ABC):

@@ -13,4 +13,5 @@ def eagle1_heads(draw: st.DrawFn, given: Given) -> Eagle1:
     """A head over a tree, with or without a bias."""
     reads = draw(one_state(given.model.architecture.layers))
     shape = draw(head_trees(given, given.model.vocab_size))
-    return Eagle1(shape, reads, draw(head_layers()), draw(st.integers(0, SEEDS - 1)), draw(st.booleans()))
+    layer, seed = draw(head_layers()), draw(st.integers(0, SEEDS - 1))
+    return Eagle1(shape, reads, layer, draw(st.booleans()), seed=seed)

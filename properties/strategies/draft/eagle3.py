@@ -15,4 +15,5 @@ def eagle3_heads(draw: st.DrawFn, given: Given) -> Eagle3:
     vocabulary = draw(likely_vocabularies(given))
     shape = draw(head_trees(given, len(vocabulary) or given.model.vocab_size))
     before, output = draw(st.sampled_from(((False, False), (False, False), (True, False), (False, True))))
-    return Eagle3(shape, reads, draw(head_layers()), draw(st.integers(0, SEEDS - 1)), vocabulary, before, output)
+    layer, seed = draw(head_layers()), draw(st.integers(0, SEEDS - 1))
+    return Eagle3(shape, reads, layer, vocabulary, before, output, seed=seed)

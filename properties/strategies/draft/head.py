@@ -6,8 +6,8 @@ from properties.strategies.draft.drawing import Given
 from properties.strategies.draft.dynamic import trees
 from properties.strategies.draft.static import rank_trees
 from properties.strategies.trees import side_by_side
-from reference.draft.head import HeadLayer
 from reference.draft.hidden import HiddenStates
+from reference.draft.layer_head import HeadLayer
 from reference.draft_trees import DraftTree
 from reference.tree import RankTree
 

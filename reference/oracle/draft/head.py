@@ -1,4 +1,4 @@
-"""The proposal of a draft head, run from scratch on the oracle's hidden states.
+"""The proposal of a head with a decoder layer, from scratch on the true states.
 
 At each step the rows of all committed tokens are computed anew, then those of each node's path, one after the other.
 No row is kept between steps, and no mask is used: a row attends to a list of the rows above it.
@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from reference.architecture import Rope, Seeded
-from reference.draft.head import Head
 from reference.draft.hidden import HeadInput
+from reference.draft.layer_head import LayerHead
 from reference.oracle.draft.level_by_level import tree_of
 from reference.oracle.draft.question import Question
 from reference.oracle.formulas import rotary
@@ -40,7 +40,7 @@ class Formulas(ABC):
 
     at: str
 
-    def __init__(self, draft: Head, target: Seeded) -> None:
+    def __init__(self, draft: LayerHead, target: Seeded) -> None:
         self.draft = draft
         self.layer = draft.layer
         self.state = seeded_head(draft, target)

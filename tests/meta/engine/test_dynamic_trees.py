@@ -30,8 +30,8 @@ def drafts(plan: Expansion) -> tuple[Draft, ...]:
     return (
         LanguageModel(Seeded(MODEL.architecture, 7), plan),
         LanguageModel(Seeded(MODEL.architecture, 7), plan, (1, 3, 5, 7, 9)),
-        Eagle1(plan, HiddenStates(place="normed", shift=1), LAYERS[0], 1),
-        Eagle3(plan, HiddenStates((-1, last), shift=1), LAYERS[1], 0, (2, 3, 5, 8, 9)),
+        Eagle1(plan, HiddenStates(place="normed", shift=1), LAYERS[0], seed=1),
+        Eagle3(plan, HiddenStates((-1, last), shift=1), LAYERS[1], (2, 3, 5, 8, 9)),
     )
 
 

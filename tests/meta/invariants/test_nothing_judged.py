@@ -17,8 +17,8 @@ from reference.architecture import Seeded
 from reference.case import Case
 from reference.draft import LanguageModel, Scripted
 from reference.draft.eagle1 import Eagle1
-from reference.draft.head import HeadLayer
 from reference.draft.hidden import HiddenStates
+from reference.draft.layer_head import HeadLayer
 from reference.draft_trees import Expansion
 from reference.layout import KvLayout
 from reference.sampling import Sampling, Stops

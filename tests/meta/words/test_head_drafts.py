@@ -23,8 +23,9 @@ from reference.case_json import case_from_json, case_to_json
 from reference.draft import Ngram
 from reference.draft.eagle1 import Eagle1
 from reference.draft.eagle3 import Eagle3
-from reference.draft.head import Head, HeadLayer
+from reference.draft.head import Head
 from reference.draft.hidden import HiddenStates
+from reference.draft.layer_head import HeadLayer
 from reference.layout import KINDS, KvLayout
 from reference.malformed import Malformed
 from reference.oracle.decoder import Oracle

@@ -1,0 +1,100 @@
+"""LayerHead: the base of heads that run a decoder layer over tokens beside states.
+
+Row i of the head holds the token x_{i+1} beside the state s_i, and its output scores the token after x_{i+1}. The row
+of a node of the tree holds the node's token beside the output of its parent's row. The row of the root is row L - 1.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypeVar
+
+from reference.draft.head import Head, head_schema
+from reference.malformed import Malformed, under
+
+Own = TypeVar("Own", bound="LayerHead")
+
+
+@dataclass(frozen=True)
+class HeadLayer:
+    """The sizes of a head's decoder layer; its hidden size is the target's, its rotary embedding has no variant."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    intermediate_size: int
+    theta: float = 10000.0
+    norm_eps: float = 1e-5
+
+    def __post_init__(self) -> None:
+        for name in ("heads", "kv_heads", "head_dim", "intermediate_size"):
+            if getattr(self, name) < 1:
+                raise Malformed(name, f"{getattr(self, name)} is not a size")
+        if self.heads % self.kv_heads:
+            raise Malformed("kv_heads", f"{self.heads} heads do not share {self.kv_heads} KV heads evenly")
+        if self.head_dim % 2:
+            raise Malformed("head_dim", f"{self.head_dim} is odd; rotary embedding turns pairs")
+        # `not a > b` instead of `a <= b`: NaN is refused too.
+        if not self.theta > 1:
+            raise Malformed("theta", f"{self.theta} is not a rotary base (more than 1)")
+        if not 0 < self.norm_eps <= 1:
+            raise Malformed("norm_eps", f"{self.norm_eps} is not above 0 and at most 1")
+
+
+LAYER_SCHEMA: Mapping[str, Any] = {
+    "type": "object",
+    "additionalProperties": False,
+    "required": ["heads", "kv_heads", "head_dim", "intermediate_size", "theta", "norm_eps"],
+    "properties": {
+        **{name: {"type": "integer", "minimum": 1, "maximum": 256} for name in ("heads", "kv_heads", "head_dim")},
+        "intermediate_size": {"type": "integer", "minimum": 1, "maximum": 4096},
+        "theta": {"type": "number"},
+        "norm_eps": {"type": "number"},
+    },
+}
+"""The JSON Schema of HeadLayer."""
+
+
+def layer_head_schema(**own: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The JSON Schema of a kind of head with a decoder layer, with the fields `own` beside those of every such head."""
+    return head_schema(layer=LAYER_SCHEMA, **own)
+
+
+@dataclass(frozen=True)
+class LayerHead(Head):
+    """A head with a decoder layer, whose rows stand in a KV cache of the head's own.
+
+    Attributes:
+        layer: The sizes of the decoder layer.
+    """
+
+    SHIFT: ClassVar[int] = 1
+
+    layer: HeadLayer
+
+    @classmethod
+    def read(cls: type[Own], content: Mapping[str, Any]) -> Own:
+        """See `Draft`."""
+        with under("layer"):
+            # JSON has one kind of number: 10000 may stand where a fraction is meant.
+            fractions = {name: float(content["layer"][name]) for name in ("theta", "norm_eps")}
+            layer = HeadLayer(**{**content["layer"], **fractions})
+        return super().read({**content, "layer": layer})
+
+    @property
+    def kv_sizes(self) -> tuple[int, int, int] | None:
+        """See `Draft`."""
+        return 1, self.layer.kv_heads, self.layer.head_dim
+
+
+def decoder_layer(at: str, layer: HeadLayer, width: int, hidden: int) -> dict[str, tuple[int, ...]]:
+    """The shapes of a Llama layer's projections under the prefix `at`, whose attention reads rows of `width`."""
+    wide, narrow, inner = layer.heads * layer.head_dim, layer.kv_heads * layer.head_dim, layer.intermediate_size
+    return {
+        f"{at}.self_attn.q_proj.weight": (wide, width),
+        f"{at}.self_attn.k_proj.weight": (narrow, width),
+        f"{at}.self_attn.v_proj.weight": (narrow, width),
+        f"{at}.self_attn.o_proj.weight": (hidden, wide),
+        f"{at}.mlp.gate_proj.weight": (inner, hidden),
+        f"{at}.mlp.up_proj.weight": (inner, hidden),
+        f"{at}.mlp.down_proj.weight": (hidden, inner),
+    }
