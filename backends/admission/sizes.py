@@ -66,10 +66,12 @@ def sizes_of(case: Case, takes_tape: bool, switched: tuple[Draft, ...] = ()) -> 
         switched: The drafts to which the request switches in its session.
     """
     arch = _architecture(case.model)
-    drafting = [one for one in (case.draft, *switched) if one.model is not None or one.kv_sizes is not None]
+    drafts = (case.draft, *switched)
+    keeping = [one for one in drafts if one.model is not None or one.kv_sizes is not None]
     # A request that switches between models shows caches of different shapes in its steps; then none is checked.
-    caches = {Cache(*one.kv_sizes) if one.model is None and one.kv_sizes else _cache(one.model) for one in drafting}
-    widths = {len(one.vocabulary) or case.model.vocab_size for one in drafting}
+    caches = {Cache(*one.kv_sizes) if one.model is None and one.kv_sizes else _cache(one.model) for one in keeping}
+    # A draft may score tokens and keep no cache.
+    widths = {len(one.vocabulary) or case.model.vocab_size for one in drafts if one.has_law}
     return Sizes(
         vocabulary=case.model.vocab_size,
         heads=arch.heads if arch is not None else None,

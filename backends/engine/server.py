@@ -214,7 +214,7 @@ class Server:
         return self._arena.lease(self._target, self._models.draft(case, self._seams), self._capacity, self._rows, known)
 
     def _draft(self, case: Case, lease: CacheLease) -> Draft:
-        draft = opened(Opening(case, self._models.draft(case, self._seams), lease.draft, self._seams))
+        draft = opened(Opening(case, self._models.draft(case, self._seams), lease.draft, self._seams, self._target))
         if draft.reads != case.draft.reads:
             raise Unsupported(
                 f"the draft reads {draft.reads or 'no hidden states'}, and the case gives it "

@@ -113,7 +113,7 @@ class Head(Static):
         """See `Draft`; tokens that were fixed for another tree are dropped."""
         return super(Head, replace(self, fixed=())).with_shapes(shapes)
 
-    def proposing(self: Own, tree: Tree) -> Own:
+    def proposing(self: Own, tree: Tree) -> Own | None:
         """See `Draft`."""
         return replace(self.with_shapes((tree,)), fixed=tree.token)
 

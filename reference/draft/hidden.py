@@ -60,10 +60,13 @@ class HiddenStates:
 class HeadInput:
     """The rows of committed tokens that a draft head ran for this step, since the step before.
 
+    A head that keeps no rows runs the row of the last state anew at every step, and no other row.
+
     Attributes:
         reads: The hidden states of the target that stand beside the tokens.
         first: The number of the first row; row i holds the state at position i.
-        tokens: The token of each row, in order; none where the head ran no row.
+        tokens: The token that is `reads.shift` positions ahead of each row's state, in order; none where the head ran
+            no row.
         hidden: float [rows, width]; the target's hidden states of each row.
     """
 

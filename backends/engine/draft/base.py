@@ -104,12 +104,14 @@ class Opening:
         model: The model or the head that the draft runs; None for a draft without one.
         cache: The KV cache of that model.
         seams: The functions of which the engine is composed.
+        target: The target, with whose weights a head may score; None where the engine does not run it.
     """
 
     case: Case
     model: CausalLm | HeadModel | None
     cache: KvCache | None
     seams: StepSeams
+    target: CausalLm | None = None
 
 
 OPENERS: dict[str, Callable[[Opening], Draft]] = {}

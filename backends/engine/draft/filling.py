@@ -1,6 +1,6 @@
 """The filling of a tree, level by level, by a draft with scores.
 
-A draft with a causal model and a draft with a head differ in how they score a level.
+The kinds of draft differ in how they score a level: by a causal model, or by a head with or without rows of its own.
 """
 
 from abc import ABC, abstractmethod
@@ -21,37 +21,32 @@ from reference.tree import RankTree, Shape, Tree
 class TreeFilling(ABC):
     """Fills a tree with the best tokens, or a tree of fixed shape with tokens drawn from the draft's law.
 
-    Only nodes with children are fed, as open rows of `cache`; leaves need no scores. A dynamic tree is fed as its
-    candidates are expanded; the rows of candidates that the tree does not hold are dropped with those of rejected ones.
-
     Attributes:
         plan: The tree that is filled at every step, static or dynamic.
         shape: The tree of this step; while a dynamic tree grows, all its candidates.
         named_ids: int64 [draft vocabulary]; the target id of each draft id.
         vocab_size: Number of target ids.
         slots: The column of each fed node of `shape`.
-        cache: The draft's cache; between steps it holds rows of emitted tokens alone.
         calls: Number of forwards so far.
     """
 
-    def __init__(self, plan: DraftTree, named_ids: Tensor, vocab_size: int, seams: StepSeams, cache: KvCache) -> None:
+    def __init__(self, plan: DraftTree, named_ids: Tensor, vocab_size: int, seams: StepSeams) -> None:
         self.plan = plan
         self.shape: Shape = RankTree((0,), (0,))
         self.named_ids = named_ids
         self.vocab_size = vocab_size
         self.seams = seams
         self.slots: dict[int, int] = {}
-        self.cache: KvCache = cache
         self.calls = 0
 
     @abstractmethod
     def feed(self, level: list[int], token: list[int], root: int) -> Tensor:
-        """Run the nodes of `level` as open rows and return their scores [len(level), draft vocabulary].
+        """Score the nodes of `level`: [len(level), draft vocabulary].
 
         Args:
             level: Nodes of one depth whose parents are the root, or were fed.
             token: The token of each node; those of `level` and above are named.
-            root: The position and the column of the root's row.
+            root: The position and the column of the root's row, where the draft has rows.
         """
 
     def fill(
@@ -153,6 +148,31 @@ class TreeFilling(ABC):
             handed = torch.stack([proposal.get(node, proposal[1]) for node in range(len(kept))])
         return Proposal(Tree(shape.parent, tuple(token)), logits, tuple(found.draft_id[at] for at in kept), handed)
 
+    def _ids(self, named: list[int]) -> list[int]:
+        """The draft id of each target id."""
+        return [int((self.named_ids == one).nonzero()[0]) for one in named]
+
+    def _over_target(self, logits: Tensor) -> Tensor:
+        """Draft scores spread over the target's vocabulary; -inf for a token that the draft's vocabulary lacks."""
+        wide = torch.full((self.vocab_size,), -torch.inf, dtype=logits.dtype, device=logits.device)
+        wide[self.named_ids.to(logits.device)] = logits
+        return wide
+
+
+class CachedTreeFilling(TreeFilling):
+    """A filling whose draft feeds inner nodes as open rows of a KV cache.
+
+    Only nodes with children are fed; leaves need no scores. A dynamic tree is fed as its candidates are expanded; the
+    rows of candidates that the tree does not hold are dropped with those of rejected ones.
+
+    Attributes:
+        cache: The draft's cache; between steps it holds rows of emitted tokens alone.
+    """
+
+    def __init__(self, plan: DraftTree, named_ids: Tensor, vocab_size: int, seams: StepSeams, cache: KvCache) -> None:
+        super().__init__(plan, named_ids, vocab_size, seams)
+        self.cache: KvCache = cache
+
     def branch(self, level: list[int], root: int, reaches: list[Reach]) -> tuple[Tensor, list[Tensor]]:
         """Positions int64 [R] and, for each reach, the mask bool [R, C] of the nodes of `level`, about to be opened."""
         start = self.cache.length + self.cache.rows
@@ -172,16 +192,6 @@ class TreeFilling(ABC):
         )
         here = torch.tensor([root + self.shape.depth[node] for node in level])
         return torch.tensor(positions), [reach.within(visible, here, place) for reach in reaches]
-
-    def _ids(self, named: list[int]) -> list[int]:
-        """The draft id of each target id."""
-        return [int((self.named_ids == one).nonzero()[0]) for one in named]
-
-    def _over_target(self, logits: Tensor) -> Tensor:
-        """Draft scores spread over the target's vocabulary; -inf for a token that the draft's vocabulary lacks."""
-        wide = torch.full((self.vocab_size,), -torch.inf, dtype=logits.dtype, device=logits.device)
-        wide[self.named_ids.to(logits.device)] = logits
-        return wide
 
 
 def name_children(logits: Tensor, ranks: list[int], vocabulary: Tensor) -> tuple[list[int], list[int]]:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from backends.engine.draft.base import HeadRows, Opening, Proposal
-from backends.engine.draft.filling import TreeFilling
+from backends.engine.draft.filling import CachedTreeFilling
 from backends.engine.kv.base import KvCache
 from backends.engine.model.head import HeadModel
 from backends.engine.sampling.step import StepSampling
@@ -18,7 +18,7 @@ from reference.draft.hidden import HiddenStates
 from reference.tree import Tree
 
 
-class HeadDraft(TreeFilling):
+class HeadDraft(CachedTreeFilling):
     """Fills a tree with a head's best tokens, or with tokens drawn from its law.
 
     Between steps `cache` holds one row for each token whose state was known when the tree was proposed. `propose` first

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from backends.engine.draft.base import Opening, Proposal, opens
-from backends.engine.draft.filling import TreeFilling
+from backends.engine.draft.filling import CachedTreeFilling
 from backends.engine.kv.base import KvCache
 from backends.engine.model.causal_lm import CausalLm, Rows
 from backends.engine.sampling.step import StepSampling
@@ -17,7 +17,7 @@ from reference.draft.hidden import HiddenStates
 from reference.draft_trees import DraftTree
 
 
-class ModelDraft(TreeFilling):
+class ModelDraft(CachedTreeFilling):
     """Fills a tree with the model's best tokens, or with tokens drawn from its law.
 
     Between steps `cache` holds the KV of emitted tokens only. `propose` first feeds the emitted tokens that the cache

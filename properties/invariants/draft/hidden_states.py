@@ -77,18 +77,19 @@ def descriptor(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
 def _given(case: Case, number: int, known: int, given: HeadInput, wanted: HeadInput) -> Iterator[Fact]:
     """Findings where the rows of a step do not begin at row `known`, do not end at the root's, or hold other values.
 
-    A head whose cache was thrown away begins at row 0 again.
+    A head whose cache was thrown away begins at row 0 again. A head that keeps no rows begins at the first that
+    `wanted` holds, which is the root's.
     """
     yield Compared(1 + len(given.tokens))
     if given.reads != wanted.reads:
         yield _finding(number, {"side": "descriptor"}, str(wanted.reads), str(given.reads))
         return
-    last = len(wanted.tokens)
-    if given.first > known or given.first + len(given.tokens) != last:
+    known, last = max(known, wanted.first), wanted.first + len(wanted.tokens)
+    if not wanted.first <= given.first <= known or given.first + len(given.tokens) != last:
         rows = f"rows {known} to {last - 1}", f"rows {given.first} to {given.first + len(given.tokens) - 1}"
         yield _finding(number, {"side": "rows"}, *rows)
         return
-    mine = slice(given.first, last)
+    mine = slice(given.first - wanted.first, len(wanted.tokens))
     for row, (token, right) in enumerate(zip(given.tokens, wanted.tokens[mine], strict=True), given.first):
         if token != right:
             yield _finding(number, {"position": row, "side": "beside"}, right, token)

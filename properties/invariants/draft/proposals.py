@@ -71,14 +71,17 @@ def proposed(
             yield tree_differs(name, number, line(wanted), line(step.drafted.tree))
         return
     logits = step.drafted.logits
-    scores = case.draft.model is not None or case.draft.kv_sizes is not None
     # A head proposes the bare root, without scores, where it has no row.
-    if scores and logits is not None:
+    if case.draft.has_law and logits is not None:
         size = len(step.drafted.tree), len(case.draft.vocabulary) or case.model.vocab_size
         if logits.shape != size:
             yield Finding(name, Stage.DRAFTED, number, {"side": "shape"}, str(size), str(logits.shape))
             return
     if drawn(case):
+        if case.draft.model is None and case.draft.proposing(step.drafted.tree) is None:
+            seen = line(step.drafted.tree)
+            yield tree_differs(name, number, f"a tree that {case.draft.told} admits", seen)
+            return
         yield from rows_differ(name, case, oracle, number, step.context, step.drafted)
         return
     true = oracle(restarted(case, (*step.context, pending))).steps[0].drafted

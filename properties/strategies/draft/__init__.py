@@ -26,6 +26,10 @@ LEARNING = ("scripted", "model", "scripted", "model", "ngram", "model")
 """The same for sampled cases and for sessions, where interruptions endanger a draft's cache most."""
 
 
+FURTHER = 2
+"""How often a further kind is drawn, beside twelve draws of PLAIN or LEARNING; then one of them is chosen."""
+
+
 @st.composite
 def any_draft(
     draw: st.DrawFn,
@@ -40,10 +44,13 @@ def any_draft(
     It proposes nothing for an engine that brings a draft of its own.
     """
     # Further kinds are dear, and each fault of theirs shows in most of their cases: one draft in seven is enough.
-    often = among((*(LEARNING if learning else PLAIN) * 2, *sorted(set(DRAWN) - set(PLAIN))), within, "drafts")
+    further = among(sorted(set(DRAWN) - set(PLAIN)), within, "drafts")
+    often = among((LEARNING if learning else PLAIN) * 2, within, "drafts") + (further[:1] * FURTHER)
     if not often:
         return Scripted()
     kind = draw(st.sampled_from(often))
+    if kind in further:
+        kind = draw(st.sampled_from(further))
     fills, grows = within is None or within.draft_trees, "dynamic" in among(TREE_KINDS, within, "tree_kinds")
     drawn: Draft = draw(DRAWN[kind](Given(model, prompt, ahead, fills, grows)))
     return drawn

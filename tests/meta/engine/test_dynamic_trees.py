@@ -17,6 +17,7 @@ from reference.draft import Draft, LanguageModel
 from reference.draft.eagle1 import Eagle1
 from reference.draft.eagle3 import Eagle3
 from reference.draft.hidden import HiddenStates
+from reference.draft.medusa import Medusa
 from reference.draft_trees import Expansion
 from reference.malformed import Malformed
 from reference.sampling import Sampling, Stops
@@ -32,6 +33,7 @@ def drafts(plan: Expansion) -> tuple[Draft, ...]:
         LanguageModel(Seeded(MODEL.architecture, 7), plan, (1, 3, 5, 7, 9)),
         Eagle1(plan, HiddenStates(place="normed", shift=1), LAYERS[0], seed=1),
         Eagle3(plan, HiddenStates((-1, last), shift=1), LAYERS[1], (2, 3, 5, 8, 9)),
+        Medusa(plan, HiddenStates(place="normed"), 3),
     )
 
 

@@ -36,7 +36,7 @@ ORACLE = Oracle()
 
 def cases(plan: Expansion, dtype: str = "float64") -> tuple[Case, Case]:
     model = LanguageModel(Seeded(MODEL.architecture, 7), plan)
-    head = Eagle3(plan, HiddenStates((-1, MODEL.architecture.layers - 1), shift=1), LAYERS[1], 0, (2, 3, 5, 8, 9))
+    head = Eagle3(plan, HiddenStates((-1, MODEL.architecture.layers - 1), shift=1), LAYERS[1], (2, 3, 5, 8, 9))
     case = Case(MODEL, (3, 1, 4, 1, 5), model, stops=Stops(8), dtype=dtype)
     return case, replace(case, draft=head)
 

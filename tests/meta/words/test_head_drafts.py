@@ -1,4 +1,4 @@
-"""EAGLE-1 and EAGLE-3 heads: the engine within 1e-9 of the oracle in float64, words, files, and refusals."""
+"""EAGLE and Medusa heads: the engine within 1e-9 of the oracle in float64, words, files, and refusals."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -26,6 +26,7 @@ from reference.draft.eagle3 import Eagle3
 from reference.draft.head import Head
 from reference.draft.hidden import HiddenStates
 from reference.draft.layer_head import HeadLayer
+from reference.draft.medusa import Medusa
 from reference.layout import KINDS, KvLayout
 from reference.malformed import Malformed
 from reference.oracle.decoder import Oracle
@@ -51,6 +52,8 @@ HEADS: dict[str, Head] = {
     "eagle3 reduced": Eagle3(TREE, FUSED, LAYER, vocabulary=(1, 2, 5, 11, 16)),
     "eagle3 norm_before_residual": Eagle3(TREE, FUSED, LAYER, norm_before_residual=True),
     "eagle3 norm_output": Eagle3(TREE, FUSED, LAYER, norm_output=True),
+    "medusa": Medusa(TREE, HiddenStates(place="normed"), 3),
+    "medusa with the target's head": Medusa(TREE, HiddenStates((0,)), 4, bias=False, shared_head=True),
 }
 CASES = {name: Case(MODEL, (3, 1, 4, 1, 5), head, stops=Stops(6), dtype="float64") for name, head in HEADS.items()}
 ORACLE = Oracle()
@@ -95,7 +98,7 @@ def head_cases(draw: st.DrawFn, kind: str) -> Case:
     return Case(model, prompt, draft, held, stops=Stops(5), dtype="float64")
 
 
-@pytest.mark.parametrize("kind", ["eagle1", "eagle3"])
+@pytest.mark.parametrize("kind", ["eagle1", "eagle3", "medusa"])
 def test_two_hundred_drawn_trees_are_the_oracles(kind: str) -> None:
     backend, trees, cases = open_backend("cpu-eager"), 0, 0
 
@@ -122,13 +125,13 @@ def test_a_head_is_saved_loaded_and_judged(name: str) -> None:
     assert judged(case) == []
 
 
-@pytest.mark.parametrize("name", ["eagle1", "eagle3 reduced"])
+@pytest.mark.parametrize("name", ["eagle1", "eagle3 reduced", "medusa"])
 @pytest.mark.parametrize("draws", ["top-k", "without-replacement", "with-replacement"])
 def test_a_head_whose_tokens_are_sampled(name: str, draws: str) -> None:
     assert judged(replace(CASES[name], sampling=Sampling(temperature=1.0, draws=draws))) == []
 
 
-@pytest.mark.parametrize("name", ["eagle1", "eagle3 reduced"])
+@pytest.mark.parametrize("name", ["eagle1", "eagle3 reduced", "medusa"])
 def test_in_a_session_with_forks_evictions_and_preemptions(name: str) -> None:
     actions = (
         Action("add", (0,)), Action("add", (1,)), Action("step", (0, 1)), Action("evict", (1,)), Action("step", (0,)),

@@ -204,7 +204,7 @@ COMMON = [
     *(f"{ratio} query heads for a KV head" for ratio in (1, 2, 3, 4)),
     *("odd vocabulary", "even vocabulary", "tied", "untied", "1 layers", "2 layers", "3 layers"),
     *(f"rope {kind}" for kind in ROPE_KINDS if kind != "longrope"),
-    *("draft Scripted", "draft Ngram", "draft LanguageModel", "draft Eagle1", "draft Eagle3"),
+    *("draft Scripted", "draft Ngram", "draft LanguageModel", "draft Eagle1", "draft Eagle3", "draft Medusa"),
     *("reduced vocabulary", "whole vocabulary", "a dynamic tree", "a greedy top-k tree"),
     *("a dynamic tree of a request that samples", "a dynamic tree that changes its shape"),
     *("the target drafts for itself", "a stranger drafts", "a static tree with inner nodes"),

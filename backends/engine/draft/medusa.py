@@ -1,0 +1,103 @@
+"""The Medusa heads of the engine, which score every depth of the tree at once.
+
+They read the last hidden state alone and keep no rows, so that a verification leaves nothing to roll back.
+"""
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from backends.engine.draft.base import HeadRows, Opening, Proposal, opens
+from backends.engine.draft.filling import TreeFilling
+from backends.engine.kv.base import KvCache
+from backends.engine.model.causal_lm import CausalLm
+from backends.engine.sampling.step import StepSampling
+from backends.engine.step_seams import StepSeams
+from reference.architecture import Seeded
+from reference.draft.hidden import HiddenStates
+from reference.draft.medusa import AT, Medusa
+from reference.tree import Tree
+from reference.weights import seeded_head
+
+
+class MedusaDraft(TreeFilling):
+    """Fills a tree with the best tokens of the head of each depth, or with tokens drawn from that head's law.
+
+    Attributes:
+        weights: Tensors by their names in published checkpoints, in the target's dtype, on its device.
+        heads: The number of heads.
+        scores: The scores of every head for this tree, [heads, vocabulary].
+    """
+
+    cache: KvCache | None = None
+
+    def __init__(self, draft: Medusa, weights: dict[str, Tensor], target: CausalLm, seams: StepSeams) -> None:
+        self.target_head: Tensor = target.model.get_output_embeddings().weight
+        vocab_size = len(self.target_head)
+        super().__init__(draft.shape, torch.arange(vocab_size), vocab_size, seams)
+        self.reads: HiddenStates | None = draft.reads
+        self.weights = {name: one.to(target.device, target.dtype) for name, one in weights.items()}
+        self.heads = draft.heads
+        self._fixed = draft.fixed
+        self.scores = torch.empty(0, vocab_size)
+
+    @torch.no_grad()
+    def propose(self, tokens: list[int], chance: StepSampling | None = None, hidden: Tensor | None = None) -> Proposal:
+        """Propose the tree under `tokens[-1]`; the bare root where no token before it has a state."""
+        assert hidden is not None
+        if len(tokens) == 1:
+            return Proposal(Tree((0,), (tokens[-1],)))
+        state = self.last_state(hidden)
+        self.scores = torch.cat([self.score(self.block(state, head), head) for head in range(self.heads)])
+        self.calls += 1
+        root = len(tokens) - 1
+        proposal = self.fill(tokens, self.of_depth(0)[None], root, chance, self._fixed)
+        given = HeadRows(root - 1, tokens[-2:-1], state)
+        return Proposal(proposal.tree, proposal.logits, proposal.draft_ids, proposal.proposal, given)
+
+    def last_state(self, hidden: Tensor) -> Tensor:
+        """The state that all heads read, [1, hidden], of `hidden`, those of all tokens but the root."""
+        return hidden[-1:]
+
+    def block(self, state: Tensor, head: int) -> Tensor:
+        """The residual block of a head on `state` [1, hidden]: [1, hidden]."""
+        return state + functional.silu(self._linear(state, f"{AT}.{head}.0.linear"))
+
+    def score(self, block: Tensor, head: int) -> Tensor:
+        """The scores [1, vocabulary] of the output [1, hidden] of a head's block."""
+        name = f"{AT}.{head}.1"
+        if f"{name}.weight" in self.weights:
+            return self._linear(block, name)
+        return functional.linear(block, self.target_head)
+
+    def of_depth(self, depth: int) -> Tensor:
+        """The scores [vocabulary] of the children of nodes at `depth`."""
+        return self.scores[depth]
+
+    def feed(self, level: list[int], token: list[int], root: int) -> Tensor:
+        """See `TreeFilling`; no head sees the nodes, so all nodes of a depth have the same scores."""
+        return self.of_depth(self.shape.depth[level[0]]).expand(len(level), -1)
+
+    def settle(self, kept: list[int]) -> None:
+        """Do nothing: a Medusa head keeps no row."""
+
+    def resume(self, cache: KvCache | None) -> None:
+        """Do nothing: this draft has no cache."""
+
+    def abandon(self) -> None:
+        """Do nothing: a proposal changes no state that the next one reads."""
+
+    def _linear(self, x: Tensor, name: str) -> Tensor:
+        """`x` [1, in] through the projection `name`, with its bias if it has one: [1, out]."""
+        return functional.linear(x, self.weights[f"{name}.weight"], self.weights.get(f"{name}.bias"))
+
+
+@opens(Medusa.TAG)
+def opened(opening: Opening) -> MedusaDraft:
+    """Open the seeded heads of the case on its target."""
+    draft = opening.case.draft
+    assert isinstance(draft, Medusa)
+    assert isinstance(opening.case.model, Seeded)
+    assert opening.target is not None
+    weights = {name: torch.tensor(one) for name, one in seeded_head(draft, opening.case.model).items()}
+    return MedusaDraft(draft, weights, opening.target, opening.seams)
