@@ -61,7 +61,7 @@ def layer_head_schema(**own: Mapping[str, Any]) -> Mapping[str, Any]:
 
 @dataclass(frozen=True)
 class LayerHead(Head):
-    """A head with a decoder layer, whose rows stand in a KV cache of the head's own.
+    """A head with a decoder layer, or several modules of one each, whose rows stand in a KV cache of the head's own.
 
     Attributes:
         layer: The sizes of the decoder layer.
@@ -81,9 +81,14 @@ class LayerHead(Head):
         return super().read({**content, "layer": layer})
 
     @property
+    def modules(self) -> int:
+        """The number of decoder layers, each with keys and values of its own."""
+        return 1
+
+    @property
     def kv_sizes(self) -> tuple[int, int, int] | None:
         """See `Draft`."""
-        return 1, self.layer.kv_heads, self.layer.head_dim
+        return self.modules, self.layer.kv_heads, self.layer.head_dim
 
 
 def decoder_layer(at: str, layer: HeadLayer, width: int, hidden: int) -> dict[str, tuple[int, ...]]:

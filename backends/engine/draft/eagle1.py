@@ -22,16 +22,16 @@ class Eagle1Head(HeadModel):
         """See `HeadModel`."""
         return hidden
 
-    def fuse(self, embedded: Tensor, held: Tensor) -> tuple[Tensor, Tensor]:
+    def fuse(self, embedded: Tensor, held: Tensor, module: int = 0) -> tuple[Tensor, Tensor]:
         """See `HeadModel`."""
         x = self.linear(torch.cat([embedded, held], -1), "fc")
         return x, x
 
-    def score(self, outputs: Tensor) -> Tensor:
+    def score(self, outputs: Tensor, module: int = 0) -> Tensor:
         """See `HeadModel`."""
         return torch.nn.functional.linear(outputs, self.target_head)
 
-    def feed_back(self, outputs: Tensor) -> Tensor:
+    def feed_back(self, outputs: Tensor, module: int = 0) -> Tensor:
         """See `HeadModel`."""
         return outputs
 

@@ -29,17 +29,17 @@ class Eagle3Head(HeadModel):
         """See `HeadModel`."""
         return self.linear(hidden, "fc")
 
-    def fuse(self, embedded: Tensor, held: Tensor) -> tuple[Tensor, Tensor]:
+    def fuse(self, embedded: Tensor, held: Tensor, module: int = 0) -> tuple[Tensor, Tensor]:
         """See `HeadModel`."""
         normed = self.norm(held, f"{AT}.hidden_norm")
         x = torch.cat([self.norm(embedded, f"{AT}.input_layernorm"), normed], -1)
         return x, normed if self.norm_before_residual else held
 
-    def score(self, outputs: Tensor) -> Tensor:
+    def score(self, outputs: Tensor, module: int = 0) -> Tensor:
         """See `HeadModel`."""
         return self.linear(self.norm(outputs, "norm"), "lm_head")
 
-    def feed_back(self, outputs: Tensor) -> Tensor:
+    def feed_back(self, outputs: Tensor, module: int = 0) -> Tensor:
         """See `HeadModel`."""
         return self.norm(outputs, "norm") if self.norm_output else outputs
 

@@ -49,7 +49,7 @@ class HeadDraft(CachedTreeFilling):
             return Proposal(Tree((0,), (tokens[-1],)))
         output = self.catch_up(tokens, hidden)
         self.outputs = {0: output[0]}
-        proposal = self.fill(tokens, self.head.score(output), len(tokens) - 2, chance, self._fixed)
+        proposal = self.fill(tokens, self.scored(output, 0), len(tokens) - 2, chance, self._fixed)
         return Proposal(proposal.tree, proposal.logits, proposal.draft_ids, proposal.proposal, self._given(hidden))
 
     def catch_up(self, tokens: list[int], hidden: Tensor) -> Tensor:
@@ -61,12 +61,15 @@ class HeadDraft(CachedTreeFilling):
             rows = HeadRows(first, self.row_tokens(tokens, first, last), self.row_states(hidden, first, last))
             self.rows.append(rows)
             self.calls += 1
-            held = self.head.of_target(rows.hidden)
-            outputs = self.head.append(rows.tokens, held, self.cache, self.seams.draft_attend, self.seams.kv.single)
-            self.root_output = outputs[-1:]
+            self.root_output = self.append(rows)[-1:]
         # The root's row was run for a proposal that was abandoned, or just now.
         assert self.root_output is not None
         return self.root_output
+
+    def append(self, rows: HeadRows) -> Tensor:
+        """Run and commit `rows`; return their outputs, [rows, hidden]."""
+        held = self.head.of_target(rows.hidden)
+        return self.head.append(rows.tokens, held, self.cache, self.seams.draft_attend, self.seams.kv.single)
 
     def row_tokens(self, tokens: list[int], first: int, last: int) -> list[int]:
         """The tokens of the rows `first` to `last` (exclusive): each is the token after the row's state."""
@@ -89,6 +92,10 @@ class HeadDraft(CachedTreeFilling):
             inputs, held, positions, mask, self.cache, self.seams.draft_attend, self.seams.kv.single
         )
         self.outputs |= dict(zip(level, outputs, strict=True))
+        return self.scored(outputs, self.shape.depth[level[0]])
+
+    def scored(self, outputs: Tensor, depth: int) -> Tensor:
+        """The scores [R, draft vocabulary] of the children of nodes at `depth` with these outputs [R, hidden]."""
         return self.head.score(outputs)
 
     def settle(self, kept: list[int]) -> None:

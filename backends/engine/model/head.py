@@ -1,4 +1,4 @@
-"""A draft head: one decoder layer over rows of tokens beside hidden states.
+"""A draft head: decoder layers over rows of tokens beside hidden states.
 
 The kinds of head differ in how they fuse a row and score an output; `backends/engine/draft` has a class for each.
 """
@@ -6,7 +6,8 @@ The kinds of head differ in how they fuse a row and score an output; `backends/e
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -20,6 +21,9 @@ from backends.engine.reach import Reach
 from reference.draft.hidden import HiddenStates
 from reference.draft.layer_head import HeadLayer
 
+Held: TypeAlias = Callable[[int, list[Tensor]], Tensor]
+"""From a module's number and the outputs of the modules before it to the states [R, hidden] that its rows hold."""
+
 
 class HeadModel(ABC):
     """A head on a target, with the clock and the counters that a causal model has.
@@ -31,7 +35,7 @@ class HeadModel(ABC):
         d2t: int64 [draft vocabulary]: target id less draft id; None for a head that names every target id.
         embedding: The target's embedding, [vocabulary, hidden].
         target_head: The target's head, [vocabulary, hidden].
-        reaches: The reach of the layer, which has no window.
+        reaches: The reach of the layer of each module, which has no window.
         forward_s: Seconds spent in forwards since the head was made.
         calls: Number of forwards.
         attention_calls: Number of layers that ran.
@@ -40,7 +44,9 @@ class HeadModel(ABC):
 
     at: str
 
-    def __init__(self, layer: HeadLayer, reads: HiddenStates, weights: Mapping[str, Tensor], target: CausalLm) -> None:
+    def __init__(
+        self, layer: HeadLayer, reads: HiddenStates, weights: Mapping[str, Tensor], target: CausalLm, modules: int = 1
+    ) -> None:
         self.layer = layer
         self.reads = reads
         self.device, self.dtype = target.device, target.dtype
@@ -49,7 +55,7 @@ class HeadModel(ABC):
         self.weights = {key: one.to(self.device, self.dtype) for key, one in weights.items() if key not in named}
         self.embedding: Tensor = target.model.get_input_embeddings().weight
         self.target_head: Tensor = target.model.get_output_embeddings().weight
-        self.reaches = [Reach()]
+        self.reaches = [Reach()] * modules
         self.forward_s = 0.0
         self.calls = 0
         self.attention_calls = 0
@@ -69,16 +75,24 @@ class HeadModel(ABC):
     def of_target(self, hidden: Tensor) -> Tensor:
         """The target's hidden states [R, width] as the head holds them, [R, hidden]."""
 
+    def prefix(self, module: int) -> str:
+        """The prefix of the names of the decoder layer of `module`."""
+        return self.at
+
+    def embed(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        """The embeddings [R, hidden] of tokens int64 [R] at positions int64 [R]."""
+        return self.embedding[tokens.to(self.device)]
+
     @abstractmethod
-    def fuse(self, embedded: Tensor, held: Tensor) -> tuple[Tensor, Tensor]:
+    def fuse(self, embedded: Tensor, held: Tensor, module: int = 0) -> tuple[Tensor, Tensor]:
         """The input of attention [R, ...] and the residual [R, hidden] for embeddings and states [R, hidden]."""
 
     @abstractmethod
-    def score(self, outputs: Tensor) -> Tensor:
+    def score(self, outputs: Tensor, module: int = 0) -> Tensor:
         """Scores [R, draft vocabulary] of outputs [R, hidden]."""
 
     @abstractmethod
-    def feed_back(self, outputs: Tensor) -> Tensor:
+    def feed_back(self, outputs: Tensor, module: int = 0) -> Tensor:
         """The states [R, hidden] that rows below rows with these outputs hold."""
 
     def room(self, capacity: int, rows: int) -> CacheSpec:
@@ -114,26 +128,57 @@ class HeadModel(ABC):
         Raises:
             OutOfPages: before the forward, if the cache has no room.
         """
+        seen = [visible] * len(self.reaches)
+        return self.through(tokens, lambda module, above: held, positions, seen, cache, attend, lanes)[-1]
+
+    @torch.no_grad()
+    def through(
+        self,
+        tokens: Tensor,
+        held: Held,
+        positions: Tensor,
+        visible: list[Tensor],
+        cache: KvCache,
+        attend: Attend,
+        lanes: type[BatchCache] = BatchCache,
+    ) -> list[Tensor]:
+        """The outputs [R, hidden] of each module on R rows, opened in `cache`; see `forward`.
+
+        Args:
+            tokens: int64 [R].
+            held: The states beside the tokens.
+            positions: int64 [R].
+            visible: For each module, bool [R, C].
+            cache: The head's cache of the request.
+            attend: The attention to run.
+            lanes: The class that makes one cache of the request's cache.
+
+        Raises:
+            OutOfPages: before the forward, if the cache has no room.
+        """
         rows = len(tokens)
         cache.open(rows)
         batch = lanes([cache], [rows])
-        mask = batch.masks(0, [visible]).to(self.device)
         began = time.perf_counter()
-        x, residual = self.fuse(self.embedding[tokens.to(self.device)], held)
-        queries, keys, values = (self._heads(x, name) for name in "qkv")
         cos, sin = self._table(positions)
-        keys, values = batch.update(_turned(keys, cos, sin), values, 0)
-        columns = batch.columns(0, keys, values, mask)
-        mixed = attend(_turned(queries, cos, sin), columns, self.layer.head_dim**-0.5)
-        stream = residual + self.linear(mixed[0].transpose(0, 1).reshape(rows, -1), f"{self.at}.self_attn.o_proj")
-        x = self.norm(stream, f"{self.at}.post_attention_layernorm")
-        gate, up = (self.linear(x, f"{self.at}.mlp.{name}_proj") for name in ("gate", "up"))
-        outputs = stream + self.linear(functional.silu(gate) * up, f"{self.at}.mlp.down_proj")
+        embedded, outputs = self.embed(tokens, positions), list[Tensor]()
+        for module, seen in enumerate(visible):
+            at = self.prefix(module)
+            mask = batch.masks(module, [seen]).to(self.device)
+            x, residual = self.fuse(embedded, held(module, outputs), module)
+            queries, keys, values = (self._heads(x, f"{at}.self_attn.{name}_proj") for name in "qkv")
+            keys, values = batch.update(_turned(keys, cos, sin), values, module)
+            columns = batch.columns(module, keys, values, mask)
+            mixed = attend(_turned(queries, cos, sin), columns, self.layer.head_dim**-0.5)
+            stream = residual + self.linear(mixed[0].transpose(0, 1).reshape(rows, -1), f"{at}.self_attn.o_proj")
+            x = self.norm(stream, f"{at}.post_attention_layernorm")
+            gate, up = (self.linear(x, f"{at}.mlp.{name}_proj") for name in ("gate", "up"))
+            outputs.append(stream + self.linear(functional.silu(gate) * up, f"{at}.mlp.down_proj"))
         if self.device.type != "cpu":  # a device runs asynchronously: wait, or the clock would measure the launch
             torch.accelerator.synchronize()
         self.forward_s += time.perf_counter() - began
         self.calls += 1
-        self.attention_calls += 1
+        self.attention_calls += len(visible)
         self.fallbacks.update(batch.fallbacks)
         return outputs
 
@@ -163,8 +208,8 @@ class HeadModel(ABC):
         return (wide * scale).to(x.dtype) * self.weights[f"{name}.weight"]
 
     def _heads(self, x: Tensor, name: str) -> Tensor:
-        """Queries, keys or values of rows `x`: [1, heads, R, head_dim]."""
-        projected = self.linear(x, f"{self.at}.self_attn.{name}_proj")
+        """Queries, keys or values of rows `x` through the projection `name`: [1, heads, R, head_dim]."""
+        projected = self.linear(x, name)
         return projected.view(len(x), -1, self.layer.head_dim).transpose(0, 1)[None]
 
     def _table(self, positions: Tensor) -> tuple[Tensor, Tensor]:

@@ -24,11 +24,17 @@ from reference.weights import seeded, seeded_head
 
 @dataclass(frozen=True)
 class Past:
-    """The rows above: rotated keys and values [rows, kv_heads, head_dim], and the output of the last, [hidden]."""
+    """The rows above: rotated keys and values [rows, kv_heads, head_dim], and the last run's outputs [some, hidden]."""
 
     keys: Array
     values: Array
-    output: Array
+    outputs: Array
+
+    @property
+    def output(self) -> Array:
+        """The output of the last row, [hidden]."""
+        last: Array = self.outputs[-1]
+        return last
 
 
 class Formulas(ABC):
@@ -71,13 +77,22 @@ class Formulas(ABC):
     def none(self) -> Past:
         """The past of the first row."""
         empty = np.empty((0, self.layer.kv_heads, self.layer.head_dim))
-        return Past(empty, empty, np.empty(0))
+        return Past(empty, empty, np.empty((0, 0)))
 
-    def below(self, past: Past, tokens: tuple[int, ...], held: Array) -> Past:
-        """The past after further rows, of these tokens beside these states [rows, hidden]."""
+    def embedded(self, tokens: tuple[int, ...], first: int) -> Array:
+        """The embeddings [rows, hidden] of the tokens of rows, the first of which has the position `first`."""
+        rows: Array = self.embedding[list(tokens)]
+        return rows
+
+    def below(self, past: Past, tokens: tuple[int, ...], held: Array, first: int | None = None) -> Past:
+        """The past after further rows, of these tokens beside these states [rows, hidden].
+
+        The first row has the position `first`, by default the number of rows above it.
+        """
         layer, above, at = self.layer, len(past.keys), f"{self.at}.self_attn"
-        x, residual = self.entered(self.embedding[list(tokens)], held)
-        positions = np.arange(above, above + len(tokens))
+        first = above if first is None else first
+        x, residual = self.entered(self.embedded(tokens, first), held)
+        positions = np.arange(first, first + len(tokens))
         cos, sin = rotary.table(positions, *rotary.frequencies(Rope(layer.theta), layer.head_dim, 0, 0))
 
         def project(name: str) -> Array:
@@ -100,7 +115,7 @@ class Formulas(ABC):
         y = self.normed(r, f"{self.at}.post_attention_layernorm")
         gate, up = (linear(y, self.state, f"{self.at}.mlp.{name}_proj") for name in ("gate", "up"))
         output = r + linear(silu(gate) * up, self.state, f"{self.at}.mlp.down_proj")
-        return Past(keys, values, output[-1])
+        return Past(keys, values, output)
 
 
 def proposed_by(head: Formulas, question: Question) -> Drafted:

@@ -18,6 +18,7 @@ from reference.draft.eagle1 import Eagle1
 from reference.draft.eagle3 import Eagle3
 from reference.draft.hidden import HiddenStates
 from reference.draft.medusa import Medusa
+from reference.draft.mtp import Mtp
 from reference.draft_trees import Expansion
 from reference.malformed import Malformed
 from reference.sampling import Sampling, Stops
@@ -34,6 +35,7 @@ def drafts(plan: Expansion) -> tuple[Draft, ...]:
         Eagle1(plan, HiddenStates(place="normed", shift=1), LAYERS[0], seed=1),
         Eagle3(plan, HiddenStates((-1, last), shift=1), LAYERS[1], (2, 3, 5, 8, 9)),
         Medusa(plan, HiddenStates(place="normed"), 3),
+        Mtp(plan, HiddenStates(place="normed", shift=1), LAYERS[0], 2, seed=1),
     )
 
 

@@ -1,4 +1,4 @@
-"""EAGLE and Medusa heads: the engine within 1e-9 of the oracle in float64, words, files, and refusals."""
+"""EAGLE, Medusa and MTP heads: the engine within 1e-9 of the oracle in float64, words, files, and refusals."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -27,6 +27,7 @@ from reference.draft.head import Head
 from reference.draft.hidden import HiddenStates
 from reference.draft.layer_head import HeadLayer
 from reference.draft.medusa import Medusa
+from reference.draft.mtp import Mtp
 from reference.layout import KINDS, KvLayout
 from reference.malformed import Malformed
 from reference.oracle.decoder import Oracle
@@ -54,6 +55,8 @@ HEADS: dict[str, Head] = {
     "eagle3 norm_output": Eagle3(TREE, FUSED, LAYER, norm_output=True),
     "medusa": Medusa(TREE, HiddenStates(place="normed"), 3),
     "medusa with the target's head": Medusa(TREE, HiddenStates((0,)), 4, bias=False, shared_head=True),
+    "mtp": Mtp(TREE, NORMED, LAYER, 2, zero_first=True),
+    "mtp of three modules": Mtp(TREE, NORMED, LAYER, 3, normed_back=True, state_first=True),
 }
 CASES = {name: Case(MODEL, (3, 1, 4, 1, 5), head, stops=Stops(6), dtype="float64") for name, head in HEADS.items()}
 ORACLE = Oracle()
@@ -98,7 +101,7 @@ def head_cases(draw: st.DrawFn, kind: str) -> Case:
     return Case(model, prompt, draft, held, stops=Stops(5), dtype="float64")
 
 
-@pytest.mark.parametrize("kind", ["eagle1", "eagle3", "medusa"])
+@pytest.mark.parametrize("kind", ["eagle1", "eagle3", "medusa", "mtp"])
 def test_two_hundred_drawn_trees_are_the_oracles(kind: str) -> None:
     backend, trees, cases = open_backend("cpu-eager"), 0, 0
 
@@ -125,13 +128,13 @@ def test_a_head_is_saved_loaded_and_judged(name: str) -> None:
     assert judged(case) == []
 
 
-@pytest.mark.parametrize("name", ["eagle1", "eagle3 reduced", "medusa"])
+@pytest.mark.parametrize("name", ["eagle1", "eagle3 reduced", "medusa", "mtp"])
 @pytest.mark.parametrize("draws", ["top-k", "without-replacement", "with-replacement"])
 def test_a_head_whose_tokens_are_sampled(name: str, draws: str) -> None:
     assert judged(replace(CASES[name], sampling=Sampling(temperature=1.0, draws=draws))) == []
 
 
-@pytest.mark.parametrize("name", ["eagle1", "eagle3 reduced", "medusa"])
+@pytest.mark.parametrize("name", ["eagle1", "eagle3 reduced", "medusa", "mtp"])
 def test_in_a_session_with_forks_evictions_and_preemptions(name: str) -> None:
     actions = (
         Action("add", (0,)), Action("add", (1,)), Action("step", (0, 1)), Action("evict", (1,)), Action("step", (0,)),

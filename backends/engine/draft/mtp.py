@@ -1,0 +1,176 @@
+"""The MTP modules of the engine, each with a layer of one KV cache.
+
+All modules have the same columns: column i stands for row i. Module m has no row for the first m tokens; what its layer
+holds in a column without a row is hidden from its other rows.
+"""
+
+import torch
+from torch import Tensor
+
+from backends.engine.draft.base import HeadRows, Opening, heads, opens
+from backends.engine.draft.head import HeadDraft
+from backends.engine.kv.base import KvCache
+from backends.engine.model.causal_lm import CausalLm, causal
+from backends.engine.model.head import HeadModel, Held
+from backends.engine.reach import Reach
+from reference.architecture import Seeded
+from reference.case import Case
+from reference.draft.mtp import Mtp, module_at
+from reference.weights import seeded_head
+
+
+class MtpHead(HeadModel):
+    """MTP modules: `eh_proj` mixes embedding and state, both normed, and the target's own head scores the output.
+
+    Attributes:
+        settings: The words of the draft.
+        names: The prefix of each module's weights.
+    """
+
+    settings: Mtp
+    names: tuple[str, ...]
+
+    def prefix(self, module: int) -> str:
+        """See `HeadModel`."""
+        return self.names[module]
+
+    def embed(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        """See `HeadModel`."""
+        rows = super().embed(tokens, positions)
+        return rows * (positions != 0).to(rows.device, rows.dtype)[:, None] if self.settings.zero_first else rows
+
+    def of_target(self, hidden: Tensor) -> Tensor:
+        """See `HeadModel`."""
+        return hidden
+
+    def fuse(self, embedded: Tensor, held: Tensor, module: int = 0) -> tuple[Tensor, Tensor]:
+        """See `HeadModel`."""
+        at = self.names[module]
+        pair = [self.norm(embedded, f"{at}.enorm"), self.norm(held, f"{at}.hnorm")]
+        u = self.linear(torch.cat(pair[::-1] if self.settings.state_first else pair, -1), f"{at}.eh_proj")
+        return self.norm(u, f"{at}.input_layernorm"), u
+
+    def score(self, outputs: Tensor, module: int = 0) -> Tensor:
+        """See `HeadModel`."""
+        normed = self.norm(outputs, f"{self.names[module]}.shared_head.norm")
+        return torch.nn.functional.linear(normed, self.target_head)
+
+    def feed_back(self, outputs: Tensor, module: int = 0) -> Tensor:
+        """See `HeadModel`."""
+        return self.norm(outputs, f"{self.names[module]}.shared_head.norm") if self.settings.normed_back else outputs
+
+
+class MtpDraft(HeadDraft):
+    """Fills a tree with MTP modules; outputs have one entry for each module, [R, modules, hidden].
+
+    Attributes:
+        modules: The number of modules.
+        before: The outputs of the last committed row, [modules, hidden]; None before a row was run.
+    """
+
+    head: MtpHead
+    before: Tensor | None = None
+
+    @property
+    def modules(self) -> int:
+        """The number of modules."""
+        return self.head.settings.count
+
+    def catch_up(self, tokens: list[int], hidden: Tensor) -> Tensor:
+        """See `HeadDraft`; a cache that another draft object filled lacks the outputs of its last row."""
+        if self.cache.length and self.before is None:
+            self.cache.crop(0)
+        return super().catch_up(tokens, hidden)
+
+    def append(self, rows: HeadRows) -> Tensor:
+        """See `HeadDraft`; a row of a later module holds the output of the module before in the row before."""
+        count, at = len(rows.tokens), torch.arange(rows.first, rows.first + len(rows.tokens))
+        # The first row of all has no row before; its later modules are no rows, and are hidden.
+        before = torch.zeros_like(rows.hidden[:1]).expand(self.modules, -1) if self.before is None else self.before
+
+        def held(module: int, above: list[Tensor]) -> Tensor:
+            if module == 0:
+                return rows.hidden
+            outputs = torch.cat([before[module - 1][None], above[-1][:-1]])
+            return self.head.feed_back(outputs, module - 1)
+
+        (seen,) = causal(at, [Reach()])
+        visible = [self.shown(seen, at, torch.arange(seen.shape[1]) >= module) for module in range(self.modules)]
+        outputs = torch.stack(self.through(torch.tensor(rows.tokens), held, at, visible), 1)
+        self.cache.commit(list(range(count)))
+        self.before = outputs[-1]
+        return outputs
+
+    def shown(self, seen: Tensor, own: Tensor, rows: Tensor) -> Tensor:
+        """The mask bool [R, C] of a module: of the columns `seen`, those with a row of the module, `rows` bool [C].
+
+        A column shows itself: `own` int64 [R] holds each row's own column. Attention over nothing would give NaN.
+        """
+        return seen & (rows | (torch.arange(seen.shape[1]) == own[:, None]))
+
+    def through(self, tokens: Tensor, held: Held, positions: Tensor, visible: list[Tensor]) -> list[Tensor]:
+        """The outputs of each module, [R, hidden]; see `HeadModel.through`."""
+        attend, lanes = self.seams.draft_attend, self.seams.kv.single
+        return self.head.through(tokens, held, positions, visible, self.cache, attend, lanes)
+
+    def node_states(self, level: list[int]) -> Tensor:
+        """See `HeadDraft`: [R, modules, hidden]; module 0 continues the last module of the parent's row."""
+        outputs = torch.stack([self.outputs[self.shape.parent[node]] for node in level])
+        fed = [self.head.feed_back(outputs[:, module], module) for module in range(self.modules)]
+        return torch.stack([fed[module - 1] for module in range(self.modules)], 1)
+
+    def feed(self, level: list[int], token: list[int], root: int) -> Tensor:
+        """See `TreeFilling`."""
+        positions, (seen,) = self.branch(level, root, [Reach()])
+        own = torch.tensor([self.slots[node] for node in level])
+        states = self.node_states(level)
+        visible = [self.shown(seen, own, self.has_row(module, seen.shape[1], root)) for module in range(self.modules)]
+        self.calls += 1
+        inputs = torch.tensor([token[node] for node in level])
+        outputs = torch.stack(self.through(inputs, lambda module, above: states[:, module], positions, visible), 1)
+        self.outputs |= dict(zip(level, outputs, strict=True))
+        return self.scored(outputs, self.shape.depth[level[0]])
+
+    def has_row(self, module: int, columns: int, root: int) -> Tensor:
+        """Whether `module` has a row in each column, bool [columns]; the root's row is that of column `root`.
+
+        A node at depth d continues the root's row in module (module - d) mod n, which may have none.
+        """
+        place = torch.arange(columns)
+        rows = place >= module
+        for node, slot in self.slots.items():
+            rows[slot] = root >= (module - self.shape.depth[node]) % self.modules
+        return rows
+
+    def scored(self, outputs: Tensor, depth: int) -> Tensor:
+        """See `HeadDraft`; the modules take turns."""
+        module = depth % self.modules
+        return self.head.score(outputs[:, module], module)
+
+    def resume(self, cache: KvCache | None) -> None:
+        """See `HeadDraft`."""
+        super().resume(cache)
+        self.before = None
+
+
+@heads(Mtp.TAG)
+def made(case: Case, target: CausalLm) -> MtpHead:
+    """The seeded modules of the case on its target."""
+    draft = case.draft
+    assert isinstance(draft, Mtp)
+    assert isinstance(case.model, Seeded)
+    weights = {name: torch.tensor(one) for name, one in seeded_head(draft, case.model).items()}
+    head = MtpHead(draft.layer, draft.reads, weights, target, draft.count)
+    head.settings = draft
+    head.names = tuple(module_at(case.model.architecture, module) for module in range(draft.count))
+    return head
+
+
+@opens(Mtp.TAG)
+def opened(opening: Opening) -> MtpDraft:
+    """Open the modules on the cache that the request has leased for them."""
+    draft = opening.case.draft
+    assert isinstance(draft, Mtp)
+    assert isinstance(opening.model, MtpHead)
+    assert opening.cache is not None
+    return MtpDraft(opening.model, draft, opening.seams, opening.cache, opening.case.layout.prefill_chunk)

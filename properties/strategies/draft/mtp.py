@@ -1,0 +1,23 @@
+"""Strategy for multi-token prediction modules on built-in targets."""
+
+from hypothesis import strategies as st
+
+from properties.strategies.draft.drawing import Given, draws
+from properties.strategies.draft.head import SEEDS, head_layers, head_trees, one_state
+from reference.draft.mtp import Mtp
+
+MODULES = 3
+"""Most modules that are drawn."""
+
+CONVENTIONS = ((False, False, False), (True, False, False), (False, True, False), (False, False, True))
+"""What is fed back, the first embedding, and the order of the projection: vLLM's, and each other choice alone."""
+
+
+@draws(Mtp.TAG)
+@st.composite
+def mtp_modules(draw: st.DrawFn, given: Given) -> Mtp:
+    """One to three modules over a static tree, in one of CONVENTIONS."""
+    reads = draw(one_state(given.model.architecture.layers))
+    shape = draw(head_trees(given.model.vocab_size))
+    layer, seed = draw(head_layers()), draw(st.integers(0, SEEDS - 1))
+    return Mtp(shape, reads, layer, draw(st.integers(1, MODULES)), *draw(st.sampled_from(CONVENTIONS)), seed=seed)

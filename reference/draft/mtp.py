@@ -1,0 +1,97 @@
+"""Mtp: multi-token prediction modules behind a target's last layer.
+
+The source is DeepSeek-V3 (arXiv 2412.19437, section 2.2). A module mixes `u = eh_proj [enorm(embedding(x)); hnorm(s)]`,
+runs one decoder layer on u, and scores with the target's own head on `shared_head.norm` of the output. Each of the n
+modules has a row for each token, with keys and values of its own; rows of a module see the rows of the same module
+above them.
+
+The row of a token in module m > 0 holds the output of module m - 1 in the row of the token before. In module 0 it holds
+the target's state before the token, where that is known, and else the output of the last module in the row before. So
+the module that scores the children of a node of depth d is d mod n. With one module this is the recurrence of EAGLE and
+of vLLM; a tree no deeper than n is drafted as transformers drafts its chain, each module once. Module m has no row for
+the first m tokens that have a row in module 0. Where fewer states are known than there are modules, a row of the tree
+has no output above it in some modules: such a module has no row there either, and gives none to the next module.
+Positions are those of the tokens, whatever rows a module lacks.
+
+The law of a node's children depends on the tokens of its path, as EAGLE's does, and each node's children are drawn from
+it anew: every static tree is sampled without loss, with that law as the proposal.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from reference.architecture import Architecture, Model
+from reference.draft.layer_head import LayerHead, decoder_layer, layer_head_schema
+from reference.malformed import Malformed
+
+NORMS = ("enorm", "hnorm", "input_layernorm", "post_attention_layernorm", "shared_head.norm")
+"""The norms of a module: of the embedding, of the state, around attention, and of the output."""
+
+
+def module_at(target: Architecture, module: int) -> str:
+    """The prefix of a module in published checkpoints, which count modules on from the target's layers."""
+    return f"model.layers.{target.layers + module}"
+
+
+@dataclass(frozen=True)
+class Mtp(LayerHead):
+    """MTP modules.
+
+    Attributes:
+        count: Number of modules (`num_nextn_predict_layers` of published configurations).
+        normed_back: Whether the output is fed back after `shared_head.norm` (transformers) or before it (vLLM).
+        zero_first: Whether the embedding in row 0 is zero (vLLM; the row of x_1), or that of its token (transformers).
+        state_first: Whether `eh_proj` takes [state; embedding] (MiMo, Inkling) in place of [embedding; state].
+    """
+
+    TAG = "mtp"
+    WORD = "MTP"
+    _FLAG = {"type": "boolean"}  # noqa: RUF012 - a part of SCHEMA
+    SCHEMA = layer_head_schema(
+        count={"type": "integer", "minimum": 1, "maximum": 16}, normed_back=_FLAG, zero_first=_FLAG, state_first=_FLAG
+    )
+    vocabulary = ()
+
+    count: int = 1
+    normed_back: bool = False
+    zero_first: bool = False
+    state_first: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.count < 1:
+            raise Malformed("count", f"{self.count} is no number of modules")
+
+    @property
+    def modules(self) -> int:
+        """See `LayerHead`."""
+        return self.count
+
+    def tensors(self, target: Architecture) -> dict[str, tuple[int, ...]]:
+        """See `Head`; embedding and `shared_head.head` are the target's matrices."""
+        hidden = target.hidden_size
+        made: dict[str, tuple[int, ...]] = {}
+        for module in range(self.count):
+            at = module_at(target, module)
+            made[f"{at}.eh_proj.weight"] = (hidden, 2 * hidden)
+            made |= {f"{at}.{name}.weight": (hidden,) for name in NORMS}
+            made |= decoder_layer(at, self.layer, hidden, hidden)
+        return made
+
+    def simpler(self) -> Iterator["Mtp"]:
+        """The head with a smaller dynamic tree, with one module, and without each flag."""
+        yield from super().simpler()
+        if self.count > 1:
+            yield replace(self, count=1)
+        if self.normed_back:
+            yield replace(self, normed_back=False)
+        if self.zero_first:
+            yield replace(self, zero_first=False)
+        if self.state_first:
+            yield replace(self, state_first=False)
+
+    def check_target(self, target: Model) -> None:
+        """See `Draft`; a module reads one state, since `eh_proj` is as wide as an embedding and a state."""
+        super().check_target(target)
+        if self.reads.parts != 1:
+            raise Malformed("reads", f"MTP weights expect one hidden state, and the case gives the {self.reads}")
