@@ -1,0 +1,80 @@
+"""Faults of multi-token prediction: whose turn it is, and what a row holds."""
+
+import torch
+from torch import Tensor
+
+from backends.engine.draft.base import HeadRows
+from backends.engine.draft.mtp import MtpDraft
+from backends.engine.seams import Seams
+from backends.faults.drafting.model_drafts import drafting
+from backends.faults.fault import fault, faults_in
+from reference.trace import Stage
+
+
+@fault(
+    "mtp-first-module-at-every-depth",
+    Stage.DRAFTED,
+    "arXiv 2412.19437, section 2.2: module k predicts the k-th further token; the modules take turns by depth",
+    "at least two MTP modules, and a tree with an inner node below the root",
+)
+def first_module_everywhere(seams: Seams) -> Seams:
+    """The children of every node are named by MTP module 0, whatever the depth of the node."""
+
+    class First(MtpDraft):
+        def scored(self, outputs: Tensor, depth: int) -> Tensor:
+            return super().scored(outputs, 0)
+
+    return drafting(seams, First)
+
+
+@fault(
+    "mtp-module-continues-itself",
+    Stage.DRAFTED,
+    "arXiv 2412.19437, section 2.2: a module reads the output of the module before it",
+    "at least two MTP modules, and a tree with an inner node below the root",
+)
+def continues_itself(seams: Seams) -> Seams:
+    """The row of a node in an MTP module holds the output of the same module in its parent's row."""
+
+    class Itself(MtpDraft):
+        def node_states(self, level: list[int]) -> Tensor:
+            return super().node_states(level).roll(-1, 1)
+
+    return drafting(seams, Itself)
+
+
+@fault(
+    "mtp-missing-rows-seen",
+    Stage.DRAFTED,
+    "family of catalogue BZ-036: later MTP layers attend to columns that hold no row of theirs",
+    "at least two MTP modules",
+)
+def missing_rows_seen(seams: Seams) -> Seams:
+    """Later MTP modules attend to the columns of the first tokens, for which they have no row."""
+
+    class Seen(MtpDraft):
+        def shown(self, seen: Tensor, own: Tensor, rows: Tensor) -> Tensor:
+            return seen
+
+    return drafting(seams, Seen)
+
+
+@fault(
+    "mtp-row-before-lost",
+    Stage.DRAFTED,
+    "family of sgl-project/sglang PR #26329: a row at a seam needs what stands on the other side of it",
+    "at least two MTP modules, and a second step or a prefill in chunks",
+)
+def row_before_lost(seams: Seams) -> Seams:
+    """The first row of a step or of a prefill chunk has no output of the row before it in later MTP modules."""
+
+    class Lost(MtpDraft):
+        def append(self, rows: HeadRows) -> Tensor:
+            if self.before is not None:
+                self.before = torch.zeros_like(self.before)
+            return super().append(rows)
+
+    return drafting(seams, Lost)
+
+
+FAULTS = faults_in(globals())
