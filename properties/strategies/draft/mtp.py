@@ -16,8 +16,8 @@ CONVENTIONS = ((False, False, False), (True, False, False), (False, True, False)
 @draws(Mtp.TAG)
 @st.composite
 def mtp_modules(draw: st.DrawFn, given: Given) -> Mtp:
-    """One to three modules over a static tree, in one of CONVENTIONS."""
+    """One to three modules over a tree, in one of CONVENTIONS."""
     reads = draw(one_state(given.model.architecture.layers))
-    shape = draw(head_trees(given.model.vocab_size))
+    shape = draw(head_trees(given, given.model.vocab_size))
     layer, seed = draw(head_layers()), draw(st.integers(0, SEEDS - 1))
     return Mtp(shape, reads, layer, draw(st.integers(1, MODULES)), *draw(st.sampled_from(CONVENTIONS)), seed=seed)

@@ -35,6 +35,7 @@ def drafts(plan: Expansion) -> tuple[Draft, ...]:
         Eagle1(plan, HiddenStates(place="normed", shift=1), LAYERS[0], seed=1),
         Eagle3(plan, HiddenStates((-1, last), shift=1), LAYERS[1], (2, 3, 5, 8, 9)),
         Medusa(plan, HiddenStates(place="normed"), 3),
+        Mtp(plan, HiddenStates(place="normed", shift=1), LAYERS[0], 2),
         Mtp(plan, HiddenStates(place="normed", shift=1), LAYERS[0], 2, seed=1),
     )
 
