@@ -101,7 +101,11 @@ def head_cases(draw: st.DrawFn, kind: str) -> Case:
     return Case(model, prompt, draft, held, stops=Stops(5), dtype="float64")
 
 
-@pytest.mark.parametrize("kind", ["eagle1", "eagle3", "medusa", "mtp"])
+@pytest.mark.parametrize(
+    "kind",
+    # Each takes about eight seconds; `-m slow` runs all four.
+    [pytest.param("eagle1", marks=pytest.mark.slow), "eagle3", pytest.param("medusa", marks=pytest.mark.slow), "mtp"],
+)
 def test_two_hundred_drawn_trees_are_the_oracles(kind: str) -> None:
     backend, trees, cases = open_backend("cpu-eager"), 0, 0
 
