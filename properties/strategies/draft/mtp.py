@@ -10,7 +10,7 @@ MODULES = 3
 """Most modules that are drawn."""
 
 CONVENTIONS = ((False, False, False), (True, False, False), (False, True, False), (False, False, True))
-"""What is fed back, the first embedding, and the order of the projection: vLLM's, and each other choice alone."""
+"""Choices of the state fed back, the first embedding, and the projection's order: vLLM's, and each other one alone."""
 
 
 @draws(Mtp.TAG)
