@@ -16,7 +16,7 @@ CONVENTIONS = ((False, False, False), (True, False, False), (False, True, False)
 @draws(Mtp.TAG)
 @st.composite
 def mtp_modules(draw: st.DrawFn, given: Given) -> Mtp:
-    """One to three modules over a tree, in one of CONVENTIONS."""
+    """Modules, one to three, over a tree, in one of CONVENTIONS."""
     reads = draw(one_state(given.model.architecture.layers))
     shape = draw(head_trees(given, given.model.vocab_size))
     layer, seed = draw(head_layers()), draw(st.integers(0, SEEDS - 1))

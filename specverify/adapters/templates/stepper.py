@@ -17,7 +17,7 @@ from specverify.adapt import stepper
 def steps(
     prompt_ids: list[int], max_new_tokens: int, model: Any, trees: list[tuple[list[int], list[int]]]
 ) -> Iterator[dict[str, Any]]:
-    """One dict for each speculative step, with the parts that `shows` names below.
+    """Yield a dict for each speculative step, with the parts that `shows` names below.
 
     `trees` are those to verify, one for each step: parents and tokens of the nodes, the root (the last token so far)
     first. Without the parameter the engine drafts in its own way. Further parameters are those of a black box: stops,
