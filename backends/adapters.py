@@ -80,6 +80,16 @@ ADAPTERS: tuple[Adapter, ...] = (
         "transformers' generate with candidates from the target's first layer",
     ),
     Adapter(
+        "hf-generate-mtp",
+        "hf_generate_heads:open_mtp",
+        "transformers' generate with MTP modules made of the target's last layer",
+    ),
+    Adapter(
+        "hf-generate-dflash",
+        "hf_generate_heads:open_dflash",
+        "transformers' generate with blocks of a DFlash draft of random weights",
+    ),
+    Adapter(
         "llama-cpp",
         "llama_cpp:open_draft",
         "llama.cpp's server in process, with a draft model that proposes its best tokens",

@@ -18,6 +18,10 @@ Z = 2.3264
 """Standard deviations below its mean at which a normal evidence lies with probability .01."""
 
 
+LEAST = 1e-9
+"""The largest shift per draw that counts as none: what rounding leaves of a certain event."""
+
+
 @dataclass(frozen=True)
 class Resolution:
     """What the bets of a stream would have done under each tilt of GRID; all figures add up over bets.
@@ -50,13 +54,15 @@ class Resolution:
         return self.growth, self.variance, self.shift
 
     def smallest(self, bar: float) -> float:
-        """The smallest shift per draw, 0 to 1, whose evidence reaches e^`bar` with probability .99; 1 without draws.
+        """The smallest shift per draw, 0 to 1, whose evidence reaches e^`bar` with probability .99.
+
+        It is 1 without draws, and where no tilt moves any of them, since each event was certain.
 
         The evidence of many bets is taken as normal, so that the figure is an approximation; no false-alarm rate
         depends on it. The larger figure of the two directions counts. A direction in which no tilt is seen gives the
         largest shift that it holds.
         """
-        if not self.draws:
+        if max(self.shift) <= LEAST * self.draws:
             return 1.0
         seen = np.array(self.growth) - Z * np.sqrt(np.array(self.variance)) - bar
         shift = np.array(self.shift) / self.draws
@@ -88,7 +94,9 @@ class Gathered:
         lost = np.log1p(np.where(GRID > 0, min(high, 1.0), max(low, 0.0)) * np.expm1(GRID))
         self._draws += 1
         # The logarithm of the e-value is GRID - lost where the event came, and -lost where it did not.
-        self._sums += np.stack([tilted * GRID - lost, GRID**2 * tilted * (1.0 - tilted), np.abs(tilted - p)])
+        # Rounding may lift the tilted probability of a certain event above 1.
+        variance = GRID**2 * tilted * np.maximum(1.0 - tilted, 0.0)
+        self._sums += np.stack([tilted * GRID - lost, variance, np.abs(tilted - p)])
 
     def labels(self, marked: int, of: int) -> None:
         """Take one bet on whether the engine's token is among the `marked` ones of `of` tokens, each equally likely.

@@ -12,7 +12,7 @@ from typing import Any
 from backends.adapt.blackbox import blackbox
 from backends.base import Declaration
 from reference.case import Case
-from reference.trace import Emitted, Step, Trace
+from reference.trace import Emitted, Speculated, Step, Trace
 
 
 @dataclass(frozen=True)
@@ -23,11 +23,13 @@ class Answer:
         tokens: The generated token ids, the ending token included.
         logprobs: The log-probability of each token under the target's unprocessed logits, or None if not told.
         finish: Why the text ended: `stop` for an ending token, `length`, or None if not told.
+        speculated: Counts of drafted tokens, or None if not told.
     """
 
     tokens: tuple[int, ...]
     logprobs: tuple[float, ...] | None = None
     finish: str | None = None
+    speculated: Speculated | None = None
 
 
 class Answering:
@@ -80,7 +82,7 @@ def traced(case: Case, answer: Answer) -> Trace:
     """The trace of one answer: one step that holds all tokens, stage `emitted` alone."""
     finish = _finish(case, answer)
     step = Step(case.prefix, emitted=Emitted(answer.tokens, finish, answer.logprobs))
-    return Trace((step,), answer.tokens, finish)
+    return Trace((step,), answer.tokens, finish, speculated=answer.speculated)
 
 
 def _finish(case: Case, answer: Answer) -> str:

@@ -18,6 +18,7 @@ from jsonschema.exceptions import best_match
 from backends.adapt.answers import Answer, Answering
 from backends.base import ProgramFailure, Unavailable, Unsupported
 from backends.programs.lines import Child, Endless, Over, Silent
+from reference.trace import Speculated
 
 PREFIX = "command:"
 """The beginning of the names of programs."""
@@ -111,7 +112,10 @@ class Program:
         if "error" in told:
             raise ProgramFailure(f"the program tells an error: {told['error'][:200]}", tuple(self._child.said))
         logprobs = told.get("logprobs")
-        return Answer(tuple(told["tokens"]), None if logprobs is None else tuple(map(float, logprobs)))
+        counts = Speculated(told["proposed"], told["accepted"]) if "proposed" in told else None
+        return Answer(
+            tuple(told["tokens"]), None if logprobs is None else tuple(map(float, logprobs)), speculated=counts
+        )
 
     def _exchanged(
         self, child: Child, request: Mapping[str, Any], kind: str, seconds: float | None = None

@@ -9,6 +9,7 @@ from typing import Any
 from backends.adapt.answers import Answer, Answering
 from backends.base import Unavailable, Unsupported
 from backends.servers.address import Address, address_of
+from backends.servers.counts import counts_of
 from backends.servers.dialects import BY_NAME, Dialect, OpenAI, Question
 from backends.servers.web import Refused, Web, WrongAnswer
 from reference.files.end_tokens import end_tokens
@@ -66,7 +67,11 @@ class Server:
         """The answer to a question; raises Refused beside what a call raises."""
         body = self.dialect.body(question)
         prompt = body["prompt"] if self.dialect.as_text else ""
-        return self.web.ask(self.dialect.PATH, body, lambda content: self.dialect.read(content, question), prompt)
+
+        def answered(content: Any) -> Answer:
+            return replace(self.dialect.read(content, question), speculated=counts_of(content))
+
+        return self.web.ask(self.dialect.PATH, body, answered, prompt)
 
 
 def open_server(name: str) -> Answering:

@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 from dflash.model import DFlashDraftModel, dflash_generate
-from torch import Tensor
 from transformers import Qwen3Config
 
-from backends.adapt import blackbox
+from backends.adapt import Generated, blackbox
+from backends.adapt.forwards import counted, rows_of_forwards
 from backends.adapt.models import OPEN_MODELS
 
 BLOCK = 4
@@ -23,13 +23,14 @@ BLOCK = 4
 def generated(
     prompt_ids: list[int], max_new_tokens: int, model: Any, temperature: float = 0.0, top_k: int = 0,
     top_p: float = 1.0, stops: Sequence[int] = (),
-) -> Tensor:  # fmt: skip
+) -> Generated:  # fmt: skip
     """Generate with a random DFlash draft for the target."""
-    out: Tensor = dflash_generate(
-        _draft_for(model), model, torch.tensor([prompt_ids]), max_new_tokens, list(stops) or None, temperature,
-        top_p, top_k,
-    )  # fmt: skip
-    return out[0, len(prompt_ids) :]
+    with rows_of_forwards(model) as rows:
+        out = dflash_generate(
+            _draft_for(model), model, torch.tensor([prompt_ids]), max_new_tokens, list(stops) or None, temperature,
+            top_p, top_k,
+        )  # fmt: skip
+    return counted(out[0, len(prompt_ids) :], rows, len(prompt_ids))
 
 
 @lru_cache(maxsize=OPEN_MODELS)

@@ -13,9 +13,8 @@ import torch
 from economize import DecodeConfig, GreedySelector, TopPSampler
 from economize.techniques.draft_model import DraftModelConfig
 from economize.techniques.lookup import LookupConfig
-from torch import Tensor
 
-from backends.adapt import blackbox
+from backends.adapt import Generated, blackbox
 from backends.adapt.models import OPEN_MODELS
 
 CYCLE = 4
@@ -28,7 +27,7 @@ FAMILIES = ("llama", "pangu", "qwen2", "qwen3", "mistral", "gemma2")
 def drafted(
     prompt_ids: list[int], max_new_tokens: int, model: Any, draft_checkpoint: str | None, temperature: float = 0.0,
     top_p: float = 1.0, seed: int = 0, stops: Sequence[int] = (),
-) -> Tensor:  # fmt: skip
+) -> Generated:  # fmt: skip
     """Decode with economize's draft-model technique."""
     ready = _plain(model) if draft_checkpoint is None else _with_draft(model, draft_checkpoint)
     return _decoded(ready, prompt_ids, max_new_tokens, temperature, top_p, seed, stops, draft_checkpoint is not None)
@@ -37,7 +36,7 @@ def drafted(
 def looked_up(
     prompt_ids: list[int], max_new_tokens: int, model: Any, temperature: float = 0.0, top_p: float = 1.0,
     seed: int = 0, stops: Sequence[int] = (),
-) -> Tensor:  # fmt: skip
+) -> Generated:  # fmt: skip
     """Decode with economize's prompt lookup."""
     return _decoded(_with_lookup(model), prompt_ids, max_new_tokens, temperature, top_p, seed, stops, True)
 
@@ -61,15 +60,14 @@ def _with_draft(model: Any, checkpoint: str) -> Any:
 def _decoded(
     ready: Any, prompt_ids: list[int], room: int, temperature: float, top_p: float, seed: int, stops: Sequence[int],
     speculates: bool,
-) -> Tensor:  # fmt: skip
-    """The new tokens, int64 [at most `room`]."""
+) -> Generated:  # fmt: skip
+    """At most `room` new tokens, and the counts of the cycles that economize verified."""
     verifier = "rejection" if temperature else "greedy"
     config = DecodeConfig(cycle_length=CYCLE if speculates else 1, verifier=verifier)
     selector = TopPSampler(temperature, top_p, seed) if temperature else GreedySelector()
-    told: Tensor = ready.decode(
-        torch.tensor(prompt_ids), room, decoding=config, selector=selector, stop=set(stops) or None
-    ).tokens
-    return told
+    told = ready.decode(torch.tensor(prompt_ids), room, decoding=config, selector=selector, stop=set(stops) or None)
+    cycles = told.acceptance  # a pair (drafted, accepted) for each cycle
+    return Generated(told.tokens, proposed=sum(one for one, _ in cycles), accepted=sum(one for _, one in cycles))
 
 
 open_drafted = blackbox(drafted, name="economize", families=FAMILIES)

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from backends.adapt import Generated, blackbox
+from backends.adapt.forwards import counted, rows_of_forwards
 from reference.family import FAMILIES
 
 LOOKED_UP = 3
@@ -29,7 +29,7 @@ def assisted(
 ) -> Generated:  # fmt: skip
     """Assisted generation with a draft of the same vocabulary."""
     how = {} if draft_model is None else {"assistant_model": draft_model}
-    return _generated(model, prompt_ids, max_new_tokens, _processing(temperature, top_k, top_p, min_p), stops, how)
+    return generated(model, prompt_ids, max_new_tokens, processing(temperature, top_k, top_p, min_p), stops, how)
 
 
 def lookup(
@@ -38,7 +38,7 @@ def lookup(
 ) -> Generated:  # fmt: skip
     """Assisted generation whose candidates follow an earlier occurrence of the last tokens."""
     how = {"prompt_lookup_num_tokens": LOOKED_UP}
-    return _generated(model, prompt_ids, max_new_tokens, _processing(temperature, top_k, top_p, min_p), stops, how)
+    return generated(model, prompt_ids, max_new_tokens, processing(temperature, top_k, top_p, min_p), stops, how)
 
 
 def early_exit(
@@ -47,29 +47,24 @@ def early_exit(
 ) -> Generated:  # fmt: skip
     """Assisted generation whose candidates come from the first layer of the target."""
     how = {"assistant_early_exit": 1}
-    return _generated(model, prompt_ids, max_new_tokens, _processing(temperature, top_k, top_p, min_p), stops, how)
+    told = generated(model, prompt_ids, max_new_tokens, processing(temperature, top_k, top_p, min_p), stops, how)
+    # Where a target has one layer, its drafting forwards are like those that verify, so that none can be counted.
+    return told if model.config.num_hidden_layers > 1 else Generated(told.tokens)
 
 
-def _processing(temperature: float, top_k: int, top_p: float, min_p: float) -> dict[str, Any]:
+def processing(temperature: float, top_k: int, top_p: float, min_p: float) -> dict[str, Any]:
     """The arguments of `generate` for greedy decoding at temperature 0, or for sampling."""
     if not temperature:
         return {"do_sample": False}
     return {"do_sample": True, "temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p or None}
 
 
-def _generated(
+def generated(
     model: Any, prompt_ids: list[int], room: int, processing: dict[str, Any], stops: Sequence[int], how: dict[str, Any]
 ) -> Generated:
     """The tokens that `model` generates after the prompt, int64 [at most `room`], and counts of its forwards."""
-    prompt, whole, rows = torch.tensor([prompt_ids]), model.config.num_hidden_layers, []
-
-    def note(network: Any, given: tuple[Any, ...], named: dict[str, Any]) -> None:
-        # In an early exit, the target drafts with fewer layers: such a forward verifies nothing.
-        if network.config.num_hidden_layers == whole:
-            rows.append(named["input_ids"].shape[1])
-
-    noting = model.register_forward_pre_hook(note, with_kwargs=True)
-    try:
+    prompt = torch.tensor([prompt_ids])
+    with rows_of_forwards(model) as rows:
         out = model.generate(
             prompt,
             attention_mask=torch.ones_like(prompt),  # without a mask, transformers takes each token 0 for padding
@@ -79,13 +74,7 @@ def _generated(
             **processing,
             **how,
         )
-    finally:
-        noting.remove()
-    tokens: Tensor = out[0, len(prompt_ids) :]
-    # Each forward has a row for the last token so far, the first one a row for each token of the prompt; all others are
-    # of drafted tokens. Each forward chooses one token itself, unless the text ends before it.
-    proposed, chosen = sum(rows) - len(prompt_ids) - (len(rows) - 1), len(rows)
-    return Generated(tokens, proposed=proposed, accepted=len(tokens) - chosen)
+    return counted(out[0, len(prompt_ids) :], rows, len(prompt_ids))
 
 
 open_assisted = blackbox(assisted, name="hf-generate", least_window=LEAST_WINDOW)

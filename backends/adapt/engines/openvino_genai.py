@@ -1,4 +1,8 @@
-"""OpenVINO GenAI on the CPU, with a draft model, in float32."""
+"""OpenVINO GenAI on the CPU, with a draft model, greedy and in float32.
+
+Sampled requests with a draft are not asked for: openvino-genai 2026.4.1 breaks off in many of them, in a check of its
+own (`tests/strangers/found/openvino_genai_sampled_draft.py`).
+"""
 
 from collections.abc import Sequence
 from functools import lru_cache
@@ -8,7 +12,7 @@ import numpy as np
 import openvino
 import openvino_genai as genai
 
-from backends.adapt import blackbox, exported, save_openvino
+from backends.adapt import Generated, blackbox, exported, save_openvino
 from backends.adapt.export.openvino_folder import END, PRECISE
 
 OPEN_PIPELINES = 32
@@ -29,23 +33,15 @@ def _folder(checkpoint: str) -> str:
     return str(exported(save_openvino, checkpoint))
 
 
-def settings(
-    max_new_tokens: int, temperature: float, top_k: int, top_p: float, seed: int, stops: Sequence[int], drafts: bool
-) -> Any:
-    """The configuration of a request."""
+def settings(max_new_tokens: int, stops: Sequence[int], drafts: bool) -> Any:
+    """The configuration of a greedy request."""
     told = genai.GenerationConfig()
     told.max_new_tokens = max_new_tokens
     told.eos_token_id = END
     told.stop_token_ids = {*stops, END}
     if drafts:
         told.num_assistant_tokens = DRAFTED
-    told.do_sample = temperature > 0
-    if temperature > 0:
-        told.temperature = temperature
-        told.top_p = top_p
-        told.rng_seed = seed % 2**31
-        if top_k:  # its default stands for all tokens
-            told.top_k = top_k
+    told.do_sample = False
     return told
 
 
@@ -57,12 +53,18 @@ def answer(opened: Any, prompt_ids: list[int], told: Any) -> Any:
 
 
 def with_draft(
-    prompt_ids: list[int], max_new_tokens: int, checkpoint: str, draft_checkpoint: str | None, temperature: float,
-    top_k: int, top_p: float, seed: int, stops: Sequence[int],
-) -> list[int]:  # fmt: skip
+    prompt_ids: list[int], max_new_tokens: int, checkpoint: str, draft_checkpoint: str | None, stops: Sequence[int]
+) -> Generated:
     """Speculation with a draft model."""
-    told = settings(max_new_tokens, temperature, top_k, top_p, seed, stops, draft_checkpoint is not None)
-    return list(answer(pipeline(checkpoint, draft_checkpoint), prompt_ids, told).tokens[0])
+    told = settings(max_new_tokens, stops, draft_checkpoint is not None)
+    answered = answer(pipeline(checkpoint, draft_checkpoint), prompt_ids, told)
+    counts = answered.extended_perf_metrics  # None without a draft
+    if counts is None:
+        return Generated(list(answered.tokens[0]), proposed=0, accepted=0)
+    accepted, rejected = counts.get_num_accepted_tokens(), counts.get_num_rejected_tokens()
+    # Its number of drafted tokens leaves out a first round: after a prompt of one token it tells 0 drafted, 3 accepted.
+    proposed = max(counts.get_num_draft_tokens(), accepted + rejected)
+    return Generated(list(answered.tokens[0]), proposed=proposed, accepted=accepted)
 
 
 open_draft = blackbox(

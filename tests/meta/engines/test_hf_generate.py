@@ -8,7 +8,7 @@ import torch
 from transformers.generation import candidate_generator
 
 from backends.adapt import Generated, transformers_model
-from backends.adapt.engines import hf_generate
+from backends.adapt.engines import hf_generate, hf_generate_heads
 from properties.strategies.models import GALLERY, small
 from reference.architecture import Seeded
 
@@ -18,6 +18,8 @@ WAYS: dict[str, tuple[Callable[..., Any], str]] = {
     "assisted": (hf_generate.assisted, "AssistedCandidateGenerator"),
     "lookup": (hf_generate.lookup, "PromptLookupCandidateGenerator"),
     "early exit": (hf_generate.early_exit, "EarlyExitCandidateGenerator"),
+    "mtp": (hf_generate_heads.mtp, "MTPCandidateGenerator"),
+    "dflash": (hf_generate_heads.dflash, "DFlashTokenCandidateGenerator"),
 }
 
 
@@ -73,6 +75,18 @@ def test_drafted_tokens_that_are_accepted_are_counted() -> None:
     assert (none.proposed, none.accepted) == (0, 0)
 
 
+def test_a_module_that_is_the_targets_only_layer_drafts_what_the_target_says() -> None:
+    shallow = next(one for one in GALLERY if one.family == "llama" and one.windows == (0,))
+    target = transformers_model(Seeded(shallow, 0), "float32")
+    before = {name: value.clone() for name, value in target.state_dict().items()}
+    with torch.no_grad():
+        generated = hf_generate_heads.mtp(PROMPT, 12, target)
+    assert generated.proposed is not None
+    assert generated.accepted is not None
+    assert generated.accepted / generated.proposed > 0.2
+    assert all(torch.equal(value, before[name]) for name, value in target.state_dict().items())
+
+
 @pytest.mark.parametrize("way", list(WAYS))
 @pytest.mark.parametrize("draft", [MODEL, small(101, 0)], ids=["target", "another"])
 def test_no_draft_changes_greedy_text(way: str, draft: Seeded) -> None:
@@ -92,5 +106,6 @@ def test_what_transformers_has_wrong_is_not_declared() -> None:
     llama4 = next(one for one in GALLERY if one.family == "llama4")
     assert hf_generate.open_early_exit().declaration.not_loaded(llama4) == "model family llama4"
     windowed = next(one for one in GALLERY if 1 in one.windows)
+    assert hf_generate_heads.open_mtp().declaration.not_loaded(llama4) == "model family llama4"
     for factory in (hf_generate.open_assisted, hf_generate.open_lookup, hf_generate.open_early_exit):
         assert factory().declaration.not_loaded(windowed) == "sliding window of 1 tokens"

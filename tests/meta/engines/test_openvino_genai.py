@@ -17,7 +17,6 @@ from reference.architecture import Seeded  # noqa: E402
 DECLARED = openvino_genai.open_draft().declaration
 LOADED = [one for one in wide(DECLARED) if one in WIDE]
 PROMPT = [1, 0, 1, 1, 0, 1, 1, 0, 1]
-GREEDY = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "seed": 1}
 
 
 def folder(at: int) -> str:
@@ -33,7 +32,7 @@ def own(at: int) -> list[int]:
 
 
 def text(at: int, draft: str | None = None, stops: tuple[int, ...] = ()) -> Any:
-    told = openvino_genai.settings(10, **GREEDY, stops=stops, drafts=draft is not None)
+    told = openvino_genai.settings(10, stops, draft is not None)
     return openvino_genai.answer(openvino_genai.pipeline(folder(at), draft), PROMPT, told)
 
 
@@ -65,9 +64,14 @@ def test_what_the_reader_passes_over_is_refused_and_not_declared(arch: Any, line
 
 
 def test_a_draft_is_accepted_and_changes_nothing() -> None:
-    told = text(1, folder(1))
-    assert list(told.tokens[0]) == own(1)
-    assert told.extended_perf_metrics.get_num_accepted_tokens() > 0
+    told = openvino_genai.with_draft(PROMPT, 10, folder(1), folder(1), ())
+    assert told.tokens == own(1)
+    assert told.proposed >= told.accepted > 0
+
+
+def test_nothing_is_drafted_without_a_draft() -> None:
+    told = openvino_genai.with_draft(PROMPT, 10, folder(1), None, ())
+    assert (told.tokens, told.proposed, told.accepted) == (own(1), 0, 0)
 
 
 @pytest.mark.parametrize("draft", [None, folder(1)], ids=["plain", "drafted"])
@@ -77,6 +81,7 @@ def test_a_token_that_ends_the_text_is_returned(draft: str | None) -> None:
 
 
 def test_an_engine_error_is_told_with_its_words() -> None:
-    told = openvino_genai.settings(10, **GREEDY | {"temperature": 1.0, "top_p": 7.0}, stops=(), drafts=False)
+    told = openvino_genai.settings(10, (), False)
+    told.do_sample, told.top_p = True, 7.0
     with pytest.raises(RuntimeError, match="top_p"):
         openvino_genai.answer(openvino_genai.pipeline(folder(1), None), PROMPT, told)

@@ -19,6 +19,7 @@ from properties.strategies.models import GALLERY
 from reference.architecture import Seeded
 from reference.case import Case
 from reference.sampling import Sampling, Stops
+from reference.trace import Speculated
 from specverify.cli import main
 from specverify.isolation.isolated import Isolated
 from specverify.isolation.limits import Patience
@@ -146,7 +147,8 @@ def test_all_that_a_program_takes_is_sent_and_fits_the_schema(program: Callable[
     open({str(kept)!r}, "a").write(line)
     declared["declaration"]["takes"] = {every}
     {{0}}
-    say(request, tokens=[1] * request["max_new_tokens"], logprobs=[-1] * request["max_new_tokens"])
+    counts = {{"proposed": 5, "accepted": 2}}
+    say(request, tokens=[1] * request["max_new_tokens"], logprobs=[-1] * request["max_new_tokens"], **counts)
     """.replace("{0}", 'if request["ask"] == "declare": say(request, **declared); continue')
     backend = open_backend(program(body))
     case = Case(CASE.model, (3, 1), sampling=Sampling(0.5, top_k=3, seed=2**40 + 5), stops=Stops(4, (2,), (9,)))
@@ -154,6 +156,7 @@ def test_all_that_a_program_takes_is_sent_and_fits_the_schema(program: Callable[
     assert trace.output == (1,) * 4
     assert trace.steps[0].emitted is not None
     assert trace.steps[0].emitted.logprobs == (-1.0,) * 4
+    assert trace.speculated == Speculated(5, 2)
     asked = [json.loads(line) for line in kept.read_text().splitlines()]
     for request in asked:
         schema = {"$ref": "#/$defs/request", "$defs": SCHEMA["$defs"]}

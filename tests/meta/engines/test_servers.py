@@ -15,7 +15,9 @@ from backends.base import Unavailable
 from backends.registry import UnknownBackend, open_backend
 from backends.servers import web
 from backends.servers.address import DIALECTS, KEY, address_of
+from backends.servers.counts import counts_of
 from backends.servers.dialects import BY_NAME
+from backends.servers.web import WrongAnswer
 from properties.invariants import ALL
 from properties.verdict.judge import judge
 from reference.architecture import Checkpoint
@@ -23,6 +25,7 @@ from reference.case import Case
 from reference.oracle.checkpoint import identify
 from reference.oracle.decoder import Oracle
 from reference.sampling import Sampling, Stops
+from reference.trace import Speculated
 from specverify.cli import main
 from specverify.isolation.isolated import Isolated
 from specverify.isolation.wanted import Wanted
@@ -452,3 +455,45 @@ def test_infinite_logprobs_are_no_crash(tiny: Path, diff: Diff) -> None:
 
 def test_a_checkpoint_of_cases_is_named_by_its_directory(tiny: Path) -> None:
     assert isinstance(identify(tiny), Checkpoint)
+
+
+TOLD: dict[str, tuple[dict[str, Any], Speculated | None]] = {
+    "timings": ({"timings": {"draft_n": 7, "draft_n_accepted": 4}}, Speculated(7, 4)),
+    "meta_info": ({"meta_info": {"spec_draft_token_num": 6, "spec_accept_token_num": 0}}, Speculated(6, 0)),
+    "usage": (
+        {"usage": {"completion_tokens_details": {"accepted_prediction_tokens": 2, "rejected_prediction_tokens": 3}}},
+        Speculated(5, 2),
+    ),
+    "none": ({"usage": {"completion_tokens": 4}, "timings": {"predicted_n": 4}}, None),
+}
+"""Parts of answers that tell counts of drafted tokens, and what they say."""
+
+
+@pytest.mark.parametrize("place", TOLD)
+def test_counts_of_drafted_tokens_are_read_where_a_server_tells_them(place: str, tiny: Path) -> None:
+    part, counts = TOLD[place]
+
+    with serving(Served(tiny, edit=lambda content: {**content, **part})) as served:
+        trace = open_backend(f"openai:{served.url}").run(Case(identify(tiny), (3, 1), stops=Stops(4)))
+    assert trace.speculated == counts
+
+
+@pytest.mark.parametrize(
+    ("timings", "line"),
+    [
+        ({"draft_n": 3, "draft_n_accepted": 4}, "answers 4 accepted tokens of 3 drafted ones"),
+        ({"draft_n": 3, "draft_n_accepted": "2"}, "whose count draft_n_accepted is no whole number"),
+        ({"draft_n": -3, "draft_n_accepted": 0}, "whose count draft_n is no whole number"),
+    ],
+)
+def test_counts_that_make_no_sense_are_a_wrong_answer(timings: Any, line: str) -> None:
+    with pytest.raises(WrongAnswer, match=line):
+        counts_of({"timings": timings})
+
+
+def test_a_server_that_accepts_no_draft_was_not_tested(tiny: Path, diff: Diff) -> None:
+    told = {"timings": {"draft_n": 3, "draft_n_accepted": 0}}
+    with serving(Served(tiny, edit=lambda content: {**content, **told})) as served:
+        code, _, page = diff(served)
+    assert code == 3
+    assert "speculation was not tested" in page

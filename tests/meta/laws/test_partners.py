@@ -159,3 +159,12 @@ def test_the_money_on_streams_is_a_part_of_the_whole() -> None:
     assert log_evidence(np.full(5, -np.inf), streams=[bar, -np.inf]) == pytest.approx(-np.log(ALPHA_RUN))
     values: Any = np.array([3.0, -1.0])
     assert log_evidence(values, streams=[9.0]) < max(9.0, float(values.sum()))
+
+
+def test_events_that_are_certain_show_no_shift() -> None:
+    certain = Gathered()
+    for _ in range(300):
+        certain.event(1.0, 1.0, 1.0)
+    assert certain.told.smallest(13.8) == 1.0
+    assert certain.told.times(5).smallest(13.8) == 1.0
+    assert Resolution().smallest(13.8) == 1.0
