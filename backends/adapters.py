@@ -70,6 +70,11 @@ ADAPTERS: tuple[Adapter, ...] = (
         "transformers' generate with an assistant model of the same vocabulary",
     ),
     Adapter(
+        "hf-generate-universal",
+        "hf_generate_universal:open_universal",
+        "transformers' generate with an assistant whose tokenizer numbers the words otherwise",
+    ),
+    Adapter(
         "hf-generate-lookup",
         "hf_generate:open_lookup",
         "transformers' generate with prompt lookup: candidates from the text itself",

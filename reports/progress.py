@@ -16,6 +16,9 @@ from rich.progress import Progress as Bar
 
 from reports.format import cut, number, plural
 
+FEWEST = 3
+"""The cases after the first ones that a speed and a time left are measured on."""
+
 EVERY_S = 30.0
 """The seconds between two lines where there is no terminal."""
 
@@ -43,11 +46,13 @@ class Progress:
         self.wanted = wanted
         self.done = 0
         self.failures = 0
+        # Time and count where the first cases were done: what came before is start-up, which the others do not repeat.
+        self._first: tuple[float, int] | None = None
         self._file = sys.stderr if file is None else file
         self._clock = clock
         self._every_s = every_s
         self._activity = self._seen = ""
-        self._began = self._last = clock()
+        self._last = clock()
         self._bar = self._make_bar() if shows_bars(self._file) else None
         self._task = self._bar.add_task("cases", total=wanted, pace="", failures="", note="") if self._bar else None
 
@@ -70,7 +75,7 @@ class Progress:
         )
 
     def __enter__(self) -> "Progress":
-        self._began = self._last = self._clock()
+        self._last = self._clock()
         if self._bar:
             self._bar.start()
         return self
@@ -85,6 +90,8 @@ class Progress:
         """Count `n` more judged cases, `failures` of them failing."""
         self.done += n
         self.failures += failures
+        if self._first is None:
+            self._first = (self._clock(), self.done)
         self._show()
 
     def note(self, text: str) -> None:
@@ -110,15 +117,22 @@ class Progress:
         parts = [f"{self.done}{wanted} cases", self._pace(), self._left(), self._failed(), self._seen, self._activity]
         return ", ".join(part for part in parts if part)
 
+    def _rate(self) -> float | None:
+        """Cases per second since the first ones were done; None where too few were done since."""
+        if self._first is None:
+            return None
+        took, since = self._clock() - self._first[0], self.done - self._first[1]
+        return since / took if took > 0 and since >= FEWEST else None
+
     def _pace(self) -> str:
-        took = self._clock() - self._began
-        return f"{number(self.done / took)}/s" if took > 0 and self.done else ""
+        rate = self._rate()
+        return "" if rate is None else f"{number(rate)}/s"
 
     def _left(self) -> str:
-        took = self._clock() - self._began
-        if self.wanted is None or not self.done or took <= 0:
+        rate = self._rate()
+        if self.wanted is None or rate is None:
             return ""
-        left = round(max(0, self.wanted - self.done) * took / self.done)
+        left = round(max(0, self.wanted - self.done) / rate)
         return f"{left // 60}:{left % 60:02d} left"
 
     def _failed(self) -> str:

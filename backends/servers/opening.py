@@ -21,8 +21,11 @@ OWNERS = {"vllm": "vllm", "llamacpp": "llama.cpp", "sglang": "sglang"}
 PROBES = ((0,), (1,), (2,))
 """Prompts of the requests that show whether draws follow the seed."""
 
-PROBE_TOKENS, PROBE_TEMPERATURE = 16, 8.0
-"""Tokens and temperature of these requests: two texts of independent draws are then hardly ever the same."""
+PROBE_TOKENS, PROBE_TEMPERATURE = 16, 2.0
+"""Tokens and temperature of these requests: two texts of independent draws are then hardly ever the same.
+
+OpenAI and vLLM refuse temperatures above 2.
+"""
 
 TAKEN = ("prompt_ids", "max_new_tokens", "temperature", "seed", "stops", "checkpoint")
 """Parameters of a black box that every dialect is given."""

@@ -8,7 +8,7 @@ import torch
 from transformers.generation import candidate_generator
 
 from backends.adapt import Generated, transformers_model
-from backends.adapt.engines import hf_generate, hf_generate_heads
+from backends.adapt.engines import hf_generate, hf_generate_heads, hf_generate_universal
 from properties.strategies.models import GALLERY, small
 from reference.architecture import Seeded
 
@@ -18,6 +18,7 @@ WAYS: dict[str, tuple[Callable[..., Any], str]] = {
     "assisted": (hf_generate.assisted, "AssistedCandidateGenerator"),
     "lookup": (hf_generate.lookup, "PromptLookupCandidateGenerator"),
     "early exit": (hf_generate.early_exit, "EarlyExitCandidateGenerator"),
+    "universal": (hf_generate_universal.universal, "AssistedCandidateGeneratorDifferentTokenizers"),
     "mtp": (hf_generate_heads.mtp, "MTPCandidateGenerator"),
     "dflash": (hf_generate_heads.dflash, "DFlashTokenCandidateGenerator"),
 }

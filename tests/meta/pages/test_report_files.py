@@ -319,6 +319,20 @@ def test_progress_is_a_line_now_and_then_off_a_terminal(capsys: pytest.CaptureFi
     assert capsys.readouterr().out == ""
 
 
+def test_the_time_left_leaves_out_the_start() -> None:
+    now = [0.0]
+    with Progress(500, io.StringIO(), clock=lambda: now[0]) as progress:
+        now[0] = 60.0
+        progress.advance()
+        now[0] = 60.5
+        progress.advance()
+        assert progress.line() == "2 of 500 cases, no failure"
+        for second in (61.0, 61.5, 62.0):
+            now[0] = second
+            progress.advance()
+        assert progress.line() == "5 of 500 cases, 2/s, 4:08 left, no failure"
+
+
 def test_progress_is_a_bar_on_a_terminal_and_leaves_stdout_alone(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
