@@ -199,10 +199,12 @@ class Case:
     def id(self) -> str:
         """First 12 hex digits of the SHA-256 of the case's canonical JSON, without the path of a checkpoint."""
         content = plain(self)
-        # A checkpoint is known by its digest: the same files in another directory make the same case.
+        # Checkpoints and heads are known by their digests: the same files in another directory make the same case.
         for holder in (content, content["draft"]):
             if isinstance(holder.get("model"), dict):
                 holder["model"].pop("source", None)
+        if "files" in content["draft"]:
+            content["draft"]["files"].pop("source")
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
 
     def rebased(self, context: tuple[int, ...], tree: Tree) -> "Case":

@@ -60,14 +60,16 @@ class Eagle3(LayerHead):
         """See `Head`."""
         return ("lm_head.weight",)
 
-    def renamed(self, renamed: Callable[[Tokens], Tokens], relabel: int) -> "Eagle3":
+    def renamed(self, renamed: Callable[[Tokens], Tokens], relabel: int) -> "Eagle3 | None":
         """See `Draft`; the vocabulary must ascend, whatever order the new ids have."""
-        vocabulary = tuple(sorted(renamed(self.vocabulary)))
-        return replace(super().renamed(renamed, relabel), vocabulary=vocabulary)
+        head = super().renamed(renamed, relabel)
+        return None if head is None else replace(head, vocabulary=tuple(sorted(renamed(self.vocabulary))))
 
     def simpler(self) -> Iterator["Eagle3"]:
         """The head with a smaller dynamic tree, without a reduced vocabulary, and without each flag."""
         yield from super().simpler()
+        if self.files is not None:
+            return
         if self.vocabulary:
             yield replace(self, vocabulary=())
         if self.norm_before_residual:

@@ -11,12 +11,13 @@ from typing import Any, ClassVar, TypeVar
 
 from reference.architecture import Architecture, Model, Seeded
 from reference.draft.base import Tokens
+from reference.draft.head_files import FILES_SCHEMA, HeadFiles
 from reference.draft.hidden import HiddenStates
 from reference.draft.static import Static
 from reference.draft_trees import DraftTree, draft_tree_from_json
 from reference.malformed import Malformed, under
 from reference.rules import OMIT_DEFAULT
-from reference.tree import Shape, Tree
+from reference.tree import RankTree, Shape, Tree
 
 Own = TypeVar("Own", bound="Head")
 
@@ -40,8 +41,12 @@ TOKENS_SCHEMA: Mapping[str, Any] = {
 """The JSON Schema of a list of token ids."""
 
 
-def head_schema(**own: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The JSON Schema of a kind of head with the fields `own` beside those of every head."""
+NOTHING: Mapping[str, Any] = {}
+"""No further fields."""
+
+
+def head_schema(further: Mapping[str, Any] = NOTHING, **own: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The JSON Schema of a kind of head with the fields `own` beside those of every head; `further` may be absent."""
     every = {"kind": {}, "shape": {"$ref": "#/$defs/draftTree"}, "reads": READS_SCHEMA}
     seed = {"seed": {"type": "integer", "minimum": 0}}
     required = [*every, *seed, *own]
@@ -49,19 +54,20 @@ def head_schema(**own: Mapping[str, Any]) -> Mapping[str, Any]:
         "type": "object",
         "additionalProperties": False,
         "required": required,
-        "properties": {**every, **seed, **own, "fixed": TOKENS_SCHEMA},
+        "properties": {**every, **seed, **own, **further, "fixed": TOKENS_SCHEMA, "files": FILES_SCHEMA},
     }
 
 
 @dataclass(frozen=True)
 class Head(Static):
-    """A seeded draft head on a built-in target.
+    """A draft head: seeded, for a built-in target, or stored in files, for the target that it was trained on.
 
     Attributes:
         SHIFT: The positions by which the token beside a state is ahead of it, for this kind of head.
         shape: The tree that the head fills, static or dynamic.
         reads: The target's hidden states that the head reads.
-        seed: The seed of the head's weights.
+        seed: The seed of the head's weights; 0 for stored weights.
+        files: The directory of the stored weights; None for seeded ones.
         fixed: The token of each node, root first, in place of the best by rank; empty for the best. A tree whose tokens
             were drawn is scored in this way.
     """
@@ -74,10 +80,13 @@ class Head(Static):
     reads: HiddenStates = field()  # without the default of Static
     seed: int = field(default=0, kw_only=True)
     fixed: tuple[int, ...] = field(default=(), metadata=OMIT_DEFAULT, kw_only=True)
+    files: HeadFiles | None = field(default=None, metadata=OMIT_DEFAULT, kw_only=True)
 
     def __post_init__(self) -> None:
         if self.seed < 0:
             raise Malformed("seed", "seeds are not negative")
+        if self.seed and self.files is not None:
+            raise Malformed("seed", f"{self.seed}, though the weights are stored in files")
         if self.reads.shift != self.SHIFT:
             beside = "the token after its state" if self.SHIFT else "no token"
             raise Malformed(
@@ -95,6 +104,8 @@ class Head(Static):
             given["shape"] = draft_tree_from_json(content["shape"])
         with under("reads"):
             given["reads"] = HiddenStates(**{**content["reads"], "layers": tuple(content["reads"]["layers"])})
+        if "files" in content:
+            given["files"] = HeadFiles(**content["files"])
         for one in fields(cls):
             if one.name in given and isinstance(given[one.name], list):
                 given[one.name] = tuple(given[one.name])
@@ -117,9 +128,14 @@ class Head(Static):
         """See `Draft`."""
         return replace(self.with_shapes((tree,)), fixed=tree.token)
 
-    def renamed(self: Own, renamed: Callable[[Tokens], Tokens], relabel: int) -> Own:
-        """See `Draft`; the weights follow the target's names of tokens."""
-        return replace(self, fixed=renamed(self.fixed))
+    def renamed(self: Own, renamed: Callable[[Tokens], Tokens], relabel: int) -> Own | None:
+        """See `Draft`; seeded weights follow the target's names of tokens, and stored ones keep their own."""
+        return None if self.files is not None else replace(self, fixed=renamed(self.fixed))
+
+    @property
+    def weights(self: Own) -> Own:
+        """The head with the bare root as its tree: heads with the same weights are equal in this form."""
+        return self.with_shapes((RankTree((0,), (0,)),))
 
     def token_fields(self) -> list[tuple[str, Tokens]]:
         """See `Draft`."""
@@ -127,7 +143,7 @@ class Head(Static):
 
     def check_target(self, target: Model) -> None:
         """See `Draft`."""
-        if not isinstance(target, Seeded):
+        if self.files is None and not isinstance(target, Seeded):
             raise Malformed("", f"a seeded {self.WORD} head is made for a built-in target, not for a checkpoint")
         self.check_rank(len(self.vocabulary) or target.vocab_size)
         missing = set(self.fixed[1:]) - set(self.vocabulary) if self.vocabulary else ()

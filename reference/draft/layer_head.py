@@ -40,13 +40,16 @@ class HeadLayer:
             raise Malformed("norm_eps", f"{self.norm_eps} is not above 0 and at most 1")
 
 
+SEEDED_SIZES = {"heads": 256, "kv_heads": 256, "head_dim": 256, "intermediate_size": 4096}
+"""The largest sizes of seeded weights: a case file is small and must not ask for the memory of a machine."""
+
 LAYER_SCHEMA: Mapping[str, Any] = {
     "type": "object",
     "additionalProperties": False,
     "required": ["heads", "kv_heads", "head_dim", "intermediate_size", "theta", "norm_eps"],
     "properties": {
-        **{name: {"type": "integer", "minimum": 1, "maximum": 256} for name in ("heads", "kv_heads", "head_dim")},
-        "intermediate_size": {"type": "integer", "minimum": 1, "maximum": 4096},
+        **{name: {"type": "integer", "minimum": 1, "maximum": 4096} for name in ("heads", "kv_heads", "head_dim")},
+        "intermediate_size": {"type": "integer", "minimum": 1, "maximum": 1048576},
         "theta": {"type": "number"},
         "norm_eps": {"type": "number"},
     },
@@ -70,6 +73,12 @@ class LayerHead(Head):
     SHIFT: ClassVar[int] = 1
 
     layer: HeadLayer
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, most in SEEDED_SIZES.items() if self.files is None else ():
+            if getattr(self.layer, name) > most:
+                raise Malformed(f"layer.{name}", f"{getattr(self.layer, name)}; a seeded head has at most {most}")
 
     @classmethod
     def read(cls: type[Own], content: Mapping[str, Any]) -> Own:

@@ -1,10 +1,10 @@
 """Medusa: heads that each guess one token ahead from the last hidden state.
 
 The source is arXiv 2401.10774. The state s is that of the token before the pending root x_L. Head k, counted from 0, is
-one residual block and a matrix: `out (s + silu(W s + b))` scores the token x_{L+1+k}, that of a node at depth k + 1. No
-head sees a token of the tree, so there is one law for each depth: the best token of a node depends on its depth and its
-rank alone, and a static tree of best tokens is a part of a cartesian product. Medusa heads keep no rows and no KV
-cache.
+one residual block (or several in a row) and a matrix: `out (s + silu(W s + b))` scores the token x_{L+1+k}, that of a
+node at depth k + 1. No head sees a token of the tree, so there is one law for each depth: the best token of a node
+depends on its depth and its rank alone, and a static tree of best tokens is a part of a cartesian product. Medusa heads
+keep no rows and no KV cache.
 
 Where tokens are drawn, the children of each node are drawn from the law of their depth by coins of their own, and not
 once for the whole depth. A rule is then told the law that the siblings were drawn from, as it is with any other draft,
@@ -12,12 +12,13 @@ and it is lossless here wherever it is lossless there.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from reference.architecture import Architecture, Model
 from reference.draft.head import Head, head_schema
 from reference.malformed import Malformed
+from reference.rules import OMIT_DEFAULT
 from reference.tree import RankTree, Tree
 
 AT = "medusa_head"
@@ -32,23 +33,32 @@ class Medusa(Head):
         heads: The number of heads; the tree is no deeper.
         bias: Whether the residual block has a bias (published heads have one, vLLM's have none unless asked).
         shared_head: Whether the target's own head scores every block's output, in place of a matrix for each head.
+        layers: The number of residual blocks of each head, one after the other.
     """
 
     TAG = "medusa"
     WORD = "Medusa"
     _FLAG = {"type": "boolean"}  # noqa: RUF012 - a part of SCHEMA
-    SCHEMA = head_schema(heads={"type": "integer", "minimum": 1, "maximum": 64}, bias=_FLAG, shared_head=_FLAG)
+    SCHEMA = head_schema(
+        {"layers": {"type": "integer", "minimum": 1, "maximum": 64}},
+        heads={"type": "integer", "minimum": 1, "maximum": 64},
+        bias=_FLAG,
+        shared_head=_FLAG,
+    )
     SHIFT: ClassVar[int] = 0
     vocabulary = ()
 
     heads: int
     bias: bool = True
     shared_head: bool = False
+    layers: int = field(default=1, metadata=OMIT_DEFAULT, kw_only=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.heads < 1:
             raise Malformed("heads", f"{self.heads} is no number of heads")
+        if self.layers < 1:
+            raise Malformed("layers", f"{self.layers} is no number of blocks")
         deepest = self.height if self.expansion is None else self.expansion.depth
         if deepest > self.heads:
             raise Malformed("shape", f"a tree of depth {deepest} needs as many heads, and there are {self.heads}")
@@ -58,17 +68,18 @@ class Medusa(Head):
         hidden = target.hidden_size
         made: dict[str, tuple[int, ...]] = {}
         for at in range(self.heads):
-            made[f"{AT}.{at}.0.linear.weight"] = (hidden, hidden)
-            if self.bias:
-                made[f"{AT}.{at}.0.linear.bias"] = (hidden,)
+            for layer in range(self.layers):
+                made[f"{AT}.{at}.{layer}.linear.weight"] = (hidden, hidden)
+                if self.bias:
+                    made[f"{AT}.{at}.{layer}.linear.bias"] = (hidden,)
             if not self.shared_head:
-                made[f"{AT}.{at}.1.weight"] = (target.vocab_size, hidden)
+                made[f"{AT}.{at}.{self.layers}.weight"] = (target.vocab_size, hidden)
         return made
 
     @property
     def by_token(self) -> tuple[str, ...]:
         """See `Head`."""
-        return () if self.shared_head else tuple(f"{AT}.{at}.1.weight" for at in range(self.heads))
+        return () if self.shared_head else tuple(f"{AT}.{at}.{self.layers}.weight" for at in range(self.heads))
 
     def as_chain(self) -> "Medusa":
         """See `Static`; the chain is no deeper than there are heads."""
@@ -82,6 +93,8 @@ class Medusa(Head):
     def simpler(self) -> Iterator["Medusa"]:
         """Heads with a smaller dynamic tree, without heads that the tree does not reach, and without each flag."""
         yield from super().simpler()
+        if self.files is not None:
+            return
         least = max(self.height if self.expansion is None else self.expansion.depth, 1)
         if self.heads > least:
             yield replace(self, heads=least)

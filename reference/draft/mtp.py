@@ -28,9 +28,9 @@ NORMS = ("enorm", "hnorm", "input_layernorm", "post_attention_layernorm", "share
 """The norms of a module: of the embedding, of the state, around attention, and of the output."""
 
 
-def module_at(target: Architecture, module: int) -> str:
-    """The prefix of a module in published checkpoints, which count modules on from the target's layers."""
-    return f"model.layers.{target.layers + module}"
+def module_at(layers: int, module: int) -> str:
+    """The prefix of a module in published checkpoints, which count modules on from the target's `layers`."""
+    return f"model.layers.{layers + module}"
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class Mtp(LayerHead):
         hidden = target.hidden_size
         made: dict[str, tuple[int, ...]] = {}
         for module in range(self.count):
-            at = module_at(target, module)
+            at = module_at(target.layers, module)
             made[f"{at}.eh_proj.weight"] = (hidden, 2 * hidden)
             made |= {f"{at}.{name}.weight": (hidden,) for name in NORMS}
             made |= decoder_layer(at, self.layer, hidden, hidden)
@@ -81,6 +81,8 @@ class Mtp(LayerHead):
     def simpler(self) -> Iterator["Mtp"]:
         """The head with a smaller dynamic tree, with one module, and without each flag."""
         yield from super().simpler()
+        if self.files is not None:
+            return
         if self.count > 1:
             yield replace(self, count=1)
         if self.normed_back:

@@ -8,6 +8,7 @@ say what is wrong with it.
 import json
 import math
 import os
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,11 @@ from numpy.typing import NDArray
 from reference.files.fields import SHOWN, UnreadableCheckpoint, shown, unreadable
 from reference.files.regular import opened
 
-WIDTH = {"BF16": 2, "F16": 2, "F32": 4, "F64": 8}
+FLOATS = {"BF16": 2, "F16": 2, "F32": 4, "F64": 8}
 """Bytes of one number, for each dtype that weights may have."""
+
+WHOLE = {"BOOL": 1, "U8": 1, "I32": 4, "I64": 8}
+"""Bytes of one number, for each dtype that maps of a vocabulary may have."""
 
 LARGEST_HEADER = 100_000_000
 """Largest header in bytes; the limit of the safetensors library itself."""
@@ -41,16 +45,20 @@ class Stored:
     begin: int
 
     def values(self, name: str) -> NDArray[Any]:
-        """The tensor called `name`, widened to float64."""
+        """The tensor called `name`, widened to float64; whole numbers and truth values to int64."""
         count = math.prod(self.shape)
         # NumPy has no bfloat16: its bits are read as integers.
-        kind = {"BF16": "<u2", "F16": "<f2", "F32": "<f4", "F64": "<f8"}[self.dtype]
+        kind = {"BF16": "<u2", "F16": "<f2", "F32": "<f4", "F64": "<f8", "I32": "<i4", "I64": "<i8"}.get(
+            self.dtype, "u1"
+        )
         try:
             raw = np.fromfile(self.file, dtype=kind, count=count, offset=self.begin)
         except OSError as error:
             raise unreadable(self.file, error) from None
         if len(raw) != count:
             raise damaged(self.file, "it ends within a tensor")
+        if self.dtype in WHOLE:
+            return raw.astype(np.int64).reshape(self.shape)
         if self.dtype == "BF16":
             # bfloat16 is the upper half of a float32.
             raw = (raw.astype(np.uint32) << np.uint32(16)).view(np.float32)
@@ -62,8 +70,16 @@ class Stored:
         return raw.astype(np.float64).reshape(self.shape)
 
 
-def header(file: Path) -> dict[str, Stored]:
-    """The tensors of one safetensors file, after checking that its data fills the file as the header says."""
+def header(file: Path, dtypes: Collection[str] = FLOATS) -> dict[str, Stored]:
+    """The tensors of one safetensors file, after checking that its data fills the file as the header says.
+
+    Args:
+        file: The file.
+        dtypes: The dtypes that a tensor may have, of FLOATS and WHOLE.
+
+    Raises:
+        UnreadableCheckpoint: the file is damaged, or a tensor has another dtype.
+    """
     try:
         with opened(file) as stream:
             size = os.fstat(stream.fileno()).st_size
@@ -87,7 +103,7 @@ def header(file: Path) -> dict[str, Stored]:
     stored: dict[str, Stored] = {}
     spans: list[tuple[int, int]] = []
     for name, entry in content.items():
-        dtype, shape, begin, end = _entry(file, name, entry)
+        dtype, shape, begin, end = _entry(file, name, entry, dtypes)
         stored[name] = Stored(file, dtype, shape, 8 + length + begin)
         spans.append((begin, end))
     # The data must be tiled without holes: the format demands it, and a file cut short shows here.
@@ -101,7 +117,7 @@ def header(file: Path) -> dict[str, Stored]:
     return stored
 
 
-def _entry(file: Path, name: str, entry: Any) -> tuple[str, tuple[int, ...], int, int]:
+def _entry(file: Path, name: str, entry: Any, dtypes: Collection[str]) -> tuple[str, tuple[int, ...], int, int]:
     """One header entry, checked: dtype, shape, begin and end of its bytes."""
     broken = damaged(file, f"its header entry for {cut(name)} is broken")
     try:
@@ -112,12 +128,12 @@ def _entry(file: Path, name: str, entry: Any) -> tuple[str, tuple[int, ...], int
     # `type(...) is not int` refuses JSON's true and false, which Python counts as ints.
     if len(shape) > MOST_AXES or any(type(count) is not int or not 0 <= count < 2**63 for count in counts):
         raise broken
-    if not isinstance(dtype, str) or dtype not in WIDTH:
+    if not isinstance(dtype, str) or dtype not in dtypes:
         raise UnreadableCheckpoint(
             f"{file}: tensor {cut(name)} has dtype {cut(dtype) if isinstance(dtype, str) else shown(dtype)}, "
-            f"not {', '.join(WIDTH)}; save the checkpoint unquantized"
+            f"not {', '.join(dtypes)}; save the checkpoint unquantized"
         )
-    if end - begin != math.prod(shape) * WIDTH[dtype]:
+    if end - begin != math.prod(shape) * {**FLOATS, **WHOLE}[dtype]:
         raise damaged(file, f"tensor {cut(name)} has {end - begin} bytes for shape {list(shape)} of {dtype}")
     return dtype, shape, begin, end
 

@@ -3,7 +3,6 @@
 config.json and the safetensors files are read. Pickle is never opened, nor is any file that is not a regular file.
 """
 
-import hashlib
 import os
 import re
 from pathlib import Path
@@ -11,9 +10,10 @@ from pathlib import Path
 import numpy as np
 
 from reference.architecture import Architecture, Checkpoint
-from reference.files.fields import LARGEST_INDEX, UnreadableCheckpoint, read_json, shown, unreadable
-from reference.files.regular import irregular, opened
-from reference.files.stored import MOST_TENSORS, Stored, cut, header
+from reference.files.fields import UnreadableCheckpoint, unreadable
+from reference.files.regular import irregular
+from reference.files.stored import Stored, cut
+from reference.files.weight_files import digest, weight_files
 from reference.oracle.configuration import configured, sizes
 from reference.trace import Array
 from reference.weights import shapes
@@ -25,9 +25,6 @@ IGNORED = re.compile(r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq")
 
 EXPERTS = re.compile(r"\.experts\.")
 """Names of the weights of a mixture of experts; each row uses some of the experts only."""
-MOST_SHARDS = 10_000
-"""Most weight files that an index may name; the largest published checkpoints have some hundreds."""
-
 LARGEST_BESIDE = 2**29
 """Largest size in bytes of any other file from which a tokenizer or a configuration is read."""
 
@@ -36,8 +33,6 @@ READ_BESIDE = (".json", ".jinja", ".model", ".txt")
 
 ADAPTER = "adapter_config.json"
 """The file with which peft adds an adapter to a base model; the file says where the base model lies."""
-
-PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 
 def read(directory: str | Path) -> tuple[Architecture, dict[str, Array]]:
@@ -76,31 +71,16 @@ def identify(directory: str | Path, understood: bool = True) -> Checkpoint:
     else:
         _check_folder(root)
         vocab_size, max_positions = sizes(root / "config.json")
-        stored, files = _weights(root)
-    digest = hashlib.sha256()
-    for file in sorted([root / "config.json", *files], key=lambda each: each.name):
-        _digest(file, digest)
+        stored, files = weight_files(root)
     mixes_rows = any(EXPERTS.search(name) for name in stored)
-    return Checkpoint(str(root), f"sha256:{digest.hexdigest()}", vocab_size, max_positions, mixes_rows)
-
-
-def _digest(file: Path, digest: "hashlib._Hash") -> None:
-    """Feed `file` to `digest`: its name, a zero byte, its size in decimal, a zero byte, its content."""
-    try:
-        with opened(file) as stream:
-            # Name and size come first, so that no two different sets of files feed the same bytes.
-            digest.update(f"{file.name}\0{os.fstat(stream.fileno()).st_size}\0".encode())
-            while block := stream.read(1 << 20):
-                digest.update(block)
-    except OSError as error:
-        raise unreadable(file, error) from None
+    return Checkpoint(str(root), digest([root / "config.json", *files]), vocab_size, max_positions, mixes_rows)
 
 
 def _opened(root: Path) -> tuple[Architecture, dict[str, Stored], list[Path]]:
     """Architecture, tensors and weight files; every header is checked, and no weight is read yet."""
     _check_folder(root)
     architecture = configured(root / "config.json")
-    stored, files = _weights(root)
+    stored, files = weight_files(root)
     expected = shapes(architecture)
     for name, shape in expected.items():
         if name not in stored:
@@ -165,40 +145,3 @@ def _check_tied(stored: dict[str, Stored]) -> None:
             f"{head.file}: tensor lm_head.weight differs from the embedding although tie_word_embeddings is true; "
             "set it to false or remove the tensor"
         )
-
-
-def _weights(root: Path) -> tuple[dict[str, Stored], list[Path]]:
-    """Every stored tensor, and the files they came from; model.safetensors wins over an index, as in transformers."""
-    single, index = root / "model.safetensors", root / "model.safetensors.index.json"
-    if single.exists():
-        return header(single), [single]
-    if not index.exists():
-        pickled = sorted(name for name in os.listdir(root) if name.endswith(PICKLED))
-        if pickled:
-            raise UnreadableCheckpoint(
-                f"{root}: weights only as pickle ({pickled[0]}); pickle is never loaded; convert to safetensors"
-            )
-        raise UnreadableCheckpoint(f"{root}: model.safetensors is missing; download the weights as safetensors")
-    placed = read_json(index, LARGEST_INDEX).get("weight_map")
-    if not isinstance(placed, dict) or not all(isinstance(shard, str) for shard in placed.values()):
-        raise UnreadableCheckpoint(f"{index}: weight_map is missing or damaged; download the file again")
-    shards = sorted(set(placed.values()))
-    if len(shards) > MOST_SHARDS or len(placed) > MOST_TENSORS:
-        raise UnreadableCheckpoint(
-            f"{index}: {len(placed)} tensors in {len(shards)} files; at most {MOST_TENSORS} in {MOST_SHARDS} are read; "
-            "save the checkpoint in larger shards"
-        )
-    headers: dict[str, dict[str, Stored]] = {}
-    for shard in shards:
-        # The index may come from a stranger: a name such as `../x` must not leave the directory.
-        if Path(shard).name != shard:
-            raise UnreadableCheckpoint(f"{index}: shard {shown(shard)} lies outside the directory; correct weight_map")
-        if not os.path.exists(root / shard):
-            raise UnreadableCheckpoint(f"{root}: shard {cut(shard)} is missing; download it (the index names it)")
-        headers[shard] = header(root / shard)
-    for name, shard in placed.items():
-        if name not in headers[shard]:
-            raise UnreadableCheckpoint(
-                f"{root / shard}: tensor {cut(name)} is missing, though the index places it there; download both again"
-            )
-    return {name: headers[shard][name] for name, shard in placed.items()}, [root / shard for shard in headers]

@@ -92,7 +92,7 @@ class Oracle:
         sampled = SampledStep(case, output, number)
         reads = case.draft.reads
         known = None if reads is None else picked(target.states(tokens[:-1]), reads)
-        question = Question(tokens, number, draft, sampled, known, case.model)
+        question = Question(tokens, number, draft, sampled, known, case.model, case.dtype)
         drafted = proposed(case.draft, question)
         if case.layout.stay_in_chunk:
             drafted = in_chunk(drafted, len(tokens) - 1, target.parameters.architecture)

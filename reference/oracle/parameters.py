@@ -9,12 +9,13 @@ from functools import lru_cache
 import numpy as np
 
 from reference.architecture import Architecture, Checkpoint, Model, Seeded
+from reference.draft.head import Head
 from reference.malformed import Malformed
 from reference.oracle.checkpoint import UnreadableCheckpoint, identify, read
 from reference.oracle.family import FAMILIES
 from reference.oracle.formulas.layer import Formulas, linear, rms_norm
 from reference.trace import Array
-from reference.weights import seeded
+from reference.weights import head_weights, seeded
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,6 +88,25 @@ def load(model: Model, dtype: str) -> Parameters:
     if isinstance(model, Seeded):
         return _built_in(model, _embedding_scale(model.architecture, dtype))
     return _from_disk(model, dtype)
+
+
+@lru_cache(maxsize=64)
+def load_head(head: Head, target: Model, dtype: str) -> dict[str, Array]:
+    """The weights of a draft head, rounded to `dtype` and held in float64; see `reference.weights.head_weights`.
+
+    Args:
+        head: The head, with the bare root as its tree (`Head.weights`), so that its trees share one entry of the cache.
+        target: The target.
+        dtype: The working dtype.
+
+    Raises:
+        UnreadableCheckpoint: stored weights cannot be read, or are not those of the case.
+        Malformed: a weight is too large for `dtype`.
+    """
+    state = head_weights(head, target)
+    if head.files is None:
+        return state  # seeded weights are exact in every working dtype
+    return {name: rounded(one, dtype, name) if one.dtype == np.float64 else one for name, one in state.items()}
 
 
 @lru_cache(maxsize=64)

@@ -1,9 +1,18 @@
-"""Seeded weights of built-in models and of draft heads.
+"""Seeded weights of built-in models, and the weights of draft heads.
 
-The oracle and the engines share these tensors. They are exact in every working dtype.
+The oracle and the engines share these tensors. Seeded ones are exact in every working dtype.
 """
 
-from reference.weights.heads import seeded_head
+from reference.weights.heads import head_weights, seeded_head
 from reference.weights.models import PROBE_CODES, permutation, probe_architecture, representable, seeded, shapes
 
-__all__ = ["PROBE_CODES", "permutation", "probe_architecture", "representable", "seeded", "seeded_head", "shapes"]
+__all__ = [
+    "PROBE_CODES",
+    "head_weights",
+    "permutation",
+    "probe_architecture",
+    "representable",
+    "seeded",
+    "seeded_head",
+    "shapes",
+]

@@ -1,4 +1,4 @@
-"""The seeded weights of draft heads, under the names of published checkpoints.
+"""The weights of draft heads, seeded or stored, under published names.
 
 A head of a target with renamed tokens has the rows of its own vocabulary renamed alike.
 """
@@ -7,10 +7,10 @@ from functools import lru_cache
 
 import numpy as np
 
-from reference.architecture import Seeded
+from reference.architecture import Model, Seeded
 from reference.draft.head import Head
+from reference.draft_files import stored_head
 from reference.trace import Array
-from reference.tree import RankTree
 from reference.weights.models import HEAD_GAIN, permutation, representable
 
 
@@ -48,4 +48,16 @@ def seeded_head(head: Head, target: Seeded) -> dict[str, Array]:
 
     The tree of the head changes no weight.
     """
-    return _drawn(head.with_shapes((RankTree((0,), (0,)),)), target)
+    return _drawn(head.weights, target)
+
+
+def head_weights(head: Head, target: Model) -> dict[str, Array]:
+    """The weights of `head` on `target`, stored or seeded; see `seeded_head`.
+
+    Raises:
+        UnreadableCheckpoint: stored weights cannot be read, or are not those of the case.
+    """
+    if head.files is not None:
+        return stored_head(head.weights, target)
+    assert isinstance(target, Seeded), "a seeded head is made for a built-in target"
+    return seeded_head(head, target)

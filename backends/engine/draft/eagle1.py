@@ -7,10 +7,9 @@ from backends.engine.draft.base import Opening, heads, opens
 from backends.engine.draft.head import HeadDraft, opened_on
 from backends.engine.model.causal_lm import CausalLm
 from backends.engine.model.head import HeadModel
-from reference.architecture import Seeded
 from reference.case import Case
 from reference.draft.eagle1 import AT, Eagle1
-from reference.weights import seeded_head
+from reference.weights import head_weights
 
 
 class Eagle1Head(HeadModel):
@@ -38,11 +37,10 @@ class Eagle1Head(HeadModel):
 
 @heads(Eagle1.TAG)
 def made(case: Case, target: CausalLm) -> Eagle1Head:
-    """The seeded head of the case on its target."""
+    """The head of the case on its target."""
     draft = case.draft
     assert isinstance(draft, Eagle1)
-    assert isinstance(case.model, Seeded)
-    weights = {name: torch.tensor(one) for name, one in seeded_head(draft, case.model).items()}
+    weights = {name: torch.tensor(one) for name, one in head_weights(draft, case.model).items()}
     return Eagle1Head(draft.layer, draft.reads, weights, target)
 
 

@@ -7,10 +7,9 @@ from backends.engine.draft.base import Opening, heads, opens
 from backends.engine.draft.head import HeadDraft, opened_on
 from backends.engine.model.causal_lm import CausalLm
 from backends.engine.model.head import HeadModel
-from reference.architecture import Seeded
 from reference.case import Case
 from reference.draft.eagle3 import AT, Eagle3
-from reference.weights import seeded_head
+from reference.weights import head_weights
 
 
 class Eagle3Head(HeadModel):
@@ -26,7 +25,14 @@ class Eagle3Head(HeadModel):
     norm_output = False
 
     def of_target(self, hidden: Tensor) -> Tensor:
-        """See `HeadModel`."""
+        """See `HeadModel`; without `fc` the state itself, and in EAGLE 3.1 `fc` of states that were normed before."""
+        if "fc.weight" not in self.weights:
+            return hidden
+        if "input_norm.weight" in self.weights:
+            hidden = self.norm(hidden, "input_norm")
+        if "fc_norm.0.weight" in self.weights:
+            parts = hidden.chunk(self.reads.parts, -1)
+            hidden = torch.cat([self.norm(one, f"fc_norm.{at}") for at, one in enumerate(parts)], -1)
         return self.linear(hidden, "fc")
 
     def fuse(self, embedded: Tensor, held: Tensor, module: int = 0) -> tuple[Tensor, Tensor]:
@@ -37,7 +43,10 @@ class Eagle3Head(HeadModel):
 
     def score(self, outputs: Tensor, module: int = 0) -> Tensor:
         """See `HeadModel`."""
-        return self.linear(self.norm(outputs, "norm"), "lm_head")
+        normed = self.norm(outputs, "norm")
+        if "lm_head.weight" in self.weights:
+            return self.linear(normed, "lm_head")
+        return torch.nn.functional.linear(normed, self.target_head)
 
     def feed_back(self, outputs: Tensor, module: int = 0) -> Tensor:
         """See `HeadModel`."""
@@ -46,11 +55,10 @@ class Eagle3Head(HeadModel):
 
 @heads(Eagle3.TAG)
 def made(case: Case, target: CausalLm) -> Eagle3Head:
-    """The seeded head of the case on its target."""
+    """The head of the case on its target."""
     draft = case.draft
     assert isinstance(draft, Eagle3)
-    assert isinstance(case.model, Seeded)
-    weights = {name: torch.tensor(one) for name, one in seeded_head(draft, case.model).items()}
+    weights = {name: torch.tensor(one) for name, one in head_weights(draft, case.model).items()}
     head = Eagle3Head(draft.layer, draft.reads, weights, target)
     head.norm_before_residual, head.norm_output = draft.norm_before_residual, draft.norm_output
     return head

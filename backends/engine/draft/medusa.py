@@ -13,11 +13,10 @@ from backends.engine.kv.base import KvCache
 from backends.engine.model.causal_lm import CausalLm
 from backends.engine.sampling.step import StepSampling
 from backends.engine.step_seams import StepSeams
-from reference.architecture import Seeded
 from reference.draft.hidden import HiddenStates
 from reference.draft.medusa import AT, Medusa
 from reference.tree import Tree
-from reference.weights import seeded_head
+from reference.weights import head_weights
 
 
 class MedusaDraft(TreeFilling):
@@ -26,6 +25,7 @@ class MedusaDraft(TreeFilling):
     Attributes:
         weights: Tensors by their names in published checkpoints, in the target's dtype, on its device.
         heads: The number of heads.
+        layers: The number of residual blocks of each head.
         scores: The scores of every head for this tree, [heads, vocabulary].
     """
 
@@ -37,7 +37,7 @@ class MedusaDraft(TreeFilling):
         super().__init__(draft.shape, torch.arange(vocab_size), vocab_size, seams)
         self.reads: HiddenStates | None = draft.reads
         self.weights = {name: one.to(target.device, target.dtype) for name, one in weights.items()}
-        self.heads = draft.heads
+        self.heads, self.layers = draft.heads, draft.layers
         self._fixed = draft.fixed
         self.scores = torch.empty(0, vocab_size)
 
@@ -60,12 +60,14 @@ class MedusaDraft(TreeFilling):
         return hidden[-1:]
 
     def block(self, state: Tensor, head: int) -> Tensor:
-        """The residual block of a head on `state` [1, hidden]: [1, hidden]."""
-        return state + functional.silu(self._linear(state, f"{AT}.{head}.0.linear"))
+        """The residual blocks of a head on `state` [1, hidden]: [1, hidden]."""
+        for layer in range(self.layers):
+            state = state + functional.silu(self._linear(state, f"{AT}.{head}.{layer}.linear"))
+        return state
 
     def score(self, block: Tensor, head: int) -> Tensor:
         """The scores [1, vocabulary] of the output [1, hidden] of a head's block."""
-        name = f"{AT}.{head}.1"
+        name = f"{AT}.{head}.{self.layers}"
         if f"{name}.weight" in self.weights:
             return self._linear(block, name)
         return functional.linear(block, self.target_head)
@@ -94,10 +96,9 @@ class MedusaDraft(TreeFilling):
 
 @opens(Medusa.TAG)
 def opened(opening: Opening) -> MedusaDraft:
-    """Open the seeded heads of the case on its target."""
+    """Open the heads of the case on its target."""
     draft = opening.case.draft
     assert isinstance(draft, Medusa)
-    assert isinstance(opening.case.model, Seeded)
     assert opening.target is not None
-    weights = {name: torch.tensor(one) for name, one in seeded_head(draft, opening.case.model).items()}
+    weights = {name: torch.tensor(one) for name, one in head_weights(draft, opening.case.model).items()}
     return MedusaDraft(draft, weights, opening.target, opening.seams)

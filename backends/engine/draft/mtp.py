@@ -13,10 +13,9 @@ from backends.engine.kv.base import KvCache
 from backends.engine.model.causal_lm import CausalLm, causal
 from backends.engine.model.head import HeadModel, Held
 from backends.engine.reach import Reach
-from reference.architecture import Seeded
 from reference.case import Case
 from reference.draft.mtp import Mtp, module_at
-from reference.weights import seeded_head
+from reference.weights import head_weights
 
 
 class MtpHead(HeadModel):
@@ -155,14 +154,13 @@ class MtpDraft(HeadDraft):
 
 @heads(Mtp.TAG)
 def made(case: Case, target: CausalLm) -> MtpHead:
-    """The seeded modules of the case on its target."""
+    """The modules of the case on their target."""
     draft = case.draft
     assert isinstance(draft, Mtp)
-    assert isinstance(case.model, Seeded)
-    weights = {name: torch.tensor(one) for name, one in seeded_head(draft, case.model).items()}
+    weights = {name: torch.tensor(one) for name, one in head_weights(draft, case.model).items()}
     head = MtpHead(draft.layer, draft.reads, weights, target, draft.count)
     head.settings = draft
-    head.names = tuple(module_at(case.model.architecture, module) for module in range(draft.count))
+    head.names = tuple(module_at(target.layers, module) for module in range(draft.count))
     return head
 
 

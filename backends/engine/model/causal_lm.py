@@ -67,6 +67,11 @@ class CausalLm:
         self.graphs: Graphs | None = None
         self.fallbacks: Counter[str] = Counter()
 
+    @property
+    def layers(self) -> int:
+        """Number of decoder layers."""
+        return len(self.reaches)
+
     def room(self, capacity: int, rows: int) -> CacheSpec:
         """The sizes of a KV cache of this model, for `capacity` columns and blocks of at most `rows` rows."""
         config = self.model.config

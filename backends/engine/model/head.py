@@ -33,7 +33,7 @@ class HeadModel(ABC):
         reads: The hidden states of the target that the weights expect.
         weights: Tensors by their names in published checkpoints, in the working dtype.
         d2t: int64 [draft vocabulary]: target id less draft id; None for a head that names every target id.
-        embedding: The target's embedding, [vocabulary, hidden].
+        embedding: The head's own embedding or else the target's, [vocabulary, hidden].
         target_head: The target's head, [vocabulary, hidden].
         reaches: The reach of the layer of each module, which has no window.
         forward_s: Seconds spent in forwards since the head was made.
@@ -53,7 +53,9 @@ class HeadModel(ABC):
         self.d2t = weights["d2t"].to(self.device) if "d2t" in weights else None
         named = ("d2t", "t2d")
         self.weights = {key: one.to(self.device, self.dtype) for key, one in weights.items() if key not in named}
-        self.embedding: Tensor = target.model.get_input_embeddings().weight
+        shared: Tensor = target.model.get_input_embeddings().weight
+        # A head with an embedding of its own brings it along.
+        self.embedding = self.weights.get("embed_tokens.weight", shared)
         self.target_head: Tensor = target.model.get_output_embeddings().weight
         self.reaches = [Reach()] * modules
         self.forward_s = 0.0
@@ -64,7 +66,7 @@ class HeadModel(ABC):
     @property
     def vocab_size(self) -> int:
         """Number of token ids of the target."""
-        return len(self.embedding)
+        return len(self.target_head)
 
     @property
     def hidden_size(self) -> int:

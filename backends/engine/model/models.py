@@ -23,9 +23,9 @@ from backends.engine.model.head import HeadModel
 from reference.architecture import Architecture, Checkpoint, Model, Rope, Seeded
 from reference.case import Case
 from reference.draft import Draft
+from reference.draft.head import Head
 from reference.files.fields import LARGEST_CONFIG
 from reference.files.regular import read_whole
-from reference.tree import RankTree
 from reference.weights import seeded
 
 # Built-in models stretch their context by odd factors on purpose, and transformers would warn about each of them.
@@ -58,10 +58,12 @@ class ModelCache:
         Raises:
             Unsupported: as `open`.
         """
-        key = (case.draft.with_shapes((RankTree((0,), (0,)),)), case.model, case.dtype)
+        draft = case.draft
+        key = (draft.weights if isinstance(draft, Head) else draft, case.model, case.dtype)
         if key not in self._heads:
             self._heads[key] = make(case, self.open(case.model, case.dtype))
-            while len(self._heads) > self._keep:
+            # The weights of a checkpoint's heads are large, and two stay open for a switch of drafts.
+            while len(self._heads) > (self._keep if isinstance(case.model, Seeded) else 2):
                 self._heads.popitem(last=False)
         self._heads.move_to_end(key)
         return self._heads[key]

@@ -2,7 +2,6 @@
 
 import numpy as np
 
-from reference.architecture import Seeded
 from reference.draft.eagle1 import AT, Eagle1
 from reference.oracle.draft.head import Formulas, proposed_by
 from reference.oracle.draft.question import Question, means
@@ -37,5 +36,4 @@ class Eagle1Formulas(Formulas):
 @means(Eagle1.TAG)
 def proposed(draft: Eagle1, question: Question) -> Drafted:
     """The tree of an EAGLE-1 head on the oracle's hidden states."""
-    assert isinstance(question.target, Seeded)
-    return proposed_by(Eagle1Formulas(draft, question.target), question)
+    return proposed_by(Eagle1Formulas(draft, question), question)

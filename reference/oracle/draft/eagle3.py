@@ -2,7 +2,6 @@
 
 import numpy as np
 
-from reference.architecture import Seeded
 from reference.draft.eagle3 import AT, Eagle3
 from reference.oracle.draft.head import Formulas, proposed_by
 from reference.oracle.draft.question import Question, means
@@ -17,7 +16,14 @@ class Eagle3Formulas(Formulas):
     draft: Eagle3
 
     def of_target(self, hidden: Array) -> Array:
-        """See `Formulas`."""
+        """See `Formulas`; a head without `fc` holds the state itself, and EAGLE 3.1 norms the states before `fc`."""
+        if "fc.weight" not in self.state:
+            return hidden
+        if "input_norm.weight" in self.state:
+            hidden = self.normed(hidden, "input_norm")
+        if "fc_norm.0.weight" in self.state:
+            parts = np.split(hidden, self.draft.reads.parts, axis=-1)
+            hidden = np.concatenate([self.normed(one, f"fc_norm.{at}") for at, one in enumerate(parts)], axis=-1)
         return linear(hidden, self.state, "fc")
 
     def entered(self, embedded: Array, held: Array) -> tuple[Array, Array]:
@@ -28,7 +34,11 @@ class Eagle3Formulas(Formulas):
 
     def scored(self, output: Array) -> Array:
         """See `Formulas`."""
-        return linear(self.normed(output, "norm"), self.state, "lm_head")
+        normed = self.normed(output, "norm")
+        if "lm_head.weight" in self.state:
+            return linear(normed, self.state, "lm_head")
+        logits: Array = self.target_head @ normed
+        return logits
 
     def fed_back(self, output: Array) -> Array:
         """See `Formulas`."""
@@ -38,5 +48,4 @@ class Eagle3Formulas(Formulas):
 @means(Eagle3.TAG)
 def proposed(draft: Eagle3, question: Question) -> Drafted:
     """The tree of an EAGLE-3 head on the oracle's hidden states."""
-    assert isinstance(question.target, Seeded)
-    return proposed_by(Eagle3Formulas(draft, question.target), question)
+    return proposed_by(Eagle3Formulas(draft, question), question)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from reference.architecture import Rope, Seeded
+from reference.architecture import Rope
 from reference.draft.hidden import HeadInput
 from reference.draft.layer_head import LayerHead
 from reference.oracle.draft.level_by_level import tree_of
@@ -17,9 +17,9 @@ from reference.oracle.draft.question import Question
 from reference.oracle.formulas import rotary
 from reference.oracle.formulas.layer import linear, rms_norm, silu
 from reference.oracle.model import attention
+from reference.oracle.parameters import load, load_head
 from reference.trace import Array, Drafted, frozen
 from reference.tree import Tree
-from reference.weights import seeded, seeded_head
 
 
 @dataclass(frozen=True)
@@ -46,13 +46,15 @@ class Formulas(ABC):
 
     at: str
 
-    def __init__(self, draft: LayerHead, target: Seeded) -> None:
+    def __init__(self, draft: LayerHead, question: Question) -> None:
+        assert question.target is not None
         self.draft = draft
         self.layer = draft.layer
-        self.state = seeded_head(draft, target)
-        shared = seeded(target)
-        self.embedding = shared["model.embed_tokens.weight"]
-        self.target_head = shared["model.embed_tokens.weight" if target.architecture.tied else "lm_head.weight"]
+        self.state = load_head(draft.weights, question.target, question.dtype)
+        shared = load(question.target, question.dtype)
+        # A head with an embedding of its own brings it along.
+        self.embedding = self.state.get("embed_tokens.weight", shared.state["model.embed_tokens.weight"])
+        self.target_head = shared.head
 
     @abstractmethod
     def of_target(self, hidden: Array) -> Array:
@@ -136,5 +138,5 @@ def proposed_by(head: Formulas, question: Question) -> Drafted:
     def score(below: list[tuple[int, ...]]) -> Array:
         return np.stack([head.scored(past(path).output) for path in below])
 
-    drafted = tree_of(draft, draft.shape, len(head.embedding), question, score, draft.fixed)
+    drafted = tree_of(draft, draft.shape, len(head.target_head), question, score, draft.fixed)
     return replace(drafted, given=HeadInput(draft.reads, 0, tokens[1:], frozen(hidden)))

@@ -4,33 +4,34 @@ from dataclasses import replace
 
 import numpy as np
 
-from reference.architecture import Seeded
 from reference.draft.hidden import HeadInput
 from reference.draft.medusa import AT, Medusa
 from reference.oracle.draft.level_by_level import tree_of
 from reference.oracle.draft.question import Question, means
 from reference.oracle.formulas.layer import linear, silu
+from reference.oracle.parameters import load, load_head
 from reference.trace import Array, Drafted, frozen
 from reference.tree import Tree
-from reference.weights import seeded, seeded_head
 
 
-def guess(draft: Medusa, target: Seeded, state: Array, head: int) -> Array:
+def guess(draft: Medusa, question: Question, state: Array, head: int) -> Array:
     """The scores of head number `head` for the hidden state `state` [hidden]: [vocabulary]."""
-    own = seeded_head(draft, target)
-    block = state + silu(linear(state, own, f"{AT}.{head}.0.linear"))
+    assert question.target is not None
+    own = load_head(draft.weights, question.target, question.dtype)
+    block = state
+    for layer in range(draft.layers):
+        block = block + silu(linear(block, own, f"{AT}.{head}.{layer}.linear"))
     if draft.shared_head:
-        shared = seeded(target)["model.embed_tokens.weight" if target.architecture.tied else "lm_head.weight"]
-        scores: Array = shared @ block
+        scores: Array = load(question.target, question.dtype).head @ block
         return scores
-    return linear(block, own, f"{AT}.{head}.1")
+    return linear(block, own, f"{AT}.{head}.{draft.layers}")
 
 
 @means(Medusa.TAG)
 def proposed(draft: Medusa, question: Question) -> Drafted:
     """The tree of Medusa heads; the bare root where no token before the root has a state."""
     tokens, hidden, target = question.tokens, question.hidden, question.target
-    assert isinstance(target, Seeded)
+    assert target is not None
     assert hidden is not None
     if not len(hidden):
         return Drafted(Tree((0,), tokens[-1:]))
@@ -38,7 +39,7 @@ def proposed(draft: Medusa, question: Question) -> Drafted:
 
     def score(below: list[tuple[int, ...]]) -> Array:
         # A path of d tokens ends at depth d, whose children head d guesses; its tokens do not matter.
-        return np.stack([guess(draft, target, state, len(path)) for path in below])
+        return np.stack([guess(draft, question, state, len(path)) for path in below])
 
     drafted = tree_of(draft, draft.shape, target.vocab_size, question, score, draft.fixed)
     last = len(hidden) - 1

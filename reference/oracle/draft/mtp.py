@@ -5,13 +5,13 @@ from typing import TypeAlias
 
 import numpy as np
 
-from reference.architecture import Seeded
 from reference.draft.hidden import HeadInput
 from reference.draft.mtp import Mtp, module_at
 from reference.oracle.draft.head import Formulas, Past
 from reference.oracle.draft.level_by_level import tree_of
 from reference.oracle.draft.question import Question, means
 from reference.oracle.formulas.layer import linear
+from reference.oracle.parameters import load
 from reference.trace import Array, Drafted, frozen
 from reference.tree import Tree
 
@@ -24,9 +24,10 @@ class MtpFormulas(Formulas):
 
     draft: Mtp
 
-    def __init__(self, draft: Mtp, target: Seeded, module: int) -> None:
-        super().__init__(draft, target)
-        self.at = module_at(target.architecture, module)
+    def __init__(self, draft: Mtp, question: Question, module: int) -> None:
+        super().__init__(draft, question)
+        assert question.target is not None
+        self.at = module_at(load(question.target, question.dtype).architecture.layers, module)
 
     def embedded(self, tokens: tuple[int, ...], first: int) -> Array:
         """See `Formulas`; only module 0 has a row at position 0."""
@@ -60,11 +61,11 @@ class MtpFormulas(Formulas):
 def proposed(draft: Mtp, question: Question) -> Drafted:
     """The tree of MTP modules; the bare root where no token before the root has a state."""
     tokens, hidden, target = question.tokens, question.hidden, question.target
-    assert isinstance(target, Seeded)
+    assert target is not None
     assert hidden is not None
     if not len(hidden):
         return Drafted(Tree((0,), tokens[-1:]))
-    modules = [MtpFormulas(draft, target, module) for module in range(draft.count)]
+    modules = [MtpFormulas(draft, question, module) for module in range(draft.count)]
     paths: dict[tuple[int, ...], list[Row]] = {(): committed(modules, tokens, hidden)}
 
     def rows(path: tuple[int, ...]) -> list[Row]:

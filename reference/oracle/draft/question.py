@@ -25,6 +25,7 @@ class Question:
         hidden: The target's hidden states that the draft reads, at each token but the pending root: float64
             [len(tokens) - 1, width]. None for a draft that reads none.
         target: The target, whose embedding and head a draft may share; None where nobody asks.
+        dtype: The working dtype, to which the weights of target and head are rounded.
     """
 
     tokens: tuple[int, ...]
@@ -33,6 +34,7 @@ class Question:
     sampled: SampledStep
     hidden: Array | None = None
     target: Model | None = None
+    dtype: str = "float64"
 
 
 MEANINGS: dict[str, Callable[[Any, Question], Drafted]] = {}

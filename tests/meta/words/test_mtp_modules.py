@@ -50,7 +50,7 @@ def of_transformers(draft: Mtp, model: Seeded, prompt: tuple[int, ...]) -> tuple
     modules = MtpModel(main, draft.count).double().eval()
     weights = seeded_head(draft, model)
     for number, layer in enumerate(modules.layers):
-        at, state = f"{module_at(model.architecture, number)}.", {}
+        at, state = f"{module_at(model.architecture.layers, number)}.", {}
         for name, one in weights.items():
             if name.startswith(at):
                 own = name.removeprefix(at)

@@ -1,0 +1,148 @@
+"""EAGLE-3 heads: layouts of SafeAILab, SpecForge, SGLang, vLLM and speculators.
+
+The name of the decoder layer tells the conventions: `midlayer.` stands for SafeAILab, SpecForge and SGLang, `layers.0.`
+for vLLM and speculators. The numbers of the layers whose states are read mean their inputs in vLLM, and their outputs
+in SGLang.
+"""
+
+from typing import Any
+
+from reference.draft.eagle3 import AT, Eagle3
+from reference.draft.hidden import HiddenStates
+from reference.draft_files.layer_fields import check_one_layer, head_layer, layer_weights, own_embedding
+from reference.draft_files.target_sizes import TargetSizes
+from reference.draft_files.tensors import HeadTensors
+from reference.draft_files.vocabulary import vocabulary
+from reference.files.fields import Fields, UnreadableCheckpoint, shown
+from reference.trace import Array
+
+THEIRS = "layers.0."
+"""The prefix of the decoder layer in vLLM and speculators."""
+
+IDS = "eagle_aux_hidden_state_layer_ids"
+
+
+def place(name: str) -> str:
+    """The name of a tensor in SafeAILab's layout."""
+    name = name.removeprefix("model.")
+    if name == "draft_id_to_target_id":
+        return "d2t"
+    return f"{AT}.{name.removeprefix(THEIRS)}" if name.startswith(THEIRS) else name
+
+
+def read(
+    fields: Fields, tensors: HeadTensors, target: TargetSizes, midlayer: bool
+) -> tuple[dict[str, Any], dict[str, Array]]:
+    """The fields of `Eagle3` and the weights of an EAGLE-3 head.
+
+    Args:
+        fields: config.json, with the fields of nested objects beside the outer ones.
+        tensors: The tensors, by `place`.
+        target: The target.
+        midlayer: Whether the layer's prefix is that of SafeAILab, SpecForge and SGLang.
+
+    Raises:
+        UnreadableCheckpoint: with one line that says what is wrong.
+    """
+    check_one_layer(fields, Eagle3.WORD)
+    layer, hidden = head_layer(fields, target, Eagle3.WORD), target.hidden_size
+    target.check_equal(fields, "target_hidden_size", hidden)
+    before, output = _flags(fields, midlayer)
+    reads = _reads(fields, target, midlayer)
+    ids = vocabulary(tensors, fields, target)
+    state = own_embedding(tensors, fields, target)
+    state |= _fused(fields, tensors, reads, hidden, midlayer)
+    state |= layer_weights(tensors, AT, layer, 2 * hidden, hidden, fields)
+    for name in (f"{AT}.input_layernorm", f"{AT}.hidden_norm", f"{AT}.post_attention_layernorm", "norm"):
+        state[f"{name}.weight"] = tensors.take(f"{name}.weight", (hidden,))
+    state |= _head(fields, tensors, len(ids) or target.vocab_size, hidden)
+    words = {"reads": reads, "layer": layer, "vocabulary": ids}
+    return {**words, "norm_before_residual": before, "norm_output": output}, state
+
+
+def _flags(fields: Fields, midlayer: bool) -> tuple[bool, bool]:
+    """`norm_before_residual` and `norm_output`, where all readers of the layout agree on them."""
+    before, output = fields.flag("norm_before_residual"), fields.flag("norm_output")
+    if not midlayer:
+        if fields.flag("bias"):
+            raise fields.refuse("bias is true: vLLM and SGLang give it to different projections; use attention_bias")
+        return before, output
+    for name in ("norm_before_residual", "attention_bias", "qkv_bias"):
+        if fields.flag(name):
+            raise fields.refuse(
+                f"{name} is true beside tensors named midlayer: vLLM heeds it, SafeAILab and SGLang do not; name the "
+                "layer layers.0 if the head was trained with it, and else set it to false"
+            )
+    if output:
+        raise fields.refuse(
+            "norm_output is true beside tensors named midlayer: SpecForge before its change 879 wrote true for heads "
+            "that feed back the output before the norm; set it to false for such a head, and name the layer layers.0 "
+            "if the normed output is fed back"
+        )
+    return before, output
+
+
+def _reads(fields: Fields, target: TargetSizes, midlayer: bool) -> HiddenStates:
+    """The states that the head reads: layer inputs 2, N // 2 and N - 3 unless config.json numbers others."""
+    given = fields.get(IDS)
+    if not fields.flag("use_aux_hidden_state", True):
+        if given is not None:
+            raise fields.refuse(f"{IDS} is given, and use_aux_hidden_state is false; remove one of them")
+        return HiddenStates(place="normed", shift=1)
+    if given is None:
+        after = tuple(place - 1 for place in (2, target.layers // 2, target.layers - 3))
+        if sorted(set(after)) != list(after) or after[-1] < 0:
+            raise fields.refuse(
+                f"{IDS} is missing, and the usual layers 2, N // 2 and N - 3 make no sense in the {target.layers} "
+                f"layers of {target.name}; add the field"
+            )
+        return HiddenStates(after, shift=1)
+    if not isinstance(given, list) or not given or any(type(one) is not int for one in given):
+        raise fields.refuse(f"{IDS} is {shown(given)}, not a list of layer numbers; correct it")
+    # In SGLang j is the output of layer j, in vLLM its input, which is the output of layer j - 1.
+    after = tuple(one if midlayer else one - 1 for one in given)
+    meant = "outputs" if midlayer else "inputs"
+    if len(set(after)) < len(after) or not all(-1 <= one < target.layers - (not midlayer) for one in after):
+        raise fields.refuse(
+            f"{IDS} is {shown(given)}, and {target.name} has the layers 0 to {target.layers - 1}, of which the {meant} "
+            "are read, each once: the head of another target"
+        )
+    return HiddenStates(after, shift=1)
+
+
+def _fused(fields: Fields, tensors: HeadTensors, reads: HiddenStates, hidden: int, midlayer: bool) -> dict[str, Array]:
+    """`fc` with the norms before it, which speculators calls input_norm (one) and fc_norm (one for each state)."""
+    whole, each = fields.flag("norm_before_fc"), fields.flag("fc_norm")
+    if whole and each:
+        raise fields.refuse("norm_before_fc and fc_norm are both true: they are two ways to norm the states")
+    if not reads.layers:
+        if whole or each:
+            raise fields.refuse("a norm before fc is asked for, and use_aux_hidden_state false leaves out fc")
+        return {}
+    state: dict[str, Array] = {}
+    if whole:
+        state["input_norm.weight"] = tensors.take(
+            "input_norm.weight", (reads.parts * hidden,), "norm_before_fc is true"
+        )
+    for part in range(reads.parts) if each else ():
+        state[f"fc_norm.{part}.weight"] = tensors.take(f"fc_norm.{part}.weight", (hidden,), "fc_norm is true")
+    bias = midlayer and fields.flag("bias")
+    told = f"bias {str(bias).lower()}" if midlayer else "no bias of fc in this layout"
+    return state | tensors.linear("fc", hidden, reads.parts * hidden, bias, told)
+
+
+def _head(fields: Fields, tensors: HeadTensors, rows: int, hidden: int) -> dict[str, Array]:
+    """`lm_head`; a head without one, and without a vocabulary of its own, scores with the target's."""
+    if "lm_head.weight" in tensors:
+        if fields.flag("tie_word_embeddings"):
+            raise fields.refuse(
+                "tie_word_embeddings is true, and lm_head.weight is stored: SGLang would score with the embedding, "
+                "vLLM with lm_head; set it to false"
+            )
+        return {"lm_head.weight": tensors.take("lm_head.weight", (rows, hidden))}
+    if fields.get("draft_vocab_size") is None and not fields.flag("tie_word_embeddings"):
+        return {}
+    raise UnreadableCheckpoint(
+        f"{tensors.root}: tensor lm_head.weight is missing; only a head without draft_vocab_size and without "
+        "tie_word_embeddings scores with the target's"
+    )

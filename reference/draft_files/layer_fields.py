@@ -1,0 +1,112 @@
+"""The decoder layer of a head: its sizes in config.json and its tensors."""
+
+from reference.draft.layer_head import HeadLayer
+from reference.draft_files.target_sizes import TargetSizes
+from reference.draft_files.tensors import HeadTensors
+from reference.files.fields import Fields, shown
+from reference.malformed import Malformed
+from reference.trace import Array
+
+PLAIN_ROPE = (None, "default")
+"""Kinds of rotary embedding that the heads' formulas compute."""
+
+
+def check_plain(fields: Fields) -> None:
+    """Refuse a head that needs a formula which is not computed here.
+
+    Raises:
+        UnreadableCheckpoint: with the field.
+    """
+    if fields.get("quantization_config") is not None:
+        raise fields.refuse("quantization_config asks for quantized weights; save the head dequantized")
+    if (act := fields.content.get("hidden_act", "silu")) not in ("silu", "swish"):
+        raise fields.refuse(f"hidden_act is {shown(act)}; heads are computed with silu")
+    for name, plain in (("partial_rotary_factor", 1.0), ("logit_scale", 1.0)):
+        if fields.number(name, plain) != plain:
+            raise fields.refuse(f"{name} is {fields.number(name)}; heads are computed with {plain:g}")
+    for name in ("mlp_bias", "use_sliding_window", "parallel_drafting"):
+        if fields.flag(name):
+            raise fields.refuse(f"{name} is true; heads are computed without it")
+
+
+def head_layer(fields: Fields, target: TargetSizes, word: str) -> HeadLayer:
+    """The sizes of the one decoder layer of an EAGLE head or an MTP module.
+
+    Raises:
+        UnreadableCheckpoint: a size is missing or makes no sense, belongs to another target, or a rotary embedding or
+            a number of layers is asked for that is not computed here.
+    """
+    check_plain(fields)
+    target.check_equal(fields, "hidden_size", target.hidden_size)
+    heads = fields.integer("num_attention_heads")
+    try:
+        return HeadLayer(
+            heads,
+            fields.integer("num_key_value_heads", heads),
+            fields.integer("head_dim", target.hidden_size // max(1, heads)),
+            fields.size("intermediate_size"),
+            _theta(fields, word),
+            float(fields.number("rms_norm_eps", 1e-6)),
+        )
+    except Malformed as complaint:
+        raise fields.refuse(f"{complaint}; correct it") from None
+
+
+def check_one_layer(fields: Fields, word: str) -> None:
+    """Refuse a head of several decoder layers: names and norms of the further ones differ between implementations.
+
+    Raises:
+        UnreadableCheckpoint: `num_hidden_layers` is not 1.
+    """
+    layers = fields.integer("num_hidden_layers", 1)
+    if layers != 1:
+        raise fields.refuse(
+            f"num_hidden_layers is {layers}: {word} heads of one decoder layer are read; the names and norms of "
+            "further layers differ between implementations"
+        )
+
+
+def _theta(fields: Fields, word: str) -> float:
+    """The rotary base, from `rope_parameters` (transformers 5) or the field `rope_theta`; no variant is computed."""
+    content = fields.get("rope_scaling") or fields.get("rope_parameters") or {}
+    if not isinstance(content, dict):
+        raise fields.refuse(f"the rope dictionary is {shown(content)}, not an object; correct it")
+    kind = content.get("rope_type", content.get("type"))
+    if kind not in PLAIN_ROPE:
+        raise fields.refuse(f"rope_type is {shown(kind)}: {word} heads are computed with the plain rotary embedding")
+    given = Fields(fields.where, content, {})
+    return float(given.number("rope_theta", fields.number("rope_theta", 10000.0)))
+
+
+def layer_weights(
+    tensors: HeadTensors, at: str, layer: HeadLayer, width: int, hidden: int, fields: Fields
+) -> dict[str, Array]:
+    """The projections of the decoder layer under the prefix `at`, whose attention reads rows of `width`.
+
+    `attention_bias` asks for biases of all four projections, `qkv_bias` for those of queries, keys and values.
+
+    Raises:
+        UnreadableCheckpoint: as `HeadTensors.linear`.
+    """
+    every, three = fields.flag("attention_bias"), fields.flag("qkv_bias")
+    wide, narrow, inner = layer.heads * layer.head_dim, layer.kv_heads * layer.head_dim, layer.intermediate_size
+    told = f"attention_bias {str(every).lower()}" + (" and qkv_bias true" if three else "")
+    state: dict[str, Array] = {}
+    for name, out in (("q", wide), ("k", narrow), ("v", narrow)):
+        state |= tensors.linear(f"{at}.self_attn.{name}_proj", out, width, every or three, told)
+    state |= tensors.linear(f"{at}.self_attn.o_proj", hidden, wide, every, told)
+    for name, (out, into) in {"gate": (inner, hidden), "up": (inner, hidden), "down": (hidden, inner)}.items():
+        state |= tensors.linear(f"{at}.mlp.{name}_proj", out, into, False, "mlp_bias false")
+    return state
+
+
+def own_embedding(tensors: HeadTensors, fields: Fields, target: TargetSizes) -> dict[str, Array]:
+    """The embedding of the head's own, where it has one; otherwise the target's is used.
+
+    Raises:
+        UnreadableCheckpoint: its shape is not that of the target's embedding.
+    """
+    target.check_equal(fields, "vocab_size", target.vocab_size)
+    if "embed_tokens.weight" not in tensors:
+        return {}
+    return {"embed_tokens.weight": tensors.take("embed_tokens.weight", (target.vocab_size, target.hidden_size))}

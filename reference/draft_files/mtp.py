@@ -1,0 +1,94 @@
+"""DeepSeek-style MTP modules inside a target's own checkpoint.
+
+Module k lies under `model.layers.{N + k}`, N being the number of the target's layers. Each may repeat the target's
+embedding and head, which must then be the same.
+"""
+
+import re
+from typing import Any
+
+import numpy as np
+
+from reference.draft.hidden import HiddenStates
+from reference.draft.mtp import NORMS, Mtp, module_at
+from reference.draft_files.layer_fields import head_layer, layer_weights
+from reference.draft_files.target_sizes import TargetSizes
+from reference.draft_files.tensors import HeadTensors
+from reference.files.fields import Fields, UnreadableCheckpoint
+from reference.files.stored import Stored
+from reference.trace import Array
+
+COUNT = "num_nextn_predict_layers"
+
+MOST_MODULES = 16
+"""Most modules: the bound of a case file."""
+
+
+def count(fields: Fields) -> int:
+    """The number of modules that config.json states.
+
+    Raises:
+        UnreadableCheckpoint: more modules than a case can hold, or no number.
+    """
+    modules = fields.integer(COUNT, 0)
+    if not 0 <= modules <= MOST_MODULES:
+        raise fields.refuse(f"{COUNT} is {modules}, not a number from 0 to {MOST_MODULES}; correct it")
+    return modules
+
+
+def parted(stored: dict[str, Stored], layers: int) -> tuple[dict[str, Stored], dict[str, Stored]]:
+    """The tensors of the modules, and those of the target."""
+    number = re.compile(r"model\.layers\.(\d+)\.")
+
+    def of_module(name: str) -> bool:
+        found = number.match(name)
+        return found is not None and int(found[1]) >= layers
+
+    modules = {name: tensor for name, tensor in stored.items() if of_module(name)}
+    return modules, {name: tensor for name, tensor in stored.items() if name not in modules}
+
+
+def read(
+    fields: Fields, tensors: HeadTensors, target: TargetSizes, beside: dict[str, Stored]
+) -> tuple[dict[str, Any], dict[str, Array]]:
+    """The fields of `Mtp` and the weights of the modules, in the convention of transformers.
+
+    Each output is fed back after its norm, and no embedding is zeroed.
+
+    Args:
+        fields: The target's config.json.
+        tensors: The tensors of the modules.
+        target: The target.
+        beside: The target's own tensors.
+
+    Raises:
+        UnreadableCheckpoint: with one line that says what is wrong.
+    """
+    layer, hidden, state = head_layer(fields, target, Mtp.WORD), target.hidden_size, dict[str, Array]()
+    modules = count(fields)
+    for module in range(modules):
+        at = module_at(target.layers, module)
+        state |= tensors.linear(f"{at}.eh_proj", hidden, 2 * hidden, False, "no bias of eh_proj")
+        for name in NORMS:
+            state[f"{at}.{name}.weight"] = tensors.take(f"{at}.{name}.weight", (hidden,))
+        state |= layer_weights(tensors, at, layer, hidden, hidden, fields)
+        tied = "lm_head.weight" not in beside
+        for name, own in (
+            ("embed_tokens", "model.embed_tokens.weight"),
+            ("shared_head.head", "model.embed_tokens.weight" if tied else "lm_head.weight"),
+        ):
+            _check_shared(tensors, f"{at}.{name}.weight", own, beside, target)
+    words = {"reads": HiddenStates(place="normed", shift=1), "layer": layer, "count": modules, "normed_back": True}
+    return words, state
+
+
+def _check_shared(tensors: HeadTensors, name: str, own: str, beside: dict[str, Stored], target: TargetSizes) -> None:
+    """Refuse a matrix of a module that differs from the target's, which is used in its place."""
+    if name not in tensors:
+        return
+    matrix = tensors.take(name, (target.vocab_size, target.hidden_size))
+    if own not in beside or not np.array_equal(matrix, beside[own].values(own)):
+        raise UnreadableCheckpoint(
+            f"{tensors.root}: tensor {name} differs from {own}: modules with an embedding or a head of their own are "
+            "not computed"
+        )

@@ -1,0 +1,111 @@
+"""HeadTensors: the tensors of a head's files, each of which must be accounted for."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from reference.files.fields import UnreadableCheckpoint
+from reference.files.stored import WHOLE, Stored, cut
+from reference.trace import Array
+
+
+class HeadTensors:
+    """The tensors of a directory under the names of our formulas; each is taken once, and none may be left over.
+
+    Attributes:
+        root: The directory.
+    """
+
+    def __init__(self, root: Path, stored: Mapping[str, Stored], named: Callable[[str], str] = str) -> None:
+        """Rename each tensor by `named`.
+
+        Raises:
+            UnreadableCheckpoint: two tensors have the same place.
+        """
+        self.root = root
+        self._stored: dict[str, tuple[str, Stored]] = {}
+        for name, tensor in stored.items():
+            place = named(name)
+            if place in self._stored:
+                other = self._stored[place][0]
+                raise UnreadableCheckpoint(
+                    f"{root}: tensors {cut(other)} and {cut(name)} are the same weight; remove one"
+                )
+            self._stored[place] = (name, tensor)
+
+    def __contains__(self, name: str) -> bool:
+        """Whether a tensor of this name is left."""
+        return name in self._stored
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the tensors that are left."""
+        return tuple(self._stored)
+
+    def take(self, name: str, shape: tuple[int, ...], why: str = "") -> Array:
+        """The values of a weight, float64 of `shape`.
+
+        Args:
+            name: The weight.
+            shape: Its shape; -1 for any length of an axis.
+            why: Why the head must have it, for the message.
+
+        Raises:
+            UnreadableCheckpoint: it is missing, has another shape, or holds NaN, infinity or whole numbers.
+        """
+        return self._taken(name, shape, why, whole=False)
+
+    def take_whole(self, name: str, shape: tuple[int, ...]) -> Array:
+        """The values of a map of the vocabulary, int64 of `shape`; raises as `take`, for fractions."""
+        return self._taken(name, shape, "", whole=True)
+
+    def _taken(self, name: str, shape: tuple[int, ...], why: str, whole: bool) -> Array:
+        if name not in self._stored:
+            raise UnreadableCheckpoint(f"{self.root}: tensor {name} is missing{f' ({why})' if why else ''}")
+        original, tensor = self._stored.pop(name)
+        fits = len(shape) == len(tensor.shape)
+        if not fits or any(want not in (-1, has) for want, has in zip(shape, tensor.shape, strict=True)):
+            wanted = ", ".join("any" if one < 0 else str(one) for one in shape)
+            raise UnreadableCheckpoint(
+                f"{tensor.file}: tensor {cut(original)} has shape {list(tensor.shape)}, where config.json and the "
+                f"target ask for [{wanted}]{f' ({why})' if why else ''}: the head of another target, or another layout"
+            )
+        if (tensor.dtype in WHOLE) != whole:
+            kind = "whole numbers" if whole else "fractions"
+            raise UnreadableCheckpoint(f"{tensor.file}: tensor {cut(original)} is {tensor.dtype}, and must hold {kind}")
+        return tensor.values(original)
+
+    def linear(self, name: str, out: int, into: int, bias: bool, field: str) -> dict[str, Array]:
+        """The weight [out, into] of a projection, and its bias [out] where config.json asks for one.
+
+        Args:
+            name: The projection.
+            out: Rows of the weight.
+            into: Columns of the weight.
+            bias: Whether there must be a bias.
+            field: What config.json says about the bias, for messages: `bias true`.
+
+        Raises:
+            UnreadableCheckpoint: as `take`; also for a bias that config.json does not ask for.
+        """
+        state = {f"{name}.weight": self.take(f"{name}.weight", (out, into))}
+        if bias:
+            state[f"{name}.bias"] = self.take(f"{name}.bias", (out,), f"config.json has {field}")
+        elif f"{name}.bias" in self:
+            raise UnreadableCheckpoint(
+                f"{self.root}: tensor {name}.bias is stored, and config.json has {field}; correct one of them"
+            )
+        return state
+
+    def check_empty(self, kind: str) -> None:
+        """Refuse a tensor that was not taken.
+
+        Raises:
+            UnreadableCheckpoint: with the first name, and the number of such tensors.
+        """
+        if self._stored:
+            name, tensor = next(iter(self._stored.values()))
+            further = len(self._stored) - 1
+            raise UnreadableCheckpoint(
+                f"{tensor.file}: tensor {cut(name)}{f' (and {further} more)' if further else ''} has no place in the "
+                f"{kind} head that config.json describes; nothing was loaded"
+            )

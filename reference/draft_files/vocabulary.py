@@ -1,0 +1,64 @@
+"""The reduced vocabulary of an EAGLE-3 head: `d2t` and `t2d`.
+
+`d2t` holds offsets: draft id d means target id d + d2t[d].
+"""
+
+import numpy as np
+
+from reference.draft_files.target_sizes import TargetSizes
+from reference.draft_files.tensors import HeadTensors
+from reference.files.fields import Fields, UnreadableCheckpoint
+from reference.trace import Array
+
+
+def vocabulary(tensors: HeadTensors, fields: Fields, target: TargetSizes) -> tuple[int, ...]:
+    """The target ids that the head can name, ascending, by draft id; empty for all ids of the target.
+
+    Raises:
+        UnreadableCheckpoint: `d2t` is missing for a reduced vocabulary, leaves the target's ids, does not ascend, or
+            disagrees with `t2d`.
+    """
+    size = target.vocab_size if fields.get("draft_vocab_size") is None else fields.size("draft_vocab_size")
+    if size > target.vocab_size:
+        raise fields.refuse(f"draft_vocab_size is {size}, more than the {target.vocab_size} of {target.name}")
+    marks = tensors.take_whole("t2d", (target.vocab_size,)) if "t2d" in tensors else None
+    if "d2t" not in tensors:
+        if size < target.vocab_size:
+            raise UnreadableCheckpoint(
+                f"{tensors.root}: tensor d2t is missing, and draft_vocab_size is {size} of {target.vocab_size}: "
+                "without it draft ids would be read as the first target ids"
+            )
+        if marks is not None and not marks.all():
+            raise UnreadableCheckpoint(f"{tensors.root}: t2d leaves ids out, and d2t is missing; save both")
+        return ()
+    named = tensors.take_whole("d2t", (size,)) + np.arange(size)
+    _check_ids(tensors, named, marks, target)
+    return () if size == target.vocab_size else tuple(named.tolist())
+
+
+def _check_ids(tensors: HeadTensors, named: Array, marks: Array | None, target: TargetSizes) -> None:
+    """Refuse target ids that are out of range, out of order, or other than those that `t2d` marks."""
+    outside = np.flatnonzero((named < 0) | (named >= target.vocab_size))
+    if len(outside):
+        at = int(outside[0])
+        raise UnreadableCheckpoint(
+            f"{tensors.root}: d2t is out of range: draft id {at} means target id {int(named[at])}, and {target.name} "
+            f"has ids 0 to {target.vocab_size - 1} (d2t holds offsets: target id less draft id)"
+        )
+    falls = np.flatnonzero(np.diff(named) <= 0)
+    if len(falls):
+        at = int(falls[0])
+        raise UnreadableCheckpoint(
+            f"{tensors.root}: d2t gives target id {int(named[at])} to draft id {at} and {int(named[at + 1])} to the "
+            "next: target ids must ascend (d2t holds offsets: target id less draft id)"
+        )
+    if marks is not None and not np.array_equal(np.flatnonzero(marks), named):
+        raise UnreadableCheckpoint(
+            f"{tensors.root}: d2t names {len(named)} target ids and t2d marks {int((marks != 0).sum())} others; "
+            "the two belong to different vocabularies"
+        )
+    if marks is None and len(named) < target.vocab_size and int(named[-1]) == len(named) - 1:
+        raise UnreadableCheckpoint(
+            f"{tensors.root}: d2t holds zeros alone, which would name the first {len(named)} target ids, and no t2d "
+            "confirms it: the map was never filled"
+        )

@@ -1,0 +1,134 @@
+"""Directories of draft heads in published layouts, with the seeded weights of a head."""
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import save_file
+
+from reference.architecture import Architecture, Seeded
+from reference.draft.eagle1 import Eagle1
+from reference.draft.eagle3 import Eagle3
+from reference.draft.head import Head
+from reference.draft.layer_head import LayerHead
+from reference.draft.medusa import Medusa
+from reference.draft.mtp import Mtp
+from reference.trace import Array
+from reference.weights import seeded_head
+
+TARGET = Seeded(Architecture("llama", 24, 8, 12, 2, 1, 4, (0,) * 8), 3)
+"""A target of eight layers: the fewest of which 2, N // 2 and N - 3 are three in ascending order."""
+
+
+def layer_config(head: LayerHead, target: Architecture) -> dict[str, Any]:
+    layer = head.layer
+    return {
+        "hidden_size": target.hidden_size, "num_attention_heads": layer.heads, "num_key_value_heads": layer.kv_heads,
+        "head_dim": layer.head_dim, "intermediate_size": layer.intermediate_size, "rms_norm_eps": layer.norm_eps,
+        "rope_theta": layer.theta, "vocab_size": target.vocab_size, "hidden_act": "silu", "num_hidden_layers": 1,
+    }  # fmt: skip
+
+
+def inputs(head: Eagle3) -> list[int]:
+    """The layers whose inputs the head reads."""
+    return [layer + 1 for layer in head.reads.layers]
+
+
+def eagle3_config(head: Eagle3, target: Architecture) -> dict[str, Any]:
+    reduced = {"draft_vocab_size": len(head.vocabulary) or target.vocab_size}
+    return {**layer_config(head, target), **reduced, "architectures": ["LlamaForCausalLMEagle3"]}
+
+
+def safeailab(head: Head, target: Architecture) -> tuple[dict[str, Any], Callable[[str], str]]:
+    if isinstance(head, Eagle3):
+        return eagle3_config(head, target), str
+    assert isinstance(head, Eagle1)
+    return {**layer_config(head, target), "bias": head.bias}, str
+
+
+def specforge(head: Head, target: Architecture) -> tuple[dict[str, Any], Callable[[str], str]]:
+    assert isinstance(head, Eagle3)
+    ids = {"eagle_aux_hidden_state_layer_ids": list(head.reads.layers), "use_aux_hidden_state": True}
+    return {**eagle3_config(head, target), "eagle_config": ids}, str
+
+
+def vllm(head: Head, target: Architecture) -> tuple[dict[str, Any], Callable[[str], str]]:
+    if isinstance(head, Medusa):
+        counts = {"num_heads": head.heads, "num_hidden_layers": head.layers, "medusa_fc_bias": head.bias}
+        return {**counts, "hidden_size": target.hidden_size, "vocab_size": target.vocab_size}, vllm_medusa
+    if isinstance(head, Eagle1):
+        config: dict[str, Any] = {"model_type": "eagle", "model": {**layer_config(head, target), "bias": head.bias}}
+        return config, lambda name: f"model.{name}"
+    assert isinstance(head, Eagle3)
+    flags = {"norm_before_residual": head.norm_before_residual, "norm_output": head.norm_output}
+    ids = {"eagle_aux_hidden_state_layer_ids": inputs(head)}
+    renamed = {"d2t": "draft_id_to_target_id"}
+    named = lambda name: renamed.get(name, name.replace("midlayer.", "layers.0."))  # noqa: E731
+    return {**eagle3_config(head, target), **flags, **ids}, named
+
+
+def speculators(head: Head, target: Architecture) -> tuple[dict[str, Any], Callable[[str], str]]:
+    assert isinstance(head, LayerHead)
+    outer = {"transformer_layer_config": layer_config(head, target), "speculators_config": {"algorithm": "x"}}
+    if isinstance(head, Eagle1):
+        own = {"speculators_model_type": "eagle", "fusion_bias": head.bias, "layernorms": False}
+        return {**outer, **own}, lambda name: name.replace("fc.", "fusion_fc.").replace("layers.0.", "transformer.")
+    assert isinstance(head, Eagle3)
+    own = {
+        "speculators_model_type": "eagle3", "draft_vocab_size": len(head.vocabulary) or target.vocab_size,
+        "norm_before_residual": head.norm_before_residual, "norm_output": head.norm_output,
+        "eagle_aux_hidden_state_layer_ids": inputs(head),
+    }  # fmt: skip
+    return {**outer, **own}, lambda name: name.replace("midlayer.", "layers.0.")
+
+
+def fasterdecoding(head: Head, target: Architecture) -> tuple[dict[str, Any], Callable[[str], str]]:
+    assert isinstance(head, Medusa)
+    config = {"medusa_num_heads": head.heads, "medusa_num_layers": head.layers}
+    return config, lambda name: name.removeprefix("medusa_head.")
+
+
+def vllm_medusa(name: str) -> str:
+    _, head, layer, *rest = name.split(".")
+    return f"blocks.{head}.layers.{layer}.{rest[-1]}" if rest[0] == "linear" else f"lm_heads.{head}.weight"
+
+
+LAYOUTS = {one.__name__: one for one in (safeailab, specforge, vllm, speculators, fasterdecoding)}
+
+
+def weights_of(head: Head, target: Seeded = TARGET) -> dict[str, Array]:
+    """The seeded weights of `head`, in a dict that may be changed."""
+    return dict(seeded_head(head, target))
+
+
+def saved(
+    folder: Path,
+    head: Head,
+    layout: str,
+    config: Mapping[str, Any] | None = None,
+    state: Mapping[str, Array] | None = None,
+    target: Seeded = TARGET,
+    file: str = "model.safetensors",
+) -> Path:
+    """A directory with `head` in `layout`: further fields of config.json in `config`, other weights in `state`.
+
+    `state` has our names; a field of `config` that is None is left out.
+    """
+    assert not isinstance(head, Mtp)
+    stated, named = LAYOUTS[layout](head, target.architecture)
+    content = {**stated, **(config or {})}
+    folder.mkdir(parents=True, exist_ok=True)
+    kept = {key: value for key, value in content.items() if value is not None}
+    (folder / "config.json").write_text(json.dumps(kept))
+    arrays = {
+        named(name): _narrow(array) for name, array in (weights_of(head, target) if state is None else state).items()
+    }
+    save_file(arrays, folder / file)
+    return folder
+
+
+def _narrow(array: Array) -> Array:
+    """Weights as float32, which holds seeded ones exactly; whole numbers and truth values as they are."""
+    return np.ascontiguousarray(array.astype(np.float32) if array.dtype == np.float64 else array)
