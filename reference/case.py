@@ -10,6 +10,7 @@ from functools import cached_property
 
 from reference.architecture import Checkpoint, Model, Seeded
 from reference.draft import Draft, Scripted, largest
+from reference.draft.head import Head
 from reference.files.json_words import plain
 from reference.layout import KvLayout
 from reference.malformed import Malformed, under
@@ -163,16 +164,29 @@ class Case:
     @property
     def checkpoints(self) -> tuple[Checkpoint, ...]:
         """The checkpoints that a run opens, the target's first, then those of drafts; each digest once."""
-        drafts: list[Draft | None] = [self.draft]
-        if self.session is not None:
-            drafts += [mate.draft for mate in self.session.mates]
-            drafts += [action.draft for action in self.session.actions]
-        models = [self.model, *(draft.model for draft in drafts if draft is not None)]
+        models = [self.model, *(draft.model for draft in self._drafts)]
         found: dict[str, Checkpoint] = {}
         for model in models:
             if isinstance(model, Checkpoint):
                 found.setdefault(model.digest, model)
         return tuple(found.values())
+
+    @property
+    def heads(self) -> tuple[Head, ...]:
+        """The heads with stored weights that a run opens; each digest once."""
+        found: dict[str, Head] = {}
+        for draft in self._drafts:
+            if isinstance(draft, Head) and draft.files is not None:
+                found.setdefault(draft.files.digest, draft)
+        return tuple(found.values())
+
+    @property
+    def _drafts(self) -> tuple[Draft, ...]:
+        """The drafts of all requests, and those to which a session switches."""
+        if self.session is None:
+            return (self.draft,)
+        switched = (action.draft for action in self.session.actions if action.draft is not None)
+        return (self.draft, *(mate.draft for mate in self.session.mates), *switched)
 
     def _token_fields(self) -> list[tuple[str, tuple[int, ...]]]:
         fields = [("prompt", self.prompt), ("stops.eos", self.stops.eos), ("stops.stop_tokens", self.stops.stop_tokens)]

@@ -89,6 +89,10 @@ def replay_command(failure: Failure) -> str | None:
         # A replay opens no path that stands in the file alone: each checkpoint is named here.
         asked = failure.model if number == 0 and isinstance(case.model, Checkpoint) else None
         words += ["--model", asked or checkpoint.source]
+    placed = {checkpoint.digest for checkpoint in case.checkpoints}
+    for files in (head.files for head in case.heads):
+        if files is not None and files.digest not in placed:  # MTP modules lie in the target's own directory
+            words += ["--draft", files.source]
     words += ["--against", failure.against] if failure.against is not None else []
     for name in case.sampling.processors:
         words += ["--processor", name]

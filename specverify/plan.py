@@ -36,6 +36,8 @@ class Plan:
         backend: Name or `pkg.module:factory`.
         against: Backend in the oracle's place, TRANSFORMERS, or None for the NumPy oracle.
         model: Checkpoint directory, hub id or `builtin:NAME`; None draws built-in models.
+        draft: Head directory, `builtin:NAME`, `ngram`, `model:DIR` or `scripted` for a checkpoint; None takes every
+            draft that needs no files.
         prompts: Prompt file or `builtin:humaneval`; None draws token ids.
         invariants: Globs; empty selects all.
         cases: Cases to draw; with prompts, prompts to run.
@@ -78,6 +80,7 @@ class Plan:
     memory: int | None = None
     max_failures: int = 1
     focus: str | None = None
+    draft: str | None = None
 
     @property
     def wanted(self) -> Wanted:

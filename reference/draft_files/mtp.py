@@ -20,6 +20,9 @@ from reference.trace import Array
 
 COUNT = "num_nextn_predict_layers"
 
+LAYER = re.compile(r"model\.layers\.(\d{1,6})\.")
+"""The beginning of the name of a layer's tensor."""
+
 MOST_MODULES = 16
 """Most modules: the bound of a case file."""
 
@@ -36,16 +39,10 @@ def count(fields: Fields) -> int:
     return modules
 
 
-def parted(stored: dict[str, Stored], layers: int) -> tuple[dict[str, Stored], dict[str, Stored]]:
-    """The tensors of the modules, and those of the target."""
-    number = re.compile(r"model\.layers\.(\d+)\.")
-
-    def of_module(name: str) -> bool:
-        found = number.match(name)
-        return found is not None and int(found[1]) >= layers
-
-    modules = {name: tensor for name, tensor in stored.items() if of_module(name)}
-    return modules, {name: tensor for name, tensor in stored.items() if name not in modules}
+def of_module(name: str, layers: int, modules: int) -> bool:
+    """Whether a tensor of a target of `layers` layers belongs to one of its MTP modules."""
+    found = LAYER.match(name)
+    return found is not None and layers <= int(found[1]) < layers + modules
 
 
 def read(

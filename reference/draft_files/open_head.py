@@ -136,10 +136,11 @@ def _parts(root: Path, fields: Fields, stored: dict[str, Stored], target: Target
             raise fields.refuse(
                 f"MTP modules are read from the target's own checkpoint, and {target.name} is another one"
             )
-        modules, beside = mtp.parted(stored, target.layers)
-        tensors = HeadTensors(root, modules)
         if not mtp.count(fields):
             raise fields.refuse(f"tensors of MTP modules are stored, and {mtp.COUNT} is missing; add it")
+        modules = {name: one for name, one in stored.items() if mtp.of_module(name, target.layers, mtp.count(fields))}
+        beside = {name: one for name, one in stored.items() if name not in modules}
+        tensors = HeadTensors(root, modules)
         return Mtp, *mtp.read(fields, tensors, target, beside), tensors
     if any(medusa.OWN.match(name) for name in stored):
         return reading(Medusa, medusa.place, medusa.read)

@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 
 from reference.architecture import Architecture, Checkpoint
-from reference.files.fields import UnreadableCheckpoint, unreadable
+from reference.draft_files import mtp
+from reference.files.fields import Fields, UnreadableCheckpoint, read_json, unreadable
 from reference.files.regular import irregular
 from reference.files.stored import Stored, cut
 from reference.files.weight_files import digest, weight_files
@@ -96,8 +97,12 @@ def _opened(root: Path) -> tuple[Architecture, dict[str, Stored], list[Path]]:
         _check_tied(stored)
         # The tied head may be stored; the empty shape only marks the name as known.
         expected["lm_head.weight"] = ()
+    config = root / "config.json"
+    modules = mtp.count(Fields(config, read_json(config), {}))
     for name, tensor in stored.items():
-        if name not in expected and not IGNORED.fullmatch(name):
+        # MTP modules behind the last layer are a draft's; a run without them leaves them alone.
+        known = name in expected or IGNORED.fullmatch(name) or mtp.of_module(name, architecture.layers, modules)
+        if not known:
             raise UnreadableCheckpoint(
                 f"{tensor.file}: tensor {cut(name)} has no place in the architecture config.json describes; "
                 "compare with plain transformers instead: --against transformers"

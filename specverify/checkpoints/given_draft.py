@@ -1,0 +1,130 @@
+"""The draft that `--draft` names, for cases on a checkpoint.
+
+A draft that cannot be used is an error: nothing else is drafted in its place.
+"""
+
+from contextlib import suppress
+from dataclasses import replace
+
+from reference.abilities import Abilities
+from reference.architecture import Checkpoint
+from reference.draft import Draft, LanguageModel, Ngram, Scripted
+from reference.draft.head import Head
+from reference.draft_files import open_head
+from reference.draft_trees import Expansion
+from reference.files.fields import UnreadableCheckpoint
+from reference.malformed import Malformed
+from reference.tree import RankTree
+from specverify.checkpoints.opening import directory_of, open_checkpoint
+from specverify.checkpoints.prompts import tokenizer_of
+from specverify.setup.errors import UnusableInput
+
+BUILT_IN = "builtin:"
+MODEL = "model:"
+
+BUILT_IN_HEADS: tuple[str, ...] = ()
+"""Names of the heads that packages ship: none so far."""
+
+NODES, TOP_K, DEPTH = 24, 4, 4
+"""The dynamic tree that a head or a second model fills: its nodes, the children of a node, its levels."""
+
+STATIC = RankTree((0, 0, 0, 1, 2, 3), (0, 0, 1, 0, 0, 0))
+"""The tree where no dynamic one can be verified: a chain of three, and a chain of two beside it."""
+
+
+def check_name(name: str) -> None:
+    """Refuse a built-in name that there is not, before any worker starts.
+
+    Raises:
+        UnusableInput: with the forms that `--draft` takes.
+    """
+    if name.startswith(BUILT_IN) and name.removeprefix(BUILT_IN) not in BUILT_IN_HEADS:
+        raise UnusableInput(
+            f"--draft {name}: no package ships a draft head yet; known: {Ngram.TAG}, {Scripted.TAG}, {MODEL}DIR, or "
+            "the directory of a head"
+        )
+
+
+def given_draft(name: str, checkpoint: Checkpoint, within: Abilities | None) -> Draft | None:
+    """The draft called `name` for the target `checkpoint`; None for those that are made prompt by prompt.
+
+    Args:
+        name: The argument of `--draft`.
+        checkpoint: The target.
+        within: The abilities of the backend, where they are known.
+
+    Raises:
+        UnusableInput: The draft cannot be read, is made for another target, or is not run by the backend.
+        MissingInput: Its files are not on this machine.
+    """
+    check_name(name)
+    if name in (Ngram.TAG, Scripted.TAG):
+        _check_declared(name, name, within)
+        return None
+    draft = _model(name, checkpoint) if name.startswith(MODEL) else _head(name, checkpoint)
+    _check_declared(name, draft.TAG, within)
+    dynamic = within is None or "dynamic" in within.tree_kinds
+    return _with_tree(draft, dynamic)
+
+
+def _check_declared(name: str, tag: str, within: Abilities | None) -> None:
+    if within is not None and tag not in within.drafts:
+        runs = ", ".join(within.drafts) or "none that a case describes"
+        raise UnusableInput(f"--draft {name}: the backend declares no {tag} drafts (it declares {runs})")
+
+
+def _head(name: str, checkpoint: Checkpoint) -> Head:
+    try:
+        return open_head(directory_of(name, "--draft"), checkpoint).words
+    except UnreadableCheckpoint as why:
+        raise UnusableInput(f"--draft: {why}") from None
+
+
+def _model(name: str, checkpoint: Checkpoint) -> LanguageModel:
+    """A second model, whose tokens must be the target's, id by id."""
+    where = name.removeprefix(MODEL)
+    draft = open_checkpoint(where, option="--draft model:")
+    check_same_tokens(checkpoint.source, draft.source)
+    if draft.vocab_size != checkpoint.vocab_size:
+        raise UnusableInput(
+            f"--draft {name}: it scores {draft.vocab_size} token ids and the target {checkpoint.vocab_size}"
+        )
+    return LanguageModel(draft, RankTree((0,), (0,)))
+
+
+def check_same_tokens(target: str, draft: str) -> None:
+    """Refuse a second model whose tokenizer gives an id another token than the target's.
+
+    Raises:
+        UnusableInput: with the first id at which the two differ; also where one of them has no tokenizer.
+    """
+    theirs, ours = (
+        {at: token for token, at in tokenizer_of(directory, "to compare tokens by").get_vocab().items()}
+        for directory in (draft, target)
+    )
+    for at in sorted(theirs.keys() | ours.keys()):
+        if theirs.get(at) != ours.get(at):
+            words = [f"{token!r}"[:40] if token is not None else "no token" for token in (theirs.get(at), ours.get(at))]
+            raise UnusableInput(
+                f"--draft model:{draft}: another vocabulary than the target's: id {at} is {words[0]} there and "
+                f"{words[1]} in {target}"
+            )
+
+
+def _with_tree(draft: Head | LanguageModel, dynamic: bool) -> Draft:
+    """The draft with a dynamic tree of NODES nodes, less where it can name fewer tokens or levels."""
+    for depth in range(DEPTH if dynamic else 0, 0, -1):
+        top_k = min(TOP_K, len(draft.vocabulary) or TOP_K)
+        most = top_k + (depth - 1) * top_k**2 + 1
+        with suppress(Malformed):  # fewer Medusa heads than levels
+            return replace(draft, shape=Expansion(top_k, depth, min(NODES, most)))
+    return with_static_tree(draft)
+
+
+def with_static_tree(draft: Draft) -> Draft:
+    """The draft with the tree STATIC, or the part of it that is no deeper than the draft can be."""
+    for height in range(STATIC.height, 0, -1):
+        kept = [node for node in range(len(STATIC)) if STATIC.depth[node] <= height]
+        with suppress(Malformed):  # fewer Medusa heads than levels
+            return draft.with_shapes((STATIC.part(kept),))
+    return draft

@@ -1,0 +1,185 @@
+"""`--draft`: heads and second models on a checkpoint, refusals in one line, and replays by digest."""
+
+import json
+import shlex
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+from properties.tally import Failure
+from properties.verdict.finding import Finding, Verdict
+from reference.case import Case
+from reference.draft.eagle1 import Eagle1
+from reference.draft.eagle3 import Eagle3
+from reference.draft.head import Head
+from reference.draft.hidden import HiddenStates
+from reference.draft.layer_head import HeadLayer
+from reference.draft.medusa import Medusa
+from reference.draft.mtp import Mtp
+from reference.draft_files import open_head
+from reference.oracle.checkpoint import identify
+from reference.sampling import Stops
+from reference.trace import Array, Stage
+from reference.tree import RankTree
+from reference.weights import seeded
+from reports import bundle
+from specverify.cli import main
+from tests.headfiles import TARGET, saved, weights_of
+from tests.inprocess import in_this_process
+
+BARE, NORMED = RankTree((0,), (0,)), HiddenStates(place="normed", shift=1)
+LAYER = HeadLayer(2, 1, 4, 12)
+EAGLE1 = Eagle1(BARE, NORMED, LAYER)
+EAGLE3 = Eagle3(BARE, HiddenStates((1, 3, 4), shift=1), LAYER, (1, 2, 5, 11, 16))
+MEDUSA = Medusa(BARE, HiddenStates(place="normed"), 2)
+MTP = Mtp(BARE, NORMED, LAYER, 2, normed_back=True)
+ARCH = TARGET.architecture
+CONFIG = {
+    "model_type": "llama", "vocab_size": ARCH.vocab_size, "hidden_size": ARCH.hidden_size,
+    "intermediate_size": ARCH.intermediate_size, "num_hidden_layers": ARCH.layers, "num_attention_heads": ARCH.heads,
+    "num_key_value_heads": ARCH.kv_heads, "head_dim": ARCH.head_dim, "max_position_embeddings": 256,
+    "rms_norm_eps": ARCH.norm_eps, "rope_theta": ARCH.rope.theta,
+}  # fmt: skip
+
+
+def checkpoint(folder: Path, state: Mapping[str, Array] | None = None, tokens: str = "", **fields: object) -> Path:
+    """The target as a checkpoint, with further tensors and fields, and with a tokenizer of the letters `tokens`."""
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({**CONFIG, **fields}))
+    whole = {**seeded(TARGET), **(state or {})}
+    save_file({name: one.astype(np.float32) for name, one in whole.items()}, folder / "model.safetensors")
+    if tokens:
+        tokenizer = Tokenizer(models.WordLevel({word: at for at, word in enumerate(tokens)}, unk_token="?"))
+        tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+        tokenizer.save(str(folder / "tokenizer.json"))
+        (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}))
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    in_this_process(monkeypatch)
+    return tmp_path
+
+
+def ran(capfd: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
+    with pytest.raises(SystemExit) as ended:
+        main(list(arguments))
+    assert isinstance(ended.value.code, int)
+    out, err = capfd.readouterr()
+    return ended.value.code, out + err
+
+
+JUDGED = ("--invariant", "draft.fidelity", "--invariant", "lossless.greedy-match")
+SHORT = ("--cases", "1", "--new-tokens", "4", "--dtype", "float64", *JUDGED)
+
+HEADS: dict[str, tuple[Head, str]] = {
+    "eagle1": (EAGLE1, "vllm"), "eagle3": (EAGLE3, "safeailab"), "medusa": (MEDUSA, "fasterdecoding"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", [*HEADS, "mtp"])
+def test_a_head_drafts_for_a_checkpoint(kind: str, work: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    if kind == "mtp":
+        checkpoint(work / "target", weights_of(MTP), num_nextn_predict_layers=2)
+        code, told = ran(capfd, "diff", "--model", "target", "--draft", "target", *SHORT)
+    else:
+        checkpoint(work / "target")
+        saved(work / "head", *HEADS[kind])
+        code, told = ran(capfd, "diff", "--model", "target", "--draft", "head", *SHORT)
+    assert code == 0, told
+    lines = (work / ".specverify" / "results.jsonl").read_text().splitlines()
+    outcomes = [json.loads(line) for line in lines]
+    assert len(outcomes) >= 2
+    assert f"({kind} " in " ".join(told.split())
+
+
+@pytest.mark.parametrize("kind", [*HEADS, "mtp"])
+def test_each_side_reads_the_weights_that_were_written(kind: str, work: Path) -> None:
+    head = MTP if kind == "mtp" else HEADS[kind][0]
+    if kind == "mtp":
+        further = {f"model.layers.{at}.shared_head.head.weight": seeded(TARGET)["lm_head.weight"] for at in (8, 9)}
+        folder = checkpoint(work / "target", weights_of(MTP) | further, num_nextn_predict_layers=2)
+    else:
+        checkpoint(work / "target")
+        folder = saved(work / "head", *HEADS[kind])
+    opened = open_head(folder, identify(work / "target"))
+    assert opened.words == replace(head, files=opened.words.files)
+    for name, array in weights_of(head).items():
+        np.testing.assert_array_equal(opened.weights[name], array)
+
+
+REFUSED = {
+    "builtin:eagle3": "no package ships a draft head yet; known: ngram, scripted, model:DIR, or the directory",
+    "nowhere": "nowhere: no such directory; give the directory of a draft head",
+    "large": "hidden_size is 64, and the target target has 8: the head of another target",
+    "target": "its tensors are those of no draft head that is read here",
+    "model:other": "another vocabulary than the target's: id 2 is 'x' there and 'c' in target",
+    "model:mute": "no tokenizer",
+    "model:wide": "it scores 30 token ids and the target 24",
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_draft_that_cannot_be_used_is_refused_in_one_line(
+    name: str, work: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    letters = "abcdefghijklmnopqrstuvw?"
+    checkpoint(work / "target", tokens=letters)
+    saved(work / "large", EAGLE3, "safeailab", {"hidden_size": 64})
+    checkpoint(work / "other", tokens=letters.replace("c", "x"))
+    checkpoint(work / "mute")
+    wide = {name: np.ones((30, 8)) for name in ("model.embed_tokens.weight", "lm_head.weight")}
+    checkpoint(work / "wide", wide, letters, vocab_size=30)
+    code, told = ran(capfd, "diff", "--model", "target", "--draft", name, *SHORT)
+    assert code == 2
+    assert REFUSED[name] in told
+    assert told.startswith("specverify: ")
+    assert told.count("\n") == 1
+
+
+def test_a_draft_needs_a_model(capfd: pytest.CaptureFixture[str]) -> None:
+    code, told = ran(capfd, "diff", "--draft", "ngram")
+    assert code == 2
+    assert "--draft needs --model" in told
+
+
+@pytest.mark.parametrize("name", ["ngram", "scripted", "model:target"])
+def test_a_draft_without_weights_of_its_own_is_the_only_one(
+    name: str, work: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    checkpoint(work / "target", tokens="abcdefghijklmnopqrstuvw?")
+    code, told = ran(capfd, "diff", "--model", "target", "--draft", name, *SHORT)
+    assert code == 0, told
+    assert f"({name.partition(':')[0]} " in " ".join(told.split())
+
+
+def test_a_replay_opens_a_head_only_where_the_user_names_it(work: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    target = identify(checkpoint(work / "target"))
+    saved(work / "head", EAGLE3, "safeailab")
+    words = open_head("head", target).words
+    case = Case(target, (3, 5), replace(words, shape=RankTree((0, 0), (0, 0))), stops=Stops(3), dtype="float64")
+    finding = Finding("draft.fidelity", Stage.DRAFTED, 0, {"node": 0}, 1, 2)
+    verdict = Verdict(case, "cpu-eager", {finding.invariant: "failed"}, (finding,))
+    failure = Failure(verdict, finding, case.id, backend="cpu-eager", model="target")
+    file = str(bundle.save(".", failure, {}))
+    code, told = ran(capfd, "replay", file, "--model", "target")
+    assert code == 2
+    assert "runs the EAGLE-3 head head" in told
+    assert "add --draft head, or the folder where these weights lie" in told
+    (work / "head").rename(work / "moved")
+    code, told = ran(capfd, "replay", file, "--model", "target", "--draft", "moved")
+    assert (code, told.split()[0]) == (0, "FIXED")
+    command = bundle.replay_command(replace(failure, file=file))
+    assert command is not None
+    assert shlex.split(command)[-4:] == ["--model", "target", "--draft", "head"]
+    saved(work / "head", EAGLE3, "safeailab", {"rope_theta": 5e5})
+    code, told = ran(capfd, "replay", file, "--model", "target", "--draft", "head")
+    assert code == 2
+    assert "a name in a file opens nothing" in told
