@@ -51,7 +51,9 @@ class Plan:
         processors: Custom processors of the drawn cases, `pkg.module:function`.
         mode: `reference` runs eager attention in place of a backend's fused one, `performance` the fused one; None
             follows the environment's flags.
-        layout: KV layout of every drawn case, one of `reference.layout.KINDS`; None mixes them.
+        batch: Prompts that run side by side, in sessions with evictions and a fork; 0 runs each alone.
+        layout: KV layout of every case, one of `reference.layout.KINDS`; None mixes them, or
+            takes `branch` for a checkpoint.
         shrink_s: Seconds for shrinking a failing case.
         case_timeout_s: Time limit of one answer of the backend in seconds, or None for a measured, generous limit.
         memory: Bytes that the backend's process may hold, or None for most of the machine's memory.
@@ -81,6 +83,7 @@ class Plan:
     max_failures: int = 1
     focus: str | None = None
     draft: str | None = None
+    batch: int = 0
 
     @property
     def wanted(self) -> Wanted:

@@ -15,7 +15,19 @@ from properties.tie_count import too_many, vacuous
 from properties.verdict.finding import Verdict
 from reference.case import Case
 from specverify.campaign.crew import Crew
-from specverify.campaign.messages import ENOUGH, STOP, Began, Broken, Died, Done, Found, Located, Opened, Trouble
+from specverify.campaign.messages import (
+    ENOUGH,
+    STOP,
+    Began,
+    Broken,
+    Died,
+    Done,
+    Estimated,
+    Found,
+    Located,
+    Opened,
+    Trouble,
+)
 from specverify.interrupts import Interrupts
 from specverify.plan import Plan
 from specverify.setup.environment import environment
@@ -35,6 +47,9 @@ class Listener(Protocol):
 
     def opened(self, told: Opened) -> None:
         """The first worker's backend is open."""
+
+    def estimated(self, line: str) -> None:
+        """The first steps of a run on a checkpoint were timed; `line` tells how long the run will take."""
 
     def arrived(self, verdict: Verdict) -> str | None:
         """A case was judged; return the reason if the verdict could not be recorded, else None."""
@@ -123,6 +138,8 @@ class Campaign:
         place = self._places[at]
         if isinstance(message, Opened):
             self._opened(message)
+        elif isinstance(message, Estimated):
+            self._listener.estimated(message.line)
         elif isinstance(message, Began):
             place.at = message.case
         elif isinstance(message, Verdict):

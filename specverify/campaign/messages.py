@@ -34,6 +34,13 @@ class Opened:
 
 
 @dataclass(frozen=True)
+class Estimated:
+    """One line about the time that the run will take."""
+
+    line: str
+
+
+@dataclass(frozen=True)
 class Began:
     """A worker begins to judge `case`; if the worker dies, the campaign knows the case by this message."""
 

@@ -114,6 +114,10 @@ class Recorder:
         if planned is not None and (self._plan.focus is not None or news.tokens_alone):
             self._progress.say(f"specverify: sampling: {sampling.planned_line(planned)}")
 
+    def estimated(self, line: str) -> None:
+        """See `specverify.campaign.campaign.Listener`."""
+        self._progress.say(f"specverify: {line}")
+
     def arrived(self, verdict: Verdict) -> str | None:
         """See `specverify.campaign.campaign.Listener`."""
         for test in (one for one in verdict.evidence if one.stream):

@@ -18,9 +18,10 @@ from reference.user_processors import Inadmissible
 from specverify.campaign.against import reference_named
 from specverify.campaign.drawn_within import drawn_within, dtypes_of, sampling_of
 from specverify.campaign.eager_twin import with_eager
-from specverify.campaign.messages import STOP, Began, Broken, Done, Found, Located, Opened, Trouble
+from specverify.campaign.messages import STOP, Began, Broken, Done, Estimated, Found, Located, Opened, Trouble
 from specverify.campaign.search import Search, stripped
 from specverify.checkpoints import cases
+from specverify.checkpoints.estimate import estimate
 from specverify.checkpoints.opening import open_checkpoint
 from specverify.isolation import door
 from specverify.plan import Plan, drawn_dtypes
@@ -136,6 +137,9 @@ def work(plan: Plan, tell: Tell, orders: Orders, judged: frozenset[str] = frozen
                 sampling_of(plan, within, oracle, subject.tables is not None, names),
             )
         )
+
+        if given is not None and (line := estimate(given.first, given.total, plan.new_tokens, oracle, subject)):
+            tell(Estimated(line))
 
         def emit(verdict: Verdict) -> None:
             tell(stripped(verdict))

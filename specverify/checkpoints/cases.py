@@ -25,6 +25,7 @@ from reference.tree import RankTree, Tree
 from specverify.checkpoints.given_draft import given_draft, with_static_tree
 from specverify.checkpoints.opening import open_checkpoint
 from specverify.checkpoints.prompts import prompts_of
+from specverify.checkpoints.sessions import SESSION_LEVEL, check_admitted, layout_of, side_by_side
 from specverify.plan import Plan
 from specverify.setup import processors
 from specverify.setup.errors import UnusableInput
@@ -86,11 +87,15 @@ Given = tuple[Case, tuple[Invariant, ...]]
 
 @dataclass(frozen=True)
 class Prepared:
-    """The cases of a prompted run: their number, their vocabulary, and the function that makes them one by one."""
+    """The cases of a prompted run: their number, their vocabulary, and the function that makes them one by one.
+
+    `first` is a case of the first prompt, by which the speed of the run is estimated.
+    """
 
     total: int
     vocab_size: int
     cases: Callable[[Oracle], Iterator[Given]]
+    first: Case
 
 
 def prepare(plan: Plan, subject: Subject, invariants: tuple[Invariant, ...]) -> Prepared:
@@ -104,27 +109,39 @@ def prepare(plan: Plan, subject: Subject, invariants: tuple[Invariant, ...]) -> 
     checkpoint = open_checkpoint(plan.model, understood=plan.against is None)
     processors.admit(plan.processors, checkpoint.vocab_size)
     prompts = prompts_of(plan, checkpoint)
-    dtype = plan.dtypes[0]
     sampled = not plan.sampling.greedy
     long = TOKEN_LEVEL if sampled else tuple(name for name in TOKEN_LEVEL if name not in LONG_IF_SAMPLED)
     close = tuple(one for one in invariants if one.name not in long)
     tokens = tuple(one for one in invariants if one.name in long)
-    bases = [_base(checkpoint, prompt, number, plan.new_tokens, dtype) for number, prompt in enumerate(prompts)]
     within = subject.abilities
+    ends = _ends(checkpoint) if within is None or "eos" in within.stops else ()
+    bases = [_base(checkpoint, prompt, number, plan, ends) for number, prompt in enumerate(prompts)]
     given = None if plan.draft is None else given_draft(plan.draft, checkpoint, within)
     if plan.draft is None and within is not None and not {Ngram.TAG, Scripted.TAG} & set(within.drafts):
         found = [case for number, base in enumerate(bases) for case in own_way(base, plan, number, within)]
-        return Prepared(len(found), checkpoint.vocab_size, lambda oracle: ((case, invariants) for case in found))
+        return Prepared(
+            len(found), checkpoint.vocab_size, lambda oracle: ((case, invariants) for case in found), found[0]
+        )
 
-    if plan.draft is not None and plan.draft != Scripted.TAG:
+    if plan.batch or plan.draft not in (None, Scripted.TAG):
         draft = Ngram(LOOKUP, LOOKUP_ORDER) if given is None else given
         for number, base in enumerate(bases):
             _check_fits(plan, base, draft, number)
         drafted = [_with(base, draft, plan, number) for number, base in enumerate(bases)]
+        if plan.batch:
+            together = tuple(one for one in invariants if one.name in (*long, *SESSION_LEVEL))
+            sessions = list(side_by_side(drafted, plan.batch))
+            if within is not None:
+                for case in sessions:
+                    check_admitted(case, within, plan.batch)
+            return Prepared(
+                len(sessions), checkpoint.vocab_size, lambda _: ((case, together) for case in sessions), drafted[0]
+            )
         return Prepared(
             len(bases) * (bool(tokens) + bool(close)),
             checkpoint.vocab_size,
             lambda oracle: (one for case in drafted for one in _long_and_close(case, tokens, close)),
+            drafted[0],
         )
 
     def cases(oracle: Oracle) -> Iterator[Given]:
@@ -147,7 +164,7 @@ def prepare(plan: Plan, subject: Subject, invariants: tuple[Invariant, ...]) -> 
             yield from rest
 
     total = len(bases) * ((1 + (1 + sampled) * (plan.draft is None)) * bool(tokens) + bool(close))
-    return Prepared(total, checkpoint.vocab_size, cases)
+    return Prepared(total, checkpoint.vocab_size, cases, bases[0])
 
 
 def _long_and_close(case: Case, tokens: tuple[Invariant, ...], close: tuple[Invariant, ...]) -> Iterator[Given]:
@@ -155,8 +172,8 @@ def _long_and_close(case: Case, tokens: tuple[Invariant, ...], close: tuple[Inva
     if tokens:
         yield case, tokens
     if close:
-        # Padding rows and the fast commit, which the long cases do not cover.
-        yield replace(case, steps=CLOSE_STEPS, layout=replace(case.layout, commit="fast", padded_nodes=PADDED)), close
+        # Padding rows, which the long cases do not cover.
+        yield replace(case, steps=CLOSE_STEPS, layout=replace(case.layout, padded_nodes=PADDED)), close
 
 
 def _check_fits(plan: Plan, base: Case, draft: Draft, number: int) -> None:
@@ -178,12 +195,7 @@ def own_way(base: Case, plan: Plan, number: int, within: Abilities) -> Iterator[
     whose tokens are all accepted. Such an engine ends where the checkpoint says, where it declares that it ends at all.
     """
     assert isinstance(base.model, Checkpoint)
-    try:
-        ends = end_tokens(base.model.source) if "eos" in within.stops else ()
-    except UnreadableCheckpoint as why:
-        raise UnusableInput(str(why)) from None
-    named = tuple(token for token in ends if token < base.model.vocab_size)
-    plain = replace(base.plain_decode(), layout=KvLayout(), stops=replace(base.stops, eos=named))
+    plain = replace(base.plain_decode(), layout=KvLayout())
     yield _with(plain, plain.draft, plan, 3 * number)
     if LanguageModel.TAG in within.drafts:
         own = LanguageModel(base.model, OWN)
@@ -248,7 +260,15 @@ def _top(row: Array, count: int) -> list[int]:
     return [int(token) for token in best[np.argsort(-row[best], kind="stable")]]
 
 
-def _base(checkpoint: Checkpoint, prompt: tuple[int, ...], number: int, new_tokens: int, dtype: str) -> Case:
+def _ends(checkpoint: Checkpoint) -> tuple[int, ...]:
+    """The token ids at which the checkpoint ends a text, as far as it scores them."""
+    try:
+        return tuple(token for token in end_tokens(checkpoint.source) if 0 <= token < checkpoint.vocab_size)
+    except UnreadableCheckpoint as why:
+        raise UnusableInput(str(why)) from None
+
+
+def _base(checkpoint: Checkpoint, prompt: tuple[int, ...], number: int, plan: Plan, ends: tuple[int, ...]) -> Case:
     foreign = next((token for token in prompt if token >= checkpoint.vocab_size), None)
     if foreign is not None:
         raise UnusableInput(
@@ -257,9 +277,15 @@ def _base(checkpoint: Checkpoint, prompt: tuple[int, ...], number: int, new_toke
         )
     try:
         return Case(
-            checkpoint, prompt, Ngram(LOOKUP, LOOKUP_ORDER), KvLayout("fast"), stops=Stops(new_tokens), dtype=dtype
+            checkpoint,
+            prompt,
+            Ngram(LOOKUP, LOOKUP_ORDER),
+            layout_of(plan.layout),
+            stops=Stops(plan.new_tokens, ends),
+            dtype=plan.dtypes[0],
         )
     except Malformed as why:
         raise UnusableInput(
-            f"prompt {number + 1} ({len(prompt)} tokens, {new_tokens} to come): {why}; shorten it or lower --new-tokens"
+            f"prompt {number + 1} ({len(prompt)} tokens, {plan.new_tokens} to come): {why}; shorten it or lower "
+            "--new-tokens"
         ) from None

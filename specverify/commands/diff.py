@@ -29,6 +29,11 @@ EVERY = 10**9
     metavar="DIR|builtin:NAME|ngram|model:DIR|scripted",
     help="The draft of --model: a head's directory, a second model, or a draft without files (default: all of those).",
 )
+@click.option(
+    "--batch",
+    type=click.IntRange(1, 32),
+    help="With --model: prompts side by side in one session, with evictions and a fork (default: each alone).",
+)
 @click.option("--focus", type=click.Choice(FOCI), help="Ask every case for this: the law of sampled tokens.")
 @click.option("--prompts", help="Prompt file, or builtin:humaneval; needs --model.")
 @click.option("--invariant", "invariants", multiple=True, metavar="GLOB", help="Only these invariants; repeatable.")
@@ -67,6 +72,7 @@ def diff(
     against: str | None,
     model: str | None,
     draft: str | None,
+    batch: int | None,
     focus: str | None,
     prompts: str | None,
     invariants: tuple[str, ...],
@@ -101,6 +107,8 @@ def diff(
         if model is None:
             raise click.UsageError("--draft needs --model: drawn cases have drafts of their own")
         check_name(draft)
+    if batch is not None and (model is None or draft == "scripted"):
+        raise click.UsageError("--batch needs --model, and a draft other than scripted, which is made for one prompt")
     sampling = sampling_options.sampling_of(model, settings)
     name = backend or (DEVICES[device] if device else _backend_of(fault))
     _check_names(name, device, against, invariants, fault)
@@ -116,8 +124,6 @@ def diff(
     if layout is not None:
         from specverify.setup.selection import check_layout
 
-        if model is not None:
-            raise click.UsageError("--layout is for drawn cases, not for --model")
         check_layout(layout, (name, against) if against not in (None, TRANSFORMERS) else (name,))
     if keep_going and max_failures is not None:
         raise click.UsageError("--keep-going and --max-failures contradict each other: give one of them")
@@ -150,6 +156,7 @@ def diff(
         max_failures=EVERY if keep_going else max_failures or 1,
         focus=focus,
         draft=draft,
+        batch=batch or 0,
     )
     return recorder.diff(plan, report, junit, json_file)
 

@@ -132,7 +132,7 @@ WRONG = {
         "plain_engine:plain declares no KV layout sliding: it has branch, static",
     ),
     "backend": (["--layout", "paged", "--backend", "nowhere:plain"], "cannot import 'nowhere'"),
-    "checkpoint": (["--layout", "paged", "--model", "somewhere"], "--layout is for drawn cases, not for --model"),
+    "checkpoint": (["--layout", "pagged", "--model", "somewhere"], "no KV layout is called 'pagged'"),
 }
 
 

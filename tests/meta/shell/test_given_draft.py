@@ -1,6 +1,7 @@
 """`--draft`: heads and second models on a checkpoint, refusals in one line, and replays by digest."""
 
 import json
+import re
 import shlex
 from collections.abc import Mapping
 from dataclasses import replace
@@ -11,6 +12,8 @@ import pytest
 from safetensors.numpy import save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 
+from backends.registry import open_backend
+from properties.invariants import ALL
 from properties.tally import Failure
 from properties.verdict.finding import Finding, Verdict
 from reference.case import Case
@@ -22,13 +25,20 @@ from reference.draft.layer_head import HeadLayer
 from reference.draft.medusa import Medusa
 from reference.draft.mtp import Mtp
 from reference.draft_files import open_head
+from reference.layout import KINDS
 from reference.oracle.checkpoint import identify
+from reference.oracle.decoder import Oracle
 from reference.sampling import Stops
 from reference.trace import Array, Stage
 from reference.tree import RankTree
 from reference.weights import seeded
 from reports import bundle
+from specverify.checkpoints.cases import prepare
+from specverify.checkpoints.sessions import check_admitted, side_by_side
 from specverify.cli import main
+from specverify.plan import Plan
+from specverify.setup.errors import UnusableInput
+from specverify.setup.subjects import subject_of
 from tests.headfiles import TARGET, saved, weights_of
 from tests.inprocess import in_this_process
 
@@ -183,3 +193,69 @@ def test_a_replay_opens_a_head_only_where_the_user_names_it(work: Path, capfd: p
     code, told = ran(capfd, "replay", file, "--model", "target", "--draft", "head")
     assert code == 2
     assert "a name in a file opens nothing" in told
+
+
+@pytest.mark.parametrize("layout", KINDS)
+def test_prompts_run_side_by_side_in_every_layout(layout: str, work: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    checkpoint(work / "target")
+    saved(work / "head", EAGLE3, "safeailab")
+    short = ("--cases", "3", "--new-tokens", "3", "--dtype", "float64", "--batch", "2", "--layout", layout)
+    judged = ("--invariant", "lossless.greedy-match", "--invariant", "lossless.interruption-isolated")
+    code, told = ran(capfd, "diff", "--model", "target", "--draft", "head", *short, *judged, "--json", "told.json")
+    assert code == 0, told
+    found = json.loads((work / "told.json").read_text())
+    for name in judged[1::2]:
+        assert found["invariants"][name]["checked"] == 2, found["invariants"][name]
+
+
+def test_a_session_of_prompts_evicts_and_forks(work: Path) -> None:
+    target = identify(checkpoint(work / "target"))
+    alone = [Case(target, (3, 1, token), stops=Stops(3)) for token in (4, 5, 6)]
+    together, last = side_by_side(alone, 2)
+    assert together.session is not None
+    assert last.session is not None
+    assert [len(one.session.mates) for one in (together, last) if one.session] == [2, 1]
+    kinds = {action.kind for action in together.session.actions}
+    assert kinds == {"add", "step", "fork", "preempt", "evict", "restore"}
+    oracle = Oracle()
+    run = subject_of(open_backend("cpu-eager"))(together)
+    assert run.shared is not None
+    members = [one for one in run.shared.requests if one is not None]
+    assert len(members) == 3
+    assert [one.output for one in members[:2]] == [oracle(one).output for one in alone[:2]]
+    assert all(one.finish == "length" for one in members)
+
+
+def test_a_batch_is_refused_where_the_backend_runs_one_request(work: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    target = identify(checkpoint(work / "target"))
+    case = next(side_by_side([Case(target, (3, 1), stops=Stops(3))] * 4, 4))
+    for lacking, words in (({"sessions": False}, "sessions"), ({"most_requests": 2}, "session of 5 requests")):
+        declared = replace(open_backend("cpu-eager").declaration, **lacking)
+        with pytest.raises(UnusableInput, match=f"^--batch 4: the backend declares no {words}$"):
+            check_admitted(case, declared, 4)
+    code, told = ran(capfd, "diff", "--model", "target", "--draft", "scripted", "--batch", "2")
+    assert code == 2
+    assert "--batch needs --model, and a draft other than scripted" in told
+
+
+def test_a_run_tells_its_time_before_its_first_case_and_ends_at_the_checkpoints_own_token(
+    work: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    checkpoint(work / "target", eos_token_id=list(range(0, 24, 2)))
+    code, told = ran(capfd, "diff", "--model", "target", "--draft", "ngram", *SHORT, "--new-tokens", "30")
+    assert code == 0
+    line = next(one for one in told.splitlines() if one.startswith("specverify: "))
+    assert re.fullmatch(
+        r"specverify: 2 cases of up to 30 tokens: about \d+ s; reading the weights and the first step took [\d.]+ s, "
+        r"a step takes [\d.]+ s in the oracle and [\d.]+ s in the backend",
+        line,
+    ), line
+    checkpoint_of = identify(work / "target")
+    plan = Plan(model="target", draft="ngram", cases=2, new_tokens=30, dtypes=("float64",), layout="paged")
+    subject = subject_of(open_backend("cpu-eager"))
+    for case, _ in prepare(plan, subject, ALL).cases(Oracle()):
+        assert case.model == replace(checkpoint_of, source="target")
+        assert case.stops.eos == tuple(range(0, 24, 2))
+        assert case.layout.kind == "paged"
+        if not case.steps:
+            assert subject(case).finish == "eos"

@@ -223,6 +223,8 @@ class Deaf:
 
     def opened(self, news: Opened) -> None: ...
 
+    def estimated(self, line: str) -> None: ...
+
     def arrived(self, verdict: Verdict) -> str | None:
         return None
 

@@ -1,0 +1,81 @@
+"""Sessions of prompts on a checkpoint: side by side, with evictions and a fork.
+
+Actions that are impossible when their turn comes do nothing: a request that has ended takes no further step.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from reference.abilities import Abilities
+from reference.case import Case
+from reference.layout import KINDS, PLAIN, KvLayout
+from reference.malformed import Malformed
+from reference.session import Action, Mate, Session
+from specverify.setup.errors import UnusableInput
+
+SESSION_LEVEL = (
+    "lossless.schedule-independent",
+    "lossless.interruption-isolated",
+    "lossless.interrupted",
+    "cache.allocator-conserves",
+    "cache.prefix-reuse",
+)
+"""The invariants that judge sessions beside those that judge a long generation."""
+
+PAGE = 16
+"""Columns of a page, in layouts with pages."""
+
+CONTINUED = 3
+"""Tokens with which a fork goes on."""
+
+
+def layout_of(name: str | None) -> KvLayout:
+    """The layout that `--layout` names, with its fastest way to commit; `branch` if it names none."""
+    traits = KINDS[name or PLAIN]
+    commit = "fast" if "fast" in traits.commits else traits.commits[0]
+    return KvLayout(commit, kind=name or PLAIN, page_size=PAGE if traits.pages else 0)
+
+
+def side_by_side(cases: Sequence[Case], batch: int) -> Iterator[Case]:
+    """One session for each `batch` cases, with a fork of its first request.
+
+    Raises:
+        UnusableInput: A prompt and its fork are too long for the model.
+    """
+    for first in range(0, len(cases), batch):
+        group = cases[first : first + batch]
+        yield _session(group, first)
+
+
+def _session(group: Sequence[Case], first: int) -> Case:
+    head, others = group[0], group[1:]
+    mates = [Mate(one.prompt, one.draft, one.sampling, one.stops) for one in others]
+    twin = replace(mates[0], prompt=mates[0].prompt[:CONTINUED]) if mates else _mate_of(head)
+    everyone, fork = tuple(range(len(group))), len(group)
+    last = everyone[-1:]
+    actions = [Action("add", (number,)) for number in everyone]
+    actions += [Action("step", everyone), Action("fork", (0, fork)), Action("step", (*everyone, fork))]
+    actions += [Action("preempt", everyone[:1]), Action("evict", last), Action("step", (*everyone, fork))]
+    actions += [Action("restore", last)]
+    # Every step emits a token at least, so that these steps end every request.
+    ends = max(one.stops.max_new_tokens for one in group)
+    actions += [Action("step", (*reversed(everyone), fork))] * ends
+    try:
+        return replace(head, steps=0, session=Session((*mates, twin), tuple(actions)))
+    except Malformed as why:
+        raise UnusableInput(f"prompts {first + 1} to {first + len(group)} side by side: {why}") from None
+
+
+def _mate_of(case: Case) -> Mate:
+    return Mate(case.prompt[:CONTINUED], case.draft, case.sampling, case.stops)
+
+
+def check_admitted(case: Case, within: Abilities, batch: int) -> None:
+    """Refuse a batch that the backend, or its draft, cannot run.
+
+    Raises:
+        UnusableInput: with what the backend does not declare.
+    """
+    # The bare sentence of the abilities, which a declaration begins with its own name.
+    if (lacking := Abilities.outside(within, case)) is not None:
+        raise UnusableInput(f"--batch {batch}: the backend declares no {lacking}")
