@@ -205,7 +205,7 @@ def own_way(base: Case, plan: Plan, number: int, within: Abilities) -> Iterator[
 def _with(base: Case, draft: Draft, plan: Plan, turn: int) -> Case:
     """`base` with `draft`; in a sampled plan with a seed of its own, and as a chain if the rule needs chains."""
     if plan.sampling.greedy:
-        return replace(base, draft=draft)
+        return replace(base, draft=draft, sampling=plan.sampling)
     if plan.sampling.rule.promise.chains_only:
         fitting = draft.as_chain()
     else:

@@ -1,13 +1,17 @@
 """The options of `diff --model` for sampled prompts in place of greedy decoding."""
 
 from collections.abc import Callable
+from dataclasses import asdict, replace
 from typing import Any
 
 import click
 
+from reference.files.fields import UnreadableCheckpoint
+from reference.files.generation_settings import generation_settings
 from reference.malformed import Malformed
 from reference.rules import DRAWS, RULES, Rule
 from reference.sampling import Sampling
+from specverify.setup.errors import UnusableInput
 
 NAMES = ("temperature", "top_k", "top_p", "rule", "draws")
 """The names of the options that `options` adds to a command."""
@@ -27,6 +31,11 @@ def options(command: Callable[..., Any]) -> Callable[..., Any]:
             click.option(
                 "--top-p", type=click.FloatRange(0, 1, min_open=True), help="With --temperature: mass that is kept."
             ),
+            click.option(
+                "--own-settings",
+                is_flag=True,
+                help="With --model: the settings of its generation_config.json, in place of the options above.",
+            ),
             click.option("--rule", type=click.Choice(list(RULES)), help="Acceptance rule (default multi-round)."),
             click.option(
                 "--draws", type=click.Choice(DRAWS), help="How a model draft names siblings (default: as the rule)."
@@ -43,6 +52,8 @@ def sampling_of(model: str | None, given: dict[str, Any]) -> Sampling:
     Raises:
         UsageError: An option was given without --model (drawn cases draw their own settings) or without --temperature.
     """
+    if given.get("own_settings"):
+        return _own_settings(model, given)
     named = [f"--{name.replace('_', '-')}" for name in NAMES if given.get(name) is not None]
     if named and model is None:
         raise click.UsageError(f"{named[0]} needs --model: the built-in models' cases draw their own settings")
@@ -50,13 +61,39 @@ def sampling_of(model: str | None, given: dict[str, Any]) -> Sampling:
         raise click.UsageError(f"{named[0]} needs --temperature: without one, prompts are decoded greedily")
     if not named:
         return Sampling()
-    from specverify.law.command import PUBLISHED
-
-    rule = Rule(given["rule"] or Rule().name)
-    draws = given["draws"] or PUBLISHED.get(rule.name, "without-replacement")
+    rule, draws = _rule_of(given)
     try:
         return Sampling(
             given["temperature"], top_k=given["top_k"] or 0, top_p=given["top_p"] or 1.0, rule=rule, draws=draws
         )
     except Malformed as why:  # a value that click's ranges cannot refuse, such as a temperature of NaN
         raise click.UsageError(str(why)) from None
+
+
+def _rule_of(given: dict[str, Any]) -> tuple[Rule, str]:
+    """The acceptance rule of the options, and how a model draft names siblings."""
+    from specverify.law.command import PUBLISHED
+
+    rule = Rule(given["rule"] or Rule().name)
+    return rule, given["draws"] or PUBLISHED.get(rule.name, "without-replacement")
+
+
+def _own_settings(model: str | None, given: dict[str, Any]) -> Sampling:
+    """The settings that the checkpoint `model` states; `--rule` and `--draws` may stand beside them."""
+    from specverify.checkpoints.opening import directory_of
+
+    if model is None:
+        raise click.UsageError("--own-settings needs --model")
+    clash = next((name for name in ("temperature", "top_k", "top_p") if given.get(name) is not None), None)
+    if clash is not None:
+        option = f"--{clash.replace('_', '-')}"
+        raise click.UsageError(f"--own-settings and {option} contradict each other: give one of them")
+    rule, draws = _rule_of(given)
+    try:
+        stated = generation_settings(directory_of(model))
+        own = Sampling(**asdict(stated))
+        return own if own.greedy else replace(own, rule=rule, draws=draws)
+    except UnreadableCheckpoint as why:
+        raise UnusableInput(str(why)) from None
+    except Malformed as why:
+        raise UnusableInput(f"{model}: generation_config.json: {why}") from None

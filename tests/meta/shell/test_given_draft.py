@@ -36,6 +36,7 @@ from reports import bundle
 from specverify.checkpoints.cases import prepare
 from specverify.checkpoints.sessions import check_admitted, side_by_side
 from specverify.cli import main
+from specverify.commands.sampling_options import sampling_of
 from specverify.plan import Plan
 from specverify.setup.errors import UnusableInput
 from specverify.setup.subjects import subject_of
@@ -259,3 +260,51 @@ def test_a_run_tells_its_time_before_its_first_case_and_ends_at_the_checkpoints_
         assert case.layout.kind == "paged"
         if not case.steps:
             assert subject(case).finish == "eos"
+
+
+STATED = {"do_sample": True, "temperature": 0.6, "top_p": 0.9, "top_k": 20, "repetition_penalty": 1.1}
+
+
+@pytest.mark.parametrize("sampled", [True, False])
+def test_a_run_takes_the_checkpoints_own_settings(sampled: bool, work: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    checkpoint(work / "target")
+    (work / "target" / "generation_config.json").write_text(json.dumps({**STATED, "do_sample": sampled}))
+    found = sampling_of("target", {"own_settings": True, "rule": None, "draws": None})
+    assert found.temperature == (0.6 if sampled else 0.0)
+    assert found.repetition_penalty == 1.1
+    assert (found.top_p, found.top_k) == ((0.9, 20) if sampled else (1.0, 0))
+    code, told = ran(
+        capfd,
+        "diff",
+        "--model",
+        "target",
+        "--draft",
+        "ngram",
+        "--own-settings",
+        *SHORT[:6],
+        *JUDGED[:2],
+        "--invariant",
+        "lossless.stops",
+        "--new-tokens",
+        "3",
+    )
+    assert code == 0, told
+
+
+WRONG_SETTINGS = {
+    "both": ({}, ["--temperature", "1"], "--own-settings and --temperature contradict each other"),
+    "beams": ({"num_beams": 4}, [], "num_beams is 4, which no case can hold"),
+    "heat": ({"do_sample": True, "temperature": -1}, [], "generation_config.json: temperature"),
+    "none": (None, [], "generation_config.json is missing"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_SETTINGS)
+def test_settings_that_no_case_can_hold_are_refused(name: str, work: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    content, further, words = WRONG_SETTINGS[name]
+    checkpoint(work / "target")
+    if content is not None:
+        (work / "target" / "generation_config.json").write_text(json.dumps(content))
+    code, told = ran(capfd, "diff", "--model", "target", "--own-settings", *further)
+    assert code == 2
+    assert words in told
