@@ -234,10 +234,11 @@ def _pair(run: Case) -> Case | None:
     """`run` beside a request that differs in its seed alone, both in every batch; None where both do not fit."""
     # Another seed than the request's own; the modulus keeps it in the range of `_runs`.
     seed = (run.sampling.seed + 1) % 2**62
-    mate = Mate(run.prompt, run.draft, replace(run.sampling, seed=seed), run.stops)
+    draft = run.draft.in_batches(())  # both requests are in every batch
+    mate = Mate(run.prompt, draft, replace(run.sampling, seed=seed), run.stops)
     steps = run.steps or run.stops.room(len(run.prompt))
     actions = (Action("add", (0,)), Action("add", (1,)), *(Action("step", (0, 1)),) * steps)
     try:  # without a free list there are as many pages as are needed: the case's list was drawn for one request
-        return replace(run, session=Session((mate,), actions), layout=replace(run.layout, pages=()))
+        return replace(run, draft=draft, session=Session((mate,), actions), layout=replace(run.layout, pages=()))
     except Malformed:
         return None

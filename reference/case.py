@@ -107,6 +107,8 @@ class Case:
         for number in range(1, len(session.mates) + 1):
             with under(f"session.mates[{number - 1}]"):
                 self.alone(number)
+                _check_no_batches(session.mates[number - 1].draft)
+        _check_no_batches(self.draft)
         for at, action in enumerate(session.actions):
             if action.draft is not None:
                 mine = self.alone(action.requests[0])
@@ -116,6 +118,7 @@ class Case:
                     raise Malformed(f"session.actions[{at}]", "a request that samples keeps its draft: its coins do")
                 with under(f"session.actions[{at}]"):
                     replace(mine, draft=action.draft)
+                    _check_no_batches(action.draft)
 
     def alone(self, number: int = 0, before: tuple[int, ...] = ()) -> "Case":
         """Request `number` of the session as a case of its own, with the tokens `before` in front of its prompt."""
@@ -247,6 +250,12 @@ class Case:
     def plain_decode(self) -> "Case":
         """The same request without speculation: every step proposes the bare root."""
         return replace(self, draft=Scripted(), steps=0, session=None)
+
+
+def _check_no_batches(draft: Draft) -> None:
+    """Refuse the batch sizes of a draft in a session."""
+    if draft.dispatch is not None and draft.dispatch.batches:
+        raise Malformed("draft.shape.batches", "in a session the actions decide how many requests step together")
 
 
 def max_positions(model: Model) -> int:

@@ -110,6 +110,9 @@ PLAIN: dict[str, str] = {
         "After its rejected nodes were rolled back, the draft is not as one that never saw them: expected {expected}, "
         "got {observed}{by}."
     ),
+    "draft.dispatch": (
+        "The table of trees by batch size gives {expected} to this step; the engine drafted {observed}."
+    ),
     "draft.tree-top-m": (
         "By the scores of its draft a dynamic tree has {expected}; this one has, at {node}, {observed}{by}."
     ),

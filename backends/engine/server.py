@@ -43,6 +43,7 @@ class Server:
         self._models = OpenModels(shelf)
         self._evicted: set[int] = set()
         self._over: set[int] = set()
+        self._batch_size = 1
         self._target = self._models.target(case, seams)
         plans = [case.alone(number) for number in range(1 + len(self.session.mates))]
         drafts = [one.draft for one in plans] + [one.draft for one in self.session.actions if one.draft is not None]
@@ -91,6 +92,7 @@ class Server:
         request = self.requests[number]
         if action.kind == "preempt":
             if self._ready(request):
+                self._batch_size = 1  # the tree is thrown away, whatever batch it was meant for
                 with _naming(request):
                     request.propose()
                 request.abandon()
@@ -161,6 +163,7 @@ class Server:
         batch = [self.requests[number] for number in numbers]
         if not batch:
             return
+        self._batch_size = self._told_size(batch)
         for request in batch:  # drafts run one by one, only the verify forward is batched
             with _naming(request):
                 request.propose()
@@ -182,6 +185,13 @@ class Server:
         for number in numbers:
             if self.requests[number].finish is not None:
                 self._end(number)
+
+    def _told_size(self, batch: list[Request]) -> int:
+        """The number of requests of `batch`; for a case without a session, the number that its draft tells."""
+        table = self.case.draft.dispatch
+        if table is None or not table.batches:  # a session tells no numbers
+            return len(batch)
+        return table.batches[min(batch[0].coined, len(table.batches) - 1)]
 
     def _ready(self, request: Request) -> bool:
         """Whether the pool has pages for the request's next block; if not, the request waits, before any forward."""
@@ -214,7 +224,8 @@ class Server:
         return self._arena.lease(self._target, self._models.draft(case, self._seams), self._capacity, self._rows, known)
 
     def _draft(self, case: Case, lease: CacheLease) -> Draft:
-        draft = opened(Opening(case, self._models.draft(case, self._seams), lease.draft, self._seams, self._target))
+        model = self._models.draft(case, self._seams)
+        draft = opened(Opening(case, model, lease.draft, self._seams, self._target, lambda: self._batch_size))
         if draft.reads != case.draft.reads:
             raise Unsupported(
                 f"the draft reads {draft.reads or 'no hidden states'}, and the case gives it "

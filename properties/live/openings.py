@@ -64,10 +64,12 @@ def openings(draw: st.DrawFn, kind: str | None = None, dtype: str = "float32", d
     Settings that `declines` has a reason against are left out of the requests.
     """
     case = draw(single_cases((dtype,), (), kind))
-    case = _fitted(replace(case, layout=replace(case.layout, pages=())), declines)
+    draft = case.draft.in_batches(())  # the actions will decide how many requests step together
+    case = _fitted(replace(case, draft=draft, layout=replace(case.layout, pages=())), declines)
     assert isinstance(case.model, Seeded)
     # A second case on the same model lends its draft and its sampling to some mates.
     stranger = draw(single_cases((dtype,), (), kind, case.model))
+    stranger = replace(stranger, draft=stranger.draft.in_batches(()))
     company = []
     unpaged = replace(case, layout=replace(case.layout, pages=()))  # drawn for one request of its own length
     for _ in range(draw(st.integers(2, MOST_MATES))):

@@ -229,11 +229,12 @@ class Watch:
     def _asked(self, number: int, prompt: tuple[int, ...]) -> Trace | None:
         """The oracle's run of request `number` alone, or None if sampling uses the backend's own coins.
 
-        A request that switches drafts is greedy, so that its output does not depend on the drafts.
+        A request that switches drafts is greedy, so that its output does not depend on the drafts. None as well for a
+        request that samples from trees by batch size: its coins decide over the trees of its batches.
         """
         alone = self.case.alone(number)
         before = prompt[: len(prompt) - len(alone.prompt)]
-        if not alone.sampling.greedy and not self._subject.takes_tape:
+        if not alone.sampling.greedy and (not self._subject.takes_tape or alone.draft.dispatch is not None):
             return None
         try:
             return self._oracle(replace(self.case.alone(number, before), steps=0))

@@ -78,8 +78,10 @@ def _fuss(case: Case) -> int:
 
 
 def _growth(draft: Draft) -> int:
-    """The settings of a dynamic tree beside its size; 0 for a tree of a fixed shape, which is plainer."""
-    plan = draft.expansion
+    """The settings of a dynamic tree or of a table beside its size; 0 for a tree of a fixed shape, which is plainer."""
+    plan, table = draft.expansion, draft.dispatch
+    if table is not None:
+        return 1 + len(table.up_to) + sum(table.batches)
     return 0 if plan is None else 1 + plan.top_k + plan.depth
 
 

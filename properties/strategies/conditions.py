@@ -56,7 +56,8 @@ def _crossing(of: Seen) -> bool:
 def _cut(of: Seen) -> bool:
     """A step's tree has fewer nodes than the draft proposed."""
     draft = of.case.draft
-    if draft.trees is None and draft.model is None:  # a trie may find no token for a node, which is no cut
+    # A trie may find no token for a node, and a table gives other trees to other batches: neither is a cut.
+    if (draft.trees is None and draft.model is None) or draft.dispatch is not None:
         return False
     trees = draft.shapes if draft.trees is not None else draft.shapes * len(of.walks)
     return any(len(tree) < len(told) for (tree, _), told in zip(of.walks, trees, strict=False))

@@ -226,8 +226,9 @@ def with_session(
 ) -> Case:
     """`case` with mates, in a layout with room for all requests or for little more than the longest.
 
-    No draft is switched if any request samples.
+    No draft is switched if any request samples. The actions decide how many requests step together.
     """
+    case, stranger = (replace(one, draft=one.draft.in_batches(())) for one in (case, stranger))
     other = None if draw(st.integers(0, 2)) else stranger
     rival = draw(rivals(case))
     most_mates = within.most_requests - 1 if within is not None and within.most_requests else max(MATES)

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from properties.verdict.batch_sizes import batch_sizes
 from properties.verdict.subject import Crashed, Declined, NoTrace, Subject
 from reference.case import Case
 from reference.draft import Scripted
@@ -25,17 +26,25 @@ class Member:
 def members(case: Case, trace: Trace) -> Iterator[Member]:
     """The requests that entered and took a step.
 
-    A request that switched drafts on the way becomes a script of the trees that it proposed.
+    A request that switched drafts on the way becomes a script of the trees that it proposed. The draft of a request
+    whose trees depend on batches is told the sizes of its batches; where the trace does not tell them, the request
+    becomes a script too.
     """
     assert case.session is not None
     if trace.shared is None:
         return
+    sizes = batch_sizes(case, trace.shared)
     for number, one in enumerate(trace.shared.requests):
         if one is None or not one.steps:
             continue
         alone = replace(case.alone(number), prompt=trace.shared.prompts[number], draft=Scripted())
         retold = any(action.kind == "switch" and number in action.requests for action in case.session.actions)
-        draft = _script(one) if retold else case.alone(number).draft
+        draft = case.alone(number).draft
+        if draft.dispatch is not None:
+            batches = (sizes or {}).get(number, ())
+            retold = retold or len(batches) != len(one.steps)
+            draft = draft.in_batches(batches if set(batches) != {1} else ())
+        draft = _script(one) if retold else draft
         # The prompt changes together with the draft: a script's first tree must begin with the prompt's last token.
         yield Member(number, replace(alone, draft=draft, steps=len(one.steps)), one, retold)
 

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, TypeVar
 
 from reference.architecture import Model
 from reference.draft.hidden import HiddenStates
-from reference.draft_trees import Expansion
+from reference.draft_trees import Dispatch, Expansion
 from reference.malformed import Malformed
 from reference.tree import Shape, Tree
 
@@ -115,6 +115,15 @@ class Draft(ABC):
     def expansion(self) -> Expansion | None:
         """The dynamic tree that the draft fills; None for a draft whose trees have fixed shapes."""
         return None
+
+    @property
+    def dispatch(self) -> Dispatch | None:
+        """The table of static trees by batch size that the draft fills; None for a draft without one."""
+        return None
+
+    def in_batches(self: Own, sizes: Tokens) -> Own:
+        """The draft of a request whose steps are taken by batches of `sizes`; it differs for a table of trees alone."""
+        return self
 
     @property
     def tree_kind(self) -> str:

@@ -93,7 +93,7 @@ class Head(Static):
                 "reads.shift",
                 f"{self.reads}: a row holds {beside}, so the shift is {self.SHIFT} in {self.WORD}",
             )
-        if self.fixed and (self.expansion is not None or len(self.fixed) != len(self.shapes[0])):
+        if self.fixed and (self.tree_kind != "static" or len(self.fixed) != len(self.shapes[0])):
             raise Malformed("fixed", f"{len(self.fixed)} tokens for {self.told}")
 
     @classmethod

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from reference.draft.static import Static
-from reference.files.json_parts import rank_tree_from_json
+from reference.draft_trees import static_tree_from_json
 from reference.malformed import Malformed, under
 from reference.tree import RankTree
 
@@ -35,5 +35,5 @@ class Ngram(Static):
     def read(cls, content: Mapping[str, Any]) -> "Ngram":
         """See `Draft`."""
         with under("shape"):
-            shape = rank_tree_from_json(content["shape"])
+            shape = static_tree_from_json(content["shape"])
         return cls(shape, content["order"])

@@ -4,9 +4,18 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import ClassVar, TypeVar
 
-from reference.draft.base import Draft, only
+from reference.draft.base import Draft, Tokens, only
 from reference.draft.hidden import HiddenStates
-from reference.draft_trees import DraftTree, Expansion, most_rank, open_rows, outlines, tree_kind
+from reference.draft_trees import (
+    Dispatch,
+    DraftTree,
+    Expansion,
+    most_rank,
+    open_rows,
+    outlines,
+    told_tree,
+    tree_kind,
+)
 from reference.malformed import Malformed
 from reference.tree import RankTree, Shape
 
@@ -16,7 +25,8 @@ Own = TypeVar("Own", bound="Static")
 class Static(Draft):
     """A draft with the same tree at all steps; each kind has the field `shape`.
 
-    A kind with scores may fill a dynamic tree, whose shape follows from its own probabilities.
+    A kind with scores may fill a dynamic tree, whose shape follows from its own probabilities, or the static tree that
+    a table gives for the number of requests that step together.
 
     Attributes:
         WORD: The kind in the text of reports.
@@ -29,13 +39,23 @@ class Static(Draft):
 
     @property
     def shapes(self) -> tuple[Shape, ...]:
-        """See `Draft`; of a dynamic tree the outline."""
+        """See `Draft`; of a dynamic tree the outline, of a table its trees."""
         return outlines(self.shape)
 
     @property
     def expansion(self) -> Expansion | None:
         """See `Draft`."""
         return self.shape if isinstance(self.shape, Expansion) else None
+
+    @property
+    def dispatch(self) -> Dispatch | None:
+        """See `Draft`."""
+        return self.shape if isinstance(self.shape, Dispatch) else None
+
+    def in_batches(self: Own, sizes: Tokens) -> Own:
+        """See `Draft`."""
+        table = self.dispatch
+        return self if table is None else replace(self, shape=replace(table, batches=sizes))  # type: ignore[type-var]
 
     @property
     def tree_kind(self) -> str:
@@ -49,15 +69,22 @@ class Static(Draft):
 
     def check_rank(self, named: int) -> None:
         """Raise Malformed where the tree asks for a rank beyond the `named` tokens that the draft can name."""
-        rank, field = most_rank(self.shape), "shape.top_k" if self.expansion else "shape.rank"
+        field = {"dynamic": "shape.top_k", "dispatched": "shape.trees"}.get(self.tree_kind, "shape.rank")
+        rank = most_rank(self.shape)
         if rank >= named:
             raise Malformed(field, f"rank {rank} needs more than the {named} tokens it can name")
 
     def with_shapes(self: Own, shapes: tuple[Shape, ...]) -> Own:
-        """See `Draft`; a shape without ranks gets the best children, in the order of its rows, and is static."""
-        shape = only(shapes)
-        filled = shape if isinstance(shape, RankTree) else best_first(shape)
-        return replace(self, shape=filled)  # type: ignore[type-var]
+        """See `Draft`; a shape without ranks gets the best children, in the order of its rows.
+
+        One shape makes the tree static. Several are the trees of the first rows of the draft's table.
+        """
+        ranked = tuple(shape if isinstance(shape, RankTree) else best_first(shape) for shape in shapes)
+        table = self.dispatch
+        if table is not None and len(ranked) > 1:
+            return replace(self, shape=table.with_trees(ranked))  # type: ignore[type-var]
+        only(ranked)
+        return replace(self, shape=ranked[0])  # type: ignore[type-var]
 
     def as_chain(self: Own) -> Own:
         """A chain of best tokens with at least two levels: on one level, all rules for chains are the same."""
@@ -67,10 +94,11 @@ class Static(Draft):
     @property
     def told(self) -> str:
         """See `Draft`."""
-        if self.expansion is not None:
-            return f"{self.WORD} draft of a dynamic tree ({self.expansion.told})"
-        nodes = len(self.shapes[0])
-        return f"{self.WORD} draft of {nodes} node{'s' * (nodes > 1)}"
+        if isinstance(self.shape, Expansion):
+            return f"{self.WORD} draft of a dynamic tree ({self.shape.told})"
+        if isinstance(self.shape, Dispatch):
+            return f"{self.WORD} draft of a tree by batch size ({self.shape.told})"
+        return f"{self.WORD} draft of {told_tree(self.shape)}"
 
     def refuses_draws(self, draws: str) -> str | None:
         """See `Draft`; which tokens a dynamic tree keeps depends on the tokens, so no law gives a drawn one."""
@@ -79,9 +107,12 @@ class Static(Draft):
         return None
 
     def simpler(self: Own) -> Iterator[Own]:
-        """Drafts with a smaller dynamic tree."""
-        for tree in self.expansion.simpler() if self.expansion is not None else ():
-            yield replace(self, shape=tree)  # type: ignore[type-var]
+        """Drafts with a smaller dynamic tree; with one tree of the table, or a smaller table."""
+        for tree in self.dispatch.trees if self.dispatch is not None else ():
+            yield self.with_shapes((tree,))
+        plan = self.expansion or self.dispatch
+        for simpler in plan.simpler() if plan is not None else ():
+            yield replace(self, shape=simpler)  # type: ignore[type-var]
 
 
 def best_first(shape: Shape) -> RankTree:

@@ -1,27 +1,35 @@
-"""The trees that a draft may fill: static or dynamic; some static ones have names."""
+"""The trees that a draft may fill: static, dynamic, or by batch size."""
 
+from reference.draft_trees.dispatch import Dispatch
 from reference.draft_trees.expansion import Expansion
-from reference.draft_trees.names import CHOICES, named_tree, tree_of_paths
+from reference.draft_trees.names import CHOICES, name_of, named_tree, told_tree, tree_of_paths
 from reference.draft_trees.plan import (
     TREE_KINDS,
     DraftTree,
+    dispatch_from_json,
     draft_tree_from_json,
     most_rank,
     open_rows,
     outlines,
+    static_tree_from_json,
     tree_kind,
 )
 
 __all__ = [
     "CHOICES",
     "TREE_KINDS",
+    "Dispatch",
     "DraftTree",
     "Expansion",
+    "dispatch_from_json",
     "draft_tree_from_json",
     "most_rank",
+    "name_of",
     "named_tree",
     "open_rows",
     "outlines",
+    "static_tree_from_json",
+    "told_tree",
     "tree_kind",
     "tree_of_paths",
 ]

@@ -1,7 +1,9 @@
 """Static trees by name: full, pruned, and published choice lists."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from difflib import get_close_matches
+from functools import lru_cache
 from heapq import heappop, heappush
 
 from reference.draft_trees.expansion import MOST_NODES
@@ -27,7 +29,7 @@ The children have the ranks from 0 on. Medusa's list (FasterDecoding/Medusa, med
 root. EAGLE-1's (SafeAILab/EAGLE, choices.py) bears the same name and has 25.
 """
 
-_NAME = re.compile(r"D([1-9]\d{0,3})(?:-BF([1-9]\d{0,3})(?:-N([1-9]\d{0,3}))?)?")
+_NAME = re.compile(r"D_?([1-9]\d{0,3})(?:-BF_?([1-9]\d{0,3})(?:-N_?([1-9]\d{0,3}))?)?")
 
 
 def named_tree(name: str) -> RankTree:
@@ -35,20 +37,63 @@ def named_tree(name: str) -> RankTree:
 
     `Dm` is a chain of `m` levels. `Dm-BFn` is the full tree of `m` levels below the root, in which each inner node has
     `n` children. `Dm-BFn-Ni` holds `i` of its nodes, the root included: those whose ranks along their paths have the
-    least sum; of equal sums the shallower, then the one with the better first ranks. Other names are keys of CHOICES.
+    least sum; of equal sums the shallower, then the one with the better first ranks. An underscore may stand before
+    each number (`D_4-BF_2`). Other names are keys of CHOICES.
 
     Raises:
-        Malformed: No tree has this name, or the tree has fewer nodes than it names, or more than MOST_NODES.
+        Malformed: No tree has this name, and the nearest name is told; or the tree has fewer nodes than it names, or
+            more than MOST_NODES.
     """
     if name in CHOICES:
         children = CHOICES[name]
         return tree_of_paths((*path, rank) for path, count in children.items() for rank in range(count))
     found = _NAME.fullmatch(name)
     if found is None:
-        raise Malformed("shape", f"{name!r} is not Dm, Dm-BFn, Dm-BFn-Ni or one of {', '.join(CHOICES)}")
+        near = _nearest(name)
+        asked = f"; did you mean {near}?" if near else ""
+        raise Malformed("", f"{name!r} is not Dm, Dm-BFn, Dm-BFn-Ni or one of {', '.join(CHOICES)}{asked}")
     levels, width, kept = (None if number is None else int(number) for number in found.groups())
     assert levels is not None
     return _pruned(name, levels, width or 1, kept)
+
+
+def _nearest(name: str) -> str | None:
+    """The name most like `name`: a published list, or a name with the numbers that stand in `name`."""
+    numbers = [str(int(number)) for number in re.findall(r"\d{1,4}", name)[:3]]
+    marks = ("D", "-BF", "-N")
+    made = "".join(mark + number for mark, number in zip(marks, numbers, strict=False) if number != "0")
+    known = [*CHOICES, *([made] if _NAME.fullmatch(made) else [])]
+    lower = {one.lower(): one for one in known}
+    found = get_close_matches(name.lower(), lower, n=1, cutoff=0.4)
+    return lower[found[0]] if found else None
+
+
+@lru_cache(maxsize=256)
+def name_of(tree: RankTree) -> str | None:
+    """The name of `tree`, the shortest if it has several; None for a tree without a name, and for the bare root."""
+    return next((name for name in _names_for(tree) if named_tree(name) == tree), None)
+
+
+def _names_for(tree: RankTree) -> Iterator[str]:
+    """The names that a tree of this size, height and width can have."""
+    nodes, levels, width = len(tree), tree.height, max(tree.rank) + 1
+    if not levels:
+        return
+    if width == 1:
+        yield f"D{levels}"
+        return
+    full = sum(width**depth for depth in range(levels + 1))
+    if nodes == full:
+        yield f"D{levels}-BF{width}"
+    elif nodes < full:
+        yield f"D{levels}-BF{width}-N{nodes}"
+    yield from (name for name in CHOICES if len(named_tree(name)) == nodes)
+
+
+def told_tree(tree: RankTree) -> str:
+    """A static tree in a few words for a page: its size, and its name where it has one."""
+    name = name_of(tree)
+    return f"{len(tree)} node{'s' * (len(tree) > 1)}" + (f" ({name})" if name else "")
 
 
 def _pruned(name: str, levels: int, width: int, kept: int | None) -> RankTree:
@@ -57,14 +102,14 @@ def _pruned(name: str, levels: int, width: int, kept: int | None) -> RankTree:
     waiting: list[tuple[int, int, Ranks]] = [(0, 0, ())]
     while waiting and len(paths) != kept:
         if len(paths) == MOST_NODES:
-            raise Malformed("shape", f"{name} has more than {MOST_NODES} nodes")
+            raise Malformed("", f"{name} has more than {MOST_NODES} nodes")
         # A child has at least its parent's sum and is deeper: no parent comes after its child.
         total, depth, path = heappop(waiting)
         paths.append(path)
         for rank in range(width) if depth < levels else ():
             heappush(waiting, (total + rank, depth + 1, (*path, rank)))
     if kept is not None and len(paths) < kept:
-        raise Malformed("shape", f"{name}: the full tree has {len(paths)} nodes")
+        raise Malformed("", f"{name}: the full tree has {len(paths)} nodes")
     return tree_of_paths(paths[1:])
 
 
@@ -78,5 +123,5 @@ def tree_of_paths(paths: Iterable[Ranks]) -> RankTree:
     place = {path: row for row, path in enumerate(rows)}
     for path in rows[1:]:
         if path[:-1] not in place:
-            raise Malformed("shape", f"the path {list(path)} has no parent")
+            raise Malformed("", f"the path {list(path)} has no parent")
     return RankTree(tuple(place[path[:-1]] for path in rows), tuple(path[-1] if path else 0 for path in rows))

@@ -8,14 +8,18 @@ from importlib import import_module
 from pkgutil import iter_modules
 
 from backends.engine.draft.base import HEADS, OPENERS, Draft, Opening
+from backends.engine.draft.filling import TreeFilling
 
 for _module in iter_modules(__path__):
     import_module(f"{__name__}.{_module.name}")
 
 
 def opened(opening: Opening) -> Draft:
-    """Open the draft that `opening.case` names."""
-    return OPENERS[opening.case.draft.TAG](opening)
+    """Open the draft that `opening.case` names; a draft that fills trees is told the size of each batch."""
+    draft = OPENERS[opening.case.draft.TAG](opening)
+    if isinstance(draft, TreeFilling):
+        draft.batch_size = opening.batch_size
+    return draft
 
 
 __all__ = ["HEADS", "OPENERS", "Draft", "Opening", "opened"]

@@ -105,6 +105,7 @@ class Opening:
         cache: The KV cache of that model.
         seams: The functions of which the engine is composed.
         target: The target, with whose weights a head may score; None where the engine does not run it.
+        batch_size: Tells, whenever a tree is drafted, how many requests step together.
     """
 
     case: Case
@@ -112,6 +113,7 @@ class Opening:
     cache: KvCache | None
     seams: StepSeams
     target: CausalLm | None = None
+    batch_size: Callable[[], int] = lambda: 1
 
 
 OPENERS: dict[str, Callable[[Opening], Draft]] = {}

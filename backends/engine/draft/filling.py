@@ -4,6 +4,7 @@ The kinds of draft differ in how they score a level: by a causal model, or by a 
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -14,7 +15,7 @@ from backends.engine.reach import Reach
 from backends.engine.sampling.step import StepSampling
 from backends.engine.step_seams import StepSeams
 from backends.engine.trees.growth import Candidates
-from reference.draft_trees import DraftTree, Expansion
+from reference.draft_trees import Dispatch, DraftTree, Expansion
 from reference.tree import RankTree, Shape, Tree
 
 
@@ -22,12 +23,14 @@ class TreeFilling(ABC):
     """Fills a tree with the best tokens, or a tree of fixed shape with tokens drawn from the draft's law.
 
     Attributes:
-        plan: The tree that is filled at every step, static or dynamic.
+        plan: The tree that is filled at every step, static or dynamic, or the table of trees by batch size.
         shape: The tree of this step; while a dynamic tree grows, all its candidates.
         named_ids: int64 [draft vocabulary]; the target id of each draft id.
         vocab_size: Number of target ids.
         slots: The column of each fed node of `shape`.
         calls: Number of forwards so far.
+        batch_size: Tells how many requests step together now.
+        batches: The batch size of each proposal so far.
     """
 
     def __init__(self, plan: DraftTree, named_ids: Tensor, vocab_size: int, seams: StepSeams) -> None:
@@ -38,6 +41,8 @@ class TreeFilling(ABC):
         self.seams = seams
         self.slots: dict[int, int] = {}
         self.calls = 0
+        self.batch_size: Callable[[], int] = lambda: 1
+        self.batches: list[int] = []
 
     @abstractmethod
     def feed(self, level: list[int], token: list[int], root: int) -> Tensor:
@@ -69,7 +74,9 @@ class TreeFilling(ABC):
         self.slots = {}
         if isinstance(self.plan, Expansion):
             return self.grow(self.plan, tokens, scores, root, chance)
-        self.shape = shape = self.plan
+        self.batches.append(self.batch_size())
+        shape = self.seams.trees.dispatch(self.plan, self.batches) if isinstance(self.plan, Dispatch) else self.plan
+        self.shape = shape
         token, draft_id = [tokens[-1]] * len(shape), [0] * len(shape)
         logits = torch.full((len(shape), scores.shape[1]), torch.nan, dtype=scores.dtype, device=scores.device)
         proposal: dict[int, Tensor] = {}

@@ -6,6 +6,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from backends.engine.trees.dispatch import dispatch
+from reference.draft_trees import Dispatch
+from reference.tree import RankTree
+
 
 def log_probabilities(logits: Tensor) -> Tensor:
     """The log-probabilities of draft logits [V], in float64 for float64 and in float32 otherwise."""
@@ -51,11 +55,13 @@ class GrowthSeams:
         cumulate: From a node's score and its draft logits to the scores of its children.
         frontier: From the scores of a level to the candidates that are expanded.
         rerank: From the scores of all candidates to those that the tree holds.
+        dispatch: From a table of static trees and the batches so far to the tree of this step.
     """
 
     cumulate: Callable[[Tensor, Tensor, list[int], list[int]], Tensor] = cumulate
     frontier: Callable[[Tensor, int], list[int]] = frontier
     rerank: Callable[[Tensor, list[int], int], list[int]] = rerank
+    dispatch: Callable[[Dispatch, list[int]], RankTree] = dispatch
 
 
 @dataclass

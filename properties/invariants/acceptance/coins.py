@@ -20,6 +20,7 @@ from reference.architecture import Seeded
 from reference.case import Case
 from reference.oracle import acceptance, processing, tree_growth
 from reference.oracle.coin_source import Taped
+from reference.oracle.draft.dispatch import chosen
 from reference.oracle.sampled_step import one_hot
 from reference.trace import Array, Stage, Step
 from reference.tree import Tree
@@ -165,7 +166,7 @@ def _redrawn(case: Case, number: int, step: Step) -> dict[int, tuple[int, float]
     assert step.drafted is not None
     assert step.drafted.proposal is not None
     tree, told, drawn_tokens = step.drafted.tree, step.drafted.proposal.astype(np.float64), {}
-    placed = _placed(case, step)
+    placed = _placed(case, number, step)
     for node in range(len(tree)):
         for rank, child in enumerate(tree.children[node]):
             held = {tree.token[other] for other in tree.children[node][:rank]}
@@ -181,7 +182,7 @@ def _redrawn(case: Case, number: int, step: Step) -> dict[int, tuple[int, float]
     return drawn_tokens
 
 
-def _placed(case: Case, step: Step) -> list[int]:
+def _placed(case: Case, number: int, step: Step) -> list[int]:
     """For each node of the tree, its number in the draft's own shape.
 
     A tree may be cut at the end of an attention chunk, and the cut renumbers its nodes. Coins were drawn before that,
@@ -189,7 +190,9 @@ def _placed(case: Case, step: Step) -> list[int]:
     draft.fidelity reports it.
     """
     assert step.drafted is not None
-    count, shape, root = len(step.drafted.tree), case.draft.shapes[0], len(step.context)
+    table = case.draft.dispatch
+    shape = case.draft.shapes[0] if table is None else chosen(table, number)
+    count, root = len(step.drafted.tree), len(step.context)
     arch = case.model.architecture if isinstance(case.model, Seeded) else None
     chunks = [chunk for _, chunk in arch.reaches if chunk] if arch is not None else []
     if len(shape) == count or not chunks:

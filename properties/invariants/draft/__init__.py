@@ -1,6 +1,12 @@
 """Invariants of drafts: the hidden states that they read, and their proposals."""
 
-from properties.invariants.draft import dynamic_trees, hidden_states, proposals, switches
+from properties.invariants.draft import dispatch, dynamic_trees, hidden_states, proposals, switches
 
 # A draft that was given a wrong state proposes a wrong tree: the state is judged first.
-INVARIANTS = (*hidden_states.INVARIANTS, *dynamic_trees.INVARIANTS, *proposals.INVARIANTS, *switches.INVARIANTS)
+INVARIANTS = (
+    *hidden_states.INVARIANTS,
+    *dispatch.INVARIANTS,
+    *dynamic_trees.INVARIANTS,
+    *proposals.INVARIANTS,
+    *switches.INVARIANTS,
+)

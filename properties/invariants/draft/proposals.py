@@ -84,7 +84,7 @@ def proposed(
             return
         yield from rows_differ(name, case, oracle, number, step.context, step.drafted)
         return
-    true = oracle(restarted(case, (*step.context, pending))).steps[0].drafted
+    true = oracle(restarted(case, (*step.context, pending), number)).steps[0].drafted
     assert true is not None
     if case.draft.expansion is not None:
         yield from grown(name, case, oracle, number, step, true)
@@ -140,7 +140,7 @@ def rollback(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     step = steps[number]
     if step.drafted is None:
         raise Unobserved("the backend does not reveal the tree of its last step")
-    fresh = subject(restarted(case, (*step.context, step.drafted.tree.token[0]))).steps[0].drafted
+    fresh = subject(restarted(case, (*step.context, step.drafted.tree.token[0]), number)).steps[0].drafted
     if fresh is None:
         raise Unobserved("the backend does not reveal the tree of a fresh start")
     if case.draft.expansion is not None and fresh.tree != step.drafted.tree:

@@ -23,9 +23,12 @@ DRAFT_K = 6.0
 """Largest rms distance between a row of draft logits and the oracle's, in sigmas."""
 
 
-def restarted(case: Case, tokens: tuple[int, ...]) -> Case:
-    """`case` as one step with `tokens` as its prompt, so that its draft starts fresh at this point."""
-    return replace(case, prompt=tokens, steps=1, stops=Stops(max_new_tokens=1))
+def restarted(case: Case, tokens: tuple[int, ...], number: int = 0) -> Case:
+    """`case` as one step with `tokens` as its prompt, so that its draft starts fresh at this point, step `number`."""
+    draft, table = case.draft, case.draft.dispatch
+    if table is not None:  # the batch of that step, which is the last known one after the end of the list
+        draft = draft.in_batches(table.batches[number : number + 1] or table.batches[-1:])
+    return replace(case, prompt=tokens, draft=draft, steps=1, stops=Stops(max_new_tokens=1))
 
 
 def scores_of(case: Case, oracle: Oracle, context: tuple[int, ...], tree: Tree) -> Array | None:

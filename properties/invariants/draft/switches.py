@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from properties.invariants.draft.proposals import NEEDS, proposed
 from properties.invariants.rows import placed
+from properties.verdict.batch_sizes import batch_sizes
 from properties.verdict.invariant import Fact, Invariant, NotApplicable, Oracle, Unobserved
 from properties.verdict.subject import Subject
 from reference.case import Case
@@ -28,6 +29,7 @@ def switched(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
         action.draft is not None and set(action.requests) & set(one.committed) for action, one in happened(case, shared)
     ):
         raise NotApplicable("no request was there to switch its draft")
+    sizes = batch_sizes(case, shared) or {}
     for request, trace in enumerate(shared.requests):
         changes = [
             (account.committed[request], action.draft)
@@ -47,7 +49,10 @@ def switched(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
                 raise Unobserved("the backend does not reveal what each step emitted")
             pending = before.tokens[-1] if before is not None and before.tokens else begins.prompt[-1]
             if step.drafted is not None:
-                as_drafted = replace(begins, draft=changes[known][1])
+                draft = changes[known][1]
+                if draft.dispatch is not None:
+                    draft = draft.in_batches(sizes.get(request, ()))
+                as_drafted = replace(begins, draft=draft)
                 for fact in proposed("draft.switched", as_drafted, oracle, number, step, place, pending):
                     yield placed(fact, request=request)
             place += 1

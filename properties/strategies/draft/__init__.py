@@ -51,6 +51,7 @@ def any_draft(
     kind = draw(st.sampled_from(often))
     if kind in further:
         kind = draw(st.sampled_from(further))
-    fills, grows = within is None or within.draft_trees, "dynamic" in among(TREE_KINDS, within, "tree_kinds")
-    drawn: Draft = draw(DRAWN[kind](Given(model, prompt, ahead, fills, grows)))
+    fills, trees = within is None or within.draft_trees, among(TREE_KINDS, within, "tree_kinds")
+    given = Given(model, prompt, ahead, fills, "dynamic" in trees, "dispatched" in trees)
+    drawn: Draft = draw(DRAWN[kind](given))
     return drawn

@@ -19,6 +19,7 @@ class Given:
         ahead: The target's next greedy tokens after the prompt.
         fills: Whether the engine fills the draft's tree; else it takes the draft's model alone.
         grows: Whether the engine grows dynamic trees.
+        dispatches: Whether the engine takes static trees by batch size.
     """
 
     model: Seeded
@@ -26,6 +27,7 @@ class Given:
     ahead: tuple[int, ...]
     fills: bool = True
     grows: bool = True
+    dispatches: bool = True
 
 
 DRAWN: dict[str, Callable[[Given], st.SearchStrategy[Any]]] = {}

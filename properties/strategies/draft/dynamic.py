@@ -1,22 +1,38 @@
-"""Strategies for dynamic trees, which drafts with scores grow."""
+"""Strategies for trees of drafts with scores: static, dynamic, by batch size."""
 
 from hypothesis import strategies as st
 
 from properties.strategies.draft.drawing import Given
-from reference.draft_trees import DraftTree, Expansion
+from properties.strategies.draft.static import static_trees
+from reference.draft_trees import Dispatch, DraftTree, Expansion
 from reference.tree import RankTree
 
-RARE = 6
-"""One tree in this many is dynamic where a draft has scores, so that about one case in fifteen holds such a tree."""
+KINDS = ("static",) * 17 + ("dispatched",) * 3 + ("dynamic",) * 4
+"""Kinds of tree of a draft with scores: about one case in fifteen holds a dynamic tree, one in twenty a table."""
 
 MOST_TOP_K, MOST_LEVELS, MOST_TOTAL = 3, 4, 12
 
 
 def trees(given: Given, named: int, static: st.SearchStrategy[RankTree]) -> st.SearchStrategy[DraftTree]:
-    """A tree of `static`, or now and then a dynamic one for a draft that can name `named` tokens."""
-    if not given.grows:
-        return static
-    return st.integers(0, RARE - 1).flatmap(lambda one: expansions(named) if one == RARE - 1 else static)
+    """A tree of `static`, or now and then a dynamic one or a table, for a draft that can name `named` tokens."""
+    kinds: dict[str, st.SearchStrategy[DraftTree]] = {"static": static}
+    if given.grows:
+        kinds["dynamic"] = expansions(named)
+    if given.dispatches:
+        kinds["dispatched"] = tables(named)
+    return st.sampled_from(KINDS).flatmap(lambda kind: kinds.get(kind, static)) if len(kinds) > 1 else static
+
+
+@st.composite
+def tables(draw: st.DrawFn, named: int) -> Dispatch:
+    """Tables of two or three small trees, each of another shape, and some batch sizes for a request without mates.
+
+    The bounds are small: a drawn session has up to four requests.
+    """
+    up_to = draw(st.sampled_from(((1, 2), (1, 3), (2, 3), (1, 2, 3), (1, 2, 4))))
+    every = st.lists(static_trees(named), min_size=len(up_to), max_size=len(up_to), unique_by=lambda tree: tree.parent)
+    batches = draw(st.lists(st.integers(1, 5), min_size=2, max_size=5))
+    return Dispatch(up_to, tuple(draw(every)), tuple(batches))
 
 
 @st.composite

@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 
 from properties.strategies.draft.drawing import Given
 from properties.strategies.draft.dynamic import trees
-from properties.strategies.draft.static import rank_trees
+from properties.strategies.draft.static import static_trees
 from properties.strategies.trees import side_by_side
 from reference.draft.hidden import HiddenStates
 from reference.draft.layer_head import HeadLayer
@@ -29,11 +29,11 @@ def head_trees(given: Given, named: int) -> st.SearchStrategy[DraftTree]:
     The later levels of two chains continue unlike rows.
     """
     if named < 2:
-        return trees(given, named, rank_trees(named))
+        return trees(given, named, static_trees(named))
     chains = st.integers(3, 4).map(
         lambda height: RankTree(side_by_side(2, height), (0, 0, 1, *(0,) * (2 * height - 2)))
     )
-    static = st.integers(0, 3).flatmap(lambda one: chains if one == 3 else rank_trees(named))
+    static = st.integers(0, 3).flatmap(lambda one: chains if one == 3 else static_trees(named))
     return trees(given, named, static)
 
 

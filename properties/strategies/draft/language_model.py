@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 
 from properties.strategies.draft.drawing import Given, draws
 from properties.strategies.draft.dynamic import trees
-from properties.strategies.draft.static import rank_trees
+from properties.strategies.draft.static import static_trees
 from properties.strategies.models import close_drafts, drafts
 from reference.draft import LanguageModel
 from reference.tree import RankTree
@@ -32,5 +32,5 @@ def model_drafts(draw: st.DrawFn, given: Given) -> LanguageModel:
     vocab = given.model.vocab_size
     vocabulary = draw(vocabularies(vocab))
     named = len(vocabulary) or vocab
-    shape = draw(trees(given, named, rank_trees(named)))
+    shape = draw(trees(given, named, static_trees(named)))
     return LanguageModel(draw(drafts(given.model)), shape, vocabulary)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from properties.strategies.draft.drawing import Given, draws
 from properties.strategies.draft.head import SEEDS, head_trees, one_state
 from reference.draft.medusa import Medusa
-from reference.draft_trees import Expansion
+from reference.draft_trees import Expansion, outlines
 
 SPARE_HEADS = 1
 """Most heads that a drawn tree does not reach."""
@@ -20,7 +20,7 @@ def medusa_heads(draw: st.DrawFn, given: Given) -> Medusa:
     # A Medusa head stands no token beside its state.
     reads = replace(draw(one_state(given.model.architecture.layers)), shift=0)
     shape = draw(head_trees(given, given.model.vocab_size))
-    deepest = shape.depth if isinstance(shape, Expansion) else shape.height
+    deepest = shape.depth if isinstance(shape, Expansion) else max(one.height for one in outlines(shape))
     heads = max(deepest, 1) + draw(st.integers(0, SPARE_HEADS))
     bias, shared, seed = draw(st.booleans()), draw(st.integers(0, 3)) == 3, draw(st.integers(0, SEEDS - 1))
     return Medusa(shape, reads, heads, bias, shared, seed=seed)

@@ -3,7 +3,7 @@
 from hypothesis import strategies as st
 
 from properties.strategies.draft.drawing import Given, draws
-from properties.strategies.draft.static import rank_trees
+from properties.strategies.draft.static import static_trees
 from reference.draft import Ngram
 
 
@@ -11,4 +11,4 @@ from reference.draft import Ngram
 @st.composite
 def tries(draw: st.DrawFn, given: Given) -> Ngram:
     """An n-gram trie for n of 2 to 4, so contexts of one to three tokens, over a static tree."""
-    return Ngram(draw(rank_trees(given.model.vocab_size)), draw(st.integers(2, 4)))
+    return Ngram(draw(static_trees(given.model.vocab_size)), draw(st.integers(2, 4)))

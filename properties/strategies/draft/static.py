@@ -3,10 +3,26 @@
 from hypothesis import strategies as st
 
 from properties.strategies.trees import as_many, parents, side_by_side
+from reference.draft_trees import named_tree
 from reference.tree import RankTree, Shape
 
 STATIC_NODES = 12
 """Most nodes of a static tree; few, since the draft model runs once for each inner level."""
+
+
+NAMES = ("D2", "D4", "D2-BF2", "D3-BF2", "D2-BF3", "D3-BF2-N8", "D4-BF3-N9", "eagle-mc_sim_7b_63")
+"""Names of static trees that are drawn; the published list is the smaller one."""
+
+NAMED = 12
+"""One static tree in this many has a name."""
+
+
+def static_trees(named: int) -> st.SearchStrategy[RankTree]:
+    """Static trees whose nodes have at most `named` children; some are known by a name."""
+    fitting = [tree for tree in map(named_tree, NAMES) if max(tree.rank) < named]
+    return st.integers(0, NAMED - 1).flatmap(
+        lambda one: st.sampled_from(fitting) if one == NAMED - 1 else rank_trees(named)
+    )
 
 
 @st.composite

@@ -6,7 +6,8 @@ The children of a node are named only after the node's own token, since its scor
 import numpy as np
 
 from reference.draft import Draft
-from reference.draft_trees import DraftTree, Expansion
+from reference.draft_trees import Dispatch, DraftTree, Expansion
+from reference.oracle.draft.dispatch import chosen
 from reference.oracle.draft.expansion import PathScores, expanded
 from reference.oracle.draft.question import Question
 from reference.trace import Drafted, frozen
@@ -16,10 +17,11 @@ from reference.tree import Shape, Tree
 def tree_of(
     draft: Draft, plan: DraftTree, vocab: int, question: Question, score: PathScores, fixed: tuple[int, ...] = ()
 ) -> Drafted:
-    """The tree `plan` of the draft, static or dynamic; the arguments are those of `filled`."""
+    """The tree `plan` of the draft: static, dynamic, or of the step's batch; the other arguments are `filled`'s."""
     if isinstance(plan, Expansion):
         return expanded(plan, np.array(draft.vocabulary or range(vocab)), question, score)
-    return filled(draft, plan, vocab, question, score, fixed)
+    shape = chosen(plan, question.step) if isinstance(plan, Dispatch) else plan
+    return filled(draft, shape, vocab, question, score, fixed)
 
 
 def filled(

@@ -19,7 +19,7 @@ from reference.draft import LanguageModel, Scripted
 from reference.draft.eagle1 import Eagle1
 from reference.draft.hidden import HiddenStates
 from reference.draft.layer_head import HeadLayer
-from reference.draft_trees import Expansion
+from reference.draft_trees import Dispatch, Expansion, named_tree
 from reference.layout import KvLayout
 from reference.sampling import Sampling, Stops
 from reference.session import Action, Mate, Session
@@ -34,6 +34,7 @@ OWN = LanguageModel(MODEL, RankTree((0, 0, 0, 1), (0, 0, 1, 0)))
 MAPPED = LanguageModel(small(17, 0), RankTree((0, 0, 0), (0, 0, 1)), tuple(range(0, 17, 2)))
 HEAD = Eagle1(RankTree((0, 0, 0), (0, 0, 1)), HiddenStates(place="normed", shift=1), HeadLayer(2, 1, 4, 12))
 GROWN = LanguageModel(MODEL, Expansion(2, 2, 5))
+TABLED = LanguageModel(MODEL, Dispatch((1, 2), (named_tree("D2"), named_tree("D1")), (1, 2)))
 FORK = Scripted((Tree((0, 0, 0, 1, 1), (6, 1, 2, 4, 5)), Tree((0, 0), (6, 4))))
 STEP = Action("step", (0, 1))
 
@@ -48,6 +49,7 @@ CASES = {
     "tree": Case(MODEL, PROMPT, FORK, stops=Stops(4), dtype="float64"),
     "head": Case(MODEL, PROMPT, HEAD, stops=Stops(4), dtype="float64"),
     "grown": Case(MODEL, PROMPT, GROWN, stops=Stops(4), dtype="float64"),
+    "tabled": Case(MODEL, PROMPT, TABLED, stops=Stops(4), dtype="float64"),
     "mapped": Case(MODEL, PROMPT, MAPPED, stops=Stops(4), dtype="float64"),
     "paged": Case(MODEL, PROMPT, FORK, KvLayout(kind="paged", page_size=2, pages=tuple(range(12))), stops=Stops(3)),
     "open pages": Case(MODEL, PROMPT, FORK, KvLayout(kind="paged", page_size=2), stops=Stops(3)),
@@ -123,6 +125,7 @@ ELSEWHERE = {
     "cut": ("lossless.support",),
     "head": ("draft.hidden-state-descriptor",),
     "grown": ("draft.tree-top-m",),
+    "tabled": ("draft.dispatch",),
     "drawn": ("acceptance.proposal-consistent", "lossless.processors-per-node"),
     "company": (
         "attention.batch-mate-independent",

@@ -2,9 +2,16 @@
 
 import pytest
 
-from reference.draft_trees import CHOICES, named_tree, tree_of_paths
+from properties.strategies.models import GALLERY
+from reference.architecture import Seeded
+from reference.case import Case
+from reference.case_json import case_from_json, case_to_json
+from reference.draft import Draft, LanguageModel, Ngram
+from reference.draft_trees import CHOICES, name_of, named_tree, tree_of_paths
 from reference.malformed import Malformed
 from reference.tree import RankTree
+
+MODEL = Seeded(GALLERY[0], 0)
 
 
 def ranks(tree: RankTree) -> list[tuple[int, ...]]:
@@ -58,3 +65,43 @@ def test_what_is_no_tree_is_refused() -> None:
             named_tree(name)
     with pytest.raises(Malformed, match=r"\[1, 0\] has no parent"):
         tree_of_paths([(0,), (1, 0)])
+
+
+@pytest.mark.parametrize(
+    ("name", "nearest"),
+    [
+        ("D4BF2", "D4-BF2"),
+        ("d_4-bf_2", "D4-BF2"),
+        ("D4-N9", "D4-BF9"),
+        ("D3 BF2 N8", "D3-BF2-N8"),
+        ("medusa", "medusa-mc_sim_7b_63"),
+        ("eagle-mc_sim", "eagle-mc_sim_7b_63"),
+    ],
+)
+def test_a_refusal_tells_the_nearest_name(name: str, nearest: str) -> None:
+    with pytest.raises(Malformed, match=f"did you mean {nearest}\\?$"):
+        named_tree(name)
+
+
+def test_a_tree_is_known_by_the_name_that_gives_it() -> None:
+    names = ("D1", "D4", "D1-BF3", "D4-BF2", "D3-BF2-N8", "D2-BF3-N7", *CHOICES)
+    assert tuple(name_of(named_tree(name)) for name in names) == names
+    assert name_of(named_tree("D_4-BF_2-N_31")) == "D4-BF2"
+    assert name_of(RankTree((0,), (0,))) is None
+    assert name_of(RankTree((0, 0, 1), (0, 1, 0))) is None, "a chain of second-best tokens"
+    assert name_of(RankTree((0, 0, 0), (0, 1, 0))) is None, "the second-best child in the first row"
+
+
+@pytest.mark.parametrize("draft", [LanguageModel(MODEL, named_tree("D2-BF2")), Ngram(named_tree("D2-BF2"), 3)], ids=str)
+def test_a_case_file_names_a_tree_and_a_page_tells_the_name(draft: Draft) -> None:
+    case = Case(MODEL, (1, 2), draft)
+    assert draft.told.endswith("draft of 7 nodes (D2-BF2)")
+    content = case_to_json(case)
+    content["draft"]["shape"] = "D_2-BF_2"
+    assert case_from_json(content) == case
+    content["draft"]["shape"] = "D2BF2"
+    with pytest.raises(Malformed, match=r"^draft\.shape: 'D2BF2' is not .*; did you mean D2-BF2\?$"):
+        case_from_json(content)
+    content["draft"]["shape"] = "D2-BF2-N8"
+    with pytest.raises(Malformed, match=r"^draft\.shape: D2-BF2-N8: the full tree has 7 nodes$"):
+        case_from_json(content)

@@ -1,0 +1,42 @@
+"""Faults in the choice of a static tree by batch size."""
+
+from dataclasses import replace
+
+from backends.engine.seams import Seams
+from backends.faults.fault import fault, faults_in
+from reference.draft_trees import Dispatch
+from reference.trace import Stage
+from reference.tree import RankTree
+
+
+@fault(
+    "dispatch-by-batch-before",
+    Stage.DRAFTED,
+    "arXiv 2508.08192: the tree is chosen by the size of the batch that is about to step",
+    "a table of trees by batch size, and a step whose batch is not as large as the one before it",
+)
+def batch_before(seams: Seams) -> Seams:
+    """The tree is chosen by the number of requests of the step before, which a host that plans ahead knows."""
+
+    def dispatch(table: Dispatch, batches: list[int]) -> RankTree:
+        return seams.trees.dispatch(table, batches[:-1] or batches)
+
+    return replace(seams, trees=replace(seams.trees, dispatch=dispatch))
+
+
+@fault(
+    "dispatch-bound-left-out",
+    Stage.DRAFTED,
+    "arXiv 2508.08192: a tree serves all batches up to its bound",
+    "a table of trees by batch size, and a batch as large as a bound that is not the last",
+)
+def bound_left_out(seams: Seams) -> Seams:
+    """A batch as large as a bound of the table gets the tree of the next bound."""
+
+    def dispatch(table: Dispatch, batches: list[int]) -> RankTree:
+        return seams.trees.dispatch(table, [size + 1 for size in batches])
+
+    return replace(seams, trees=replace(seams.trees, dispatch=dispatch))
+
+
+FAULTS = faults_in(globals())

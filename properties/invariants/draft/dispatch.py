@@ -1,0 +1,89 @@
+"""The invariant of trees by batch size: each step has its batch's tree."""
+
+from collections.abc import Iterator
+
+from properties.invariants.rows import placed
+from properties.verdict.finding import Compared, Finding
+from properties.verdict.invariant import Fact, Invariant, NotApplicable, Oracle, Unobserved, needing
+from properties.verdict.session_members import members
+from properties.verdict.subject import Subject
+from reference.architecture import Seeded
+from reference.case import Case
+from reference.draft_trees import told_tree
+from reference.oracle.draft.chunk import in_chunk
+from reference.oracle.draft.dispatch import chosen
+from reference.trace import Drafted, Stage, Trace
+from reference.tree import RankTree, Shape, Tree
+
+NAME = "draft.dispatch"
+
+
+def dispatched(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
+    """The tree of each step is the one that the table gives for the number of requests that took the step.
+
+    A request of a session is judged as the case that it would be alone, whose draft is told the sizes of its batches
+    (`properties/verdict/session_members.py`): they follow from the session's actions, and not from the engine's count.
+    """
+    if case.session is None:
+        yield from _judged(case, subject(case))
+        return
+    trace = subject(case)
+    if trace.shared is None or not trace.shared.accounts:
+        raise Unobserved("the trace does not say which requests took a step together")
+    for member in members(case, trace):
+        if member.alone.draft.dispatch is not None:
+            for fact in _judged(member.alone, member.trace):
+                yield placed(fact, request=member.number)
+                if isinstance(fact, Finding):
+                    return
+
+
+def _judged(case: Case, trace: Trace) -> Iterator[Fact]:
+    table = case.draft.dispatch
+    assert table is not None
+    for number, step in enumerate(trace.steps):
+        if step.drafted is None:
+            continue
+        # A head has no row before the first state, and proposes the bare root, which draft.fidelity judges.
+        if case.draft.reads is not None and not step.context:
+            yield Compared(0)
+            continue
+        wanted, seen = chosen(table, number), step.drafted.tree
+        whole: Shape = _cut(case, wanted, len(step.context))
+        yield Compared(len(whole))
+        if seen.parent != whole.parent:
+            size = table.batches[min(number, len(table.batches) - 1)] if table.batches else 1
+            where: dict[str, int | str] = {"side": f"batch of {size}"}
+            yield Finding(NAME, Stage.DRAFTED, number, where, f"{_told(whole)}, of {told_tree(wanted)}", _told(seen))
+            return
+
+
+def _cut(case: Case, shape: RankTree, position: int) -> Shape:
+    """The part of `shape`, whose root is at `position`, that stays where trees are cut to the root's chunk."""
+    if not case.layout.stay_in_chunk:
+        return shape
+    if not isinstance(case.model, Seeded):
+        raise NotApplicable("where the tree was cut is known of built-in models alone")
+    whole = Drafted(Tree(shape.parent, (0,) * len(shape)))
+    return in_chunk(whole, position, case.model.architecture).tree
+
+
+def _told(shape: Shape) -> str:
+    return f"parents {' '.join(map(str, shape.parent))}"
+
+
+def _has_table(case: Case) -> bool:
+    mates = () if case.session is None else case.session.mates
+    return any(draft.dispatch is not None for draft in (case.draft, *(mate.draft for mate in mates)))
+
+
+INVARIANTS = (
+    Invariant(
+        NAME,
+        "Where a table gives trees by batch size, each step has the tree of the number of requests that took it.",
+        needing(Stage.DRAFTED),
+        dispatched,
+        _has_table,
+        speaks_of="both",
+    ),
+)

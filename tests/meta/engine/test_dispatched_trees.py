@@ -1,0 +1,154 @@
+"""Static trees by batch size: the engine takes the tree of the live batch, and the law stays the target's."""
+
+from dataclasses import replace
+
+import pytest
+
+from backends import faults
+from backends.compositions import open_cpu
+from properties.invariants import ALL
+from properties.shrinking.cases import nearer, size
+from properties.strategies.acceptance import ORACLE
+from properties.strategies.draft.head import LAYERS
+from properties.strategies.models import GALLERY
+from properties.verdict.batch_sizes import batch_sizes
+from properties.verdict.finding import Verdict
+from properties.verdict.judge import judge
+from reference.architecture import Seeded
+from reference.case import Case
+from reference.case_json import case_from_json, case_to_json
+from reference.draft import Draft, LanguageModel
+from reference.draft.eagle1 import Eagle1
+from reference.draft.eagle3 import Eagle3
+from reference.draft.hidden import HiddenStates
+from reference.draft.medusa import Medusa
+from reference.draft.mtp import Mtp
+from reference.draft_trees import Dispatch, named_tree
+from reference.malformed import Malformed
+from reference.sampling import Sampling, Stops
+from reference.session import Action, Mate, Session
+from reference.trace import Trace
+from specverify.setup.subjects import subject_of
+
+MODEL = Seeded(next(one for one in GALLERY if one.vocab_size >= 16), 3)
+TABLE = Dispatch((1, 2, 4), (named_tree("D3-BF2"), named_tree("D3"), named_tree("D1-BF3")))
+NODES = {1: 15, 2: 4, 3: 4, 4: 4}
+NORMED = HiddenStates(place="normed", shift=1)
+DRAWN = Sampling(temperature=1.0, draws="with-replacement")
+DRAFTS: tuple[Draft, ...] = (
+    LanguageModel(Seeded(MODEL.architecture, 7), TABLE),
+    Eagle1(TABLE, NORMED, LAYERS[0], seed=1),
+    Eagle3(TABLE, HiddenStates((-1, 0), shift=1), LAYERS[1], (2, 3, 5, 8, 9)),
+    Medusa(TABLE, HiddenStates(place="normed"), 3),
+    Mtp(TABLE, NORMED, LAYERS[0], 2),
+)
+CASE = Case(MODEL, (3, 1, 4, 1, 5), DRAFTS[0], stops=Stops(8), dtype="float64")
+ACTIONS = (
+    "add 0", "add 1", "step 0", "add 2", "step 0 1 2", "evict 1", "step 0 1", "restore 1", "preempt 0 1",
+    "step 1 0", "step 1 0 2",
+)  # fmt: skip
+
+
+def acted(*words: str) -> tuple[Action, ...]:
+    told = [one.split() for one in words]
+    return tuple(Action(kind, tuple(map(int, numbers))) for kind, *numbers in told)
+
+
+def session(draft: Draft, sampling: Sampling) -> Case:
+    mates = Mate((5, 6, 7), draft, sampling, Stops(8)), Mate((3, 1, 2), draft, Sampling(), Stops(30))
+    return replace(CASE, draft=draft, sampling=sampling, stops=Stops(30), session=Session(mates, acted(*ACTIONS)))
+
+
+def judged(case: Case, fault: str = "") -> Verdict:
+    backend = open_cpu()
+    if fault:
+        faults.plant(backend, faults.named(fault))
+    return judge(case, ALL, ORACLE, subject_of(backend))
+
+
+def shapes(trace: Trace) -> list[int]:
+    """The number of nodes of each step's tree."""
+    return [len(step.drafted.tree) for step in trace.steps if step.drafted is not None]
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), DRAWN], ids=["greedy", "drawn"])
+@pytest.mark.parametrize("draft", DRAFTS, ids=lambda draft: draft.TAG)
+def test_a_request_alone_takes_the_trees_of_the_batches_that_its_case_tells(draft: Draft, sampling: Sampling) -> None:
+    case = replace(CASE, draft=draft.in_batches((2, 1, 9)), sampling=sampling)
+    trace, right = open_cpu().run(case), ORACLE(case)
+    assert shapes(trace) == shapes(right) == [4, 15, *(4,) * (len(trace.steps) - 2)]
+    assert [step.drafted.tree for step in trace.steps if step.drafted is not None] == [
+        step.drafted.tree for step in right.steps if step.drafted is not None
+    ]
+    assert trace.output == right.output
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), DRAWN], ids=["greedy", "drawn"])
+def test_the_requests_of_a_session_take_the_tree_of_the_batch(sampling: Sampling) -> None:
+    case = session(DRAFTS[0], sampling)
+    verdict = judged(case)
+    assert verdict.outcomes["draft.dispatch"] == "checked"
+    assert not verdict.findings
+    assert verdict.trace is not None
+    assert verdict.trace.shared is not None
+    sizes = batch_sizes(case, verdict.trace.shared)
+    assert sizes == {0: (1, 3, 1, 2, 3), 1: (3, 2, 3), 2: (3, 3)}
+    for number, trace in enumerate(verdict.trace.shared.requests):
+        assert trace is not None
+        assert shapes(trace) == [NODES[one] for one in sizes[number]]
+
+
+@pytest.mark.parametrize("fault", ["dispatch-by-batch-before", "dispatch-bound-left-out"])
+def test_another_tree_than_the_batchs_is_found_in_a_session_and_alone(fault: str) -> None:
+    for case in (session(DRAFTS[0], Sampling()), replace(CASE, draft=DRAFTS[0].in_batches((1, 2, 1)))):
+        verdict = judged(case, fault)
+        assert verdict.outcomes["draft.dispatch"] == "failed"
+        assert verdict.findings[0].invariant == "draft.dispatch"
+
+
+def test_a_trace_that_does_not_tell_the_batches_is_unobserved() -> None:
+    case = session(DRAFTS[0], Sampling())
+    whole = open_cpu().run(case)
+    assert whole.shared is not None
+    subject = subject_of(open_cpu())
+    subject.remember(case, replace(whole, shared=replace(whole.shared, accounts=())))
+    verdict = judge(case, [one for one in ALL if one.name.startswith("draft.")], ORACLE, subject)
+    assert verdict.outcomes["draft.dispatch"] == "unobserved"
+    assert not verdict.findings
+
+
+def test_a_table_is_read_from_a_case_file_told_and_shrunk() -> None:
+    case = replace(CASE, draft=DRAFTS[0].in_batches((2, 1)))
+    content = case_to_json(case)
+    assert case_from_json(content) == case
+    content["draft"]["shape"]["trees"] = ["D3-BF2", "D3", "D1-BF3"]
+    assert case_from_json(content) == case
+    content["draft"]["shape"]["trees"][1] = "D0"
+    with pytest.raises(Malformed, match=r"^draft\.shape\.trees\[1\]: 'D0' is not"):
+        case_from_json(content)
+    told = "up to 1: 15 nodes (D3-BF2), up to 2: 4 nodes (D3), up to 4: 4 nodes (D1-BF3)"
+    assert case.draft.told == f"model draft of a tree by batch size ({told})"
+    smaller = [one for one in nearer(case) if size(one) < size(case)]
+    tables = [one.draft.dispatch for one in smaller]
+    assert {(1, 2), (1, 4), (2, 4)} <= {one.up_to for one in tables if one is not None}
+    assert {(1,), (2,), (1, 1)} <= {one.batches for one in tables if one is not None}
+    assert None in tables
+
+
+def test_what_is_no_table_is_refused() -> None:
+    for up_to, trees, batches, why in (
+        ((), (), (), "at least one batch size"),
+        ((1, 1), TABLE.trees[:2], (), "ascend"),
+        ((0, 1), TABLE.trees[:2], (), "ascend from at least 1"),
+        ((1, 2), TABLE.trees, (), "3 trees for 2 batch sizes"),
+        ((1,), TABLE.trees[:1], (0,), "at least one request"),
+    ):
+        with pytest.raises(Malformed, match=why):
+            Dispatch(up_to, trees, batches)
+    whole = session(DRAFTS[0], Sampling())
+    with pytest.raises(Malformed, match="the actions decide how many requests step together"):
+        replace(whole, draft=whole.draft.in_batches((2,)))
+    with pytest.raises(Malformed, match=r"shape\.trees: rank 3 needs more than the 3 tokens"):
+        LanguageModel(Seeded(MODEL.architecture, 7), Dispatch((1,), (named_tree("D1-BF4"),)), (1, 3, 5))
+    with pytest.raises(Malformed, match="a tree of depth 3 needs as many heads, and there are 2"):
+        Medusa(TABLE, HiddenStates(place="normed"), 2)
