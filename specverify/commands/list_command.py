@@ -9,11 +9,11 @@ import click
 @click.argument(
     "subject",
     required=False,
-    type=click.Choice(["backends", "layouts", "invariants", "faults", "catalogue", "models"]),
+    type=click.Choice(["backends", "layouts", "invariants", "faults", "catalogue", "models", "rules", "trees"]),
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def list_(subject: str | None, as_json: bool) -> int:
-    """List backends (available, or why not), KV layouts, invariants, faults, the catalogue of reports, models."""
+    """List backends (available, or why not), KV layouts, invariants, faults, reports, models, rules, kinds of tree."""
     from reports.pages.tables import rows_table
     from reports.writing import write_json
     from specverify.commands.subjects import SUBJECTS, rows_of

@@ -13,7 +13,7 @@ from reference.rules import DRAWS, RULES, Rule
 from reference.sampling import Sampling
 from specverify.setup.errors import UnusableInput
 
-NAMES = ("temperature", "top_k", "top_p", "rule", "draws")
+NAMES = ("temperature", "top_k", "top_p", "rule", "draws", "lossy")
 """The names of the options that `options` adds to a command."""
 
 
@@ -40,6 +40,9 @@ def options(command: Callable[..., Any]) -> Callable[..., Any]:
             click.option(
                 "--draws", type=click.Choice(DRAWS), help="How a model draft names siblings (default: as the rule)."
             ),
+            click.option(
+                "--lossy", is_flag=True, default=None, help="Run a --rule that is lossy for siblings named by --draws."
+            ),
         )
     ):
         command = added(command)
@@ -50,7 +53,8 @@ def sampling_of(model: str | None, given: dict[str, Any]) -> Sampling:
     """The sampling settings of the options; greedy if no option was given.
 
     Raises:
-        UsageError: An option was given without --model (drawn cases draw their own settings) or without --temperature.
+        UsageError: An option was given without --model (drawn cases draw their own settings) or without --temperature;
+            or the rule is lossy for the draws, and --lossy does not say that this is meant.
     """
     if given.get("own_settings"):
         return _own_settings(model, given)
@@ -71,11 +75,22 @@ def sampling_of(model: str | None, given: dict[str, Any]) -> Sampling:
 
 
 def _rule_of(given: dict[str, Any]) -> tuple[Rule, str]:
-    """The acceptance rule of the options, and how a model draft names siblings."""
+    """The acceptance rule of the options, and how a model draft names siblings.
+
+    Raises:
+        UsageError: The rule is lossy for these draws, and --lossy does not say that this is meant.
+    """
     from specverify.law.command import PUBLISHED
 
     rule = Rule(given["rule"] or Rule().name)
-    return rule, given["draws"] or PUBLISHED.get(rule.name, "without-replacement")
+    draws = given["draws"] or PUBLISHED.get(rule.name, "without-replacement")
+    # A rule that is lossy for every tree, such as typical, says so by its own promise.
+    if rule.promise.lossless and not rule.lossless(draws, draws != "with-replacement") and not given.get("lossy"):
+        keeps = [one for one in DRAWS if rule.lossless(one, one != "with-replacement")]
+        raise click.UsageError(
+            f"rule {rule.name} is lossy for siblings drawn {draws}: use --draws {' or '.join(keeps)}, or --lossy"
+        )
+    return rule, draws
 
 
 def _own_settings(model: str | None, given: dict[str, Any]) -> Sampling:

@@ -1,6 +1,6 @@
 """The rows that the command `list` prints, one function for each subject.
 
-The subjects are backends, layouts, invariants, faults, the catalogue of reports, and models.
+The subjects are backends, layouts, invariants, faults, the catalogue of reports, models, rules and kinds of tree.
 """
 
 from collections.abc import Callable
@@ -14,10 +14,12 @@ from backends.shipped import ROWS
 from properties.invariants import EVERY_INVARIANT
 from properties.strategies.models import GALLERY
 from reference.architecture import Architecture
+from reference.draft_trees.sampled import TREE_LAWS
 from reference.layout import KINDS
+from reference.rules import DRAWS, RULES, Rule
 from specverify.checkpoints.opening import BUILT_IN
 
-SUBJECTS = ("backends", "layouts", "invariants", "faults", "catalogue", "models")
+SUBJECTS = ("backends", "layouts", "invariants", "faults", "catalogue", "models", "rules", "trees")
 
 
 def rows_of(subject: str) -> list[dict[str, Any]]:
@@ -29,6 +31,8 @@ def rows_of(subject: str) -> list[dict[str, Any]]:
         "faults": plantable,
         "catalogue": catalogue,
         "models": models,
+        "rules": rules,
+        "trees": trees,
     }
     return made[subject]()
 
@@ -121,3 +125,35 @@ def _described(arch: Architecture) -> str:
         f"{arch.family}, {arch.layers} layer{'s' * (arch.layers > 1)}, {arch.heads} heads on {arch.kv_heads} KV, "
         f"vocabulary {arch.vocab_size}, rotary {arch.rope.kind}{windows}{tied}"
     )
+
+
+def rules() -> list[dict[str, Any]]:
+    """Every acceptance rule, and the ways to name siblings for which it keeps the target's law."""
+    rows = []
+    for name, promise in RULES.items():
+        # Siblings drawn with replacement may carry the same token.
+        keeps = [draws for draws in DRAWS if Rule(name).lossless(draws, draws != "with-replacement")]
+        told = [f"Lossless for siblings by {', '.join(keeps)}." if keeps else "Lossy, as declared."]
+        told += [f"Condition: {promise.condition}."] if promise.condition else []
+        told += ["It verifies chains alone."] if promise.chains_only else []
+        rows.append(
+            {
+                "name": name,
+                "state": "lossless" if promise.lossless else "lossy",
+                "lossless_for": keeps,
+                "chains_only": promise.chains_only,
+                "condition": promise.condition,
+                "source": promise.source,
+                "sentence": " ".join([promise.sentence, *told]),
+            }
+        )
+    return rows
+
+
+def trees() -> list[dict[str, Any]]:
+    """Every kind of drafted tree, and the ways to name its siblings for which a rule can be told their law."""
+    return [
+        {"name": one.name, "state": "any draws" if one.draws == DRAWS else ", ".join(one.draws), "draws": one.draws,
+         "sentence": one.proposal}
+        for one in TREE_LAWS
+    ]  # fmt: skip

@@ -36,6 +36,9 @@ def test_options_become_settings() -> None:
     )
     assert sampling_of("m", NONE | {"temperature": 1.0}).draws == "without-replacement"
     assert sampling_of("m", NONE | {"temperature": 1.0, "draws": "top-k"}).draws == "top-k"
+    lossy = NONE | {"temperature": 1.0, "rule": "target-only", "draws": "with-replacement", "lossy": True}
+    assert sampling_of("m", lossy).rule == Rule("target-only")
+    assert sampling_of("m", NONE | {"temperature": 1.0, "rule": "typical"}).rule == Rule("typical")
 
 
 @pytest.mark.parametrize(
@@ -45,6 +48,16 @@ def test_options_become_settings() -> None:
         (None, {"draws": "top-k"}, "--draws needs --model"),
         ("m", {"top_k": 3}, "--top-k needs --temperature"),
         ("m", {"temperature": float("inf")}, "is not a temperature"),
+        (
+            "m",
+            {"temperature": 1.0, "rule": "target-only", "draws": "with-replacement"},
+            "is lossy for siblings drawn with-replacement: use --draws top-k or without-replacement, or --lossy",
+        ),
+        (
+            "m",
+            {"temperature": 1.0, "rule": "specinfer", "draws": "without-replacement"},
+            "rule specinfer is lossy for siblings drawn without-replacement: use --draws top-k or with-replacement",
+        ),
     ],
 )
 def test_what_makes_no_sense_is_one_line(model: str | None, given: dict[str, Any], line: str) -> None:
