@@ -13,6 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from properties.accepted_ranks import RankCounts
 from properties.laws.sampled.gate import ALPHA_RUN
 from properties.streams import run_evidence, streams_of
 from properties.tally import Beside, Failure, Tally
@@ -44,6 +45,11 @@ def finding_fact(finding: Finding) -> dict[str, Any]:
     return content
 
 
+def rank_rows(counts: RankCounts) -> list[tuple[int, int, int, int]]:
+    """The counts as rows (depth, rank, offered, accepted), in the order of depths and ranks."""
+    return [(*place, offered, counts.accepted.get(place, 0)) for place, offered in sorted(counts.offered.items())]
+
+
 def verdict_line(verdict: Verdict) -> dict[str, Any]:
     """One judged case as one JSON object.
 
@@ -52,6 +58,7 @@ def verdict_line(verdict: Verdict) -> dict[str, Any]:
 
     `outcome` is differ, unsupported, unjudged (no invariant could be checked) or agree. `invariants` holds only the
     invariants that failed or were unobserved. `compared` holds the number of comparisons of those that were checked.
+    `ranks` holds rows (depth, rank, nodes below an accepted parent, accepted nodes) for each kind of draft.
     """
     checked = any(outcome in ("checked", "failed") for outcome in verdict.outcomes.values())
     if verdict.findings:
@@ -74,6 +81,8 @@ def verdict_line(verdict: Verdict) -> dict[str, Any]:
     ]
     line["unsupported"] = verdict.unsupported
     line["seconds"] = verdict.forward_s
+    if verdict.ranks:
+        line["ranks"] = {tag: rank_rows(counts) for tag, counts in verdict.ranks.items()}
     if verdict.fallbacks:
         line["fallbacks"] = verdict.fallbacks
     if verdict.commit_fallbacks:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from properties.accepted_ranks import RankCounts
 from properties.resolution import Resolution
 from reference.case import Case
 from reference.trace import Speculated, Stage, Trace
@@ -202,6 +203,7 @@ class Verdict:
         commits: Commits of this case and its variants that asked for a faster way (`properties.commits`), by the way.
         commit_fallbacks: Reasons why such commits took another way, `fast: the reason`, with the number of commits.
         accept_lengths: Accepted drafted tokens of each step.
+        ranks: For each kind of draft, its nodes below accepted parents and its accepted nodes, by depth and rank.
         revealed: Stages that the trace of the case holds, or None where there is no trace.
         speculated: Counts of drafted tokens, where the backend tells them beside its stages.
     """
@@ -219,6 +221,7 @@ class Verdict:
     attention_calls: int = 0
     fallbacks: Mapping[str, int] = field(default_factory=dict)
     accept_lengths: tuple[int, ...] = ()
+    ranks: Mapping[str, RankCounts] = field(default_factory=dict)
     revealed: frozenset[Stage] | None = None
     speculated: Speculated | None = None
     compared: Mapping[str, int] = field(default_factory=dict)

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from properties.accepted_ranks import added, counts_by_draft
 from properties.verdict.finding import (
     FINISHED,
     STAGE_UNKNOWN,
@@ -77,6 +78,7 @@ def _joined(whole: Verdict, part: Verdict, request: int) -> Verdict:
         fallbacks=Counter(whole.fallbacks) + Counter(part.fallbacks),
         # The whole verdict already counts request 0, whose steps are those of the session's own trace.
         accept_lengths=(*whole.accept_lengths, *(part.accept_lengths if request else ())),
+        ranks=added(whole.ranks, part.ranks) if request else whole.ranks,
         compared=Counter(whole.compared) + Counter(part.compared),
         commits=Counter(whole.commits) + Counter(part.commits),
         commit_fallbacks=Counter(whole.commit_fallbacks) + Counter(part.commit_fallbacks),
@@ -141,6 +143,7 @@ def _judged(
         attention_calls=subject.attention_calls - called,
         fallbacks=dict(subject.fallbacks - fell_back),
         accept_lengths=tuple(len(step.accepted.path) - 1 for step in trace.steps if step.accepted) if trace else (),
+        ranks={} if trace is None else counts_by_draft(case.draft, trace.steps),
         revealed=None if trace is None else revealed_by(trace),
         speculated=None if trace is None else trace.speculated,
         compared=compared,

@@ -1,0 +1,65 @@
+"""Counts of accepted nodes by depth and rank, from which trees are learned."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from reference.draft import Draft
+from reference.trace import Step
+from reference.tree import RankTree, Tree
+
+Place = tuple[int, int]
+"""Depth, 1 for children of the root, and rank among siblings, 0 for the best."""
+
+
+@dataclass(frozen=True)
+class RankCounts:
+    """How often a node of each depth and rank stood below an accepted parent, and how often it was accepted."""
+
+    offered: Mapping[Place, int] = field(default_factory=dict)
+    accepted: Mapping[Place, int] = field(default_factory=dict)
+
+    def __add__(self, other: "RankCounts") -> "RankCounts":
+        return RankCounts(
+            dict(Counter(self.offered) + Counter(other.offered)), dict(Counter(self.accepted) + Counter(other.accepted))
+        )
+
+
+def counts_of(steps: Iterable[tuple[Tree, Sequence[int]]], static: Sequence[RankTree] = ()) -> RankCounts:
+    """The counts of steps, each a drafted tree and its accepted rows, the root's first.
+
+    The rank of a node is the one in the tree of `static` that has the same parents; where there is none, its place
+    among its siblings in row order.
+    """
+    offered: Counter[Place] = Counter()
+    accepted: Counter[Place] = Counter()
+    for tree, path in steps:
+        known = next((one.rank for one in static if one.parent == tree.parent), None)
+        for at, node in enumerate(path):
+            below = tree.children[node]
+            for place, child in enumerate(below):
+                rank = place if known is None else known[child]
+                offered[at + 1, rank] += 1
+                # Rules that take twins for one candidate may go on below the twin of the accepted node.
+                accepted[at + 1, rank] += child in path[at + 1 : at + 2]
+    return RankCounts(dict(offered), {place: count for place, count in accepted.items() if count})
+
+
+def counts_of_run(draft: Draft, steps: Iterable[Step]) -> RankCounts:
+    """The counts of a run's steps; none for a script, whose trees no draft ranked."""
+    if draft.trees is not None:
+        return RankCounts()
+    static = () if draft.expansion is not None else [one for one in draft.shapes if isinstance(one, RankTree)]
+    shown = [(one.drafted.tree, one.accepted.path) for one in steps if one.drafted and one.accepted]
+    return counts_of(shown, static)
+
+
+def counts_by_draft(draft: Draft, steps: Iterable[Step]) -> dict[str, RankCounts]:
+    """The counts of a run's steps under the tag of its draft; empty where no node was ranked."""
+    counts = counts_of_run(draft, steps)
+    return {draft.TAG: counts} if counts.offered else {}
+
+
+def added(one: Mapping[str, RankCounts], other: Mapping[str, RankCounts]) -> dict[str, RankCounts]:
+    """The sums of two mappings from kinds of draft to counts."""
+    return {tag: one.get(tag, RankCounts()) + other.get(tag, RankCounts()) for tag in {**one, **other}}

@@ -1,0 +1,1 @@
+"""The command `dispatch`: it learns a table of static trees by batch size."""

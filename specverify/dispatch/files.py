@@ -1,0 +1,136 @@
+"""The files of `dispatch learn`: results and traces, step times, and tables."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from properties.accepted_ranks import RankCounts, counts_of
+from reference.case_json import Validator, brief, dotted, schema
+from reference.draft_trees import Dispatch, dispatch_from_json
+from reference.malformed import Malformed
+from reference.recorded.lines import UnreadableLine, read
+from reference.tree import Tree
+from specverify.dispatch.table import Costs
+from specverify.setup.errors import UnusableInput
+
+
+def counts_in(path: Path, kind: str | None) -> dict[str, RankCounts]:
+    """The counts of a file, by kind of draft, of `kind` alone if it is given.
+
+    A file is the `results.jsonl` of `diff`, or a recorded trace (`trace schema`), whose counts stand under `trace` and
+    whose ranks are the places of siblings in row order.
+
+    Raises:
+        UnusableInput: The file cannot be read, or holds no such lines.
+    """
+    lines = _text(path).splitlines()
+    first = next((line for line in lines if line.strip()), "")
+    try:
+        head = json.loads(first)
+    except ValueError:
+        raise UnusableInput(f"{path}: line 1 is no JSON: results.jsonl of diff, or a recorded trace, is read") from None
+    found = _recorded(path, lines) if isinstance(head, dict) and "run" in head and "id" not in head else None
+    found = _results(path, lines) if found is None else found
+    return {tag: counts for tag, counts in found.items() if kind is None or tag == kind}
+
+
+def _recorded(path: Path, lines: list[str]) -> dict[str, RankCounts]:
+    shown = []
+    try:
+        runs = read(lines)
+    except UnreadableLine as why:
+        raise UnusableInput(f"{path}: {why}") from None
+    for run in runs:
+        for number, step in zip(run.lines, run.steps, strict=True):
+            if step.get("drafted") and step.get("accepted"):
+                told, nodes = step["drafted"]["tree"], tuple(step["accepted"]["path"])
+                try:
+                    tree = Tree(tuple(told["parent"]), tuple(told["token"]))
+                except Malformed as why:
+                    raise UnusableInput(f"{path}: line {number}: drafted.tree.{why}") from None
+                if not all(0 <= node < len(tree) for node in nodes):
+                    raise UnusableInput(f"{path}: line {number}: accepted.path: {list(nodes)} leaves the tree")
+                shown.append((tree, nodes))
+    return {"trace": counts_of(shown)} if shown else {}
+
+
+def _results(path: Path, lines: list[str]) -> dict[str, RankCounts]:
+    found: dict[str, RankCounts] = {}
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            content = json.loads(line)
+            if "id" not in content:
+                raise ValueError("no case")
+            for tag, rows in content.get("ranks", {}).items():
+                counts = RankCounts(
+                    {(depth, rank): offered for depth, rank, offered, _ in rows},
+                    {(depth, rank): accepted for depth, rank, _, accepted in rows if accepted},
+                )
+                _check(counts)
+                found[tag] = found.get(tag, RankCounts()) + counts
+        except (ValueError, TypeError, AttributeError) as why:
+            raise UnusableInput(f"{path}: line {number}: {why}: no line of results.jsonl") from None
+    return found
+
+
+def _check(counts: RankCounts) -> None:
+    """Raise ValueError for counts that no run has."""
+    for place, offered in counts.offered.items():
+        whole = all(isinstance(one, int) for one in (*place, offered))
+        if not whole or place[0] < 1 or place[1] < 0 or not 0 <= counts.accepted.get(place, 0) <= offered:
+            raise ValueError(f"ranks {[*place, offered, counts.accepted.get(place, 0)]}")
+
+
+def costs_in(path: Path) -> Costs:
+    """The step times of a file: `{"1": {"1": 10.2, "8": 11.0}}` for batch sizes and numbers of nodes, in any unit.
+
+    Raises:
+        UnusableInput: The file cannot be read, or holds anything else.
+    """
+    content = _json(path)
+    found: dict[int, dict[int, float]] = {}
+    if not isinstance(content, dict) or not content:
+        raise UnusableInput(f'{path}: step times are an object such as {{"1": {{"1": 10.2, "8": 11.0}}}}')
+    for batch, times in content.items():
+        if not isinstance(times, dict) or not times:
+            raise UnusableInput(f"{path}: {batch}: no object of times by number of nodes")
+        for nodes, time in times.items():
+            number = isinstance(time, (int, float)) and not isinstance(time, bool) and 0 < time < float("inf")
+            if not (batch.isdecimal() and nodes.isdecimal() and int(batch) and int(nodes) and number):
+                raise UnusableInput(f"{path}: {batch}: {nodes}: {time} is no time of a batch and a number of nodes")
+            found.setdefault(int(batch), {})[int(nodes)] = float(time)
+    return found
+
+
+def table_in(path: Path) -> Dispatch:
+    """The table of a file, in the form of a draft's `shape` in a case file.
+
+    Raises:
+        UnusableInput: The file cannot be read, or holds no such table.
+    """
+    content = _json(path)
+    whole = schema()
+    validator = Validator({"$ref": "#/$defs/dispatch", "$defs": whole["$defs"]})
+    wrong = next(iter(validator.iter_errors(content)), None)
+    if wrong is not None:
+        raise UnusableInput(f"{path}: {dotted(wrong.absolute_path)}: {brief(wrong.message)}")
+    try:
+        return dispatch_from_json(content)
+    except Malformed as why:
+        raise UnusableInput(f"{path}: {why}") from None
+
+
+def _json(path: Path) -> Any:
+    try:
+        return json.loads(_text(path))
+    except ValueError as why:
+        raise UnusableInput(f"{path}: no JSON: {why}") from None
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as why:
+        raise UnusableInput(f"{path}: {getattr(why, 'strerror', None) or why}") from None
