@@ -22,6 +22,7 @@ from backends.engine.step_seams import StepSeams
 from backends.engine.tracing import Revealer
 from reference.case import Case
 from reference.trace import Accepted, Accounting, Committed, Emitted, Kv, Stage, Step, Trace
+from reference.tree import Tree
 
 
 @dataclass
@@ -170,7 +171,7 @@ class Request:
         self.draft.settle([block.nodes[row] for row in kept])
         self.tokens += emitted
         if self.verified is not None:
-            self._hidden.append(self.verified[kept])
+            self._hidden.append(self.accepted_states(self.verified, tree, kept))
         self.counters.proposed += len(tree) - 1
         self.counters.lengths.append(len(path) - 1)  # the whole path, even if a stop cuts the emitted tokens
         self.steps.append(
@@ -185,6 +186,16 @@ class Request:
                 self._committed(block.before, verified, fallback),
             )
         )
+
+    def accepted_states(self, verified: Tensor, tree: Tree, kept: list[int]) -> Tensor:
+        """The hidden states of the committed rows, [len(kept), width], in the order of the path.
+
+        Args:
+            verified: The states of all rows in the verify forward, [R, width].
+            tree: The verified tree.
+            kept: The rows of the root and of the emitted nodes.
+        """
+        return verified[kept]
 
     def _states(self) -> Tensor | None:
         """Hidden states of the committed tokens, [len(tokens) - 1, width]; None if the draft reads none."""

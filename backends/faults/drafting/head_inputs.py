@@ -7,11 +7,13 @@ from torch import Tensor
 
 from backends.engine.draft.head import HeadDraft
 from backends.engine.model.hidden import HiddenTap
+from backends.engine.request import Request
 from backends.engine.seams import Seams
 from backends.faults.drafting.model_drafts import drafting
 from backends.faults.fault import fault, faults_in
 from reference.draft.hidden import HiddenStates
 from reference.trace import Stage
+from reference.tree import Tree
 
 
 @fault(
@@ -137,6 +139,66 @@ def chunk_seam(seams: Seams) -> Seams:
             return right if last == len(tokens) - 1 else [*right[:-1], tokens[last - 1]]
 
     return drafting(seams, Seamed)
+
+
+@fault(
+    "accepted-state-of-wrong-sibling",
+    Stage.DRAFTED,
+    "arXiv 2406.16858, and SafeAILab/EAGLE, update_inference_inputs: states are gathered by the accepted path",
+    "a draft that reads hidden states, an accepted node with a sibling, and a step after it",
+)
+def wrong_sibling(seams: Seams) -> Seams:
+    """The state kept for an accepted node is that of its first sibling, which was rejected."""
+
+    class Sibling(Request):
+        def accepted_states(self, verified: Tensor, tree: Tree, kept: list[int]) -> Tensor:
+            beside = [[one for one in tree.children[tree.parent[node]] if one != node] for node in kept]
+            taken = [one[0] if node and one else node for node, one in zip(kept, beside, strict=True)]
+            return super().accepted_states(verified, tree, taken)
+
+    return replace(seams, request=Sibling)
+
+
+@fault(
+    "states-truncated-not-gathered",
+    Stage.DRAFTED,
+    "family of catalogue BZ-112: what a verification leaves is cut to the accepted length, not gathered by path",
+    "a draft that reads hidden states, an accepted path that is no prefix of the rows, and a step after it",
+)
+def states_truncated(seams: Seams) -> Seams:
+    """The states kept after a verification are those of its first rows, as many as were accepted."""
+
+    class Truncated(Request):
+        def accepted_states(self, verified: Tensor, tree: Tree, kept: list[int]) -> Tensor:
+            return super().accepted_states(verified, tree, list(range(len(kept))))
+
+    return replace(seams, request=Truncated)
+
+
+LARGEST = 2.0
+"""The largest state that the fault of overflow lets through; it stands for the 65504 of float16.
+
+States of built-in targets are of the size of 1, and those of large models reach what float16 holds.
+"""
+
+
+@fault(
+    "head-input-overflows",
+    Stage.DRAFTED,
+    "SafeAILab/EAGLE PR #69; catalogue BZ-009: hidden states overflow float16, and the draft reads infinities",
+    "a head, and a hidden state with a large value",
+)
+def input_overflows(seams: Seams) -> Seams:
+    """A value of a hidden state beyond what the head's narrow type holds becomes infinite on its way to the head."""
+
+    class Narrow(HeadDraft):
+        def row_states(self, hidden: Tensor, first: int, last: int) -> Tensor:
+            states = super().row_states(hidden, first, last)
+            return torch.where(
+                states.abs() > LARGEST, torch.copysign(torch.full_like(states, torch.inf), states), states
+            )
+
+    return drafting(seams, Narrow)
 
 
 FAULTS = faults_in(globals())

@@ -11,6 +11,7 @@ from backends.engine.draft.language_model import ModelDraft
 from backends.engine.draft.ngram import Followers, NgramDraft
 from backends.engine.kv.arena import Arena
 from backends.engine.kv.seams import KvSeams
+from backends.engine.reach import Reach
 from backends.engine.request import Request
 from backends.engine.sampling.step import StepSampling
 from backends.engine.seams import Seams
@@ -170,6 +171,28 @@ def pool_outlives_request(seams: Seams) -> Seams:
             super().propose()
 
     return replace(seams, arena=Decoder, request=Pooled)
+
+
+@fault(
+    "draft-window-keeps-old-positions",
+    Stage.DRAFTED,
+    "EAGLE-Pangu, truncation of the draft's window: positions must go on after rows were dropped",
+    "a draft model with a sliding window shorter than the context, whose tree has an inner node",
+)
+def old_positions(seams: Seams) -> Seams:
+    """Once a draft's window is full, rows of its tree are counted from the first row that the window still holds.
+
+    The rows in the window keep the positions that they had before others were dropped.
+    """
+
+    class Restarted(ModelDraft):
+        def branch(self, level: list[int], root: int, reaches: list[Reach]) -> tuple[Tensor, list[Tensor]]:
+            positions, masks = super().branch(level, root, reaches)
+            windows = [reach.window for reach in reaches if reach.window]
+            dropped = max(0, root + 1 - min(windows)) if windows else 0
+            return positions - dropped, masks
+
+    return drafting(seams, Restarted)
 
 
 FAULTS = faults_in(globals())
