@@ -35,6 +35,7 @@ class Draft(ABC):
         model: The model that the draft runs; None for a draft without a model.
         vocabulary: Target ids that the draft can name, ascending; empty for all of them.
         reads: The hidden states of the target that the draft is given; None for a draft that reads none.
+        shared: Whether the draft of a request learns from the texts of other requests of its session.
     """
 
     TAG: ClassVar[str]
@@ -44,6 +45,7 @@ class Draft(ABC):
     model: Model | None
     vocabulary: Tokens
     reads: HiddenStates | None
+    shared: bool = False
 
     def __init_subclass__(cls) -> None:
         """Enter the kind under its tag; a class without a tag is a base of kinds."""
@@ -129,6 +131,11 @@ class Draft(ABC):
     def tree_kind(self) -> str:
         """The kind of tree that the draft fills, one of `reference.draft_trees.plan.TREE_KINDS`."""
         return "static"
+
+    @property
+    def as_shared(self) -> "Draft | None":
+        """The draft that learns from the texts of all requests that have it; None for a kind that cannot."""
+        return None
 
     @property
     def open_rows(self) -> int:

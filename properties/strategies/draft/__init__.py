@@ -26,7 +26,7 @@ LEARNING = ("scripted", "model", "scripted", "model", "ngram", "model")
 """The same for sampled cases and for sessions, where interruptions endanger a draft's cache most."""
 
 
-FURTHER = 2
+FURTHER = 3
 """How often a further kind is drawn, beside twelve draws of PLAIN or LEARNING; then one of them is chosen."""
 
 
@@ -43,7 +43,7 @@ def any_draft(
 
     It proposes nothing for an engine that brings a draft of its own.
     """
-    # Further kinds are dear, and each fault of theirs shows in most of their cases: one draft in seven is enough.
+    # Heads are dear, and each fault of a further kind shows in most of its cases: one draft in five is enough for all.
     further = among(sorted(set(DRAWN) - set(PLAIN)), within, "drafts")
     often = among((LEARNING if learning else PLAIN) * 2, within, "drafts") + (further[:1] * FURTHER)
     if not often:

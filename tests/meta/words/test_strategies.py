@@ -206,6 +206,7 @@ COMMON = [
     *(f"rope {kind}" for kind in ROPE_KINDS if kind != "longrope"),
     *("draft Scripted", "draft Ngram", "draft LanguageModel"),
     *("draft Eagle1", "draft Eagle3", "draft Medusa", "draft Mtp"),
+    *("draft Trie", "draft Automaton", "draft Merged"),
     *("reduced vocabulary", "whole vocabulary", "a dynamic tree", "a greedy top-k tree"),
     *("a dynamic tree of a request that samples", "a dynamic tree that changes its shape"),
     *("the target drafts for itself", "a stranger drafts", "a static tree with inner nodes"),

@@ -1,0 +1,1 @@
+"""The structures in which drafts look tokens up."""

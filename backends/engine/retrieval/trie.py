@@ -1,0 +1,90 @@
+"""An n-gram trie of bounded size, with its nodes in the order of their last use."""
+
+from collections import OrderedDict
+from dataclasses import dataclass, field
+
+
+@dataclass(eq=False)
+class Node:
+    """An n-gram: the token `token` after that of `parent`.
+
+    Attributes:
+        token: The last token of the n-gram.
+        parent: The n-gram without its last token; None for the root, the empty n-gram.
+        children: The n-grams that are one token longer, by that token.
+        count: How often the n-gram ended a window since its node was made.
+        used: The number of the last use, among all uses of the trie.
+    """
+
+    token: int
+    parent: "Node | None"
+    children: "dict[int, Node]" = field(default_factory=dict)
+    count: int = 1
+    used: int = 0
+
+
+class NgramTrie:
+    """N-grams of at most `order` tokens, `capacity` of them at most; `reference.draft.trie` has the rules.
+
+    Attributes:
+        order: The most tokens of an n-gram.
+        capacity: The most nodes beside the root.
+        root: The empty n-gram.
+        recency: Every node beside the root, the least recently used first.
+    """
+
+    def __init__(self, order: int, capacity: int) -> None:
+        self.order = order
+        self.capacity = capacity
+        self.root = Node(-1, None)
+        self.recency: OrderedDict[Node, None] = OrderedDict()
+        self._uses = 0
+
+    def learn(self, tokens: list[int], at: int) -> None:
+        """Take in the token number `at` of a text: all windows that end with it, the longest first."""
+        for start in range(max(0, at + 1 - self.order), at + 1):
+            self.insert(tokens[start : at + 1])
+        self.prune()
+
+    def insert(self, window: list[int]) -> None:
+        """Count `window` once, and use its n-gram and those that begin it, the longest first."""
+        node, met = self.root, True
+        for token in window:
+            met = token in node.children
+            node = node.children[token] if met else self.added(node, token)
+        if met:
+            node.count += 1
+        up: Node | None = node
+        while up is not None and up is not self.root:
+            self.use(up)
+            up = up.parent
+
+    def added(self, parent: Node, token: int) -> Node:
+        """A new node below `parent`."""
+        node = parent.children[token] = Node(token, parent)
+        self.recency[node] = None
+        return node
+
+    def use(self, node: Node) -> None:
+        """Note that `node` is used: it becomes the most recently used."""
+        self._uses += 1
+        node.used = self._uses
+        self.recency.move_to_end(node)
+
+    def prune(self) -> None:
+        """Remove the least recently used nodes, which are leaves, until `capacity` are left."""
+        while len(self.recency) > self.capacity:
+            node, _ = self.recency.popitem(last=False)
+            assert node.parent is not None
+            del node.parent.children[node.token]
+
+    def followers(self, tokens: list[int]) -> list[int]:
+        """The tokens after the longest suffix of `tokens` that has any: the most frequent first, then the latest."""
+        for width in range(min(self.order - 1, len(tokens)), 0, -1):
+            node: Node | None = self.root
+            for token in tokens[-width:]:
+                node = None if node is None else node.children.get(token)
+            if node is not None and node.children:
+                ranked = sorted(node.children.values(), key=lambda one: (one.count, one.used), reverse=True)
+                return [one.token for one in ranked]
+        return []

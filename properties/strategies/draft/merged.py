@@ -1,0 +1,22 @@
+"""Strategy for drafts that join the candidates of others."""
+
+from hypothesis import strategies as st
+
+from properties.strategies.draft.automaton import automata
+from properties.strategies.draft.drawing import Given, draws
+from properties.strategies.draft.ngram import tries
+from properties.strategies.draft.trie import bounded_tries
+from reference.draft.merged import Merged
+
+MOST_NODES = 14
+"""Most nodes of a joined tree."""
+
+
+@draws(Merged.TAG)
+@st.composite
+def merged_drafts(draw: st.DrawFn, given: Given) -> Merged:
+    """Two or three drafts that look tokens up; one joined tree in three may be cut short."""
+    one = st.one_of(automata(given), bounded_tries(given), tries(given))
+    drafts = draw(st.lists(one, min_size=2, max_size=3))
+    nodes = draw(st.integers(2, MOST_NODES)) if draw(st.integers(0, 2)) == 2 else len(drafts) * MOST_NODES
+    return Merged(tuple(drafts), nodes)

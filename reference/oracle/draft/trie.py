@@ -1,0 +1,82 @@
+"""The proposal of a trie of bounded size.
+
+Its n-grams are listed anew from the whole texts at each step.
+"""
+
+from dataclasses import dataclass
+
+from reference.draft.trie import Trie
+from reference.oracle.draft.question import Question, means
+from reference.trace import Drafted
+from reference.tree import Tree
+
+Tokens = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A token that enters a trie: the last one of `text`, the text of its request up to there."""
+
+    text: Tokens
+
+
+def entries(text: Tokens, known: int = 0) -> list[Entry]:
+    """The entries of the tokens of `text` after the first `known`."""
+    return [Entry(text[: end + 1]) for end in range(known, len(text))]
+
+
+@means(Trie.TAG)
+def proposed(draft: Trie, question: Question) -> Drafted:
+    """The tree that follows from the request's own text."""
+    return tree_after(draft, entries(question.tokens), question.tokens)
+
+
+def tree_after(draft: Trie, entered: list[Entry], tokens: Tokens) -> Drafted:
+    """The tree below `tokens[-1]` of a trie that these tokens have entered, in this order."""
+    ranked = best_first(held(entered, draft.order, draft.capacity))
+    token = {0: tokens[-1]}
+
+    def candidates(path: tuple[int, ...]) -> list[int]:
+        sequence = tokens[:-1] + tuple(token[node] for node in path)
+        for width in range(min(draft.order - 1, len(sequence)), 0, -1):
+            found = [gram[-1] for gram in ranked if gram[:-1] == sequence[-width:]]
+            if found:
+                return found
+        return []
+
+    for node in sorted(range(1, len(draft.shape)), key=lambda node: draft.shape.depth[node]):
+        above = draft.shape.path(node)[:-1]
+        if above[-1] in token:
+            named = candidates(above)
+            if draft.shape.rank[node] < len(named):
+                token[node] = named[draft.shape.rank[node]]
+    kept = sorted(token)
+    return Drafted(Tree(draft.shape.part(kept).parent, tuple(token[node] for node in kept)))
+
+
+def held(entered: list[Entry], order: int, capacity: int) -> dict[Tokens, tuple[int, tuple[int, int, int]]]:
+    """The n-grams of a trie after these entries, each with its count and the moment of its last use.
+
+    A moment is the number of the entry, the length of the window's beginning before it, and the place of the use within
+    the window; later moments are larger.
+
+    >>> sorted(held(entries((1, 2, 1)), order=2, capacity=9))
+    [(1,), (1, 2), (2,), (2, 1)]
+    """
+    count: dict[Tokens, int] = {}
+    used: dict[Tokens, tuple[int, int, int]] = {}
+    for number, entry in enumerate(entered):
+        for width in range(min(order, len(entry.text)), 0, -1):
+            window = entry.text[-width:]
+            count[window] = count.get(window, 0) + 1
+            for size in range(1, width + 1):
+                count.setdefault(window[:size], 1)
+                used[window[:size]] = (number, -width, -size)
+        while len(count) > capacity:
+            del count[min(count, key=lambda gram: used[gram])]
+    return {gram: (times, used[gram]) for gram, times in count.items()}
+
+
+def best_first(grams: dict[Tokens, tuple[int, tuple[int, int, int]]]) -> list[Tokens]:
+    """The n-grams by count, then by their last use, the best first."""
+    return sorted(grams, key=lambda gram: grams[gram], reverse=True)

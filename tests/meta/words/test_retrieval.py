@@ -1,0 +1,172 @@
+"""Drafts that look tokens up: the engine's structures equal the oracle's lists, words, files, and refusals."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from backends.engine.composition import SEAMS
+from backends.engine.draft import Opening, opened
+from backends.engine.retrieval.automaton import SuffixAutomaton
+from backends.engine.retrieval.trie import NgramTrie
+from backends.registry import open_backend
+from properties.shrinking.cases import nearer
+from properties.verdict.judge import judge
+from reference.case import Case
+from reference.case_json import case_from_json, case_to_json
+from reference.draft import Draft, Ngram, Scripted
+from reference.draft.automaton import Automaton
+from reference.draft.merged import Merged
+from reference.draft.trie import Trie
+from reference.malformed import Malformed
+from reference.oracle.draft.automaton import continuation
+from reference.oracle.draft.trie import entries, held
+from reference.sampling import Sampling, Stops
+from reference.session import Action, Mate, Session
+from reference.tree import RankTree
+from specverify.setup.subjects import subject_of
+from tests.meta.words.test_head_drafts import DRAFTS as INVARIANTS
+from tests.meta.words.test_head_drafts import MODEL, ORACLE
+
+BUSHY = RankTree((0, 0, 0, 1, 1, 2, 3, 6), (0, 0, 1, 0, 1, 0, 0, 0))
+CHAIN = RankTree((0, 0, 1, 2, 3), (0, 0, 0, 0, 0))
+DRAFTS: dict[str, Draft] = {
+    "small trie": Trie(BUSHY, 3, 9),
+    "tiny trie": Trie(BUSHY, 4, 3),
+    "whole trie": Trie(BUSHY, 3),
+    "first occurrence": Automaton(CHAIN),
+    "last occurrence": Automaton(CHAIN, 2, latest=True),
+    "merged": Merged((Trie(BUSHY, 3, 9), Automaton(CHAIN, latest=True), Ngram(BUSHY, 2)), 7),
+    "merged whole": Merged((Automaton(CHAIN), Automaton(CHAIN, latest=True)), 99),
+}
+TEXT = (3, 1, 4, 3, 1, 5, 3, 1, 4, 1, 4)
+
+
+def case_of(draft: Draft, prompt: tuple[int, ...] = TEXT) -> Case:
+    return Case(MODEL, prompt, draft, stops=Stops(8))
+
+
+def judged(case: Case) -> list[str]:
+    verdict = judge(case, INVARIANTS, ORACLE, subject_of(open_backend("cpu-eager")))
+    assert verdict.unsupported is None, verdict.unsupported
+    assert verdict.outcomes["draft.fidelity"] in ("checked", "failed")
+    return [f"{one.invariant} {one.where}" for one in verdict.findings]
+
+
+def texts(count: int, most: int = 40) -> Iterator[tuple[int, ...]]:
+    draw = np.random.default_rng(7)
+    for _ in range(count):
+        yield tuple(draw.integers(0, int(draw.integers(2, 5)), size=int(draw.integers(1, most))).tolist())
+
+
+@pytest.mark.parametrize("name", DRAFTS)
+def test_structures_that_grow_propose_what_the_oracle_finds_in_the_whole_text(name: str) -> None:
+    branched = 0
+    for text in texts(12, 24):
+        case = case_of(DRAFTS[name])
+        draft = opened(Opening(case, None, None, SEAMS))
+        for known in sorted({1 + len(text) // 3, 1 + 2 * len(text) // 3, len(text)}):
+            tree = draft.propose(list(text[:known])).tree
+            alone = replace(case, prompt=text[:known], steps=1, stops=Stops(1))
+            (step,) = ORACLE(alone).steps
+            assert step.drafted is not None
+            assert tree == step.drafted.tree
+            branched += len(tree) > 2
+    assert branched > 4
+
+
+def test_a_trie_holds_the_n_grams_of_its_definition_in_the_order_of_their_use() -> None:
+    for text in texts(40):
+        for order, capacity in ((2, 5), (3, 8), (4, 2), (3, 99)):
+            trie = NgramTrie(order, capacity)
+            for at in range(len(text)):
+                trie.learn(list(text), at)
+            wanted = held(entries(text), order, capacity)
+            found: dict[tuple[int, ...], int] = {}
+            for node in trie.recency:
+                up, gram = node, [node.token]
+                while up.parent is not None and up.parent is not trie.root:
+                    up = up.parent
+                    gram = [up.token, *gram]
+                found[tuple(gram)] = node.count
+            assert found == {gram: count for gram, (count, _) in wanted.items()}
+            assert list(found) == sorted(wanted, key=lambda gram: wanted[gram][1])
+
+
+def test_the_least_recently_used_n_gram_leaves_and_is_no_beginning_of_another() -> None:
+    # After 1 2 1: (2, 1) and (1) are used with the last token; (1, 2) and (2) before them, the longer one first.
+    trie = NgramTrie(2, 3)
+    for at in range(3):
+        trie.learn([1, 2, 1], at)
+    assert [one.token for one in trie.root.children.values()] == [1, 2]
+    assert trie.followers([1]) == [], "1 2 was the least recently used"
+    assert trie.followers([2]) == [1]
+
+
+def test_an_automaton_finds_the_longest_suffix_and_both_its_places() -> None:
+    for text in texts(60):
+        automaton = SuffixAutomaton()
+        for known, token in enumerate(text, 1):
+            automaton.extend(token)
+            widths = [width for width in range(1, known) if occurs_before(text[:known], width)]
+            assert automaton.match == max(widths, default=0)
+            if widths:
+                assert text[automaton.first : known] == continuation(text[:known], 1, latest=False)
+                assert text[automaton.latest : known] == continuation(text[:known], 1, latest=True)
+
+
+def occurs_before(text: tuple[int, ...], width: int) -> bool:
+    return any(text[at : at + width] == text[-width:] for at in range(len(text) - width))
+
+
+def test_joined_candidates_stand_once_level_by_level_within_the_limit() -> None:
+    repeated = (1, 2, 3, 9, 1, 2, 5, 8, 1, 2)
+    two = Merged((Automaton(CHAIN), Automaton(CHAIN, latest=True)), 99)
+    (step,) = ORACLE(replace(case_of(two, repeated), steps=1)).steps
+    assert step.drafted is not None
+    assert step.drafted.tree.token == (2, 3, 5, 9, 8, 1, 1, 2, 2)
+    assert step.drafted.tree.parent == (0, 0, 0, 1, 2, 3, 4, 5, 6)
+    same = Merged((Automaton(CHAIN), Automaton(CHAIN)), 4)
+    (step,) = ORACLE(replace(case_of(same, repeated), steps=1)).steps
+    assert step.drafted is not None
+    assert step.drafted.tree.token == (2, 3, 9, 1)
+
+
+@pytest.mark.parametrize("name", DRAFTS)
+def test_a_case_is_saved_loaded_judged_and_made_smaller(name: str) -> None:
+    case = case_of(DRAFTS[name])
+    assert case_from_json(case_to_json(case)) == case
+    assert judged(case) == []
+    smaller = list(nearer(case))
+    assert any(one.draft.TAG == case.draft.TAG and one.draft != case.draft for one in smaller)
+
+
+@pytest.mark.parametrize("name", ["small trie", "last occurrence", "merged"])
+def test_in_a_session_and_sampled(name: str) -> None:
+    draft = DRAFTS[name]
+    assert judged(replace(case_of(draft), sampling=Sampling(temperature=1.0))) == []
+    actions = (
+        Action("add", (0,)), Action("add", (1,)), Action("step", (0, 1)), Action("preempt", (0,)),
+        Action("evict", (1,)), Action("step", (0,)), Action("restore", (1,)), Action("step", (1, 0)),
+        Action("fork", (0, 2)), Action("step", (2, 0, 1)), Action("switch", (0,), Scripted()), Action("step", (0, 2)),
+    )  # fmt: skip
+    mates = (Mate((5, 1, 4, 5, 1), draft, stops=Stops(8)), Mate((1, 4), draft, stops=Stops(8)))
+    assert judged(replace(case_of(draft), session=Session(mates, actions))) == []
+
+
+def test_what_no_draft_can_be_is_refused() -> None:
+    with pytest.raises(Malformed, match="capacity: 0: a trie holds at least one"):
+        Trie(BUSHY, 3, 0)
+    with pytest.raises(Malformed, match="shape: an automaton continues one occurrence"):
+        Automaton(BUSHY)
+    with pytest.raises(Malformed, match="least: 0: a suffix"):
+        Automaton(CHAIN, 0)
+    with pytest.raises(Malformed, match="drafts: 0 drafts"):
+        Merged((), 3)
+    with pytest.raises(Malformed, match=r"drafts\[1\]: no scripted draft is joined"):
+        Merged((Automaton(CHAIN), Scripted()), 3)
+    with pytest.raises(Malformed, match=r"drafts\[0\]: no shared trie is joined"):
+        Merged((Trie(BUSHY, shared=True),), 3)
+    with pytest.raises(Malformed, match="a request that samples shares no trie"):
+        replace(case_of(Trie(BUSHY, shared=True)), sampling=Sampling(temperature=1.0))
