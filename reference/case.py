@@ -116,6 +116,8 @@ class Case:
                 # later coin.
                 if not mine.sampling.greedy:
                     raise Malformed(f"session.actions[{at}]", "a request that samples keeps its draft: its coins do")
+                if action.draft.shared:
+                    raise Malformed(f"session.actions[{at}].draft", "a request shares a trie from its start, or never")
                 with under(f"session.actions[{at}]"):
                     replace(mine, draft=action.draft)
                     _check_no_batches(action.draft)

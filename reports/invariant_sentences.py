@@ -106,6 +106,9 @@ PLAIN: dict[str, str] = {
     "draft.switched": (
         "The request switched drafts; the draft that it has then scores {node} otherwise from scratch than it did{by}."
     ),
+    "draft.shared": (
+        "By the texts that entered the shared trie the request drafts {expected}; at {node} it drafted {observed}{by}."
+    ),
     "draft.rollback": (
         "After its rejected nodes were rolled back, the draft is not as one that never saw them: expected {expected}, "
         "got {observed}{by}."

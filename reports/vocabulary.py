@@ -205,6 +205,11 @@ SIDES: dict[tuple[str, str], str] = {
         "draft.switched",
         "token",
     ): "{Node} carries token {observed}; the draft switched to proposes {expected} from scratch{by}.",
+    ("draft.shared", "root"): "The root of the tree carries token {observed}; the pending token is {expected}.",
+    (
+        "draft.shared",
+        "tree",
+    ): "The request drafted {observed}; by all texts that entered the shared trie it proposes {expected}.",
     ("pair.greedy-match", "logprobs"): (
         "The log-probability of the token at {position} is {observed}; the reference gives that token {expected}{by}."
     ),

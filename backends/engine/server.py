@@ -17,6 +17,7 @@ from backends.engine.kv.base import OutOfPages
 from backends.engine.model.models import ModelCache
 from backends.engine.open_models import OpenModels
 from backends.engine.request import Request
+from backends.engine.retrieval.shared import SharedTries
 from backends.engine.seams import Seams
 from reference.case import Case
 from reference.draft import most_rows
@@ -44,6 +45,7 @@ class Server:
         self._evicted: set[int] = set()
         self._over: set[int] = set()
         self._batch_size = 1
+        self._tries = SharedTries()
         self._target = self._models.target(case, seams)
         plans = [case.alone(number) for number in range(1 + len(self.session.mates))]
         drafts = [one.draft for one in plans] + [one.draft for one in self.session.actions if one.draft is not None]
@@ -130,6 +132,7 @@ class Server:
             self._arena.give_back(lease)
             return
         self.requests[number] = request
+        self._tries.learn(number, case.draft, request.tokens)
         with _naming(request):
             request.prefill()
 
@@ -182,7 +185,8 @@ class Server:
             request.verified = None if tap is None or mine is None else tap.taken[mine][lane, : len(rows[lane].tokens)]
             with _naming(request):
                 request.settle(flat[lane], [one[lane, :, : len(rows[lane].tokens)] for one in heads])
-        for number in numbers:
+        for number, request in zip(numbers, batch, strict=True):
+            self._tries.learn(number, request.case.draft, request.tokens)
             if self.requests[number].finish is not None:
                 self._end(number)
 
@@ -224,8 +228,10 @@ class Server:
         return self._arena.lease(self._target, self._models.draft(case, self._seams), self._capacity, self._rows, known)
 
     def _draft(self, case: Case, lease: CacheLease) -> Draft:
-        model = self._models.draft(case, self._seams)
-        draft = opened(Opening(case, model, lease.draft, self._seams, self._target, lambda: self._batch_size))
+        model, trie = self._models.draft(case, self._seams), self._tries.of(case.draft)
+        draft = opened(
+            Opening(case, model, lease.draft, self._seams, self._target, lambda: self._batch_size, shared=trie)
+        )
         if draft.reads != case.draft.reads:
             raise Unsupported(
                 f"the draft reads {draft.reads or 'no hidden states'}, and the case gives it "

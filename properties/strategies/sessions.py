@@ -235,6 +235,11 @@ def with_session(
     numbers = [one for one in MATES if one <= most_mates]
     company = tuple(draw(mates(case, other, rival, within)) for _ in range(draw(st.sampled_from(numbers))))
     greedy = case.sampling.greedy and all(mate.sampling.greedy for mate in company)
+    common = case.draft.as_shared
+    # Mates mostly have the draft of the case: they then share its trie.
+    if common is not None and greedy and draw(st.booleans()):
+        company = tuple(replace(one, draft=common) if one.draft == case.draft else one for one in company)
+        case = replace(case, draft=common)
     most_actions = MOST_FAR_ACTIONS if len(case.prompt) > LONGEST else MOST_ACTIONS
     happened = draw(actions(1 + len(company), most_actions, within))
     if not greedy:

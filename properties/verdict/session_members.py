@@ -26,9 +26,9 @@ class Member:
 def members(case: Case, trace: Trace) -> Iterator[Member]:
     """The requests that entered and took a step.
 
-    A request that switched drafts on the way becomes a script of the trees that it proposed. The draft of a request
-    whose trees depend on batches is told the sizes of its batches; where the trace does not tell them, the request
-    becomes a script too.
+    A request that switched drafts on the way, or whose draft learns from other requests, becomes a script of the trees
+    that it proposed. The draft of a request whose trees depend on batches is told the sizes of its batches; where the
+    trace does not tell them, the request becomes a script too.
     """
     assert case.session is not None
     if trace.shared is None:
@@ -38,8 +38,9 @@ def members(case: Case, trace: Trace) -> Iterator[Member]:
         if one is None or not one.steps:
             continue
         alone = replace(case.alone(number), prompt=trace.shared.prompts[number], draft=Scripted())
-        retold = any(action.kind == "switch" and number in action.requests for action in case.session.actions)
         draft = case.alone(number).draft
+        switches = any(action.kind == "switch" and number in action.requests for action in case.session.actions)
+        retold = switches or draft.shared
         if draft.dispatch is not None:
             batches = (sizes or {}).get(number, ())
             retold = retold or len(batches) != len(one.steps)

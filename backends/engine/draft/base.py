@@ -12,6 +12,7 @@ from torch import Tensor
 from backends.engine.kv.base import KvCache
 from backends.engine.model.causal_lm import CausalLm
 from backends.engine.model.head import HeadModel
+from backends.engine.retrieval.trie import NgramTrie
 from backends.engine.sampling.step import StepSampling
 from backends.engine.step_seams import StepSeams
 from reference.case import Case
@@ -106,6 +107,7 @@ class Opening:
         seams: The functions of which the engine is composed.
         target: The target, with whose weights a head may score; None where the engine does not run it.
         batch_size: Tells, whenever a tree is drafted, how many requests step together.
+        shared: The trie that the request shares with others; None for a draft that learns from the request alone.
     """
 
     case: Case
@@ -114,6 +116,7 @@ class Opening:
     seams: StepSeams
     target: CausalLm | None = None
     batch_size: Callable[[], int] = lambda: 1
+    shared: NgramTrie | None = None
 
 
 OPENERS: dict[str, Callable[[Opening], Draft]] = {}

@@ -16,17 +16,20 @@ class TrieDraft(LookedUp):
     Attributes:
         shape: The tree.
         trie: The trie of the request.
-        seen: How many tokens of the request the trie has learnt.
+        seen: How many tokens of the request the trie has learnt from this draft.
+        learns: Whether the draft lets the trie learn; False for a shared trie, which learns as texts grow.
     """
 
-    def __init__(self, shape: RankTree, trie: NgramTrie) -> None:
+    def __init__(self, shape: RankTree, trie: NgramTrie, learns: bool = True) -> None:
         self.shape = shape
         self.trie = trie
         self.seen = 0
+        self.learns = learns
 
     def propose(self, tokens: list[int], chance: StepSampling | None = None, hidden: Tensor | None = None) -> Proposal:
         """Fill the tree; a node whose rank does not exist is left out, with all nodes below it."""
-        self.grow(tokens)
+        if self.learns:
+            self.grow(tokens)
         return Proposal(filled(self.shape, tokens, self.trie.followers))
 
     def grow(self, tokens: list[int]) -> None:
@@ -38,7 +41,9 @@ class TrieDraft(LookedUp):
 
 @opens(Trie.TAG)
 def opened(opening: Opening) -> TrieDraft:
-    """Open a draft with an empty trie, which grows with the tokens of the request."""
+    """Open a draft with an empty trie, which grows with the tokens of the request, or with the shared one."""
     draft = opening.case.draft
     assert isinstance(draft, Trie)
+    if opening.shared is not None:
+        return TrieDraft(draft.shape, opening.shared, learns=False)
     return TrieDraft(draft.shape, NgramTrie(draft.order, draft.capacity))

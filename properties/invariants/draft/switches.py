@@ -48,7 +48,8 @@ def switched(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
             if number and before is None:
                 raise Unobserved("the backend does not reveal what each step emitted")
             pending = before.tokens[-1] if before is not None and before.tokens else begins.prompt[-1]
-            if step.drafted is not None:
+            # draft.shared judges a trie that other requests' texts entered.
+            if step.drafted is not None and not changes[known][1].shared:
                 draft = changes[known][1]
                 if draft.dispatch is not None:
                     draft = draft.in_batches(sizes.get(request, ()))

@@ -26,6 +26,8 @@ class Question:
             [len(tokens) - 1, width]. None for a draft that reads none.
         target: The target, whose embedding and head a draft may share; None where nobody asks.
         dtype: The working dtype, to which the weights of target and head are rounded.
+        entered: For a draft that learns from the texts of several requests, the tokens that it has learnt, in order:
+            for each token the text of its request up to there. None where it learns from `tokens` alone.
     """
 
     tokens: tuple[int, ...]
@@ -35,6 +37,7 @@ class Question:
     hidden: Array | None = None
     target: Model | None = None
     dtype: str = "float64"
+    entered: tuple[tuple[int, ...], ...] | None = None
 
 
 MEANINGS: dict[str, Callable[[Any, Question], Drafted]] = {}

@@ -3,8 +3,6 @@
 Its n-grams are listed anew from the whole texts at each step.
 """
 
-from dataclasses import dataclass
-
 from reference.draft.trie import Trie
 from reference.oracle.draft.question import Question, means
 from reference.trace import Drafted
@@ -13,26 +11,16 @@ from reference.tree import Tree
 Tokens = tuple[int, ...]
 
 
-@dataclass(frozen=True)
-class Entry:
-    """A token that enters a trie: the last one of `text`, the text of its request up to there."""
-
-    text: Tokens
-
-
-def entries(text: Tokens, known: int = 0) -> list[Entry]:
-    """The entries of the tokens of `text` after the first `known`."""
-    return [Entry(text[: end + 1]) for end in range(known, len(text))]
+def entries(text: Tokens, known: int = 0) -> tuple[Tokens, ...]:
+    """For each token of `text` after the first `known`, the text up to there: these tokens enter one by one."""
+    return tuple(text[: end + 1] for end in range(known, len(text)))
 
 
 @means(Trie.TAG)
 def proposed(draft: Trie, question: Question) -> Drafted:
-    """The tree that follows from the request's own text."""
-    return tree_after(draft, entries(question.tokens), question.tokens)
-
-
-def tree_after(draft: Trie, entered: list[Entry], tokens: Tokens) -> Drafted:
-    """The tree below `tokens[-1]` of a trie that these tokens have entered, in this order."""
+    """The tree of a trie that the request's own text has entered, or the texts of all requests that share it."""
+    tokens = question.tokens
+    entered = entries(tokens) if question.entered is None else question.entered
     ranked = best_first(held(entered, draft.order, draft.capacity))
     token = {0: tokens[-1]}
 
@@ -54,8 +42,8 @@ def tree_after(draft: Trie, entered: list[Entry], tokens: Tokens) -> Drafted:
     return Drafted(Tree(draft.shape.part(kept).parent, tuple(token[node] for node in kept)))
 
 
-def held(entered: list[Entry], order: int, capacity: int) -> dict[Tokens, tuple[int, tuple[int, int, int]]]:
-    """The n-grams of a trie after these entries, each with its count and the moment of its last use.
+def held(entered: tuple[Tokens, ...], order: int, capacity: int) -> dict[Tokens, tuple[int, tuple[int, int, int]]]:
+    """The n-grams of a trie that tokens have entered (see `entries`), with their counts and moments of last use.
 
     A moment is the number of the entry, the length of the window's beginning before it, and the place of the use within
     the window; later moments are larger.
@@ -65,9 +53,9 @@ def held(entered: list[Entry], order: int, capacity: int) -> dict[Tokens, tuple[
     """
     count: dict[Tokens, int] = {}
     used: dict[Tokens, tuple[int, int, int]] = {}
-    for number, entry in enumerate(entered):
-        for width in range(min(order, len(entry.text)), 0, -1):
-            window = entry.text[-width:]
+    for number, text in enumerate(entered):
+        for width in range(min(order, len(text)), 0, -1):
+            window = text[-width:]
             count[window] = count.get(window, 0) + 1
             for size in range(1, width + 1):
                 count.setdefault(window[:size], 1)

@@ -19,6 +19,7 @@ from reference.draft import LanguageModel, Scripted
 from reference.draft.eagle1 import Eagle1
 from reference.draft.hidden import HiddenStates
 from reference.draft.layer_head import HeadLayer
+from reference.draft.trie import Trie
 from reference.draft_trees import Dispatch, Expansion, named_tree
 from reference.layout import KvLayout
 from reference.sampling import Sampling, Stops
@@ -35,6 +36,7 @@ MAPPED = LanguageModel(small(17, 0), RankTree((0, 0, 0), (0, 0, 1)), tuple(range
 HEAD = Eagle1(RankTree((0, 0, 0), (0, 0, 1)), HiddenStates(place="normed", shift=1), HeadLayer(2, 1, 4, 12))
 GROWN = LanguageModel(MODEL, Expansion(2, 2, 5))
 TABLED = LanguageModel(MODEL, Dispatch((1, 2), (named_tree("D2"), named_tree("D1")), (1, 2)))
+TRIE = Trie(RankTree((0, 0, 0, 1), (0, 0, 1, 0)), 3, 9, shared=True)
 FORK = Scripted((Tree((0, 0, 0, 1, 1), (6, 1, 2, 4, 5)), Tree((0, 0), (6, 4))))
 STEP = Action("step", (0, 1))
 
@@ -88,6 +90,14 @@ CASES = {
             ),
         ),
     ),
+    "sharing": Case(
+        MODEL,
+        PROMPT,
+        TRIE,
+        stops=Stops(4),
+        dtype="float64",
+        session=Session((Mate((6, 5, 3), TRIE, stops=Stops(4)),), actions("add 0", "add 1", "step 1 0", "step 0")),
+    ),
     "warm": Case(
         MODEL,
         PROMPT,
@@ -134,6 +144,7 @@ ELSEWHERE = {
         "cache.allocator-conserves",
         "draft.switched",
     ),
+    "sharing": ("draft.shared",),
     "warm": ("cache.prefix-reuse",),
 }
 """Invariants that speak of another case than `tree`."""
@@ -274,11 +285,14 @@ PARTS: Mapping[str, tuple[Callable[[Trace], Trace], tuple[str, ...]]] = {
     "counters": (lambda trace: replace(trace, accounting=None), ("lossless.accounting",)),
     "accounts": (
         lambda trace: replace(trace, shared=trace.shared and replace(trace.shared, accounts=())),
-        ("cache.allocator-conserves", "cache.prefix-reuse", "draft.switched"),
+        ("cache.allocator-conserves", "cache.prefix-reuse", "draft.switched", "draft.shared"),
     ),
     "requests": (
         lambda trace: replace(trace, shared=None),
-        ("cache.allocator-conserves", "cache.prefix-reuse", "draft.switched", "attention.batch-mate-independent"),
+        (
+            *("cache.allocator-conserves", "cache.prefix-reuse", "draft.switched", "draft.shared"),
+            "attention.batch-mate-independent",
+        ),
     ),
 }
 """What traces hold beside whole stages, and who compares nothing without it."""

@@ -13,6 +13,7 @@ from backends.engine.retrieval.trie import NgramTrie
 from backends.registry import open_backend
 from properties.shrinking.cases import nearer
 from properties.verdict.judge import judge
+from properties.verdict.subject import Subject
 from reference.case import Case
 from reference.case_json import case_from_json, case_to_json
 from reference.draft import Draft, Ngram, Scripted
@@ -155,6 +156,43 @@ def test_in_a_session_and_sampled(name: str) -> None:
     assert judged(replace(case_of(draft), session=Session(mates, actions))) == []
 
 
+ACTIONS = (
+    Action("add", (0,)), Action("step", (0,)), Action("add", (1,)), Action("preempt", (1,)), Action("step", (1, 0)),
+    Action("evict", (1,)), Action("step", (0,)), Action("fork", (0, 2)), Action("restore", (1,)),
+    Action("step", (2, 1, 0)), Action("switch", (0,), Scripted()), Action("step", (0, 1, 2)), Action("step", (2, 1)),
+)  # fmt: skip
+
+
+def company(shared: bool) -> Case:
+    draft = Trie(BUSHY, 3, 12, shared)
+    mates = (Mate((4, 3), draft, stops=Stops(8)), Mate((1, 4), draft, stops=Stops(8)))
+    return replace(case_of(draft), session=Session(mates, ACTIONS))
+
+
+def test_requests_share_a_trie_only_where_the_case_asks_for_it() -> None:
+    subject, sizes = subject_of(open_backend("cpu-eager")), []
+    for shared in (False, True):
+        case = company(shared)
+        assert case_from_json(case_to_json(case)) == case
+        verdict = judge(case, INVARIANTS, ORACLE, subject)
+        assert verdict.findings == ()
+        assert verdict.outcomes["draft.shared"] == ("checked" if shared else "not_applicable")
+        told = subject(case).shared
+        assert told is not None
+        assert told.requests[1] is not None
+        first = told.requests[1].steps[0].drafted
+        assert first is not None
+        sizes.append(len(first.tree))
+    assert sizes == [1, 4], "4 3 was met in the text of request 0 alone"
+
+
+def test_a_shared_trie_that_lacks_a_text_is_found() -> None:
+    engine = subject_of(open_backend("cpu-eager"))
+    apart = Subject("apart", lambda case: engine(company(False) if case == company(True) else case), engine.reveals)
+    first, *_ = judge(company(True), INVARIANTS, ORACLE, apart).findings
+    assert (first.invariant, first.where) == ("draft.shared", {"side": "tree", "request": 1})
+
+
 def test_what_no_draft_can_be_is_refused() -> None:
     with pytest.raises(Malformed, match="capacity: 0: a trie holds at least one"):
         Trie(BUSHY, 3, 0)
@@ -168,5 +206,8 @@ def test_what_no_draft_can_be_is_refused() -> None:
         Merged((Automaton(CHAIN), Scripted()), 3)
     with pytest.raises(Malformed, match=r"drafts\[0\]: no shared trie is joined"):
         Merged((Trie(BUSHY, shared=True),), 3)
+    switch = Action("switch", (0,), Trie(BUSHY, shared=True))
+    with pytest.raises(Malformed, match=r"actions\[0\]\.draft: a request shares a trie from its start"):
+        replace(case_of(Scripted()), session=Session((), (switch,)))
     with pytest.raises(Malformed, match="a request that samples shares no trie"):
         replace(case_of(Trie(BUSHY, shared=True)), sampling=Sampling(temperature=1.0))
