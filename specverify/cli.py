@@ -22,6 +22,7 @@ from specverify.commands.law import law  # noqa: E402
 from specverify.commands.list_command import list_  # noqa: E402
 from specverify.commands.replay import replay  # noqa: E402
 from specverify.commands.selftest import selftest  # noqa: E402
+from specverify.commands.train import train, vocabulary  # noqa: E402
 from specverify.dispatch.command import dispatch  # noqa: E402
 from specverify.traces.command import trace  # noqa: E402
 
@@ -35,7 +36,21 @@ def cli() -> None:
     """
 
 
-for _command in (diff, replay, selftest, law, list_, doctor, bench, trace, dispatch, init_adapter, check_adapter):
+for _command in (
+    diff,
+    replay,
+    selftest,
+    law,
+    list_,
+    doctor,
+    bench,
+    trace,
+    dispatch,
+    train,
+    vocabulary,
+    init_adapter,
+    check_adapter,
+):
     cli.add_command(_command)
 
 

@@ -1,0 +1,100 @@
+"""The commands `train` and `vocabulary`."""
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+TEXT = "builtin:humaneval (MIT), builtin:python (Python's own library, PSF), a file or a folder; may be repeated."
+
+
+@click.command(context_settings={"show_default": True})
+@click.argument("kind", type=click.Choice(["eagle3", "eagle1", "medusa"]))
+@click.option("--model", required=True, metavar="DIR|builtin:NAME", help="The target checkpoint.")
+@click.option("--text", "texts", multiple=True, required=True, metavar="TEXT", help=TEXT)
+@click.option("--minutes", type=float, required=True, help="Minutes of the clock, data and earlier parts included.")
+@click.option("--out", required=True, type=click.Path(path_type=Path), help="The head's folder; a killed run resumes.")
+@click.option("--cache", type=click.Path(path_type=Path), help="Folder of the target's states.  [default: by digest]")
+@click.option("--generate", type=click.IntRange(min=0), default=96, help="Tokens by which the target continues texts.")
+@click.option("--vocabulary", type=click.IntRange(min=1), default=4096, help="eagle3: tokens that the head can name.")
+@click.option("--vocabulary-file", type=click.Path(path_type=Path), help="eagle3: a file of `specverify vocabulary`.")
+@click.option("--steps", type=click.IntRange(1, 7), default=3, help="eagle3: steps of the training-time test.")
+@click.option("--layers", type=click.IntRange(1, 3), default=1, help="Decoder layers of the head.")
+@click.option("--heads", type=click.IntRange(1, 8), default=4, help="medusa: number of heads.")
+@click.option("--rate", type=click.FloatRange(min=0, min_open=True), default=1e-3, help="Highest learning rate.")
+@click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu")
+@click.option("--threads", type=click.IntRange(min=0), default=0, help="Threads of torch; 0 for all cores.")
+@click.option("--seed", type=click.IntRange(min=0), default=0)
+@click.option("--json", "json_file", metavar="FILE|-", help="Write the figures as one JSON object.")
+def train(
+    kind: str,
+    model: str,
+    texts: tuple[str, ...],
+    minutes: float,
+    out: Path,
+    cache: Path | None,
+    generate: int,
+    layers: int,
+    device: str,
+    threads: int,
+    json_file: str | None,
+    **own: Any,
+) -> int:
+    """Train a draft head for a checkpoint: EAGLE-3, EAGLE-1 or Medusa heads.
+
+    The target continues the texts, its hidden states are cached on disk, and the head learns the target's law from
+    them. Prompts of the first text are held out; the acceptance on them is shown as the head learns. The head in --out
+    has the published layout. Ctrl-C keeps the best head; the same command goes on after a kill. With several devices:
+    `torchrun --nproc-per-node N -m specverify train ...`.
+    """
+    import os
+
+    from reports.writing import check, write_json
+    from specverify.setup.errors import UnusableInput
+    from specverify.training.plan import TrainingPlan
+
+    if layers > 1:
+        raise UnusableInput(f"--layers {layers}: heads have one decoder layer, here and in the engines that run them")
+    # Threads that wait must not spin: they would take the processor from the ones that work. Read when torch starts.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    plan = TrainingPlan(
+        kind, model, texts, minutes, out, cache, generate, device=device, threads=threads or os.cpu_count() or 1, **own
+    )
+    if json_file is not None:
+        check(json_file)
+    from specverify.training.run import train as run
+    from specverify.training.watch import page
+
+    found = run(plan)
+    if found:
+        click.echo(page(found), err=json_file == "-")
+        if json_file is not None:
+            write_json(json_file, found)
+    return 0
+
+
+@click.command(context_settings={"show_default": True})
+@click.option("--model", required=True, metavar="DIR|builtin:NAME", help="The target checkpoint.")
+@click.option("--text", "texts", multiple=True, required=True, metavar="TEXT", help=TEXT)
+@click.option("--size", type=click.IntRange(min=1), default=4096, help="Tokens that a draft can name.")
+@click.option("--json", "json_file", metavar="FILE|-", help="Write the figures as one JSON object.")
+def vocabulary(model: str, texts: tuple[str, ...], size: int, json_file: str | None) -> int:
+    """Choose the tokens that a draft can name: the ones that texts use most.
+
+    Writes a file with the offsets `d2t` (target id less draft id) and the mask `t2d`, for `train --vocabulary-file`;
+    the file bears the digest of what it follows from, and is not made twice.
+    """
+    from reports.writing import check, write_json
+    from specverify.training.vocabulary_file import made
+
+    if json_file is not None:
+        check(json_file)
+    found = made(model, texts, size)
+    click.echo(
+        f"{found['file']}: {found['size']} of {found['total']} ids, {found['covered']:.2%} of {found['tokens']} tokens"
+        f" ({found['held_out']:.2%} of held-out text)",
+        err=json_file == "-",
+    )
+    if json_file is not None:
+        write_json(json_file, found)
+    return 0

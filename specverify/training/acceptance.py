@@ -1,0 +1,159 @@
+"""The acceptance of a head on held-out texts, simulated exactly.
+
+Greedy verification emits the target's own tokens whatever the draft is. So the accepted tokens of every step follow
+from the target's continuation and the drafted trees alone, and no verification has to run.
+"""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from reference.draft import Ngram
+from reference.draft_trees import Expansion
+from reference.oracle.draft.ngram import followers
+from specverify.training.heads.base import Opened, TrainedHead
+
+CHAIN = Expansion(1, 4, 5)
+"""A chain of four tokens."""
+
+TREE = Expansion(8, 6, 25)
+"""A dynamic tree of 24 nodes below the root."""
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """A text that is never learned: a prompt and the target's greedy continuation.
+
+    Attributes:
+        tokens: int64 [T], prompt and continuation.
+        prompt: The number of the prompt's tokens, at least 2.
+        states: float32 [T, width]; the states that the head reads.
+    """
+
+    tokens: Tensor
+    prompt: int
+    states: Tensor
+
+
+@dataclass
+class Accepted:
+    """The accepted drafted tokens of each step of all texts."""
+
+    steps: list[int] = field(default_factory=list)
+
+    @property
+    def mean(self) -> float:
+        """Accepted drafted tokens per step."""
+        return float(np.mean(self.steps)) if self.steps else 0.0
+
+    @property
+    def tokens_per_call(self) -> float:
+        """Tokens that a call of the target emits: the accepted ones and its own."""
+        return 1 + self.mean
+
+    def by_depth(self, depth: int) -> list[float]:
+        """The share of steps that accepted at least 1, 2, ... `depth` drafted tokens."""
+        return [
+            float(np.mean([one >= level for one in self.steps])) if self.steps else 0.0 for level in range(1, depth + 1)
+        ]
+
+
+def of_head(head: TrainedHead, texts: list[HeldOut], tree: Expansion) -> Accepted:
+    """The acceptance of `head` with dynamic trees `tree`, over all texts in lockstep.
+
+    Each tree grows as the words of `Expansion` say. A step near the end of a text accepts no more than the text holds.
+    """
+    accepted = Accepted()
+    device = head.embedding.device
+    longest = max(len(text.tokens) for text in texts)
+    tokens = torch.stack([_padded(text.tokens, longest) for text in texts]).to(device)
+    states = torch.stack([_padded(text.states, longest) for text in texts]).to(device)
+    opened, names = head.opened(tokens, states), head.names()
+    roots = [text.prompt - 1 for text in texts]
+    # The last token of a text may be emitted, but nothing after it is known.
+    ends = [len(text.tokens) - 1 for text in texts]
+    while any(root < end for root, end in zip(roots, ends, strict=True)):
+        at = torch.tensor([min(root, end) for root, end in zip(roots, ends, strict=True)], device=device)
+        paths = _grown(opened, names, at, tree)
+        for lane, (root, end) in enumerate(zip(roots, ends, strict=True)):
+            if root < end:
+                taken = _walked(paths[lane], tokens[lane, root + 1 : end + 1].tolist())
+                accepted.steps.append(taken)
+                roots[lane] += taken + 1
+    return accepted
+
+
+def of_ngram(draft: Ngram, texts: list[HeldOut]) -> Accepted:
+    """The acceptance of an n-gram lookup with the static tree of `draft`; its formulas are the oracle's."""
+    accepted = Accepted()
+    for text in texts:
+        tokens = tuple(text.tokens.tolist())
+        root = text.prompt - 1
+        while root < len(tokens) - 1:
+            known, node, taken = tokens[: root + 1], 0, 0
+            while root + taken + 1 < len(tokens):
+                named = _continuations(draft.order, known, known + tokens[root + 1 : root + 1 + taken])
+                children = {
+                    named[draft.shape.rank[one]]: one
+                    for one in draft.shape.children[node]
+                    if draft.shape.rank[one] < len(named)
+                }
+                if tokens[root + 1 + taken] not in children:
+                    break
+                node, taken = children[tokens[root + 1 + taken]], taken + 1
+            accepted.steps.append(taken)
+            root += taken + 1
+    return accepted
+
+
+def _continuations(order: int, known: tuple[int, ...], sequence: tuple[int, ...]) -> list[int]:
+    """The tokens that followed the longest suffix of `sequence` that occurs in `known` with a successor."""
+    for width in range(min(order - 1, len(sequence)), 0, -1):
+        found = followers(known, sequence[-width:])
+        if found:
+            return found
+    return []
+
+
+def _padded(of: Tensor, rows: int) -> Tensor:
+    return torch.cat([of, of.new_zeros(rows - len(of), *of.shape[1:])])
+
+
+def _grown(opened: Opened, names: Tensor, roots: Tensor, tree: Expansion) -> list[set[tuple[int, ...]]]:
+    """For each text, the paths of target ids of the tree's nodes under the token at its position in `roots`."""
+    lanes, width = len(roots), min(tree.top_k, len(names))
+    law = torch.log_softmax(opened.root(roots).float(), -1)[:, None]  # [B, F, V]
+    above = torch.zeros(lanes, 1, device=law.device)
+    paths: list[list[tuple[int, ...]]] = [[()] for _ in range(lanes)]
+    found: list[list[tuple[float, tuple[int, ...]]]] = [[] for _ in range(lanes)]
+    for depth in range(1, tree.depth + 1):
+        # Of two children whose scores are equal to the last bit, either may stand first.
+        best, ids = torch.topk(law, width, -1)
+        scores = (above[..., None] + best.clamp(max=0)).flatten(1)  # [B, F * k]
+        tokens = names[ids].flatten(1)
+        parents = torch.arange(law.shape[1], device=law.device).repeat_interleave(width)
+        listed = tokens.tolist()
+        made = [
+            [(*paths[lane][int(parent)], token) for parent, token in zip(parents, listed[lane], strict=True)]
+            for lane in range(lanes)
+        ]
+        for lane, row in enumerate(scores.tolist()):
+            found[lane] += list(zip(row, made[lane], strict=True))
+        if depth == tree.depth:
+            break
+        kept = torch.sort(torch.sort(scores, dim=-1, descending=True, stable=True).indices[:, : tree.top_k], -1).values
+        paths = [[made[lane][place] for place in row] for lane, row in enumerate(kept.tolist())]
+        above = scores.gather(1, kept)
+        law = torch.log_softmax(opened.level(tokens.gather(1, kept), parents[kept]).float(), -1)
+    # Sorting is stable: of equal scores the lower number stays in front.
+    return [{path for _, path in sorted(lane, key=lambda one: -one[0])[: tree.total - 1]} for lane in found]
+
+
+def _walked(paths: set[tuple[int, ...]], truth: list[int]) -> int:
+    """The number of tokens of `truth` along which the tree has a path."""
+    taken = 0
+    while taken < len(truth) and tuple(truth[: taken + 1]) in paths:
+        taken += 1
+    return taken

@@ -1,0 +1,136 @@
+"""The data of a training: held-out texts, and shards of continuations.
+
+Held-out texts are made in float32, shards in the quicker dtype until a share of the time is used.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from specverify.setup.errors import UnusableInput
+from specverify.training.acceptance import HeldOut
+from specverify.training.plan import CACHE, TrainingPlan
+from specverify.training.states import StateCache
+from specverify.training.target import Target, states_of, texts_digest
+from specverify.training.texts import Texts
+
+PER_SHARD = 64
+"""The texts of a shard."""
+
+WINDOW = 128
+"""The prompts that are sorted by length together, so that those of a shard need little padding."""
+
+LONGEST_PROMPT = 256
+"""Most tokens of a prompt; of a longer one the last ones are used."""
+
+JUDGED_TOKENS = 64
+"""The tokens by which the target continues each held-out prompt."""
+
+LEAST_TOKENS = 64
+"""The fewest tokens of text that a head is trained on."""
+
+
+@dataclass(frozen=True)
+class Data:
+    """What a run learns from.
+
+    Attributes:
+        cache: The shards.
+        watched, judged: The held-out texts; see `Texts`.
+    """
+
+    cache: StateCache
+    watched: list[HeldOut]
+    judged: list[HeldOut]
+
+
+def opened_cache(plan: TrainingPlan, target: Target, texts: Texts) -> StateCache:
+    """The cache of the plan's target and texts.
+
+    Raises:
+        UnusableInput: As `StateCache`.
+    """
+    reads = states_of(plan.kind, target.layers)
+    lengths = (plan.generated, PER_SHARD, LONGEST_PROMPT, JUDGED_TOKENS)
+    digest = texts_digest(target.digest, texts.digest, str(reads), str(lengths))
+    return StateCache(plan.cache or CACHE / digest[:16], digest, reads)
+
+
+def prepared(
+    cache: StateCache,
+    plan: TrainingPlan,
+    target: Target,
+    texts: Texts,
+    goes_on: Callable[[], bool],
+    stopped: Callable[[], bool],
+    say: Callable[[str], None],
+) -> Data:
+    """The data of a run: what the cache lacks is made while `goes_on` says so, one shard at least.
+
+    Raises:
+        UnusableInput: The texts have too few tokens.
+        Stopped: `stopped` said so.
+        Unwritable: The cache cannot be written.
+    """
+    encoded = target.encoded(texts.learned, LONGEST_PROMPT)
+    learned = [one for at in range(0, len(encoded), WINDOW) for one in sorted(encoded[at : at + WINDOW], key=len)]
+    if sum(map(len, learned)) < LEAST_TOKENS:
+        raise UnusableInput(
+            f"--text: {sum(map(len, learned))} tokens to learn from are too few; {LEAST_TOKENS} are needed"
+        )
+    if cache.held_out("judged") is None:
+        count = len(texts.watched) + len(texts.judged)
+        say(f"the target continues {count} held-out prompts by {JUDGED_TOKENS} tokens, in float32")
+        watched, judged = (target.encoded(prompts, LONGEST_PROMPT) for prompts in (texts.watched, texts.judged))
+        if not watched or not judged:
+            raise UnusableInput("--text: the held-out prompts have too few tokens; two are needed in each")
+        # Side by side: a forward of few rows costs nearly as much as one of many.
+        made = target.continued([*watched, *judged], JUDGED_TOKENS, cache.reads, stopped)
+        cache.hold_out("watched", made[: len(watched)])
+        cache.hold_out("judged", made[len(watched) :])
+    held = cache.held_out("watched"), cache.held_out("judged")
+    assert held[0] is not None
+    assert held[1] is not None
+    number = cache.shards
+    if number * PER_SHARD < len(learned) and (number == 0 or goes_on()):
+        target.narrowed(quicker_dtype(target.device.type))
+        for first in range(number * PER_SHARD, len(learned), PER_SHARD):
+            prompts = learned[first : first + PER_SHARD]
+            began, used = time.monotonic(), time.process_time()
+            cache.keep(number, target.continued(prompts, plan.generated, cache.reads, stopped))
+            tokens = sum(map(len, prompts)) + plan.generated * len(prompts)
+            took, cpu = time.monotonic() - began, time.process_time() - used
+            say(f"shard {number}: {len(prompts)} texts, {tokens} tokens in {took:.0f} s ({cpu:.0f} s of processor)")
+            number += 1
+            if not goes_on():
+                break
+    return Data(cache, held[0], held[1])
+
+
+def token_counts(cache: StateCache) -> Counter[int]:
+    """How often each token occurs in the shards."""
+    counts: Counter[int] = Counter()
+    for number in range(cache.shards):
+        for text in cache.load(number):
+            counts.update(text.tokens.tolist())
+    return counts
+
+
+def quicker_dtype(device: str) -> torch.dtype:
+    """Bfloat16 where this machine multiplies it faster than float32, else float32; measured in some milliseconds."""
+    if device != "cpu":
+        return torch.bfloat16
+
+    def seconds(dtype: torch.dtype) -> float:
+        x, weight = torch.ones(256, 512, dtype=dtype), torch.ones(512, 512, dtype=dtype)
+        best = float("inf")
+        for _ in range(6):
+            began = time.perf_counter()
+            torch.nn.functional.linear(x, weight)
+            best = min(best, time.perf_counter() - began)
+        return best
+
+    return torch.bfloat16 if seconds(torch.bfloat16) < 0.8 * seconds(torch.float32) else torch.float32

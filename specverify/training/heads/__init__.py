@@ -1,0 +1,1 @@
+"""The heads that can be trained."""

@@ -1,0 +1,69 @@
+"""The EAGLE-1 head under training."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from reference.draft.eagle1 import AT
+from reference.draft.hidden import HiddenStates
+from reference.draft.layer_head import HeadLayer
+from specverify.training.heads.base import Batch, at_rows, soft_cross_entropy
+from specverify.training.heads.layer import DecoderLayer
+from specverify.training.heads.layer_head import LayerHeadModule
+
+STATE, LAW = 1.0, 0.1
+"""The weights of the two losses, as published: smooth L1 to the next state, cross-entropy to the target's law."""
+
+
+class Eagle1Module(LayerHeadModule):
+    """An EAGLE-1 head (arXiv 2401.15077); the arguments are those of `Eagle3Module`.
+
+    The output of row i learns the state at i + 1, after the target's last norm. `steps` does not matter: EAGLE-1 learns
+    from true states alone.
+    """
+
+    kind = "eagle1"
+    at = AT
+
+    def __init__(self, sizes: HeadLayer, embedding: Tensor, target_head: Tensor) -> None:
+        super().__init__(embedding, target_head)
+        hidden = embedding.shape[1]
+        self.reads = HiddenStates(place="normed", shift=1)
+        self.fc = nn.Linear(2 * hidden, hidden, True)
+        self.layer = DecoderLayer(sizes, hidden, hidden)
+
+    def of_target(self, states: Tensor) -> Tensor:
+        """See `LayerHeadModule`."""
+        return states
+
+    def fused(self, embedded: Tensor, held: Tensor) -> tuple[Tensor, Tensor]:
+        """See `LayerHeadModule`."""
+        x = self.fc(torch.cat([embedded, held.to(embedded.dtype)], -1))
+        return x, x
+
+    def scored(self, outputs: Tensor) -> Tensor:
+        """See `LayerHeadModule`."""
+        return functional.linear(outputs, self.target_head)
+
+    def forward(self, batch: Batch, steps: int) -> Tensor:
+        """See `TrainedHead`."""
+        outputs, rows, real = next(self.run(batch, 1))
+        wanted = at_rows(batch.last, torch.where(real, rows + 1, 0))
+        weight = real.float()
+        by_row = functional.smooth_l1_loss(outputs.float(), wanted.float(), reduction="none").mean(-1)
+        state = (by_row * weight).sum() / weight.sum().clamp(min=1)
+        with torch.no_grad():
+            taught = functional.linear(wanted, self.target_head)
+        return STATE * state + LAW * soft_cross_entropy(self.scored(outputs), taught, weight)
+
+    def parameters_by_name(self) -> dict[str, Tensor]:
+        """See `LayerHeadModule`."""
+        bias = self.fc.bias
+        assert bias is not None
+        return {"fc.weight": self.fc.weight, "fc.bias": bias, **self.layer_tensors()}
+
+    def config(self, target: dict[str, Any]) -> dict[str, Any]:
+        """See `TrainedHead`."""
+        return {"architectures": ["LlamaForCausalLM"], **self.layer_config(target), "bias": True}

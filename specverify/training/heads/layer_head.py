@@ -1,0 +1,184 @@
+"""The base of trained heads with a decoder layer."""
+
+from abc import abstractmethod
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from reference.draft.layer_head import HeadLayer
+from specverify.training.heads.base import Batch, Opened, TrainedHead, at_rows
+from specverify.training.heads.layer import DecoderLayer, Paths
+
+PROJECTIONS = {"self_attn": ("q_proj", "k_proj", "v_proj", "o_proj"), "mlp": ("gate_proj", "up_proj", "down_proj")}
+"""The projections of a layer, by the part of the layer under which published names hold them."""
+
+
+class LayerHeadModule(TrainedHead):
+    """A head that runs a decoder layer over rows of tokens beside states.
+
+    Attributes:
+        at: The prefix of the layer in published names.
+        layer: The layer.
+    """
+
+    at: str
+    layer: DecoderLayer
+
+    @abstractmethod
+    def of_target(self, states: Tensor) -> Tensor:
+        """The target's states [..., width] as rows hold them, [..., hidden]."""
+
+    @abstractmethod
+    def fused(self, embedded: Tensor, held: Tensor) -> tuple[Tensor, Tensor]:
+        """What attention reads [..., width] and the residual [..., hidden], of embeddings and held states."""
+
+    @abstractmethod
+    def scored(self, outputs: Tensor) -> Tensor:
+        """The scores [..., V] of outputs [..., hidden]."""
+
+    def run(self, batch: Batch, steps: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """For each step k: the learned rows' outputs [B, R, hidden], their numbers [B, R], and bool [B, R]: learned.
+
+        A row whose token i + 1 + k or whose teacher lies beyond the text is not learned in that step.
+        """
+        rows, real = batch.rows()
+        true = torch.arange(batch.tokens.shape[1], device=rows.device).expand(batch.tokens.shape)
+        held = self.of_target(batch.states)
+        # The last row of a text lacks its token; no learned row sees it.
+        x, residual = self.fused(self.embedding[batch.tokens.roll(-1, 1)], held)
+        paths = Paths(*self.layer.seen(x, true), [])
+        visible = true[:, None] <= rows[..., None]
+        outputs = self.layer(at_rows(x, rows), at_rows(residual, rows), rows, paths, visible)
+        yield outputs, rows, real
+        for step in range(1, steps):
+            ahead = rows + 1 + step
+            real = real & (ahead < batch.lengths[:, None])
+            tokens = batch.tokens.gather(1, torch.where(real, ahead, 0))
+            x, residual = self.fused(self.embedding[tokens], outputs)
+            paths.own.append(self.layer.seen(x, rows + step))
+            outputs = self.layer(x, residual, rows + step, paths, visible)
+            yield outputs, rows, real
+
+    def opened(self, tokens: Tensor, states: Tensor) -> "OpenedLayer":
+        """See `TrainedHead`."""
+        return OpenedLayer(self, tokens, states)
+
+    def layer_tensors(self) -> dict[str, Tensor]:
+        """The weights of the layer by their published names."""
+        found: dict[str, Tensor] = {}
+        for part, names in PROJECTIONS.items():
+            found |= {f"{self.at}.{part}.{name}.weight": getattr(self.layer, name).weight for name in names}
+        found[f"{self.at}.post_attention_layernorm.weight"] = self.layer.post_attention_layernorm.weight
+        return found
+
+    @abstractmethod
+    def parameters_by_name(self) -> dict[str, Tensor]:
+        """Every parameter of the head by its published name."""
+
+    def published(self) -> dict[str, Tensor]:
+        """See `TrainedHead`."""
+        return {name: one.detach().clone() for name, one in self.parameters_by_name().items()}
+
+    @torch.no_grad()
+    def load_published(self, tensors: dict[str, Tensor]) -> None:
+        """See `TrainedHead`."""
+        for name, parameter in self.parameters_by_name().items():
+            parameter.copy_(tensors[name])
+
+    def layer_config(self, target: dict[str, Any]) -> dict[str, Any]:
+        """The fields of config.json that every head with a layer has."""
+        sizes = self.layer.sizes
+        return {
+            "model_type": "llama",
+            "hidden_act": "silu",
+            "hidden_size": self.embedding.shape[1],
+            "intermediate_size": sizes.intermediate_size,
+            "num_hidden_layers": 1,
+            "num_attention_heads": sizes.heads,
+            "num_key_value_heads": sizes.kv_heads,
+            "head_dim": sizes.head_dim,
+            "rms_norm_eps": sizes.norm_eps,
+            "rope_theta": sizes.theta,
+            "max_position_embeddings": target.get("max_position_embeddings", 2048),
+            "vocab_size": len(self.target_head),
+            "tie_word_embeddings": False,
+            "dtype": "float32",
+        }
+
+
+class OpenedLayer(Opened):
+    """A head with a layer that drafts: the true rows of all texts are run once, the nodes level by level."""
+
+    @torch.no_grad()
+    def __init__(self, head: LayerHeadModule, tokens: Tensor, states: Tensor) -> None:
+        self.head = head
+        positions = torch.arange(tokens.shape[1], device=tokens.device).expand(tokens.shape)
+        x, residual = head.fused(head.embedding[tokens.roll(-1, 1)], head.of_target(states))
+        self.positions, (self.keys, self.values) = positions, head.layer.seen(x, positions)
+        visible = positions[:, None] <= positions[..., None]
+        self.true = head.layer(x, residual, positions, Paths(self.keys, self.values, []), visible)
+        self.outputs = self.true[:, :1]
+        self.own: list[tuple[Tensor, Tensor]] = []
+        self.row = positions[:, 0]
+
+    @torch.no_grad()
+    def root(self, roots: Tensor) -> Tensor:
+        """See `Opened`."""
+        self.row, self.own = roots - 1, []
+        self.outputs = at_rows(self.true, self.row[:, None])
+        return self.head.scored(self.outputs)[:, 0]
+
+    @torch.no_grad()
+    def level(self, tokens: Tensor, parents: Tensor) -> Tensor:
+        """See `Opened`."""
+        head, width = self.head, tokens.shape[1]
+        x, residual = head.fused(head.embedding[tokens], at_rows(self.outputs, parents))
+        self.own = [(at_rows(keys, parents), at_rows(values, parents)) for keys, values in self.own]
+        positions = (self.row + 1 + len(self.own))[:, None].expand(-1, width)
+        self.own.append(head.layer.seen(x, positions))
+        visible = (self.positions[:, None] <= self.row[:, None, None]).expand(-1, width, -1)
+        self.outputs = head.layer(x, residual, positions, Paths(self.keys, self.values, self.own), visible)
+        return head.scored(self.outputs)
+
+
+def sizes_of(config: Any) -> HeadLayer:
+    """The sizes of the head's layer: those of a layer of the target with this configuration of transformers."""
+    heads = config.num_attention_heads
+    rope = getattr(config, "rope_parameters", None) or {}
+    theta = rope.get("rope_theta") if isinstance(rope, dict) else None
+    return HeadLayer(
+        heads,
+        getattr(config, "num_key_value_heads", None) or heads,
+        getattr(config, "head_dim", None) or config.hidden_size // heads,
+        config.intermediate_size,
+        float(theta or 10000.0),
+        float(getattr(config, "rms_norm_eps", None) or 1e-5),
+    )
+
+
+@torch.no_grad()
+def begin_with(layer: DecoderLayer, source: Any, offset: int) -> bool:
+    """Copy a layer of the target into `layer`, whose attention reads the stream from column `offset` on.
+
+    Returns:
+        False where the target's layer has other names or shapes; then nothing was copied.
+    """
+    pairs = []
+    for part, names in PROJECTIONS.items():
+        of = getattr(source, part, None)
+        for name in names:
+            given = getattr(getattr(of, name, None), "weight", None)
+            own = getattr(layer, name).weight
+            if name in ("q_proj", "k_proj", "v_proj"):
+                own = own[:, offset:]
+            if given is None or given.shape != own.shape:
+                return False
+            pairs.append((own, given))
+    for own, given in pairs:
+        own.copy_(given)
+    given = getattr(getattr(source, "post_attention_layernorm", None), "weight", None)
+    if given is not None and given.shape == layer.post_attention_layernorm.weight.shape:
+        layer.post_attention_layernorm.weight.copy_(given)
+    return True

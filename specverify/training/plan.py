@@ -1,0 +1,69 @@
+"""The plan of a training run: its options, checked before any work."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from specverify.setup.errors import UnusableInput
+
+KINDS = ("eagle3", "eagle1", "medusa")
+"""The kinds of head that can be trained."""
+
+CACHE = Path(".specverify") / "training"
+"""The folder of cached states, one folder in it for each digest."""
+
+
+@dataclass(frozen=True)
+class TrainingPlan:
+    """The options of a run.
+
+    Attributes:
+        kind: One of KINDS.
+        model: The target: a directory, a hub id or `builtin:NAME`.
+        texts: Built-in texts, files or folders; see `specverify.training.texts`.
+        minutes: The minutes of the run's clock, the data included; a resumed run goes on with what is left.
+        out: The folder of the trained head.
+        cache: The folder of cached states; by default one under CACHE that bears the digest.
+        generated: The tokens by which the target continues each prompt; 0 learns from the texts as they are.
+        vocabulary: The size of the draft vocabulary (EAGLE-3).
+        vocabulary_file: A file of the command `vocabulary` in place of a vocabulary built from the run's own data.
+        steps: The steps of the training-time test (EAGLE-3).
+        heads: The number of Medusa heads.
+        data_share: The share of the minutes after which no more text is generated.
+        texts_per_batch: The texts of one optimiser step, of each process.
+        rate: The highest learning rate.
+        device: `cpu` or `cuda`.
+        threads: The threads of torch; 0 for all cores.
+        seed: The seed of the order of texts and of weights that begin at random.
+    """
+
+    kind: str
+    model: str
+    texts: tuple[str, ...]
+    minutes: float
+    out: Path
+    cache: Path | None = None
+    generated: int = 96
+    vocabulary: int = 4096
+    vocabulary_file: Path | None = None
+    steps: int = 3
+    heads: int = 4
+    data_share: float = 0.35
+    texts_per_batch: int = 4
+    rate: float = 1e-3
+    device: str = "cpu"
+    threads: int = 0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        # `not a > b` instead of `a <= b`: NaN is refused too.
+        if not self.minutes > 0:
+            raise UnusableInput(f"--minutes {self.minutes:g}: a training needs more than 0 minutes")
+        if not self.texts:
+            raise UnusableInput("--text: name at least one text")
+        if self.kind not in KINDS:
+            raise UnusableInput(f"{self.kind}: no such kind of head (known: {', '.join(KINDS)})")
+
+    @property
+    def seconds(self) -> float:
+        """The seconds of the run."""
+        return 60 * self.minutes

@@ -1,0 +1,162 @@
+"""A whole training, from the texts to the figures at the end."""
+
+from collections.abc import Callable
+from copy import deepcopy
+from typing import Any
+
+import torch
+
+from reference.draft import Ngram
+from reference.tree import RankTree
+from specverify.checkpoints.cases import LOOKUP, LOOKUP_ORDER
+from specverify.interrupts import Interrupts
+from specverify.setup.errors import MissingInput
+from specverify.training import vocabulary as vocabularies
+from specverify.training.acceptance import CHAIN, TREE, Accepted, of_head, of_ngram
+from specverify.training.data import Data, opened_cache, prepared, token_counts
+from specverify.training.heads.made import made
+from specverify.training.loop import Clock, Training
+from specverify.training.plan import TrainingPlan
+from specverify.training.processes import Processes
+from specverify.training.published import HeadFolder
+from specverify.training.states import Order
+from specverify.training.target import Stopped, Target, texts_digest
+from specverify.training.texts import Texts, read_texts
+from specverify.training.watch import Watch
+
+NGRAM_CHAIN = Ngram(RankTree((0, 0, 1, 2, 3), (0, 0, 0, 0, 0)), LOOKUP_ORDER)
+"""An n-gram lookup that drafts a chain of four tokens."""
+
+NGRAM_TREE = Ngram(LOOKUP, LOOKUP_ORDER)
+"""The n-gram lookup of checkpoint runs."""
+
+
+def train(plan: TrainingPlan, quiet: bool = False) -> dict[str, Any]:
+    """Train a head, and measure the best one on the prompts that are judged.
+
+    Returns:
+        The figures: acceptance of the head in a chain and in a tree, of n-gram lookups beside it, seconds, the curve.
+
+    Raises:
+        UnusableInput, MissingInput, Unwritable: In one line, before the work or where it cannot go on.
+    """
+    if plan.device == "cuda" and not torch.cuda.is_available():
+        raise MissingInput("--device cuda: torch sees no CUDA device here")
+    if plan.threads:
+        torch.set_num_threads(plan.threads)
+    clock, processes = Clock(), Processes(plan.device)
+    quiet = quiet or not processes.first
+    try:
+        with Interrupts() as interrupts, Watch(plan.seconds, quiet) as watch:
+            texts = read_texts(plan.texts)
+            for source, origin, count in texts.origins:
+                watch.say(f"text {source}: {origin}, {count} prompts")
+            target = Target(plan.model, plan.device)
+            folder = HeadFolder(plan.out, _digest(plan, target, texts))
+            earlier = folder.saved()
+            data = _data(plan, target, texts, processes, watch, earlier is not None, clock, interrupts)
+            named = _vocabulary(plan, target, data, folder, watch.say)
+            head = made(plan.kind, target, named, plan.heads, plan.seed)
+            config = target.config.to_dict()
+            training = Training(
+                plan, head, deepcopy(head), folder, data.watched, config, clock, processes, begins_at=clock.seconds
+            )
+            if training.resume():
+                watch.say(f"resumed at step {training.step}, after {training.clock.seconds:.0f} s")
+            shards = data.cache.shards if earlier is None else earlier.facts["shards"]
+            del target
+            order = Order(
+                data.cache, shards, plan.texts_per_batch, plan.generated > 0, plan.seed, processes.rank, processes.world
+            )
+            weights = sum(one.numel() for one in head.parameters())
+            watch.say(f"training {weights / 1e6:.1f} M weights on {shards} shards")
+            training.run(order, lambda: interrupts.word is not None, watch.say, watch.moved)
+            if interrupts.word is not None:
+                watch.say(f"{interrupts.word}: the best head so far is in {plan.out}")
+            return figures(training, data) if processes.first else {}
+    except Stopped:
+        raise MissingInput("interrupted before the first head; the same command goes on from there") from None
+    finally:
+        processes.leave()
+
+
+def figures(training: Training, data: Data) -> dict[str, Any]:
+    """The figures of the best head, on the prompts that are judged."""
+    best = training.folder.published()
+    if best is not None:
+        training.average.load_published(best)
+
+    def told(accepted: Accepted, depth: int) -> dict[str, Any]:
+        return {
+            "accepted": round(accepted.mean, 4),
+            "tokens_per_call": round(accepted.tokens_per_call, 4),
+            "steps": len(accepted.steps),
+            "by_depth": [round(one, 4) for one in accepted.by_depth(depth)],
+        }
+
+    return {
+        "head": str(training.folder.folder),
+        "kind": training.plan.kind,
+        "prompts": len(data.judged),
+        "chain": told(of_head(training.average, data.judged, CHAIN), CHAIN.depth),
+        "tree": told(of_head(training.average, data.judged, TREE), TREE.depth),
+        "ngram_chain": told(of_ngram(NGRAM_CHAIN, data.judged), 4),
+        "ngram_tree": told(of_ngram(NGRAM_TREE, data.judged), 8),
+        "steps": training.step,
+        "learned": training.learned,
+        "seconds": round(training.clock.seconds, 1),
+        "processor_seconds": round(training.clock.processor, 1),
+        "curve": training.folder.noted(),
+    }
+
+
+def _digest(plan: TrainingPlan, target: Target, texts: Texts) -> str:
+    """The digest of all that a head follows from, the minutes and the machine apart."""
+    own = (plan.kind, plan.generated, plan.vocabulary, str(plan.vocabulary_file), plan.steps, plan.heads)
+    return texts_digest(target.digest, texts.digest, str(own), str((plan.texts_per_batch, plan.rate, plan.seed)))
+
+
+def _data(
+    plan: TrainingPlan,
+    target: Target,
+    texts: Texts,
+    processes: Processes,
+    watch: Watch,
+    resumed: bool,
+    clock: Clock,
+    interrupts: Interrupts,
+) -> Data:
+    """The data; the first process makes it, and the others read it."""
+    until = plan.data_share * plan.seconds
+
+    def goes_on() -> bool:
+        watch.moved(clock.seconds, lambda: "the target continues texts")
+        return interrupts.word is None and clock.seconds < until and not resumed
+
+    if not processes.first:
+        processes.wait()
+    cache = opened_cache(plan, target, texts)
+    data = prepared(cache, plan, target, texts, goes_on, lambda: interrupts.word is not None, watch.say)
+    if processes.first:
+        processes.wait()
+    return data
+
+
+def _vocabulary(
+    plan: TrainingPlan, target: Target, data: Data, folder: HeadFolder, say: Callable[[str], None]
+) -> torch.Tensor | None:
+    """The target ids of an EAGLE-3 head's vocabulary; those of a head under way stay."""
+    if plan.kind != "eagle3":
+        return None
+    total, saved = len(target.head), folder.saved()
+    if saved is not None:
+        return torch.nonzero(saved.tensors["head/t2d"])[:, 0]
+    if plan.vocabulary_file is not None:
+        found = vocabularies.read(plan.vocabulary_file, total)
+    else:
+        size = min(plan.vocabulary, total)
+        found, _ = vocabularies.cached(token_counts(data.cache), size, total)
+    judged = vocabularies.counted(one.tokens[one.prompt :].tolist() for one in data.judged)
+    inside = vocabularies.share(found, judged)
+    say(f"draft vocabulary: {len(found.named)} of {total} ids, {inside:.1%} of held-out tokens")
+    return torch.from_numpy(found.named)

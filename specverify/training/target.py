@@ -1,0 +1,191 @@
+"""The target of a training run, and the texts that it continues."""
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
+from transformers.utils import logging
+
+from backends.base import Unsupported
+from backends.engine.model.hidden import HiddenTap
+from reference.draft.hidden import HiddenStates
+from specverify.checkpoints.opening import directory_of, open_checkpoint
+from specverify.setup.errors import UnusableInput
+
+
+class Stopped(Exception):
+    """The user asked for the end while the target was continuing texts."""
+
+
+NORMED = HiddenStates(place="normed")
+"""The output of the last norm, from which the target's law follows."""
+
+
+@dataclass(frozen=True)
+class Continued:
+    """A text of the target.
+
+    Attributes:
+        tokens: int64 [T], the prompt and what the target added.
+        prompt: The number of the prompt's tokens.
+        states: The states that the head reads, [T, width].
+        last: The output of the last norm, [T, hidden].
+    """
+
+    tokens: Tensor
+    prompt: int
+    states: Tensor
+    last: Tensor
+
+
+class Target:
+    """A checkpoint through transformers, in float32 until `narrowed`.
+
+    Attributes:
+        directory: The checkpoint's folder.
+        digest: The digest of its configuration and weights.
+        config: The configuration of transformers.
+        embedding, head: The two matrices over the vocabulary, float32 [vocabulary, hidden].
+    """
+
+    def __init__(self, model: str, device: str = "cpu") -> None:
+        """Open the target.
+
+        Raises:
+            UnusableInput, MissingInput: The checkpoint cannot be opened; the line says why.
+        """
+        self.directory: Path = directory_of(model)
+        self.digest: str = open_checkpoint(model, understood=False).digest
+        self.device = torch.device(device)
+        logging.set_verbosity_error()
+        logging.disable_progress_bar()
+        local = {"trust_remote_code": False, "local_files_only": True}
+        try:
+            self.tokenizer = AutoTokenizer.from_pretrained(self.directory, **local)
+            network = AutoModelForCausalLM.from_pretrained(
+                self.directory, dtype=torch.float32, use_safetensors=True, **local
+            )
+        except Exception as why:  # transformers and tokenizers raise types of their own, and plain Exception
+            line = " ".join(str(why).split())[:160]
+            raise UnusableInput(f"--model {model}: transformers cannot open it ({line})") from None
+        self.network: Any = network.to(self.device).eval().requires_grad_(False)
+        self.config: Any = network.config
+        self.embedding: Tensor = network.get_input_embeddings().weight.detach().clone()
+        tied = network.get_output_embeddings().weight.data_ptr() == network.get_input_embeddings().weight.data_ptr()
+        self.head: Tensor = self.embedding if tied else network.get_output_embeddings().weight.detach().clone()
+
+    @property
+    def layers(self) -> int:
+        """The number of the target's layers."""
+        return int(self.config.num_hidden_layers)
+
+    @property
+    def last_layer(self) -> Any:
+        """The module of the last layer; None where the network keeps its layers elsewhere."""
+        layers = getattr(self.network.base_model, "layers", None)
+        return None if layers is None else layers[-1]
+
+    @property
+    def last_norm(self) -> Tensor | None:
+        """The weight of the norm after the last layer, if it has one."""
+        return getattr(getattr(self.network.base_model, "norm", None), "weight", None)
+
+    def narrowed(self, dtype: torch.dtype) -> None:
+        """Compute in `dtype` from now on; `embedding` and `head` stay float32."""
+        self.network.to(dtype)
+
+    def encoded(self, texts: Sequence[str], most: int) -> list[list[int]]:
+        """The last `most` tokens of each text, of those that have two at least."""
+        found = [list(self.tokenizer(text).input_ids)[-most:] for text in texts]
+        beyond = max((token for one in found for token in one), default=0)
+        if beyond >= len(self.embedding):
+            raise UnusableInput(
+                f"{self.directory}: its tokenizer names token {beyond}, and the model has {len(self.embedding)}"
+            )
+        return [one for one in found if len(one) >= 2]
+
+    @torch.no_grad()
+    def continued(
+        self, prompts: list[list[int]], added: int, reads: HiddenStates, stopped: Callable[[], bool] = lambda: False
+    ) -> list[Continued]:
+        """The greedy continuations of prompts by `added` tokens each, with the states of every token.
+
+        No token ends a text, as in runs that ask for so many tokens. The prompts run side by side, padded on the left.
+
+        Raises:
+            Stopped: `stopped` said so between two tokens.
+        """
+        longest = max(map(len, prompts))
+        gaps = torch.tensor([longest - len(one) for one in prompts], device=self.device)
+        tokens = torch.tensor([[0] * (longest - len(one)) + one for one in prompts], device=self.device)
+        places = torch.arange(longest + added, device=self.device)
+        mask = (places[None] >= gaps[:, None]).long()
+        positions = (places[None] - gaps[:, None]).clamp(min=0)
+        cache, made, given = DynamicCache(), [tokens], tokens
+        states: list[Tensor] = []
+        last: list[Tensor] = []
+        for turn in range(added + 1):
+            if stopped():
+                raise Stopped
+            end = longest + turn
+            tap = HiddenTap(reads, NORMED)
+            with _refused(), tap.on(self.network.base_model):
+                logits = self.network(
+                    input_ids=given,
+                    attention_mask=mask[:, :end],
+                    position_ids=positions[:, end - given.shape[1] : end],
+                    past_key_values=cache,
+                    use_cache=True,
+                    logits_to_keep=1,
+                ).logits
+            states.append(tap.taken[reads])
+            last.append(tap.taken[NORMED])
+            if turn < added:
+                given = logits[:, -1].argmax(-1, keepdim=True)
+                made.append(given)
+        whole, all_states, all_last = torch.cat(made, 1), torch.cat(states, 1), torch.cat(last, 1)
+        return [
+            Continued(whole[lane, gap:].cpu(), len(prompt), all_states[lane, gap:].cpu(), all_last[lane, gap:].cpu())
+            for lane, (prompt, gap) in enumerate(zip(prompts, gaps.tolist(), strict=True))
+        ]
+
+
+def states_of(kind: str, layers: int) -> HiddenStates:
+    """The states that a head of `kind` reads from a target of so many layers.
+
+    EAGLE-3 reads the inputs of the layers 2, N // 2 and N - 3, as its authors do, which are the streams after the
+    layers before them. A target that is too small for three such layers gives its first, middle and last streams.
+
+    Raises:
+        UnusableInput: The target has too few layers.
+    """
+    if kind != "eagle3":
+        return HiddenStates(place="normed", shift=int(kind == "eagle1"))
+    inputs = (2, layers // 2, layers - 3)
+    if not inputs[0] < inputs[1] < inputs[2]:
+        inputs = (0, (layers + 1) // 2, layers)
+    if len(set(inputs)) < 3:
+        raise UnusableInput(f"an EAGLE-3 head reads three layers of its target, which has {layers}")
+    return HiddenStates(tuple(one - 1 for one in inputs), "residual", 1)
+
+
+def texts_digest(*parts: str) -> str:
+    """The SHA-256 of strings, each with its length before it."""
+    whole = hashlib.sha256()
+    for part in parts:
+        whole.update(f"{len(part)}:{part}".encode())
+    return whole.hexdigest()
+
+
+@contextmanager
+def _refused() -> Iterator[None]:
+    try:
+        yield
+    except Unsupported as why:
+        raise UnusableInput(f"--model: {why}") from None

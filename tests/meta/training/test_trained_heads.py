@@ -1,0 +1,150 @@
+"""Heads under training compute what the oracle's heads compute, with the same weights, within 1e-9 in float64."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from properties.strategies.models import GALLERY
+from reference.architecture import Seeded
+from reference.draft.eagle1 import Eagle1
+from reference.draft.eagle3 import Eagle3
+from reference.draft.hidden import HiddenStates
+from reference.draft.layer_head import HeadLayer
+from reference.draft.medusa import Medusa
+from reference.oracle.draft.eagle1 import Eagle1Formulas
+from reference.oracle.draft.eagle3 import Eagle3Formulas
+from reference.oracle.draft.medusa import guess
+from reference.tree import RankTree
+from reference.weights import seeded, seeded_head
+from specverify.training.heads.base import Batch, TrainedHead
+from specverify.training.heads.eagle1 import Eagle1Module
+from specverify.training.heads.eagle3 import Eagle3Module
+from specverify.training.heads.medusa import MedusaModule
+
+CLOSE = 1e-9
+LAYER = HeadLayer(4, 2, 4, 12, theta=5000.0, norm_eps=1e-4)
+MODEL = Seeded(GALLERY[1], 0)
+TREE = RankTree((0, 0), (0, 0))
+FUSED, NORMED = HiddenStates((-1, 0, 1), shift=1), HiddenStates(place="normed", shift=1)
+EAGLE3 = Eagle3(TREE, FUSED, LAYER, vocabulary=(1, 2, 5, 11, 16))
+EAGLE1 = Eagle1(TREE, NORMED, LAYER)
+MEDUSA = Medusa(TREE, HiddenStates(place="normed"), 3)
+LENGTHS = (7, 5)
+
+
+@pytest.fixture(autouse=True)
+def _float64() -> Any:
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+def matrices() -> tuple[torch.Tensor, torch.Tensor]:
+    shared = seeded(MODEL)
+    head = "model.embed_tokens.weight" if MODEL.architecture.tied else "lm_head.weight"
+    return torch.tensor(shared["model.embed_tokens.weight"]), torch.tensor(shared[head])
+
+
+def module(draft: Any) -> TrainedHead:
+    weights = {name: torch.tensor(one) for name, one in seeded_head(draft, MODEL).items()}
+    head: TrainedHead
+    if isinstance(draft, Eagle3):
+        head = Eagle3Module(LAYER, FUSED, torch.tensor(draft.vocabulary), *matrices())
+    elif isinstance(draft, Eagle1):
+        head = Eagle1Module(LAYER, *matrices())
+    else:
+        head = MedusaModule(draft.heads, *matrices())
+    head.double().load_published(weights)
+    published = head.published()
+    assert set(published) == set(weights)
+    for name, one in weights.items():
+        assert torch.equal(published[name], one), name
+    return head
+
+
+def texts(width: int) -> tuple[torch.Tensor, torch.Tensor]:
+    draw = np.random.default_rng(5)
+    tokens = draw.integers(0, MODEL.vocab_size, (2, max(LENGTHS)))
+    return torch.tensor(tokens), torch.tensor(draw.normal(size=(2, max(LENGTHS), width)))
+
+
+def batch(width: int, firsts: tuple[int, ...]) -> Batch:
+    tokens, states = texts(width)
+    hidden = MODEL.architecture.hidden_size
+    last = torch.zeros(2, max(LENGTHS), hidden)
+    return Batch(tokens, states, last, torch.tensor(LENGTHS), torch.tensor(firsts))
+
+
+@pytest.mark.parametrize("firsts", [(0, 0), (3, 1)])
+@pytest.mark.parametrize("draft", [EAGLE3, EAGLE1], ids=["eagle3", "eagle1"])
+def test_rows_of_the_training_time_test_are_the_rows_of_a_tree(draft: Any, firsts: tuple[int, ...]) -> None:
+    head = module(draft)
+    assert isinstance(head, Eagle3Module | Eagle1Module)
+    formulas = (Eagle3Formulas if isinstance(draft, Eagle3) else Eagle1Formulas)(draft, MODEL)
+    hidden = MODEL.architecture.hidden_size
+    given = batch(draft.reads.parts * hidden, firsts)
+    compared = 0
+    for step, (outputs, rows, real) in enumerate(head.run(given, 3)):
+        scores = head.scored(outputs)
+        for lane, row in np.ndindex(*real.shape):
+            if not real[lane, row]:
+                continue
+            number = int(rows[lane, row])
+            tokens = tuple(given.tokens[lane].tolist())
+            held = formulas.of_target(given.states[lane, : number + 1].numpy())
+            past = formulas.below(formulas.none(), tokens[1 : number + 2], held)
+            for deeper in range(step):
+                ahead = tokens[number + 2 + deeper : number + 3 + deeper]
+                past = formulas.below(past, ahead, formulas.fed_back(past.output)[None])
+            wanted = formulas.scored(past.output)
+            assert np.abs(scores[lane, row].detach().numpy() - wanted).max() < CLOSE * max(1, np.abs(wanted).max())
+            compared += 1
+    assert compared == sum(
+        max(0, length - 1 - first - step) for length, first in zip(LENGTHS, firsts, strict=True) for step in range(3)
+    )
+
+
+@pytest.mark.parametrize("draft", [EAGLE3, EAGLE1, MEDUSA], ids=["eagle3", "eagle1", "medusa"])
+def test_a_drafted_level_has_the_scores_of_the_oracle(draft: Any) -> None:
+    head = module(draft)
+    tokens, states = texts(draft.reads.parts * MODEL.architecture.hidden_size)
+    roots, first = torch.tensor([4, 3]), torch.tensor([[1, 5], [2, 11]])
+    second, parents = torch.tensor([[2, 16, 1], [5, 5, 11]]), torch.tensor([[1, 0, 1], [0, 1, 1]])
+    opened = head.opened(tokens, states)
+    got = [opened.root(roots)[:, None], opened.level(first, torch.zeros(2, 2, dtype=torch.int64))]
+    got.append(opened.level(second, parents))
+    for lane, root in enumerate(roots.tolist()):
+        paths: list[list[list[int]]] = [
+            [[]],
+            [[one] for one in first[lane].tolist()],
+            [[int(first[lane, parent]), one] for one, parent in zip(second[lane].tolist(), parents[lane], strict=True)],
+        ]
+        for level, of in enumerate(paths):
+            for at, path in enumerate(of):
+                wanted = oracle(draft, tokens[lane, : root + 1].tolist(), states[lane, :root].numpy(), path)
+                assert np.abs(got[level][lane, at].detach().numpy() - wanted).max() < CLOSE * np.abs(wanted).max()
+
+
+def oracle(draft: Any, tokens: list[int], states: Any, path: list[int]) -> Any:
+    if isinstance(draft, Medusa):
+        return guess(draft, MODEL, states[-1], len(path))
+    formulas = (Eagle3Formulas if isinstance(draft, Eagle3) else Eagle1Formulas)(draft, MODEL)
+    past = formulas.below(formulas.none(), tuple(tokens[1:]), formulas.of_target(states))
+    for token in path:
+        past = formulas.below(past, (token,), formulas.fed_back(past.output)[None])
+    return formulas.scored(past.output)
+
+
+def test_a_row_that_sees_a_token_too_many_is_told_apart() -> None:
+    """The comparison can fail: the row's own step is hidden from it, or a later true row is shown."""
+    head = module(EAGLE3)
+    assert isinstance(head, Eagle3Module)
+    given = batch(FUSED.parts * MODEL.architecture.hidden_size, (0, 0))
+    (first, _, real), *_ = head.run(given, 1)
+    later = given.tokens.clone()
+    later[:, 4] = (later[:, 4] + 1) % MODEL.vocab_size
+    (second, _, _), *_ = head.run(Batch(later, given.states, given.last, given.lengths, given.firsts), 1)
+    assert torch.equal(first[:, :3], second[:, :3])
+    assert not torch.equal(first[0, 3:][real[0, 3:]], second[0, 3:][real[0, 3:]])
