@@ -127,6 +127,9 @@ class Tally:
         tokens_alone: Whether that reference shows tokens alone, so that no oracle ran.
         planned: What the sampling of the run was planned to see, before its first case; None where no case samples.
         speculation: Counts of drafted tokens by backends that show no acceptance.
+        known: Names of known failures, each with the number of cases that showed it.
+        behind: Signatures of differences after a known failure, each with the number of cases.
+        passed: Ids of saved cases that the run passed over, each with the reason.
     """
 
     backend: str
@@ -164,6 +167,9 @@ class Tally:
     tokens_alone: bool = False
     planned: Planned | None = None
     speculation: Speculation = field(default_factory=Speculation)
+    known: Counter[str] = field(default_factory=Counter)
+    behind: Counter[str] = field(default_factory=Counter)
+    passed: dict[str, str] = field(default_factory=dict)
 
     def add(self, verdict: Verdict) -> None:
         """Count one judged case."""
@@ -182,6 +188,8 @@ class Tally:
         self.ties.extend(verdict.ties)
         self.evidence.extend(verdict.evidence)
         self.speculation.add(verdict)
+        self.known.update(verdict.known)
+        self.behind.update(verdict.behind)
         self.positions = self.positions + verdict.positions
         if verdict.unsupported is not None:
             self.unsupported[verdict.unsupported] = self.unsupported.get(verdict.unsupported, 0) + 1

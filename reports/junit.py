@@ -3,13 +3,15 @@
 The document has one suite for the backend and one test case for each invariant.
 """
 
+from collections.abc import Mapping
+
 from junitparser import Error, JUnitXml, Skipped, TestCase, TestSuite
 from junitparser import Failure as JUnitFailure
 
 from properties.tally import Counts, Failure, Tally
 from reference.trace import Stage
 from reports.counts import not_judged
-from reports.format import clean, plural
+from reports.format import clean, cut, plural
 from reports.pages.terminal import failure_page, summary_page
 from reports.record import ORACLE
 from reports.tree_scene import scene_of
@@ -19,8 +21,28 @@ RUN = "run"
 """The name of the test case of the run itself, which appears where the run could not judge."""
 
 
+LONGEST_TEXT = 20_000
+"""Most characters of one failure's text."""
+
+LONGEST_MESSAGE = 1000
+"""Most characters of one failure's message."""
+
+LONGEST_NAME = 200
+"""Most characters of the name of a suite or a test case."""
+
+
 def junit(tally: Tally, revealed: frozenset[Stage] | None = None) -> bytes:
-    """The run as a UTF-8 XML document.
+    """The run as a UTF-8 XML document (`suite_of`)."""
+    return document_of([suite_of(tally, revealed)], tally.seconds)
+
+
+def suite_of(
+    tally: Tally,
+    revealed: frozenset[Stage] | None = None,
+    title: str | None = None,
+    known: Mapping[str, list[str]] | None = None,
+) -> TestSuite:
+    """The run as a test suite.
 
     An invariant that failed carries the page of each failure that it located. An invariant that was never checked is
     skipped with the reason, because a check that did not run is no pass. A run that could not judge adds an erroneous
@@ -29,15 +51,24 @@ def junit(tally: Tally, revealed: frozenset[Stage] | None = None) -> bytes:
     Args:
         tally: The run.
         revealed: The stages that the backend declares to reveal; None for those that its traces show.
+        title: The name of the suite; None for that of the backend.
+        known: For each invariant the known failures that the run saw, a line each; an invariant that failed in no other
+            way is skipped with these lines.
     """
     located: dict[str, list[Failure]] = {}
     for failure in tally.failures:
         located.setdefault(failure.finding.invariant, []).append(failure)
-    suite = TestSuite(clean(tally.backend))
+    name_of_suite = cut(title or tally.backend, LONGEST_NAME)
+    suite = TestSuite(name_of_suite)
     # A failure may name an invariant that has no counts yet; the dict keeps the order and drops repeats.
-    for name in dict.fromkeys((*tally.invariants, *located)):
+    seen = known or {}
+    for name in dict.fromkeys((*tally.invariants, *located, *seen)):
         counts = tally.invariants.get(name, Counts())
-        suite.add_testcase(_testcase(tally, name, counts, located.get(name, []), revealed))
+        entry = _testcase(tally, name, counts, located.get(name, []), revealed)
+        if seen.get(name) and not entry.result:
+            entry.result = [Skipped(clean(f"known failure: {'; '.join(seen[name])}"))]
+        entry.classname = name_of_suite
+        suite.add_testcase(entry)
     if tally.outcome == "unjudged" or tally.errors:
         suite.add_testcase(_run(tally))
     facts = {
@@ -50,11 +81,21 @@ def junit(tally: Tally, revealed: frozenset[Stage] | None = None) -> bytes:
     # XML refuses control characters, which `clean` escapes.
     for name, value in facts.items():
         suite.add_property(clean(name), clean(value))
+    # junitparser would add up the times of the test cases, of which there are none.
+    suite.time = round(tally.seconds, 3)
+    return suite
+
+
+def document_of(suites: list[TestSuite], seconds: float) -> bytes:
+    """The UTF-8 XML document of several suites."""
     document = JUnitXml()
-    document.add_testsuite(suite)
+    for suite in suites:
+        document.add_testsuite(suite)
+    times = [suite.time for suite in suites]
     document.update_statistics()  # type: ignore[no-untyped-call]
-    # junitparser adds up the times of the test cases, of which there are none.
-    suite.time = document.time = round(tally.seconds, 3)
+    for suite, took in zip(suites, times, strict=True):
+        suite.time = took
+    document.time = round(seconds, 3)
     text: bytes = document.tostring()  # type: ignore[no-untyped-call]
     return text
 
@@ -63,9 +104,13 @@ def _testcase(
     tally: Tally, name: str, counts: Counts, failures: list[Failure], revealed: frozenset[Stage] | None
 ) -> TestCase:
     """The test case of one invariant."""
-    entry = TestCase(clean(name), classname=clean(tally.backend))
+    entry = TestCase(cut(name, LONGEST_NAME), classname=cut(tally.backend, LONGEST_NAME))
     if failures:
         entry.result = [_failed(failure, revealed) for failure in failures]
+        # GitLab and Jenkins attach the files that such lines name.
+        files = [failure.file for failure in failures if failure.file is not None]
+        if files:
+            entry.system_out = "".join(f"[[ATTACHMENT|{clean(file)}]]\n" for file in files)
     elif counts.failed:
         # Its failures were traced to another invariant's finding, which holds the page.
         seen = f"failed in {counts.failed} of {plural(counts.checked, 'case')}"
@@ -81,17 +126,17 @@ def _testcase(
 def _failed(failure: Failure, revealed: frozenset[Stage] | None) -> JUnitFailure:
     """One failure with its page."""
     told = account(failure.finding, scene_of(failure.verdict, failure.finding))
-    result = JUnitFailure(clean(told), failure.finding.stage.word)
-    result.text = "\n" + failure_page(failure, revealed)
+    result = JUnitFailure(cut(told, LONGEST_MESSAGE), failure.finding.stage.word)
+    result.text = "\n" + failure_page(failure, revealed)[:LONGEST_TEXT]
     return result
 
 
 def _run(tally: Tally) -> TestCase:
     """The erroneous test case of a run that could not judge."""
-    entry = TestCase(RUN, classname=clean(tally.backend))
+    entry = TestCase(RUN, classname=cut(tally.backend, LONGEST_NAME))
     why = tally.errors or ([tally.stopped] if tally.stopped else ["nothing was judged"])
     for line in why:
-        result = Error(clean(line), "unjudged")
-        result.text = "\n" + summary_page(tally)
+        result = Error(cut(line, LONGEST_MESSAGE), "unjudged")
+        result.text = "\n" + summary_page(tally)[:LONGEST_TEXT]
         entry.result = [*entry.result, result]
     return entry

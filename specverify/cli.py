@@ -24,6 +24,7 @@ from specverify.commands.replay import replay  # noqa: E402
 from specverify.commands.selftest import selftest  # noqa: E402
 from specverify.commands.train import train, vocabulary  # noqa: E402
 from specverify.dispatch.command import dispatch  # noqa: E402
+from specverify.gate.command import gate  # noqa: E402
 from specverify.traces.command import trace  # noqa: E402
 
 
@@ -39,6 +40,7 @@ def cli() -> None:
 for _command in (
     diff,
     replay,
+    gate,
     selftest,
     law,
     list_,

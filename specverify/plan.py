@@ -5,7 +5,9 @@ from dataclasses import dataclass, replace
 
 from backends.adapters import SHIPPED
 from backends.shipped import ROWS
+from properties.known import Known
 from reference.sampling import Sampling
+from specverify.agenda import Agenda
 from specverify.isolation.limits import BUILT_IN_S, CHECKPOINT_S, Patience
 from specverify.isolation.wanted import Wanted
 
@@ -59,6 +61,7 @@ class Plan:
         memory: Bytes that the backend's process may hold, or None for most of the machine's memory.
         max_failures: Distinct causes after which no further case begins.
         focus: One of FOCI, or None for cases of every kind.
+        agenda: The cases of a gate, in place of those that a search draws; None for a search.
     """
 
     backend: str = "cpu-eager"
@@ -84,6 +87,17 @@ class Plan:
     focus: str | None = None
     draft: str | None = None
     batch: int = 0
+    agenda: Agenda | None = None
+
+    @property
+    def known(self) -> tuple[Known, ...]:
+        """The failures that are known."""
+        return () if self.agenda is None else self.agenda.known
+
+    @property
+    def drawn_and_saved(self) -> int:
+        """The number of cases that the run should judge; with prompts, the worker that makes them says how many."""
+        return self.cases if self.agenda is None else self.agenda.wanted(self.cases)
 
     @property
     def wanted(self) -> Wanted:
@@ -97,6 +111,8 @@ class Plan:
 
     def slice(self, worker: int) -> "Plan":
         """The plan of worker `worker`: its share of the cases, with a seed of its own."""
+        if self.agenda is not None:
+            return replace(self, agenda=self.agenda.slice(worker, self.jobs), seed=worker, jobs=1)
         # The first workers take one case more if the number does not divide.
         share = self.cases // self.jobs + (worker < self.cases % self.jobs)
         return replace(self, cases=share, seed=drawing_seed(self.seed, worker), jobs=1)

@@ -206,6 +206,8 @@ class Verdict:
         ranks: For each kind of draft, its nodes below accepted parents and its accepted nodes, by depth and rank.
         revealed: Stages that the trace of the case holds, or None where there is no trace.
         speculated: Counts of drafted tokens, where the backend tells them beside its stages.
+        known: Names of the known failures that the case showed; their findings are not among `findings`.
+        behind: Signatures of differences after a known failure, which may be its consequences.
     """
 
     case: Case
@@ -227,6 +229,8 @@ class Verdict:
     compared: Mapping[str, int] = field(default_factory=dict)
     commits: Mapping[str, int] = field(default_factory=dict)
     commit_fallbacks: Mapping[str, int] = field(default_factory=dict)
+    known: tuple[str, ...] = ()
+    behind: tuple[str, ...] = ()
 
     @property
     def judged(self) -> bool:

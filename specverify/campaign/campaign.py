@@ -26,6 +26,7 @@ from specverify.campaign.messages import (
     Found,
     Located,
     Opened,
+    Passed,
     Trouble,
 )
 from specverify.interrupts import Interrupts
@@ -112,7 +113,7 @@ class Campaign:
         self.code: int | None = None
         ran = {**environment(), "seed": str(plan.seed), "jobs": str(plan.jobs)}
         self.tally = Tally(plan.backend, environment=ran, against=plan.against)
-        self.tally.wanted = plan.cases
+        self.tally.wanted = plan.drawn_and_saved
 
     def run(self) -> None:
         """Run until every worker has come to its end, or until the grace time after an interrupt is over."""
@@ -152,6 +153,9 @@ class Campaign:
             if self._found >= self._plan.max_failures and not self._enough:
                 self._enough = True
                 self._crew.tell(ENOUGH)
+        elif isinstance(message, Passed):
+            self.tally.wanted -= message.case not in self.tally.passed
+            self.tally.passed[message.case] = message.why
         elif isinstance(message, Trouble):
             self._trouble(message.why)
         elif isinstance(message, Done):
@@ -187,7 +191,7 @@ class Campaign:
         tally.backend, tally.emulated, tally.declared = told.name, told.emulated, told.reveals
         # Invariants that no verdict names must appear too; counts that have arrived are kept.
         tally.invariants = {name: Counts() for name in told.invariants} | tally.invariants
-        tally.wanted = told.wanted if self._plan.model is not None else self._plan.cases
+        tally.wanted = told.wanted if self._plan.model is not None else self._plan.drawn_and_saved - len(tally.passed)
         tally.tokens_alone = told.tokens_alone
         tally.planned = None if told.sampling is None else told.sampling.over(tally.wanted)
         self._listener.opened(told)

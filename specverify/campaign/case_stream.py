@@ -14,14 +14,22 @@ class Stream:
     """Cases of one seed without repetition, in the order in which `Search.run` judges them while nothing differs.
 
     `variant_interval` is that of the backend (`backends.base.Declaration`): slow backends get shorter prompts. Cases
-    lie `within` its abilities, or are of any kind if None.
+    lie `within` its abilities, or are of any kind if None, may name the `processors`, and have the KV layout `layout`,
+    if it is given.
     """
 
     def __init__(
-        self, number: int, dtypes: tuple[str, ...], variant_interval: int = 1, within: Abilities | None = None
+        self,
+        number: int,
+        dtypes: tuple[str, ...],
+        variant_interval: int = 1,
+        within: Abilities | None = None,
+        processors: tuple[str, ...] = (),
+        layout: str | None = None,
     ) -> None:
         self._number, self._dtypes = number, dtypes
         self._variant_interval, self._within = variant_interval, within
+        self._processors, self._layout = processors, layout
         self._drawn: dict[Case, None] = {}
         self._cases: list[Case] = []
         self._rounds = 0
@@ -47,7 +55,7 @@ class Stream:
                 self._drawn[case] = None
                 self._cases.append(case)
 
-        drawn = cases(self._dtypes, variant_interval=self._variant_interval, within=self._within)
+        drawn = cases(self._dtypes, self._processors, self._layout, self._variant_interval, self._within)
         explore(round_seed(self._number, self._rounds), ROUND, drawn, collect)
         self._rounds += 1
 

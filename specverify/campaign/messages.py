@@ -48,6 +48,14 @@ class Began:
 
 
 @dataclass(frozen=True)
+class Passed:
+    """A saved case was passed over, since this run cannot judge it; `why` says so."""
+
+    case: str
+    why: str
+
+
+@dataclass(frozen=True)
 class Found:
     """A case differs; the failure is sent as drawn, before it is shrunk."""
 

@@ -48,7 +48,7 @@ def diff(plan: Plan, report: Path, junit_file: str | None, json_file: str | None
 def _carried_out(plan: Plan, report: Path, results: Path, junit_file: str | None, json_file: str | None) -> int:
     """Run the campaign, print its pages and write its reports; the exit code."""
     identity = record.run_fact(__version__, plan.seed, plan.fault)
-    with record.Lines(results, identity) as lines, Progress(plan.cases) as progress:
+    with record.Lines(results, identity) as lines, Progress(plan.drawn_and_saved) as progress:
         tally, refused = campaign.run(plan, Recorder(plan, report, lines, progress))
     # A run that could not start has nothing to report, unless failures or cases came before the refusal.
     if refused is not None and not (tally.failures if refused == 2 else tally.cases):
@@ -107,7 +107,7 @@ class Recorder:
 
     def opened(self, news: Opened) -> None:
         """See `specverify.campaign.campaign.Listener`."""
-        self._progress.wanted = news.wanted if self._plan.model is not None else self._plan.cases
+        self._progress.wanted = news.wanted if self._plan.model is not None else self._plan.drawn_and_saved
         self._environment |= news.environment
         # Where sampling is what the run is for, or all that it has, its power is told before its first case.
         planned = None if news.sampling is None else news.sampling.over(self._plan.cases)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from hypothesis.errors import Flaky
 
+from properties.known import recognised
 from properties.planned_sampling import FOCUSED
 from properties.strategies import cases
 from properties.strategies.settings import SEARCHING, explore
@@ -125,7 +126,7 @@ class Search:
             if self.stopped():
                 break
             self.began(case)
-            verdict = judge(case, invariants, self.oracle, self.subject)
+            verdict = self._judged_as(case, invariants)
             self.emit(verdict)
             if self._is_new(verdict):
                 self._begin_shrinking(verdict)
@@ -179,13 +180,17 @@ class Search:
             self.began(case)
             always = FOCUSED if self.plan.focus is not None else frozenset()
             turns = taking_turns(case, self.invariants, self.subject.variant_interval, always)
-            verdict = judge(case, turns, self.oracle, self.subject)
+            verdict = self._judged_as(case, turns)
             self.emit(verdict)
             if self._is_new(verdict):
                 self._begin_shrinking(verdict)
                 raise Differs
         if len(self._seen) == self.plan.cases:
             raise Enough
+
+    def _judged_as(self, case: Case, invariants: tuple[Invariant, ...]) -> Verdict:
+        """The verdict on `case`, without findings that the plan's ledger knows."""
+        return recognised(judge(case, invariants, self.oracle, self.subject), self.plan.known)
 
     def _is_new(self, verdict: Verdict) -> bool:
         """Whether the verdict's first finding has an invariant and a stage that were not reported before."""

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
+from properties.known import recognised
 from properties.shrinking.cases import STEPS, Steps, apart, attempts, nearer, size
 from properties.shrinking.without_draft import without_draft
 from properties.tally import Failure
@@ -85,7 +86,7 @@ class Shrinking:
             return
         asked = tuple(one for one in self.invariants if one.name in self.first.outcomes)
         self._tried += 1
-        judged = judge(replace(case, dtype="float32"), asked, self.oracle, self.subject)
+        judged = self._judged(replace(case, dtype="float32"), asked)
         found = judged.first
         # Tuples compare step first: an earlier step outweighs an earlier stage.
         if found is not None and (found.step, found.stage) < (self._located.step, self._located.stage):
@@ -106,7 +107,7 @@ class Shrinking:
             if self.out_of_time():
                 return
             self._tried += 1
-            judged = judge(case, asked, self.oracle, self.subject)
+            judged = self._judged(case, asked)
             if judged.first is not None and of_target_alone(judged.first):
                 self.smallest, self._located = judged, judged.first
                 return
@@ -118,7 +119,7 @@ class Shrinking:
         """
         located = self._located
         self._tried += 1
-        verdict = judge(case, self._concerned(located), self.oracle, self.subject)
+        verdict = self._judged(case, self._concerned(located))
         found = verdict.first
         if found is None or (found.invariant, found.stage) != (located.invariant, located.stage):
             self._remember_agreeing(verdict)
@@ -139,7 +140,7 @@ class Shrinking:
         """
         self._until = self.began + self.plan.shrink_s
         self._reduce()
-        whole = judge(self.smallest.case, invariants, self.oracle, self.subject)
+        whole = self._judged(self.smallest.case, invariants)
         if whole.first is None:
             # The smallest case fails only when judged by one invariant: report the verdict on the case as drawn.
             whole = self.first
@@ -149,6 +150,10 @@ class Shrinking:
         if nearest is None and search_nearest:
             nearest = self._agreeing(whole.case, finding)
         return self._failure(whole, finding, nearest)
+
+    def _judged(self, case: Case, invariants: tuple[Invariant, ...]) -> Verdict:
+        """The verdict on `case`, without findings that the plan's ledger knows."""
+        return recognised(judge(case, invariants, self.oracle, self.subject), self.plan.known)
 
     def _failure(self, verdict: Verdict, finding: Finding, nearest: Case | None = None) -> Failure:
         return Failure(
@@ -186,14 +191,14 @@ class Shrinking:
         if any(one.name == located.invariant for one in looking):
             return whole
         with self.subject.asked() as asked:
-            judge(whole.case, self._concerned(located), self.oracle, self.subject)
+            self._judged(whole.case, self._concerned(located))
         for variant in asked:
             # The first entry of a size is the number of nodes of the largest tree.
             if variant == whole.case or size(variant)[0] > size(whole.case)[0]:
                 continue
-            found = judge(variant, looking, self.oracle, self.subject).first
+            found = self._judged(variant, looking).first
             if found is not None and found.stage <= located.stage:
-                return judge(variant, invariants, self.oracle, self.subject)
+                return self._judged(variant, invariants)
         return whole
 
     def _reduce(self) -> None:
@@ -227,7 +232,7 @@ class Shrinking:
         for other in nearer(case):
             if time.monotonic() > deadline or self.halted():
                 return None
-            if _agrees(judge(other, self._concerned(located), self.oracle, self.subject)):
+            if _agrees(self._judged(other, self._concerned(located))):
                 return other
         return None
 

@@ -16,6 +16,7 @@ from properties.verdict.invariant import Oracle
 from properties.verdict.peer import Peer
 from reference.user_processors import Inadmissible
 from specverify.campaign.against import reference_named
+from specverify.campaign.agenda_cases import AgendaCases, of_this_part
 from specverify.campaign.drawn_within import drawn_within, dtypes_of, sampling_of
 from specverify.campaign.eager_twin import with_eager
 from specverify.campaign.messages import STOP, Began, Broken, Done, Estimated, Found, Located, Opened, Trouble
@@ -131,7 +132,7 @@ def work(plan: Plan, tell: Tell, orders: Orders, judged: frozenset[str] = frozen
                 declared.emulated,
                 backend.manifest,
                 names,
-                plan.cases if given is None else given.total,
+                _wanted(plan, given),
                 declared.reveals,
                 isinstance(oracle, Peer),
                 sampling_of(plan, within, oracle, subject.tables is not None, names),
@@ -154,6 +155,12 @@ def work(plan: Plan, tell: Tell, orders: Orders, judged: frozenset[str] = frozen
         search.passed(judged)
         try:
             given_cases = None if given is None else given.cases(oracle)
+            agenda = None
+            if plan.agenda is not None and given_cases is not None:
+                given_cases = of_this_part(given_cases, plan.agenda)
+            elif plan.agenda is not None:
+                agenda = AgendaCases(plan, invariants, subject, tell)
+                given_cases = iter(agenda)
             while True:
                 if given_cases is None:
                     search.run()
@@ -167,11 +174,18 @@ def work(plan: Plan, tell: Tell, orders: Orders, judged: frozenset[str] = frozen
                 if plan.max_failures == 1 or orders.no_more():
                     break
                 search.go_on(failure)
-            tell(Done(search.exhausted))
+            tell(Done(search.exhausted or (agenda is not None and agenda.exhausted)))
         except Unavailable as why:  # an engine elsewhere is gone: what was judged so far stands
             raise Refused(str(why), 3) from why
         except Inadmissible as why:
             raise Refused(f"--processor {why.why}", 2) from why
+
+
+def _wanted(plan: Plan, given: cases.Prepared | None) -> int:
+    """The number of cases that this worker should judge."""
+    if given is None:
+        return plan.drawn_and_saved
+    return given.total if plan.agenda is None else len(plan.agenda.own(range(given.total)))
 
 
 def oracle_of(plan: Plan, open_ones: ExitStack) -> Oracle:

@@ -1,0 +1,50 @@
+"""GitHub's workflow commands: annotations, and a wall around foreign output."""
+
+import secrets
+from pathlib import Path
+
+from properties.gate_result import RED, GateResult
+from reports.format import cut, escaped
+from reports.gate import words
+from reports.gate.places import place_of
+
+MOST = 10
+"""Annotations of one kind that GitHub shows for a step."""
+
+
+def annotations(result: GateResult, root: Path) -> str:
+    """One line for each failure, stale or expired known failure, and reason why the gate could not judge.
+
+    `root` is the folder of the repository; a failure with a line of the engine's code below it is shown there.
+    """
+    lines = []
+    for run, failure in words.failures(result):
+        place = place_of(failure, root)
+        where = "" if place is None else f"file={_property(place[0])},line={place[1]},"
+        title = _property(f"{run.title}: {failure.finding.invariant}")
+        bundle = "" if failure.file is None else f"; bundle {failure.file}"
+        lines.append(f"::error {where}title={title}::{_data(words.sentence(failure) + bundle)}")
+    lines += [
+        f"::error title=known failure {one.state}::{_data(words.known_line(one))}"
+        for one in result.known
+        if one.state in RED
+    ]
+    lines += [f"::error title=could not judge::{_data(reason)}" for reason in words.reasons(result)]
+    kept = lines[:MOST]
+    if len(lines) > MOST:
+        kept[-1] = f"::error title=and more::{len(lines) - MOST + 1} further problems are in the summary"
+    return "".join(f"{line}\n" for line in kept)
+
+
+def walled(text: str) -> str:
+    """`text` between two commands that make GitHub take no line of it for a command."""
+    word = secrets.token_hex(16)
+    return f"::stop-commands::{word}\n{text}\n::{word}::\n"
+
+
+def _data(text: str) -> str:
+    return escaped(cut(text, 900)).replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+
+
+def _property(text: str) -> str:
+    return _data(cut(text, 200)).replace(":", "%3A").replace(",", "%2C")

@@ -1,0 +1,47 @@
+"""A gate as JUnit XML: a suite for each run, and one for the gate itself."""
+
+from junitparser import Error, TestCase, TestSuite
+from junitparser import Failure as JUnitFailure
+
+from properties.gate_result import RED, UNJUDGED, GateResult
+from reports.format import cut
+from reports.gate import words
+from reports.junit import LONGEST_MESSAGE, LONGEST_NAME, document_of, suite_of
+
+GATE = "specverify gate"
+"""The name of the suite of the ledger and of the gate itself."""
+
+
+def gate_junit(result: GateResult) -> bytes:
+    """The result as a UTF-8 XML document.
+
+    An invariant that failed only as the ledger knows is skipped with the reason. A known failure that passes now or has
+    expired fails, as does in its own suite every reason why the gate could not judge.
+    """
+    suites = []
+    for run in result.runs:
+        known: dict[str, list[str]] = {}
+        for one in result.known:
+            if run.tally.known[one.known.name]:
+                known.setdefault(one.known.main.invariant, []).append(cut(one.reason, 200))
+        suite = suite_of(run.tally, title=run.title, known=known)
+        if run.short:
+            suite.add_testcase(_error("floors", run.title, run.short))
+        suites.append(suite)
+    own = TestSuite(GATE)
+    for one in result.known:
+        entry = TestCase(cut(f"known failure {one.known.name}", LONGEST_NAME), classname=GATE)
+        if one.state in RED:
+            entry.result = [JUnitFailure(cut(words.known_line(one), LONGEST_MESSAGE), one.state)]
+        elif one.state == UNJUDGED:
+            entry.result = [Error(cut(words.known_line(one), LONGEST_MESSAGE), "unjudged")]
+        own.add_testcase(entry)
+    if result.complaints:
+        own.add_testcase(_error("gate", GATE, result.complaints))
+    return document_of([*suites, *([own] if len(own) else [])], result.seconds)
+
+
+def _error(name: str, suite: str, why: list[str]) -> TestCase:
+    entry = TestCase(name, classname=cut(suite, LONGEST_NAME))
+    entry.result = [Error(cut(line, LONGEST_MESSAGE), "unjudged") for line in why]
+    return entry

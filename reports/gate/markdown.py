@@ -1,0 +1,138 @@
+"""A gate as Markdown: GitHub's step summary, GitLab's note on a merge request.
+
+Foreign words stand in code, escaped: no name, prompt or message can make markup, a mention or a link of its own.
+"""
+
+import re
+
+from properties.gate_result import ELSEWHERE, GateResult, GateRun
+from properties.tally import Failure
+from reports.bundle import replay_command
+from reports.case_diff import described
+from reports.drawing import draw
+from reports.format import address, cut, escaped, excess, number, show
+from reports.gate import words
+from reports.tree_scene import scene_of
+
+LARGEST = 60_000
+"""Most characters of the summary: a comment on GitHub takes 65,536, a step summary a megabyte."""
+
+SHOWN = 10
+"""Most failures that the summary shows."""
+
+LONGEST_LINE = 200
+"""Most characters of a line in a block."""
+
+
+def code(text: str, longest: int = 240) -> str:
+    """`text` as inline code that holds nothing but text, wherever in Markdown it stands.
+
+    >>> print(code("a|b <i> @all"))
+    <code>a&#124;b &#60;i&#62; &#64;all</code>
+    """
+    return f"<code>{_plain(text, longest)}</code>"
+
+
+def _plain(text: str, longest: int) -> str:
+    """`text` on one line, with a character reference for all that Markdown or HTML could take for markup."""
+    # A dash inside a word is no list and no line.
+    return re.sub(r"[^A-Za-z0-9 .,=/()-]|(?<![A-Za-z0-9])-", lambda char: f"&#{ord(char[0])};", cut(text, longest))
+
+
+def block(text: str) -> str:
+    """`text` as a fenced block, whose fence is longer than every run of backticks in it."""
+    lines = [escaped(line)[:LONGEST_LINE] for line in text.split("\n")]
+    content = "\n".join(lines).strip("\n")
+    fence = "`" * max(3, 1 + max((len(run) for run in re.findall("`+", content)), default=0))
+    return f"{fence}text\n{content}\n{fence}\n"
+
+
+def summary(result: GateResult) -> str:
+    """The whole summary, of at most LARGEST characters."""
+    sections = [_head(result), _table(result)]
+    found = words.failures(result)
+    sections += [_failure(run, failure) for run, failure in found[:SHOWN]]
+    if len(found) > SHOWN:
+        sections.append(f"{len(found) - SHOWN} further failures are in the JUnit report and in `gate.json`.\n")
+    sections += [_known(result), _not_judged(result), _foot(result)]
+    kept, size = [], 0
+    for section in filter(None, sections):
+        size += len(section) + 1
+        if size > LARGEST - 200:
+            kept.append("The rest is left out: see `gate.json` and `junit.xml` among the artefacts of the run.\n")
+            break
+        kept.append(section)
+    return "\n".join(kept)
+
+
+def _head(result: GateResult) -> str:
+    mark = {"agree": "✅", "differ": "❌", "unjudged": "⚠️"}[result.outcome]
+    return f"## {mark} SpecVerify: {words.HEADLINE[result.outcome]}\n\n{_prose(words.verdict(result))}\n"
+
+
+def _prose(text: str) -> str:
+    """A sentence of ours that may hold foreign names."""
+    # GitHub and GitLab look for mentions after the references are resolved: a blank without width prevents one.
+    return _plain(text, 600).replace("&#64;", "&#64;\u200b")
+
+
+def _table(result: GateResult) -> str:
+    rows = ["| backend | result | judged | drawn | differ | known | invariants |", "|---|---|--:|--:|--:|--:|--:|"]
+    for run in result.runs[:100]:
+        tally = run.tally
+        emulated = " EMULATED" if tally.emulated else ""
+        checked = sum(1 for counts in tally.invariants.values() if counts.checked)
+        known = sum(1 for _ in tally.known.elements())
+        counts = " | ".join(map(str, (tally.judged, tally.cases, tally.differed, known, checked)))
+        rows.append(f"| {code(run.title, 120)} | {words.HEADLINE[run.outcome]}{emulated} | {counts} |")
+    return "\n".join(rows) + "\n"
+
+
+def _failure(run: GateRun, failure: Failure) -> str:
+    finding = failure.finding
+    scene = scene_of(failure.verdict, finding)
+    beyond = f" ({excess(finding)})" if excess(finding) else ""
+    parts = [
+        f"### {code(run.title, 120)}: {code(finding.invariant, 80)}\n",
+        f"{_prose(words.sentence(failure))}\n",
+        block(draw(scene.tree, scene.path, scene.node)) if scene.tree else "",
+        f"- began at {_prose(address(finding))}; {_prose(described(failure.verdict.case))}",
+        f"- expected {code(show(finding.expected))}",
+        f"- observed {code(show(finding.observed) + beyond)}",
+    ]
+    parts += [f"- bundle {code(failure.file, 300)}"] if failure.file is not None else []
+    if finding.said:
+        parts.append("\nThe engine's last lines:\n\n" + block("\n".join(finding.said[-8:])))
+    command = replay_command(failure)
+    if command is not None:
+        parts.append("\nReplay:\n\n" + block(command if len(command) <= LONGEST_LINE else _broken(command)))
+    return "\n".join(part for part in parts if part) + "\n"
+
+
+def _broken(command: str) -> str:
+    return command.replace(" --", " \\\n  --")
+
+
+def _known(result: GateResult) -> str:
+    told = [one for one in result.known if one.state != ELSEWHERE]
+    if not told:
+        return ""
+    rows = ["### Known failures\n", "| failure | state | cases | until | reason |", "|---|---|--:|---|---|"]
+    for one in told[:50]:
+        failure = f"{code(one.backend, 80)} {code(str(one.known.main), 160)}"
+        why = f": {_prose(one.why)}" if one.why else ""
+        reason = _prose(one.reason) + (f" {code(one.issue)}" if one.issue else "")
+        rows.append(f"| {failure} | {one.state}{why} | {one.cases} | {one.until} | {reason} |")
+    behind = [f"- behind them: {code(name)} in {count} cases" for name, count in result.behind.most_common(10)]
+    return "\n".join([*rows, "", *behind]) + "\n"
+
+
+def _not_judged(result: GateResult) -> str:
+    lines = [f"- {_prose(reason)}" for reason in words.reasons(result)[:30]]
+    lines += [f"- note: {_prose(note)}" for note in result.notes[:30]]
+    return "\n".join(["### Not judged, and notes\n", *lines]) + "\n" if lines else ""
+
+
+def _foot(result: GateResult) -> str:
+    fixed = ", ".join(map(str, result.seeds))
+    return f"Seeds {fixed}; {number(result.seconds)} s. The same cases again: {code(words.again(result))}\n"

@@ -1,0 +1,68 @@
+"""A gate on the terminal: failures, the runs side by side, what to do next."""
+
+from rich.table import Table
+from rich.text import Text
+
+from properties.gate_result import ELSEWHERE, GateResult, GateRun
+from reports.bundle import replay_command
+from reports.format import clean, cut, number, plural
+from reports.gate import words
+from reports.layout80 import MARGIN, WIDTH, folded, indented, labelled, printed
+from reports.pages.terminal import failure_page, labelled_lines, wrapped_command
+
+SHOWN = 10
+"""Most failures of a run that the page shows whole."""
+
+
+def seeds_line(result: GateResult) -> str:
+    """The seeds, told before the first case."""
+    fixed = ", ".join(str(seed) for seed in result.seeds if seed != result.fresh)
+    fresh = f"{'; ' if fixed else ''}new in this run: {result.fresh}" if result.fresh is not None else ""
+    return f"seeds {fixed}{fresh}; the same cases again: {words.again(result)}"
+
+
+def failure_pages(run: GateRun) -> str:
+    """The failures of one run, each on a page."""
+    failures = run.tally.failures
+    more = f"{plural(len(failures) - SHOWN, 'further failure')} in the reports\n" if len(failures) > SHOWN else ""
+    return "\n".join([*(failure_page(failure) for failure in failures[:SHOWN]), *([more] if more else [])])
+
+
+def gate_page(result: GateResult) -> str:
+    """The result of the whole gate."""
+    emulated = "  EMULATED, no hardware was judged" if any(run.tally.emulated for run in result.runs) else ""
+    head = f"{words.HEADLINE[result.outcome]}  specverify gate{emulated}\n"
+    parts = [printed(folded(head)) + labelled_lines(words.verdict(result))]
+    if result.runs:
+        parts.append(indented(_side_by_side(result)))
+    facts = [("not judged", reason) for reason in words.reasons(result)]
+    facts += [("known", words.known_line(one)) for one in result.known if one.state != ELSEWHERE]
+    facts += [("behind", f"{cut(name, 200)}, in {plural(count, 'case')}") for name, count in _behind(result)]
+    facts += [("note", cut(note, 300)) for note in result.notes]
+    facts += [("seeds", seeds_line(result)), ("time", f"{number(result.seconds)} s")]
+    parts.append(labelled(facts))
+    for _, failure in words.failures(result)[:SHOWN]:
+        command = replay_command(failure)
+        if command is not None:
+            parts.append(wrapped_command(command, " " * MARGIN + "next    "))
+    return "\n".join(part.strip("\n") + "\n" for part in parts)
+
+
+def _behind(result: GateResult) -> list[tuple[str, int]]:
+    """Differences behind known failures: they may be consequences, and are not judged as new."""
+    return result.behind.most_common(SHOWN)
+
+
+def _side_by_side(result: GateResult) -> str:
+    rows = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="")
+    rows.add_column(Text("backend"), overflow="fold")
+    rows.add_column(Text("result"), no_wrap=True)
+    for name in ("judged", "drawn", "differ", "known", "invariants"):
+        rows.add_column(Text(name), justify="right", no_wrap=True)
+    for run in result.runs:
+        tally = run.tally
+        checked = sum(1 for counts in tally.invariants.values() if counts.checked)
+        counts = (tally.judged, tally.cases, tally.differed, sum(1 for _ in tally.known.elements()), checked)
+        cells = (clean(run.title), words.HEADLINE[run.outcome], *map(str, counts))
+        rows.add_row(*(Text(cell) for cell in cells))
+    return printed(rows, width=WIDTH - MARGIN)

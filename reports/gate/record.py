@@ -1,0 +1,72 @@
+"""A gate as one JSON object, by the schema in `result.schema.json`."""
+
+import json
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from properties.gate_result import GateResult
+from properties.known import signature
+from reports.gate import words
+from reports.record import summary
+from reports.writing import jsonable
+
+VERSION = 1
+"""The version of the schema: a field may be added without a new one, none is taken away or changed."""
+
+
+@cache
+def schema() -> dict[str, Any]:
+    """The JSON Schema of a gate's result."""
+    content: dict[str, Any] = json.loads((files("reports.gate") / "result.schema.json").read_text("utf-8"))
+    return content
+
+
+def gate_fact(result: GateResult) -> dict[str, Any]:
+    """The result as a JSON object."""
+    content: dict[str, Any] = jsonable(
+        {
+            "schema": VERSION,
+            "kind": "gate",
+            "outcome": result.outcome,
+            "exit_code": result.exit_code,
+            "sentence": words.verdict(result),
+            "seeds": list(result.seeds),
+            "fresh_seed": result.fresh,
+            "shard": list(result.shard),
+            "seconds": result.seconds,
+            "reasons": words.reasons(result),
+            "notes": result.notes,
+            "known": [
+                {
+                    "name": one.known.name,
+                    "backend": one.backend,
+                    "signature": str(one.known.main),
+                    "state": one.state,
+                    "why": one.why,
+                    "cases": one.cases,
+                    "reason": one.reason,
+                    "issue": one.issue,
+                    "until": one.until,
+                }
+                for one in result.known
+            ],
+            "runs": [
+                {
+                    "model": run.model,
+                    "exit_code": run.exit_code,
+                    "drawn": run.drawn,
+                    "signatures": [str(signature(failure.finding)) for failure in run.tally.failures],
+                    "below_floors": run.short,
+                    "passed_over": run.tally.passed,
+                    "known": dict(run.tally.known),
+                    "behind": dict(run.tally.behind),
+                    **summary(run.tally),
+                    "name": run.backend,
+                    "outcome": run.outcome,
+                }
+                for run in result.runs
+            ],
+        }
+    )
+    return content

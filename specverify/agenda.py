@@ -1,0 +1,71 @@
+"""The agenda of a gate: saved cases first, then draws from several seeds.
+
+Saved and drawn cases are split by case. Drawn cases come from lanes. Each lane draws a fixed share of the cases from a
+seed of its own, so that the cases do not depend on the number of shards, nor on the number of workers.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from properties.known import Known
+from reference.case import Case
+
+LANES = 24
+"""Lanes of a run; a run has at most as many shards."""
+
+LEAST = 6
+"""Fewest cases of a lane where a run has more than one: Hypothesis draws six from one seed."""
+
+Item = TypeVar("Item")
+
+
+def lanes_of(cases: int) -> int:
+    """The number of lanes of a run of `cases` drawn cases."""
+    return max(1, min(LANES, cases // LEAST))
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A saved case: its own file's invariant, if that names one, is always judged."""
+
+    case: Case
+    invariant: str | None = None
+
+
+@dataclass(frozen=True)
+class Agenda:
+    """The cases of a gate's run on one backend, and the part of them that a worker judges.
+
+    Attributes:
+        saved: Cases that are judged before any draw.
+        seeds: Seeds of the draws; lanes take them in turn.
+        layouts: KV layouts of drawn cases; empty for all that the backend declares.
+        known: Failures that are known.
+        part: The number of this part, from 0; the shard's number while no worker has its slice.
+        parts: The number of parts, which have no case in common.
+    """
+
+    saved: tuple[Saved, ...] = ()
+    seeds: tuple[int, ...] = (0,)
+    layouts: tuple[str, ...] = ()
+    known: tuple[Known, ...] = ()
+    part: int = 0
+    parts: int = 1
+
+    def slice(self, worker: int, workers: int) -> "Agenda":
+        """The part of worker `worker` of this part's `workers`."""
+        return replace(self, part=self.part + self.parts * worker, parts=self.parts * workers)
+
+    def own(self, items: Sequence[Item]) -> Sequence[Item]:
+        """The items at the places of this part."""
+        return items[self.part :: self.parts]
+
+    def lanes(self, cases: int) -> list[tuple[int, int]]:
+        """The lanes of this part in a run of `cases` drawn cases, as (number of the lane, its cases)."""
+        count = lanes_of(cases)
+        return [(lane, cases // count + (lane < cases % count)) for lane in self.own(range(count))]
+
+    def wanted(self, cases: int) -> int:
+        """The number of cases of this part, saved and drawn, in a run of `cases` drawn cases."""
+        return len(self.own(self.saved)) + sum(share for _, share in self.lanes(cases))

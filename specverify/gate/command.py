@@ -1,0 +1,110 @@
+"""The command `gate`: a profile's backends judged before a merge."""
+
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:  # the profile's imports take a second, which other commands need not pay
+    from specverify.gate.profile import Profile
+
+SERVICES = ("github", "gitlab")
+"""The services whose CI files `--init` writes."""
+
+
+@click.command()
+@click.option(
+    "--profile", "file", type=click.Path(path_type=Path), help="The profile (default: the one that lies here)."
+)
+@click.option(
+    "--init", "service", type=click.Choice(SERVICES), help="Write a profile and the CI file, and run nothing."
+)
+@click.option("--backend", "backends", multiple=True, help="Only this backend of the profile; repeatable.")
+@click.option("--cases", type=click.IntRange(min=1), help="Drawn cases of a backend, in place of the profile's.")
+@click.option("--time-budget", type=click.FloatRange(min=0, min_open=True), metavar="S", help="Seconds of a backend.")
+@click.option("--seed", type=click.IntRange(0, 2**32 - 1), help="In place of the seed that is new in each run.")
+@click.option("--jobs", type=click.IntRange(min=1), help="Worker processes of a backend.")
+@click.option("--shard", metavar="I/N", default="1/1", help="Judge the I-th of N parts of the cases.")
+@click.option("--changed-since", metavar="REF", help="Shorten the run if no file of the profile's paths changed.")
+@click.option("--fault", metavar="NAME", help="Plant this catalogue fault: the gate must be red.")
+@click.option("--report", type=click.Path(path_type=Path), help="Folder for reports, in place of the profile's.")
+@click.option("--json", "json_file", metavar="FILE|-", help="Write the result as one JSON object here too.")
+@click.option("--schema", type=click.Choice(["profile", "result"]), help="Print a JSON Schema, and run nothing.")
+def gate(
+    file: Path | None,
+    service: str | None,
+    backends: tuple[str, ...],
+    cases: int | None,
+    time_budget: float | None,
+    seed: int | None,
+    jobs: int | None,
+    shard: str,
+    changed_since: str | None,
+    fault: str | None,
+    report: Path | None,
+    json_file: str | None,
+    schema: str | None,
+) -> int:
+    """Judge every backend of a profile: known failures and saved bundles first, then the corpus, then new draws."""
+    from reports.writing import as_json, check
+    from specverify.gate import profile as profiles
+    from specverify.gate.run import Wishes
+    from specverify.gate.starting import start
+
+    if schema is not None:
+        from reports.gate import record
+
+        click.echo(as_json(profiles.schema() if schema == "profile" else record.schema(), indent=1), nl=False)
+        return 0
+    if service is not None:
+        for line in start(Path.cwd(), service):
+            click.echo(line)
+        return 0
+    profile = profiles.load(file if file is not None else profiles.find(Path.cwd().relative_to(Path.cwd())))
+    asked = {"cases": cases, "time_budget": time_budget, "jobs": jobs}
+    profile = replace(profile, **{name: value for name, value in asked.items() if value is not None})  # type: ignore[arg-type]
+    check_names(profile, fault)
+    if json_file is not None:
+        check(json_file)
+    from specverify.gate.reporting import carried_out
+
+    wishes = Wishes(backends, seed, _shard(shard), changed_since, fault)
+    folder = report if report is not None else profile.folder / profile.reports
+    return carried_out(profile, wishes, folder, json_file, sys.stderr if json_file == "-" else sys.stdout, os.environ)
+
+
+def check_names(profile: "Profile", fault: str | None) -> None:
+    """Refuse unknown names of a profile before any worker starts.
+
+    Raises:
+        Unknown, UnknownBackend: An invariant, a layout or a backend is unknown.
+    """
+    from backends.registry import UnknownBackend, check_address, shipped_names, unknown
+    from specverify.plan import TRANSFORMERS
+    from specverify.setup.processors import admit
+    from specverify.setup.selection import check_globs, check_layout
+
+    check_globs((*profile.invariants, *profile.floors.reached))
+    for layout in profile.layouts:
+        check_layout(layout, profile.backends if len(profile.layouts) == 1 else ())
+    for one in (*profile.backends, *filter(None, (profile.against,))):
+        if one == profile.against == TRANSFORMERS:
+            continue
+        check_address(one)
+        if ":" not in one and one not in shipped_names():
+            raise UnknownBackend(unknown(one))
+    admit(profile.processors)
+    if fault is not None:
+        from specverify.setup.subjects import fault_named  # brings torch, which this process needs for nothing else
+
+        fault_named(fault)
+
+
+def _shard(text: str) -> tuple[int, int]:
+    number, _, count = text.partition("/")
+    if not (number.isdecimal() and count.isdecimal()) or not 1 <= int(number) <= int(count):
+        raise click.UsageError(f"--shard {text}: I/N stands here, such as 2/4")
+    return int(number), int(count)

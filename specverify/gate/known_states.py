@@ -1,0 +1,69 @@
+"""The state of each known failure after the runs: seen, fixed, expired, unjudged."""
+
+from dataclasses import dataclass
+
+from properties.gate_result import ELSEWHERE, EXPIRED, SEEN, STALE, UNJUDGED, GateResult, KnownState
+from properties.verdict.finding import Verdict
+from specverify.gate.ledger import Entry
+from specverify.gate.saved_cases import SavedCases
+
+
+@dataclass(frozen=True)
+class KnownStates:
+    """What the runs of a gate say about its ledger.
+
+    Attributes:
+        result: The result of the gate, whose runs are over.
+        ledger: The entries.
+        saved: The cases that were judged first.
+        backends: The backends that ran.
+        watched: Verdicts on the cases of the entries' bundles, by backend and id of the case.
+    """
+
+    result: GateResult
+    ledger: list[Entry]
+    saved: SavedCases
+    backends: tuple[str, ...]
+    watched: dict[tuple[str, str], Verdict]
+
+    def all(self) -> list[KnownState]:
+        """The state of every entry, in the order of the ledger."""
+        return [self._state(entry) for entry in self.ledger]
+
+    def _state(self, entry: Entry) -> KnownState:
+        """The state of a known failure after all runs."""
+        seen = sum(run.tally.known[entry.name] for run in self.result.runs if run.backend == entry.backend)
+        state, why = self._told(entry, seen)
+        until = "" if entry.until is None else entry.until.isoformat()
+        return KnownState(entry.known, entry.backend, state, seen, entry.reason, entry.issue, until, why)
+
+    def _told(self, entry: Entry, seen: int) -> tuple[str, str]:
+        """State and sentence of a known failure that `seen` cases of the run showed."""
+        if entry.backend not in self.backends:
+            return ELSEWHERE, f"{entry.backend} is not among the backends of this run"
+        if entry.expired():
+            return EXPIRED, f"it was accepted until {entry.until}: mend it, or renew the entry"
+        verdict = self.watched.get((entry.backend, self.saved.entries[entry.name].case.id))
+        name = entry.known.main.invariant
+        if verdict is None:
+            return (SEEN, "") if seen else self._untried(entry)
+        if entry.name in verdict.known:
+            return SEEN, ""
+        outcome = verdict.outcomes.get(name)
+        if outcome == "failed":
+            return STALE, f"its bundle fails otherwise now ({name}): see the new failure, and prune the entry"
+        if outcome == "checked":
+            return STALE, "its bundle agrees now: `specverify ledger prune` removes the entry"
+        return UNJUDGED, f"{name} is {(outcome or 'not asked').replace('_', ' ')} on its bundle here"
+
+    def _untried(self, entry: Entry) -> tuple[str, str]:
+        case = self.saved.entries[entry.name].case.id
+        runs = [run for run in self.result.runs if run.backend == entry.backend and run.model is None]
+        passed = next((run.tally.passed[case] for run in runs if case in run.tally.passed), None)
+        if passed is not None:
+            return UNJUDGED, f"its bundle was passed over: {passed}"
+        cases = [saved.case.id for saved in self.saved.of(entry.backend, self.ledger)]
+        number, count = self.result.shard
+        if cases.index(case) % count != number - 1:
+            return ELSEWHERE, "another shard judges its bundle"
+        return UNJUDGED, "its bundle was not reached"

@@ -1,0 +1,52 @@
+"""The listener of a gate's run: the recorder of `diff`, ledger and memory."""
+
+from pathlib import Path
+
+from properties.tally import Failure
+from properties.verdict.finding import Verdict
+from reports import record
+from reports.progress import Progress
+from specverify.campaign.messages import Opened
+from specverify.campaign.recorder import Recorder
+from specverify.gate.memory import Remembered
+from specverify.plan import Plan
+
+
+class Listener(Recorder):
+    """Records a run as `diff` does, keeps its failures in the memory, and remembers what the ledger asks.
+
+    Attributes:
+        ids: Ids of the judged cases.
+        watched: Verdicts on the cases of known failures, by the id of the case.
+        devices: Devices on which the backend computes, without an emulated one.
+    """
+
+    def __init__(
+        self, plan: Plan, folder: Path, lines: record.Lines, progress: Progress, remembered: Remembered, ids: set[str]
+    ) -> None:
+        super().__init__(plan, folder, lines, progress)
+        self._remembered, self._keeps, self._watch = remembered, plan.fault is None, ids
+        self.ids: list[str] = []
+        self.watched: dict[str, Verdict] = {}
+        self.devices: set[str] = set()
+
+    def opened(self, news: Opened) -> None:
+        """See `specverify.campaign.campaign.Listener`."""
+        super().opened(news)
+        self.devices |= set() if news.emulated else {news.device}
+
+    def arrived(self, verdict: Verdict) -> str | None:
+        """See `specverify.campaign.campaign.Listener`."""
+        self.ids.append(verdict.case.id)
+        if verdict.case.id in self._watch:
+            self.watched[verdict.case.id] = verdict
+        return super().arrived(verdict)
+
+    def found(self, failure: Failure, before: Failure | None) -> tuple[Failure, str | None]:
+        """See `specverify.campaign.campaign.Listener`."""
+        saved, why = super().found(failure, before)
+        if saved.file is not None and self._keeps:
+            unkept = self._remembered.keep(Path(saved.file))
+            if unkept is not None and unkept not in self._remembered.notes:
+                self._remembered.notes.append(unkept)
+        return saved, why

@@ -1,0 +1,195 @@
+"""The memory of failures: bundles that every runner tries first.
+
+A memory is a folder of bundles or a Redis server. Like Hypothesis' databases it forgets nothing that still fails and
+never makes a run fail by itself: what cannot be read or written becomes a note.
+"""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+from reports import bundle
+from reports.format import cut
+from reports.writing import Unwritable, write_whole
+from specverify.setup.errors import UnusableInput
+
+NAME = re.compile(r"[0-9a-f]{12}\.json")
+"""The file name of a bundle: the id of its case."""
+
+MOST = 200
+"""Most bundles that a folder keeps and that a run tries; the latest are taken."""
+
+KEEP_S = 8 * 24 * 3600
+"""Seconds after which Redis forgets a bundle that no run has seen fail: eight days, as Hypothesis' database does."""
+
+PREFIX = "specverify:bundle:1:"
+"""The beginning of a bundle's key in Redis; the number is the version of the bundle format."""
+
+REDIS = ("redis://", "rediss://", "unix://")
+"""The beginnings of addresses of a Redis server."""
+
+
+class Memory(Protocol):
+    """Where bundles of failures are kept."""
+
+    def bundles(self) -> Iterator[tuple[str, Path | bytes]]:
+        """The kept bundles, latest first, each with a name for messages: a file, or its content."""
+        ...
+
+    def keep(self, file: Path) -> None:
+        """Keep the bundle in `file`.
+
+        Raises:
+            Unwritable, OSError: It could not be kept.
+        """
+        ...
+
+
+class Folder:
+    """A folder of bundles, which is made when the first bundle is kept."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def bundles(self) -> Iterator[tuple[str, Path | bytes]]:
+        """See `Memory`."""
+        yield from ((str(file), file) for file in self._latest()[:MOST])
+
+    def keep(self, file: Path) -> None:
+        """See `Memory`."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        write_whole(self._folder / file.name, file.read_bytes())
+        for old in self._latest()[MOST:]:
+            old.unlink(missing_ok=True)
+
+    def _latest(self) -> list[Path]:
+        # Below the folder too: an artefact of CI may be unpacked into a folder of its own.
+        found = [file for file in self._folder.rglob("*.json") if NAME.fullmatch(file.name) and file.is_file()]
+        return sorted(found, key=lambda file: (-file.stat().st_mtime, str(file)))
+
+
+class ReadOnly:
+    """A memory that is read and never written, such as the artefact of an earlier run."""
+
+    def __init__(self, memory: Memory) -> None:
+        self._memory = memory
+
+    def bundles(self) -> Iterator[tuple[str, Path | bytes]]:
+        """See `Memory`."""
+        yield from self._memory.bundles()
+
+    def keep(self, file: Path) -> None:
+        """Keep nothing."""
+
+
+class Redis:
+    """Bundles in a Redis server, one key each, which expires.
+
+    Args:
+        address: `redis://HOST:PORT/DB`, `rediss://` or `unix://`.
+        client: A connected client; by default one to `address`.
+
+    Raises:
+        UnusableInput: The package `redis` is not installed, or the address is none.
+    """
+
+    def __init__(self, address: str, client: Any = None) -> None:
+        self._address = re.sub(r"//[^/@]*@", "//", address)  # a password stays out of messages
+        try:
+            import redis
+        except ImportError:
+            raise UnusableInput(f"memory {self._address} needs `pip install 'specverify-decoding[redis]'`") from None
+        self._errors = redis.RedisError
+        try:
+            self._client = client or redis.Redis.from_url(address, socket_timeout=10, socket_connect_timeout=5)
+        except ValueError as why:
+            raise UnusableInput(f"memory {self._address}: {why}") from None
+
+    def bundles(self) -> Iterator[tuple[str, Path | bytes]]:
+        """See `Memory`.
+
+        Raises:
+            OSError: The server cannot be asked.
+        """
+        try:
+            keys = sorted(self._client.scan_iter(f"{PREFIX}*", count=500))
+            kept = sorted(keys, key=lambda key: -self._client.ttl(key))[:MOST]
+            for key in kept:
+                content = self._client.get(key)
+                if content is not None:  # it may have expired since
+                    yield f"{self._address} {key.decode(errors='replace')}", content
+        except self._errors as why:
+            raise OSError(f"{self._address}: {cut(str(why), 160)}") from None
+
+    def keep(self, file: Path) -> None:
+        """See `Memory`."""
+        try:
+            self._client.set(f"{PREFIX}{file.stem}", file.read_bytes(), ex=KEEP_S)
+        except self._errors as why:
+            raise OSError(f"{self._address}: {cut(str(why), 160)}") from None
+
+
+def opened(place: str, folder: Path) -> Memory:
+    """The memory at `place`: a Redis server, or a folder, which is relative to `folder`.
+
+    Raises:
+        UnusableInput: Redis is asked for and not installed.
+    """
+    return Redis(place) if place.startswith(REDIS) else Folder(folder / place)
+
+
+class Remembered:
+    """The bundles of several memories, each case once, as files that a replay can name.
+
+    Attributes:
+        found: File and bundle of each case.
+        notes: One line for each bundle or memory that could not be used, with the reason.
+    """
+
+    def __init__(self, memories: list[Memory], folder: Path) -> None:
+        self._memories = memories
+        self._folder = folder
+        self.found: list[tuple[Path, bundle.Bundle]] = []
+        self.notes: list[str] = []
+        seen: set[str] = set()
+        for memory in memories:
+            self._read(memory, seen)
+
+    def _read(self, memory: Memory, seen: set[str]) -> None:
+        try:
+            for name, content in memory.bundles():
+                self._take(name, content, seen)
+        except OSError as why:
+            self.notes.append(f"memory not tried: {cut(str(why), 200)}")
+
+    def _take(self, name: str, content: Path | bytes, seen: set[str]) -> None:
+        try:
+            file = content if isinstance(content, Path) else self._fetched(name, content)
+            saved = bundle.load(file)
+        except (bundle.Unreadable, Unwritable) as why:
+            self.notes.append(f"bundle not tried: {why}")
+            return
+        if saved.case.id in seen:
+            return
+        seen.add(saved.case.id)
+        # A planted fault is no fault of the engine: its bundle would only be told as fixed.
+        if saved.fault is None:
+            self.found.append((file, saved))
+
+    def _fetched(self, name: str, content: bytes) -> Path:
+        """The content of a remote bundle as a file of the reports' folder."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        stem = re.sub(r"[^0-9a-f]", "", name.rpartition(":")[2])[:12] or "unnamed"
+        file = self._folder / f"{stem}.json"
+        write_whole(file, content)
+        return file
+
+    def keep(self, file: Path) -> str | None:
+        """Keep the bundle in `file` in every memory that takes it; the reason if one does not, else None."""
+        try:
+            for memory in self._memories:
+                memory.keep(file)
+        except OSError as why:
+            return f"bundle {file.name} is not in the memory: {cut(str(why), 160)}"
+        return None

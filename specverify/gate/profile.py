@@ -1,0 +1,194 @@
+"""The profile of a gate: [tool.specverify], or specverify.toml.
+
+`profile.schema.json` beside this file says what a profile may hold.
+"""
+
+import difflib
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from jsonschema import Draft202012Validator
+from jsonschema.exceptions import ValidationError
+
+from reports.format import cut
+from specverify.gate.toml_file import read_toml
+from specverify.setup.errors import UnusableInput
+
+OWN_FILE = "specverify.toml"
+"""The file that holds a profile and nothing else."""
+
+PROJECT_FILE = "pyproject.toml"
+"""The file of a Python project, whose table `[tool.specverify]` may hold a profile."""
+
+REPORTS = ".specverify"
+"""The folder of reports if the profile names none."""
+
+
+@dataclass(frozen=True)
+class Floors:
+    """The least that a run must have compared.
+
+    Attributes:
+        judged: Share of the cases.
+        invariants: Number of invariants that compared something.
+        reached: Globs, each of which must match an invariant that compared something.
+    """
+
+    judged: float = 0.0
+    invariants: int = 0
+    reached: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class OnModel:
+    """A checkpoint on which every backend is run, with its prompts."""
+
+    model: str
+    prompts: str | None = None
+    cases: int = 20
+    new_tokens: int = 64
+    temperature: float = 0.0
+
+
+@dataclass(frozen=True)
+class Profile:
+    """The settings of a gate; the schema describes each.
+
+    Attributes:
+        file: The file of the profile, for messages; the others are the keys of the schema.
+    """
+
+    file: Path
+    backends: tuple[str, ...]
+    cases: int | None = None
+    time_budget: float | None = None
+    dtypes: tuple[str, ...] = ()
+    layouts: tuple[str, ...] = ()
+    invariants: tuple[str, ...] = ()
+    seeds: tuple[int, ...] = (0,)
+    fresh_seed: bool = True
+    devices: tuple[str, ...] = ()
+    jobs: int | None = None
+    against: str | None = None
+    case_timeout: float | None = None
+    processors: tuple[str, ...] = ()
+    corpus: tuple[str, ...] = ()
+    ledger: str | None = None
+    memory: str | None = None
+    memory_sources: tuple[str, ...] = ()
+    reports: str = REPORTS
+    paths: tuple[str, ...] = ()
+    floors: Floors = Floors()
+    models: tuple[OnModel, ...] = ()
+
+    @property
+    def folder(self) -> Path:
+        """The folder to which the profile's paths are relative."""
+        return self.file.parent
+
+    @property
+    def ledger_file(self) -> Path | None:
+        """The file of known failures, or None."""
+        return None if self.ledger is None else self.folder / self.ledger
+
+
+@cache
+def schema() -> dict[str, Any]:
+    """The JSON Schema of a profile."""
+    content: dict[str, Any] = json.loads((files("specverify.gate") / "profile.schema.json").read_text("utf-8"))
+    return content
+
+
+def find(folder: Path) -> Path:
+    """The file of the profile in `folder`: specverify.toml, or a pyproject.toml that holds a profile.
+
+    Raises:
+        UnusableInput: There is none.
+    """
+    if (folder / OWN_FILE).is_file():
+        return folder / OWN_FILE
+    project = folder / PROJECT_FILE
+    if project.is_file() and "specverify" in _tools(read_toml(project)):
+        return project
+    raise UnusableInput(
+        f"no profile here: neither {OWN_FILE} nor [tool.specverify] in {PROJECT_FILE}; "
+        "`specverify gate --init github` writes one"
+    )
+
+
+def load(file: Path) -> Profile:
+    """The profile in `file`.
+
+    Raises:
+        UnusableInput: The file is no TOML, or holds what a profile does not; one line with file, key and reason.
+    """
+    content: Any = read_toml(file)
+    if file.name == PROJECT_FILE:
+        content = _tools(content).get("specverify")
+        if content is None:
+            raise UnusableInput(f"{file}: it has no table [tool.specverify]")
+    complaint = next(iter(sorted(_complaints(content), key=lambda one: list(map(str, one.absolute_path)))), None)
+    if complaint is not None:
+        raise UnusableInput(f"{file}: {_told(complaint)}")
+    settings = {_word(key): _frozen(value) for key, value in content.items()}
+    settings["floors"] = Floors(**_settings(content.get("floors", {})))
+    settings["models"] = tuple(OnModel(**_settings(one)) for one in content.get("models", []))
+    profile = Profile(file=file, **settings)
+    if not profile.seeds and not profile.fresh_seed:
+        raise UnusableInput(f"{file}: seeds is empty and fresh-seed is false: there is nothing to draw from")
+    return profile
+
+
+def _tools(content: dict[str, Any]) -> dict[str, Any]:
+    tools = content.get("tool", {})
+    return tools if isinstance(tools, dict) else {}
+
+
+def _complaints(content: Any) -> Iterable[ValidationError]:
+    # JSON knows no dates: TOML's become texts here, which no key of a profile takes for a number.
+    plain = json.loads(json.dumps(content, default=str))
+    found: Iterable[ValidationError] = Draft202012Validator(schema()).iter_errors(plain)
+    return found
+
+
+def _told(complaint: ValidationError) -> str:
+    """One complaint of the schema in words: the key, and the nearest name for an unknown one."""
+    at = "".join(f"[{one}]" if isinstance(one, int) else f".{one}" for one in complaint.absolute_path).lstrip(".")
+    if complaint.validator == "additionalProperties":
+        known = sorted(complaint.schema["properties"])
+        unknown = next(key for key in complaint.instance if key not in known)
+        return f"{_key(at, unknown)}: no such key; {nearest(unknown, known)}"
+    if complaint.validator == "required":
+        missing = next(key for key in complaint.validator_value if key not in complaint.instance)
+        return f"{_key(at, missing)}: missing"
+    if complaint.validator == "enum":
+        value = str(complaint.instance)
+        return f"{at}: {cut(value, 40)!r}: {nearest(value, [str(one) for one in complaint.validator_value])}"
+    return f"{at or 'the profile'}: {cut(complaint.message, 160)}"
+
+
+def _key(at: str, key: str) -> str:
+    return cut(f"{at}.{key}" if at else key, 80)
+
+
+def nearest(name: str, known: list[str]) -> str:
+    """A remark that names the `known` name nearest to `name`, or all of them if none is near."""
+    near = difflib.get_close_matches(name, known, 1, 0.6)
+    return f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}"
+
+
+def _settings(table: dict[str, Any]) -> dict[str, Any]:
+    return {_word(key): _frozen(value) for key, value in table.items()}
+
+
+def _word(key: str) -> str:
+    return key.replace("-", "_")
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value

@@ -1,0 +1,92 @@
+"""The work of the command `gate`: run it, print its page, write its reports."""
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TextIO
+
+from properties.gate_result import GateResult, GateRun
+from reports import writing
+from reports.gate import annotations, code_quality, junit_suites, markdown, page, record
+from specverify.gate.profile import Profile
+from specverify.gate.run import Gate, Wishes
+from specverify.interrupts import Interrupts
+
+FILES = ("gate.json", "summary.md", "junit.xml", "code-quality.json")
+"""The files of a report folder, beside results.jsonl and the bundles."""
+
+STEP_SUMMARY = "GITHUB_STEP_SUMMARY"
+"""The variable of GitHub that names the file to which a step adds its summary."""
+
+
+def carried_out(
+    profile: Profile, wishes: Wishes, folder: Path, json_file: str | None, out: TextIO, variables: Mapping[str, str]
+) -> int:
+    """Run the gate and write its reports into `folder`; the exit code.
+
+    Args:
+        profile: The profile.
+        wishes: What the command line asks.
+        folder: The folder of reports, which is made if need be.
+        json_file: A further file for the result as JSON, `-` for standard output, or None.
+        out: Where pages go.
+        variables: The environment: those of GitHub decide on annotations and the step summary.
+
+    Raises:
+        Unwritable: The folder cannot be made.
+        UnusableInput, MissingInput: The profile asks for what is not there.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as why:
+        raise writing.Unwritable.because(folder, why) from None
+    github = variables.get("GITHUB_ACTIONS") == "true"
+    with Interrupts():  # an interrupt during the writing of reports waits until they are written
+        made = Gate(profile, wishes, folder)
+        print(f"specverify gate: {page.seeds_line(made.result)}", file=sys.stderr)  # noqa: T201
+        told: list[GateRun] = []
+        result = made.run(lambda run: told.append(run))
+        text = "\n".join([*filter(None, map(page.failure_pages, told)), page.gate_page(result)])
+        # Words of engines must not be taken for commands of the workflow.
+        print(annotations.walled(text) if github else text, file=out)
+        if github:
+            print(annotations.annotations(result, root_of(variables)), end="", file=out)
+        unwritten = _written(result, folder, json_file, variables)
+    for line in unwritten:
+        print(f"specverify: {line}", file=sys.stderr)  # noqa: T201
+    return 3 if unwritten and result.exit_code == 0 else result.exit_code
+
+
+def root_of(variables: Mapping[str, str]) -> Path:
+    """The folder of the repository: the one that the CI names, or the current one."""
+    return Path(variables.get("GITHUB_WORKSPACE") or variables.get("CI_PROJECT_DIR") or ".")
+
+
+def _written(result: GateResult, folder: Path, json_file: str | None, variables: Mapping[str, str]) -> list[str]:
+    """Write every report; a line for each that could not be written."""
+    as_json = writing.as_json(record.gate_fact(result), indent=1).encode()
+    summary = markdown.summary(result)
+    quality = writing.as_json(code_quality.code_quality(result, root_of(variables)), indent=1).encode()
+    contents = (as_json, summary.encode(), junit_suites.gate_junit(result), quality)
+    files = [(str(folder / name), content) for name, content in zip(FILES, contents, strict=True)]
+    unwritten = [_whole(file, content) for file, content in [*files, *([(json_file, as_json)] if json_file else [])]]
+    step = variables.get(STEP_SUMMARY)
+    return [*filter(None, unwritten), *filter(None, [_appended(step, summary) if step else None])]
+
+
+def _whole(file: str, content: bytes) -> str | None:
+    try:
+        writing.write_whole(file, content)
+    except writing.Unwritable as why:
+        return str(why)
+    return None
+
+
+def _appended(file: str, text: str) -> str | None:
+    """Add `text` to the summary of a step, to which other commands add too."""
+    try:
+        with Path(file).open("a", encoding="utf-8") as summary:
+            summary.write(text + "\n")
+    except OSError as why:
+        return f"cannot write {file}: {why.strerror or why}"
+    return None

@@ -1,0 +1,217 @@
+"""The runs of a gate: each backend of the profile in turn."""
+
+import hashlib
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from backends.shipped import ROWS
+from properties.gate_result import GateResult, GateRun
+from properties.verdict.finding import Verdict
+from reference.sampling import Sampling
+from reports import record
+from reports.progress import Progress
+from specverify import __version__
+from specverify.agenda import Agenda, lanes_of
+from specverify.campaign import campaign
+from specverify.gate.changes import changed_since, matching
+from specverify.gate.floors import below_floors
+from specverify.gate.known_states import KnownStates
+from specverify.gate.ledger import Entry
+from specverify.gate.ledger import load as ledger_of
+from specverify.gate.listener import Listener
+from specverify.gate.memory import ReadOnly, Remembered, opened
+from specverify.gate.profile import OnModel, Profile
+from specverify.gate.saved_cases import SavedCases, saved_cases
+from specverify.plan import Plan, default_cases, default_dtypes, default_jobs
+from specverify.setup.errors import MissingInput, UnusableInput
+
+EVERY = 10**9
+"""The limit of distinct causes: more than any run can have."""
+
+SHORTENED = 10
+"""A run that no changed file concerns draws one case in this many."""
+
+LEAST = 10
+"""Fewest cases of a shortened run: what did not run is no pass."""
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What the command line asks beside the profile.
+
+    Attributes:
+        backends: The only backends to run; empty for all of the profile.
+        seed: The seed in place of a fresh one, or None.
+        shard: The number of the shard, from 1, and the number of shards.
+        changed_since: A commit: if no file of the profile's paths changed since, the run is shortened.
+        fault: A catalogue fault to plant, or None.
+    """
+
+    backends: tuple[str, ...] = ()
+    seed: int | None = None
+    shard: tuple[int, int] = (1, 1)
+    changed_since: str | None = None
+    fault: str | None = None
+
+
+class Gate:
+    """One gate: made from a profile, run once.
+
+    Args:
+        profile: The profile.
+        wishes: What the command line asks.
+        folder: The folder of reports.
+
+    Raises:
+        UnusableInput, MissingInput: The ledger, a bundle, the corpus or a wish cannot be used.
+    """
+
+    def __init__(self, profile: Profile, wishes: Wishes, folder: Path) -> None:
+        self._profile, self._wishes, self._folder = profile, wishes, folder
+        self._backends = _chosen(profile, wishes)
+        self.ledger: list[Entry] = [] if profile.ledger_file is None else ledger_of(profile.ledger_file)
+        own = [] if profile.memory is None else [opened(profile.memory, profile.folder)]
+        sources = [ReadOnly(opened(name, profile.folder)) for name in profile.memory_sources]
+        self._remembered = Remembered([*own, *sources], folder / "memory")
+        self._saved: SavedCases = saved_cases(profile, self.ledger, self._remembered)
+        self.result = GateResult(shard=wishes.shard)
+        self._seeds()
+        self._shortened = self._shorten()
+        for backend in self._backends:
+            if wishes.shard[1] > lanes_of(self._cases(backend)):
+                count = lanes_of(self._cases(backend))
+                raise UnusableInput(f"--shard: {self._cases(backend)} cases of {backend} make at most {count} shards")
+        self._devices: set[str] = set()
+        self._watched: dict[tuple[str, str], Verdict] = {}
+
+    def _seeds(self) -> None:
+        profile, wishes = self._profile, self._wishes
+        if wishes.shard[1] > 1 and profile.fresh_seed and wishes.seed is None:
+            raise UnusableInput(
+                "--shard with a fresh seed needs --seed N, the same for all shards, such as CI's number"
+            )
+        if profile.fresh_seed:
+            self.result.fresh = secrets.randbelow(2**31) if wishes.seed is None else wishes.seed
+        fresh = () if self.result.fresh is None else (self.result.fresh,)
+        self.result.seeds = tuple(dict.fromkeys((*profile.seeds, *fresh)))
+
+    def _shorten(self) -> bool:
+        reference = self._wishes.changed_since
+        if reference is None:
+            return False
+        if not self._profile.paths:
+            raise UnusableInput(
+                f"{self._profile.file}: --changed-since needs the key paths: globs of your engine's files"
+            )
+        changed = changed_since(reference, self._profile.folder.resolve())
+        if matching(changed, self._profile.paths):
+            return False
+        self.result.notes.append(
+            f"shortened: of {len(changed)} files changed since {reference}, none matches paths; "
+            f"saved cases and one drawn case in {SHORTENED} were judged"
+        )
+        return True
+
+    def _cases(self, backend: str) -> int:
+        cases = self._profile.cases or default_cases(backend)
+        return max(min(cases, LEAST), cases // SHORTENED) if self._shortened else cases
+
+    def run(self, told: Callable[[GateRun], None] = lambda run: None) -> GateResult:
+        """Run every backend, tell each run as it ends, and return the result."""
+        began = time.monotonic()
+        self._require_devices()
+        for backend in self._backends:
+            for model in (None, *self._profile.models):
+                if self._interrupted:
+                    self.result.complaints.append(f"{backend} did not run: interrupted")
+                else:
+                    self.result.runs.append(self._judge(backend, model))
+                    told(self.result.runs[-1])
+        self.result.known = KnownStates(self.result, self.ledger, self._saved, self._backends, self._watched).all()
+        missing = [device for device in self._profile.devices if device not in self._devices]
+        self.result.complaints += [
+            f"required device {device}: no backend of this run computed on it" for device in missing
+        ]
+        self.result.notes += self._remembered.notes
+        self.result.seconds = time.monotonic() - began
+        return self.result
+
+    @property
+    def _interrupted(self) -> bool:
+        return any((run.tally.stopped or "").startswith("interrupted") for run in self.result.runs)
+
+    def _require_devices(self) -> None:
+        """Refuse at once a required device on which no backend of the profile runs.
+
+        Raises:
+            MissingInput: There is such a device.
+        """
+        devices = {row.name: row.device for row in ROWS if not row.emulated}
+        ours = {devices.get(backend) for backend in self._backends}
+        unknown = any(backend not in {row.name for row in ROWS} for backend in self._backends)
+        missing = next((one for one in self._profile.devices if one not in ours and not unknown), None)
+        if missing is not None:
+            raise MissingInput(f"required device {missing}: none of {', '.join(self._backends)} runs on it")
+
+    def _plan(self, backend: str, model: OnModel | None) -> Plan:
+        profile = self._profile
+        known = tuple(entry.known for entry in self.ledger if entry.backend == backend)
+        number, count = self._wishes.shard
+        saved = self._saved.of(backend, self.ledger) if model is None else ()
+        layouts = profile.layouts
+        agenda = Agenda(saved, self.result.seeds, layouts, known, number - 1, count)
+        plan = Plan(
+            backend=backend,
+            against=profile.against,
+            invariants=profile.invariants,
+            cases=self._cases(backend),
+            time_budget_s=profile.time_budget or 0.0,
+            dtypes=profile.dtypes or default_dtypes(backend),
+            seed=self.result.seeds[-1],
+            jobs=profile.jobs or default_jobs(next((row.device for row in ROWS if row.name == backend), "cpu")),
+            fault=self._wishes.fault,
+            processors=profile.processors,
+            layout=layouts[0] if len(layouts) == 1 else None,
+            case_timeout_s=profile.case_timeout,
+            max_failures=EVERY,
+            agenda=agenda,
+        )
+        if model is None:
+            return plan
+        return replace(
+            plan,
+            model=model.model,
+            prompts=model.prompts,
+            cases=model.cases,
+            new_tokens=model.new_tokens,
+            sampling=Sampling(temperature=model.temperature),
+            dtypes=(profile.dtypes or default_dtypes(backend))[:1],
+            layout=None,
+            jobs=1,
+        )
+
+    def _judge(self, backend: str, model: OnModel | None) -> GateRun:
+        plan = self._plan(backend, model)
+        ids = {saved.case.id for saved in self._saved.entries.values()}
+        fact = record.run_fact(__version__, plan.seed, plan.fault)
+        lines = record.Lines(self._folder / "results.jsonl", fact)
+        with lines, Progress(plan.drawn_and_saved) as progress:
+            listener = Listener(plan, self._folder, lines, progress, self._remembered, ids)
+            tally, code = campaign.run(plan, listener)
+        self._devices |= listener.devices
+        self._watched |= {(backend, at): verdict for at, verdict in listener.watched.items()}
+        drawn = hashlib.sha256("\n".join(sorted(listener.ids)).encode()).hexdigest()[:12]
+        run = GateRun(backend, plan.model, tally, code, drawn=drawn)
+        run.short = [] if model is not None else below_floors(tally, self._profile.floors)
+        return run
+
+
+def _chosen(profile: Profile, wishes: Wishes) -> tuple[str, ...]:
+    """The backends to run, in the order of the profile."""
+    strange = next((name for name in wishes.backends if name not in profile.backends), None)
+    if strange is not None:
+        raise UnusableInput(f"--backend {strange}: the profile has {', '.join(profile.backends)}")
+    return tuple(name for name in profile.backends if not wishes.backends or name in wishes.backends)

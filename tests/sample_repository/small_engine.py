@@ -1,0 +1,48 @@
+"""A small engine of a project of its own: greedy decoding, with tokens looked up in the text so far as the draft.
+
+Two faults and a crash can be planted by the variable SMALL_ENGINE: `unverified` takes the first drafted token as it is,
+`endless` ignores stops, `broken` raises.
+"""
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from specverify.adapt import Generated, blackbox
+
+WINDOW = 3
+
+
+def looked_up(tokens: list[int]) -> list[int]:
+    """The tokens that followed the last token where it stood before."""
+    earlier = [at for at, token in enumerate(tokens[:-1]) if token == tokens[-1]]
+    return tokens[earlier[-1] + 1 : earlier[-1] + 1 + WINDOW] if earlier else []
+
+
+def generate(prompt_ids: list[int], max_new_tokens: int, model: Any, stops: Sequence[int] = ()) -> Generated:
+    """The target's greedy text; every drafted token is verified in one forward."""
+    planted = os.environ.get("SMALL_ENGINE", "").split(",")
+    tokens, proposed, accepted = list(prompt_ids), 0, 0
+    while len(tokens) < len(prompt_ids) + max_new_tokens:
+        draft = looked_up(tokens)
+        logits = model(torch.tensor([tokens + draft]), use_cache=False).logits[0].double()
+        best = logits[len(tokens) - 1 :].argmax(-1).tolist()
+        kept = 0
+        while kept < len(draft) and draft[kept] == best[kept]:
+            kept += 1
+        proposed, accepted = proposed + len(draft), accepted + kept
+        if "unverified" in planted and draft and not kept:
+            kept, best = 1, [draft[0], *best[1:]]
+        if "broken" in planted and len(draft) > 1:
+            raise IndexError(f"index {len(tokens)} is out of bounds for dimension 0 with size {len(draft)}")
+        for token in best[: kept + 1]:
+            tokens.append(int(token))
+            done = token in stops and "endless" not in planted
+            if done or len(tokens) == len(prompt_ids) + max_new_tokens:
+                return Generated(tokens[len(prompt_ids) :], proposed=proposed, accepted=accepted)
+    return Generated(tokens[len(prompt_ids) :], proposed=proposed, accepted=accepted)
+
+
+open_ = blackbox(generate, least_window=2)
