@@ -25,6 +25,7 @@ from specverify.commands.selftest import selftest  # noqa: E402
 from specverify.commands.train import train, vocabulary  # noqa: E402
 from specverify.dispatch.command import dispatch  # noqa: E402
 from specverify.gate.command import gate  # noqa: E402
+from specverify.gate.ledger_command import ledger  # noqa: E402
 from specverify.traces.command import trace  # noqa: E402
 
 
@@ -41,6 +42,7 @@ for _command in (
     diff,
     replay,
     gate,
+    ledger,
     selftest,
     law,
     list_,

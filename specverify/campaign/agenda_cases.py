@@ -57,7 +57,7 @@ class AgendaCases:
             return f"names the processor {strange[0]}, which the profile does not"
         within = self._subject.abilities
         outside = within.outside(case) if within is not None else None
-        return None if outside is None else f"the backend declares no {outside}"
+        return None if outside is None else f"the backend declines it: {outside}"
 
     def _drawn(self) -> Iterator[Case]:
         within = _narrowed(self._subject.abilities, self._agenda.layouts)

@@ -5,7 +5,6 @@ when, and the bundle that shows it. A later run recognises the failure by its si
 whether it still fails.
 """
 
-import os
 from dataclasses import dataclass
 from datetime import date, datetime, timezone
 from pathlib import Path
@@ -13,7 +12,6 @@ from typing import Any
 
 from properties.known import KINDS, Known, Signature
 from reference.trace import Stage
-from reports import bundle
 from reports.format import cut
 from reports.writing import write_whole
 from specverify.gate.profile import nearest
@@ -33,9 +31,6 @@ NARROW = ("layout", "draft", "dtype")
 
 FIELDS = (*TEXTS, "issue", "until", "where", "broke", "also", *NARROW)
 """The fields of an entry."""
-
-SIGNED = ("invariant", "stage", "where", "broke")
-"""The fields of a signature, in an entry and in each table of its `also`."""
 
 
 @dataclass(frozen=True)
@@ -100,16 +95,6 @@ def save(file: Path, entries: list[Entry]) -> None:
 def bundle_file(file: Path, entry: Entry) -> Path:
     """The path of an entry's bundle."""
     return file.parent / entry.bundle
-
-
-def entry_of(
-    saved: bundle.Bundle, main: Signature, also: tuple[Signature, ...], where: Path, ledger: Path, **facts: Any
-) -> Entry:
-    """The entry of a bundle that lies at `where`."""
-    assert saved.backend is not None
-    known = Known(where.stem, main, also, **{name: facts.pop(name, None) for name in NARROW})
-    relative = os.path.relpath(where.resolve(), ledger.resolve().parent).replace(os.sep, "/")
-    return Entry(saved.backend, known, bundle=relative, **facts)
 
 
 def _entry(at: str, table: Any) -> Entry:

@@ -46,7 +46,7 @@ class Sample:
         return [json.loads(line) for line in self.report("results.jsonl").splitlines()]
 
     def bundles(self) -> list[Path]:
-        return sorted((self.folder / ".specverify").glob("????????????.json"))
+        return sorted((self.folder / ".specverify").glob("[0-9a-f]" * 12 + ".json"))
 
 
 @pytest.fixture

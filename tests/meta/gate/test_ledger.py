@@ -1,0 +1,213 @@
+"""Known failures: one stays green and hides no other; one that is fixed, expired or cannot be judged does not pass."""
+
+import shutil
+from dataclasses import replace
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from properties.known import Known, Signature, recognised, signature, unsized
+from properties.verdict.finding import FINISHED, Finding, Verdict
+from reference.architecture import Architecture, Seeded
+from reference.case import Case
+from reference.draft import Scripted
+from reference.trace import Stage
+from reference.tree import Tree
+from specverify.gate import ledger as ledgers
+from specverify.setup.errors import UnusableInput
+from tests.meta.gate.conftest import Sample
+
+CASE = Case(Seeded(Architecture("llama", 16, 8, 8, 2, 1, 4, (0,)), 1), (3, 5), Scripted((Tree((0, 0), (5, 7)),)))
+KEY: dict[str, Any] = {"cache": "target", "kind": "key", "layer": 3, "slot": 17}
+
+
+def found(invariant: str = "cache.isolation", stage: Stage = Stage.COMMITTED, step: int = 0, **where: Any) -> Finding:
+    return Finding(invariant, stage, step, where or dict(KEY), 1.0, 2.0)
+
+
+def verdict(*findings: Finding) -> Verdict:
+    return Verdict(CASE, "mine", {one.invariant: "failed" for one in findings}, findings)
+
+
+KNOWN = Known("known", signature(found()))
+
+
+def test_a_signature_survives_other_sizes_and_tells_kinds_apart() -> None:
+    assert signature(found(cache="target", kind="key", layer=0, slot=5, request=2)) == KNOWN.main
+    assert signature(found(cache="target", kind="value", layer=3, slot=17)) != KNOWN.main
+    assert signature(found(cache="draft", kind="key", layer=3, slot=17)) != KNOWN.main
+    assert signature(found(stage=Stage.SCORED, **KEY)) != KNOWN.main
+    assert signature(replace(found(), invariant="cache.rows")) != KNOWN.main
+    broken = [
+        Finding("lossless.completes", Stage.DRAFTED, 0, {}, FINISHED, said)
+        for said in ("IndexError: index 7 of [3, 4]", "IndexError: index 12 of [1, 2, 3]", "KeyError: 7")
+    ]
+    one, same, other = map(signature, broken)
+    assert one == same != other
+
+
+@pytest.mark.parametrize("text", ["0xdeadbeef at 3.5, 4", "٣ rows", "x" * 10_000, "\x1b[31m", ""])
+def test_a_text_without_its_numbers_is_short_and_on_one_line(text: str) -> None:
+    assert len(unsized(text)) <= 160
+    assert "\n" not in unsized(text)
+    assert not any(char in unsized(text) for char in "3578")
+
+
+def test_a_known_failure_is_set_aside_and_counted() -> None:
+    seen = recognised(verdict(found()), (KNOWN,))
+    assert seen.findings == ()
+    assert seen.known == ("known",)
+    assert seen.outcomes == {"cache.isolation": "checked"}
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        found("cache.commit-equivalence"),
+        found(cache="target", kind="value", slot=17),
+        found(cache="draft", kind="key", slot=17),
+        found("attention.no-leakage", Stage.ATTENDED),
+    ],
+)
+def test_a_known_failure_hides_no_other_at_its_stage_or_before(other: Finding) -> None:
+    seen = recognised(verdict(found(), other), (KNOWN,))
+    assert seen.findings == (other,)
+    assert seen.known == ("known",)
+    assert seen.outcomes[other.invariant] == "failed"
+
+
+def test_what_comes_after_a_known_failure_is_told_and_not_judged() -> None:
+    later = found("lossless.stops", Stage.EMITTED, step=1, side="length")
+    seen = recognised(verdict(found(), later), (KNOWN,))
+    assert seen.findings == ()
+    assert seen.behind == ("lossless.stops at emitted (side length)",)
+    assert recognised(verdict(later), (KNOWN,)).findings == (later,)
+
+
+def test_a_further_finding_of_the_bundle_is_known_only_beside_the_main_one() -> None:
+    beside = found("cache.layout-equivalent")
+    known = replace(KNOWN, also=(signature(beside),))
+    assert recognised(verdict(found(), beside), (known,)).findings == ()
+    assert recognised(verdict(beside), (known,)).findings == (beside,)
+
+
+@pytest.mark.parametrize("only", [{"layout": "paged"}, {"draft": "ngram"}, {"dtype": "float16"}])
+def test_a_narrow_entry_knows_no_other_kind_of_case(only: dict[str, str]) -> None:
+    assert recognised(verdict(found()), (replace(KNOWN, **only),)).findings  # type: ignore[arg-type]
+    here = {"layout": CASE.layout.kind, "draft": CASE.draft.TAG, "dtype": CASE.dtype}
+    known = replace(KNOWN, **{name: here[name] for name in only})  # type: ignore[arg-type]
+    assert not recognised(verdict(found()), (known,)).findings
+
+
+def test_a_ledger_is_read_as_it_was_written(tmp_path: Path) -> None:
+    hostile = 'a "quoted" \\ back\nslash \x1b[31m \u202e 🙂'
+    broken = Signature("lossless.completes", "drafted", (("side", hostile),), "KeyError: '#'")
+    entries = [
+        ledgers.Entry("mine:open_", KNOWN, hostile, "known/known.json", "https://x/1", date(2030, 1, 31)),
+        ledgers.Entry("b", Known("other", broken, (KNOWN.main, broken), "paged"), "why", "known/other.json"),
+    ]
+    ledgers.save(tmp_path / "known.toml", entries)
+    assert ledgers.load(tmp_path / "known.toml") == entries
+    assert ledgers.load(tmp_path / "absent.toml") == []
+
+
+ENTRY = 'backend = "b"\ninvariant = "i"\nstage = "scored"\nreason = "r"\nbundle = "x/a.json"\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("[known]\n", "tables [[known]]"),
+        ("[[knwon]]\n", "knwon"),
+        (f"[[known]]\n{ENTRY}untl = 2030-01-01\n", "untl: no such field; did you mean until?"),
+        ("[[known]]\n" + ENTRY.replace("scored", "scord"), "stage: did you mean scored?"),
+        ("[[known]]\n" + ENTRY.replace('"r"', '" "'), "reason: a text must stand here"),
+        (f'[[known]]\n{ENTRY}until = "2030-01-01"\n', "until: a date stands here"),
+        (f"[[known]]\n{ENTRY}where = {{ slot = 3 }}\n", "where: texts by name"),
+        (f'[[known]]\n{ENTRY}where = {{ sid = "3" }}\n', "where.sid: no such coordinate; did you mean side?"),
+        (f"[[known]]\n{ENTRY}also = [1]\n", "also: a list of tables"),
+        (f"[[known]]\n{ENTRY}[[known]]\n{ENTRY}", "two entries have a bundle called a"),
+    ],
+)
+def test_a_ledger_that_cannot_be_read_says_where(tmp_path: Path, text: str, told: str) -> None:
+    (tmp_path / "known.toml").write_text(text)
+    with pytest.raises(UnusableInput, match=r"known\.toml") as refused:
+        ledgers.load(tmp_path / "known.toml")
+    assert told in str(refused.value)
+
+
+@pytest.fixture
+def knowing(sample: Sample) -> Sample:
+    """The sample repository whose ledger knows the fault `unverified`, in a folder without a memory."""
+    sample.plant("unverified")
+    assert sample("gate") == 1
+    (bundle,) = sample.bundles()
+    assert sample("ledger", "add", str(bundle), "--reason", "the lookup is new", "--until", "2999-12-31") == 0
+    shutil.rmtree(sample.folder / ".specverify")
+    return sample
+
+
+def test_a_known_failure_is_green_and_shown(knowing: Sample) -> None:
+    assert knowing("gate") == 0
+    (known,) = knowing.result()["known"]
+    assert known["state"] == "seen"
+    assert known["cases"] > 1
+    assert "the lookup is new" in knowing.report("summary.md")
+    assert '<skipped message="known failure: the lookup is new"' in knowing.report("junit.xml")
+    assert knowing("ledger", "list") == 0
+    assert "1 known failures" in knowing.out
+
+
+def test_a_second_fault_at_the_same_stage_is_red(knowing: Sample) -> None:
+    knowing.plant("unverified,endless")
+    assert knowing("gate", "--cases", "24") == 1
+    (run,) = knowing.result()["runs"]
+    assert all(finding["stage"] == "emitted" for finding in run["findings"])
+    assert knowing.result()["known"][0]["state"] == "seen"
+
+
+def test_a_fixed_failure_is_red_until_it_is_pruned(knowing: Sample) -> None:
+    knowing.plant("")
+    assert knowing("gate") == 1
+    assert knowing.result()["known"][0]["state"] == "stale"
+    assert "its bundle agrees now" in knowing.out
+    assert "<failure" in knowing.report("junit.xml")
+    assert knowing("ledger", "prune", "--dry-run") == 0
+    assert knowing("gate") == 1
+    assert knowing("ledger", "prune") == 0
+    assert knowing("gate") == 0
+    assert not list((knowing.folder / "known-failures").iterdir())
+
+
+def test_an_expired_failure_is_red(knowing: Sample) -> None:
+    file = knowing.folder / "known-failures.toml"
+    file.write_text(file.read_text().replace("2999-12-31", "2001-01-01"))
+    assert knowing("gate") == 1
+    assert knowing.result()["known"][0]["state"] == "expired"
+    assert knowing("ledger", "list") == 0
+    assert "EXPIRED" in knowing.out
+
+
+def test_a_known_failure_whose_bundle_cannot_be_judged_is_no_pass(knowing: Sample) -> None:
+    file = knowing.folder / "pyproject.toml"
+    file.write_text(file.read_text().replace('dtypes = ["float32"]', 'invariants = ["lossless.stops"]'))
+    knowing.plant("")
+    assert knowing("gate") == 3
+    assert knowing.result()["known"][0]["state"] == "could not judge"
+
+
+def test_pruning_keeps_what_still_fails(knowing: Sample) -> None:
+    assert knowing("ledger", "prune") == 0
+    assert "it fails as before" in knowing.out
+    assert len(ledgers.load(knowing.folder / "known-failures.toml")) == 1
+
+
+def test_nothing_is_added_that_does_not_fail(sample: Sample) -> None:
+    sample.plant("unverified")
+    assert sample("gate") == 1
+    sample.plant("")
+    assert sample("ledger", "add", str(sample.bundles()[0]), "--reason", "x") == 2
+    assert "there is no failure to know" in sample.err
+    assert not (sample.folder / "known-failures.toml").exists()
