@@ -28,6 +28,10 @@ ORACLE = "oracle"
 """The name of the reference in JSON and JUnit without `--against`; with `--against`, its argument stands there."""
 
 
+SCHEMA = 1
+"""The version of a run's JSON object: fields may be added without a new one, none is taken away or changed."""
+
+
 def finding_fact(finding: Finding) -> dict[str, Any]:
     """A finding as a JSON object: the stage by its word, and the step among the coordinates."""
     fact: dict[str, Any] = {
@@ -227,6 +231,7 @@ def summary(tally: Tally) -> dict[str, Any]:
     """The whole run as the JSON object that `--json` writes."""
     content: dict[str, Any] = jsonable(
         {
+            "schema": SCHEMA,
             "outcome": tally.outcome,
             "backend": tally.backend,
             "emulated": tally.emulated,

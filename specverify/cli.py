@@ -16,6 +16,7 @@ import specverify  # noqa: E402
 from specverify.adapters.check_command import check_adapter  # noqa: E402
 from specverify.adapters.init_command import init_adapter  # noqa: E402
 from specverify.commands.bench import bench  # noqa: E402
+from specverify.commands.compare import compare  # noqa: E402
 from specverify.commands.diff import diff  # noqa: E402
 from specverify.commands.doctor import doctor  # noqa: E402
 from specverify.commands.law import law  # noqa: E402
@@ -43,6 +44,7 @@ for _command in (
     replay,
     gate,
     ledger,
+    compare,
     selftest,
     law,
     list_,

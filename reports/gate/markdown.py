@@ -12,6 +12,7 @@ from reports.case_diff import described
 from reports.drawing import draw
 from reports.format import address, cut, escaped, excess, number, show
 from reports.gate import words
+from reports.gate.comparison import Comparison
 from reports.tree_scene import scene_of
 
 LARGEST = 60_000
@@ -136,3 +137,14 @@ def _not_judged(result: GateResult) -> str:
 def _foot(result: GateResult) -> str:
     fixed = ", ".join(map(str, result.seeds))
     return f"Seeds {fixed}; {number(result.seconds)} s. The same cases again: {code(words.again(result))}\n"
+
+
+def comparison_summary(told: Comparison) -> str:
+    """Two results compared, of at most LARGEST characters."""
+    mark = {0: "✅", 1: "❌", 3: "⚠️"}[told.exit_code]
+    lines = [f"## {mark} SpecVerify: this run beside the earlier one\n"]
+    for name, found in told.sections():
+        lines += [f"### {name.capitalize()}\n", *(f"- {_plain(line, 300)}" for line in found[:50])]
+        lines += [f"- and {len(found) - 50} more", ""] if len(found) > 50 else [""]
+    lines += [] if told.sections() else ["No difference."]
+    return "\n".join(lines)[:LARGEST] + "\n"

@@ -16,6 +16,28 @@ from tests.inprocess import in_this_process
 SAMPLE = Path(__file__).resolve().parents[2] / "sample_repository"
 
 
+BUNDLE = "[0-9a-f]" * 12 + ".json"
+IGNORED = shutil.ignore_patterns("__pycache__", ".*")
+
+
+def ended(*words: str) -> int:
+    """Run a command of the shell; its exit code."""
+    with pytest.raises(SystemExit) as end:
+        main(list(words))
+    assert isinstance(end.value.code, int)
+    return end.value.code
+
+
+def settle(folder: Path, patch: pytest.MonkeyPatch) -> None:
+    """Make `folder` the current one, run commands in this process, and forget every CI."""
+    patch.chdir(folder)
+    patch.syspath_prepend(folder)
+    for name in ("SMALL_ENGINE", "GITHUB_ACTIONS", "GITHUB_STEP_SUMMARY", "GITHUB_WORKSPACE", "CI_PROJECT_DIR"):
+        patch.delenv(name, raising=False)
+    in_this_process(patch)
+    patch.setattr(gate_run, "Plan", partial(Plan, shrink_s=0.5))
+
+
 class Sample:
     """The sample repository, whose engine runs in this process."""
 
@@ -29,12 +51,10 @@ class Sample:
     def __call__(self, *words: str) -> int:
         """Run a command of the shell; its exit code."""
         self._capfd.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            main(list(words))
+        code = ended(*words)
         told = self._capfd.readouterr()
         self.out, self.err = told.out, told.err
-        assert isinstance(ended.value.code, int)
-        return ended.value.code
+        return code
 
     def report(self, name: str) -> str:
         return (self.folder / ".specverify" / name).read_text("utf-8")
@@ -46,17 +66,28 @@ class Sample:
         return [json.loads(line) for line in self.report("results.jsonl").splitlines()]
 
     def bundles(self) -> list[Path]:
-        return sorted((self.folder / ".specverify").glob("[0-9a-f]" * 12 + ".json"))
+        return sorted((self.folder / ".specverify").glob(BUNDLE))
 
 
 @pytest.fixture
 def sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Sample:
+    """A copy of the sample repository, which is the current folder."""
     folder = tmp_path / "sample"
-    shutil.copytree(SAMPLE, folder, ignore=shutil.ignore_patterns("__pycache__", ".*"))
-    monkeypatch.chdir(folder)
-    monkeypatch.syspath_prepend(folder)
-    for name in ("SMALL_ENGINE", "GITHUB_ACTIONS", "GITHUB_STEP_SUMMARY", "GITHUB_WORKSPACE", "CI_PROJECT_DIR"):
-        monkeypatch.delenv(name, raising=False)
-    in_this_process(monkeypatch)
-    monkeypatch.setattr(gate_run, "Plan", partial(Plan, shrink_s=1.0))
+    shutil.copytree(SAMPLE, folder, ignore=IGNORED)
+    settle(folder, monkeypatch)
     return Sample(folder, monkeypatch, capfd)
+
+
+@pytest.fixture(scope="module")
+def known_fault(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A sample repository whose ledger knows the fault `unverified`; it holds no memory and no reports."""
+    folder = tmp_path_factory.mktemp("known") / "sample"
+    shutil.copytree(SAMPLE, folder, ignore=IGNORED)
+    with pytest.MonkeyPatch.context() as patch:
+        settle(folder, patch)
+        patch.setenv("SMALL_ENGINE", "unverified")
+        assert ended("gate", "--cases", "6") == 1
+        (bundle,) = (folder / ".specverify").glob(BUNDLE)
+        assert ended("ledger", "add", str(bundle), "--reason", "the lookup is new", "--until", "2999-12-31") == 0
+    shutil.rmtree(folder / ".specverify")
+    return folder

@@ -1,0 +1,164 @@
+"""Two results of `gate` or `diff` side by side: what fails newly, what is fixed, and what was judged less."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from reports.format import cut, number, plural
+
+SLOWER = 1.25
+"""The factor beyond which a run counts as slower, in the ratio of its time to that inside the backend's forwards."""
+
+LEAST_S = 5.0
+"""Fewest seconds inside the backend's forwards whose ratio is compared: start-up weighs too much on shorter runs."""
+
+LESS = 0.02
+"""The difference of two shares of judged cases that is told."""
+
+
+@dataclass
+class Comparison:
+    """What two results differ in; each line begins with the run that it is about.
+
+    Attributes:
+        failing: Failures of the second result that the first has not.
+        fixed: Failures of the first that the second has not, although it judged their invariant.
+        gone: Failures of the first whose invariant the second did not judge.
+        less: Runs, invariants and cases that the second judged less.
+        slower: Runs of the second whose checks cost more, in units of the backend's own time.
+        otherwise: Differences in what was drawn, or how.
+        unjudged: Whether the second result says that it could not judge.
+    """
+
+    failing: list[str] = field(default_factory=list)
+    fixed: list[str] = field(default_factory=list)
+    gone: list[str] = field(default_factory=list)
+    less: list[str] = field(default_factory=list)
+    slower: list[str] = field(default_factory=list)
+    otherwise: list[str] = field(default_factory=list)
+    unjudged: bool = False
+
+    @property
+    def exit_code(self) -> int:
+        """1 for a new failure, 3 where the second result could not judge or lacks a run, else 0."""
+        return 1 if self.failing else 3 if self.unjudged else 0
+
+    def sections(self) -> list[tuple[str, list[str]]]:
+        """Every kind of difference with its lines, the gravest first."""
+        names = ("newly failing", "no longer judged", "judged less", "slower", "drawn otherwise", "fixed")
+        lists = (self.failing, self.gone, self.less, self.slower, self.otherwise, self.fixed)
+        return [(name, lines) for name, lines in zip(names, lists, strict=True) if lines]
+
+
+def runs_of(result: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """The runs of a result by backend and checkpoint; the result of `diff` is one run.
+
+    Raises:
+        ValueError: The object is no result of either.
+    """
+    if result.get("kind") == "gate":
+        return {_title(run): run for run in result["runs"]}
+    if not isinstance(result.get("invariants"), dict) or "outcome" not in result:
+        raise ValueError("it is no result of `specverify gate` or `specverify diff --json`")
+    return {str(result.get("backend")): result}
+
+
+def compared(before: dict[str, Any], after: dict[str, Any]) -> Comparison:
+    """The differences between two results.
+
+    Raises:
+        ValueError: One of them is no result.
+    """
+    told = Comparison(unjudged=after.get("outcome") == "unjudged")
+    first, second = runs_of(before), runs_of(after)
+    for name, run in second.items():
+        _compare(cut(name, 100), first.get(name, {}), run, told)
+    missing = [name for name in first if name not in second]
+    told.unjudged |= bool(missing)
+    told.less += [f"{cut(name, 100)}: did not run" for name in missing]
+    told.otherwise += _settings(before, after)
+    stale = {one["name"] for one in before.get("known", []) if one["state"] in ("stale", "expired")}
+    told.failing += [
+        f"{cut(one['backend'], 100)}: known failure {cut(one['name'], 60)} is {one['state']}"
+        for one in after.get("known", [])
+        if one["state"] in ("stale", "expired") and one["name"] not in stale
+    ]
+    return told
+
+
+def _title(run: dict[str, Any]) -> str:
+    return str(run["name"]) if run.get("model") is None else f"{run['name']} on {run['model']}"
+
+
+def failures_of(run: dict[str, Any]) -> dict[str, str]:
+    """The failures of a run by signature, each with its invariant."""
+    findings = run.get("findings", [])
+    signatures = run.get("signatures") or [f"{one['invariant']} at {one['stage']}" for one in findings]
+    return {str(says): str(one["invariant"]) for says, one in zip(signatures, findings, strict=False)}
+
+
+def _compare(name: str, before: dict[str, Any], after: dict[str, Any], told: Comparison) -> None:
+    was, now = failures_of(before), failures_of(after)
+    told.failing += [f"{name}: {cut(one, 200)}" for one in now if one not in was]
+    if after.get("outcome") == "differ" and not now and before.get("outcome") != "differ":
+        told.failing.append(f"{name}: the run differs, and no single case shows where")
+    if not before:
+        told.otherwise.append(f"{name}: is new in the second result")
+        return
+    for one, invariant in was.items():
+        if one not in now:
+            counts = after["invariants"].get(invariant, {})
+            (told.fixed if counts.get("checked") else told.gone).append(f"{name}: {cut(one, 200)}")
+    told.less += [f"{name}: {line}" for line in _less(before, after)]
+    ratios = [_ratio(run) for run in (before, after)]
+    if ratios[0] is not None and ratios[1] is not None and ratios[1] > SLOWER * ratios[0]:
+        took = f"the run took {number(ratios[1])} times the time inside the backend, and {number(ratios[0])} before"
+        told.slower.append(f"{name}: {took}")
+    told.otherwise += [f"{name}: {line}" for line in _drawn(before, after)]
+
+
+def _less(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
+    shares = [run["judged"] / run["cases"] if run.get("cases") else 0.0 for run in (before, after)]
+    lines = []
+    if after["judged"] < before["judged"] and shares[1] < shares[0] - LESS:
+        lines.append(
+            f"{after['judged']} of {after['cases']} cases judged, {before['judged']} of {before['cases']} before"
+        )
+    for invariant, counts in before["invariants"].items():
+        now = after["invariants"].get(invariant, {}).get("checked", 0)
+        if counts["checked"] and not now:
+            lines.append(
+                f"{cut(invariant, 80)} compared nothing, and was judged on {plural(counts['checked'], 'case')}"
+            )
+    return lines
+
+
+def _ratio(run: dict[str, Any]) -> float | None:
+    """Times that the run took its backend's own time, shrinking left out; None for a run too short to say."""
+    inside = run.get("backend_seconds") or 0.0
+    seconds: float = run.get("seconds", 0.0) - run.get("shrink_seconds", 0.0)
+    return seconds / inside if inside >= LEAST_S else None
+
+
+def _drawn(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
+    lines = []
+    if before.get("cases") != after.get("cases"):
+        lines.append(f"{after.get('cases')} cases, {before.get('cases')} before")
+    elif before.get("drawn") and after.get("drawn") and before["drawn"] != after["drawn"]:
+        lines.append(f"as many cases, and others: digest {after['drawn']}, {before['drawn']} before")
+    if before.get("reference") != after.get("reference"):
+        lines.append(
+            f"reference {cut(str(after.get('reference')), 60)}, {cut(str(before.get('reference')), 60)} before"
+        )
+    was, now = before.get("environment", {}), after.get("environment", {})
+    names = [name for name in (*was, *(one for one in now if one not in was)) if was.get(name) != now.get(name)]
+    lines += [f"{cut(name, 40)} {cut(str(now.get(name)), 60)}, {cut(str(was.get(name)), 60)} before" for name in names]
+    return lines
+
+
+def _settings(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
+    lines = []
+    for name in ("seeds", "shard"):
+        if name in before and name in after and before[name] != after[name]:
+            was, now = (", ".join(map(str, one[name])) for one in (before, after))
+            lines.append(f"{name} {now}; {was} before")
+    return lines

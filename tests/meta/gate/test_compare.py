@@ -1,0 +1,124 @@
+"""Two results compared: newly failing, fixed, no longer judged, judged less, slower, drawn otherwise."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from reports.gate.comparison import compared
+from reports.gate.markdown import LARGEST, comparison_summary
+from specverify.cli import main
+
+COUNTS = {"checked": 10, "failed": 0, "unobserved": 0, "not_applicable": 0, "compared": 10}
+
+
+def run(*signatures: str, **facts: Any) -> dict[str, Any]:
+    """A run of a gate; each signature is `invariant at stage`."""
+    findings = [{"invariant": one.split(" at ")[0], "stage": one.split(" at ")[1]} for one in signatures]
+    return {
+        "name": "mine",
+        "model": None,
+        "outcome": "differ" if signatures else "agree",
+        "cases": 20,
+        "judged": 20,
+        "seconds": 30.0,
+        "shrink_seconds": 0.0,
+        "backend_seconds": 10.0,
+        "invariants": {"cache.isolation": dict(COUNTS), "lossless.stops": dict(COUNTS)},
+        "findings": findings,
+        "signatures": list(signatures),
+        "drawn": "0" * 12,
+        "reference": "oracle",
+        "environment": {"torch": "2"},
+        **facts,
+    }
+
+
+def gate(*runs: dict[str, Any], **facts: Any) -> dict[str, Any]:
+    outcome = "differ" if any(one["outcome"] == "differ" for one in runs) else "agree"
+    return {"kind": "gate", "outcome": outcome, "runs": list(runs), "known": [], "seeds": [0], **facts}
+
+
+KEY = "cache.isolation at committed (cache target, kind key)"
+VALUE = "cache.isolation at committed (cache target, kind value)"
+UNASKED = {"cache.isolation": COUNTS | {"checked": 0}, "lossless.stops": COUNTS}
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "code", "section", "words"),
+    [
+        (run(), run(KEY), 1, "newly failing", "mine: cache.isolation at committed"),
+        (run(KEY), run(KEY, VALUE), 1, "newly failing", "kind value"),
+        (run(KEY), run(), 0, "fixed", "kind key"),
+        (run(KEY), run(invariants=UNASKED), 0, "no longer judged", "kind key"),
+        (run(), run(invariants=UNASKED), 0, "judged less", "cache.isolation compared nothing"),
+        (run(), run(judged=10), 0, "judged less", "10 of 20 cases judged, 20 of 20 before"),
+        (run(), run(seconds=60.0), 0, "slower", "took 6 times the time inside the backend, and 3 before"),
+        (run(), run(drawn="1" * 12), 0, "drawn otherwise", "as many cases, and others"),
+        (run(), run(cases=21), 0, "drawn otherwise", "21 cases, 20 before"),
+        (run(), run(environment={"torch": "3"}), 0, "drawn otherwise", "torch 3, 2 before"),
+        (run(), run(outcome="differ"), 1, "newly failing", "no single case shows where"),
+    ],
+)
+def test_each_difference_is_told(
+    before: dict[str, Any], after: dict[str, Any], code: int, section: str, words: str
+) -> None:
+    told = compared(gate(before), gate(after))
+    assert told.exit_code == code
+    assert words in " ".join(dict(told.sections())[section])
+
+
+def test_equal_results_have_no_difference() -> None:
+    assert compared(gate(run(KEY)), gate(run(KEY))).sections() == []
+    assert compared(run(), run()).sections() == []
+
+
+def test_a_run_too_short_to_time_is_not_called_slower() -> None:
+    short = run(seconds=60.0, backend_seconds=1.0)
+    assert compared(gate(short), gate(run(seconds=600.0, backend_seconds=1.0))).slower == []
+
+
+def test_a_backend_that_did_not_run_is_no_pass() -> None:
+    told = compared(gate(run(), run(name="other")), gate(run()))
+    assert told.exit_code == 3
+    assert told.less == ["other: did not run"]
+    assert compared(gate(run()), gate(run(), outcome="unjudged")).exit_code == 3
+
+
+def test_a_known_failure_that_went_stale_fails_newly() -> None:
+    stale = {"known": [{"name": "a", "backend": "mine", "state": "stale"}]}
+    assert compared(gate(run()), gate(run(), **stale)).exit_code == 1
+    assert compared(gate(run(), **stale), gate(run(), **stale)).exit_code == 0
+
+
+def test_the_command_reads_two_files(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    files = []
+    for name, content in (("a", gate(run())), ("b", gate(run(KEY)))):
+        (tmp_path / name).write_text(json.dumps(content))
+        files.append(str(tmp_path / name))
+    with pytest.raises(SystemExit) as ended:
+        main(["compare", *files, "--json", "-", "--markdown", str(tmp_path / "c.md")])
+    assert ended.value.code == 1
+    told = json.loads(capfd.readouterr().out)
+    assert told["failing"] == [f"mine: {KEY}"]
+    assert "### Newly failing" in (tmp_path / "c.md").read_text()
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"kind": "gate"}', '{"kind": "gate", "runs": [1]}', "[" * 99_999])
+@pytest.mark.parametrize("place", ["before", "after"])
+def test_what_is_no_result_is_refused_with_its_name(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], content: str, place: str
+) -> None:
+    (tmp_path / "sound").write_text(json.dumps(gate(run())))
+    (tmp_path / "broken").write_text(content)
+    files = [str(tmp_path / name) for name in (("broken", "sound") if place == "before" else ("sound", "broken"))]
+    with pytest.raises(SystemExit) as ended:
+        main(["compare", *files])
+    assert ended.value.code == 2
+    assert str(tmp_path / "broken") in capfd.readouterr().err
+
+
+def test_the_page_of_a_large_comparison_is_bounded() -> None:
+    many = run(*(f"{'x' * 500}{at} at scored" for at in range(2000)))
+    assert len(comparison_summary(compared(gate(run()), gate(many)))) <= LARGEST + 1
