@@ -40,9 +40,13 @@ PLACES = {
 """The wording of each coordinate of `Finding.where`, in printing order; other coordinates follow by their own names."""
 
 
+LONGEST_CLEAN = 4000
+"""The most characters of a text on one line: an engine may name itself by a megabyte."""
+
+
 def clean(text: str) -> str:
-    """`text` on one line, with joined blanks, and with escapes for characters that are not printable."""
-    return escaped(" ".join(text.split()))
+    """`text` on one line, with joined blanks, and with escapes for characters that are not printable; bounded."""
+    return escaped(" ".join(text[:LONGEST_CLEAN].split())) + "…" * (len(text) > LONGEST_CLEAN)
 
 
 def escaped(line: str) -> str:

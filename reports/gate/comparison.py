@@ -1,4 +1,4 @@
-"""Two results of `gate` or `diff` side by side: what fails newly, what is fixed, and what was judged less."""
+"""Two results of `gate` or `diff` side by side: failing, fixed, judged less."""
 
 from dataclasses import dataclass, field
 from typing import Any

@@ -21,6 +21,9 @@ LARGEST = 60_000
 SHOWN = 10
 """Most failures that the summary shows."""
 
+MOST_LINES = 40
+"""Most lines of a block."""
+
 LONGEST_LINE = 200
 """Most characters of a line in a block."""
 
@@ -28,8 +31,8 @@ LONGEST_LINE = 200
 def code(text: str, longest: int = 240) -> str:
     """`text` as inline code that holds nothing but text, wherever in Markdown it stands.
 
-    >>> print(code("a|b <i> @all"))
-    <code>a&#124;b &#60;i&#62; &#64;all</code>
+    >>> print(code("a|b <i>"))
+    <code>a&#124;b &#60;i&#62;</code>
     """
     return f"<code>{_plain(text, longest)}</code>"
 
@@ -37,12 +40,14 @@ def code(text: str, longest: int = 240) -> str:
 def _plain(text: str, longest: int) -> str:
     """`text` on one line, with a character reference for all that Markdown or HTML could take for markup."""
     # A dash inside a word is no list and no line.
-    return re.sub(r"[^A-Za-z0-9 .,=/()-]|(?<![A-Za-z0-9])-", lambda char: f"&#{ord(char[0])};", cut(text, longest))
+    plain = re.sub(r"[^A-Za-z0-9 .,=/()-]|(?<![A-Za-z0-9])-", lambda char: f"&#{ord(char[0])};", cut(text, longest))
+    # GitHub and GitLab look for mentions after the references are resolved: a blank without width prevents one.
+    return plain.replace("&#64;", "&#64;\u200b")
 
 
 def block(text: str) -> str:
     """`text` as a fenced block, whose fence is longer than every run of backticks in it."""
-    lines = [escaped(line)[:LONGEST_LINE] for line in text.split("\n")]
+    lines = [escaped(line[:LONGEST_LINE]) for line in text[:LARGEST].split("\n")[:MOST_LINES]]
     content = "\n".join(lines).strip("\n")
     fence = "`" * max(3, 1 + max((len(run) for run in re.findall("`+", content)), default=0))
     return f"{fence}text\n{content}\n{fence}\n"
@@ -73,19 +78,18 @@ def _head(result: GateResult) -> str:
 
 def _prose(text: str) -> str:
     """A sentence of ours that may hold foreign names."""
-    # GitHub and GitLab look for mentions after the references are resolved: a blank without width prevents one.
-    return _plain(text, 600).replace("&#64;", "&#64;\u200b")
+    return _plain(text, 600)
 
 
 def _table(result: GateResult) -> str:
     rows = ["| backend | result | judged | drawn | differ | known | invariants |", "|---|---|--:|--:|--:|--:|--:|"]
-    for run in result.runs[:100]:
+    for run in result.runs[:40]:
         tally = run.tally
         emulated = " EMULATED" if tally.emulated else ""
         checked = sum(1 for counts in tally.invariants.values() if counts.checked)
         known = sum(1 for _ in tally.known.elements())
         counts = " | ".join(map(str, (tally.judged, tally.cases, tally.differed, known, checked)))
-        rows.append(f"| {code(run.title, 120)} | {words.HEADLINE[run.outcome]}{emulated} | {counts} |")
+        rows.append(f"| {code(run.title, 60)} | {words.HEADLINE[run.outcome]}{emulated} | {counts} |")
     return "\n".join(rows) + "\n"
 
 
@@ -119,18 +123,18 @@ def _known(result: GateResult) -> str:
     if not told:
         return ""
     rows = ["### Known failures\n", "| failure | state | cases | until | reason |", "|---|---|--:|---|---|"]
-    for one in told[:50]:
-        failure = f"{code(one.backend, 80)} {code(str(one.known.main), 160)}"
-        why = f": {_prose(one.why)}" if one.why else ""
-        reason = _prose(one.reason) + (f" {code(one.issue)}" if one.issue else "")
+    for one in told[:20]:
+        failure = f"{code(one.backend, 60)} {code(str(one.known.main), 120)}"
+        why = f": {_plain(one.why, 100)}" if one.why else ""
+        reason = _plain(one.reason, 100) + (f" {code(one.issue, 120)}" if one.issue else "")
         rows.append(f"| {failure} | {one.state}{why} | {one.cases} | {one.until} | {reason} |")
     behind = [f"- behind them: {code(name)} in {count} cases" for name, count in result.behind.most_common(10)]
     return "\n".join([*rows, "", *behind]) + "\n"
 
 
 def _not_judged(result: GateResult) -> str:
-    lines = [f"- {_prose(reason)}" for reason in words.reasons(result)[:30]]
-    lines += [f"- note: {_prose(note)}" for note in result.notes[:30]]
+    lines = [f"- {_plain(reason, 160)}" for reason in words.reasons(result)[:15]]
+    lines += [f"- note: {_plain(note, 160)}" for note in result.notes[:10]]
     return "\n".join(["### Not judged, and notes\n", *lines]) + "\n" if lines else ""
 
 

@@ -15,6 +15,10 @@ VERSION = 1
 """The version of the schema: a field may be added without a new one, none is taken away or changed."""
 
 
+LONGEST = 10_000
+"""The most characters of one text in the object."""
+
+
 @cache
 def schema() -> dict[str, Any]:
     """The JSON Schema of a gate's result."""
@@ -69,4 +73,16 @@ def gate_fact(result: GateResult) -> dict[str, Any]:
             ],
         }
     )
-    return content
+    bounded: dict[str, Any] = _bounded(content)
+    return bounded
+
+
+def _bounded(value: Any) -> Any:
+    """A JSON value with every text cut to LONGEST characters."""
+    if isinstance(value, str):
+        return value if len(value) <= LONGEST else f"{value[:LONGEST]}…"
+    if isinstance(value, list):
+        return [_bounded(one) for one in value]
+    if isinstance(value, dict):
+        return {_bounded(key): _bounded(one) for key, one in value.items()}
+    return value

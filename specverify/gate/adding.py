@@ -1,4 +1,4 @@
-"""Replays for the ledger: what fails on a bundle's case now, and whether a known failure still does."""
+"""Replays for the ledger: what fails on a bundle now, and what is fixed."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""The command `ledger`: add a known failure, list them, and prune those that are fixed."""
+"""The command `ledger`: add a known failure, list them, prune the fixed."""
 
 from datetime import datetime
 from pathlib import Path
