@@ -1,0 +1,159 @@
+"""The memory of failures: a folder, a read-only artefact, a real Redis server, and bundles that cannot be used."""
+
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from properties.tally import Failure
+from properties.verdict.finding import Verdict
+from reports import bundle
+from specverify.gate import memory
+from specverify.gate.memory import Folder, ReadOnly, Remembered, opened
+from specverify.setup.errors import UnusableInput
+from tests.meta.gate.conftest import Sample
+from tests.meta.gate.test_ledger import CASE, found
+
+
+def saved(folder: Path, fault: str | None = None) -> Path:
+    """A bundle in `folder`."""
+    failure = Failure(Verdict(CASE, "b", {}, (found(),)), found(), CASE.id, fault=fault, backend="b")
+    return bundle.save(folder, failure, {})
+
+
+def test_a_folder_gives_back_what_it_keeps(tmp_path: Path) -> None:
+    file = saved(tmp_path / "reports")
+    kept = Folder(tmp_path / "memory")
+    assert Remembered([kept], tmp_path).found == []
+    kept.keep(file)
+    remembered = Remembered([kept, ReadOnly(Folder(tmp_path / "reports"))], tmp_path)
+    ((place, content),) = remembered.found
+    assert place == tmp_path / "memory" / file.name
+    assert (content.case, content.invariant) == (CASE, "cache.isolation")
+    assert remembered.notes == []
+
+
+def test_a_folder_keeps_the_latest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "MOST", 2)
+    file = saved(tmp_path / "reports")
+    kept = Folder(tmp_path / "memory")
+    for at in range(4):
+        other = file.with_name(f"{at:012x}.json")
+        other.write_bytes(file.read_bytes())
+        kept.keep(other)
+        os.utime(tmp_path / "memory" / other.name, (at, at))
+    assert sorted(one.name for one in (tmp_path / "memory").iterdir()) == ["000000000002.json", "000000000003.json"]
+
+
+def test_a_source_is_never_written(tmp_path: Path) -> None:
+    source = tmp_path / "artefact" / "nested"
+    file = saved(source)
+    before = file.stat()
+    remembered = Remembered([ReadOnly(Folder(tmp_path / "artefact"))], tmp_path)
+    assert len(remembered.found) == 1
+    assert remembered.keep(saved(tmp_path / "new")) is None
+    assert [one.name for one in source.iterdir()] == [file.name]
+    assert file.stat().st_mtime_ns == before.st_mtime_ns
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (lambda text: text.replace('"bundle": 1', '"bundle": 2'), "version 2 is newer than the 1 known here"),
+        (lambda text: text.replace('"schema": 1', '"schema": 99'), "schema"),
+        (lambda text: text[: len(text) // 2], "cut off?"),
+        (lambda text: text.replace('"fault"', '"flaw"'), "no field of a bundle"),
+        (lambda text: "", "empty"),
+    ],
+)
+def test_a_bundle_of_another_version_says_why_it_is_not_tried(tmp_path: Path, change: object, why: str) -> None:
+    assert callable(change)
+    file = saved(tmp_path / "memory")
+    file.write_text(change(file.read_text()))
+    remembered = Remembered([Folder(tmp_path / "memory")], tmp_path)
+    assert remembered.found == []
+    (note,) = remembered.notes
+    assert why in note
+    assert file.name in note
+
+
+def test_the_bundle_of_a_planted_fault_is_not_tried(tmp_path: Path) -> None:
+    saved(tmp_path / "memory", fault="kv-truncated-not-gathered")
+    assert Remembered([Folder(tmp_path / "memory")], tmp_path).found == []
+
+
+def test_a_memory_that_cannot_be_written_is_a_note_and_no_verdict(sample: Sample) -> None:
+    (sample.folder / ".specverify").mkdir()
+    (sample.folder / ".specverify" / "memory").write_text("a file in the way")
+    sample.plant("unverified")
+    assert sample("gate") == 1
+    assert any("is not in the memory" in note for note in sample.result()["notes"])
+
+
+def test_redis_without_its_package_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "redis", None)
+    with pytest.raises(UnusableInput, match=r"specverify-decoding\[redis\]") as refused:
+        opened("redis://user:secret@127.0.0.1:1/0", tmp_path)
+    assert "secret" not in str(refused.value)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a Redis server of this test, on a socket."""
+    pytest.importorskip("redis", reason="the package redis is not installed (pip install -e '.[redis]')")
+    program = shutil.which("redis-server")
+    if program is None:
+        pytest.skip("redis-server is not installed (apt-get install redis-server)")
+    folder = tmp_path_factory.mktemp("redis")
+    words = [program, "--port", "0", "--unixsocket", str(folder / "s"), "--save", "", "--dir", str(folder)]
+    process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    until = time.monotonic() + 20
+    while not (folder / "s").exists() and process.poll() is None and time.monotonic() < until:
+        time.sleep(0.02)
+    yield f"unix://{folder / 's'}"
+    process.terminate()
+    process.wait()
+
+
+def test_a_redis_server_gives_back_what_it_keeps(server: str, tmp_path: Path) -> None:
+    kept = opened(server, tmp_path)
+    assert Remembered([kept], tmp_path / "got").found == []
+    kept.keep(saved(tmp_path / "reports"))
+    remembered = Remembered([kept], tmp_path / "got")
+    ((place, content),) = remembered.found
+    assert content.case == CASE
+    assert place == tmp_path / "got" / f"{CASE.id}.json"
+    import redis
+
+    client = redis.Redis.from_url(server)
+    (key,) = client.keys(f"{memory.PREFIX}*")
+    assert key == f"{memory.PREFIX}{CASE.id}".encode()
+    assert 0 < client.ttl(key) <= memory.KEEP_S
+    client.set(f"{memory.PREFIX}../../escape", b"{}")
+    again = Remembered([kept], tmp_path / "got")
+    assert len(again.found) == 1
+    assert "bundle not tried" in again.notes[0]
+    assert not list(tmp_path.parent.glob("escape*"))
+    client.flushall()
+
+
+def test_two_runners_share_a_failure_by_redis(server: str, sample: Sample) -> None:
+    file = sample.folder / "pyproject.toml"
+    file.write_text(file.read_text().replace(".specverify/memory", server))
+    sample.plant("unverified")
+    assert sample("gate") == 1
+    shutil.rmtree(sample.folder / ".specverify")
+    assert sample("gate", "--cases", "1") == 1
+    assert sample.lines()[0]["outcome"] == "differ"
+
+
+def test_a_server_that_is_gone_is_a_note_and_no_verdict(sample: Sample) -> None:
+    pytest.importorskip("redis", reason="the package redis is not installed (pip install -e '.[redis]')")
+    file = sample.folder / "pyproject.toml"
+    file.write_text(file.read_text().replace(".specverify/memory", f"unix://{sample.folder}/none"))
+    assert sample("gate") == 0
+    assert any("memory not tried" in note for note in sample.result()["notes"])
