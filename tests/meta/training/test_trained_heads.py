@@ -8,6 +8,7 @@ import torch
 
 from properties.strategies.models import GALLERY
 from reference.architecture import Seeded
+from reference.case import Case
 from reference.draft.eagle1 import Eagle1
 from reference.draft.eagle3 import Eagle3
 from reference.draft.hidden import HiddenStates
@@ -16,6 +17,8 @@ from reference.draft.medusa import Medusa
 from reference.oracle.draft.eagle1 import Eagle1Formulas
 from reference.oracle.draft.eagle3 import Eagle3Formulas
 from reference.oracle.draft.medusa import guess
+from reference.oracle.draft.question import Question
+from reference.oracle.sampled_step import SampledStep
 from reference.tree import RankTree
 from reference.weights import seeded, seeded_head
 from specverify.training.heads.base import Batch, TrainedHead
@@ -64,6 +67,12 @@ def module(draft: Any) -> TrainedHead:
     return head
 
 
+def asked(draft: Any) -> Question:
+    """A question of a step of `draft`, of which the formulas read the target alone."""
+    case = Case(MODEL, (1,), draft, dtype="float64")
+    return Question(case.prompt, 0, None, SampledStep(case, (), 0), target=MODEL, dtype=case.dtype)
+
+
 def texts(width: int) -> tuple[torch.Tensor, torch.Tensor]:
     draw = np.random.default_rng(5)
     tokens = draw.integers(0, MODEL.vocab_size, (2, max(LENGTHS)))
@@ -82,7 +91,7 @@ def batch(width: int, firsts: tuple[int, ...]) -> Batch:
 def test_rows_of_the_training_time_test_are_the_rows_of_a_tree(draft: Any, firsts: tuple[int, ...]) -> None:
     head = module(draft)
     assert isinstance(head, Eagle3Module | Eagle1Module)
-    formulas = (Eagle3Formulas if isinstance(draft, Eagle3) else Eagle1Formulas)(draft, MODEL)
+    formulas = (Eagle3Formulas if isinstance(draft, Eagle3) else Eagle1Formulas)(draft, asked(draft))
     hidden = MODEL.architecture.hidden_size
     given = batch(draft.reads.parts * hidden, firsts)
     compared = 0
@@ -129,8 +138,8 @@ def test_a_drafted_level_has_the_scores_of_the_oracle(draft: Any) -> None:
 
 def oracle(draft: Any, tokens: list[int], states: Any, path: list[int]) -> Any:
     if isinstance(draft, Medusa):
-        return guess(draft, MODEL, states[-1], len(path))
-    formulas = (Eagle3Formulas if isinstance(draft, Eagle3) else Eagle1Formulas)(draft, MODEL)
+        return guess(draft, asked(draft), states[-1], len(path))
+    formulas = (Eagle3Formulas if isinstance(draft, Eagle3) else Eagle1Formulas)(draft, asked(draft))
     past = formulas.below(formulas.none(), tuple(tokens[1:]), formulas.of_target(states))
     for token in path:
         past = formulas.below(past, (token,), formulas.fed_back(past.output)[None])
