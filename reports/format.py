@@ -81,6 +81,18 @@ def show(value: Any) -> str:
     return cut(_shown(value))
 
 
+def both(finding: Finding) -> tuple[str, str]:
+    """What was expected and what was observed, as `show` tells them; unequal numbers have digits enough to differ."""
+    pair = (finding.expected, finding.observed)
+    told = (show(pair[0]), show(pair[1]))
+    if told[0] == told[1] and all(isinstance(value, float) and math.isfinite(value) for value in pair):
+        for digits in range(4, 18):
+            told = (f"{pair[0]:.{digits}g}", f"{pair[1]:.{digits}g}")
+            if told[0] != told[1]:
+                break
+    return told
+
+
 def _shown(value: Any) -> str:
     """`value` in words, before it is shortened to one line."""
     if value is None:

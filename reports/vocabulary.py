@@ -6,7 +6,7 @@ from typing import Any
 from properties.tolerance.mask_column import EXTRA, MISSING
 from properties.verdict.finding import FINISHED, STAGE_UNKNOWN, Finding
 from reference.trace import Stage
-from reports.format import address, clean, coordinate, excess, places, show
+from reports.format import address, both, clean, coordinate, excess, places, show
 from reports.invariant_sentences import PLAIN
 from reports.tree_scene import Scene
 
@@ -31,7 +31,7 @@ class Told(dict[str, str]):
         # `str.format_map` asks here for each name that is not filled in yet.
         where: Mapping[str, Any] = self.finding.where
         if key in ("expected", "observed"):
-            return show(getattr(self.finding, key))
+            return both(self.finding)[key == "observed"]
         if key == "by":
             return f" ({excess(self.finding)})" if self.finding.measure is not None else ""
         if key == "which":

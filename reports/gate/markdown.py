@@ -10,7 +10,7 @@ from properties.tally import Failure
 from reports.bundle import replay_command
 from reports.case_diff import described
 from reports.drawing import draw
-from reports.format import address, cut, escaped, excess, number, show
+from reports.format import address, both, cut, escaped, excess, number
 from reports.gate import words
 from reports.gate.comparison import Comparison
 from reports.tree_scene import scene_of
@@ -97,13 +97,14 @@ def _failure(run: GateRun, failure: Failure) -> str:
     finding = failure.finding
     scene = scene_of(failure.verdict, finding)
     beyond = f" ({excess(finding)})" if excess(finding) else ""
+    expected, observed = both(finding)
     parts = [
         f"### {code(run.title, 120)}: {code(finding.invariant, 80)}\n",
         f"{_prose(words.sentence(failure))}\n",
         block(draw(scene.tree, scene.path, scene.node)) if scene.tree else "",
         f"- began at {_prose(address(finding))}; {_prose(described(failure.verdict.case))}",
-        f"- expected {code(show(finding.expected))}",
-        f"- observed {code(show(finding.observed) + beyond)}",
+        f"- expected {code(expected)}",
+        f"- observed {code(observed + beyond)}",
     ]
     parts += [f"- bundle {code(failure.file, 300)}"] if failure.file is not None else []
     if finding.said:

@@ -11,7 +11,7 @@ from reports.bundle import replay_command
 from reports.case_diff import described, differences
 from reports.counts import commits, fallen, not_judged, table
 from reports.drawing import draw
-from reports.format import address, clean, cut, escaped, excess, number, plural, show
+from reports.format import address, both, clean, cut, escaped, excess, number, plural
 from reports.layout80 import INDENT, MARGIN, WIDTH, beside, folded, indented, labelled, last_lines, printed
 from reports.pages.sampling import evidence
 from reports.record import mean_accepted
@@ -66,7 +66,8 @@ def _facts(failure: Failure, revealed: frozenset[Stage]) -> list[tuple[str, str]
     """The labelled facts of a failure, in the order in which they are printed."""
     verdict, finding = failure.verdict, failure.finding
     beyond = f" ({excess(finding)})" if excess(finding) else ""
-    facts = [("expected", show(finding.expected)), ("observed", show(finding.observed) + beyond)]
+    expected, observed = both(finding)
+    facts = [("expected", expected), ("observed", observed + beyond)]
     if finding.said:
         facts.append(("said", last_lines(finding.said)))
     failing = {other.stage for other in verdict.findings if other.step == finding.step}

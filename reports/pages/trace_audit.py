@@ -21,7 +21,7 @@ from reference.trace import (
     Stage,
 )
 from reports.counts import tersely
-from reports.format import clean, excess, places, plural, show
+from reports.format import both, clean, excess, places, plural
 from reports.layout80 import labelled
 
 PARTS = {
@@ -91,9 +91,10 @@ def finding_line(file: str, line: int, run: int, finding: Finding) -> str:
     # A side that the field repeats is not said twice.
     rest = places(finding.where, without=frozenset({"side"} if side and named.endswith(side) else ()))
     far = f", {excess(finding)}" if excess(finding) else ""
+    expected, observed = both(finding)
     return (
         f"{clean(file)}:{line}: run {run}, step {finding.step}, {named}{f', {rest}' if rest else ''}: "
-        f"expected {show(finding.expected)}, observed {show(finding.observed)}{far} ({clean(finding.invariant)})"
+        f"expected {expected}, observed {observed}{far} ({clean(finding.invariant)})"
     )
 
 

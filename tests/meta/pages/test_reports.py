@@ -1,5 +1,6 @@
 """The pages: golden text read as a reader would, 80 columns, a sentence for every invariant, trees of any size."""
 
+import math
 import os
 import re
 from dataclasses import replace
@@ -22,7 +23,7 @@ from reference.sampling import Stops
 from reference.trace import Accepted, Committed, Drafted, Emitted, Lowered, Scored, Stage, Step, Trace
 from reference.tree import Tree
 from reports.case_diff import differences
-from reports.format import number, show
+from reports.format import both, number, show
 from reports.pages.terminal import failure_page, summary_page
 from reports.tree_scene import scene_of
 from reports.vocabulary import SENTENCES, SIDES, account
@@ -258,6 +259,16 @@ def test_every_side_of_an_invariant_is_told_apart() -> None:
 )
 def test_a_sentence_speaks_of_the_stage_that_differs(name: str, stage: Stage, word: str) -> None:
     assert word in account(Finding(name, stage, 0, {"node": 2}, 3, 4))
+
+
+def test_numbers_that_differ_late_are_told_apart() -> None:
+    def told(expected: object, observed: object) -> tuple[str, str]:
+        return both(Finding("lossless.logprobs", Stage.EMITTED, 0, {}, expected, observed))
+
+    assert told(-1.1297660337135873, -1.1297411918640137) == ("-1.1298", "-1.1297")
+    assert told(-1.0, -2.0) == ("-1", "-2")
+    assert told(0.5, 0.5) == ("0.5", "0.5")
+    assert told(math.nan, math.nan) == ("not a number", "not a number")
 
 
 def test_values_are_short() -> None:
