@@ -29,9 +29,9 @@ FAMILIES = ("llama", "pangu", "qwen2", "qwen3", "mistral", "gemma2")
 class Notebook:
     """The rounds of one request and the cache that economize fills."""
 
-    def __init__(self, case: Case, selector: GreedySelector | TopPSampler) -> None:
+    def __init__(self, case: Case) -> None:
         self.case = case
-        self.draft = TreeDraft(case, selector.distributions)
+        self.draft = TreeDraft(case, lambda scores: law(scores, case.sampling.temperature, case.sampling.top_p))
         self.coins = torch.Generator().manual_seed(case.sampling.seed ^ 0x5DEECE66D)
         self.rounds: list[Round] = []
         self.cache: Any = None
@@ -42,6 +42,20 @@ class Notebook:
         layers = sorted(self.cache.keys)
         keys, values = ([held[layer][0] for layer in layers] for held in (self.cache.keys, self.cache.values))
         return kv_of(keys, values, length)
+
+
+def law(scores: Tensor, temperature: float, top_p: float) -> Tensor:
+    """The law of a draft's scores [vocabulary], float64.
+
+    economize's own `distributions` has float32 and cuts, even with a top_p of 1, what its running sum rounds away: a
+    second sibling drawn without replacement may lie there.
+    """
+    laws = torch.softmax(scores.double() / temperature, -1)
+    if top_p == 1.0:
+        return laws
+    held, order = laws.sort(-1, descending=True)
+    held = held * (held.cumsum(-1) - held < top_p)
+    return torch.zeros_like(laws).scatter_(-1, order, held / held.sum())
 
 
 class CaseDrafter(Drafter):  # type: ignore[misc]
@@ -141,7 +155,7 @@ class EconomizeTree:
         """Decode `case` with economize; its rounds are the steps of the trace."""
         sampling, greedy, room = case.sampling, case.sampling.greedy, case.stops.room(len(case.prompt))
         selector = GreedySelector() if greedy else TopPSampler(sampling.temperature, sampling.top_p, sampling.seed)
-        book = Notebook(case, selector)
+        book = Notebook(case)
         config = DecodeConfig(
             cycle_length=2, verifier="specverify-greedy" if greedy else "specverify-rejection", sync_interval=1
         )
