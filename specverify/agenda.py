@@ -57,6 +57,10 @@ class Agenda:
         """The part of worker `worker` of this part's `workers`."""
         return replace(self, part=self.part + self.parts * worker, parts=self.parts * workers)
 
+    def own_saved(self) -> list[Saved]:
+        """The saved cases of this part, by their ids: shards whose memories differ still share no case."""
+        return [one for one in self.saved if int(one.case.id, 16) % self.parts == self.part]
+
     def own(self, items: Sequence[Item]) -> Sequence[Item]:
         """The items at the places of this part."""
         return items[self.part :: self.parts]
@@ -68,4 +72,4 @@ class Agenda:
 
     def wanted(self, cases: int) -> int:
         """The number of cases of this part, saved and drawn, in a run of `cases` drawn cases."""
-        return len(self.own(self.saved)) + sum(share for _, share in self.lanes(cases))
+        return len(self.own_saved()) + sum(share for _, share in self.lanes(cases))

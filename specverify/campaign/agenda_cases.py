@@ -40,7 +40,7 @@ class AgendaCases:
         return taking_turns(case, self._invariants, self._subject.variant_interval)
 
     def _saved(self) -> Iterator[Given]:
-        for saved in self._agenda.own(self._agenda.saved):
+        for saved in self._agenda.own_saved():
             why = self._beyond(saved.case)
             if why is not None:
                 self._tell(Passed(saved.case.id, why))

@@ -93,7 +93,7 @@ class Gate:
             raise UnusableInput(
                 "--shard with a fresh seed needs --seed N, the same for all shards, such as CI's number"
             )
-        if profile.fresh_seed:
+        if profile.fresh_seed or wishes.seed is not None:
             self.result.fresh = secrets.randbelow(2**31) if wishes.seed is None else wishes.seed
         fresh = () if self.result.fresh is None else (self.result.fresh,)
         self.result.seeds = tuple(dict.fromkeys((*profile.seeds, *fresh)))
