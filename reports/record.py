@@ -60,13 +60,16 @@ def verdict_line(verdict: Verdict) -> dict[str, Any]:
     `evidence` holds the tests of laws by sampling, each with the natural logarithm of its e-value. `unsupported` is the
     reason why the backend, or the reference, declined the case, or null.
 
-    `outcome` is differ, unsupported, unjudged (no invariant could be checked) or agree. `invariants` holds only the
+    `outcome` is differ, known (it differs only as the ledger says), unsupported, unjudged (no invariant could be
+    checked) or agree. `invariants` holds only the
     invariants that failed or were unobserved. `compared` holds the number of comparisons of those that were checked.
     `ranks` holds rows (depth, rank, nodes below an accepted parent, accepted nodes) for each kind of draft.
     """
     checked = any(outcome in ("checked", "failed") for outcome in verdict.outcomes.values())
     if verdict.findings:
         outcome = "differ"
+    elif verdict.known:
+        outcome = "known"
     elif verdict.unsupported is not None:
         outcome = "unsupported"
     else:
@@ -78,6 +81,8 @@ def verdict_line(verdict: Verdict) -> dict[str, Any]:
     if verdict.compared:
         line["compared"] = verdict.compared
     line["findings"] = [finding_fact(finding) for finding in verdict.findings]
+    if verdict.known:
+        line |= {"known": verdict.known, "behind": verdict.behind}
     line["ties"] = verdict.ties
     line["evidence"] = [
         {"invariant": one.invariant, "log_e": one.log_e, "draws": one.rounds, "stream": one.stream or None}

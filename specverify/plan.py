@@ -112,7 +112,8 @@ class Plan:
     def slice(self, worker: int) -> "Plan":
         """The plan of worker `worker`: its share of the cases, with a seed of its own."""
         if self.agenda is not None:
-            return replace(self, agenda=self.agenda.slice(worker, self.jobs), seed=worker, jobs=1)
+            agenda, seed = self.agenda.slice(worker, self.jobs), drawing_seed(self.seed, worker)
+            return replace(self, agenda=agenda, seed=seed, jobs=1)
         # The first workers take one case more if the number does not divide.
         share = self.cases // self.jobs + (worker < self.cases % self.jobs)
         return replace(self, cases=share, seed=drawing_seed(self.seed, worker), jobs=1)

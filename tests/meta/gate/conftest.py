@@ -20,6 +20,17 @@ BUNDLE = "[0-9a-f]" * 12 + ".json"
 IGNORED = shutil.ignore_patterns("__pycache__", ".*")
 
 
+ASKED = 'invariants = ["lossless.greedy-match", "lossless.stops", "lossless.completes"]'
+"""The profile's line for tests: invariants that run the engine once for each case."""
+
+
+def copied(folder: Path) -> None:
+    """Copy the sample repository to `folder`, with ASKED in its profile."""
+    shutil.copytree(SAMPLE, folder, ignore=IGNORED)
+    file = folder / "pyproject.toml"
+    file.write_text(file.read_text().replace("jobs = 1", f"jobs = 1\n{ASKED}"))
+
+
 def ended(*words: str) -> int:
     """Run a command of the shell; its exit code."""
     with pytest.raises(SystemExit) as end:
@@ -73,7 +84,7 @@ class Sample:
 def sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Sample:
     """A copy of the sample repository, which is the current folder."""
     folder = tmp_path / "sample"
-    shutil.copytree(SAMPLE, folder, ignore=IGNORED)
+    copied(folder)
     settle(folder, monkeypatch)
     return Sample(folder, monkeypatch, capfd)
 
@@ -82,7 +93,7 @@ def sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.Captur
 def known_fault(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A sample repository whose ledger knows the fault `unverified`; it holds no memory and no reports."""
     folder = tmp_path_factory.mktemp("known") / "sample"
-    shutil.copytree(SAMPLE, folder, ignore=IGNORED)
+    copied(folder)
     with pytest.MonkeyPatch.context() as patch:
         settle(folder, patch)
         patch.setenv("SMALL_ENGINE", "unverified")

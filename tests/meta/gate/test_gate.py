@@ -5,13 +5,15 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import torch
 
-from tests.meta.gate.conftest import Sample
+from tests.meta.gate.conftest import ASKED, Sample
 
 
 def profile(sample: Sample, *lines: str) -> None:
     """Replace the sample's profile by its backend and `lines`."""
-    text = "\n".join(['backends = ["small_engine:open_"]', 'dtypes = ["float32"]', "jobs = 1", *lines])
+    asked = [] if any(line.startswith("invariants") for line in lines) else [ASKED]
+    text = "\n".join(['backends = ["small_engine:open_"]', 'dtypes = ["float32"]', "jobs = 1", *asked, *lines])
     (sample.folder / "specverify.toml").write_text(text)
 
 
@@ -90,11 +92,30 @@ def test_a_required_device_that_no_backend_runs_on_is_exit_code_3(sample: Sample
     assert "required device npu: none of cpu-eager runs on it" in sample.err
 
 
+@pytest.mark.parametrize(
+    ("named", "code", "told"),
+    [
+        ("nowhere:open_", 2, "nowhere"),
+        ("small_engine:absent", 2, "absent"),
+        ("cuda-eager", 3, "cuda"),
+        ("cpu-eagr", 2, "cpu-eager"),
+    ],
+)
+def test_a_backend_that_does_not_open_is_named(sample: Sample, named: str, code: int, told: str) -> None:
+    if named == "cuda-eager" and torch.cuda.is_available():
+        pytest.skip("there is a CUDA device here")
+    (sample.folder / "specverify.toml").write_text(f'backends = ["{named}"]\ncases = 6\njobs = 1\n')
+    assert sample("gate") == code
+    assert told in sample.out + sample.err
+    assert "Traceback" not in sample.err
+
+
 def test_backends_are_judged_side_by_side(sample: Sample) -> None:
     text = (sample.folder / "small_engine.py").read_text()
     (sample.folder / "other_engine.py").write_text(text.replace('"SMALL_ENGINE"', '"OTHER_ENGINE"'))
     (sample.folder / "specverify.toml").write_text(
-        'backends = ["small_engine:open_", "other_engine:open_"]\ncases = 6\ndtypes = ["float32"]\njobs = 1\n'
+        'backends = ["small_engine:open_", "other_engine:open_"]\ncases = 12\ndtypes = ["float32"]\njobs = 1\n'
+        f"{ASKED}\n"
     )
     sample.plant("broken")
     assert sample("gate", "--seed", "3") == 1
@@ -159,7 +180,7 @@ def test_a_corpus_is_judged_first_and_what_lies_outside_is_passed_over(sample: S
     assert "damaged.json" in sample.err
 
 
-@pytest.mark.parametrize("service", ["github", "gitlab"])
+@pytest.mark.parametrize("service", ["github", pytest.param("gitlab", marks=pytest.mark.slow)])
 def test_init_writes_a_profile_that_loads_and_a_ci_file(sample: Sample, service: str) -> None:
     (sample.folder / "pyproject.toml").unlink()
     assert sample("gate", "--init", service) == 0

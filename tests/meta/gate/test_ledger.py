@@ -17,7 +17,7 @@ from reference.trace import Stage
 from reference.tree import Tree
 from specverify.gate import ledger as ledgers
 from specverify.setup.errors import UnusableInput
-from tests.meta.gate.conftest import Sample
+from tests.meta.gate.conftest import ASKED, Sample
 
 CASE = Case(Seeded(Architecture("llama", 16, 8, 8, 2, 1, 4, (0,)), 1), (3, 5), Scripted((Tree((0, 0), (5, 7)),)))
 KEY: dict[str, Any] = {"cache": "target", "kind": "key", "layer": 3, "slot": 17}
@@ -159,6 +159,9 @@ def test_a_known_failure_is_green_and_shown(knowing: Sample) -> None:
     assert '<skipped message="known failure: the lookup is new"' in knowing.report("junit.xml")
     assert knowing("ledger", "list") == 0
     assert "1 known failures" in knowing.out
+    outcomes = [line["outcome"] for line in knowing.lines()]
+    assert outcomes.count("known") == known["cases"]
+    assert "differ" not in outcomes
 
 
 def test_a_second_fault_at_the_same_stage_is_red(knowing: Sample) -> None:
@@ -193,7 +196,7 @@ def test_an_expired_failure_is_red(knowing: Sample) -> None:
 
 def test_a_known_failure_whose_bundle_cannot_be_judged_is_no_pass(knowing: Sample) -> None:
     file = knowing.folder / "pyproject.toml"
-    file.write_text(file.read_text().replace('dtypes = ["float32"]', 'invariants = ["lossless.stops"]'))
+    file.write_text(file.read_text().replace(ASKED, 'invariants = ["lossless.stops"]'))
     knowing.plant("")
     assert knowing("gate") == 3
     assert knowing.result()["known"][0]["state"] == "could not judge"
