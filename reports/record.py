@@ -61,9 +61,9 @@ def verdict_line(verdict: Verdict) -> dict[str, Any]:
     reason why the backend, or the reference, declined the case, or null.
 
     `outcome` is differ, known (it differs only as the ledger says), unsupported, unjudged (no invariant could be
-    checked) or agree. `invariants` holds only the
-    invariants that failed or were unobserved. `compared` holds the number of comparisons of those that were checked.
-    `ranks` holds rows (depth, rank, nodes below an accepted parent, accepted nodes) for each kind of draft.
+    checked) or agree. `invariants` holds only the invariants that failed or were unobserved. `compared` holds the
+    number of comparisons of those that were checked. `ranks` holds rows (depth, rank, nodes below an accepted parent,
+    accepted nodes) for each kind of draft.
     """
     checked = any(outcome in ("checked", "failed") for outcome in verdict.outcomes.values())
     if verdict.findings:
