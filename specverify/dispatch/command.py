@@ -1,4 +1,4 @@
-"""The command `dispatch learn`."""
+"""The commands `dispatch learn` and `dispatch costs`."""
 
 from pathlib import Path
 
@@ -50,4 +50,55 @@ def learn(results: tuple[Path, ...], costs: Path, kind: str | None, out: str) ->
         learned_page(tag, steps, [(row.batch, row.tree, row.tokens, row.per_time) for row in chosen]), err=out == "-"
     )
     writing.write_json(out, table_json(table(chosen)))
+    return 0
+
+
+def _numbers(context: click.Context, option: click.Parameter, value: str) -> tuple[int, ...]:
+    """The ascending numbers of a list such as `1,4,16`."""
+    found = [int(one) for one in value.split(",") if one.strip().isdecimal()]
+    if len(found) != len(value.split(",")) or not found or found[0] < 1 or found != sorted(set(found)):
+        raise click.BadParameter(f"{value}: numbers from 1 on, ascending, such as 1,4,16")
+    return tuple(found)
+
+
+@dispatch.command()
+@click.option("--model", required=True, help="Checkpoint directory, hub id, or builtin:NAME.")
+@click.option("--backend", default="cpu-eager", show_default=True, help="One of our engines.")
+@click.option("--batches", default="1,2,4,8", show_default=True, callback=_numbers, help="Numbers of requests.")
+@click.option("--nodes", default="1,4,8,16,32", show_default=True, callback=_numbers, help="Numbers of nodes.")
+@click.option("--prefix", default=128, show_default=True, type=click.IntRange(min=2), help="Tokens of each prompt.")
+@click.option("--steps", default=5, show_default=True, type=click.IntRange(min=1), help="Steps timed for each pair.")
+@click.option("--out", required=True, metavar="FILE|-", help="Write the times, as `learn --costs` reads them.")
+def costs(
+    model: str,
+    backend: str,
+    batches: tuple[int, ...],
+    nodes: tuple[int, ...],
+    prefix: int,
+    steps: int,
+    out: str,
+) -> int:
+    """Measure the target's verify forward by batch size and number of nodes, in seconds.
+
+    The forwards of a draft, and what lies between forwards, are not in these times: add them where they matter.
+    """
+    from backends.base import Serving
+    from reports import writing
+    from specverify.checkpoints.opening import open_checkpoint
+    from specverify.dispatch.measure import forward_seconds
+    from specverify.plan import default_dtypes
+    from specverify.setup.subjects import open_planted
+
+    writing.check(out)
+    target, opened = open_checkpoint(model), open_planted(backend, None)
+    if not isinstance(opened, Serving):
+        raise click.UsageError(f"--backend {backend} plays no sessions: one of our engines is needed")
+    dtype = default_dtypes(backend)[0]
+    found: dict[str, dict[str, float]] = {}
+    for batch in batches:
+        for count in nodes:
+            seconds = forward_seconds(opened, target, batch, count, prefix, steps, dtype)
+            found.setdefault(str(batch), {})[str(count)] = seconds
+            click.echo(f"batch {batch}, {count} nodes: {seconds:.4g} s", err=True)
+    writing.write_json(out, found)
     return 0

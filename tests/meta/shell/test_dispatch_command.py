@@ -21,6 +21,7 @@ from reference.tree import RankTree, Tree
 from specverify.cli import main
 from specverify.dispatch.files import table_in
 from specverify.dispatch.lengths import best_tree, expected_accepted, rates_of
+from specverify.dispatch.measure import forward_seconds, tree_of
 from specverify.dispatch.table import rows, table
 
 RATES = {(1, 0): 0.6, (1, 1): 0.2, (1, 2): 0.1, (2, 0): 0.5, (2, 1): 0.3, (3, 0): 0.4}
@@ -168,3 +169,17 @@ def test_a_file_that_is_no_table_is_one_line(tmp_path: Path) -> None:
 def test_counts_add_up() -> None:
     one = RankCounts({(1, 0): 3}, {(1, 0): 1})
     assert one + RankCounts({(1, 0): 2, (2, 0): 1}, {}) == RankCounts({(1, 0): 5, (2, 0): 1}, {(1, 0): 1})
+
+
+def test_forwards_are_timed_by_batch_and_nodes() -> None:
+    backend = open_cpu()
+    seconds = [forward_seconds(backend, MODEL, batch, nodes, 6, 2, "float32") for batch, nodes in ((1, 1), (3, 9))]
+    assert all(0 < one < 10 for one in seconds)
+    for nodes in (1, 2, 9, 40):
+        assert len(tree_of(nodes)) == nodes
+
+
+@pytest.mark.parametrize("value", ["", "0,1", "2,1", "1,1", "1,x"])
+def test_numbers_of_batches_ascend(value: str, capfd: pytest.CaptureFixture[str]) -> None:
+    assert status(["dispatch", "costs", "--model", "m", "--batches", value, "--out", "-"]) == 2
+    assert "ascending" in capfd.readouterr().err
