@@ -8,7 +8,7 @@ from reference.draft_trees import Dispatch, DraftTree, Expansion
 from reference.tree import RankTree
 
 KINDS = ("static",) * 17 + ("dispatched",) * 3 + ("dynamic",) * 4
-"""Kinds of tree of a draft with scores: about one case in fifteen holds a dynamic tree, one in twenty a table."""
+"""Kinds of tree of a draft with scores: about one case in fifteen holds a dynamic tree, one in sixteen a table."""
 
 MOST_TOP_K, MOST_LEVELS, MOST_TOTAL = 3, 4, 12
 

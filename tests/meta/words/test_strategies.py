@@ -129,6 +129,10 @@ def words(case: Case) -> Iterator[str]:
             yield "a dynamic tree of a request that samples"
         if len({tree.parent for tree in trees(case)}) > 1:
             yield "a dynamic tree that changes its shape"
+    if case.draft.dispatch is not None:
+        yield "a table of trees by batch size"
+        if len({tree.parent for tree in trees(case)}) > 1:
+            yield "a table that gives two trees"
     if isinstance(case.draft, LanguageModel):
         yield "reduced vocabulary" if case.draft.vocabulary else "whole vocabulary"
         yield "the target drafts for itself" if case.draft.model == case.model else "a stranger drafts"
@@ -209,6 +213,7 @@ COMMON = [
     *("draft Trie", "draft Automaton", "draft Merged"),
     *("reduced vocabulary", "whole vocabulary", "a dynamic tree", "a greedy top-k tree"),
     *("a dynamic tree of a request that samples", "a dynamic tree that changes its shape"),
+    *("a table of trees by batch size", "a table that gives two trees"),
     *("the target drafts for itself", "a stranger drafts", "a static tree with inner nodes"),
     *(f"commit {commit}" for commit in COMMITS),
     *("padding", "padding to no more than the tree", "dtype float32", "dtype float64"),
@@ -231,13 +236,15 @@ def test_as_many_sessions_as_readme_says() -> None:
     assert abs(share - 2 / 5) < 0.08
 
 
-def test_one_case_in_fifteen_holds_a_dynamic_tree() -> None:
-    grown = [
-        any(case.alone(number).draft.expansion is not None for number in range(1 + len(mates)))
+def test_one_case_in_fifteen_holds_a_dynamic_tree_and_one_in_sixteen_a_table() -> None:
+    drafts = [
+        [case.alone(number).draft for number in range(1 + len(case.session.mates if case.session is not None else ()))]
         for case in drawn()
-        for mates in [case.session.mates if case.session is not None else ()]
     ]
+    grown = [any(draft.expansion is not None for draft in every) for every in drafts]
+    tabled = [any(draft.dispatch is not None for draft in every) for every in drafts]
     assert abs(sum(grown) / len(grown) - 1 / 15) < 0.03
+    assert abs(sum(tabled) / len(tabled) - 1 / 16) < 0.03
 
 
 def test_every_kind_of_case_is_drawn() -> None:
