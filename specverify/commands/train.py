@@ -24,6 +24,7 @@ TEXT = "builtin:humaneval (MIT), builtin:python (Python's own library, PSF), a f
 @click.option("--rate", type=click.FloatRange(min=0, min_open=True), default=1e-3, help="Highest learning rate.")
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu")
 @click.option("--threads", type=click.IntRange(min=0), default=0, help="Threads of torch; 0 for all cores.")
+@click.option("--most-steps", type=click.IntRange(min=0), default=0, help="End after so many steps; 0 for any number.")
 @click.option("--seed", type=click.IntRange(min=0), default=0)
 @click.option("--json", "json_file", metavar="FILE|-", help="Write the figures as one JSON object.")
 def train(

@@ -76,7 +76,7 @@ def of_head(head: TrainedHead, texts: list[HeldOut], tree: Expansion) -> Accepte
     ends = [len(text.tokens) - 1 for text in texts]
     while any(root < end for root, end in zip(roots, ends, strict=True)):
         at = torch.tensor([min(root, end) for root, end in zip(roots, ends, strict=True)], device=device)
-        paths = _grown(opened, names, at, tree)
+        paths = grown(opened, names, at, tree)
         for lane, (root, end) in enumerate(zip(roots, ends, strict=True)):
             if root < end:
                 taken = _walked(paths[lane], tokens[lane, root + 1 : end + 1].tolist())
@@ -121,8 +121,15 @@ def _padded(of: Tensor, rows: int) -> Tensor:
     return torch.cat([of, of.new_zeros(rows - len(of), *of.shape[1:])])
 
 
-def _grown(opened: Opened, names: Tensor, roots: Tensor, tree: Expansion) -> list[set[tuple[int, ...]]]:
-    """For each text, the paths of target ids of the tree's nodes under the token at its position in `roots`."""
+def grown(opened: Opened, names: Tensor, roots: Tensor, tree: Expansion) -> list[set[tuple[int, ...]]]:
+    """For each text, the paths of target ids of the nodes of a dynamic tree.
+
+    Args:
+        opened: The head, opened on the texts.
+        names: The target id of each id that the head scores, int64 [V].
+        roots: The position of the pending root in each text, int64 [B].
+        tree: The settings of the tree.
+    """
     lanes, width = len(roots), min(tree.top_k, len(names))
     law = torch.log_softmax(opened.root(roots).float(), -1)[:, None]  # [B, F, V]
     above = torch.zeros(lanes, 1, device=law.device)

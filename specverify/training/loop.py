@@ -103,7 +103,9 @@ class Training:
 
     @property
     def progress(self) -> float:
-        """The share of the time for training that is over, from 0 to 1."""
+        """The share of the training that is over, from 0 to 1: of its time, or of its steps where they are bounded."""
+        if self.plan.most_steps and self.clock.seconds < self.plan.seconds:
+            return min(self.step / self.plan.most_steps, 1.0)
         whole = max(self.plan.seconds - self.begins_at, 1e-9)
         return min(max((self.clock.seconds - self.begins_at) / whole, 0.0), 1.0)
 

@@ -33,6 +33,8 @@ class TrainingPlan:
         rate: The highest learning rate.
         device: `cpu` or `cuda`.
         threads: The threads of torch; 0 for all cores.
+        most_steps: The steps of the optimiser after which the training ends, if its minutes have not; 0 for any number.
+            The learning rate then follows the steps.
         seed: The seed of the order of texts and of weights that begin at random.
     """
 
@@ -52,6 +54,7 @@ class TrainingPlan:
     rate: float = 1e-3
     device: str = "cpu"
     threads: int = 0
+    most_steps: int = 0
     seed: int = 0
 
     def __post_init__(self) -> None:

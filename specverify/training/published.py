@@ -48,8 +48,8 @@ class HeadFolder:
             if folder.exists() and any(folder.iterdir()):
                 held = json.loads(about.read_text(encoding="utf-8"))["digest"] if about.exists() else None
                 if held != digest:
-                    what = "files" if not (folder / WEIGHTS).exists() else "head, or one of other options"
-                    raise UnusableInput(f"--out {folder}: holds another {what}; name another folder")
+                    what = "another head, or one of other options" if (folder / WEIGHTS).exists() else "other files"
+                    raise UnusableInput(f"--out {folder}: holds {what}; name another folder")
             (folder / RUN).mkdir(parents=True, exist_ok=True)
             write_whole(about, json.dumps({"digest": digest, "format": "specverify-run-1"}).encode())
         except (OSError, ValueError, KeyError, TypeError) as why:

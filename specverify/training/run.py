@@ -52,6 +52,8 @@ def train(plan: TrainingPlan, quiet: bool = False) -> dict[str, Any]:
             for source, origin, count in texts.origins:
                 watch.say(f"text {source}: {origin}, {count} prompts")
             target = Target(plan.model, plan.device)
+            if plan.vocabulary_file is not None:
+                vocabularies.read(plan.vocabulary_file, len(target.head))  # refused before any work
             folder = HeadFolder(plan.out, _digest(plan, target, texts))
             earlier = folder.saved()
             data = _data(plan, target, texts, processes, watch, earlier is not None, clock, interrupts)

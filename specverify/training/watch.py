@@ -10,7 +10,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from reports.progress import EVERY_S, shows_bars
 
-WIDTH, HEIGHT = 60, 10
+WIDTH, HEIGHT = 54, 10
 """The columns and lines of the plot."""
 
 

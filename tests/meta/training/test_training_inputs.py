@@ -1,0 +1,205 @@
+"""Draft vocabularies, texts and folders of a training: what they hold, and one line for each bad input."""
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import save_file
+
+from reference.draft.hidden import HiddenStates
+from specverify.cli import main
+from specverify.setup.errors import UnusableInput
+from specverify.training import vocabulary as vocabularies
+from specverify.training.published import HeadFolder, Saved
+from specverify.training.states import Order, StateCache
+from specverify.training.target import Continued, states_of
+from specverify.training.texts import python_functions, read_texts
+from specverify.training.watch import plot
+from tests.meta.training import targets
+
+COUNTS = Counter({7: 5, 3: 5, 9: 1, 0: 2})
+
+
+def test_a_vocabulary_holds_the_most_frequent_tokens(tmp_path: Path) -> None:
+    found, file = vocabularies.cached(COUNTS, 3, 12, tmp_path)
+    assert found.named.tolist() == [0, 3, 7]
+    assert found.offsets.tolist() == [0, 2, 5]
+    assert np.flatnonzero(found.mask).tolist() == [0, 3, 7]
+    assert found.covered == pytest.approx(12 / 13)
+    assert vocabularies.built(COUNTS, 6, 12).named.tolist() == [0, 1, 2, 3, 7, 9]
+    written = file.stat().st_mtime_ns
+    again, same = vocabularies.cached(COUNTS, 3, 12, tmp_path)
+    assert (same, again.covered, file.stat().st_mtime_ns) == (file, found.covered, written)
+    other = vocabularies.cached(COUNTS, 2, 12, tmp_path)[1]
+    assert other != file
+    assert sorted(tmp_path.iterdir()) == sorted([file, other])
+
+
+@pytest.mark.parametrize(
+    ("d2t", "t2d", "why"),
+    [
+        ([0, 3, 7], [0, 3, 7], "d2t holds target ids, and offsets"),
+        ([0, 2, 4], [0, 3, 7], "d2t and t2d name different ids"),
+        ([0, 2], [0, 3, 7], "for 3 named ids"),
+    ],
+)
+def test_offsets_and_ids_are_told_apart(d2t: list[int], t2d: list[int], why: str, tmp_path: Path) -> None:
+    file = tmp_path / "v.safetensors"
+    save_file({"d2t": np.array(d2t), "t2d": np.isin(np.arange(12), t2d)}, file)
+    with pytest.raises(UnusableInput, match=why):
+        vocabularies.read(file, 12)
+
+
+def test_a_vocabulary_of_another_target_is_refused(tmp_path: Path) -> None:
+    _, file = vocabularies.cached(COUNTS, 3, 12, tmp_path)
+    with pytest.raises(UnusableInput, match="the target has 13 ids"):
+        vocabularies.read(file, 13)
+    (tmp_path / "no").write_text("no tensors")
+    with pytest.raises(UnusableInput, match="no draft vocabulary"):
+        vocabularies.read(tmp_path / "no", 12)
+
+
+def test_held_out_prompts_are_not_learned(tmp_path: Path) -> None:
+    file = tmp_path / "a.jsonl"
+    file.write_text("".join(json.dumps(f"prompt {at}") + "\n" for at in range(200)))
+    found = read_texts((str(file),))
+    assert (len(found.watched), len(found.judged)) == (8, 20)
+    assert not set(found.learned) & {*found.watched, *found.judged}
+    assert len(found.learned) == 172
+
+
+def test_python_functions_come_with_their_docstrings(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text(
+        'class A:\n    def one(self):\n        """Return one thing, and say so in a docstring that is long enough to'
+        ' be taken."""\n        return 1\n\n\ndef bare(x):\n    return x\n'
+    )
+    (tmp_path / "b.py").write_text("this is no Python")
+    (found,) = python_functions(tmp_path)
+    assert found.startswith('def one(self):\n    """Return one thing')
+    assert found.endswith('taken."""\n')
+
+
+def test_the_states_of_a_small_target_are_three() -> None:
+    assert states_of("eagle3", 30) == HiddenStates((1, 14, 26), shift=1)
+    assert states_of("eagle3", 2) == HiddenStates((-1, 0, 1), shift=1)
+    assert states_of("medusa", 1) == HiddenStates(place="normed")
+    with pytest.raises(UnusableInput, match="reads three layers"):
+        states_of("eagle3", 1)
+
+
+def continued(length: int) -> Continued:
+    return Continued(torch.arange(length), 2, torch.ones(length, 6), torch.ones(length, 2))
+
+
+def test_a_cache_goes_on_and_refuses_another_digest(tmp_path: Path) -> None:
+    reads = HiddenStates((0, 1, 2), shift=1)
+    cache = StateCache(tmp_path / "c", "a" * 64, reads)
+    cache.keep(0, [continued(4), continued(7)])
+    again = StateCache(tmp_path / "c", "a" * 64, reads)
+    assert again.shards == 1
+    assert [len(one.tokens) for one in again.load(0)] == [4, 7]
+    with pytest.raises(UnusableInput, match="states of another target or text"):
+        StateCache(tmp_path / "c", "b" * 64, reads)
+    with pytest.raises(UnusableInput, match="holds other files"):
+        StateCache(Path(__file__).parent, "a" * 64, reads)
+
+
+def test_the_order_of_batches_can_be_entered_anywhere_and_shared(tmp_path: Path) -> None:
+    cache = StateCache(tmp_path / "c", "a" * 64, HiddenStates((0, 1, 2), shift=1))
+    for shard in range(2):
+        cache.keep(shard, [continued(3 + at + 10 * shard) for at in range(5)])
+    order = Order(cache, 2, 2, True, 0)
+
+    def lengths(of: Order, skip: int, count: int) -> list[list[int]]:
+        batches = of.batches(skip)
+        return [next(batches).lengths.tolist() for _ in range(count)]
+
+    whole = lengths(order, 0, 12)
+    assert sorted(one for of in whole[:6] for one in of) == [3, 4, 5, 6, 7, 13, 14, 15, 16, 17]
+    assert lengths(order, 7, 5) == whole[7:]
+    shares = [lengths(Order(cache, 2, 5, True, 0, rank, 2), 0, 2) for rank in range(2)]
+    assert sorted(one for share in shares for of in share for one in of) == [3, 4, 5, 6, 7, 13, 14, 15, 16, 17]
+
+
+def test_a_folder_with_another_head_is_refused(tmp_path: Path) -> None:
+    folder = HeadFolder(tmp_path / "h", "a" * 64)
+    folder.save(Saved({"x": torch.ones(2)}, {"step": 3}))
+    saved = HeadFolder(tmp_path / "h", "a" * 64).saved()
+    assert saved is not None
+    assert saved.facts == {"step": 3}
+    with pytest.raises(UnusableInput, match="name another folder"):
+        HeadFolder(tmp_path / "h", "b" * 64)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "model.safetensors").write_bytes(b"")
+    with pytest.raises(UnusableInput, match="holds another head"):
+        HeadFolder(tmp_path / "other", "a" * 64)
+
+
+def test_the_plot_shows_both_lines() -> None:
+    curve = [{"seconds": at, "chain": at / 10, "tree": at / 5} for at in range(0, 11, 5)]
+    drawn = plot(curve)
+    assert drawn.count("T") == 4
+    assert "2.00 |" in drawn
+    assert max(map(len, drawn.splitlines())) <= 72
+    assert plot(curve[:1]) == ""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return targets.made(tmp_path_factory.mktemp("inputs"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (["--minutes", "0"], "--minutes 0: a training needs more than 0 minutes"),
+        (["--minutes", "nan"], "--minutes nan: a training needs more than 0 minutes"),
+        (["--text", "missing.txt"], "--text missing.txt: No such file or directory"),
+        (["--text", "builtin:bible"], "no such built-in text (known: builtin:humaneval, builtin:python)"),
+        (["--text", "few.jsonl"], "3 prompts are too few"),
+        (["--text", "short.jsonl"], "tokens to learn from are too few"),
+        (["--model", "absent"], "no such directory"),
+        (["--model", "builtin:absent"], "no such built-in checkpoint"),
+        (["--out", "taken"], "--out taken: holds other files; name another folder"),
+        (["--cache", "taken"], "--cache taken: holds other files"),
+        (["--layers", "2"], "--layers 2: heads have one decoder layer"),
+        (["--vocabulary-file", "few.jsonl"], "no draft vocabulary"),
+    ],
+)
+def test_bad_input_is_one_line(
+    arguments: list[str], why: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("few.jsonl").write_text('"1 2 3"\n"4 5 6"\n"7 8"\n')
+    Path("short.jsonl").write_text("".join(f'"{at} {at + 1}"\n' for at in range(12)))
+    Path("taken").mkdir()
+    Path("taken/notes").write_text("mine")
+    options = {"--model": str(folder / "model"), "--text": str(folder / "prompts.jsonl"), "--minutes": "1"}
+    options |= {"--out": "head", "--generate": "1", "--cache": str(folder / "states"), "--most-steps": "1"}
+    options |= dict(zip(arguments[::2], arguments[1::2], strict=True))
+    if "short" in options["--text"]:
+        options["--cache"] = "cache"
+    with pytest.raises(SystemExit) as ended:
+        main(["train", "eagle3", *(part for pair in options.items() for part in pair)])
+    assert ended.value.code == 2
+    said = capsys.readouterr().err.splitlines()
+    assert why in said[-1]
+    assert sum(line.startswith("specverify: ") for line in said) == 1
+    assert Path("taken/notes").read_text() == "mine"
+
+
+def test_the_command_writes_a_vocabulary(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    given = {"--model": str(folder / "model"), "--text": str(folder / "prompts.jsonl")}
+    given |= {"--size": "50", "--json": "facts.json"}
+    with pytest.raises(SystemExit) as ended:
+        main(["vocabulary", *(part for pair in given.items() for part in pair)])
+    assert ended.value.code == 0
+    facts = json.loads(Path("facts.json").read_text())
+    found = vocabularies.read(Path(facts["file"]), targets.MODEL.vocab_size)
+    assert len(found.named) == facts["size"] == 50
+    assert 0.5 < facts["held_out"] <= facts["covered"] <= 1
