@@ -17,8 +17,11 @@ from specverify.training.states import StateCache
 from specverify.training.target import Target, states_of, texts_digest
 from specverify.training.texts import Texts
 
-PER_SHARD = 64
-"""The texts of a shard."""
+FIRST_SHARD, LARGEST_SHARD = 16, 64
+"""The texts of the first shard, and of the largest."""
+
+SHARD_S = 40.0
+"""The seconds that a shard shall take, so that a kill costs less than a minute; a shard of one text may take longer."""
 
 WINDOW = 128
 """The prompts that are sorted by length together, so that those of a shard need little padding."""
@@ -54,7 +57,7 @@ def opened_cache(plan: TrainingPlan, target: Target, texts: Texts) -> StateCache
         UnusableInput: As `StateCache`.
     """
     reads = states_of(plan.kind, target.layers)
-    lengths = (plan.generated, PER_SHARD, LONGEST_PROMPT, JUDGED_TOKENS)
+    lengths = (plan.generated, WINDOW, LONGEST_PROMPT, JUDGED_TOKENS)
     digest = texts_digest(target.digest, texts.digest, str(reads), str(lengths))
     return StateCache(plan.cache or CACHE / digest[:16], digest, reads)
 
@@ -94,20 +97,35 @@ def prepared(
     held = cache.held_out("watched"), cache.held_out("judged")
     assert held[0] is not None
     assert held[1] is not None
-    number = cache.shards
-    if number * PER_SHARD < len(learned) and (number == 0 or goes_on()):
-        target.narrowed(quicker_dtype(target.device.type))
-        for first in range(number * PER_SHARD, len(learned), PER_SHARD):
-            prompts = learned[first : first + PER_SHARD]
-            began, used = time.monotonic(), time.process_time()
-            cache.keep(number, target.continued(prompts, plan.generated, cache.reads, stopped))
-            tokens = sum(map(len, prompts)) + plan.generated * len(prompts)
-            took, cpu = time.monotonic() - began, time.process_time() - used
-            say(f"shard {number}: {len(prompts)} texts, {tokens} tokens in {took:.0f} s ({cpu:.0f} s of processor)")
-            number += 1
-            if not goes_on():
-                break
+    _continue(cache, plan, target, learned, goes_on, stopped, say)
     return Data(cache, held[0], held[1])
+
+
+def _continue(
+    cache: StateCache,
+    plan: TrainingPlan,
+    target: Target,
+    prompts: list[list[int]],
+    goes_on: Callable[[], bool],
+    stopped: Callable[[], bool],
+    say: Callable[[str], None],
+) -> None:
+    """Add shards of continuations after those of the cache; see `prepared`."""
+    number, first, size = cache.shards, cache.texts, FIRST_SHARD
+    if first >= len(prompts) or (number and not goes_on()):
+        return
+    target.narrowed(quicker_dtype(target.device.type))
+    while first < len(prompts):
+        began, used = time.monotonic(), time.process_time()
+        made = target.continued(prompts[first : first + size], plan.generated, cache.reads, stopped)
+        cache.keep(number, made)
+        took, cpu = time.monotonic() - began, time.process_time() - used
+        tokens = sum(len(one.tokens) for one in made)
+        say(f"shard {number}: {len(made)} texts, {tokens} tokens in {took:.0f} s ({cpu:.0f} s of processor)")
+        number, first = number + 1, first + len(made)
+        size = max(1, min(LARGEST_SHARD, int(size * SHARD_S / max(took, 1e-3))))
+        if not goes_on():
+            break
 
 
 def token_counts(cache: StateCache) -> Counter[int]:

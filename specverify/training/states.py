@@ -6,11 +6,12 @@ texts laid end to end. A run that was killed goes on after its last whole shard.
 
 import json
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save
 from torch import Tensor
 
@@ -75,6 +76,15 @@ class StateCache:
             number += 1
         return number
 
+    @property
+    def texts(self) -> int:
+        """The number of texts in all shards."""
+        found = 0
+        for number in range(self.shards):
+            with _shard(self.file(number)), safe_open(self.file(number), "pt") as content:
+                found += len(content.get_tensor("lengths"))
+        return found
+
     def keep(self, number: int, texts: list[Continued]) -> None:
         """Write shard `number`, whole or not at all."""
         write_whole(self.file(number), _packed(texts, self.reads))
@@ -107,15 +117,22 @@ def _packed(texts: list[Continued], reads: HiddenStates) -> bytes:
     return save(tensors)
 
 
-def _unpacked(file: Path, reads: HiddenStates) -> list[Continued]:
+@contextmanager
+def _shard(file: Path) -> Iterator[None]:
+    """Refuse a file that is no shard, by its name."""
     try:
+        yield
+    except (OSError, SafetensorError, KeyError, RuntimeError) as why:
+        raise UnusableInput(f"{file}: no shard of states ({' '.join(str(why).split())[:80]}); delete it") from None
+
+
+def _unpacked(file: Path, reads: HiddenStates) -> list[Continued]:
+    with _shard(file):
         tensors = load_file(file)
         lengths = tensors["lengths"].tolist()
         tokens, last = (torch.split(tensors[name], lengths) for name in ("tokens", "last"))
         states = last if reads.place == NORMED.place else torch.split(tensors["states"], lengths)
-    except (OSError, SafetensorError, KeyError, RuntimeError) as why:
-        raise UnusableInput(f"{file}: no shard of states ({' '.join(str(why).split())[:80]}); delete it") from None
-    prompts = tensors["prompts"].tolist()
+        prompts = tensors["prompts"].tolist()
     return [Continued(one.long(), prompts[at], states[at], last[at]) for at, one in enumerate(tokens)]
 
 

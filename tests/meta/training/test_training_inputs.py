@@ -3,7 +3,7 @@
 import json
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -14,10 +14,11 @@ from reference.draft.hidden import HiddenStates
 from specverify.cli import main
 from specverify.setup.errors import UnusableInput
 from specverify.training import vocabulary as vocabularies
+from specverify.training.data import prepared
 from specverify.training.published import HeadFolder, Saved
 from specverify.training.states import Order, StateCache
-from specverify.training.target import Continued, states_of
-from specverify.training.texts import python_functions, read_texts
+from specverify.training.target import Continued, Stopped, states_of
+from specverify.training.texts import Texts, python_functions, read_texts
 from specverify.training.watch import plot
 from tests.meta.training import targets
 
@@ -106,6 +107,42 @@ def test_a_cache_goes_on_and_refuses_another_digest(tmp_path: Path) -> None:
         StateCache(tmp_path / "c", "b" * 64, reads)
     with pytest.raises(UnusableInput, match="holds other files"):
         StateCache(Path(__file__).parent, "a" * 64, reads)
+
+
+class Echo:
+    """A target that adds nothing to a prompt."""
+
+    device = torch.device("cpu")
+
+    def encoded(self, texts: tuple[str, ...], most: int) -> list[list[int]]:
+        return [[int(part) for part in text.split()] for text in texts]
+
+    def narrowed(self, dtype: torch.dtype) -> None: ...
+
+    def continued(self, prompts: list[list[int]], added: int, reads: Any, stopped: Any) -> list[Continued]:
+        if stopped():
+            raise Stopped
+        made = [torch.tensor(one) for one in prompts]
+        return [Continued(one, 2, torch.ones(len(one), 6), torch.ones(len(one), 2)) for one in made]
+
+
+def test_data_that_was_cut_off_goes_on_where_it_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the shards were cut to, every prompt is continued once."""
+    learned = tuple(f"{at} {at + 1}" for at in range(90))
+    texts, reads = Texts(learned, ("1 2",), ("3 4",), ()), HiddenStates((0, 1, 2), shift=1)
+    plan, target = targets.plan(tmp_path, "eagle3", tmp_path / "out"), cast("Any", Echo())
+    answers = iter([True, False])
+    cache = StateCache(tmp_path / "c", "a" * 64, reads)
+    prepared(cache, plan, target, texts, lambda: next(answers), lambda: False, print)
+    assert (cache.shards, cache.texts) == (2, 80)
+    with pytest.raises(Stopped):
+        prepared(cache, plan, target, texts, lambda: True, lambda: True, print)
+    prepared(cache, plan, target, texts, lambda: True, lambda: False, print)
+    kept = [one.tokens.tolist() for shard in range(cache.shards) for one in cache.load(shard)]
+    assert sorted(kept) == [[at, at + 1] for at in range(90)]
+    cache.file(0).write_bytes(b"cut off")
+    with pytest.raises(UnusableInput, match="no shard of states"):
+        cache.load(0)
 
 
 def test_the_order_of_batches_can_be_entered_anywhere_and_shared(tmp_path: Path) -> None:
