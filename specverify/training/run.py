@@ -133,7 +133,8 @@ def _data(
 
     def goes_on() -> bool:
         watch.moved(clock.seconds, lambda: "the target continues texts")
-        return interrupts.word is None and clock.seconds < until and not resumed
+        # The other processes must end up with the shards of the first one, no more.
+        return processes.first and interrupts.word is None and clock.seconds < until and not resumed
 
     if not processes.first:
         processes.wait()
