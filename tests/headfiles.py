@@ -1,4 +1,4 @@
-"""Directories of draft heads in published layouts, with the seeded weights of a head."""
+"""Directories of draft heads in published layouts, and of their target, with seeded weights."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 from safetensors.numpy import save_file
+from tokenizers import Tokenizer, models, pre_tokenizers
 
 from reference.architecture import Architecture, Seeded
 from reference.draft.eagle1 import Eagle1
@@ -16,7 +17,7 @@ from reference.draft.layer_head import LayerHead
 from reference.draft.medusa import Medusa
 from reference.draft.mtp import Mtp
 from reference.trace import Array
-from reference.weights import seeded_head
+from reference.weights import seeded, seeded_head
 
 TARGET = Seeded(Architecture("llama", 24, 8, 12, 2, 1, 4, (0,) * 8), 3)
 """A target of eight layers: the fewest of which 2, N // 2 and N - 3 are three in ascending order."""
@@ -132,3 +133,26 @@ def saved(
 def _narrow(array: Array) -> Array:
     """Weights as float32, which holds seeded ones exactly; whole numbers and truth values as they are."""
     return np.ascontiguousarray(array.astype(np.float32) if array.dtype == np.float64 else array)
+
+
+ARCH = TARGET.architecture
+CONFIG = {
+    "model_type": "llama", "vocab_size": ARCH.vocab_size, "hidden_size": ARCH.hidden_size,
+    "intermediate_size": ARCH.intermediate_size, "num_hidden_layers": ARCH.layers, "num_attention_heads": ARCH.heads,
+    "num_key_value_heads": ARCH.kv_heads, "head_dim": ARCH.head_dim, "max_position_embeddings": 256,
+    "rms_norm_eps": ARCH.norm_eps, "rope_theta": ARCH.rope.theta,
+}  # fmt: skip
+
+
+def checkpoint(folder: Path, state: Mapping[str, Array] | None = None, tokens: str = "", **fields: object) -> Path:
+    """The target as a checkpoint, with further tensors and fields, and with a tokenizer of the letters `tokens`."""
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({**CONFIG, **fields}))
+    whole = {**seeded(TARGET), **(state or {})}
+    save_file({name: one.astype(np.float32) for name, one in whole.items()}, folder / "model.safetensors")
+    if tokens:
+        tokenizer = Tokenizer(models.WordLevel({word: at for at, word in enumerate(tokens)}, unk_token="?"))
+        tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+        tokenizer.save(str(folder / "tokenizer.json"))
+        (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}))
+    return folder

@@ -74,6 +74,7 @@ class SharedPrefix:
         self._recent: list[_Context] = []  # the latest used last
         self._states: list[tuple[tuple[int, ...], Array]] = []  # sequences with their states, the latest first
         self._frequencies: dict[bool, tuple[Array, float]] = {}
+        self._last: tuple[tuple[int, ...], Tree, _Run] | None = None  # a step asks for its tree's logits, then states
 
     def nodes(self, context: tuple[int, ...], tree: Tree) -> Nodes:
         """Logits and attention of every node of `tree`, hanging from the tokens of `context` (possibly none).
@@ -96,6 +97,11 @@ class SharedPrefix:
         )
 
     def _run(self, context: tuple[int, ...], tree: Tree) -> _Run:
+        if self._last is None or self._last[:2] != (context, tree):
+            self._last = (context, tree, self._run_anew(context, tree))
+        return self._last[2]
+
+    def _run_anew(self, context: tuple[int, ...], tree: Tree) -> _Run:
         order, levels = levels_of(tree)
         arch = self.parameters.architecture
         start = len(context)
@@ -117,8 +123,7 @@ class SharedPrefix:
             attended[layer] = mixed
             x = self.parameters.finished(layer, x, _by_row(mixed))
             states.append(x)
-        row = np.empty(len(order), dtype=np.int64)
-        row[order] = np.arange(len(order))
+        row = np.argsort(order)
         states = [state[row] for state in states]
         states.append(self.parameters.normed(states[-1], "model.norm"))
         return _Run(Nodes(self.parameters.logits(states[-1]), attended[:, :, row]), row, held, through, states)
@@ -127,9 +132,9 @@ class SharedPrefix:
         """See `Evaluator`: the states of a known beginning, and those of the rest as a chain of nodes below it."""
         if self.parameters.architecture.rope.kind == "longrope":  # a longer sequence may turn all its tokens otherwise
             return PathByPath(self.parameters).states(tokens)
-        known, states = next(
-            (one for one in self._states if tokens[: len(one[0])] == one[0]), ((), self._no_states())
-        )  # the latest first, hence the longest of one request
+        none = np.empty((self.parameters.architecture.layers + 2, 0, self.parameters.architecture.hidden_size))
+        # The latest first, hence the longest of one request.
+        known, states = next((one for one in self._states if tokens[: len(one[0])] == one[0]), ((), none))
         parts = [states]
         for at in range(len(known), len(tokens), BLOCK):
             block = tokens[at : at + BLOCK]
@@ -138,10 +143,6 @@ class SharedPrefix:
         if len(parts) > 1:
             self._states = [(tokens, whole), *self._states][:REMEMBERED]
         return whole
-
-    def _no_states(self) -> Array:
-        arch = self.parameters.architecture
-        return np.empty((arch.layers + 2, 0, arch.hidden_size))
 
     def node_states(self, context: tuple[int, ...], tree: Tree) -> Array:
         """See `Evaluator`."""
@@ -165,9 +166,8 @@ class SharedPrefix:
             if shared >= kept and shared:
                 held, kept = known, shared
         if kept < len(wanted):
-            source = held
-            if kept < held.length:  # the held context continues differently: copy the shared prefix into a new one
-                held = _Context(self.parameters, long)
+            # A held context that continues differently stays, and its shared prefix is copied into a new one.
+            source, held = held, _Context(self.parameters, long) if kept < held.length else held
             held.reserve(source, kept, len(wanted))
             for at in range(kept, len(wanted), BLOCK):
                 self._append(held, wanted[at : at + BLOCK])

@@ -109,6 +109,9 @@ class Recorder:
         """See `specverify.campaign.campaign.Listener`."""
         self._progress.wanted = news.wanted if self._plan.model is not None else self._plan.drawn_and_saved
         self._environment |= news.environment
+        if self._plan.model is not None:
+            begun = f"{news.wanted} cases; its weights are read, and two steps timed"
+            self._progress.say(f"specverify: {self._plan.model}: {begun}")
         # Where sampling is what the run is for, or all that it has, its power is told before its first case.
         planned = None if news.sampling is None else news.sampling.over(self._plan.cases)
         if planned is not None and (self._plan.focus is not None or news.tokens_alone):

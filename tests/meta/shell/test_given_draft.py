@@ -3,14 +3,11 @@
 import json
 import re
 import shlex
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from safetensors.numpy import save_file
-from tokenizers import Tokenizer, models, pre_tokenizers
 
 from backends.registry import open_backend
 from properties.invariants import ALL
@@ -29,7 +26,7 @@ from reference.layout import KINDS
 from reference.oracle.checkpoint import identify
 from reference.oracle.decoder import Oracle
 from reference.sampling import Stops
-from reference.trace import Array, Stage
+from reference.trace import Stage
 from reference.tree import RankTree
 from reference.weights import seeded
 from reports import bundle
@@ -40,7 +37,7 @@ from specverify.commands.sampling_options import sampling_of
 from specverify.plan import Plan
 from specverify.setup.errors import UnusableInput
 from specverify.setup.subjects import subject_of
-from tests.headfiles import TARGET, saved, weights_of
+from tests.headfiles import TARGET, checkpoint, saved, weights_of
 from tests.inprocess import in_this_process
 
 BARE, NORMED = RankTree((0,), (0,)), HiddenStates(place="normed", shift=1)
@@ -49,27 +46,6 @@ EAGLE1 = Eagle1(BARE, NORMED, LAYER)
 EAGLE3 = Eagle3(BARE, HiddenStates((1, 3, 4), shift=1), LAYER, (1, 2, 5, 11, 16))
 MEDUSA = Medusa(BARE, HiddenStates(place="normed"), 2)
 MTP = Mtp(BARE, NORMED, LAYER, 2, normed_back=True)
-ARCH = TARGET.architecture
-CONFIG = {
-    "model_type": "llama", "vocab_size": ARCH.vocab_size, "hidden_size": ARCH.hidden_size,
-    "intermediate_size": ARCH.intermediate_size, "num_hidden_layers": ARCH.layers, "num_attention_heads": ARCH.heads,
-    "num_key_value_heads": ARCH.kv_heads, "head_dim": ARCH.head_dim, "max_position_embeddings": 256,
-    "rms_norm_eps": ARCH.norm_eps, "rope_theta": ARCH.rope.theta,
-}  # fmt: skip
-
-
-def checkpoint(folder: Path, state: Mapping[str, Array] | None = None, tokens: str = "", **fields: object) -> Path:
-    """The target as a checkpoint, with further tensors and fields, and with a tokenizer of the letters `tokens`."""
-    folder.mkdir()
-    (folder / "config.json").write_text(json.dumps({**CONFIG, **fields}))
-    whole = {**seeded(TARGET), **(state or {})}
-    save_file({name: one.astype(np.float32) for name, one in whole.items()}, folder / "model.safetensors")
-    if tokens:
-        tokenizer = Tokenizer(models.WordLevel({word: at for at, word in enumerate(tokens)}, unk_token="?"))
-        tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-        tokenizer.save(str(folder / "tokenizer.json"))
-        (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}))
-    return folder
 
 
 @pytest.fixture(autouse=True)
@@ -245,7 +221,8 @@ def test_a_run_tells_its_time_before_its_first_case_and_ends_at_the_checkpoints_
     checkpoint(work / "target", eos_token_id=list(range(0, 24, 2)))
     code, told = ran(capfd, "diff", "--model", "target", "--draft", "ngram", *SHORT, "--new-tokens", "30")
     assert code == 0
-    line = next(one for one in told.splitlines() if one.startswith("specverify: "))
+    first, line = (one for one in told.splitlines() if one.startswith("specverify: "))
+    assert first == "specverify: target: 2 cases; its weights are read, and two steps timed"
     assert re.fullmatch(
         r"specverify: 2 cases of up to 30 tokens: about \d+ s; reading the weights and the first step took [\d.]+ s, "
         r"a step takes [\d.]+ s in the oracle and [\d.]+ s in the backend",
