@@ -5,18 +5,30 @@ of a node of the tree holds the node's token beside the output of its parent's r
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeVar
 
+from reference.architecture import Rope
 from reference.draft.head import Head, head_schema
+from reference.files.json_parts import rope_from_json
 from reference.malformed import Malformed, under
+from reference.rules import OMIT_DEFAULT
 
 Own = TypeVar("Own", bound="LayerHead")
 
 
+ROPES = ("linear", "llama3")
+"""The variants of rotary embedding that a head's layer may have: those whose table is one for all lengths."""
+
+
 @dataclass(frozen=True)
 class HeadLayer:
-    """The sizes of a head's decoder layer; its hidden size is the target's, its rotary embedding has no variant."""
+    """The sizes of a head's decoder layer, whose hidden size is the target's.
+
+    Attributes:
+        theta: The base of the rotary embedding.
+        rope: The variant of the rotary embedding, one of ROPES, with the same base; None for the plain one.
+    """
 
     heads: int
     kv_heads: int
@@ -24,6 +36,7 @@ class HeadLayer:
     intermediate_size: int
     theta: float = 10000.0
     norm_eps: float = 1e-5
+    rope: Rope | None = field(default=None, metadata=OMIT_DEFAULT)
 
     def __post_init__(self) -> None:
         for name in ("heads", "kv_heads", "head_dim", "intermediate_size"):
@@ -38,6 +51,8 @@ class HeadLayer:
             raise Malformed("theta", f"{self.theta} is not a rotary base (more than 1)")
         if not 0 < self.norm_eps <= 1:
             raise Malformed("norm_eps", f"{self.norm_eps} is not above 0 and at most 1")
+        if self.rope is not None and (self.rope.kind not in ROPES or self.rope.theta != self.theta):
+            raise Malformed("rope", f"{self.rope.kind} to the base {self.rope.theta}: heads have {', '.join(ROPES)}")
 
 
 SEEDED_SIZES = {"heads": 256, "kv_heads": 256, "head_dim": 256, "intermediate_size": 4096}
@@ -52,6 +67,7 @@ LAYER_SCHEMA: Mapping[str, Any] = {
         "intermediate_size": {"type": "integer", "minimum": 1, "maximum": 1048576},
         "theta": {"type": "number"},
         "norm_eps": {"type": "number"},
+        "rope": {"$ref": "#/$defs/rope"},
     },
 }
 """The JSON Schema of HeadLayer."""
@@ -86,7 +102,10 @@ class LayerHead(Head):
         with under("layer"):
             # JSON has one kind of number: 10000 may stand where a fraction is meant.
             fractions = {name: float(content["layer"][name]) for name in ("theta", "norm_eps")}
-            layer = HeadLayer(**{**content["layer"], **fractions})
+            given = {**content["layer"], **fractions}
+            if "rope" in given:
+                given["rope"] = rope_from_json(given["rope"])
+            layer = HeadLayer(**given)
         return super().read({**content, "layer": layer})
 
     @property

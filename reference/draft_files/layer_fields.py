@@ -1,6 +1,7 @@
 """The decoder layer of a head: its sizes in config.json and its tensors."""
 
-from reference.draft.layer_head import HeadLayer
+from reference.architecture import Rope
+from reference.draft.layer_head import ROPES, HeadLayer
 from reference.draft_files.target_sizes import TargetSizes
 from reference.draft_files.tensors import HeadTensors
 from reference.files.fields import Fields, shown
@@ -8,7 +9,7 @@ from reference.malformed import Malformed
 from reference.trace import Array
 
 PLAIN_ROPE = (None, "default")
-"""Kinds of rotary embedding that the heads' formulas compute."""
+"""The ways in which config.json says that the rotary embedding is the plain one."""
 
 
 def check_plain(fields: Fields) -> None:
@@ -40,13 +41,15 @@ def head_layer(fields: Fields, target: TargetSizes, word: str) -> HeadLayer:
     target.check_equal(fields, "hidden_size", target.hidden_size)
     heads = fields.integer("num_attention_heads")
     try:
+        rope = _rope(fields, word)
         return HeadLayer(
             heads,
             fields.integer("num_key_value_heads", heads),
             fields.integer("head_dim", target.hidden_size // max(1, heads)),
             fields.size("intermediate_size"),
-            _theta(fields, word),
+            rope.theta,
             float(fields.number("rms_norm_eps", 1e-6)),
+            None if rope.kind == "default" else rope,
         )
     except Malformed as complaint:
         raise fields.refuse(f"{complaint}; correct it") from None
@@ -66,16 +69,27 @@ def check_one_layer(fields: Fields, word: str) -> None:
         )
 
 
-def _theta(fields: Fields, word: str) -> float:
-    """The rotary base, from `rope_parameters` (transformers 5) or the field `rope_theta`; no variant is computed."""
+def _rope(fields: Fields, word: str) -> Rope:
+    """The rotary embedding, in `rope_scaling` (transformers 4) or `rope_parameters` (5), and the field `rope_theta`."""
     content = fields.get("rope_scaling") or fields.get("rope_parameters") or {}
     if not isinstance(content, dict):
         raise fields.refuse(f"the rope dictionary is {shown(content)}, not an object; correct it")
     kind = content.get("rope_type", content.get("type"))
-    if kind not in PLAIN_ROPE:
-        raise fields.refuse(f"rope_type is {shown(kind)}: {word} heads are computed with the plain rotary embedding")
+    if kind not in (*PLAIN_ROPE, *ROPES):
+        raise fields.refuse(
+            f"rope_type is {shown(kind)}: {word} heads are computed with the plain rotary embedding, "
+            f"{' and '.join(ROPES)}"
+        )
     given = Fields(fields.where, content, {})
-    return float(given.number("rope_theta", fields.number("rope_theta", 10000.0)))
+    theta = float(given.number("rope_theta", fields.number("rope_theta", 10000.0)))
+    if kind in PLAIN_ROPE:
+        return Rope(theta)
+    if kind == "linear":
+        return Rope(theta, kind, float(given.number("factor")))
+    low, high = (float(given.number(f"{name}_freq_factor")) for name in ("low", "high"))
+    original = given.integer("original_max_position_embeddings")
+    factor = float(given.number("factor"))
+    return Rope(theta, "llama3", factor, original, low_freq_factor=low, high_freq_factor=high)
 
 
 def layer_weights(

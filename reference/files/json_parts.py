@@ -20,6 +20,16 @@ def rank_tree_from_json(content: dict[str, Any]) -> RankTree:
     return RankTree(tuple(content["parent"]), tuple(content["rank"]))
 
 
+def rope_from_json(content: dict[str, Any]) -> Rope:
+    """A rotary embedding; raises Malformed with the path below it."""
+    rope: dict[str, Any] = {}
+    for key, value in content.items():
+        # The default's type says which fields are fractions; JSON has one kind of number.
+        rope[key] = float(value) if isinstance(getattr(Rope, key), float) else value
+    short, long = tuple(map(float, rope.pop("short_factor"))), tuple(map(float, rope.pop("long_factor")))
+    return Rope(**rope, short_factor=short, long_factor=long)
+
+
 def model_from_json(content: dict[str, Any]) -> Model:
     """A model; raises Malformed with the path below the model."""
     rest = {key: value for key, value in content.items() if key != "kind"}
@@ -30,13 +40,8 @@ def model_from_json(content: dict[str, Any]) -> Model:
     fields = dict(rest.pop("architecture"))
     # JSON has one kind of number: 2 may stand where a fraction is meant.
     fields["norm_eps"] = float(fields["norm_eps"])
-    rope: dict[str, Any] = {}
-    for key, value in fields.pop("rope").items():
-        # The default's type says which fields are fractions.
-        rope[key] = float(value) if isinstance(getattr(Rope, key), float) else value
-    short, long = tuple(map(float, rope.pop("short_factor"))), tuple(map(float, rope.pop("long_factor")))
     with under("architecture.rope"):
-        turned = Rope(**rope, short_factor=short, long_factor=long)
+        turned = rope_from_json(fields.pop("rope"))
     for name in ("windows", "chunks", "unrotated"):
         if name in fields:
             fields[name] = tuple(fields[name])

@@ -17,6 +17,7 @@ from backends.engine.columns import Attend
 from backends.engine.kv.base import CacheSpec, KvCache
 from backends.engine.kv.lanes import BatchCache
 from backends.engine.model.causal_lm import CausalLm, causal
+from backends.engine.model.float64_modules import inverse_frequencies
 from backends.engine.reach import Reach
 from reference.draft.hidden import HiddenStates
 from reference.draft.layer_head import HeadLayer
@@ -216,8 +217,13 @@ class HeadModel(ABC):
 
     def _table(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Cosine and sine [R, head_dim] of the rotary angles at `positions`."""
-        width = self.layer.head_dim
-        turns = self.layer.theta ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
+        rope, width = self.layer.rope, self.layer.head_dim
+        if rope is None:
+            turns = self.layer.theta ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
+        else:
+            fields = {"rope_type": rope.kind, "rope_theta": rope.theta, "factor": rope.factor}
+            fields |= {"low_freq_factor": rope.low_freq_factor, "high_freq_factor": rope.high_freq_factor}
+            turns, _ = inverse_frequencies({**fields, "original_max_position_embeddings": rope.original}, width, 0)
         angles = (positions.double()[:, None] * turns).repeat(1, 2)
         return angles.cos().to(self.device, self.dtype), angles.sin().to(self.device, self.dtype)
 

@@ -95,7 +95,7 @@ class Formulas(ABC):
         first = above if first is None else first
         x, residual = self.entered(self.embedded(tokens, first), held)
         positions = np.arange(first, first + len(tokens))
-        cos, sin = rotary.table(positions, *rotary.frequencies(Rope(layer.theta), layer.head_dim, 0, 0))
+        cos, sin = rotary.table(positions, *rotary.frequencies(layer.rope or Rope(layer.theta), layer.head_dim, 0, 0))
 
         def project(name: str) -> Array:
             y: Array = linear(x, self.state, f"{at}.{name}_proj").reshape(len(x), -1, layer.head_dim)

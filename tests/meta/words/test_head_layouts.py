@@ -95,10 +95,16 @@ def test_a_stored_head_drafts_as_the_seeded_one(tmp_path: Path, head: Head) -> N
     assert outcomes["draft.fidelity"] == outcomes["draft.hidden-state-descriptor"] == "checked"
 
 
+LLAMA3 = {
+    "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}  # fmt: skip
 VARIANTS: dict[str, tuple[dict[str, Any], dict[str, tuple[int, ...]]]] = {
     "an embedding of its own": ({}, {"embed_tokens.weight": (24, 8)}),
     "one norm before fc": ({"norm_before_fc": True}, {"input_norm.weight": (24,)}),
     "a norm for each state": ({"fc_norm": True}, {f"fc_norm.{at}.weight": (8,) for at in range(3)}),
+    "positions of linear": ({"rope_scaling": {"type": "linear", "factor": 4.0}}, {}),
+    "positions of llama3": ({"rope_scaling": LLAMA3}, {}),
     "biases of attention": (
         {"attention_bias": True},
         {f"midlayer.self_attn.{name}_proj.bias": (out,) for name, out in (("q", 12), ("k", 6), ("v", 6), ("o", 8))},
@@ -121,6 +127,7 @@ def test_a_variant_changes_the_scores_alike_on_both_sides(tmp_path: Path, varian
     assert second is not None
     assert not np.allclose(first, second)
     assert judged(run(varied))["draft.fidelity"] == "checked"
+    assert case_from_json(case_to_json(run(varied))) == run(varied)
 
 
 def test_a_head_without_states_of_layers_reads_the_normed_one_and_has_no_fc(tmp_path: Path) -> None:
