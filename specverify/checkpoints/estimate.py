@@ -7,8 +7,8 @@ from properties.verdict.invariant import Oracle
 from properties.verdict.subject import NoTrace, Subject
 from reference.case import Case
 
-STEPS = 2
-"""Steps of the case that is timed, after its first step has read the weights and the prompt."""
+FEW, MORE = 2, 4
+"""Steps of the two runs that are timed, after a first step has read the weights and the prompt."""
 
 
 def estimate(first: Case, total: int, new_tokens: int, oracle: Oracle, subject: Subject) -> str:
@@ -22,20 +22,21 @@ def estimate(first: Case, total: int, new_tokens: int, oracle: Oracle, subject: 
         for run in (subject, oracle):
             run(replace(first, steps=1))
         reading = time.monotonic() - began
-        seconds = [_seconds_a_step(run, replace(first, steps=STEPS)) for run in (oracle, subject)]
+        few, more = ([_seconds(run, replace(first, steps=steps)) for run in (oracle, subject)] for steps in (FEW, MORE))
     except NoTrace:
         return ""
-    whole = total * new_tokens * sum(seconds)
+    step = [max(0.0, long - short) / (MORE - FEW) for short, long in zip(few, more, strict=True)]
+    whole = total * (sum(few) + max(0, new_tokens - FEW) * sum(step))
     return (
         f"{total} cases of up to {new_tokens} tokens: about {_told(whole)}; reading the weights and the first step "
-        f"took {reading:.1f} s, a step takes {seconds[0]:.2f} s in the oracle and {seconds[1]:.2f} s in the backend"
+        f"took {reading:.1f} s, a step takes {step[0]:.2f} s in the oracle and {step[1]:.2f} s in the backend"
     )
 
 
-def _seconds_a_step(run: Oracle | Subject, case: Case) -> float:
+def _seconds(run: Oracle | Subject, case: Case) -> float:
     began = time.monotonic()
     run(case)
-    return (time.monotonic() - began) / STEPS
+    return time.monotonic() - began
 
 
 def _told(seconds: float) -> str:
