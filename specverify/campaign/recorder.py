@@ -110,7 +110,7 @@ class Recorder:
         self._progress.wanted = news.wanted if self._plan.model is not None else self._plan.drawn_and_saved
         self._environment |= news.environment
         if self._plan.model is not None:
-            begun = f"{news.wanted} cases; its weights are read, and some steps timed"
+            begun = f"{news.wanted} cases; its weights are being read"
             self._progress.say(f"specverify: {self._plan.model}: {begun}")
         # Where sampling is what the run is for, or all that it has, its power is told before its first case.
         planned = None if news.sampling is None else news.sampling.over(self._plan.cases)

@@ -7,16 +7,21 @@ from properties.verdict.invariant import Oracle
 from properties.verdict.subject import NoTrace, Subject
 from reference.case import Case
 
-FEW, MORE = 2, 4
+FEW, MORE = 2, 3
 """Steps of the two runs that are timed, after a first step has read the weights and the prompt."""
+
+WORTH = 40
+"""Tokens of a whole run below which nothing is timed: the run takes hardly longer."""
 
 
 def estimate(first: Case, total: int, new_tokens: int, oracle: Oracle, subject: Subject) -> str:
     """One line: the measured seconds of a step, and of the whole run if each step emits one token.
 
     Drafted tokens that are accepted make a run faster, invariants that run a case again make it slower. The line is
-    empty where the backend gives no trace; the first case will then say why.
+    empty for a small run, and where the backend gives no trace; the first case will then say why.
     """
+    if total * new_tokens < WORTH:
+        return ""
     began = time.monotonic()
     try:
         for run in (subject, oracle):
