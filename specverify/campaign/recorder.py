@@ -10,6 +10,7 @@ from properties.tally import Failure, Tally
 from properties.verdict.finding import Verdict
 from reference.case import Case
 from reference.case_json import case_to_json
+from reference.trace import Stage
 from reports import bundle, junit, record, writing
 from reports.pages import sampling, terminal
 from reports.progress import Progress
@@ -109,7 +110,7 @@ class Recorder:
         """See `specverify.campaign.campaign.Listener`."""
         self._progress.wanted = news.wanted if self._plan.model is not None else self._plan.drawn_and_saved
         self._environment |= news.environment
-        if self._plan.model is not None:
+        if self._plan.model is not None and Stage.ACCEPTED in news.reveals:
             begun = f"{news.wanted} cases; its weights are being read"
             self._progress.say(f"specverify: {self._plan.model}: {begun}")
         # Where sampling is what the run is for, or all that it has, its power is told before its first case.

@@ -14,6 +14,7 @@ from backends.registry import UnknownBackend
 from properties.verdict.finding import Verdict
 from properties.verdict.invariant import Oracle
 from properties.verdict.peer import Peer
+from reference.trace import Stage
 from reference.user_processors import Inadmissible
 from specverify.campaign.against import reference_named
 from specverify.campaign.agenda_cases import AgendaCases, of_this_part
@@ -139,9 +140,6 @@ def work(plan: Plan, tell: Tell, orders: Orders, judged: frozenset[str] = frozen
             )
         )
 
-        if given is not None and (line := estimate(given.first, given.total, plan.new_tokens, oracle, subject)):
-            tell(Estimated(line))
-
         def emit(verdict: Verdict) -> None:
             tell(stripped(verdict))
             while backend.complaints:
@@ -154,6 +152,11 @@ def work(plan: Plan, tell: Tell, orders: Orders, judged: frozenset[str] = frozen
         search.found = lambda failure: tell(Found(failure))
         search.passed(judged)
         try:
+            # An engine that shows tokens alone, such as a server, runs no single step that could be timed.
+            timed = given if Stage.ACCEPTED in declared.reveals else None
+            line = "" if timed is None else estimate(timed.first, timed.total, plan.new_tokens, oracle, subject)
+            if line:
+                tell(Estimated(line))
             given_cases = None if given is None else given.cases(oracle)
             agenda = None
             if plan.agenda is not None and given_cases is not None:
