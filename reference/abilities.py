@@ -70,6 +70,7 @@ class Abilities:
         processes: The processing of logits that the engine applies: True for all of PROCESSING, or some of its names.
         stops: Fields of `Stops` that the engine obeys.
         families: Families of built-in models that the engine loads; None for all.
+        quantised: Whether the engine runs draft models with quantised weights.
         soft_caps: Models with a soft cap of attention that the engine runs: `any`; `published`, where the family has
             one (no class of transformers computes the others); or `none`.
         least_window: The narrowest sliding window, in tokens, of the models that the engine runs; 0 if it runs no model
@@ -109,6 +110,7 @@ class Abilities:
     processes: bool | tuple[str, ...] = False
     stops: tuple[str, ...] = ("max_new_tokens", "eos", "stop_tokens")
     families: tuple[str, ...] | None = None
+    quantised: bool = False
     soft_caps: str = "any"
     least_window: int = 1
     ropes: tuple[str, ...] | None = None
@@ -183,6 +185,8 @@ class Abilities:
         if isinstance(case.model, Seeded) and (what := self.not_loaded(case.model.architecture)) is not None:
             yield what
         draft = case.draft.model
+        if isinstance(draft, Seeded) and draft.quantised and not self.quantised:
+            yield f"draft model of {draft.quantised} weights"
         if isinstance(draft, Seeded) and (what := self.not_loaded(draft.architecture)) is not None:
             yield f"draft model with {what}"
         if self.longest and case.longest > self.longest:

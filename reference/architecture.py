@@ -193,6 +193,16 @@ class Architecture:
         return self.hidden_size * (self.vocab_size * (2 - self.tied) + self.layers * layer)
 
 
+QUANTISED = {"int8": 127.0, "fp8": 448.0}
+"""Kinds of quantised weights, each with its largest number M: integers, and the 8-bit floats e4m3 (no infinity).
+
+The matrices [out, in] named `*_proj.weight` are quantised; embedding, head, norms and biases are not. Each row, an
+output channel, has the scale max|w| / M, or 1 if all its weights are 0. Its numbers are w / scale, rounded to the
+nearest integer or e4m3 number, ties to even. The model computes with number * scale, rounded to its dtype. Up to that
+product all values are float32.
+"""
+
+
 @dataclass(frozen=True)
 class Seeded:
     """A built-in model: the same weights on every machine, from `architecture` and `seed` alone.
@@ -204,6 +214,7 @@ class Seeded:
         relabel: 0 keeps the vocabulary; another number renames every token id by the permutation of that seed.
         noise: Share of other random numbers in `margin` weights, from 0 (none) to 1 (nothing else). A draft whose noise
             is small proposes much of what the model without noise would choose.
+        quantised: `int8` or `fp8` for projections of so many bits, one of QUANTISED; empty for those of the dtype.
     """
 
     TAG: ClassVar[str] = "seeded"
@@ -214,10 +225,13 @@ class Seeded:
     probed_layer: int = 0
     relabel: int = 0
     noise: float = field(default=0.0, metadata=OMIT_DEFAULT)
+    quantised: str = field(default="", metadata=OMIT_DEFAULT)
 
     def __post_init__(self) -> None:
         if self.weights not in ("margin", "transparent"):
             raise Malformed("weights", f"{self.weights!r} is neither margin nor transparent")
+        if self.quantised and (self.quantised not in QUANTISED or self.weights != "margin"):
+            raise Malformed("quantised", f"{self.quantised!r} is none of {', '.join(QUANTISED)} of margin weights")
         if not 0 <= self.probed_layer < self.architecture.layers:
             raise Malformed("probed_layer", f"{self.probed_layer} is not one of {self.architecture.layers} layers")
         if self.seed < 0 or self.relabel < 0:

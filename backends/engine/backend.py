@@ -62,6 +62,7 @@ class EngineBackend:
             emulated=emulated,
             variant_interval=variant_interval,
             soft_caps=soft_caps,
+            quantised=True,
         )
         self._soft_caps = soft_caps
         self.seams = seams

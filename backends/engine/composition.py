@@ -9,6 +9,7 @@ from backends.engine.kv.base import KvCache
 from backends.engine.kv.seams import KvSeams
 from backends.engine.lower_tree import lower_tree
 from backends.engine.model.hidden import HiddenTap
+from backends.engine.model.quantised import dequantise
 from backends.engine.request import Request, gather
 from backends.engine.sampling.seams import SamplingSeams
 from backends.engine.seams import Seams
@@ -40,6 +41,7 @@ SEAMS = Seams(
     arena=Arena,
     trees=GrowthSeams(),
     tap=HiddenTap,
+    dequantise=dequantise,
     request=Request,
     sampling=SamplingSeams(),
 )

@@ -12,6 +12,7 @@ from backends.engine.kv.lanes import BatchCache
 from backends.engine.model.causal_lm import CausalLm
 from backends.engine.model.head import HeadModel
 from backends.engine.model.models import ModelCache, refuse_long
+from backends.engine.model.quantised import Dequantise, dequantise
 from backends.engine.model.update_order_check import require_update_first
 from backends.engine.seams import Seams
 from reference.case import Case
@@ -47,7 +48,8 @@ class OpenModels:
             return head
         if case.draft.model is None:
             return None
-        return self._causal(replace(case, model=case.draft.model), seams.draft_attend, seams.kv.single)
+        own = replace(case, model=case.draft.model)
+        return self._causal(own, seams.draft_attend, seams.kv.single, seams.dequantise)
 
     def counted(self, trace: Trace) -> Trace:
         """`trace` with the seconds, the layers and the fallbacks of this server's forwards."""
@@ -61,9 +63,11 @@ class OpenModels:
             attention_calls=sum(model.attention_calls - before for model, (*_, before) in self._before.items()),
         )
 
-    def _causal(self, case: Case, attend: Attend, lanes: type[BatchCache]) -> CausalLm:
+    def _causal(
+        self, case: Case, attend: Attend, lanes: type[BatchCache], product: Dequantise = dequantise
+    ) -> CausalLm:
         refuse_long(case.model, case.longest)
-        model = self._cached.open(case.model, case.dtype)
+        model = self._cached.open(case.model, case.dtype, product)
         self._noted(model, case, attend, lanes)
         return model
 

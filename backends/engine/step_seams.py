@@ -13,6 +13,7 @@ from backends.engine.kv.base import KvCache
 from backends.engine.kv.seams import KvSeams
 from backends.engine.lower_tree import TreeTensors
 from backends.engine.model.hidden import HiddenTap
+from backends.engine.model.quantised import Dequantise
 from backends.engine.reach import Reach
 from backends.engine.sampling.seams import SamplingSeams
 from backends.engine.stops import Limits, Written
@@ -42,6 +43,7 @@ class StepSeams:
         sampling: The functions that decide for a request that samples.
         trees: The functions that decide the shape of a drafted tree.
         tap: The class that takes the target's hidden states out of a forward.
+        dequantise: From the numbers and the scales of a draft's quantised weights to the weights.
         prefill_attend: The attention of prefills; None if it is `attend`.
     """
 
@@ -62,4 +64,5 @@ class StepSeams:
     sampling: SamplingSeams
     trees: GrowthSeams
     tap: type[HiddenTap]
+    dequantise: Dequantise
     prefill_attend: Attend | None = None

@@ -45,6 +45,12 @@ class LanguageModel(Static):
             model = model_from_json(content["model"])
         return cls(model, shape, tuple(content["vocabulary"]))
 
+    @property
+    def told(self) -> str:
+        """See `Draft`."""
+        kind = self.model.quantised if isinstance(self.model, Seeded) else ""
+        return f"{super().told}, weights in {kind}" if kind else super().told
+
     def renamed(self, renamed: Callable[[Tokens], Tokens], relabel: int) -> "LanguageModel":
         """See `Draft`."""
         assert isinstance(self.model, Seeded), "the weights of a checkpoint have no other names"
@@ -54,7 +60,9 @@ class LanguageModel(Static):
         return replace(self, model=model, vocabulary=tuple(sorted(renamed(self.vocabulary))))
 
     def simpler(self) -> Iterator["LanguageModel"]:
-        """The draft with a smaller dynamic tree, and without a reduced vocabulary."""
+        """The draft with a smaller dynamic tree, without a reduced vocabulary, and without quantised weights."""
         yield from super().simpler()
         if self.vocabulary:
             yield replace(self, vocabulary=())
+        if isinstance(self.model, Seeded) and self.model.quantised:
+            yield replace(self, model=replace(self.model, quantised=""))

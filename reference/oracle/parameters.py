@@ -14,6 +14,7 @@ from reference.malformed import Malformed
 from reference.oracle.checkpoint import UnreadableCheckpoint, identify, read
 from reference.oracle.family import FAMILIES
 from reference.oracle.formulas.layer import Formulas, linear, rms_norm
+from reference.oracle.formulas.quantised import QUANTISED_NAMES, dequantised
 from reference.trace import Array
 from reference.weights import head_weights, seeded
 
@@ -86,7 +87,8 @@ def load(model: Model, dtype: str) -> Parameters:
         Malformed: a weight is too large for `dtype`.
     """
     if isinstance(model, Seeded):
-        return _built_in(model, _embedding_scale(model.architecture, dtype))
+        scale = _embedding_scale(model.architecture, dtype)
+        return _quantised(model, scale, dtype) if model.quantised else _built_in(model, scale)
     return _from_disk(model, dtype)
 
 
@@ -113,6 +115,15 @@ def load_head(head: Head, target: Model, dtype: str) -> dict[str, Array]:
 def _built_in(model: Seeded, embedding_scale: float) -> Parameters:
     # Seeded weights are exact in every working dtype (weights.representable): nothing to round.
     return Parameters(model.architecture, seeded(model), embedding_scale)
+
+
+@lru_cache(maxsize=64)
+def _quantised(model: Seeded, embedding_scale: float, dtype: str) -> Parameters:
+    state = {
+        name: rounded(dequantised(weight, model.quantised), dtype, name) if name.endswith(QUANTISED_NAMES) else weight
+        for name, weight in seeded(model).items()
+    }
+    return Parameters(model.architecture, state, embedding_scale)
 
 
 def _embedding_scale(arch: Architecture, dtype: str) -> float:

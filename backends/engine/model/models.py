@@ -20,6 +20,7 @@ from backends.engine.model.family import EXACT, FAMILIES
 from backends.engine.model.float64_modules import make_exact
 from backends.engine.model.graphs import Graphs, Recorder
 from backends.engine.model.head import HeadModel
+from backends.engine.model.quantised import Dequantise, dequantise, rounded
 from reference.architecture import Architecture, Checkpoint, Model, Rope, Seeded
 from reference.case import Case
 from reference.draft import Draft
@@ -46,7 +47,7 @@ class ModelCache:
         self._device = device
         self._recorder = recorder
         self._keep = keep
-        self._open: OrderedDict[tuple[Model, str], CausalLm] = OrderedDict()
+        self._open: OrderedDict[tuple[Model, str, Dequantise], CausalLm] = OrderedDict()
         self._heads: OrderedDict[tuple[Draft, Model, str], HeadModel] = OrderedDict()
         self._refused: dict[tuple[Model, str], str] = {}
 
@@ -68,8 +69,8 @@ class ModelCache:
         self._heads.move_to_end(key)
         return self._heads[key]
 
-    def open(self, model: Model, dtype: str) -> CausalLm:
-        """Return the model in its working dtype, from this cache or freshly loaded.
+    def open(self, model: Model, dtype: str, product: Dequantise = dequantise) -> CausalLm:
+        """Return the model in its working dtype, from this cache or freshly loaded; `product` makes quantised weights.
 
         A checkpoint's model is first examined by one small forward. A refusal is remembered, so that no later case
         loads the checkpoint again only to be refused.
@@ -77,14 +78,14 @@ class ModelCache:
         Raises:
             Unsupported: for a model that this engine cannot run in this dtype.
         """
-        key = (model, dtype)
-        if key in self._refused:
-            raise Unsupported(self._refused[key])
+        key = (model, dtype, product)
+        if (model, dtype) in self._refused:
+            raise Unsupported(self._refused[model, dtype])
         if key not in self._open:
             try:
-                self._open[key] = self._loaded(model, dtype)
+                self._open[key] = self._loaded(model, dtype, product)
             except Unsupported as why:
-                self._refused[key] = str(why)
+                self._refused[model, dtype] = str(why)
                 raise
             if self._recorder is not None:
                 self._open[key].graphs = Graphs(self._recorder)
@@ -94,8 +95,8 @@ class ModelCache:
         self._open.move_to_end(key)
         return self._open[key]
 
-    def _loaded(self, model: Model, dtype: str) -> CausalLm:
-        network = built_in(model, dtype) if isinstance(model, Seeded) else from_disk(model, dtype)
+    def _loaded(self, model: Model, dtype: str, product: Dequantise) -> CausalLm:
+        network = built_in(model, dtype, product) if isinstance(model, Seeded) else from_disk(model, dtype)
         # By the class of the model, so that checkpoints of a family are prepared as its built-ins are.
         for family in FAMILIES.values():
             if isinstance(network, family.model):
@@ -187,8 +188,10 @@ def rope_parameters(rope: Rope) -> dict[str, Any]:
     return fields
 
 
-def built_in(model: Seeded, dtype: str) -> Any:
+def built_in(model: Seeded, dtype: str, product: Dequantise = dequantise) -> Any:
     """Build the transformers model of a built-in; its weights are exact in every dtype, so casting rounds nothing.
+
+    Quantised weights are those that `product` makes of numbers and scales, rounded to the dtype.
 
     Raises:
         Unsupported: if transformers' model of that family cannot have this architecture.
@@ -200,6 +203,8 @@ def built_in(model: Seeded, dtype: str) -> Any:
         network = family.model(config)
     rotary = type(network.model.rotary_emb)(config=config)  # its tables are in no state dict: made on a real device
     state = {family.renamed(name): torch.tensor(values, dtype=DTYPES[dtype]) for name, values in seeded(model).items()}
+    if model.quantised:
+        state = rounded(state, model.quantised, product)
     if model.architecture.tied:  # strict loading wants the head by its own name, although it is the embedding
         state["lm_head.weight"] = state["model.embed_tokens.weight"]
     try:

@@ -13,6 +13,7 @@ from properties.strategies.within import among
 from reference.abilities import Abilities
 from reference.architecture import Seeded
 from reference.draft import Draft, Scripted
+from reference.draft.trie import Trie
 from reference.draft_trees import TREE_KINDS
 
 # Importing a module registers its strategies in DRAWN.
@@ -50,8 +51,10 @@ def any_draft(
         return Scripted()
     kind = draw(st.sampled_from(often))
     if kind in further:
-        kind = draw(st.sampled_from(further))
+        # Tries show that they are kept apart only in some sessions, so that they are drawn twice as often.
+        kind = draw(st.sampled_from(further + among((Trie.TAG,), within, "drafts")))
     fills, trees = within is None or within.draft_trees, among(TREE_KINDS, within, "tree_kinds")
-    given = Given(model, prompt, ahead, fills, "dynamic" in trees, "dispatched" in trees)
+    quantises = within is None or within.quantised
+    given = Given(model, prompt, ahead, fills, "dynamic" in trees, "dispatched" in trees, quantises)
     drawn: Draft = draw(DRAWN[kind](given))
     return drawn

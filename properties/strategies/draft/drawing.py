@@ -20,6 +20,7 @@ class Given:
         fills: Whether the engine fills the draft's tree; else it takes the draft's model alone.
         grows: Whether the engine grows dynamic trees.
         dispatches: Whether the engine takes static trees by batch size.
+        quantises: Whether the engine runs draft models with quantised weights.
     """
 
     model: Seeded
@@ -28,6 +29,7 @@ class Given:
     fills: bool = True
     grows: bool = True
     dispatches: bool = True
+    quantises: bool = True
 
 
 DRAWN: dict[str, Callable[[Given], st.SearchStrategy[Any]]] = {}

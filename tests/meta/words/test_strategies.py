@@ -135,6 +135,8 @@ def words(case: Case) -> Iterator[str]:
             yield "a table that gives two trees"
     if isinstance(case.draft, LanguageModel):
         yield "reduced vocabulary" if case.draft.vocabulary else "whole vocabulary"
+        if isinstance(case.draft.model, Seeded) and case.draft.model.quantised:
+            yield f"weights in {case.draft.model.quantised}"
         yield "the target drafts for itself" if case.draft.model == case.model else "a stranger drafts"
         if case.draft.expansion is None and sum(map(bool, case.draft.shapes[0].children)) > 2:
             yield "a static tree with inner nodes"
@@ -211,6 +213,7 @@ COMMON = [
     *("draft Scripted", "draft Ngram", "draft LanguageModel"),
     *("draft Eagle1", "draft Eagle3", "draft Medusa", "draft Mtp"),
     *("draft Trie", "draft Automaton", "draft Merged"),
+    *("weights in int8", "weights in fp8"),
     *("reduced vocabulary", "whole vocabulary", "a dynamic tree", "a greedy top-k tree"),
     *("a dynamic tree of a request that samples", "a dynamic tree that changes its shape"),
     *("a table of trees by batch size", "a table that gives two trees"),

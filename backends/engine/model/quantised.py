@@ -1,0 +1,38 @@
+"""Quantised weights in torch's own 8-bit types.
+
+The rule is that of `reference.architecture.QUANTISED`. A draft's matrices become numbers with a scale for each row when
+the model is opened; its forwards run on the products in the working dtype.
+"""
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from reference.architecture import QUANTISED
+
+Dequantise: TypeAlias = Callable[[Tensor, Tensor], Tensor]
+"""From numbers [out, in] and scales [out, 1] to weights, float64 [out, in]."""
+
+
+def quantise(weight: Tensor, kind: str) -> tuple[Tensor, Tensor]:
+    """The numbers of `weight` [out, in], int8 or float8_e4m3fn, and the scale of each row, float32 [out, 1]."""
+    single = weight.float()
+    scale = single.abs().amax(1, keepdim=True) / QUANTISED[kind]
+    scale[scale == 0] = 1
+    quotient = single / scale
+    return (quotient.round().to(torch.int8) if kind == "int8" else quotient.to(torch.float8_e4m3fn)), scale
+
+
+def dequantise(numbers: Tensor, scale: Tensor) -> Tensor:
+    """The weights for which the numbers stand; the products are exact in float64."""
+    return numbers.double() * scale.double()
+
+
+def rounded(state: dict[str, Tensor], kind: str, product: Dequantise) -> dict[str, Tensor]:
+    """The weights with every projection of a layer replaced by its quantised values, in the dtype that it had."""
+    return {
+        name: product(*quantise(weight, kind)).to(weight.dtype) if name.endswith("_proj.weight") else weight
+        for name, weight in state.items()
+    }

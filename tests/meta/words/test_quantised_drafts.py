@@ -1,0 +1,107 @@
+"""Quantised draft models: the rule twice, a library's numbers, judged cases, and refusals."""
+
+import importlib
+import warnings
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from backends.engine.model.quantised import dequantise, quantise
+from backends.registry import open_backend
+from properties.shrinking.cases import nearer
+from properties.verdict.judge import judge
+from reference.architecture import QUANTISED
+from reference.case import Case
+from reference.case_json import case_from_json, case_to_json
+from reference.draft import LanguageModel
+from reference.malformed import Malformed
+from reference.oracle.formulas.quantised import dequantised, nearest_e4m3
+from reference.oracle.parameters import load
+from reference.sampling import Stops
+from reference.tree import RankTree
+from specverify.setup.subjects import subject_of
+from tests.meta.words.test_head_drafts import DRAFTS, MODEL, ORACLE
+
+TREE = RankTree((0, 0, 0, 1), (0, 1, 0, 0))
+WEIGHTS = np.random.default_rng(3).normal(size=(40, 96)).astype(np.float32)
+WEIGHTS[5] = 0.0
+
+
+def case_of(kind: str, dtype: str = "float32") -> Case:
+    draft = LanguageModel(replace(MODEL, quantised=kind), TREE)
+    return Case(MODEL, (3, 1, 4, 1, 5), draft, stops=Stops(6), dtype=dtype)
+
+
+@pytest.mark.parametrize("kind", QUANTISED)
+def test_engine_and_oracle_round_to_the_same_numbers(kind: str) -> None:
+    numbers, scale = quantise(torch.tensor(WEIGHTS), kind)
+    assert numbers.element_size() == 1
+    mine = dequantise(numbers, scale).numpy()
+    np.testing.assert_array_equal(mine, dequantised(WEIGHTS.astype(np.float64), kind))
+    # No weight is further from its number than half a step: the largest step lies at the largest number.
+    step = 1.0 if kind == "int8" else 32.0
+    assert (np.abs(mine - WEIGHTS) <= step * scale.numpy() / 2 * 1.0001).all()
+    assert not np.array_equal(mine, WEIGHTS)
+    assert not mine[5].any()
+
+
+def test_every_8_bit_float_and_the_ties_between_them_are_rounded_as_torch_rounds_them() -> None:
+    every = torch.arange(127, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
+    halves = (every[1:] + every[:-1]) / 2
+    values = torch.cat([every, halves, -halves, torch.rand(2000) * 448])
+    wanted = values.to(torch.float8_e4m3fn).double().numpy()
+    np.testing.assert_array_equal(nearest_e4m3(values.double().numpy()), wanted)
+
+
+def test_the_numbers_are_those_of_torchao() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torchao 0.18 warns of its own source when it is imported
+        quantization = pytest.importorskip("torchao.quantization", reason="the extra `quantised` is not installed")
+        primitives = importlib.import_module("torchao.quantization.quant_primitives")
+        linear = torch.nn.Linear(96, 40, bias=False)
+        linear.weight = torch.nn.Parameter(torch.tensor(WEIGHTS))
+        quantization.quantize_(linear, quantization.Float8WeightOnlyConfig())
+    numbers, scale = quantise(torch.tensor(WEIGHTS), "fp8")
+    used = scale[:, 0] != 1  # a row of zeros has another scale there
+    weight: Any = linear.weight
+    assert torch.equal(weight.qdata[used].float(), numbers[used].float())
+    assert torch.equal(weight.scale[used], scale[used])
+    # Its own configuration for int8 divides by 127.5 and uses -128; the rule here is its mapping without that number.
+    numbers, scale = quantise(torch.tensor(WEIGHTS[used.numpy()]), "int8")
+    mapping, block = primitives.MappingType.SYMMETRIC_NO_CLIPPING_ERR, (1, 96)
+    given = torch.tensor(WEIGHTS[used.numpy()]), mapping, block, torch.int8, -127, 127
+    theirs, zero = primitives.choose_qparams_affine(*given)
+    rounded = primitives.quantize_affine(given[0], block, theirs, zero, torch.int8, -127, 127)
+    torch.testing.assert_close(theirs.flatten(), scale.flatten(), rtol=1e-6, atol=0)
+    # It multiplies by 1 / scale, so that a quotient near a tie may go to the other side.
+    assert (rounded != numbers).float().mean() < 1e-3
+
+
+@pytest.mark.parametrize("kind", QUANTISED)
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", "float16"])
+def test_a_case_is_saved_loaded_judged_and_made_smaller(kind: str, dtype: str) -> None:
+    case = case_of(kind, dtype)
+    assert case_from_json(case_to_json(case)) == case
+    verdict = judge(case, DRAFTS, ORACLE, subject_of(open_backend("cpu-eager")))
+    assert verdict.findings == ()
+    assert verdict.outcomes["draft.fidelity"] == "checked"
+    plain = LanguageModel(MODEL, TREE)
+    assert any(one.draft == plain for one in nearer(case))
+
+
+def test_the_target_keeps_its_weights() -> None:
+    case = case_of("int8")
+    assert case.draft.model is not None
+    target, draft = (load(one, "float32").state for one in (case.model, case.draft.model))
+    changed = {name for name in target if not np.array_equal(target[name], draft[name])}
+    assert changed == {name for name in target if name.endswith("_proj.weight")}
+
+
+def test_what_no_weights_can_be_is_refused() -> None:
+    with pytest.raises(Malformed, match="quantised: 'int4' is none of int8, fp8"):
+        replace(MODEL, quantised="int4")
+    without = replace(open_backend("cpu-eager").declaration, quantised=False)
+    assert str(without.outside(case_of("fp8"))).endswith("declares no draft model of fp8 weights")
