@@ -74,9 +74,13 @@ class NgramTrie:
     def prune(self) -> None:
         """Remove the least recently used nodes, which are leaves, until `capacity` are left."""
         while len(self.recency) > self.capacity:
-            node, _ = self.recency.popitem(last=False)
-            assert node.parent is not None
-            del node.parent.children[node.token]
+            self.remove_first()
+
+    def remove_first(self) -> None:
+        """Remove the least recently used node, and with it what hangs below it."""
+        node, _ = self.recency.popitem(last=False)
+        if node.parent is not None:
+            node.parent.children.pop(node.token, None)
 
     def followers(self, tokens: list[int]) -> list[int]:
         """The tokens after the longest suffix of `tokens` that has any: the most frequent first, then the latest."""
