@@ -39,7 +39,7 @@ HAPPENINGS = (
 USES = {"evict": ("evict", "restore")}
 """The kinds of action that a drawn kind may add beside itself; others add only steps and entries."""
 
-SHARED = 4
+SHARED = 3
 """One session in this many whose draft could be shared shares it; in the others requests must be kept apart."""
 
 BRANCHES = Ngram(RankTree((0, 0, 0, 1), (0, 1, 0, 0)), 3)
@@ -239,7 +239,7 @@ def with_session(
     company = tuple(draw(mates(case, other, rival, within)) for _ in range(draw(st.sampled_from(numbers))))
     greedy = case.sampling.greedy and all(mate.sampling.greedy for mate in company)
     common = case.draft.as_shared
-    # Mates mostly have the draft of the case: they then share its trie, in one session of four with tries.
+    # Mates mostly have the draft of the case: they then share its trie, in one session of three with tries.
     if common is not None and greedy and draw(st.integers(0, SHARED - 1)) == SHARED - 1:
         company = tuple(replace(one, draft=common) if one.draft == case.draft else one for one in company)
         case = replace(case, draft=common)

@@ -51,8 +51,8 @@ def any_draft(
         return Scripted()
     kind = draw(st.sampled_from(often))
     if kind in further:
-        # Tries show that they are kept apart only in some sessions, so that they are drawn twice as often.
-        kind = draw(st.sampled_from(further + among((Trie.TAG,), within, "drafts")))
+        # Tries show that they are kept apart only in some sessions, so that they are drawn more often there.
+        kind = draw(st.sampled_from(further + among((Trie.TAG,) * (2 if learning else 1), within, "drafts")))
     fills, trees = within is None or within.draft_trees, among(TREE_KINDS, within, "tree_kinds")
     quantises = within is None or within.quantised
     given = Given(model, prompt, ahead, fills, "dynamic" in trees, "dispatched" in trees, quantises)
