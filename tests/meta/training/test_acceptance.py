@@ -63,12 +63,12 @@ def test_trees_of_a_head_are_the_trees_of_the_oracle() -> None:
     ours = grown(opened, head.names(), roots, GROWN)
     for text, root, found in zip(texts, roots.tolist(), ours, strict=True):
         asked = question(tuple(text.tokens[: root + 1].tolist()), text.states[:root].numpy())
-        assert found == paths(proposed_by(Eagle3Formulas(DRAFT, MODEL), asked).tree)
+        assert found == paths(proposed_by(Eagle3Formulas(DRAFT, asked), asked).tree)
 
 
 def test_the_acceptance_of_a_head_is_the_walk_over_the_trees_of_the_oracle() -> None:
     head, texts = module(DRAFT), held_out()
-    wanted = [steps(text, lambda asked: proposed_by(Eagle3Formulas(DRAFT, MODEL), asked)) for text in texts]
+    wanted = [steps(text, lambda asked: proposed_by(Eagle3Formulas(DRAFT, asked), asked)) for text in texts]
     found = of_head(head, texts, GROWN)
     assert sorted(found.steps) == sorted(wanted[0] + wanted[1])
     assert 0 < found.mean < GROWN.depth
