@@ -11,10 +11,10 @@ from typing import Any, ClassVar, TypeVar
 
 from reference.architecture import Architecture, Model, Seeded
 from reference.draft.base import Tokens
-from reference.draft.head_files import FILES_SCHEMA, HeadFiles
 from reference.draft.hidden import HiddenStates
 from reference.draft.static import Static
 from reference.draft_trees import DraftTree, draft_tree_from_json
+from reference.files.head_files import FILES_SCHEMA, HeadFiles
 from reference.malformed import Malformed, under
 from reference.rules import OMIT_DEFAULT
 from reference.tree import RankTree, Shape, Tree

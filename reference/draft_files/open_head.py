@@ -12,13 +12,13 @@ from reference.architecture import Model
 from reference.draft.eagle1 import Eagle1
 from reference.draft.eagle3 import AT, Eagle3
 from reference.draft.head import Head
-from reference.draft.head_files import HeadFiles
 from reference.draft.medusa import Medusa
 from reference.draft.mtp import Mtp
 from reference.draft_files import eagle1, eagle3, medusa, mtp
 from reference.draft_files.target_sizes import TargetSizes, target_sizes
 from reference.draft_files.tensors import HeadTensors
 from reference.files.fields import Fields, UnreadableCheckpoint, read_json, shown
+from reference.files.head_files import HeadFiles
 from reference.files.stored import FLOATS, WHOLE, Stored
 from reference.files.weight_files import digest, weight_files
 from reference.malformed import Malformed

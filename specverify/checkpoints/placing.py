@@ -10,9 +10,9 @@ from reference.architecture import Checkpoint, Model
 from reference.case import Case
 from reference.draft import Draft
 from reference.draft.head import Head
-from reference.draft.head_files import HeadFiles
 from reference.draft_files import open_head, stored_head
 from reference.files.fields import UnreadableCheckpoint
+from reference.files.head_files import HeadFiles
 from reference.malformed import Malformed
 from reports.bundle import Bundle
 from reports.format import clean, cut

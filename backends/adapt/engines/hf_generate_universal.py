@@ -1,4 +1,4 @@
-"""transformers' universal assisted generation: an assistant with another tokenizer.
+"""transformers' universal assisted generation: assistants of other tokenizers.
 
 The draft of a case has the target's vocabulary. Here the same words stand in its tokenizer in reverse order, behind a
 word that the target does not know, and so do the rows of its embedding and head: its ids are others, its laws nearly

@@ -48,7 +48,7 @@ def one_child(work: Work) -> dict[str, Any]:
         sys.meta_path[:] = [one for one in sys.meta_path if type(one).__name__ != "AssertionRewritingHook"]
         return work(tell)
 
-    (outcome,) = run([(None, plainly)], 1, 30.0, lambda: False)
+    (outcome,) = run([(None, plainly)], 1, 120.0, lambda: False)
     returned: dict[str, Any] = outcome[1]["returned"]
     return returned
 

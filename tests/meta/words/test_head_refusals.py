@@ -14,12 +14,12 @@ from reference.case import Case
 from reference.draft.eagle1 import Eagle1
 from reference.draft.eagle3 import Eagle3
 from reference.draft.head import Head
-from reference.draft.head_files import HeadFiles
 from reference.draft.hidden import HiddenStates
 from reference.draft.layer_head import HeadLayer
 from reference.draft.medusa import Medusa
 from reference.draft_files import open_head
 from reference.files.fields import UnreadableCheckpoint
+from reference.files.head_files import HeadFiles
 from reference.malformed import Malformed
 from reference.sampling import Stops
 from reference.trace import Array
