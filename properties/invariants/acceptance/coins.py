@@ -20,7 +20,7 @@ from reference.architecture import Seeded
 from reference.case import Case
 from reference.oracle import acceptance, processing, tree_growth
 from reference.oracle.coin_source import Taped
-from reference.oracle.draft.dispatch import chosen
+from reference.oracle.draft.level_by_level import chosen
 from reference.oracle.sampled_step import one_hot
 from reference.trace import Array, Stage, Step
 from reference.tree import Tree

@@ -11,7 +11,7 @@ from reference.architecture import Seeded
 from reference.case import Case
 from reference.draft_trees import told_tree
 from reference.oracle.draft.chunk import in_chunk
-from reference.oracle.draft.dispatch import chosen
+from reference.oracle.draft.level_by_level import chosen
 from reference.trace import Drafted, Stage, Trace
 from reference.tree import RankTree, Shape, Tree
 

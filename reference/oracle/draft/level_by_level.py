@@ -7,11 +7,10 @@ import numpy as np
 
 from reference.draft import Draft
 from reference.draft_trees import Dispatch, DraftTree, Expansion
-from reference.oracle.draft.dispatch import chosen
 from reference.oracle.draft.expansion import PathScores, expanded
 from reference.oracle.draft.question import Question
 from reference.trace import Drafted, frozen
-from reference.tree import Shape, Tree
+from reference.tree import RankTree, Shape, Tree
 
 
 def tree_of(
@@ -69,3 +68,12 @@ def filled(
         level = [child for node in level for child in shape.children[node]]
     told = frozen(proposal) if sampled.drawn and not fixed else None
     return Drafted(Tree(shape.parent, tuple(token)), frozen(logits), tuple(draft_id), told)
+
+
+def chosen(table: Dispatch, step: int) -> RankTree:
+    """The tree of step `step`: that of the smallest bound that the batch does not exceed, or else the last."""
+    # After the last known batch the sizes stay as they are.
+    known = table.batches[: step + 1]
+    size = known[-1] if known else 1
+    rows = dict(zip(table.up_to, table.trees, strict=True))
+    return rows[min([bound for bound in rows if size <= bound], default=max(rows))]
