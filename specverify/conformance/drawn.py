@@ -33,8 +33,12 @@ LAYOUTS = {
 }
 """Invariants that speak of one kind of layout alone."""
 
-DRAFTS = {"draft.shared": "trie"}
-"""Invariants that speak of one kind of draft alone, which is drawn where the engine has it."""
+NARROWED: dict[str, dict[str, tuple[str, ...]]] = {
+    "draft.shared": {"drafts": ("trie",)},
+    "draft.dispatch": {"drafts": ("model",), "tree_kinds": ("dispatched",)},
+    "draft.tree-top-m": {"drafts": ("model",), "tree_kinds": ("dynamic",)},
+}
+"""Invariants that speak of few drafts: what alone is drawn of the declaration's fields, where the engine has it."""
 
 ROUNDS = (1, 4, 16)
 """How often as many cases are drawn, in turn, until one was judged: some invariants speak of few."""
@@ -64,9 +68,9 @@ def outcomes_of(
     kind: Callable[..., SearchStrategy[Case]] = single_cases if alone else cases
     if invariant.speaks_of == "session":
         kind = session_cases
-    within, draft = backend.declaration, DRAFTS.get(name)
-    if draft in within.drafts:
-        within = replace(within, drafts=(draft,))
+    within, narrowed = backend.declaration, NARROWED.get(name, {})
+    if all({*few} <= {*getattr(within, field)} for field, few in narrowed.items()):
+        within = replace(within, **narrowed)  # type: ignore[arg-type]  # of strings alone
     drawn = kind(backend.dtypes, layout=LAYOUTS.get(name), within=within)
 
     def holds(case: Case) -> None:

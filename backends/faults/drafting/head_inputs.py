@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from backends.engine.draft.head import HeadDraft
-from backends.engine.kv.base import KvCache
 from backends.engine.model.hidden import HiddenTap
 from backends.engine.request import Request
 from backends.engine.seams import Seams
@@ -203,33 +202,3 @@ def input_overflows(seams: Seams) -> Seams:
 
 
 FAULTS = faults_in(globals())
-
-
-@fault(
-    "state-survives-restart",
-    Stage.DRAFTED,
-    "family of catalogue BZ-170: what was known before a preemption survives it",
-    "a head; a step, then evict, restore and step",
-)
-def state_survives(seams: Seams) -> Seams:
-    """The last row after a restart stands beside the state that the draft last read, which a preemption left behind.
-
-    The request has more tokens by then, so the state belongs to an earlier one.
-    """
-
-    class Remembering(HeadDraft):
-        _last: Tensor | None = None
-        _stale: Tensor | None = None
-
-        def resume(self, cache: KvCache | None) -> None:
-            self._stale = self._last
-            super().resume(cache)
-
-        def row_states(self, hidden: Tensor, first: int, last: int) -> Tensor:
-            states, stale = super().row_states(hidden, first, last), self._stale
-            if last < len(hidden):
-                return states
-            self._last, self._stale = states[-1:], None
-            return states if stale is None else torch.cat([states[:-1], stale])
-
-    return drafting(seams, Remembering)

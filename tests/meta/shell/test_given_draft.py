@@ -172,7 +172,11 @@ def test_a_replay_opens_a_head_only_where_the_user_names_it(work: Path, capfd: p
     assert "a name in a file opens nothing" in told
 
 
-@pytest.mark.parametrize("layout", KINDS)
+QUICK = ("branch", "paged")
+"""Layouts that stand for the others where -m slow is not asked for."""
+
+
+@pytest.mark.parametrize("layout", [pytest.param(one, marks=() if one in QUICK else pytest.mark.slow) for one in KINDS])
 def test_prompts_run_side_by_side_in_every_layout(layout: str, work: Path, capfd: pytest.CaptureFixture[str]) -> None:
     checkpoint(work / "target")
     saved(work / "head", EAGLE3, "safeailab")

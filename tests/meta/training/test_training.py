@@ -50,6 +50,7 @@ def losses(out: Path) -> list[float]:
     return [line["loss"] for line in lines if line["loss"] is not None]
 
 
+@pytest.mark.slow
 def test_a_trained_head_accepts_more_than_an_untrained_one(folder: Path, tmp_path: Path) -> None:
     before = train(targets.plan(folder, "eagle3", tmp_path / "before", most_steps=1, rate=1e-9), quiet=True)
     after = train(targets.plan(folder, "eagle3", tmp_path / "after", most_steps=80, rate=1e-2), quiet=True)
@@ -69,7 +70,9 @@ def test_the_loss_falls(folder: Path, tmp_path: Path, monkeypatch: pytest.Monkey
     assert sum(found[-5:]) < 0.8 * sum(found[:5])
 
 
-@pytest.mark.parametrize("kind", ["eagle3", pytest.param("eagle1", marks=pytest.mark.slow), "medusa"])
+@pytest.mark.parametrize(
+    "kind", [*(pytest.param(one, marks=pytest.mark.slow) for one in ("eagle3", "eagle1")), "medusa"]
+)
 def test_a_killed_training_goes_on_as_if_it_had_not_been(
     kind: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -93,7 +96,7 @@ def test_a_killed_training_goes_on_as_if_it_had_not_been(
         assert torch.equal(one, theirs[name]), name
 
 
-@pytest.mark.parametrize("kind", ["eagle3", "eagle1", "medusa"])
+@pytest.mark.parametrize("kind", ["eagle3", pytest.param("eagle1", marks=pytest.mark.slow), "medusa"])
 def test_the_head_has_the_published_layout(kind: str, folder: Path, tmp_path: Path) -> None:
     train(targets.plan(folder, kind, tmp_path / "head", most_steps=2), quiet=True)
     tensors = load_file(tmp_path / "head" / "model.safetensors")
