@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from reference.case_json import case_from_json
 from tests.measure.mutation import engine_scope, oracle_scope
@@ -45,6 +46,8 @@ def one_child(work: Work) -> dict[str, Any]:
     """What it returns, in a child that imports without pytest, which would rewrite every module of ours first."""
 
     def plainly(tell: Callable[[str], None]) -> Any:
+        # A forked child has no other threads of torch, and would wait for them where an earlier test had started some.
+        torch.set_num_threads(1)
         sys.meta_path[:] = [one for one in sys.meta_path if type(one).__name__ != "AssertionRewritingHook"]
         return work(tell)
 

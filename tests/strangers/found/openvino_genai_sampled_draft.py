@@ -1,4 +1,4 @@
-"""openvino-genai 2026.4.1: sampled requests with a draft model fail in the engine's own check of content_length.
+"""openvino-genai 2026.4.1.0: sampled requests with a draft model fail in the engine's own check of content_length.
 
 Greedy requests do not. Found by lossless.completes. Exit code 1 where a request fails, 0 where none does.
 """
