@@ -23,7 +23,7 @@ NUMBERS = re.compile(r"0x[0-9a-f]+|\d+(?:\.\d+)?(?:, ?\d+(?:\.\d+)?)*", re.IGNOR
 
 @dataclass(frozen=True)
 class Signature:
-    """What a finding shows on a case of any size.
+    """The part of a finding that is the same on a case of any size.
 
     Attributes:
         invariant: The invariant that does not hold.

@@ -82,7 +82,7 @@ def show(value: Any) -> str:
 
 
 def both(finding: Finding) -> tuple[str, str]:
-    """What was expected and what was observed, as `show` tells them; unequal numbers have digits enough to differ."""
+    """The expected and the observed value, as `show` tells them; unequal numbers have digits enough to differ."""
     pair = (finding.expected, finding.observed)
     told = (show(pair[0]), show(pair[1]))
     if told[0] == told[1] and all(isinstance(value, float) and math.isfinite(value) for value in pair):

@@ -40,7 +40,7 @@ USES = {"evict": ("evict", "restore")}
 """The kinds of action that a drawn kind may add beside itself; others add only steps and entries."""
 
 SHARED = 3
-"""One session in this many whose draft could be shared shares it; in the others requests must be kept apart."""
+"""Of so many sessions whose draft could be shared, one shares it; in the others requests must be kept apart."""
 
 BRANCHES = Ngram(RankTree((0, 0, 0, 1), (0, 1, 0, 0)), 3)
 """An n-gram draft with a branching tree, to which requests may switch."""

@@ -7,7 +7,7 @@ from reference.rules import DRAWS
 
 @dataclass(frozen=True)
 class TreeLaw:
-    """What a rule is told of the tokens of one kind of tree.
+    """The facts that a rule is told of the tokens of one kind of tree.
 
     Attributes:
         name: The kind of tree.

@@ -61,7 +61,7 @@ def not_accumulated(seams: Seams) -> Seams:
     "a dynamic tree of two levels, in which the last expanded node has a child",
 )
 def one_short(seams: Seams) -> Seams:
-    """One node less of each level is expanded than the tree asks for, down to one."""
+    """Each level is expanded by a node less than the tree asks for, down to one node."""
 
     def frontier(scores: Tensor, most: int) -> list[int]:
         return seams.trees.frontier(scores, max(most - 1, 1))

@@ -17,7 +17,7 @@ CHAIN = RankTree((0, 0, 1, 2), (0, 0, 0, 0))
 
 
 QUANTISED_IN = 6
-"""One draft model in this many has quantised weights."""
+"""The number of draft models of which one has quantised weights."""
 
 
 @st.composite

@@ -14,7 +14,7 @@ NAMES = ("D2", "D4", "D2-BF2", "D3-BF2", "D2-BF3", "D3-BF2-N8", "D4-BF3-N9", "ea
 """Names of static trees that are drawn; the published list is the smaller one."""
 
 NAMED = 12
-"""One static tree in this many has a name."""
+"""The number of static trees of which one has a name."""
 
 
 def static_trees(named: int) -> st.SearchStrategy[RankTree]:

@@ -20,7 +20,7 @@ Row: TypeAlias = tuple[Past, Array | None]
 
 
 class MtpFormulas(Formulas):
-    """One module: norms of embedding and state, their projection, and the target's own head."""
+    """A module: norms of embedding and state, their projection, and the target's own head."""
 
     draft: Mtp
 
