@@ -1,6 +1,9 @@
 """The proposal of an n-gram trie, counted anew from all tokens so far."""
 
+from collections.abc import Callable
+
 from reference.draft import Ngram
+from reference.draft.trie import Trie
 from reference.oracle.draft.question import Question, means
 from reference.trace import Drafted
 from reference.tree import Tree
@@ -9,12 +12,19 @@ from reference.tree import Tree
 @means(Ngram.TAG)
 def proposed(draft: Ngram, question: Question) -> Drafted:
     """The static tree without each node whose rank has no follower, and without the nodes below it."""
-    tokens, token = question.tokens, {0: question.tokens[-1]}
+    return looked_up(draft, question.tokens, lambda context: followers(question.tokens, context))
+
+
+def looked_up(
+    draft: Ngram | Trie, tokens: tuple[int, ...], following: Callable[[tuple[int, ...]], list[int]]
+) -> Drafted:
+    """The static tree whose nodes are named by the tokens `following` the longest suffix that any follows, by rank."""
+    token = {0: tokens[-1]}
 
     def candidates(path: tuple[int, ...]) -> list[int]:
         sequence = tokens[:-1] + tuple(token[node] for node in path)
         for width in range(min(draft.order - 1, len(sequence)), 0, -1):
-            found = followers(tokens, sequence[-width:])
+            found = following(sequence[-width:])
             if found:
                 return found
         return []

@@ -4,9 +4,9 @@ Its n-grams are listed anew from the whole texts at each step.
 """
 
 from reference.draft.trie import Trie
+from reference.oracle.draft.ngram import looked_up
 from reference.oracle.draft.question import Question, means
 from reference.trace import Drafted
-from reference.tree import Tree
 
 Tokens = tuple[int, ...]
 
@@ -19,27 +19,9 @@ def entries(text: Tokens, known: int = 0) -> tuple[Tokens, ...]:
 @means(Trie.TAG)
 def proposed(draft: Trie, question: Question) -> Drafted:
     """The tree of a trie that the request's own text has entered, or the texts of all requests that share it."""
-    tokens = question.tokens
-    entered = entries(tokens) if question.entered is None else question.entered
+    entered = entries(question.tokens) if question.entered is None else question.entered
     ranked = best_first(held(entered, draft.order, draft.capacity))
-    token = {0: tokens[-1]}
-
-    def candidates(path: tuple[int, ...]) -> list[int]:
-        sequence = tokens[:-1] + tuple(token[node] for node in path)
-        for width in range(min(draft.order - 1, len(sequence)), 0, -1):
-            found = [gram[-1] for gram in ranked if gram[:-1] == sequence[-width:]]
-            if found:
-                return found
-        return []
-
-    for node in sorted(range(1, len(draft.shape)), key=lambda node: draft.shape.depth[node]):
-        above = draft.shape.path(node)[:-1]
-        if above[-1] in token:
-            named = candidates(above)
-            if draft.shape.rank[node] < len(named):
-                token[node] = named[draft.shape.rank[node]]
-    kept = sorted(token)
-    return Drafted(Tree(draft.shape.part(kept).parent, tuple(token[node] for node in kept)))
+    return looked_up(draft, question.tokens, lambda context: [gram[-1] for gram in ranked if gram[:-1] == context])
 
 
 def held(entered: tuple[Tokens, ...], order: int, capacity: int) -> dict[Tokens, tuple[int, tuple[int, int, int]]]:
