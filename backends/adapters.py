@@ -116,6 +116,13 @@ ADAPTERS: tuple[Adapter, ...] = (
         LLAMA_CPP,
     ),
     Adapter(
+        "llama-cpp-tree",
+        "llama_cpp_tree:open_tree",
+        "llama.cpp's C API with each tree as one batch, shown step by step; greedy",
+        "llama-cpp-tree",
+        ("llama_cpp", "gguf"),
+    ),
+    Adapter(
         "economize-tree",
         "economize_tree:open_tree",
         "economize's tree pass, verifiers and cache on the trees of a case, shown step by step",

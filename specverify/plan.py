@@ -23,7 +23,7 @@ FOCI = ("distribution",)
 TRANSFORMERS = "transformers"
 """The argument of `--against` for plain transformers; other arguments are names of backends."""
 
-SELFTEST_S = 570.0
+SELFTEST_S = 900.0
 """Default wall time of a self-test, in seconds."""
 
 SHRINK_S = 20.0

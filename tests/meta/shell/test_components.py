@@ -199,6 +199,7 @@ PARTS = {
     "economize": ("open_layout", "open_greedy", "open_rejection"),
     "dejavuu": ("open_layout", "open_accept", "open_sampled", "open_gather"),
     "sglang": ("open_build", "open_verify", "open_chain", "open_blockwise", "open_extend"),
+    "vllm": ("open_greedy", "open_sampled"),
 }
 """The parts of other packages that stand beside these tests, in `PACKAGE_parts.py`."""
 OF_STAGE = {

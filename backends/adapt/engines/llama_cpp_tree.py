@@ -1,0 +1,187 @@
+"""llama.cpp's tree batch: one decode of a whole tree through the C API that `llama-cpp-python` binds.
+
+A node of the tree is one token of a batch at its own position, and belongs to the sequence of every leaf below it, so
+that it attends to the committed text and to its own path. The C API has no verifier: the greedy walk of this file
+chooses a leaf's sequence, and llama.cpp keeps that sequence's rows and drops all others.
+"""
+
+import ctypes
+from collections.abc import Sequence
+from functools import lru_cache
+
+import llama_cpp
+import numpy as np
+import torch
+
+from backends.adapt import exported, save_gguf
+from backends.adapt.drafting import DRAFTS, TreeDraft
+from backends.adapt.export.gguf_file import ROPES
+from backends.adapt.models import checkpoint_of
+from backends.adapt.rounds import Round, traced
+from backends.base import Declaration, Unsupported
+from reference.case import Case
+from reference.trace import Stage, Trace
+from reference.tree import Tree
+
+OPEN_CONTEXTS = 16
+"""Contexts that stay open, each with its model."""
+
+LEAVES = 32
+"""Sequences of a context, and so the most leaves of a tree."""
+
+COLUMNS = 512
+"""Cells of the KV cache; each row of a batch takes one."""
+
+
+class FailedCall(RuntimeError):
+    """A call of the C API told an error."""
+
+
+class Engine:
+    """An open model with a KV cache that all sequences share."""
+
+    def __init__(self, checkpoint: str) -> None:
+        llama_cpp.llama_log_set(_SILENT, None)
+        file = str(exported(save_gguf, checkpoint)).encode()
+        self._model = llama_cpp.llama_model_load_from_file(file, llama_cpp.llama_model_default_params())
+        if not self._model:
+            raise FailedCall("llama_model_load_from_file gave no model")
+        settings = llama_cpp.llama_context_default_params()
+        settings.n_ctx = settings.n_batch = settings.n_ubatch = COLUMNS
+        settings.n_seq_max, settings.kv_unified = LEAVES, True  # a cell of the cache is of several sequences
+        settings.n_threads = settings.n_threads_batch = 1
+        settings.type_k = settings.type_v = llama_cpp.GGML_TYPE_F32
+        settings.flash_attn_type = llama_cpp.LLAMA_FLASH_ATTN_TYPE_DISABLED
+        self._context = llama_cpp.llama_init_from_model(self._model, settings)
+        if not self._context:
+            raise FailedCall("llama_init_from_model gave no context")
+        self._memory = llama_cpp.llama_get_memory(self._context)
+        self._vocabulary = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(self._model))
+
+    def clear(self) -> None:
+        """Forget every sequence."""
+        llama_cpp.llama_memory_clear(self._memory, True)
+
+    def decode(self, tokens: Sequence[int], positions: Sequence[int], within: Sequence[Sequence[int]]) -> torch.Tensor:
+        """One forward of tokens at `positions`, each in the sequences `within`: logits, float32 [tokens, vocabulary].
+
+        Raises:
+            FailedCall: llama.cpp decoded nothing.
+        """
+        count = len(tokens)
+        batch = llama_cpp.llama_batch_init(count, 0, LEAVES)
+        try:
+            batch.n_tokens = count
+            for row, (token, position, sequences) in enumerate(zip(tokens, positions, within, strict=True)):
+                batch.token[row], batch.pos[row], batch.logits[row] = token, position, 1
+                batch.n_seq_id[row] = len(sequences)
+                for at, sequence in enumerate(sequences):
+                    batch.seq_id[row][at] = sequence
+            told = llama_cpp.llama_decode(self._context, batch)
+            if told:
+                raise FailedCall(f"llama_decode answered {told} to {count} tokens")
+            rows = [llama_cpp.llama_get_logits_ith(self._context, row) for row in range(count)]
+            return torch.tensor(np.stack([np.ctypeslib.as_array(row, (self._vocabulary,)) for row in rows]))
+        finally:
+            llama_cpp.llama_batch_free(batch)
+
+    def open_leaves(self, leaves: int) -> None:
+        """Give each of `leaves` sequences the committed text of sequence 0."""
+        for leaf in range(1, leaves):
+            llama_cpp.llama_memory_seq_cp(self._memory, 0, leaf, -1, -1)
+
+    def keep(self, leaf: int, length: int) -> None:
+        """Keep the first `length` rows of the sequence `leaf` as sequence 0, and drop all others."""
+        llama_cpp.llama_memory_seq_keep(self._memory, leaf)
+        if leaf:
+            llama_cpp.llama_memory_seq_cp(self._memory, leaf, 0, -1, -1)
+            llama_cpp.llama_memory_seq_keep(self._memory, 0)
+        if not llama_cpp.llama_memory_seq_rm(self._memory, 0, length, -1):
+            raise FailedCall(f"llama_memory_seq_rm removed nothing from row {length} on")
+
+
+@llama_cpp.llama_log_callback  # type: ignore[untyped-decorator]
+def _SILENT(level: int, text: bytes, data: ctypes.c_void_p) -> None:
+    """Drop what llama.cpp logs: the C library has no setting for that."""
+
+
+@lru_cache(maxsize=OPEN_CONTEXTS)
+def engine(checkpoint: str) -> Engine:
+    """The open engine of a checkpoint directory."""
+    return Engine(checkpoint)
+
+
+def below(tree: Tree) -> list[list[int]]:
+    """For each node, the numbers of the leaves in its subtree; leaves are numbered in the order of their nodes."""
+    leaves = [node for node in range(len(tree)) if not tree.children[node]]
+    within: list[list[int]] = [[] for _ in range(len(tree))]
+    for number, leaf in enumerate(leaves):
+        for node in tree.path(leaf):
+            within[node].append(number)
+    return within
+
+
+class LlamaCppTree:
+    """Tree speculation on llama.cpp, one request at a time, greedy."""
+
+    declaration = Declaration(
+        name="llama-cpp-tree",
+        device="cpu",
+        reveals=frozenset({Stage.DRAFTED, Stage.SCORED, Stage.ACCEPTED, Stage.EMITTED}),
+        dtypes=("float32",),
+        drafts=DRAFTS,
+        layout_settings=(),
+        max_temperature=0.0,
+        stops=("max_new_tokens", "eos", "stop_tokens"),
+        families=("llama", "pangu", "qwen2", "qwen3", "mistral"),
+        ropes=ROPES,
+        least_window=0,
+    )
+
+    def run(self, case: Case) -> Trace:
+        """Decode `case`; each tree is one batch of llama.cpp."""
+        running, ends = engine(str(checkpoint_of(case.model, case.dtype))), {*case.stops.eos, *case.stops.stop_tokens}
+        room, draft = case.stops.room(len(case.prompt)), TreeDraft(case)
+        running.clear()
+        tokens, rounds, output = list(case.prompt), list[Round](), list[int]()
+        if case.prefix:
+            running.decode(case.prefix, range(len(case.prefix)), [[0]] * len(case.prefix))
+        while len(output) < room and not ends & {*output[-1:]}:
+            now = Round(draft.propose(tokens))
+            tree, length = now.tree, len(tokens) - 1
+            within = below(tree)
+            if len(within[0]) > LEAVES:
+                raise Unsupported(f"a tree of {len(within[0])} leaves; a context here has {LEAVES} sequences")
+            running.open_leaves(len(within[0]))
+            now.logits = running.decode(tree.token, [length + depth for depth in tree.depth], within)
+            now.path, now.bonus = walked(tree, now.logits)
+            last = now.path[-1] if now.path else 0
+            block = [*(tree.token[row] for row in now.path), now.bonus]
+            emitted = cut(block, room - len(output), ends)
+            running.keep(within[last][0], length + 1 + len(now.path))
+            rounds.append(now)
+            output += emitted
+            tokens += emitted
+        return traced(case, rounds, tuple(output))
+
+
+def walked(tree: Tree, logits: torch.Tensor) -> tuple[list[int], int]:
+    """The accepted rows below the root by the greedy walk, and the token after them; ties go to the lowest id."""
+    best = logits.numpy().argmax(axis=1)
+    path, node = list[int](), 0
+    while True:
+        following = next((child for child in tree.children[node] if tree.token[child] == best[node]), None)
+        if following is None:
+            return path, int(best[node])
+        path.append(following)
+        node = following
+
+
+def cut(block: list[int], room: int, ends: set[int]) -> list[int]:
+    """The tokens of a block that are emitted: as many as there is room for, up to the first that ends the text."""
+    kept = block[:room]
+    at = next((place for place, token in enumerate(kept) if token in ends), len(kept) - 1)
+    return kept[: at + 1]
+
+
+open_tree = LlamaCppTree
