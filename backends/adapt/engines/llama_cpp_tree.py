@@ -1,8 +1,9 @@
-"""llama.cpp's tree batch: one decode of a whole tree through the C API that `llama-cpp-python` binds.
+"""llama.cpp's tree batch: one decode of a whole tree through the C API.
 
-A node of the tree is one token of a batch at its own position, and belongs to the sequence of every leaf below it, so
-that it attends to the committed text and to its own path. The C API has no verifier: the greedy walk of this file
-chooses a leaf's sequence, and llama.cpp keeps that sequence's rows and drops all others.
+The package `llama-cpp-python` binds that API. A node of the tree is one token of a batch at its own position, and
+belongs to the sequence of every leaf below it, so that it attends to the committed text and to its own path. The C API
+has no verifier: the greedy walk of this file chooses a leaf's sequence, and llama.cpp keeps that sequence's rows and
+drops all others.
 """
 
 import ctypes
@@ -26,11 +27,11 @@ from reference.tree import Tree
 OPEN_CONTEXTS = 16
 """Contexts that stay open, each with its model."""
 
-LEAVES = 32
+LEAVES = 64
 """Sequences of a context, and so the most leaves of a tree."""
 
-COLUMNS = 512
-"""Cells of the KV cache; each row of a batch takes one."""
+COLUMNS, TOGETHER = 4096, 512
+"""Cells of the KV cache, of which each row of a batch takes one; and the most rows of one forward."""
 
 
 class FailedCall(RuntimeError):
@@ -47,7 +48,7 @@ class Engine:
         if not self._model:
             raise FailedCall("llama_model_load_from_file gave no model")
         settings = llama_cpp.llama_context_default_params()
-        settings.n_ctx = settings.n_batch = settings.n_ubatch = COLUMNS
+        settings.n_ctx, settings.n_batch, settings.n_ubatch = COLUMNS, COLUMNS, TOGETHER
         settings.n_seq_max, settings.kv_unified = LEAVES, True  # a cell of the cache is of several sequences
         settings.n_threads = settings.n_threads_batch = 1
         settings.type_k = settings.type_v = llama_cpp.GGML_TYPE_F32
@@ -136,6 +137,8 @@ class LlamaCppTree:
         families=("llama", "pangu", "qwen2", "qwen3", "mistral"),
         ropes=ROPES,
         least_window=0,
+        soft_caps="published",
+        longest=COLUMNS - 64,
     )
 
     def run(self, case: Case) -> Trace:
