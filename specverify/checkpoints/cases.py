@@ -52,7 +52,7 @@ LONG_IF_SAMPLED = ("lossless.processors-per-node", "lossless.logprobs", "accepta
 """Invariants of TOKEN_LEVEL that learn nothing new from a long greedy run; there they judge its first steps."""
 
 
-def _branches(*depths: int) -> RankTree:
+def branches(*depths: int) -> RankTree:
     """A static tree with one branch for each rank r: `depths[r]` nodes, the first of rank r, the others of rank 0."""
     parent, rank = [0], [0]
     for place, depth in enumerate(depths):
@@ -64,13 +64,13 @@ def _branches(*depths: int) -> RankTree:
     return RankTree(tuple(parent), tuple(rank))
 
 
-LOOKUP = _branches(8, 6, 4)
+LOOKUP = branches(8, 6, 4)
 """The tree of the n-gram draft: three continuations of the longest known suffix."""
 
 LOOKUP_ORDER = 6
 """Length of an n-gram, with the predicted token."""
 
-OWN = _branches(3, 2)
+OWN = branches(3, 2)
 """The tree that the model drafts for itself in sampled runs."""
 
 UNNAMED = 3
@@ -114,8 +114,8 @@ def prepare(plan: Plan, subject: Subject, invariants: tuple[Invariant, ...]) -> 
     close = tuple(one for one in invariants if one.name not in long)
     tokens = tuple(one for one in invariants if one.name in long)
     within = subject.abilities
-    ends = _ends(checkpoint) if within is None or "eos" in within.stops else ()
-    bases = [_base(checkpoint, prompt, number, plan, ends) for number, prompt in enumerate(prompts)]
+    ends = ends_of(checkpoint) if within is None or "eos" in within.stops else ()
+    bases = [base_case(checkpoint, prompt, number, plan, ends) for number, prompt in enumerate(prompts)]
     given = None if plan.draft is None else given_draft(plan.draft, checkpoint, within)
     if plan.draft is None and within is not None and not {Ngram.TAG, Scripted.TAG} & set(within.drafts):
         found = [case for number, base in enumerate(bases) for case in own_way(base, plan, number, within)]
@@ -260,7 +260,7 @@ def _top(row: Array, count: int) -> list[int]:
     return [int(token) for token in best[np.argsort(-row[best], kind="stable")]]
 
 
-def _ends(checkpoint: Checkpoint) -> tuple[int, ...]:
+def ends_of(checkpoint: Checkpoint) -> tuple[int, ...]:
     """The token ids at which the checkpoint ends a text, as far as it scores them."""
     try:
         return tuple(token for token in end_tokens(checkpoint.source) if 0 <= token < checkpoint.vocab_size)
@@ -268,7 +268,12 @@ def _ends(checkpoint: Checkpoint) -> tuple[int, ...]:
         raise UnusableInput(str(why)) from None
 
 
-def _base(checkpoint: Checkpoint, prompt: tuple[int, ...], number: int, plan: Plan, ends: tuple[int, ...]) -> Case:
+def base_case(checkpoint: Checkpoint, prompt: tuple[int, ...], number: int, plan: Plan, ends: tuple[int, ...]) -> Case:
+    """The greedy case of prompt `number`, drafted by n-grams.
+
+    Raises:
+        UnusableInput: The prompt is too long, or holds a token that the checkpoint has not.
+    """
     foreign = next((token for token in prompt if token >= checkpoint.vocab_size), None)
     if foreign is not None:
         raise UnusableInput(

@@ -1,16 +1,40 @@
 """The command `bench`: ratios of times that are measured side by side in one run."""
 
+from pathlib import Path
 from typing import Any
 
 import click
 
+from reference.case import DTYPES
+from specverify.plan import Plan
+
+DECODING = ("model", "prompts", "draft", "nodes", "depth", "new-tokens", "dtype", "repeat", "trace")
+"""Options of `bench decode` alone."""
+
 
 @click.command()
-@click.argument("what", default="throughput", type=click.Choice(["throughput", "kv", "attention", "isolation"]))
-@click.option("--backend", help="throughput, isolation: backend name or pkg.module:factory (default cpu-eager).")
-@click.option("--cases", type=click.IntRange(min=1), help="throughput, isolation: cases to judge (default 200).")
+@click.argument(
+    "what", default="throughput", type=click.Choice(["throughput", "kv", "attention", "isolation", "decode"])
+)
+@click.option("--backend", help="throughput, isolation, decode: backend name or pkg.module:factory.")
+@click.option(
+    "--cases", type=click.IntRange(min=1), help="throughput, isolation: cases (default 200); decode: prompts."
+)
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), help="attention: where (default cpu).")
-@click.option("--layout", metavar="NAME", help="kv: only this KV layout (default: each).")
+@click.option("--layout", metavar="NAME", help="kv: only this KV layout (default: each); decode: this one.")
+@click.option("--model", help="decode: checkpoint directory, hub id, or builtin:NAME.")
+@click.option("--prompts", help="decode: prompt file, or builtin:humaneval.")
+@click.option(
+    "--draft", "drafts", multiple=True, metavar="DIR|ngram|model:DIR", help="decode: repeatable (default ngram)."
+)
+@click.option(
+    "--nodes", multiple=True, type=click.IntRange(1, 512), help="decode: budget of drafted nodes; repeatable."
+)
+@click.option("--depth", "depths", multiple=True, type=click.IntRange(1, 64), help="decode: tree levels; repeatable.")
+@click.option("--new-tokens", type=click.IntRange(min=2), help="decode: tokens per prompt (default 64).")
+@click.option("--dtype", type=click.Choice(DTYPES), help="decode: working dtype (default float32).")
+@click.option("--repeat", type=click.IntRange(min=1), help="decode: rounds of every prompt (default 1).")
+@click.option("--trace", metavar="DIR", help="decode: write manifest.json, and turns.jsonl as turns end.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
 @click.option("--json", "json_file", metavar="FILE|-", help="Write the figures as one JSON object.")
 def bench(
@@ -19,6 +43,15 @@ def bench(
     cases: int | None,
     device: str | None,
     layout: str | None,
+    model: str | None,
+    prompts: str | None,
+    drafts: tuple[str, ...],
+    nodes: tuple[int, ...],
+    depths: tuple[int, ...],
+    new_tokens: int | None,
+    dtype: str | None,
+    repeat: int | None,
+    trace: str | None,
     seed: int,
     json_file: str | None,
 ) -> int:
@@ -28,25 +61,53 @@ def bench(
     read, no model) and commit of each KV layout, against prefix length, page size and rows kept. attention: our split
     of prefix and tree (and our kernel, on a GPU) beside SDPA under a dense mask, FlexAttention, and one reading of KV.
     isolation: what a process of its own costs a backend: as many workers as `diff` has judge each case both ways, in
-    turn.
+    turn. decode: greedy generation on a checkpoint by the target alone, by each draft and tree, and by transformers:
+    speed, times of tokens, accepted tokens by depth, stages; exit 1 if a text of ours is not the target's own.
     """
     # Imports stand in the function, so that other commands and `--help` do not pay for them.
     from reports.pages.tables import attention_table, figures_table, kv_table
     from reports.writing import check, write_json
 
-    judging = "isolation" if what == "isolation" else "throughput"
-    for name, value, wants in (
-        ("backend", backend, judging),
-        ("cases", cases, judging),
-        ("device", device, "attention"),
-        ("layout", layout, "kv"),
-    ):
-        if value is not None and what != wants:
+    of = {
+        "throughput": ("backend", "cases"),
+        "isolation": ("backend", "cases"),
+        "attention": ("device",),
+        "kv": ("layout",),
+        "decode": ("backend", "cases", "layout", *DECODING),
+    }
+    given = {
+        "backend": backend, "cases": cases, "device": device, "layout": layout, "model": model, "prompts": prompts,
+        "draft": drafts, "nodes": nodes, "depth": depths, "new-tokens": new_tokens, "dtype": dtype, "repeat": repeat,
+        "trace": trace,
+    }  # fmt: skip
+    for name, value in given.items():
+        if value not in (None, ()) and name not in of[what]:
+            wants = " and ".join(one for one, names in of.items() if name in names)
             raise click.UsageError(f"--{name} is for bench {wants}")
+    if what == "decode" and model is None:
+        raise click.UsageError("bench decode needs --model")
     if json_file is not None:
         check(json_file)
     figures: dict[str, Any]
-    if what == "kv":
+    wrong = False
+    if what == "decode":
+        from reports.pages.decode import decode_page
+        from specverify.bench import decode, decode_figures
+
+        plan = Plan(
+            backend or "cpu-eager", model=model, prompts=prompts, cases=cases or 4, new_tokens=new_tokens or 64,
+            dtypes=(dtype or "float32",), seed=seed, layout=layout,
+        )  # fmt: skip
+        wanted = decode.Asked(
+            plan, drafts or ("ngram",), nodes, depths, repeat or 1, None if trace is None else Path(trace)
+        )
+        measured = decode.measure(wanted)
+        figures = decode_figures.figures(measured)
+        page, wrong = (
+            decode_page(figures),
+            any(not one.agrees for one in measured.agreements if one.way in measured.ours),
+        )
+    elif what == "kv":
         from specverify.bench.kv import REPETITIONS, measure
         from specverify.setup.selection import check_layout
 
@@ -72,4 +133,4 @@ def bench(
     click.echo(page, err=json_file == "-")
     if json_file is not None:
         write_json(json_file, figures)
-    return 0
+    return int(wrong)

@@ -53,6 +53,9 @@ class OnModel:
     cases: int = 20
     new_tokens: int = 64
     temperature: float = 0.0
+    draft: str | None = None
+    layout: str | None = None
+    batch: int = 0
 
 
 @dataclass(frozen=True)

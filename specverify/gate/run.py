@@ -16,6 +16,7 @@ from reports.progress import Progress
 from specverify import __version__
 from specverify.agenda import Agenda, lanes_of
 from specverify.campaign import campaign
+from specverify.checkpoints.given_draft import check_name
 from specverify.gate.changes import changed_since, matching
 from specverify.gate.floors import below_floors
 from specverify.gate.known_states import KnownStates
@@ -27,6 +28,7 @@ from specverify.gate.profile import OnModel, Profile
 from specverify.gate.saved_cases import SavedCases, saved_cases
 from specverify.plan import Plan, default_cases, default_dtypes, default_jobs
 from specverify.setup.errors import MissingInput, UnusableInput
+from specverify.setup.selection import check_layout
 
 EVERY = 10**9
 """The limit of distinct causes: more than any run can have."""
@@ -72,6 +74,11 @@ class Gate:
     def __init__(self, profile: Profile, wishes: Wishes, folder: Path) -> None:
         self._profile, self._wishes, self._folder = profile, wishes, folder
         self._backends = _chosen(profile, wishes)
+        for model in profile.models:
+            if model.layout is not None:
+                check_layout(model.layout, tuple(self._backends))
+            if model.draft is not None:
+                check_name(model.draft)
         self.ledger: list[Entry] = [] if profile.ledger_file is None else ledger_of(profile.ledger_file)
         own = [] if profile.memory is None else [opened(profile.memory, profile.folder)]
         sources = [ReadOnly(opened(name, profile.folder)) for name in profile.memory_sources]
@@ -189,7 +196,9 @@ class Gate:
             new_tokens=model.new_tokens,
             sampling=Sampling(temperature=model.temperature),
             dtypes=(profile.dtypes or default_dtypes(backend))[:1],
-            layout=None,
+            layout=model.layout,
+            draft=model.draft,
+            batch=model.batch,
             jobs=1,
         )
 

@@ -64,6 +64,7 @@ def test_a_checkpoint_is_judged_too_and_its_prompts_are_split(sample: Sample) ->
         'backends = ["cpu-eager"]\ncases = 12\ndtypes = ["float32"]\njobs = 1\n'
         'invariants = ["lossless.greedy-match"]\n'
         f'[[models]]\nmodel = "{place}"\ncases = 2\nnew-tokens = 4\n'
+        'draft = "ngram"\nlayout = "paged"\n'
     )
     words = ("gate", "--seed", "4", "--report")
     assert sample(*words, "whole") == 0
@@ -71,4 +72,4 @@ def test_a_checkpoint_is_judged_too_and_its_prompts_are_split(sample: Sample) ->
         assert sample(*words, f"part{at}", "--shard", f"{at}/2") == 0
     whole, *parts = (facts(read(sample.folder / name)) for name in ("whole", "part1", "part2"))
     assert sum(parts, Counter()) == whole
-    assert sum(whole.values()) == 12 + 4
+    assert sum(whole.values()) == 12 + 2  # one draft, and one invariant, which judges a prompt's long case alone

@@ -1,0 +1,97 @@
+"""The page of `bench decode`: the ways side by side, what was accepted, and where the time went."""
+
+from typing import Any
+
+from rich.table import Table
+
+from reports.format import clean, number, plural
+from reports.layout80 import printed
+
+SHOWN = 3
+"""Most texts of a way that are shown to differ."""
+
+
+def decode_page(figures: dict[str, Any]) -> str:
+    """The figures of `specverify.bench.decode_figures.figures` at 80 columns."""
+    facts, rows = figures["facts"], figures["ways"]
+    head = (
+        f"bench decode on {clean(str(facts['backend']))}, {clean(str(facts['device']))}: {facts['dtype']}, "
+        f"{plural(facts['threads'], 'thread')}, {plural(facts['prompts'], 'prompt')}, greedy\n"
+    )
+    parts = [head, _speeds(rows), _acceptance(rows), _stages(rows), _texts(figures["texts"])]
+    drafted = [one for one in rows if one["break_even"] is not None]
+    if len(drafted) > 1:
+        best = max(drafted, key=lambda one: one["tokens_per_s"])
+        parts.append(f"fastest draft: {clean(best['way'])}, {best['speed_up']['mean']:.2f} times the target alone\n")
+    parts.append(f"memory: {facts['peak_resident_mb']:.0f} MB resident at most, all ways together\n")
+    return "\n".join(part for part in parts if part)
+
+
+def _table(title: str, *columns: str) -> Table:
+    table = Table(title=title, title_justify="left", box=None, padding=(0, 1, 0, 0))
+    table.add_column("way", overflow="fold")
+    for name in columns:
+        table.add_column(name, justify="right", no_wrap=True)
+    return table
+
+
+def _speeds(rows: list[dict[str, Any]]) -> str:
+    title = "speed; × is over the target alone, turn by turn"
+    table = _table(title, "tok/s", "×", "p50", "p90", "p99", "TPOT ms", "TTFT ms", "prefill")
+    for one in rows:
+        speed = one["speed_up"]
+        cells = [f"{one['tokens_per_s']:.1f}", *(f"{speed[name]:.2f}" for name in ("mean", "p50", "p90", "p99"))]
+        times = ["-" if one[name] is None else f"{one[name]:.1f}" for name in ("tpot_ms", "ttft_ms", "prefill_ms")]
+        table.add_row(clean(one["way"]), *cells, *times)
+    return printed(table)
+
+
+def _acceptance(rows: list[dict[str, Any]]) -> str:
+    table = _table(
+        "accepted drafted tokens per step; break-even is the mean that a step's cost asks for",
+        "mean", "p50", "p90", "break-even", "steps", "drafts", "drafted", "rejected",
+    )  # fmt: skip
+    shown = [one for one in rows if one["accepted"] is not None]
+    if not shown:
+        return ""
+    for one in shown:
+        taken = one["accepted"]
+        table.add_row(
+            clean(one["way"]), f"{taken['mean']:.2f}", f"{taken['p50']:.0f}", f"{taken['p90']:.0f}",
+            f"{one['break_even']:.2f}", *(str(one[name]) for name in ("steps", "draft_calls", "drafted", "rejected")),
+        )  # fmt: skip
+    deepest = max(len(one["by_depth"]) for one in shown)
+    depths = _table("share of the trees of that depth in which it was accepted", *map(str, range(1, deepest + 1)))
+    for one in shown:
+        shares = [f"{share:.2f}" for share in one["by_depth"]]
+        depths.add_row(clean(one["way"]), *shares, *[""] * (deepest - len(shares)))
+    return printed(table) + "\n" + printed(depths)
+
+
+def _stages(rows: list[dict[str, Any]]) -> str:
+    names = list(dict.fromkeys(name for one in rows for name in one["stages"]))
+    if not names:
+        return ""
+    table = _table("share of the time by stage, in percent", *names)
+    for one in rows:
+        if one["stages"]:
+            table.add_row(clean(one["way"]), *(f"{100 * one['stages'].get(name, 0.0):.1f}" for name in names))
+    return printed(table)
+
+
+def _texts(texts: list[dict[str, Any]]) -> str:
+    table = Table(title="texts, beside the target's own", title_justify="left", box=None, padding=(0, 1, 0, 0))
+    table.add_column("way", overflow="fold", ratio=1)
+    table.add_column("equal", justify="right")
+    table.add_column("tied", justify="right")
+    table.add_column("other", ratio=2, overflow="fold")
+    for one in texts:
+        other = [
+            f"prompt {place['prompt'] + 1}, from token {place['at'] + 1} on: {number(place['gap'])} below the best"
+            f" logit (noise {number(place['noise'])})"
+            for place in one["other"][:SHOWN]
+        ]
+        if len(one["other"]) > SHOWN:
+            other.append(f"and {plural(len(one['other']) - SHOWN, 'further text')}")
+        table.add_row(clean(one["way"]), str(one["equal"]), str(one["tied"]), "; ".join(other) or "none")
+    return printed(table)

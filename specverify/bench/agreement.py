@@ -1,0 +1,77 @@
+"""Whether two ways of a bench gave the same text, by rule T.
+
+The noise is measured in the bench itself: by how much our logits differ between the target alone and speculation, on
+the same tokens. A first difference of two texts is a tie if the two tokens' logits lie within rule T's zone of it.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from properties.tolerance.ties import TIE_SIGMA
+from reference.trace import Array, Trace
+from specverify.bench.turn import Turn
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """The comparison of one text with that of the target alone.
+
+    Attributes:
+        prompt: Number of the prompt.
+        way: The other way.
+        compared: Tokens up to the first difference, or all.
+        at: Place of the first difference; None where the texts are equal.
+        gap: How far the logit of the other way's token lies below the best one, there; 0.0 where one text ends.
+        noise: Standard deviation of the noise of logits.
+        tied: Whether the difference is a tie.
+    """
+
+    prompt: int
+    way: str
+    compared: int
+    at: int | None = None
+    gap: float = 0.0
+    noise: float = 0.0
+    tied: bool = False
+
+    @property
+    def agrees(self) -> bool:
+        """Whether the texts are equal, or part at a tie."""
+        return self.at is None or self.tied
+
+
+def rows_of(trace: Trace) -> list[Array]:
+    """The logits [vocabulary] from which each token of the output was chosen."""
+    rows = list[Array]()
+    for step in trace.steps:
+        assert step.scored is not None
+        assert step.accepted is not None
+        assert step.emitted is not None
+        rows += [step.scored.logits[row] for row in step.accepted.path[: len(step.emitted.tokens)]]
+    return rows
+
+
+def first_difference(one: tuple[int, ...], other: tuple[int, ...]) -> int | None:
+    """The first place at which two texts differ; None if they are equal."""
+    at = next(
+        (place for place, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other))
+    )
+    return None if len(one) == len(other) == at else at
+
+
+def noise_between(target: list[Array], other: list[Array], same: int) -> float:
+    """The root mean square of the differences of the first `same` rows, and 0.0 without rows."""
+    apart = [np.square(a - b, dtype=np.float64).mean() for a, b in zip(target[:same], other[:same], strict=True)]
+    return float(np.sqrt(np.mean(apart))) if apart else 0.0
+
+
+def compared(target: Turn, rows: list[Array], other: Turn, noise: float) -> Agreement:
+    """The comparison of `other` with `target`, whose logits are `rows`, at this noise."""
+    at = first_difference(target.tokens, other.tokens)
+    if at is None:
+        return Agreement(other.prompt, other.way, len(target.tokens), noise=noise)
+    if at in (len(target.tokens), len(other.tokens)):  # one text is the beginning of the other
+        return Agreement(other.prompt, other.way, at, at, noise=noise)
+    gap = float(rows[at].max() - rows[at][other.tokens[at]])
+    return Agreement(other.prompt, other.way, at, at, gap, noise, gap <= TIE_SIGMA * noise)

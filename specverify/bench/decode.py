@@ -1,0 +1,240 @@
+"""The command `bench decode`: ways to generate the same texts, timed side by side in one run.
+
+The ways are our engine with the target alone, our engine with each draft and each tree, and transformers' own
+generation. Every prompt is run in every way before the next prompt begins, in an order that turns from prompt to
+prompt, so that a machine that slows down slows all ways. One untimed generation of each way comes first.
+"""
+
+import resource
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from backends.engine.backend import EngineBackend
+from reference.case import Case
+from reference.draft import Draft, LanguageModel, Ngram
+from reference.draft_trees import Expansion
+from reference.malformed import Malformed
+from reference.trace import Array, Trace
+from reference.tree import RankTree
+from reports import writing
+from reports.progress import Progress
+from reports.record import Lines
+from specverify.bench.agreement import Agreement, compared, first_difference, noise_between, rows_of
+from specverify.bench.hugging_face import ASSISTED, LOOKUP, PLAIN, generated
+from specverify.bench.stage_clock import StageClock
+from specverify.bench.turn import Turn
+from specverify.checkpoints.cases import LOOKUP_ORDER, base_case, branches, ends_of
+from specverify.checkpoints.given_draft import TOP_K, given_draft
+from specverify.checkpoints.opening import open_checkpoint
+from specverify.checkpoints.prompts import prompts_of
+from specverify.plan import Plan
+from specverify.setup.errors import UnusableInput
+from specverify.setup.subjects import manifest, open_planted
+
+TARGET = "target-only"
+"""The way that every other one is compared with: our engine without a draft."""
+
+WARM_TOKENS = 8
+"""Tokens of the untimed generation that comes first in each way."""
+
+NGRAM_DEPTH = 4
+"""Levels of an n-gram's tree where none is asked for."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a bench is to time.
+
+    Attributes:
+        plan: Backend, model, prompts, new tokens, dtype, layout and seed.
+        drafts: Arguments of `--draft`; each is a way, or several with `nodes` and `depths`.
+        nodes: Budgets of drafted nodes; empty for the draft's own.
+        depths: Levels below the root; empty for the draft's own.
+        repeats: How often each way runs each prompt.
+        folder: Where the manifest and a JSON line for each turn are written; None writes neither.
+    """
+
+    plan: Plan
+    drafts: tuple[str, ...] = (Ngram.TAG,)
+    nodes: tuple[int, ...] = ()
+    depths: tuple[int, ...] = ()
+    repeats: int = 1
+    folder: Path | None = None
+
+
+@dataclass
+class Measured:
+    """What a bench has measured.
+
+    Attributes:
+        ways: Names of the ways, the target alone first.
+        ours: Those of the ways that our engine runs with a draft.
+        turns: All timed generations, in the order in which they ran.
+        agreements: Comparisons of the texts with those of the target alone.
+        facts: Device, dtype, sizes and versions.
+    """
+
+    ways: list[str]
+    ours: list[str]
+    turns: list[Turn]
+    agreements: list[Agreement]
+    facts: dict[str, Any]
+
+
+def measure(asked: Asked) -> Measured:
+    """Time every way on every prompt.
+
+    Raises:
+        UnusableInput: The backend is no engine of ours, or model, prompts or drafts cannot be used.
+        MissingInput: This machine lacks something.
+    """
+    plan = asked.plan
+    backend = open_planted(plan.backend, None, plan.mode)
+    if not isinstance(backend, EngineBackend):
+        raise UnusableInput(
+            f"bench decode --backend {plan.backend}: it times the stages of our engine, and this is another"
+        )
+    assert plan.model is not None
+    checkpoint = open_checkpoint(plan.model)
+    ends = ends_of(checkpoint)
+    prompts = prompts_of(plan, checkpoint)
+    bases = [base_case(checkpoint, prompt, number, plan, ends).plain_decode() for number, prompt in enumerate(prompts)]
+    drafts = {
+        name: draft
+        for given in asked.drafts
+        for name, draft in _trees(given, given_draft(given, checkpoint, backend.declaration), asked)
+    }
+    for number, base in enumerate(bases):
+        for name, draft in drafts.items():
+            _check_fits(name, base, draft, number)
+    theirs = [PLAIN, LOOKUP] if backend.declaration.device == "cpu" else []
+    if theirs and any(isinstance(one, LanguageModel) for one in drafts.values()):
+        theirs.append(ASSISTED)
+    run = _Run(backend, bases, drafts, [TARGET, *drafts, *theirs])
+    measured = Measured(run.ways, list(drafts), [], [], run.facts | manifest(backend))
+    run.warm_up()
+    with ExitStack() as stack:
+        lines = None
+        if asked.folder is not None:
+            asked.folder.mkdir(parents=True, exist_ok=True)
+            writing.write_json(asked.folder / "manifest.json", measured.facts | {"asked": _told(asked)})
+            lines = stack.enter_context(Lines(asked.folder / "turns.jsonl"))
+        progress = stack.enter_context(Progress(len(bases) * asked.repeats * len(run.ways)))
+        for number in range(len(bases)):
+            for turn in run.prompt(number, asked.repeats, measured.agreements):
+                measured.turns.append(turn)
+                if lines is not None:
+                    lines.append(asdict(turn))
+                progress.advance()
+    measured.facts["peak_resident_mb"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    return measured
+
+
+class _Run:
+    """The open models and the ways of one bench."""
+
+    def __init__(self, backend: EngineBackend, bases: list[Case], drafts: dict[str, Draft], ways: list[str]) -> None:
+        self.ways = ways
+        self._bases, self._drafts = bases, drafts
+        self._clock = StageClock(backend.declaration.device)
+        self._backend = backend
+        backend.seams = self._clock.planted(backend.seams)
+        self.facts: dict[str, Any] = {
+            "backend": backend.declaration.name,
+            "dtype": bases[0].dtype,
+            "threads": torch.get_num_threads(),
+            "prompts": len(bases),
+            "longest_prompt": max(len(base.prompt) for base in bases),
+        }
+
+    def warm_up(self) -> None:
+        """Run each way once, on the first tokens of the first prompt, untimed."""
+        short = replace(self._bases[0], stops=replace(self._bases[0].stops, max_new_tokens=WARM_TOKENS))
+        for way in self.ways:
+            self._turn(way, short, 0, 0)
+
+    def prompt(self, number: int, repeats: int, agreements: list[Agreement]) -> Iterator[Turn]:
+        """Every way on one prompt, `repeats` times; the texts of the first time are compared."""
+        texts, rows = dict[str, Turn](), list[Array]()
+        noise = 0.0
+        for repeat in range(repeats):
+            others = self.ways[1:]
+            turning = (number + repeat) % max(1, len(others))
+            # The target alone comes first: its logits are what the others are compared with.
+            for way in (TARGET, *others[turning:], *others[:turning]):
+                turn, trace = self._turn(way, self._bases[number], number, repeat)
+                if repeat == 0:
+                    texts[way] = turn
+                    if way == TARGET and trace is not None:
+                        rows = rows_of(trace)
+                    elif trace is not None:
+                        at = first_difference(texts[TARGET].tokens, turn.tokens)
+                        same = min(len(turn.tokens), len(rows)) if at is None else at
+                        noise = max(noise, noise_between(rows, rows_of(trace), same))
+                yield turn
+        agreements += [compared(texts[TARGET], rows, turn, noise) for way, turn in texts.items() if way != TARGET]
+
+    def _turn(self, way: str, base: Case, number: int, repeat: int) -> tuple[Turn, Trace | None]:
+        if way in (PLAIN, LOOKUP, ASSISTED):
+            model = next((one for one in self._drafts.values() if isinstance(one, LanguageModel)), base.draft)
+            return generated(way, replace(base, draft=model) if way == ASSISTED else base, number, repeat), None
+        case = base if way == TARGET else replace(base, draft=self._drafts[way])
+        self._clock.start()
+        trace = self._backend.run(case)
+        seconds = self._clock.stop()
+        assert trace.accounting is not None
+        trees = [step.drafted.tree for step in trace.steps if step.drafted is not None]
+        turn = Turn(
+            number, repeat, way, trace.output, seconds, tuple(self._clock.steps),
+            tuple(len(step.emitted.tokens) for step in trace.steps if step.emitted is not None),
+            self._clock.prefilled, dict(self._clock.stages), trace.accounting.accept_lengths,
+            tuple(len(tree) - 1 for tree in trees), tuple(tree.height for tree in trees),
+            trace.accounting.draft_calls, dict(trace.fallbacks),
+        )  # fmt: skip
+        return turn, trace
+
+
+def _trees(given: str, draft: Draft | None, asked: Asked) -> Iterator[tuple[str, Draft]]:
+    """The ways of one draft: with its own tree, or one for each budget of nodes and each depth."""
+    name = given if len(given) < 24 else Path(given).name
+    if draft is None:
+        if given != Ngram.TAG:
+            raise UnusableInput(
+                f"bench decode --draft {given}: a scripted draft knows the text, so that no time means anything"
+            )
+        draft = Ngram(branches(NGRAM_DEPTH, NGRAM_DEPTH), LOOKUP_ORDER)
+    if not asked.nodes and not asked.depths:
+        yield name, draft
+        return
+    shape = draft.shape if isinstance(draft.shape, Expansion) else None  # type: ignore[attr-defined]
+    for depth in asked.depths or (shape.depth if shape else NGRAM_DEPTH,):
+        for nodes in asked.nodes or (shape.total - 1 if shape else depth,):
+            with suppress(Malformed):  # more nodes than so few levels can hold, or too deep a tree
+                tree = Expansion(TOP_K, depth, nodes + 1) if shape else _in_branches(nodes, depth)
+                yield f"{name} {nodes}x{depth}", replace(draft, shape=tree)  # type: ignore[type-var]
+
+
+def _in_branches(nodes: int, depth: int) -> RankTree:
+    """A static tree of branches from the root, each `depth` long, `nodes` together; a branch's rank is its number."""
+    return branches(*(min(depth, nodes - done) for done in range(0, nodes, depth)))
+
+
+def _check_fits(name: str, base: Case, draft: Draft, number: int) -> None:
+    try:
+        replace(base, draft=draft)
+    except Malformed as why:
+        raise UnusableInput(f"bench decode --draft {name}: prompt {number + 1}: {why}") from None
+
+
+def _told(asked: Asked) -> dict[str, Any]:
+    plan = asked.plan
+    return {
+        "model": plan.model, "prompts": plan.prompts, "cases": plan.cases, "new_tokens": plan.new_tokens,
+        "drafts": asked.drafts, "nodes": asked.nodes, "depths": asked.depths, "repeats": asked.repeats,
+        "seed": plan.seed, "layout": plan.layout,
+    }  # fmt: skip

@@ -1,0 +1,105 @@
+"""The figures of `bench decode`, computed from its turns.
+
+Speeds are compared turn by turn: each generation with that of the target alone for the same prompt in the same round.
+"""
+
+from collections import Counter
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+
+from specverify.bench.decode import TARGET, Measured
+from specverify.bench.turn import Turn
+
+PERCENTILES = (50, 90, 99)
+
+
+def figures(measured: Measured) -> dict[str, Any]:
+    """The figures of every way, the comparisons of texts, and the facts of the run.
+
+    Returns:
+        facts; ways: for each way a row (see `row`); texts: for each way the numbers of equal texts, of texts that part
+        at a tie, and the first other ones.
+    """
+    alone = {(turn.prompt, turn.repeat): turn for turn in measured.turns if turn.way == TARGET}
+    rows = [row(way, [turn for turn in measured.turns if turn.way == way], alone) for way in measured.ways]
+    texts = []
+    for way in measured.ways[1:]:
+        told = [one for one in measured.agreements if one.way == way]
+        texts.append(
+            {
+                "way": way,
+                "equal": sum(one.at is None for one in told),
+                "tied": sum(one.tied for one in told),
+                "other": [asdict(one) for one in told if not one.agrees],
+            }
+        )
+    return {"facts": measured.facts, "ways": rows, "texts": texts}
+
+
+def row(way: str, turns: list[Turn], alone: dict[tuple[int, int], Turn]) -> dict[str, Any]:
+    """The figures of one way.
+
+    Returns:
+        tokens, seconds, tokens_per_s; speed_up over the target alone (mean and percentiles over turns); ttft_ms,
+        prefill_ms, tpot_ms (means over turns; None where the way shows none); accepted (drafted tokens per step, mean
+        and percentiles); by_depth (share of the trees that reach a depth in which it was accepted); steps,
+        draft_calls, drafted, rejected; break_even (accepted tokens per step at which the way is as fast as the target
+        alone: the cost of its step over that of the target's, less one); stages (share of the seconds).
+    """
+    tokens, seconds = sum(len(turn.tokens) for turn in turns), sum(turn.seconds for turn in turns)
+    accepted = [one for turn in turns for one in turn.accepted]
+    heights = [one for turn in turns for one in turn.height]
+    drafted = sum(sum(turn.nodes) for turn in turns)
+    stages: Counter[str] = Counter()
+    for turn in turns:
+        stages.update(turn.stages)
+    speculates = drafted > 0
+    pace = [turn.per_token_s for turn in turns if turn.per_token_s is not None]
+    shown = [turn.prefill_s for turn in turns if turn.prefill_s is not None]
+    faster = [
+        (len(turn.tokens) / turn.seconds) / (len(base.tokens) / base.seconds)
+        for turn in turns
+        for base in [alone[turn.prompt, turn.repeat]]
+    ]
+    return {
+        "way": way,
+        "tokens": tokens,
+        "seconds": seconds,
+        "tokens_per_s": tokens / seconds,
+        "speed_up": spread(faster),
+        "ttft_ms": 1000 * float(np.mean([turn.first_token_s for turn in turns])),
+        "prefill_ms": 1000 * float(np.mean(shown)) if shown else None,
+        "tpot_ms": 1000 * float(np.mean(pace)) if pace else None,
+        "accepted": spread(accepted) if speculates else None,
+        "by_depth": by_depth(accepted, heights) if speculates else [],
+        "steps": sum(len(turn.steps) for turn in turns),
+        "draft_calls": sum(turn.draft_calls for turn in turns),
+        "drafted": drafted,
+        "rejected": drafted - sum(accepted),
+        "break_even": _step_s(turns) / _step_s(list(alone.values())) - 1 if speculates else None,
+        "stages": {name: spent / seconds for name, spent in stages.most_common()},
+        "fallbacks": sum((Counter(turn.fallbacks) for turn in turns), Counter()),
+    }
+
+
+def spread(values: list[Any]) -> dict[str, float]:
+    """Mean and percentiles."""
+    ranks = np.percentile(values, PERCENTILES)
+    return {"mean": float(np.mean(values))} | {f"p{at}": float(one) for at, one in zip(PERCENTILES, ranks, strict=True)}
+
+
+def by_depth(accepted: list[int], heights: list[int]) -> list[float]:
+    """For each depth from 1 on, the share of the trees that reach it in which a node of that depth was accepted."""
+    pairs = list(zip(accepted, heights, strict=True))
+    return [
+        sum(taken >= depth for taken, height in pairs if height >= depth) / sum(height >= depth for height in heights)
+        for depth in range(1, max(heights, default=0) + 1)
+    ]
+
+
+def _step_s(turns: list[Turn]) -> float:
+    """Mean seconds of a step after the prefill."""
+    steps = sum(len(turn.steps) for turn in turns)
+    return sum(turn.seconds - (turn.prefill_s or 0.0) for turn in turns) / steps

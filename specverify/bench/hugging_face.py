@@ -1,0 +1,66 @@
+"""Transformers' own generation on the target of a case: greedy, with prompt lookup, and with an assistant model.
+
+Token times are those at which `generate` hands tokens to a streamer.
+"""
+
+import time
+from typing import Any
+
+import torch
+
+from backends.adapt.models import transformers_model
+from reference.case import Case
+from specverify.bench.turn import Turn
+
+PLAIN, LOOKUP, ASSISTED = "transformers", "transformers-lookup", "transformers-assisted"
+"""The ways: target alone, prompt lookup, and the same draft model as ours."""
+
+LOOKED_UP = 10
+"""Tokens that prompt lookup proposes; transformers' own documentation takes this number."""
+
+
+class Times:
+    """A streamer that notes when tokens come; the first call brings the prompt."""
+
+    def __init__(self) -> None:
+        self.at: list[float] = []
+        self.counts: list[int] = []
+        self._prompted = False
+
+    def put(self, tokens: torch.Tensor) -> None:
+        """Take the tokens of one step, or the prompt."""
+        if self._prompted:
+            self.at.append(time.perf_counter())
+            self.counts.append(tokens.numel())
+        self._prompted = True
+
+    def end(self) -> None:
+        """The text has ended."""
+
+
+def generated(way: str, case: Case, prompt: int, repeat: int) -> Turn:
+    """One greedy generation of transformers for the prompt of `case`; the model stays open for the next."""
+    network = transformers_model(case.model, case.dtype)
+    given: dict[str, Any] = {}
+    if way == LOOKUP:
+        given["prompt_lookup_num_tokens"] = LOOKED_UP
+    elif way == ASSISTED:
+        assert case.draft.model is not None
+        given["assistant_model"] = transformers_model(case.draft.model, case.dtype, role="draft")
+    times, ids = Times(), torch.tensor([case.prompt])
+    began = time.perf_counter()
+    with torch.no_grad():
+        told = network.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=case.stops.room(len(case.prompt)),
+            do_sample=False,
+            eos_token_id=list(case.stops.eos) or None,
+            pad_token_id=0,
+            streamer=times,
+            **given,
+        )
+    seconds = time.perf_counter() - began
+    tokens = tuple(told[0, len(case.prompt) :].tolist())
+    steps = tuple(at - began for at in times.at)
+    return Turn(prompt, repeat, way, tokens, seconds, steps, emitted=tuple(times.counts))

@@ -1,0 +1,52 @@
+"""A turn: one generation for one prompt in one way, with its times and counts."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One timed generation.
+
+    Attributes:
+        prompt: Number of the prompt.
+        repeat: Number of the round in which it ran.
+        way: The name of the way.
+        tokens: The text.
+        seconds: From the call to the last token.
+        steps: Seconds from the call to the end of each step; the first has the first token.
+        emitted: Tokens that each step brought.
+        prefill_s: Seconds to the end of the prefill; None where the way does not show it.
+        stages: Seconds by stage (`specverify.bench.stage_clock.STAGES`); empty where the way shows none.
+        accepted: Accepted drafted tokens of each step; empty where the way shows none.
+        nodes: Drafted nodes of each tree, without its root.
+        height: Levels below the root of each tree.
+        draft_calls: Forwards of the draft.
+        fallbacks: Reasons why attention took a slower path, with calls.
+    """
+
+    prompt: int
+    repeat: int
+    way: str
+    tokens: tuple[int, ...]
+    seconds: float
+    steps: tuple[float, ...]
+    emitted: tuple[int, ...]
+    prefill_s: float | None = None
+    stages: Mapping[str, float] = field(default_factory=dict)
+    accepted: tuple[int, ...] = ()
+    nodes: tuple[int, ...] = ()
+    height: tuple[int, ...] = ()
+    draft_calls: int = 0
+    fallbacks: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def first_token_s(self) -> float:
+        """Seconds to the first token."""
+        return self.steps[0]
+
+    @property
+    def per_token_s(self) -> float | None:
+        """Seconds for each token after the first step's; None if that step brought all."""
+        after = len(self.tokens) - self.emitted[0]
+        return (self.seconds - self.steps[0]) / after if after else None

@@ -1,0 +1,139 @@
+"""`bench decode` times what it says it times, and tells a wrong text; no time itself is asserted."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from torch import Tensor
+
+from backends.adapt.models import words_tokenizer
+from backends.engine.accept import greedy_walk
+from backends.engine.composition import SEAMS
+from backends.engine.lower_tree import TreeTensors
+from specverify.bench.agreement import compared, first_difference, noise_between
+from specverify.bench.decode_figures import by_depth, row
+from specverify.bench.stage_clock import STAGES
+from specverify.bench.turn import Turn
+from specverify.cli import main
+from tests.checkpoints import saved
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = saved("llama", tmp_path_factory.mktemp("decode"))
+    words_tokenizer([str(token) for token in range(32)]).save_pretrained(folder)
+    return folder
+
+
+def bench(*options: object) -> int:
+    with pytest.raises(SystemExit) as ended:
+        main(["bench", "decode", *map(str, options)])
+    return int(ended.value.code or 0)
+
+
+def test_every_way_is_timed_and_its_text_is_compared(
+    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, folder = tmp_path / "out.json", tmp_path / "traced"
+    asked = ("--model", checkpoint, "--cases", 2, "--new-tokens", 8, "--repeat", 2, "--json", file, "--trace", folder)
+    assert bench(*asked, "--draft", "ngram", "--draft", f"model:{checkpoint}") == 0
+    out = capsys.readouterr().out
+    assert max(map(len, out.splitlines())) <= 80
+    told = json.loads(file.read_text())
+    ways = {one["way"]: one for one in told["ways"]}
+    drafted = f"model:{checkpoint}" if len(f"model:{checkpoint}") < 24 else checkpoint.name
+    theirs = ["transformers", "transformers-lookup", "transformers-assisted"]
+    assert list(ways) == ["target-only", "ngram", drafted, *theirs]
+    assert all(one["tokens"] == 2 * 2 * 8 for one in ways.values())
+    assert [(one["equal"], one["other"]) for one in told["texts"]] == [(2, [])] * 5
+    for name in ("target-only", "ngram", drafted):
+        assert set(ways[name]["stages"]) <= set(STAGES)
+        assert sum(ways[name]["stages"].values()) == pytest.approx(1)
+        assert ways[name]["stages"]["verify"] > 0
+    # The draft is the target itself: every tree is accepted down to its last level, but where the text ends.
+    assert ways[drafted]["accepted"]["p50"] == 4
+    assert ways[drafted]["draft_calls"] > 0
+    assert (ways["ngram"]["draft_calls"], ways["target-only"]["accepted"]) == (0, None)
+    turns = [json.loads(line) for line in (folder / "turns.jsonl").read_text().splitlines()]
+    assert len(turns) == 2 * 2 * 6
+    for turn in turns:
+        assert sum(turn["emitted"]) == len(turn["tokens"]) == 8
+        assert turn["steps"] == sorted(turn["steps"])
+        assert turn["steps"][-1] <= turn["seconds"]
+    assert json.loads((folder / "manifest.json").read_text())["asked"]["new_tokens"] == 8
+
+
+def test_budgets_and_depths_are_ways(checkpoint: Path, tmp_path: Path) -> None:
+    file = tmp_path / "out.json"
+    shapes = ("--nodes", 2, "--nodes", 6, "--depth", 1, "--depth", 3)
+    assert bench("--model", checkpoint, "--cases", 1, "--new-tokens", 6, *shapes, "--json", file) == 0
+    ways = [one["way"] for one in json.loads(file.read_text())["ways"]]
+    assert ways[1:-2] == ["ngram 2x1", "ngram 6x1", "ngram 2x3", "ngram 6x3"]
+
+
+def test_a_text_that_is_not_the_targets_own_is_told(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def walk(tensors: TreeTensors, logits: Tensor) -> tuple[list[int], int]:
+        path, bonus = greedy_walk(tensors, logits)
+        return path, (bonus + 1) % 32 if len(tensors.token) > 1 else bonus
+
+    monkeypatch.setattr("backends.compositions.SEAMS", replace(SEAMS, walk=walk))
+    assert bench("--model", checkpoint, "--cases", 1, "--new-tokens", 12, "--draft", f"model:{checkpoint}") == 1
+    assert "below the best logit" in " ".join(capsys.readouterr().out.split())
+
+
+WRONG = {
+    ("--nodes", "4"): "bench decode needs --model",
+    ("--model", "x", "--device", "cpu"): "--device is for bench attention",
+    ("--model", "nowhere"): "nowhere",
+}
+
+
+@pytest.mark.parametrize("options", WRONG, ids=" ".join)
+def test_wrong_options_are_one_line(options: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench(*options) == 2
+    assert WRONG[options] in capsys.readouterr().err
+
+
+def test_a_script_and_another_engine_are_refused(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench("--model", checkpoint, "--draft", "scripted") == 2
+    assert bench("--model", checkpoint, "--backend", "hf-generate") == 2
+    assert "stages of our engine" in capsys.readouterr().err
+
+
+def test_acceptance_by_depth_counts_trees_that_reach_it() -> None:
+    assert by_depth([0, 1, 3, 3], [1, 2, 3, 4]) == [0.75, 2 / 3, 1.0, 0.0]
+
+
+def test_break_even_is_the_cost_of_a_step() -> None:
+    alone = Turn(0, 0, "target-only", (1, 2, 3, 4), 5.0, (2.0, 3.0, 4.0, 5.0), (1, 1, 1, 1), prefill_s=1.0)
+    drafted = Turn(
+        0,
+        0,
+        "ngram",
+        (1, 2, 3, 4),
+        4.0,
+        (2.5, 4.0),
+        (2, 2),
+        prefill_s=1.0,
+        accepted=(1, 1),
+        nodes=(3, 3),
+        height=(1, 2),
+    )
+    told = row("ngram", [drafted], {(0, 0): alone})
+    assert told["break_even"] == pytest.approx(0.5)
+    assert told["speed_up"]["mean"] == pytest.approx(1.25)
+    assert (told["ttft_ms"], told["tpot_ms"], told["rejected"]) == (2500, 750, 4)
+
+
+def test_a_difference_inside_the_noise_is_a_tie() -> None:
+    rows = [np.array([0.0, 1.0, 0.9]), np.array([2.0, 1.99, 0.0])]
+    target, other = (Turn(0, 0, name, text, 1.0, (1.0,), (2,)) for name, text in (("a", (1, 0)), ("b", (1, 1))))
+    assert first_difference((1, 0), (1, 0)) is None
+    assert first_difference((1, 0), (1,)) == 1
+    assert compared(target, rows, other, 0.01).tied
+    assert not compared(target, rows, other, 1e-4).agrees
+    assert noise_between(rows, [rows[0] + 0.5, rows[1]], 1) == pytest.approx(0.5)
