@@ -28,7 +28,8 @@ def layer_config(head: LayerHead, target: Architecture) -> dict[str, Any]:
     return {
         "hidden_size": target.hidden_size, "num_attention_heads": layer.heads, "num_key_value_heads": layer.kv_heads,
         "head_dim": layer.head_dim, "intermediate_size": layer.intermediate_size, "rms_norm_eps": layer.norm_eps,
-        "rope_theta": layer.theta, "vocab_size": target.vocab_size, "hidden_act": "silu", "num_hidden_layers": 1,
+        "rope_theta": layer.theta, "vocab_size": target.vocab_size, "hidden_act": "silu",
+        "num_hidden_layers": head.layers if isinstance(head, Eagle3) else 1,
     }  # fmt: skip
 
 

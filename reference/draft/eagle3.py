@@ -2,23 +2,33 @@
 
 `fc` mixes the target's states to h; attention reads `[norm(embedding(x)); norm(h)]`; the residual is h. The output of
 the layer is the state of the next row, and its norm gives the scores through a head of the draft's own, over a part of
-the target's vocabulary. Draft id d means target id d + d2t[d]. The embedding is the target's matrix.
+the target's vocabulary. Draft id d means target id d + d2t[d]. The embedding is the target's matrix. Further decoder
+layers are plain Llama layers on the output of the first (speculators, vLLM); the last one's output is fed back.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from reference.architecture import Architecture
 from reference.draft.base import Tokens
 from reference.draft.head import TOKENS_SCHEMA
 from reference.draft.layer_head import LayerHead, decoder_layer, layer_head_schema
 from reference.malformed import Malformed
+from reference.rules import OMIT_DEFAULT
 
 AT = "midlayer"
 """The prefix of the decoder layer in published checkpoints."""
 
 NORMS = (f"{AT}.input_layernorm", f"{AT}.hidden_norm", f"{AT}.post_attention_layernorm", "norm")
 """The norms of the embedding, of h, after attention, and of the output."""
+
+MOST_LAYERS = 8
+"""Most decoder layers of a head; published heads have one to three."""
+
+
+def layer_at(number: int) -> str:
+    """The prefix of the decoder layer `number`, the first of which is AT."""
+    return f"layers.{number}" if number else AT
 
 
 @dataclass(frozen=True)
@@ -29,21 +39,33 @@ class Eagle3(LayerHead):
         vocabulary: Target ids that the head can name, ascending, by draft id; empty for all of them.
         norm_before_residual: Whether the residual is the normed h in place of h.
         norm_output: Whether the normed output is the state of the next row (EAGLE 3.1).
+        layers: The number of decoder layers, all of the sizes of `layer`.
     """
 
     TAG = "eagle3"
     WORD = "EAGLE-3"
     _FLAG = {"type": "boolean"}  # noqa: RUF012 - a part of SCHEMA
-    SCHEMA = layer_head_schema(vocabulary=TOKENS_SCHEMA, norm_before_residual=_FLAG, norm_output=_FLAG)
+    SCHEMA = layer_head_schema(
+        {"layers": {"type": "integer", "minimum": 1, "maximum": MOST_LAYERS}},
+        vocabulary=TOKENS_SCHEMA, norm_before_residual=_FLAG, norm_output=_FLAG,
+    )  # fmt: skip
 
     vocabulary: tuple[int, ...] = ()
     norm_before_residual: bool = False
     norm_output: bool = False
+    layers: int = field(default=1, metadata=OMIT_DEFAULT)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if any(a >= b for a, b in zip(self.vocabulary, self.vocabulary[1:], strict=False)):
             raise Malformed("vocabulary", "target ids must ascend")
+        if not 1 <= self.layers <= MOST_LAYERS:
+            raise Malformed("layers", f"{self.layers}; a head has 1 to {MOST_LAYERS} decoder layers")
+
+    @property
+    def modules(self) -> int:
+        """See `LayerHead`."""
+        return self.layers
 
     def tensors(self, target: Architecture) -> dict[str, tuple[int, ...]]:
         """See `Head`; `lm_head` has a row for every target id, of which the rows of `vocabulary` are the head's."""
@@ -53,7 +75,15 @@ class Eagle3(LayerHead):
             **decoder_layer(AT, self.layer, 2 * hidden, hidden),
             **{f"{name}.weight": (hidden,) for name in NORMS},
             "lm_head.weight": (target.vocab_size, hidden),
+            **{name: shape for number in range(1, self.layers) for name, shape in self._further(number, hidden)},
         }
+
+    def _further(self, number: int, hidden: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+        """The shapes of the decoder layer `number`, whose attention reads the normed output of the layer before."""
+        at = layer_at(number)
+        yield from decoder_layer(at, self.layer, hidden, hidden).items()
+        yield f"{at}.input_layernorm.weight", (hidden,)
+        yield f"{at}.post_attention_layernorm.weight", (hidden,)
 
     @property
     def by_token(self) -> tuple[str, ...]:
@@ -66,10 +96,12 @@ class Eagle3(LayerHead):
         return None if head is None else replace(head, vocabulary=tuple(sorted(renamed(self.vocabulary))))
 
     def simpler(self) -> Iterator["Eagle3"]:
-        """The head with a smaller dynamic tree, without a reduced vocabulary, and without each flag."""
+        """The head with a smaller dynamic tree, with one layer, without a reduced vocabulary, and without each flag."""
         yield from super().simpler()
         if self.files is not None:
             return
+        if self.layers > 1:
+            yield replace(self, layers=1)
         if self.vocabulary:
             yield replace(self, vocabulary=())
         if self.norm_before_residual:

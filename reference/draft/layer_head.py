@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeVar
 
 from reference.architecture import Rope
-from reference.draft.head import Head, head_schema
+from reference.draft.head import NOTHING, Head, head_schema
 from reference.files.json_parts import rope_from_json
 from reference.malformed import Malformed, under
 from reference.rules import OMIT_DEFAULT
@@ -73,9 +73,9 @@ LAYER_SCHEMA: Mapping[str, Any] = {
 """The JSON Schema of HeadLayer."""
 
 
-def layer_head_schema(**own: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The JSON Schema of a kind of head with a decoder layer, with the fields `own` beside those of every such head."""
-    return head_schema(layer=LAYER_SCHEMA, **own)
+def layer_head_schema(further: Mapping[str, Any] = NOTHING, **own: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The JSON Schema of a kind of head with a decoder layer; see `head_schema`."""
+    return head_schema(further, layer=LAYER_SCHEMA, **own)
 
 
 @dataclass(frozen=True)

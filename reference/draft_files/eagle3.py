@@ -7,7 +7,7 @@ in SGLang.
 
 from typing import Any
 
-from reference.draft.eagle3 import AT, Eagle3
+from reference.draft.eagle3 import AT, MOST_LAYERS, Eagle3, layer_at
 from reference.draft.hidden import HiddenStates
 from reference.draft_files.layer_fields import check_one_layer, head_layer, layer_weights, own_embedding
 from reference.draft_files.target_sizes import TargetSizes
@@ -44,7 +44,11 @@ def read(
     Raises:
         UnreadableCheckpoint: with one line that says what is wrong.
     """
-    check_one_layer(fields, Eagle3.WORD)
+    if midlayer:
+        check_one_layer(fields, Eagle3.WORD)
+    layers = fields.integer("num_hidden_layers", 1)
+    if not 1 <= layers <= MOST_LAYERS:
+        raise fields.refuse(f"num_hidden_layers is {layers}: {Eagle3.WORD} heads of 1 to {MOST_LAYERS} layers are read")
     layer, hidden = head_layer(fields, target, Eagle3.WORD), target.hidden_size
     target.check_equal(fields, "target_hidden_size", hidden)
     before, output = _flags(fields, midlayer)
@@ -55,9 +59,13 @@ def read(
     state |= layer_weights(tensors, AT, layer, 2 * hidden, hidden, fields)
     for name in (f"{AT}.input_layernorm", f"{AT}.hidden_norm", f"{AT}.post_attention_layernorm", "norm"):
         state[f"{name}.weight"] = tensors.take(f"{name}.weight", (hidden,))
+    for at in map(layer_at, range(1, layers)):
+        state |= layer_weights(tensors, at, layer, hidden, hidden, fields)
+        for name in (f"{at}.input_layernorm", f"{at}.post_attention_layernorm"):
+            state[f"{name}.weight"] = tensors.take(f"{name}.weight", (hidden,), f"num_hidden_layers is {layers}")
     state |= _head(fields, tensors, len(ids) or target.vocab_size, hidden)
     words = {"reads": reads, "layer": layer, "vocabulary": ids}
-    return {**words, "norm_before_residual": before, "norm_output": output}, state
+    return {**words, "norm_before_residual": before, "norm_output": output, "layers": layers}, state
 
 
 def _flags(fields: Fields, midlayer: bool) -> tuple[bool, bool]:

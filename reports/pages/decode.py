@@ -1,4 +1,4 @@
-"""The page of `bench decode`: the ways side by side, what was accepted, and where the time went."""
+"""The page of `bench decode`: speed, accepted tokens, stages and texts by way."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The command `bench decode`: ways to generate the same texts, timed side by side in one run.
+"""The command `bench decode`: ways to generate a text, timed side by side.
 
 The ways are our engine with the target alone, our engine with each draft and each tree, and transformers' own
 generation. Every prompt is run in every way before the next prompt begins, in an order that turns from prompt to
@@ -16,7 +16,7 @@ import torch
 
 from backends.engine.backend import EngineBackend
 from reference.case import Case
-from reference.draft import Draft, LanguageModel, Ngram
+from reference.draft import Draft, Ngram
 from reference.draft_trees import Expansion
 from reference.malformed import Malformed
 from reference.trace import Array, Trace
@@ -113,7 +113,7 @@ def measure(asked: Asked) -> Measured:
         for name, draft in drafts.items():
             _check_fits(name, base, draft, number)
     theirs = [PLAIN, LOOKUP] if backend.declaration.device == "cpu" else []
-    if theirs and any(isinstance(one, LanguageModel) for one in drafts.values()):
+    if theirs and any(one.model is not None for one in drafts.values()):
         theirs.append(ASSISTED)
     run = _Run(backend, bases, drafts, [TARGET, *drafts, *theirs])
     measured = Measured(run.ways, list(drafts), [], [], run.facts | manifest(backend))
@@ -181,7 +181,7 @@ class _Run:
 
     def _turn(self, way: str, base: Case, number: int, repeat: int) -> tuple[Turn, Trace | None]:
         if way in (PLAIN, LOOKUP, ASSISTED):
-            model = next((one for one in self._drafts.values() if isinstance(one, LanguageModel)), base.draft)
+            model = next((one for one in self._drafts.values() if one.model is not None), base.draft)
             return generated(way, replace(base, draft=model) if way == ASSISTED else base, number, repeat), None
         case = base if way == TARGET else replace(base, draft=self._drafts[way])
         self._clock.start()

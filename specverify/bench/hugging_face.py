@@ -1,4 +1,6 @@
-"""Transformers' own generation on the target of a case: greedy, with prompt lookup, and with an assistant model.
+"""Transformers' own greedy generation on the target of a case.
+
+It runs the target alone, with prompt lookup, or with an assistant model.
 
 Token times are those at which `generate` hands tokens to a streamer.
 """

@@ -19,7 +19,7 @@ TEXT = "builtin:humaneval (MIT), builtin:python (Python's own library, PSF), a f
 @click.option("--vocabulary", type=click.IntRange(min=1), default=4096, help="eagle3: tokens that the head can name.")
 @click.option("--vocabulary-file", type=click.Path(path_type=Path), help="eagle3: a file of `specverify vocabulary`.")
 @click.option("--steps", type=click.IntRange(1, 7), default=3, help="eagle3: steps of the training-time test.")
-@click.option("--layers", type=click.IntRange(1, 3), default=1, help="Decoder layers of the head.")
+@click.option("--layers", type=click.IntRange(1, 3), default=1, help="eagle3: decoder layers of the head.")
 @click.option("--heads", type=click.IntRange(1, 8), default=4, help="medusa: number of heads.")
 @click.option("--rate", type=click.FloatRange(min=0, min_open=True), default=1e-3, help="Highest learning rate.")
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu")
@@ -54,12 +54,24 @@ def train(
     from specverify.setup.errors import UnusableInput
     from specverify.training.plan import TrainingPlan
 
-    if layers > 1:
-        raise UnusableInput(f"--layers {layers}: heads have one decoder layer, here and in the engines that run them")
+    if layers > 1 and kind != "eagle3":
+        raise UnusableInput(
+            f"--layers {layers}: {kind} heads have one layer in every published format; eagle3 has more"
+        )
     # Threads that wait must not spin: they would take the processor from the ones that work. Read when torch starts.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     plan = TrainingPlan(
-        kind, model, texts, minutes, out, cache, generate, device=device, threads=threads or os.cpu_count() or 1, **own
+        kind,
+        model,
+        texts,
+        minutes,
+        out,
+        cache,
+        generate,
+        layers=layers,
+        device=device,
+        threads=threads or os.cpu_count() or 1,
+        **own,
     )
     if json_file is not None:
         check(json_file)

@@ -28,6 +28,7 @@ class TrainingPlan:
         vocabulary_file: A file of the command `vocabulary` in place of a vocabulary built from the run's own data.
         steps: The steps of the training-time test (EAGLE-3).
         heads: The number of Medusa heads.
+        layers: The number of decoder layers (EAGLE-3).
         data_share: The share of the minutes after which no more text is generated.
         texts_per_batch: The texts of one optimiser step, of each process.
         rate: The highest learning rate.
@@ -49,6 +50,7 @@ class TrainingPlan:
     vocabulary_file: Path | None = None
     steps: int = 3
     heads: int = 4
+    layers: int = 1
     data_share: float = 0.35
     texts_per_batch: int = 4
     rate: float = 1e-3

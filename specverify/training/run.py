@@ -58,7 +58,7 @@ def train(plan: TrainingPlan, quiet: bool = False) -> dict[str, Any]:
             earlier = folder.saved()
             data = _data(plan, target, texts, processes, watch, earlier is not None, clock, interrupts)
             named = _vocabulary(plan, target, data, folder, watch.say)
-            head = made(plan.kind, target, named, plan.heads, plan.seed)
+            head = made(plan.kind, target, named, plan.heads, plan.seed, plan.layers)
             config = target.config.to_dict()
             training = Training(
                 plan, head, deepcopy(head), folder, data.watched, config, clock, processes, begins_at=clock.seconds
@@ -114,7 +114,7 @@ def figures(training: Training, data: Data) -> dict[str, Any]:
 
 def _digest(plan: TrainingPlan, target: Target, texts: Texts) -> str:
     """The digest of all that a head follows from, the minutes and the machine apart."""
-    own = (plan.kind, plan.generated, plan.vocabulary, str(plan.vocabulary_file), plan.steps, plan.heads)
+    own = (plan.kind, plan.generated, plan.vocabulary, str(plan.vocabulary_file), plan.steps, plan.heads, plan.layers)
     return texts_digest(target.digest, texts.digest, str(own), str((plan.texts_per_batch, plan.rate, plan.seed)))
 
 

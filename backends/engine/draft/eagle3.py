@@ -8,7 +8,7 @@ from backends.engine.draft.head import HeadDraft, opened_on
 from backends.engine.model.causal_lm import CausalLm
 from backends.engine.model.head import HeadModel
 from reference.case import Case
-from reference.draft.eagle3 import AT, Eagle3
+from reference.draft.eagle3 import AT, Eagle3, layer_at
 from reference.weights import head_weights
 
 
@@ -35,8 +35,14 @@ class Eagle3Head(HeadModel):
             hidden = torch.cat([self.norm(one, f"fc_norm.{at}") for at, one in enumerate(parts)], -1)
         return self.linear(hidden, "fc")
 
-    def fuse(self, embedded: Tensor, held: Tensor, module: int = 0) -> tuple[Tensor, Tensor]:
+    def prefix(self, module: int) -> str:
         """See `HeadModel`."""
+        return layer_at(module)
+
+    def fuse(self, embedded: Tensor, held: Tensor, module: int = 0) -> tuple[Tensor, Tensor]:
+        """See `HeadModel`; a layer after the first reads the output of the layer before alone."""
+        if module:
+            return self.norm(held, f"{layer_at(module)}.input_layernorm"), held
         normed = self.norm(held, f"{AT}.hidden_norm")
         x = torch.cat([self.norm(embedded, f"{AT}.input_layernorm"), normed], -1)
         return x, normed if self.norm_before_residual else held
@@ -59,7 +65,7 @@ def made(case: Case, target: CausalLm) -> Eagle3Head:
     draft = case.draft
     assert isinstance(draft, Eagle3)
     weights = {name: torch.tensor(one) for name, one in head_weights(draft, case.model).items()}
-    head = Eagle3Head(draft.layer, draft.reads, weights, target)
+    head = Eagle3Head(draft.layer, draft.reads, weights, target, draft.layers)
     head.norm_before_residual, head.norm_output = draft.norm_before_residual, draft.norm_output
     return head
 

@@ -85,7 +85,7 @@ class HeadDraft(CachedTreeFilling):
 
     def feed(self, level: list[int], token: list[int], root: int) -> Tensor:
         """See `TreeFilling`."""
-        positions, (mask,) = self.branch(level, root, self.head.reaches)
+        positions, (mask, *_) = self.branch(level, root, self.head.reaches)  # all layers have one mask
         inputs, held = torch.tensor([token[node] for node in level]), self.node_states(level)
         self.calls += 1
         outputs = self.head.forward(

@@ -126,13 +126,17 @@ class HeadModel(ABC):
             lanes: The class that makes one cache of the request's cache.
 
         Returns:
-            The outputs of the layer, [R, hidden], before any norm.
+            The outputs of the last layer, [R, hidden], before any norm.
 
         Raises:
             OutOfPages: before the forward, if the cache has no room.
         """
         seen = [visible] * len(self.reaches)
-        return self.through(tokens, lambda module, above: held, positions, seen, cache, attend, lanes)[-1]
+
+        def below(module: int, above: list[Tensor]) -> Tensor:
+            return above[-1] if module else held
+
+        return self.through(tokens, below, positions, seen, cache, attend, lanes)[-1]
 
     @torch.no_grad()
     def through(

@@ -10,10 +10,11 @@ from reference.draft.eagle3 import Eagle3
 @draws(Eagle3.TAG)
 @st.composite
 def eagle3_heads(draw: st.DrawFn, given: Given) -> Eagle3:
-    """A head over a tree, mostly with a reduced vocabulary; one in four has a flag of newer heads."""
+    """A head over a tree, mostly with a reduced vocabulary; one in four has a flag of newer heads, or more layers."""
     reads = draw(several_states(given.model.architecture.layers))
     vocabulary = draw(likely_vocabularies(given))
     shape = draw(head_trees(given, len(vocabulary) or given.model.vocab_size))
     before, output = draw(st.sampled_from(((False, False), (False, False), (True, False), (False, True))))
     layer, seed = draw(head_layers()), draw(st.integers(0, SEEDS - 1))
-    return Eagle3(shape, reads, layer, vocabulary, before, output, seed=seed)
+    layers = draw(st.sampled_from((1, 1, 1, 1, 1, 1, 2, 3)))
+    return Eagle3(shape, reads, layer, vocabulary, before, output, layers, seed=seed)

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from reference.draft.eagle3 import AT, Eagle3
+from reference.draft.eagle3 import AT, Eagle3, layer_at
 from reference.oracle.draft.head import Formulas, proposed_by
 from reference.oracle.draft.question import Question, means
 from reference.oracle.formulas.layer import linear
@@ -14,6 +14,10 @@ class Eagle3Formulas(Formulas):
 
     at = AT
     draft: Eagle3
+
+    def __init__(self, draft: Eagle3, question: Question) -> None:
+        super().__init__(draft, question)
+        self.further = tuple(layer_at(number) for number in range(1, draft.layers))
 
     def of_target(self, hidden: Array) -> Array:
         """See `Formulas`; a head without `fc` holds the state itself, and EAGLE 3.1 norms the states before `fc`."""

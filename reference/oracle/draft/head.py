@@ -24,10 +24,13 @@ from reference.tree import Tree
 
 @dataclass(frozen=True)
 class Past:
-    """The rows above: rotated keys and values [rows, kv_heads, head_dim], and the last run's outputs [some, hidden]."""
+    """The rows above: of each layer rotated keys and values [rows, kv_heads, head_dim], and the last run's outputs.
 
-    keys: Array
-    values: Array
+    The outputs are those of the last layer, [some, hidden].
+    """
+
+    keys: tuple[Array, ...]
+    values: tuple[Array, ...]
     outputs: Array
 
     @property
@@ -42,9 +45,11 @@ class Formulas(ABC):
 
     Attributes:
         at: The prefix of the names of the decoder layer.
+        further: The prefixes of the layers after it, plain Llama layers.
     """
 
     at: str
+    further: tuple[str, ...] = ()
 
     def __init__(self, draft: LayerHead, question: Question) -> None:
         assert question.target is not None
@@ -78,7 +83,7 @@ class Formulas(ABC):
 
     def none(self) -> Past:
         """The past of the first row."""
-        empty = np.empty((0, self.layer.kv_heads, self.layer.head_dim))
+        empty = (np.empty((0, self.layer.kv_heads, self.layer.head_dim)),) * (1 + len(self.further))
         return Past(empty, empty, np.empty((0, 0)))
 
     def embedded(self, tokens: tuple[int, ...], first: int) -> Array:
@@ -91,14 +96,28 @@ class Formulas(ABC):
 
         The first row has the position `first`, by default the number of rows above it.
         """
-        layer, above, at = self.layer, len(past.keys), f"{self.at}.self_attn"
+        above = len(past.keys[0])
         first = above if first is None else first
         x, residual = self.entered(self.embedded(tokens, first), held)
-        positions = np.arange(first, first + len(tokens))
+        key, value, output = self._layer(self.at, x, residual, past.keys[0], past.values[0], first)
+        keys, values = [key], [value]
+        for at, above_keys, above_values in zip(self.further, past.keys[1:], past.values[1:], strict=True):
+            normed = self.normed(output, f"{at}.input_layernorm")
+            key, value, output = self._layer(at, normed, output, above_keys, above_values, first)
+            keys.append(key)
+            values.append(value)
+        return Past(tuple(keys), tuple(values), output)
+
+    def _layer(
+        self, at: str, x: Array, residual: Array, keys: Array, values: Array, first: int
+    ) -> tuple[Array, Array, Array]:
+        """Keys and values of all rows, and the outputs [rows, hidden] of the rows whose attention reads `x`."""
+        layer, above = self.layer, len(keys)
+        positions = np.arange(first, first + len(x))
         cos, sin = rotary.table(positions, *rotary.frequencies(layer.rope or Rope(layer.theta), layer.head_dim, 0, 0))
 
         def project(name: str) -> Array:
-            y: Array = linear(x, self.state, f"{at}.{name}_proj").reshape(len(x), -1, layer.head_dim)
+            y: Array = linear(x, self.state, f"{at}.self_attn.{name}_proj").reshape(len(x), -1, layer.head_dim)
             return y
 
         def turned(y: Array) -> Array:
@@ -106,18 +125,17 @@ class Formulas(ABC):
             return by_row
 
         queries = turned(project("q"))
-        keys = np.concatenate([past.keys, turned(project("k"))])
-        values = np.concatenate([past.values, project("v")])
+        keys = np.concatenate([keys, turned(project("k"))])
+        values = np.concatenate([values, project("v")])
         scale = 1 / np.sqrt(layer.head_dim)
         mixed = [
             attention(query, keys[: above + row + 1], values[: above + row + 1], scale)
             for row, query in enumerate(queries)
         ]
-        r = residual + linear(np.array(mixed).reshape(len(x), -1), self.state, f"{at}.o_proj")
-        y = self.normed(r, f"{self.at}.post_attention_layernorm")
-        gate, up = (linear(y, self.state, f"{self.at}.mlp.{name}_proj") for name in ("gate", "up"))
-        output = r + linear(silu(gate) * up, self.state, f"{self.at}.mlp.down_proj")
-        return Past(keys, values, output)
+        r = residual + linear(np.array(mixed).reshape(len(x), -1), self.state, f"{at}.self_attn.o_proj")
+        y = self.normed(r, f"{at}.post_attention_layernorm")
+        gate, up = (linear(y, self.state, f"{at}.mlp.{name}_proj") for name in ("gate", "up"))
+        return keys, values, r + linear(silu(gate) * up, self.state, f"{at}.mlp.down_proj")
 
 
 def proposed_by(head: Formulas, question: Question) -> Drafted:

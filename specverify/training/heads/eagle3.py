@@ -9,7 +9,7 @@ from reference.draft.eagle3 import AT
 from reference.draft.hidden import HiddenStates
 from reference.draft.layer_head import HeadLayer
 from specverify.training.heads.base import DECAY, Batch, at_rows, soft_cross_entropy
-from specverify.training.heads.layer import DecoderLayer, Norm
+from specverify.training.heads.layer import DecoderLayer, FurtherLayer, Norm
 from specverify.training.heads.layer_head import LayerHeadModule
 
 
@@ -26,6 +26,7 @@ class Eagle3Module(LayerHeadModule):
         named: The target ids of the draft vocabulary, int64 [V], ascending.
         embedding: The target's embedding, [vocabulary, hidden].
         target_head: The target's head, [vocabulary, hidden].
+        layers: The number of decoder layers.
     """
 
     kind = "eagle3"
@@ -33,13 +34,20 @@ class Eagle3Module(LayerHeadModule):
     named: Tensor
 
     def __init__(
-        self, sizes: HeadLayer, reads: HiddenStates, named: Tensor, embedding: Tensor, target_head: Tensor
+        self,
+        sizes: HeadLayer,
+        reads: HiddenStates,
+        named: Tensor,
+        embedding: Tensor,
+        target_head: Tensor,
+        layers: int = 1,
     ) -> None:
         super().__init__(embedding, target_head)
         hidden = embedding.shape[1]
         self.reads = reads
         self.fc = nn.Linear(reads.parts * hidden, hidden, False)
         self.layer = DecoderLayer(sizes, 2 * hidden, hidden)
+        self.further.extend(FurtherLayer(sizes, hidden) for _ in range(1, layers))
         self.input_layernorm, self.hidden_norm, self.norm = (Norm(hidden, sizes.norm_eps) for _ in range(3))
         self.lm_head = nn.Linear(hidden, len(named), False)
         self.register_buffer("named", named, persistent=False)
@@ -85,6 +93,10 @@ class Eagle3Module(LayerHeadModule):
             "lm_head.weight": self.lm_head.weight,
         }
 
+    def stored_name(self, name: str) -> str:
+        """See `LayerHeadModule`; only the layout that calls the first layer layers.0 has further ones."""
+        return name.replace(f"{AT}.", "layers.0.") if self.further else name
+
     def published(self) -> dict[str, Tensor]:
         """See `TrainedHead`; `d2t` holds offsets, and `t2d` is true for each target id that the head can name."""
         named = self.named
@@ -96,7 +108,9 @@ class Eagle3Module(LayerHeadModule):
         fields = {"architectures": ["LlamaForCausalLMEagle3"], **self.layer_config(target)}
         layers, count = list(self.reads.layers), target["num_hidden_layers"]
         # Beside tensors named midlayer, the numbers are layers whose outputs are read; without them, the usual ones.
-        told = {} if layers == [1, count // 2 - 1, count - 4] else {"eagle_aux_hidden_state_layer_ids": layers}
+        # Beside tensors named layers.0 they are layers whose inputs are read.
+        numbers = [one + 1 for one in layers] if self.further else layers
+        told = {} if layers == [1, count // 2 - 1, count - 4] else {"eagle_aux_hidden_state_layer_ids": numbers}
         return {**fields, "draft_vocab_size": len(self.named), **told}
 
     def names(self) -> Tensor:

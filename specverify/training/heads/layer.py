@@ -113,6 +113,16 @@ class DecoderLayer(nn.Module):
         return x * angles.cos().to(x.dtype) + torch.cat([-right, left], -1) * angles.sin().to(x.dtype)
 
 
+class FurtherLayer(DecoderLayer):
+    """A plain Llama layer on the output of the layer before; it begins as the identity."""
+
+    def __init__(self, sizes: HeadLayer, hidden: int) -> None:
+        super().__init__(sizes, hidden, hidden)
+        self.input_layernorm = Norm(hidden, sizes.norm_eps)
+        nn.init.zeros_(self.o_proj.weight)
+        nn.init.zeros_(self.down_proj.weight)
+
+
 def _by_query(x: Tensor, group: int) -> Tensor:
     """Keys or values [B, R, kv_heads, head_dim], repeated for each query: [B, kv_heads, group * R, head_dim]."""
     return x.transpose(1, 2).repeat(1, 1, group, 1)

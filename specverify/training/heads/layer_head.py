@@ -5,11 +5,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from reference.draft.layer_head import HeadLayer
 from specverify.training.heads.base import Batch, Opened, TrainedHead, at_rows
-from specverify.training.heads.layer import DecoderLayer, Paths
+from specverify.training.heads.layer import DecoderLayer, FurtherLayer, Paths
 
 PROJECTIONS = {"self_attn": ("q_proj", "k_proj", "v_proj", "o_proj"), "mlp": ("gate_proj", "up_proj", "down_proj")}
 """The projections of a layer, by the part of the layer under which published names hold them."""
@@ -21,10 +21,20 @@ class LayerHeadModule(TrainedHead):
     Attributes:
         at: The prefix of the layer in published names.
         layer: The layer.
+        further: The layers after it.
     """
 
     at: str
     layer: DecoderLayer
+
+    def __init__(self, embedding: Tensor, target_head: Tensor) -> None:
+        super().__init__(embedding, target_head)
+        self.further = nn.ModuleList()
+
+    @property
+    def layers(self) -> list[DecoderLayer]:
+        """All layers, the first at the front."""
+        return [self.layer, *(one for one in self.further if isinstance(one, FurtherLayer))]
 
     @abstractmethod
     def of_target(self, states: Tensor) -> Tensor:
@@ -47,19 +57,39 @@ class LayerHeadModule(TrainedHead):
         true = torch.arange(batch.tokens.shape[1], device=rows.device).expand(batch.tokens.shape)
         held = self.of_target(batch.states)
         # The last row of a text lacks its token; no learned row sees it.
-        x, residual = self.fused(self.embedding[batch.tokens.roll(-1, 1)], held)
-        paths = Paths(*self.layer.seen(x, true), [])
+        stream = self.fused(self.embedding[batch.tokens.roll(-1, 1)], held)
         visible = true[:, None] <= rows[..., None]
-        outputs = self.layer(at_rows(x, rows), at_rows(residual, rows), rows, paths, visible)
+        *before, last = self.layers
+        paths = list[Paths]()
+        for layer, after in zip(before, self.layers[1:], strict=True):
+            # The next layer's keys need the outputs of all true rows, not of the learned ones alone.
+            paths.append(Paths(*layer.seen(stream[0], true), []))
+            stream = _entering(after, layer(*stream, true, paths[-1], true[:, None] <= true[..., None]))
+        paths.append(Paths(*last.seen(stream[0], true), []))
+        outputs = last(*(at_rows(one, rows) for one in stream), rows, paths[-1], visible)
         yield outputs, rows, real
         for step in range(1, steps):
             ahead = rows + 1 + step
             real = real & (ahead < batch.lengths[:, None])
             tokens = batch.tokens.gather(1, torch.where(real, ahead, 0))
-            x, residual = self.fused(self.embedding[tokens], outputs)
-            paths.own.append(self.layer.seen(x, rows + step))
-            outputs = self.layer(x, residual, rows + step, paths, visible)
+            outputs = self.deepened(self.fused(self.embedding[tokens], outputs), rows + step, paths, visible)
             yield outputs, rows, real
+
+    def deepened(self, stream: tuple[Tensor, Tensor], positions: Tensor, paths: list[Paths], visible: Tensor) -> Tensor:
+        """The outputs [B, R, hidden] of rows through all layers; their keys and values join the `paths` of each.
+
+        Args:
+            stream: What the first layer's attention reads, and the residual.
+            positions: int64 [B, R].
+            paths: For each layer, what the rows see.
+            visible: bool [B, R, T]; the true rows that each row sees.
+        """
+        for number, (layer, seen) in enumerate(zip(self.layers, paths, strict=True)):
+            if number:
+                stream = _entering(layer, stream[1])
+            seen.own.append(layer.seen(stream[0], positions))
+            stream = stream[0], layer(*stream, positions, seen, visible)
+        return stream[1]
 
     def opened(self, tokens: Tensor, states: Tensor) -> "OpenedLayer":
         """See `TrainedHead`."""
@@ -71,21 +101,30 @@ class LayerHeadModule(TrainedHead):
         for part, names in PROJECTIONS.items():
             found |= {f"{self.at}.{part}.{name}.weight": getattr(self.layer, name).weight for name in names}
         found[f"{self.at}.post_attention_layernorm.weight"] = self.layer.post_attention_layernorm.weight
+        for number, layer in enumerate(self.layers[1:], 1):
+            for part, names in PROJECTIONS.items():
+                found |= {f"layers.{number}.{part}.{name}.weight": getattr(layer, name).weight for name in names}
+            for name in ("input_layernorm", "post_attention_layernorm"):
+                found[f"layers.{number}.{name}.weight"] = getattr(layer, name).weight
         return found
 
     @abstractmethod
     def parameters_by_name(self) -> dict[str, Tensor]:
         """Every parameter of the head by its published name."""
 
+    def stored_name(self, name: str) -> str:
+        """The name of a weight in the head's files."""
+        return name
+
     def published(self) -> dict[str, Tensor]:
         """See `TrainedHead`."""
-        return {name: one.detach().clone() for name, one in self.parameters_by_name().items()}
+        return {self.stored_name(name): one.detach().clone() for name, one in self.parameters_by_name().items()}
 
     @torch.no_grad()
     def load_published(self, tensors: dict[str, Tensor]) -> None:
         """See `TrainedHead`."""
         for name, parameter in self.parameters_by_name().items():
-            parameter.copy_(tensors[name])
+            parameter.copy_(tensors[self.stored_name(name)])
 
     def layer_config(self, target: dict[str, Any]) -> dict[str, Any]:
         """The fields of config.json that every head with a layer has."""
@@ -95,7 +134,7 @@ class LayerHeadModule(TrainedHead):
             "hidden_act": "silu",
             "hidden_size": self.embedding.shape[1],
             "intermediate_size": sizes.intermediate_size,
-            "num_hidden_layers": 1,
+            "num_hidden_layers": len(self.layers),
             "num_attention_heads": sizes.heads,
             "num_key_value_heads": sizes.kv_heads,
             "head_dim": sizes.head_dim,
@@ -108,6 +147,12 @@ class LayerHeadModule(TrainedHead):
         }
 
 
+def _entering(layer: DecoderLayer, outputs: Tensor) -> tuple[Tensor, Tensor]:
+    """What a further layer's attention reads, and its residual, of the outputs of the layer before."""
+    assert isinstance(layer, FurtherLayer)
+    return layer.input_layernorm(outputs), outputs
+
+
 class OpenedLayer(Opened):
     """A head with a layer that drafts: the true rows of all texts are run once, the nodes level by level."""
 
@@ -115,18 +160,26 @@ class OpenedLayer(Opened):
     def __init__(self, head: LayerHeadModule, tokens: Tensor, states: Tensor) -> None:
         self.head = head
         positions = torch.arange(tokens.shape[1], device=tokens.device).expand(tokens.shape)
-        x, residual = head.fused(head.embedding[tokens.roll(-1, 1)], head.of_target(states))
-        self.positions, (self.keys, self.values) = positions, head.layer.seen(x, positions)
+        stream = head.fused(head.embedding[tokens.roll(-1, 1)], head.of_target(states))
+        self.positions = positions
         visible = positions[:, None] <= positions[..., None]
-        self.true = head.layer(x, residual, positions, Paths(self.keys, self.values, []), visible)
+        self.paths = list[Paths]()
+        for number, layer in enumerate(head.layers):
+            if number:
+                stream = _entering(layer, stream[1])
+            self.paths.append(Paths(*layer.seen(stream[0], positions), []))
+            stream = stream[0], layer(*stream, positions, self.paths[-1], visible)
+        self.true = stream[1]
         self.outputs = self.true[:, :1]
-        self.own: list[tuple[Tensor, Tensor]] = []
+        self.depth = 0
         self.row = positions[:, 0]
 
     @torch.no_grad()
     def root(self, roots: Tensor) -> Tensor:
         """See `Opened`."""
-        self.row, self.own = roots - 1, []
+        self.row, self.depth = roots - 1, 0
+        for seen in self.paths:
+            seen.own = []
         self.outputs = at_rows(self.true, self.row[:, None])
         return self.head.scored(self.outputs)[:, 0]
 
@@ -134,12 +187,13 @@ class OpenedLayer(Opened):
     def level(self, tokens: Tensor, parents: Tensor) -> Tensor:
         """See `Opened`."""
         head, width = self.head, tokens.shape[1]
-        x, residual = head.fused(head.embedding[tokens], at_rows(self.outputs, parents))
-        self.own = [(at_rows(keys, parents), at_rows(values, parents)) for keys, values in self.own]
-        positions = (self.row + 1 + len(self.own))[:, None].expand(-1, width)
-        self.own.append(head.layer.seen(x, positions))
+        stream = head.fused(head.embedding[tokens], at_rows(self.outputs, parents))
+        for seen in self.paths:
+            seen.own = [(at_rows(keys, parents), at_rows(values, parents)) for keys, values in seen.own]
+        self.depth += 1
+        positions = (self.row + self.depth)[:, None].expand(-1, width)
         visible = (self.positions[:, None] <= self.row[:, None, None]).expand(-1, width, -1)
-        self.outputs = head.layer(x, residual, positions, Paths(self.keys, self.values, self.own), visible)
+        self.outputs = head.deepened(stream, positions, self.paths, visible)
         return head.scored(self.outputs)
 
 

@@ -12,7 +12,7 @@ from specverify.training.heads.medusa import MedusaModule
 from specverify.training.target import Target, states_of
 
 
-def made(kind: str, target: Target, named: Tensor | None, heads: int, seed: int) -> TrainedHead:
+def made(kind: str, target: Target, named: Tensor | None, heads: int, seed: int, layers: int = 1) -> TrainedHead:
     """A head of `kind` on `target`.
 
     Where the target's last layer has the usual names and shapes, an EAGLE head begins with it: attention reads the
@@ -23,6 +23,7 @@ def made(kind: str, target: Target, named: Tensor | None, heads: int, seed: int)
         target: The target.
         named: The target ids of an EAGLE-3 head's vocabulary, ascending, int64 [V].
         heads: The number of Medusa heads.
+        layers: The number of decoder layers of an EAGLE-3 head.
         seed: The seed of the weights that begin at random.
 
     Raises:
@@ -46,7 +47,7 @@ def made(kind: str, target: Target, named: Tensor | None, heads: int, seed: int)
             begin_with(head.layer, target.last_layer, 0)
         else:
             assert named is not None
-            head = Eagle3Module(sizes, states_of(kind, target.layers), named, target.embedding, target.head)
+            head = Eagle3Module(sizes, states_of(kind, target.layers), named, target.embedding, target.head, layers)
             head.fc.weight.normal_(std=0.1 * (3 * hidden) ** -0.5)
             head.fc.weight[:, -hidden:] += torch.eye(hidden)
             if begin_with(head.layer, target.last_layer, hidden):

@@ -38,6 +38,7 @@ FLAGS: dict[str, dict[str, Any]] = {
     "norm_output": {"norm_output": True},
     "norm_before_fc": {},
     "fc_norm": {},
+    "three layers": {"layers": 3, "vocabulary": REDUCED},
 }
 
 
@@ -50,7 +51,7 @@ def theirs(folder: Path, head: Eagle3, flag: str) -> Any:
     arch, layer = TARGET.architecture, head.layer
     inner = transformers.LlamaConfig(
         vocab_size=arch.vocab_size, hidden_size=arch.hidden_size, intermediate_size=layer.intermediate_size,
-        num_hidden_layers=1, num_attention_heads=layer.heads, num_key_value_heads=layer.kv_heads,
+        num_hidden_layers=head.layers, num_attention_heads=layer.heads, num_key_value_heads=layer.kv_heads,
         head_dim=layer.head_dim, rms_norm_eps=layer.norm_eps, rope_theta=layer.theta, tie_word_embeddings=False,
     )  # fmt: skip
     inner._attn_implementation = "eager"

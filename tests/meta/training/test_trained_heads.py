@@ -32,6 +32,7 @@ MODEL = Seeded(GALLERY[1], 0)
 TREE = RankTree((0, 0), (0, 0))
 FUSED, NORMED = HiddenStates((-1, 0, 1), shift=1), HiddenStates(place="normed", shift=1)
 EAGLE3 = Eagle3(TREE, FUSED, LAYER, vocabulary=(1, 2, 5, 11, 16))
+DEEP = Eagle3(TREE, FUSED, LAYER, vocabulary=(1, 2, 5, 11, 16), layers=3)
 EAGLE1 = Eagle1(TREE, NORMED, LAYER)
 MEDUSA = Medusa(TREE, HiddenStates(place="normed"), 3)
 LENGTHS = (7, 5)
@@ -54,7 +55,9 @@ def module(draft: Any) -> TrainedHead:
     weights = {name: torch.tensor(one) for name, one in seeded_head(draft, MODEL).items()}
     head: TrainedHead
     if isinstance(draft, Eagle3):
-        head = Eagle3Module(LAYER, FUSED, torch.tensor(draft.vocabulary), *matrices())
+        head = Eagle3Module(LAYER, FUSED, torch.tensor(draft.vocabulary), *matrices(), draft.layers)
+        if draft.layers > 1:  # the layout that has further layers
+            weights = {name.replace("midlayer.", "layers.0."): one for name, one in weights.items()}
     elif isinstance(draft, Eagle1):
         head = Eagle1Module(LAYER, *matrices())
     else:
@@ -87,7 +90,7 @@ def batch(width: int, firsts: tuple[int, ...]) -> Batch:
 
 
 @pytest.mark.parametrize("firsts", [(0, 0), (3, 1)])
-@pytest.mark.parametrize("draft", [EAGLE3, EAGLE1], ids=["eagle3", "eagle1"])
+@pytest.mark.parametrize("draft", [EAGLE3, DEEP, EAGLE1], ids=["eagle3", "three-layers", "eagle1"])
 def test_rows_of_the_training_time_test_are_the_rows_of_a_tree(draft: Any, firsts: tuple[int, ...]) -> None:
     head = module(draft)
     assert isinstance(head, Eagle3Module | Eagle1Module)
@@ -115,7 +118,7 @@ def test_rows_of_the_training_time_test_are_the_rows_of_a_tree(draft: Any, first
     )
 
 
-@pytest.mark.parametrize("draft", [EAGLE3, EAGLE1, MEDUSA], ids=["eagle3", "eagle1", "medusa"])
+@pytest.mark.parametrize("draft", [EAGLE3, DEEP, EAGLE1, MEDUSA], ids=["eagle3", "three-layers", "eagle1", "medusa"])
 def test_a_drafted_level_has_the_scores_of_the_oracle(draft: Any) -> None:
     head = module(draft)
     tokens, states = texts(draft.reads.parts * MODEL.architecture.hidden_size)

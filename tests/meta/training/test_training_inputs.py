@@ -203,7 +203,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["--model", "builtin:absent"], "no such built-in checkpoint"),
         (["--out", "taken"], "--out taken: holds other files; name another folder"),
         (["--cache", "taken"], "--cache taken: holds other files"),
-        (["--layers", "2"], "--layers 2: heads have one decoder layer"),
+        (["--layers", "2"], "--layers 2: eagle1 heads have one layer"),
         (["--vocabulary-file", "few.jsonl"], "no draft vocabulary"),
     ],
 )
@@ -220,8 +220,9 @@ def test_bad_input_is_one_line(
     options |= dict(zip(arguments[::2], arguments[1::2], strict=True))
     if "short" in options["--text"]:
         options["--cache"] = "cache"
+    kind = "eagle1" if "--layers" in arguments else "eagle3"
     with pytest.raises(SystemExit) as ended:
-        main(["train", "eagle3", *(part for pair in options.items() for part in pair)])
+        main(["train", kind, *(part for pair in options.items() for part in pair)])
     assert ended.value.code == 2
     said = capsys.readouterr().err.splitlines()
     assert why in said[-1]

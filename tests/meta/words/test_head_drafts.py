@@ -53,6 +53,7 @@ HEADS: dict[str, Head] = {
     "eagle3 reduced": Eagle3(TREE, FUSED, LAYER, vocabulary=(1, 2, 5, 11, 16)),
     "eagle3 norm_before_residual": Eagle3(TREE, FUSED, LAYER, norm_before_residual=True),
     "eagle3 norm_output": Eagle3(TREE, FUSED, LAYER, norm_output=True),
+    "eagle3 of three layers": Eagle3(TREE, FUSED, LAYER, vocabulary=(1, 2, 5, 11, 16), layers=3),
     "medusa": Medusa(TREE, HiddenStates(place="normed"), 3),
     "medusa with the target's head": Medusa(TREE, HiddenStates((0,)), 4, bias=False, shared_head=True),
     "mtp": Mtp(TREE, NORMED, LAYER, 2, zero_first=True),
@@ -138,7 +139,7 @@ def test_a_head_whose_tokens_are_sampled(name: str, draws: str) -> None:
     assert judged(replace(CASES[name], sampling=Sampling(temperature=1.0, draws=draws))) == []
 
 
-@pytest.mark.parametrize("name", ["eagle1", "eagle3 reduced", "medusa", "mtp"])
+@pytest.mark.parametrize("name", ["eagle1", "eagle3 reduced", "eagle3 of three layers", "medusa", "mtp"])
 def test_in_a_session_with_forks_evictions_and_preemptions(name: str) -> None:
     actions = (
         Action("add", (0,)), Action("add", (1,)), Action("step", (0, 1)), Action("evict", (1,)), Action("step", (0,)),

@@ -98,8 +98,10 @@ WRONG: dict[str, Wrong] = {
         state={"layers.1.mlp.up_proj.weight": np.ones((12, 8))},
     ),
     "several layers": Wrong(
-        EAGLE3, "vllm", "num_hidden_layers is 2: EAGLE-3 heads of one decoder layer are read", {"num_hidden_layers": 2}
+        EAGLE3, "safeailab", "num_hidden_layers is 2: EAGLE-3 heads of one decoder", {"num_hidden_layers": 2}
     ),
+    "a layer too many": Wrong(EAGLE3, "vllm", "layers.1.self_attn.q_proj.weight is missing", {"num_hidden_layers": 2}),
+    "too many layers": Wrong(EAGLE3, "vllm", "heads of 1 to 8 layers are read", {"num_hidden_layers": 9}),
     "NaN": Wrong(EAGLE3, "speculators", "tensor norm.weight holds NaN", state={"norm.weight": NAN}),
     "d2t beyond the vocabulary": Wrong(
         EAGLE3,
