@@ -9,6 +9,7 @@ from properties.laws.sampled.gate import ALPHA_RUN, culprits
 from properties.speculation import Speculation
 from properties.streams import Planned, run_evidence, streams_of
 from properties.verdict.finding import Evidence, Finding, Positions, Tie, Verdict
+from properties.verdict.run_log import RunLog
 from reference.case import Case
 from reference.trace import Stage
 
@@ -130,6 +131,7 @@ class Tally:
         known: Names of known failures, each with the number of cases that showed it.
         behind: Signatures of differences after a known failure, each with the number of cases.
         passed: Ids of saved cases that the run passed over, each with the reason.
+        log: What the run drew, and when its workers did what.
     """
 
     backend: str
@@ -170,10 +172,12 @@ class Tally:
     known: Counter[str] = field(default_factory=Counter)
     behind: Counter[str] = field(default_factory=Counter)
     passed: dict[str, str] = field(default_factory=dict)
+    log: RunLog = field(default_factory=RunLog)
 
     def add(self, verdict: Verdict) -> None:
         """Count one judged case."""
         self.cases += 1
+        self.log.add(verdict.case)
         self.judged += verdict.judged
         self.differed += bool(verdict.findings)
         # None: the run gave no trace, so it says nothing about the declared stages.

@@ -103,6 +103,24 @@ def differences(near: Case, case: Case) -> list[str]:
     return phrases
 
 
+def fields_apart(near: Case, case: Case) -> list[tuple[str, Any, Any]]:
+    """The fields in which two cases differ, each with the value of `near` and that of `case`; None where one has none.
+
+    Scripted trees are told by their parents and tokens, step by step.
+    """
+    left, right = _flat(plain(near)), _flat(plain(case))
+    for flat, one in ((left, near), (right, case)):
+        if near.draft.trees is not None and case.draft.trees is not None:
+            for name in [name for name in flat if name.startswith("draft.")]:
+                del flat[name]
+            for at, tree in enumerate(one.draft.trees or ()):
+                flat[f"tree of step {at}: parents"] = list(tree.parent)
+                flat[f"tree of step {at}: tokens"] = list(tree.token)
+    names = dict.fromkeys((*left, *right))
+    pairs = ((NAMES.get(name, name), left.get(name), right.get(name)) for name in names)
+    return [one for one in pairs if one[1] != one[2]]
+
+
 def _flat(content: dict[str, Any], path: str = "") -> dict[str, Any]:
     """The leaves of nested dicts, by their path with dots."""
     leaves: dict[str, Any] = {}

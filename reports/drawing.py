@@ -32,8 +32,8 @@ def draw(tree: Tree, accepted: Sequence[int] | None = None, marked: int | None =
         rows: The approximate limit of drawn nodes. In a larger tree only the marked node, its path, its neighbours and
             the accepted path are drawn; `(+N below)` and `… N nodes left out` count every other node once.
     """
-    shown = _shown(tree, accepted or (), marked, rows)
-    above = _drawn_above(tree, shown)
+    shown = drawn_nodes(tree, accepted or (), marked, rows)
+    above = above_drawn(tree, shown)
     left_out = Counter(up for node, up in above.items() if node not in shown)
     bridges = {node: up for node, up in above.items() if node in shown and node and up != tree.parent[node]}
     bridged = _bridges(tree, shown, bridges)
@@ -76,10 +76,10 @@ def _label(tree: Tree, node: int, accepted: Sequence[int] | None, marked: int | 
     return "  ".join(words)
 
 
-def _shown(tree: Tree, accepted: Iterable[int], marked: int | None, rows: int) -> set[int]:
+def drawn_nodes(tree: Tree, accepted: Iterable[int], marked: int | None, rows: int, levels: int = LEVELS) -> set[int]:
     """The nodes that are drawn: all of a small tree, otherwise those around the marked node and the accepted path."""
     everything = set(range(len(tree)))
-    if len(tree) <= rows and tree.height <= LEVELS:
+    if len(tree) <= rows and tree.height <= levels:
         return everything
     kept = {0}
     walked = list(accepted)
@@ -98,12 +98,12 @@ def _shown(tree: Tree, accepted: Iterable[int], marked: int | None, rows: int) -
             break
         kept.add(node)
     # A row saying that one node is left out would take the room of that node.
-    above = _drawn_above(tree, kept)
+    above = above_drawn(tree, kept)
     lone = {tree.parent[node] for node in kept if node and tree.parent[tree.parent[node]] == above[node]}
     return kept | {node for node in lone if node not in kept and len(tree.children[node]) == 1}
 
 
-def _drawn_above(tree: Tree, shown: set[int]) -> dict[int, int]:
+def above_drawn(tree: Tree, shown: set[int]) -> dict[int, int]:
     """The nearest drawn proper ancestor of every node; the root's is the root."""
     above = {0: 0}
     for node in sorted(range(1, len(tree)), key=lambda at: tree.depth[at]):

@@ -39,9 +39,9 @@ class Scene:
 
 def scene_of(verdict: Verdict, finding: Finding) -> Scene:
     """The scene of `finding`."""
-    steps = verdict.trace.steps if verdict.trace else ()
+    case, steps = request_of(verdict, finding)
     step = steps[finding.step] if 0 <= finding.step < len(steps) else None
-    tree = step.drafted.tree if step and step.drafted else _scripted(verdict.case, finding.step, steps)
+    tree = step.drafted.tree if step and step.drafted else _scripted(case, finding.step, steps)
     if tree is None:
         return Scene()
     path = None
@@ -53,6 +53,20 @@ def scene_of(verdict: Verdict, finding: Finding) -> Scene:
     if node is None:
         node = _named(finding.where, "row", len(tree))
     return Scene(tree, path, writer if node is None else node, writer, len(step.context) if step else None)
+
+
+def request_of(verdict: Verdict, finding: Finding) -> tuple[Case, tuple[Step, ...]]:
+    """The request of the finding as a case of its own, and its steps; in a session another one than the case's own."""
+    case, trace = verdict.case, verdict.trace
+    steps = trace.steps if trace else ()
+    number = finding.where.get("request")
+    if case.session is None or not isinstance(number, int) or not 0 < number <= len(case.session.mates):
+        return case.alone(), steps
+    shared = trace.shared if trace else None
+    if shared is None or number >= len(shared.requests):
+        return case.alone(number), ()
+    request = shared.requests[number]
+    return case.alone(number), request.steps if request is not None else ()
 
 
 def revealed_by(verdict: Verdict) -> frozenset[Stage]:

@@ -28,6 +28,7 @@ from specverify.campaign.messages import (
     Opened,
     Passed,
     Trouble,
+    told_of,
 )
 from specverify.interrupts import Interrupts
 from specverify.plan import Plan
@@ -137,6 +138,7 @@ class Campaign:
 
     def _hear(self, at: int, message: object) -> None:
         place = self._places[at]
+        self.tally.log.heard(at, told_of(message))
         if isinstance(message, Opened):
             self._opened(message)
         elif isinstance(message, Estimated):

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from properties.streams import Expected
 from properties.tally import Failure
+from properties.verdict import run_log
+from properties.verdict.finding import Verdict
 from reference.case import Case
 from reference.trace import Stage
 
@@ -97,3 +99,11 @@ class Died:
     """A worker's process ended without `Done` or `Broken`; `how` names the signal or the exit code."""
 
     how: str
+
+
+def told_of(message: object) -> str | None:
+    """The event of a worker's timeline that `message` tells of; None for a message that is no event."""
+    if isinstance(message, Verdict):
+        return run_log.DIFFERED if message.findings else run_log.JUDGED if message.judged else run_log.UNJUDGED
+    kinds = {Opened: run_log.OPENED, Found: run_log.FOUND, Located: run_log.LOCATED, Died: run_log.DIED}
+    return kinds.get(type(message), run_log.ENDED if isinstance(message, (Done, Broken)) else None)

@@ -23,7 +23,7 @@ from specverify.setup.environment import environment
 from specverify.setup.errors import UnusableInput
 
 
-def diff(plan: Plan, report: Path, junit_file: str | None, json_file: str | None) -> int:
+def diff(plan: Plan, report: Path, junit_file: str | None, json_file: str | None, html_file: str | None = None) -> int:
     """Run `plan` and write its reports into the folder `report`.
 
     Returns:
@@ -39,14 +39,17 @@ def diff(plan: Plan, report: Path, junit_file: str | None, json_file: str | None
         report.mkdir(parents=True, exist_ok=True)
     except OSError as why:
         raise writing.Unwritable.because(report, why) from None
-    for file in filter(None, (junit_file, json_file)):
+    for file in filter(None, (junit_file, json_file, html_file)):
         writing.check(file)
-    check_apart({"the run's own results": str(results), "--json": json_file, "--junit": junit_file})
+    own = "the run's own results"
+    check_apart({own: str(results), "--json": json_file, "--junit": junit_file, "--html": html_file})
     with Interrupts():  # an interrupt during the writing of reports waits until they are written
-        return _carried_out(plan, report, results, junit_file, json_file)
+        return _carried_out(plan, report, results, junit_file, json_file, html_file)
 
 
-def _carried_out(plan: Plan, report: Path, results: Path, junit_file: str | None, json_file: str | None) -> int:
+def _carried_out(
+    plan: Plan, report: Path, results: Path, junit_file: str | None, json_file: str | None, html_file: str | None
+) -> int:
     """Run the campaign, print its pages and write its reports; the exit code."""
     identity = record.run_fact(__version__, plan.seed, plan.fault)
     with record.Lines(results, identity) as lines, Progress(plan.drawn_and_saved) as progress:
@@ -57,13 +60,17 @@ def _carried_out(plan: Plan, report: Path, results: Path, junit_file: str | None
         print(f"specverify: {errors}", file=sys.stderr)  # noqa: T201 - the shell's own voice
         return refused
     # A report on standard output must not be mixed with pages.
-    out = sys.stderr if "-" in (json_file, junit_file) else sys.stdout
+    out = sys.stderr if "-" in (json_file, junit_file, html_file) else sys.stdout
     show(tally, out)
     unwritten = []
     if junit_file is not None:
         unwritten += _unwritten(junit_file, junit.junit(tally))
     if json_file is not None:
         unwritten += _unwritten(json_file, writing.as_json(record.summary(tally), indent=1).encode())
+    if html_file is not None:
+        from reports.html.pages import diff_page  # Jinja is imported only for a page
+
+        unwritten += _unwritten(html_file, diff_page(tally, __version__))
     for line in unwritten:
         print(f"specverify: {line}", file=sys.stderr)  # noqa: T201
     # A difference (1) is more certain than a failed write, and is kept.

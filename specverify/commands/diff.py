@@ -54,6 +54,7 @@ EVERY = 10**9
 @click.option("--report", type=click.Path(path_type=Path), default=Path(".specverify"), help="Folder for reports.")
 @click.option("--junit", metavar="FILE", help="Write a JUnit XML report.")
 @click.option("--json", "json_file", metavar="FILE|-", help="Write the result as one JSON object.")
+@click.option("--html", metavar="FILE", help="Write the run as one HTML page, with pictures of each failure.")
 @click.option("--layout", metavar="NAME", help="Only this KV layout: `list layouts` (default: all, mixed).")
 @click.option("--fault", metavar="NAME", help="Plant this catalogue fault in the engine first.")
 @click.option("--mode", type=click.Choice(MODES), help="reference: eager attention only (default: as flags say).")
@@ -86,6 +87,7 @@ def diff(
     report: Path,
     junit: str | None,
     json_file: str | None,
+    html: str | None,
     layout: str | None,
     fault: str | None,
     mode: str | None,
@@ -158,7 +160,7 @@ def diff(
         draft=draft,
         batch=batch or 0,
     )
-    return recorder.diff(plan, report, junit, json_file)
+    return recorder.diff(plan, report, junit, json_file, html)
 
 
 def _backend_of(fault: str | None) -> str:

@@ -35,6 +35,7 @@ from specverify.commands import guard_options
 @guard_options.options
 @click.option("--against", help="The reference instead of the NumPy oracle (default: the one it was saved with).")
 @click.option("--json", "json_file", metavar="FILE|-", help="Write the result as one JSON object.")
+@click.option("--html", "html_file", metavar="FILE", help="Write the result as one HTML page, with pictures.")
 def replay(
     file: str,
     backend: str | None,
@@ -47,16 +48,19 @@ def replay(
     case_timeout: float | None,
     memory_limit: int | None,
     json_file: str | None,
+    html_file: str | None,
 ) -> int:
     """Run one saved case again: FAILED (same finding), CHANGED (another), FIXED (none)."""
     from reports import record, writing
     from reports.pages import terminal
+    from specverify.campaign.recorder import check_apart
     from specverify.campaign.replay import replay as run
 
-    if json_file is not None:
-        writing.check(json_file)
+    check_apart({"the saved case": file, "--json": json_file, "--html": html_file})
+    for written in filter(None, (json_file, html_file)):
+        writing.check(written)
     result = run(file, backend, fault, models, processors, mode, against, case_timeout, memory_limit, heads)
-    to_stderr = json_file == "-"
+    to_stderr = "-" in (json_file, html_file)
     if result.failure is not None:
         click.echo(terminal.failure_page(result.failure), err=to_stderr)
     click.echo(f"{result.word}  {result.why}", err=to_stderr)
@@ -64,4 +68,11 @@ def replay(
         found = None if result.failure is None else record.failure_fact(result.failure)
         facts = {"result": result.word, "why": result.why, "finding": found, "emulated": result.emulated}
         writing.write_json(json_file, facts | {"saved_fault": result.saved_fault})
+    if html_file is not None:
+        from reports.html.pages import replay_page
+        from specverify import __version__
+        from specverify.setup.environment import environment
+
+        page = replay_page(result.word, result.why, result.failure, result.emulated, environment(), __version__)
+        writing.write_whole(html_file, page)
     return result.exit_code

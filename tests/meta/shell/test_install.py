@@ -172,7 +172,7 @@ def test_the_lowest_versions_are_those_of_pyproject(installable: ModuleType) -> 
     pins = installable.lowest_bounds((ROOT / "pyproject.toml").read_text())
     assert [pin.split("==")[0] for pin in pins] == [
         *("numpy", "scipy", "hypothesis", "torch", "transformers", "safetensors", "jsonschema", "click", "rich"),
-        *("junitparser", "tomli", "triton", "setuptools", "pytest", "pytest-xdist"),
+        *("junitparser", "jinja2", "tomli", "triton", "setuptools", "pytest", "pytest-xdist"),
     ]
 
 

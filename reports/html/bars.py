@@ -1,0 +1,101 @@
+"""Bars: shares and probabilities, with intervals where they were sampled."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from reports.format import number
+
+NINETY_FIVE = 1.959964
+"""Standard deviations of a normal law that hold 95 % of it."""
+
+
+@dataclass(frozen=True)
+class Bar:
+    """One bar on a scale from 0 to 1.
+
+    Attributes:
+        name: Its series: `target`, `law`, or empty where there is one series.
+        value: Its length.
+        text: The value as it is printed.
+        low, high: The interval; equal to `value` where it is exact.
+        state: The style: `due` for what must be, `got` for what is, `off` for what differs.
+    """
+
+    name: str
+    value: float
+    text: str
+    low: float
+    high: float
+    state: str = "got"
+
+    @property
+    def exact(self) -> bool:
+        """Whether the bar has no interval."""
+        return self.low == self.high
+
+
+@dataclass(frozen=True)
+class Bars:
+    """A chart: groups of bars, one below the other.
+
+    Attributes:
+        title: What the bars are, in a few words.
+        groups: A label with its bars.
+        note: What the intervals are, or what is left out; empty where there is nothing to say.
+    """
+
+    title: str
+    groups: tuple[tuple[str, tuple[Bar, ...]], ...]
+    note: str = ""
+
+
+def interval(count: int, whole: int) -> tuple[float, float]:
+    """Wilson's interval of the share `count` of `whole`, at 95 %.
+
+    Wilson, Probable inference, the law of succession, and statistical inference, JASA 22 (1927).
+
+    >>> [round(one, 3) for one in interval(5, 10)]
+    [0.237, 0.763]
+    """
+    if not whole:
+        return 0.0, 1.0
+    share, square = count / whole, NINETY_FIVE**2
+    centre = (share + square / (2 * whole)) / (1 + square / whole)
+    reach = NINETY_FIVE / (1 + square / whole) * math.sqrt(share * (1 - share) / whole + square / (4 * whole**2))
+    return max(0.0, centre - reach), min(1.0, centre + reach)
+
+
+def shares(title: str, counts: Mapping[str, int], note: str = "", most: int = 14) -> Bars | None:
+    """The shares of `counts` in their sum, the largest count first among the `most`; None without a count."""
+    whole = sum(counts.values())
+    if not whole:
+        return None
+    groups = []
+    for name, count in list(counts.items())[:most]:
+        low, high = interval(count, whole)
+        groups.append((name, (Bar("", count / whole, f"{count} ({100 * count / whole:.3g} %)", low, high),)))
+    more = f"{len(counts) - most} further ones left out. " if len(counts) > most else ""
+    return Bars(title, tuple(groups), more + note)
+
+
+def compared(title: str, rows: Sequence[tuple[str, float, float]], note: str = "") -> Bars:
+    """Probabilities beside those that they must be: (label, due, got), each exact."""
+    groups = []
+    for label, due, got in rows:
+        state = "off" if abs(due - got) > 1e-9 else "got"
+        pair = (Bar("target", due, f"{due:.4f}", due, due, "due"), Bar("law", got, f"{got:.4f}", got, got, state))
+        groups.append((label, pair))
+    return Bars(title, tuple(groups), note)
+
+
+def evidence(title: str, rows: Sequence[tuple[str, float]], red_at: float, note: str = "") -> Bars | None:
+    """Logarithms of evidence as shares of the one that makes a run red; None without a row."""
+    if not rows:
+        return None
+    groups = []
+    for label, log_e in rows:
+        share = min(1.0, max(0.0, log_e / red_at))
+        text = f"e^{number(log_e)}"
+        groups.append((label, (Bar("", share, text, share, share, "off" if log_e >= red_at else "got"),)))
+    return Bars(title, tuple(groups), note)

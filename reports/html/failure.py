@@ -1,0 +1,180 @@
+"""A failure for a page: sentences, then pictures of its step, then the rest."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from properties.invariants import EVERY_INVARIANT
+from properties.tally import Beside, Failure
+from properties.verdict.finding import STAGE_UNKNOWN
+from reference.case import Case
+from reference.trace import Stage
+from reports.bundle import content_of, replay_command
+from reports.case_diff import described, fields_apart
+from reports.counts import fallen
+from reports.format import address, both, clean, cut, excess, number, plural, show
+from reports.html.document import Downloads
+from reports.html.heat import heat_maps
+from reports.html.mask import mask_picture
+from reports.html.plain_words import STAGES, steps_of
+from reports.html.slots import slots_picture
+from reports.html.step_truth import StepTruth, step_truth
+from reports.html.tree_picture import tree_picture
+from reports.tree_scene import Scene, revealed_by, scene_of
+from reports.vocabulary import account, reference_of
+
+STATEMENTS = {one.name: one.statement for one in EVERY_INVARIANT}
+"""What each invariant says, in one sentence."""
+
+SAID_LINES = 40
+"""Most last lines of a broken run."""
+
+MASKED = (Stage.LOWERED, Stage.ATTENDED, Stage.SCORED)
+"""Stages at which a wrong mask would show first."""
+
+
+def failure_facts(
+    failure: Failure, number_: int, downloads: Downloads, environment: Mapping[str, str]
+) -> dict[str, Any]:
+    """The facts of failure `number_` of a page, by the names that the templates use."""
+    verdict, finding = failure.verdict, failure.finding
+    truth = step_truth(failure)
+    known = finding.where.get("side") != STAGE_UNKNOWN
+    expected, observed = both(finding)
+    command = replay_command(failure)
+    statement = STATEMENTS.get(finding.invariant, "")
+    return {
+        "anchor": f"failure-{number_}",
+        "backend": cut(verdict.backend, 120),
+        "invariant": cut(finding.invariant, 120),
+        "statement": statement,
+        "sentence": cut(account(finding, truth.scene, complete=False), 900),
+        "stage": finding.stage.word if known else "not known",
+        "happens": STAGES[finding.stage][0] if known else "",
+        "address": cut(address(finding), 300),
+        "case": verdict.case.id,
+        "described": cut(described(verdict.case), 400),
+        "drawn": cut(failure.drawn, 60) if failure.drawn != verdict.case.id else "",
+        "tried": failure.tried,
+        "expected": expected,
+        "observed": observed,
+        "beyond": excess(finding),
+        "said": [cut(line, 300) for line in finding.said[-SAID_LINES:]],
+        "replay": command,
+        "file": failure.file,
+        "bundle": downloads.held(content_of(failure, environment)),
+        "todo": steps_of(finding.stage, known),
+        "fault": failure.fault,
+        "rows": _rows(failure),
+        "stages": _stages(failure, known),
+        "nearest": _nearest(failure, truth.scene),
+        **_pictures(truth),
+    }
+
+
+def _pictures(truth: StepTruth) -> dict[str, Any]:
+    """The pictures of the step: those of the finding's stage first, the others to be opened."""
+    stage, variant = truth.finding.stage, "variant" in truth.finding.where
+    mask, slots, maps = mask_picture(truth), slots_picture(truth), heat_maps(truth)
+    seen = mask.cell if mask is not None and stage in (Stage.LOWERED, Stage.ATTENDED) else None
+    tree = tree_picture(truth.scene, f"The tree of step {truth.finding.step}", seen)
+    first = {
+        "mask": mask if mask is not None and (stage in MASKED or mask.wrong) else None,
+        "slots": slots if stage is Stage.COMMITTED else None,
+        "maps": [one for one in maps if one.stage == stage.word],
+    }
+    return {
+        "tree": tree,
+        **first,
+        "more_mask": mask if first["mask"] is None else None,
+        "more_slots": slots if first["slots"] is None else None,
+        "more_maps": [one for one in maps if one.stage != stage.word],
+        # The pictures are those of the case's own run; the difference may show in a run beside it.
+        "beside": f"The pictures show the case's own run; the difference shows beside it, {_variant(truth)}."
+        if variant
+        else "",
+        "why": f"Pictures that need the reference's numbers are missing: {cut(truth.why, 300)}." if truth.why else "",
+    }
+
+
+def _variant(truth: StepTruth) -> str:
+    return f"in the variant “{cut(str(truth.finding.where['variant']), 80)}”"
+
+
+def _stages(failure: Failure, known: bool) -> list[tuple[str, str, str]]:
+    """Every stage with its state on this case, and what happens in it."""
+    finding, shown = failure.finding, revealed_by(failure.verdict)
+    failing = {other.stage for other in failure.verdict.findings if other.step == finding.step}
+    rows = []
+    for stage in Stage:
+        if known and stage is finding.stage:
+            state = "differs first"
+        elif stage not in shown:
+            state = "not shown by the engine"
+        elif stage in failing:
+            state = "differs too"
+        elif known and stage < finding.stage:
+            state = "agrees"
+        else:
+            state = "comes later"
+        rows.append((stage.word, state, STAGES[stage][0]))
+    return rows
+
+
+def _rows(failure: Failure) -> list[tuple[str, str]]:
+    """Labelled facts beside the sentences."""
+    verdict, finding = failure.verdict, failure.finding
+    rows = []
+    others = list(dict.fromkeys(one.invariant for one in verdict.findings if one.invariant != finding.invariant))
+    if others:
+        more = f" and {len(others) - 12} more" if len(others) > 12 else ""
+        rows.append(("also failed", ", ".join(cut(name, 80) for name in others[:12]) + more))
+    rows += [
+        ("also seen", f"by {cut(one.invariant, 80)} at stage {one.stage.word}, case {cut(one.case, 40)}: one cause")
+        for one in failure.also[:6]
+    ]
+    if verdict.trace is not None:
+        rows += [
+            ("fell back", f"{number(count)} times: {cut(why)}") for why, count in fallen(verdict.trace.fallbacks)[:6]
+        ]
+    if failure.beside is not None:
+        rows.append(("other backend", _twin(failure.beside)))
+    if failure.against is not None:
+        rows.append(("reference", f"{cut(reference_of(failure.against), 120)}: the NumPy oracle did not run"))
+    return rows
+
+
+def _twin(twin: Beside) -> str:
+    """The outcome of the same case on the eager backend of the device."""
+    name = cut(twin.backend, 80)
+    if twin.finding is None:
+        return f"the same case on {name}: {cut(twin.outcome)}"
+    return f"the same case on {name} differs too: {cut(twin.finding.invariant, 80)} at {cut(address(twin.finding))}"
+
+
+def _nearest(failure: Failure, scene: Scene) -> dict[str, Any] | None:
+    """The nearest case that agrees, its tree, and the fields in which the two differ."""
+    near = failure.nearest
+    if near is None:
+        return None
+    fields = fields_apart(near, failure.verdict.case)
+    return {
+        "case": near.id,
+        "described": cut(described(near), 400),
+        "tree": tree_picture(Scene(_tree(near, failure.finding.step)), "The tree of the case that agrees"),
+        "fields": [(cut(name, 80), show(mine), show(other)) for name, mine, other in fields[:20]],
+        "more": plural(len(fields) - 20, "further field") if len(fields) > 20 else "",
+    }
+
+
+def _tree(case: Case, step: int) -> Any:
+    trees = case.draft.trees
+    return None if not trees else trees[min(max(step, 0), len(trees) - 1)]
+
+
+def headline(failures: list[Failure]) -> str:
+    """The first failure in one sentence, and how many others there are."""
+    if not failures:
+        return ""
+    first = failures[0]
+    more = f" ({plural(len(failures) - 1, 'further failure')} below)" if len(failures) > 1 else ""
+    return cut(clean(account(first.finding, scene_of(first.verdict, first.finding), complete=False)), 900) + more

@@ -1,0 +1,102 @@
+"""Grids: pictures that are tables of cells: a mask, KV slots, a heat map.
+
+A template draws a grid as an HTML table, so that a reader of the screen finds rows, columns and every cell by its
+words.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+SIDE = 24
+"""Most rows, and most columns, of a grid: more are left out, those around the wrong cell last."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One cell.
+
+    Attributes:
+        state: The style of the cell: a class of the style sheet.
+        text: The characters that it shows.
+        words: The cell in words, for readers of the screen and as a hint.
+        wrong: Whether the cell differs from what it must be.
+        here: Whether the finding is about this cell.
+    """
+
+    state: str
+    text: str
+    words: str
+    wrong: bool = False
+    here: bool = False
+
+    @property
+    def style(self) -> str:
+        """The classes of the cell."""
+        return " ".join([self.state, *(["wrong"] if self.wrong else []), *(["here"] if self.here else [])])
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row of cells with its heading."""
+
+    name: str
+    cells: tuple[Cell, ...]
+    here: bool = False
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A table of cells.
+
+    Attributes:
+        title: What the grid shows, in a few words.
+        columns: The headings of the columns.
+        rows: The rows, each with one cell for each column.
+        corner: The heading of the column of row names.
+        groups: Spans of columns under one heading: (heading, columns).
+        left_out: What the grid leaves out, in words; empty where it shows everything.
+        small: Whether cells are narrow, as in a mask.
+    """
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[Row, ...]
+    corner: str = ""
+    groups: tuple[tuple[str, int], ...] = ()
+    left_out: str = ""
+    small: bool = True
+
+    @property
+    def wrong(self) -> int:
+        """The number of wrong cells that are shown."""
+        return sum(cell.wrong for row in self.rows for cell in row.cells)
+
+
+def kept(count: int, wanted: Iterable[int], most: int = SIDE) -> list[int]:
+    """The indices out of `count` to show: all where they fit, else `wanted` and its neighbours, then the last ones.
+
+    >>> kept(100, [3], 6)
+    [2, 3, 4, 97, 98, 99]
+    """
+    if count <= most:
+        return list(range(count))
+    chosen: set[int] = set()
+    for at in [one for one in wanted if 0 <= one < count]:
+        near = {one for one in (at - 1, at, at + 1) if 0 <= one < count}
+        if len(chosen | near) > most // 2 + 1:
+            break
+        chosen |= near
+    for at in reversed(range(count)):
+        if len(chosen) >= most:
+            break
+        chosen.add(at)
+    return sorted(chosen)
+
+
+def left_out(parts: Sequence[tuple[int, int, str]]) -> str:
+    """What a grid leaves out, of parts (all, shown, noun): `of 80 columns 24 are shown`.
+
+    >>> left_out([(80, 24, "columns"), (3, 3, "rows")])
+    'of 80 columns, 24 are shown'
+    """
+    return "; ".join(f"of {whole} {noun}, {shown} are shown" for whole, shown, noun in parts if shown < whole)

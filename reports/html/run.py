@@ -1,0 +1,207 @@
+"""A whole run for a page: what was judged, what was drawn, where it ran."""
+
+import time
+from collections import Counter
+from itertools import groupby
+from typing import Any
+
+from properties.laws.sampled.gate import stream_bar
+from properties.strategies.conditions import CONDITIONS
+from properties.streams import streams_of
+from properties.tally import Tally
+from properties.verdict.run_log import NODES, PREFIXES, RunLog
+from reference.architecture import Seeded
+from reports.counts import commits, fallen, not_judged, tersely
+from reports.format import cut, number, plural
+from reports.html.bars import Bars, evidence, shares
+from reports.html.document import Downloads
+from reports.html.failure import STATEMENTS, failure_facts, headline
+from reports.html.plain_words import GROUPS, VERDICTS, WHAT
+from reports.html.timeline import timeline
+from reports.pages import sampling
+from reports.record import mean_accepted
+from reports.unrevealed import rows, speculation
+from reports.vocabulary import reference_of
+
+SHOWN = 10
+"""Most failures that are shown whole."""
+
+LOOKED_S = 5.0
+"""Seconds in which the drawn cases are looked at for the conditions under which faults show."""
+
+ORDERED = {"nodes of the largest tree": NODES, "tokens before the first step": PREFIXES}
+"""Features whose values have an order of their own."""
+
+
+def run_facts(tally: Tally, downloads: Downloads, first: int = 1) -> dict[str, Any]:
+    """The facts of a run, by the names that the templates use; its failures are numbered from `first` on."""
+    headword, sentence = VERDICTS[tally.outcome]
+    name = cut(tally.backend, 120)
+    failures = tally.failures[:SHOWN]
+    return {
+        "backend": name,
+        "outcome": tally.outcome,
+        "headword": headword,
+        "verdict": sentence.format(name=name),
+        "emulated": tally.emulated,
+        "what": WHAT,
+        "judged": judged(tally),
+        "wrong": headline(tally.failures) or _beyond_cases(tally),
+        "failures": [failure_facts(one, at, downloads, tally.environment) for at, one in enumerate(failures, first)],
+        "more_failures": len(tally.failures) - len(failures),
+        "reasons": [cut(one, 400) for one in tally.errors],
+        "stopped": cut(tally.stopped, 300) if tally.stopped else "",
+        "todo": _todo(tally),
+        "groups": _groups(tally),
+        "rows": _rows(tally),
+        "drawn": _drawn(tally.log),
+        "accepted": _accepted(tally),
+        "conditions": _conditions(tally.log),
+        "streams": _streams(tally),
+        "timeline": timeline(tally.log, tally.seconds),
+        "environment": [(cut(key, 60), cut(value, 200)) for key, value in tally.environment.items()],
+    }
+
+
+def judged(tally: Tally) -> str:
+    """How much was judged, in a sentence that needs no glossary."""
+    drawn = tally.cases - sum(tally.unsupported.values())
+    declined = sum(tally.unsupported.values())
+    reference = cut(reference_of(tally.against), 80)
+    if reference == "the oracle":
+        reference = "a slow, exact reference (the oracle)"
+    parts = [f"{tally.judged} of {plural(drawn, 'case')} were judged in {number(tally.seconds)} seconds"]
+    parts += [f"the engine declined {declined} more"] if declined else []
+    checked = sum(1 for counts in tally.invariants.values() if counts.checked)
+    compared = sum(counts.compared for counts in tally.invariants.values())
+    return (
+        f"{'; '.join(parts)}. In each, a model, a prompt and the drafted trees are fixed, and what the engine did is "
+        f"compared with {reference}: {plural(checked, 'rule')} of {len(tally.invariants)}, "
+        f"{tersely(compared)} comparisons."
+    )
+
+
+def _beyond_cases(tally: Tally) -> str:
+    """Why a run without a located failure differs: its samples, or its ties, together."""
+    told = tally.excess_evidence or tally.excess_ties
+    return cut(told, 600) if told else ""
+
+
+def _todo(tally: Tally) -> list[str]:
+    """What to do about the run as a whole; failures bring steps of their own."""
+    if tally.outcome == "agree":
+        return ["Nothing. What was not judged stands below; a stage that the engine does not show proves nothing."]
+    if tally.outcome == "unjudged":
+        return ["Read the reasons below: each says what was missing. Then run the command again."]
+    if tally.failures:
+        return []
+    return ["No single case shows it. Run with more cases, or with --focus distribution, to see it more clearly."]
+
+
+def _groups(tally: Tally) -> list[dict[str, Any]]:
+    """The invariants by what they look at, each with the depth of its evidence."""
+    named = sorted(tally.invariants, key=lambda name: [*GROUPS].index(_room(name)) if _room(name) in GROUPS else 99)
+    groups = []
+    for room, names in groupby(named, key=_room):
+        stage, promise = GROUPS.get(room, ("", ""))
+        lines = []
+        for name in names:
+            counts = tally.invariants[name]
+            state = "failed" if counts.failed else "checked" if counts.checked else "silent"
+            lines.append(
+                {
+                    "name": cut(name, 80),
+                    "statement": STATEMENTS.get(name, ""),
+                    "state": state,
+                    "counts": (
+                        counts.checked,
+                        counts.compared,
+                        counts.failed,
+                        counts.unobserved,
+                        counts.not_applicable,
+                    ),
+                    "why": cut(not_judged(name, counts) or "", 200) if state == "silent" else "",
+                }
+            )
+        whole = sum(one["state"] != "silent" for one in lines)
+        groups.append({"room": cut(room, 40), "stage": stage, "promise": promise, "lines": lines, "checked": whole})
+    return groups
+
+
+def _room(name: str) -> str:
+    return name.partition(".")[0]
+
+
+def _rows(tally: Tally) -> list[tuple[str, str]]:
+    """Labelled facts of the run."""
+    facts = [*speculation(tally), *rows(tally)]
+    mean = mean_accepted(tally)
+    if mean is not None:
+        steps = plural(sum(tally.accept_lengths.values()), "step")
+        facts.append(("accepted", f"{mean:.2f} drafted tokens per step on average, over {steps}"))
+    facts += sampling.evidence(tally)
+    calls = tally.attention_calls
+    facts += [
+        ("fell back", f"{count} of {calls} attention calls: {cut(why)}") for why, count in fallen(tally.fallbacks)
+    ]
+    facts += commits(tally)
+    facts += [("declined", f"{plural(count, 'case')}: {cut(why)}") for why, count in [*tally.unsupported.items()][:20]]
+    if tally.ties:
+        facts.append(("ties", f"{len(tally.ties)} tokens were as likely as the reference's: either is right"))
+    if tally.backend_seconds > 0:
+        facts.append(("time", f"{number(tally.backend_seconds)} s of it inside the engine's own forwards"))
+    return [(label, cut(text, 500)) for label, text in facts]
+
+
+def _drawn(log: RunLog) -> list[Bars]:
+    """What the cases were like, a chart for each feature."""
+    charts = []
+    for feature, counts in log.drawn.items():
+        ordered = Counter(dict(counts.most_common()))
+        if feature in ORDERED:
+            ordered = Counter(dict(sorted(counts.items(), key=lambda one: _first_number(one[0]))))
+        chart = shares(feature.capitalize(), {cut(name, 60): count for name, count in ordered.items()})
+        charts += [chart] if chart is not None else []
+    return charts
+
+
+def _first_number(name: str) -> tuple[int, bool]:
+    """The place of a class among its feature's: `more than 8` stands behind `5 to 8`."""
+    return int("".join(char if char.isdigit() else " " for char in name).split()[0]), name.startswith("more")
+
+
+def _accepted(tally: Tally) -> Bars | None:
+    counts = {plural(length, "drafted token"): count for length, count in sorted(tally.accept_lengths.items())}
+    note = "The thin line is Wilson's 95 % interval of the share."
+    return shares("Drafted tokens accepted in a step", counts, note)
+
+
+def _conditions(log: RunLog) -> dict[str, Any] | None:
+    """Which conditions under which reported faults show were met by the cases, as far as there was time to look."""
+    until = time.monotonic() + LOOKED_S
+    met: Counter[str] = Counter()
+    looked = 0
+    for case in (one for one in log.cases if isinstance(one.model, Seeded)):
+        if time.monotonic() > until:
+            break
+        met.update(condition.name for condition in CONDITIONS if condition.holds(case))
+        looked += 1
+    if not looked:
+        return None
+    lines = [(one.name, one.sentence, met[one.name]) for one in CONDITIONS]
+    return {"looked": looked, "met": sum(1 for line in lines if line[2]), "lines": lines}
+
+
+def _streams(tally: Tally) -> Bars | None:
+    """The evidence of each stream of tests by sampling, beside the bar at which one stream alone makes a run red."""
+    streams = streams_of(tally.evidence).all
+    if not streams:
+        return None
+    red = stream_bar(1, max(1, len(streams)))
+    named = [(f"{cut(one.name, 100)} ({plural(one.draws, 'draw')})", one.log_e) for one in streams]
+    return evidence(
+        "Evidence that sampled tokens are not from the target's law",
+        named,
+        red,
+        f"A full bar is e^{number(red)}, which is red.",
+    )

@@ -1,0 +1,201 @@
+"""The picture of a tree of drafted tokens: places of nodes and edges for an SVG.
+
+The root stands on the left, deeper nodes to the right of it, and the branches one below the other.
+"""
+
+from collections import Counter
+from dataclasses import dataclass
+
+from reference.tree import Tree
+from reports.drawing import above_drawn, drawn_nodes
+from reports.format import plural
+from reports.tree_scene import Scene
+
+STEP, LINE = 168, 58
+"""Pixels from one depth to the next, and from one leaf to the next."""
+
+WIDE, HIGH = 128, 38
+"""Pixels of the box of a node."""
+
+EDGE = 20
+"""Pixels between the outermost nodes and the frame, with room for a mark above a node."""
+
+MOST = 48
+"""The largest tree, in nodes, that is drawn whole."""
+
+ACCEPTED, REJECTED, PROPOSED = "accepted", "rejected", "proposed"
+"""The states of a node: taken over into the output, thrown away, or not known."""
+
+
+@dataclass(frozen=True)
+class Node:
+    """One node: its number, token and state, and its place in pixels.
+
+    Attributes:
+        number: The number of the node.
+        token: Its token id.
+        state: One of ACCEPTED, REJECTED, PROPOSED.
+        here: Whether the finding is about this node.
+        x, y: The place of the upper left corner of its box.
+        below: The number of nodes below it that are not drawn.
+    """
+
+    number: int
+    token: int
+    state: str
+    here: bool
+    x: int
+    y: int
+    below: int = 0
+
+    @property
+    def words(self) -> str:
+        """The node in words."""
+        mark = ", the node of the difference" if self.here else ""
+        return f"node {self.number}, token {self.token}, {self.state}{mark}"
+
+
+@dataclass(frozen=True)
+class Edge:
+    """The line from the box of a node to that of one below it; `gap` if nodes between the two are not drawn."""
+
+    x1: int
+    y1: int
+    x2: int
+    y2: int
+    taken: bool
+    gap: bool
+
+
+@dataclass(frozen=True)
+class Sight:
+    """A red arrow from a node to another one which it sees, or misses, against the rules."""
+
+    x1: int
+    y1: int
+    x2: int
+    y2: int
+    bend: int
+    words: str
+
+
+@dataclass(frozen=True)
+class TreePicture:
+    """The picture, with its size in pixels.
+
+    Attributes:
+        title: What the tree is, in a few words.
+        description: The whole tree in words.
+        nodes, edges: The parts that are drawn.
+        sight: The arrow of a wrong cell of the mask, where both of its nodes are drawn.
+        left_out: The number of nodes that are not drawn.
+        width, height: The size in pixels.
+    """
+
+    title: str
+    description: str
+    nodes: tuple[Node, ...]
+    edges: tuple[Edge, ...]
+    sight: Sight | None
+    left_out: int
+    width: int
+    height: int
+
+    @property
+    def states(self) -> list[str]:
+        """The states that occur, in the order of the legend."""
+        met = {node.state for node in self.nodes}
+        return [state for state in (ACCEPTED, REJECTED, PROPOSED) if state in met]
+
+
+def tree_picture(
+    scene: Scene, title: str, seen: tuple[int, int, bool] | None = None, most: int = MOST
+) -> TreePicture | None:
+    """The picture of a scene's tree, or None where no tree is known.
+
+    Args:
+        scene: The tree with its accepted path and its marked node.
+        title: What the tree is, in a few words.
+        seen: A wrong cell of the mask: a node, the node that it sees or misses, and whether it sees it. The first of
+            them is then the marked node.
+        most: The approximate limit of drawn nodes.
+    """
+    tree = scene.tree
+    if tree is None:
+        return None
+    here = scene.node if seen is None else seen[0]
+    shown = drawn_nodes(tree, scene.path or (), here, most, levels=most)
+    up = above_drawn(tree, shown)
+    hidden = Counter(up[node] for node in range(len(tree)) if node not in shown)
+    places = _places(tree, shown, up)
+    nodes = tuple(
+        Node(at, tree.token[at], _state(scene, at), at == here, *places[at], below=hidden[at]) for at in sorted(shown)
+    )
+    accepted = set(scene.path or ())
+    edges = tuple(
+        Edge(
+            places[up[at]][0] + WIDE,
+            places[up[at]][1] + HIGH // 2,
+            places[at][0],
+            places[at][1] + HIGH // 2,
+            {at, up[at]} <= accepted,
+            up[at] != tree.parent[at],
+        )
+        for at in sorted(shown)
+        if at
+    )
+    return TreePicture(
+        title,
+        _in_words(nodes, len(tree) - len(shown)),
+        nodes,
+        edges,
+        _sight(seen, places),
+        len(tree) - len(shown),
+        max(x for x, _ in places.values()) + WIDE + 64,
+        max(y for _, y in places.values()) + HIGH + 8,
+    )
+
+
+def _sight(seen: tuple[int, int, bool] | None, places: dict[int, tuple[int, int]]) -> Sight | None:
+    if seen is None or seen[0] == seen[1] or not {seen[0], seen[1]} <= set(places):
+        return None
+    (x1, y1), (x2, y2) = places[seen[0]], places[seen[1]]
+    words = f"node {seen[0]} {'sees' if seen[2] else 'misses'} node {seen[1]}"
+    # Beside the boxes, where no edge runs: at the right end of both.
+    return Sight(x1 + WIDE, y1 + HIGH // 2, x2 + WIDE, y2 + HIGH // 2, max(x1, x2) + WIDE + 44, words)
+
+
+def _state(scene: Scene, node: int) -> str:
+    if scene.path is None:
+        return PROPOSED
+    return ACCEPTED if node in scene.path else REJECTED
+
+
+def _places(tree: Tree, shown: set[int], up: dict[int, int]) -> dict[int, tuple[int, int]]:
+    """The corner of each drawn node: leaves on lines of their own, any other node in the middle of its children."""
+    below: dict[int, list[int]] = {node: [] for node in shown}
+    level = {0: 0}
+    for node in sorted(shown - {0}, key=lambda at: (tree.depth[at], at)):
+        below[up[node]].append(node)
+        level[node] = level[up[node]] + 1
+    line: dict[int, float] = {}
+    free = 0
+    # Depth first without recursion: a chain may be longer than Python's stack.
+    waiting = [(0, False)]
+    while waiting:
+        node, entered = waiting.pop()
+        children = below[node]
+        if not children:
+            line[node], free = float(free), free + 1
+        elif entered:
+            line[node] = (line[children[0]] + line[children[-1]]) / 2
+        else:
+            waiting.append((node, True))
+            waiting += [(child, False) for child in reversed(children)]
+    return {node: (EDGE + STEP * level[node], EDGE + round(LINE * line[node])) for node in shown}
+
+
+def _in_words(nodes: tuple[Node, ...], left_out: int) -> str:
+    parts = [node.words for node in nodes]
+    parts += [f"{plural(left_out, 'node')} left out"] if left_out else []
+    return "; ".join(parts) + "."
