@@ -15,7 +15,7 @@ class Bar:
     """One bar on a scale from 0 to 1.
 
     Attributes:
-        name: Its series: `target`, `law`, or empty where there is one series.
+        name: Its series: `target`, `rule`, or empty where there is one series.
         value: Its length.
         text: The value as it is printed.
         low, high: The interval; equal to `value` where it is exact.
@@ -84,7 +84,7 @@ def compared(title: str, rows: Sequence[tuple[str, float, float]], note: str = "
     groups = []
     for label, due, got in rows:
         state = "off" if abs(due - got) > 1e-9 else "got"
-        pair = (Bar("target", due, f"{due:.4f}", due, due, "due"), Bar("law", got, f"{got:.4f}", got, got, state))
+        pair = (Bar("target", due, f"{due:.4f}", due, due, "due"), Bar("rule", got, f"{got:.4f}", got, got, state))
         groups.append((label, pair))
     return Bars(title, tuple(groups), note)
 

@@ -7,6 +7,7 @@ escaping: they cannot make an element, an attribute, a control code or a change 
 
 import base64
 from collections.abc import Mapping
+from datetime import datetime, timezone
 from functools import cache
 from typing import Any
 
@@ -56,8 +57,9 @@ def _environment() -> Environment:
 
 
 def rendered(template: str, facts: Mapping[str, Any]) -> bytes:
-    """The page that `template` makes of `facts`, as UTF-8."""
-    text = _environment().get_template(template).render(**facts)
+    """The page that `template` makes of `facts` and the time in UTC, as UTF-8."""
+    made = f"{datetime.now(timezone.utc):%Y-%m-%d %H:%M} UTC"
+    text = _environment().get_template(template).render(made=made, **facts)
     # A lone surrogate, which UTF-8 cannot hold, is escaped by `told` already.
     return text.encode()
 

@@ -1,14 +1,15 @@
 """The HTML pages of `diff`, `replay` and `gate`."""
 
 from collections.abc import Mapping
-from datetime import datetime, timezone
 
+from properties.gate_result import ELSEWHERE, RED, GateResult
 from properties.tally import Failure, Tally
-from reports.format import cut
+from reports.format import cut, number, plural
+from reports.gate import words
 from reports.html.document import Downloads, rendered
 from reports.html.failure import failure_facts
 from reports.html.plain_words import WHAT
-from reports.html.run import run_facts
+from reports.html.run import SHOWN, run_facts
 
 REPLAYED = {
     "FAILED": "The saved difference is still there.",
@@ -21,16 +22,11 @@ REPLAYED = {
 """The headline of each result of a replay."""
 
 
-def made() -> str:
-    """The time in UTC, to the minute."""
-    return f"{datetime.now(timezone.utc):%Y-%m-%d %H:%M} UTC"
-
-
 def diff_page(tally: Tally, version: str) -> bytes:
     """The page of one run."""
     facts = run_facts(tally, Downloads())
     title = f"{facts['headword']}: {facts['backend']}"
-    return rendered("diff.html.j2", {"title": title, "version": version, "made": made(), "r": facts})
+    return rendered("diff.html.j2", {"title": title, "version": version, "r": facts})
 
 
 def replay_page(
@@ -49,6 +45,57 @@ def replay_page(
         "emulated": emulated,
         "f": found,
         "version": version,
-        "made": made(),
     }
     return rendered("replay.html.j2", facts)
+
+
+def gate_page(result: GateResult, version: str) -> bytes:
+    """The page of a gate: every run with its failures, the ledger, and the seeds."""
+    downloads = Downloads()
+    runs, first, room = [], 1, SHOWN
+    for run in result.runs:
+        facts = run_facts(run.tally, downloads, first, room)
+        first, room = first + len(facts["failures"]), room - len(facts["failures"])
+        known = sum(1 for _ in run.tally.known.elements())
+        facts |= {
+            "title": cut(run.title, 120),
+            "headword": words.HEADLINE[run.outcome],
+            "outcome": run.outcome,
+            "counts": (run.tally.judged, run.tally.cases, run.tally.differed, known),
+            "short": [cut(one, 300) for one in run.short],
+        }
+        runs.append(facts)
+    told = [one for one in result.known if one.state != ELSEWHERE]
+    again = words.again(result)
+    facts = {
+        "title": f"{words.HEADLINE[result.outcome].capitalize()}: specverify gate",
+        "version": version,
+        "outcome": result.outcome,
+        "word": words.HEADLINE[result.outcome].capitalize(),
+        "verdict": words.verdict(result),
+        "what": WHAT,
+        "judged": [f"{cut(run.title, 120)}: {words.judged(run)}." for run in result.runs],
+        "wrong": [(cut(run.title, 80), words.sentence(failure)) for run, failure in words.failures(result)[:SHOWN]],
+        "reasons": words.reasons(result)[:40],
+        "todo": _todo(result),
+        "runs": runs,
+        "known": [(one.state in RED, words.known_line(one), cut(one.reason, 200), cut(one.issue, 200)) for one in told],
+        "behind": [f"{cut(name, 200)}, in {plural(count, 'case')}" for name, count in result.behind.most_common(10)],
+        "notes": [cut(note, 300) for note in result.notes],
+        "rows": [
+            ("seeds", ", ".join(map(str, result.seeds))),
+            ("the same cases again", again),
+            ("time", f"{number(result.seconds)} s"),
+        ],
+    }
+    return rendered("gate.html.j2", facts)
+
+
+def _todo(result: GateResult) -> str:
+    if words.failures(result):
+        return "Each failure below says how to see it again, and where to look."
+    if any(one.state in RED for one in result.known):
+        return "Known failures are not as the ledger says: take out those that are repaired, and look at the others."
+    if result.exit_code:
+        return "Read the reasons: each says what was missing. Then run the gate again."
+    return "Nothing."

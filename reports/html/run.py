@@ -33,11 +33,14 @@ ORDERED = {"nodes of the largest tree": NODES, "tokens before the first step": P
 """Features whose values have an order of their own."""
 
 
-def run_facts(tally: Tally, downloads: Downloads, first: int = 1) -> dict[str, Any]:
-    """The facts of a run, by the names that the templates use; its failures are numbered from `first` on."""
+def run_facts(tally: Tally, downloads: Downloads, first: int = 1, most: int = SHOWN) -> dict[str, Any]:
+    """The facts of a run, by the names that the templates use.
+
+    Its first `most` failures are shown, and numbered from `first` on.
+    """
     headword, sentence = VERDICTS[tally.outcome]
     name = cut(tally.backend, 120)
-    failures = tally.failures[:SHOWN]
+    failures = tally.failures[: max(0, most)]
     return {
         "backend": name,
         "outcome": tally.outcome,
@@ -160,7 +163,7 @@ def _drawn(log: RunLog) -> list[Bars]:
         ordered = Counter(dict(counts.most_common()))
         if feature in ORDERED:
             ordered = Counter(dict(sorted(counts.items(), key=lambda one: _first_number(one[0]))))
-        chart = shares(feature.capitalize(), {cut(name, 60): count for name, count in ordered.items()})
+        chart = shares(feature[:1].upper() + feature[1:], {cut(name, 60): count for name, count in ordered.items()})
         charts += [chart] if chart is not None else []
     return charts
 

@@ -111,12 +111,13 @@ def law_page(facts: LawFacts, picture: bool) -> str:
     if picture:
         parts.append(_bars(facts.first))
         parts += [_bars(bias) for bias in facts.worst[:1] if bias.context != ()]
-    parts.append(labelled(_results(facts)))
-    parts.append(printed(folded(f"{facts.verdict}  {_because(facts)}")))
+    parts.append(labelled(results(facts)))
+    parts.append(printed(folded(f"{facts.verdict}  {because(facts)}")))
     return "\n".join(parts)
 
 
-def _results(facts: LawFacts) -> list[tuple[str, str]]:
+def results(facts: LawFacts) -> list[tuple[str, str]]:
+    """Labelled facts: the distance of the law, its tokens per step, and where its bias comes from."""
     off = facts.total_variation
     told = f"total variation {_both(off)} from the target's law of {plural(facts.height, 'token')}"
     if not facts.exact:
@@ -134,7 +135,8 @@ def _results(facts: LawFacts) -> list[tuple[str, str]]:
     return rows
 
 
-def _because(facts: LawFacts) -> str:
+def because(facts: LawFacts) -> str:
+    """The reason behind `LawFacts.verdict`, in a phrase."""
     if facts.why:
         return facts.why
     condition = f" on this condition: {facts.condition}" if facts.condition else ""
@@ -154,12 +156,13 @@ def in_words(bias: Bias) -> str:
     if bias.context == ():
         return f"at the first token, token {token} gets {got} where the target gives {due}"
     return (
-        f"after tokens {_path(bias.context)}, token {token} gets {got} where the target gives {due}"
+        f"after tokens {path_in_words(bias.context)}, token {token} gets {got} where the target gives {due}"
         f" (a block goes on from there with probability {number(float(bias.reach))})"
     )
 
 
-def _path(context: Path) -> str:
+def path_in_words(context: Path) -> str:
+    """The tokens of a context."""
     return " ".join(map(str, context))
 
 
@@ -188,7 +191,7 @@ def _both(value: Number) -> str:
     return f"{exact} = {float(value):.6g}"
 
 
-def _shown_tokens(bias: Bias) -> list[int]:
+def shown_tokens(bias: Bias) -> list[int]:
     """The tokens to print, in the order of their ids."""
     gap = [abs(float(got - due)) for got, due in zip(bias.law, bias.target, strict=True)]
     ranked = sorted(range(len(gap)), key=lambda at: (-gap[at], -float(bias.target[at]), at))
@@ -202,7 +205,7 @@ def _left_out(bias: Bias) -> str:
 
 def _probabilities(bias: Bias) -> str:
     """Target and law of the first token as decimals, and as fractions where all fractions are short."""
-    tokens = _shown_tokens(bias)
+    tokens = shown_tokens(bias)
     fractions = [[exact_text(row[token]) for token in tokens] for row in (bias.target, bias.law)]
     short = all(text is not None and len(text) <= EXACT for texts in fractions for text in texts)
     table = Table(box=None, padding=(0, 3, 0, 0), pad_edge=False)
@@ -210,8 +213,7 @@ def _probabilities(bias: Bias) -> str:
     for name in ("target", "law", "law - target", *(["target =", "law ="] if short else [])):
         table.add_column(name, justify="right")
     for at, token in enumerate(tokens):
-        p, got = float(bias.target[token]), float(bias.law[token])
-        off = float(bias.law[token] - bias.target[token])
+        p, got, off = map(float, (bias.target[token], bias.law[token], bias.law[token] - bias.target[token]))
         row = [str(token), f"{p:.6g}", f"{got:.6g}", f"{off:+.3g}" if off else "0"]
         table.add_row(*row, *(str(texts[at]) for texts in fractions if short))
     return indented(printed(table, width=WIDTH - MARGIN)) + _left_out(bias)
@@ -219,9 +221,9 @@ def _probabilities(bias: Bias) -> str:
 
 def _bars(bias: Bias) -> str:
     """Two bars for each token to one scale, the target's above the law's."""
-    tokens = _shown_tokens(bias)
+    tokens = shown_tokens(bias)
     top = max(float(value) for row in (bias.target, bias.law) for value in row)
-    title = "first token" if bias.context == () else f"after tokens {_path(bias.context)}"
+    title = "first token" if bias.context == () else f"after tokens {path_in_words(bias.context)}"
     table = Table.grid(padding=(0, 2, 0, 0))
     table.add_column(justify="right")
     table.add_column()

@@ -20,7 +20,7 @@ from specverify.campaign.messages import Opened
 from specverify.interrupts import Interrupts
 from specverify.plan import Plan
 from specverify.setup.environment import environment
-from specverify.setup.errors import UnusableInput
+from specverify.setup.report_files import check_apart
 
 
 def diff(plan: Plan, report: Path, junit_file: str | None, json_file: str | None, html_file: str | None = None) -> int:
@@ -75,22 +75,6 @@ def _carried_out(
         print(f"specverify: {line}", file=sys.stderr)  # noqa: T201
     # A difference (1) is more certain than a failed write, and is kept.
     return 3 if unwritten and tally.exit_code == 0 else tally.exit_code
-
-
-def check_apart(files: dict[str, str | None]) -> None:
-    """Refuse reports that would overwrite each other.
-
-    Raises:
-        UnusableInput: Two options name one file; the message names options and file.
-    """
-    taken: dict[str, str] = {}
-    for option, file in files.items():
-        if file is None:
-            continue
-        place = "-" if file == "-" else str(Path(file).resolve())
-        if place in taken:
-            raise UnusableInput(f"{taken[place]} and {option} would be one file, {file}: give them different names")
-        taken[place] = option
 
 
 def _unwritten(file: str, content: bytes) -> list[str]:

@@ -29,6 +29,7 @@ from reference.rules import DRAWS, RULES
 @click.option("--picture", is_flag=True, help="Bars of the first token's law, and of the worst context's.")
 @click.option("--max-runs", type=click.IntRange(min=1), help="Runs of the rule before a world counts as too large.")
 @click.option("--json", "json_file", metavar="FILE|-", help="Write the result as one JSON object.")
+@click.option("--html", "html_file", metavar="FILE", help="Write the law as one HTML page, with bars.")
 def law(**options: Any) -> int:
     """Enumerate the exact law of an acceptance rule, and hold it against the target's.
 

@@ -53,8 +53,8 @@ def replay(
     """Run one saved case again: FAILED (same finding), CHANGED (another), FIXED (none)."""
     from reports import record, writing
     from reports.pages import terminal
-    from specverify.campaign.recorder import check_apart
     from specverify.campaign.replay import replay as run
+    from specverify.setup.report_files import check_apart
 
     check_apart({"the saved case": file, "--json": json_file, "--html": html_file})
     for written in filter(None, (json_file, html_file)):

@@ -23,6 +23,7 @@ from specverify.plan import SELFTEST_S
     help="Folder of results.",
 )
 @click.option("--json", "json_file", metavar="FILE|-", help="Write the result as one JSON object.")
+@click.option("--html", "html_file", metavar="FILE", help="Write the result as one HTML page.")
 def selftest(
     globs: tuple[str, ...],
     backend: str | None,
@@ -31,6 +32,7 @@ def selftest(
     jobs: int | None,
     report: Path,
     json_file: str | None,
+    html_file: str | None,
 ) -> int:
     """Plant each fault of the catalogue and search as diff does: a gate that cannot fail proves nothing.
 
@@ -38,4 +40,4 @@ def selftest(
     """
     from specverify.selftest import schedule as command
 
-    return command.selftest(command.Options(globs, backend, budget, seed, jobs, json_file), report)
+    return command.selftest(command.Options(globs, backend, budget, seed, jobs, json_file, html_file), report)

@@ -32,6 +32,9 @@ SERVICES = ("github", "gitlab")
 @click.option("--fault", metavar="NAME", help="Plant this catalogue fault: the gate must be red.")
 @click.option("--report", type=click.Path(path_type=Path), help="Folder for reports, in place of the profile's.")
 @click.option("--json", "json_file", metavar="FILE|-", help="Write the result as one JSON object here too.")
+@click.option(
+    "--html", "html_file", metavar="FILE", help="Write the page here too, beside gate.html among the reports."
+)
 @click.option("--schema", type=click.Choice(["profile", "result"]), help="Print a JSON Schema, and run nothing.")
 def gate(
     file: Path | None,
@@ -46,6 +49,7 @@ def gate(
     fault: str | None,
     report: Path | None,
     json_file: str | None,
+    html_file: str | None,
     schema: str | None,
 ) -> int:
     """Judge every backend of a profile: known failures and saved bundles first, then the corpus, then new draws."""
@@ -53,6 +57,7 @@ def gate(
     from specverify.gate import profile as profiles
     from specverify.gate.run import Wishes
     from specverify.gate.starting import start
+    from specverify.setup.report_files import check_apart
 
     if schema is not None:
         from reports.gate import record
@@ -67,13 +72,15 @@ def gate(
     asked = {"cases": cases, "time_budget": time_budget, "jobs": jobs}
     profile = replace(profile, **{name: value for name, value in asked.items() if value is not None})  # type: ignore[arg-type]
     check_names(profile, fault)
-    if json_file is not None:
-        check(json_file)
+    check_apart({"--json": json_file, "--html": html_file})
+    for written in filter(None, (json_file, html_file)):
+        check(written)
     from specverify.gate.reporting import carried_out
 
     wishes = Wishes(backends, seed, _shard(shard), changed_since, fault)
     folder = report if report is not None else profile.folder / profile.reports
-    return carried_out(profile, wishes, folder, json_file, sys.stderr if json_file == "-" else sys.stdout, os.environ)
+    out = sys.stderr if "-" in (json_file, html_file) else sys.stdout
+    return carried_out(profile, wishes, folder, json_file, out, os.environ, html_file)
 
 
 def check_names(profile: "Profile", fault: str | None) -> None:

@@ -8,11 +8,13 @@ from typing import TextIO
 from properties.gate_result import GateResult, GateRun
 from reports import writing
 from reports.gate import annotations, code_quality, junit_suites, markdown, page, record
+from reports.html.pages import gate_page
+from specverify import __version__
 from specverify.gate.profile import Profile
 from specverify.gate.run import Gate, Wishes
 from specverify.interrupts import Interrupts
 
-FILES = ("gate.json", "summary.md", "junit.xml", "code-quality.json")
+FILES = ("gate.json", "summary.md", "junit.xml", "code-quality.json", "gate.html")
 """The files of a report folder, beside results.jsonl and the bundles."""
 
 STEP_SUMMARY = "GITHUB_STEP_SUMMARY"
@@ -20,7 +22,13 @@ STEP_SUMMARY = "GITHUB_STEP_SUMMARY"
 
 
 def carried_out(
-    profile: Profile, wishes: Wishes, folder: Path, json_file: str | None, out: TextIO, variables: Mapping[str, str]
+    profile: Profile,
+    wishes: Wishes,
+    folder: Path,
+    json_file: str | None,
+    out: TextIO,
+    variables: Mapping[str, str],
+    html_file: str | None = None,
 ) -> int:
     """Run the gate and write its reports into `folder`; the exit code.
 
@@ -31,6 +39,7 @@ def carried_out(
         json_file: A further file for the result as JSON, `-` for standard output, or None.
         out: Where pages go.
         variables: The environment: those of GitHub decide on annotations and the step summary.
+        html_file: A further file for the page, or None.
 
     Raises:
         Unwritable: The folder cannot be made.
@@ -51,7 +60,7 @@ def carried_out(
         print(annotations.walled(text) if github else text, file=out)
         if github:
             print(annotations.annotations(result, root_of(variables)), end="", file=out)
-        unwritten = _written(result, folder, json_file, variables)
+        unwritten = _written(result, folder, json_file, html_file, variables)
     for line in unwritten:
         print(f"specverify: {line}", file=sys.stderr)  # noqa: T201
     return 3 if unwritten and result.exit_code == 0 else result.exit_code
@@ -62,14 +71,18 @@ def root_of(variables: Mapping[str, str]) -> Path:
     return Path(variables.get("GITHUB_WORKSPACE") or variables.get("CI_PROJECT_DIR") or ".")
 
 
-def _written(result: GateResult, folder: Path, json_file: str | None, variables: Mapping[str, str]) -> list[str]:
+def _written(
+    result: GateResult, folder: Path, json_file: str | None, html_file: str | None, variables: Mapping[str, str]
+) -> list[str]:
     """Write every report; a line for each that could not be written."""
     as_json = writing.as_json(record.gate_fact(result), indent=1).encode()
     summary = markdown.summary(result)
     quality = writing.as_json(code_quality.code_quality(result, root_of(variables)), indent=1).encode()
-    contents = (as_json, summary.encode(), junit_suites.gate_junit(result), quality)
+    html = gate_page(result, __version__)
+    contents = (as_json, summary.encode(), junit_suites.gate_junit(result), quality, html)
     files = [(str(folder / name), content) for name, content in zip(FILES, contents, strict=True)]
-    unwritten = [_whole(file, content) for file, content in [*files, *([(json_file, as_json)] if json_file else [])]]
+    files += [(file, content) for file, content in ((json_file, as_json), (html_file, html)) if file]
+    unwritten = [_whole(file, content) for file, content in files]
     step = variables.get(STEP_SUMMARY)
     return [*filter(None, unwritten), *filter(None, [_appended(step, summary) if step else None])]
 

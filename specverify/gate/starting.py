@@ -41,7 +41,7 @@ jobs:
       - uses: actions/upload-artifact@v4
         if: always()
         with:
-          name: specverify
+          name: specverify        # gate.html in it is the page to open
           path: .specverify
           include-hidden-files: true
 """
@@ -64,7 +64,8 @@ speculation:
     - specverify gate --seed $CI_PIPELINE_IID
   artifacts:
     when: always
-    paths: [.specverify]
+    paths: [.specverify]          # gate.html is the page to open
+    expose_as: SpecVerify
     reports:
       junit: .specverify/junit.xml
       codequality: .specverify/code-quality.json

@@ -14,10 +14,12 @@ from reference.rules import RULES, Rule
 from reference.tree import Shape
 from reports import writing
 from reports.pages.law import LawFacts, law_page, law_records, law_table
+from specverify import __version__
 from specverify.law.enumeration import Asked, measured
 from specverify.law.world_file import THRESHOLDS, Told, read
 from specverify.law.world_options import Tables, exactly, fitting, full, listed, numbers, shaped
 from specverify.setup.errors import UnusableInput
+from specverify.setup.report_files import check_apart
 
 PUBLISHED = {"eagle": "top-k", "target-only": "top-k", "typical": "top-k", "specinfer": "with-replacement"}
 """The default way to draw siblings, as each rule was published; for other rules it is without replacement."""
@@ -51,22 +53,24 @@ class Options:
     picture: bool = False
     max_runs: int | None = None
     json_file: str | None = None
+    html_file: str | None = None
 
     def given(self, *but: str) -> list[str]:
         """The typed options, in the spelling of the command line, except the fields `but`."""
-        names = {"rule": "RULE", "own": "--rule", "json_file": "--json"}
+        names = {"rule": "RULE", "own": "--rule", "json_file": "--json", "html_file": "--html"}
         typed = [field.name for field in fields(self) if getattr(self, field.name) not in (None, False)]
         return [names.get(name, f"--{name.replace('_', '-')}") for name in typed if name not in but]
 
 
 def law(options: Options) -> int:
     """Enumerate the law, print it and write it; return exit code 1 if a promise is broken, else 0."""
-    if options.json_file is not None:
-        writing.check(options.json_file)
+    check_apart({"--json": options.json_file, "--html": options.html_file})
+    for file in filter(None, (options.json_file, options.html_file)):
+        writing.check(file)
     if options.table:
         from specverify.law.standard_worlds import standard
 
-        others = options.given("table", "json_file")
+        others = options.given("table", "json_file", "html_file")
         if others:
             raise click.UsageError(f"--table has rules and worlds of its own: leave out {', '.join(others)}")
         found = standard()
@@ -77,9 +81,13 @@ def law(options: Options) -> int:
     else:
         found = [_asked(options)]
         page = law_page(found[0], options.picture)
-    click.echo(page, nl=False, err=options.json_file == "-")
+    click.echo(page, nl=False, err="-" in (options.json_file, options.html_file))
     if options.json_file is not None:
         writing.write_json(options.json_file, law_records(found))
+    if options.html_file is not None:
+        from reports.html import law as html
+
+        writing.write_whole(options.html_file, html.law_page(found, __version__))
     return 1 if any(facts.broken for facts in found) else 0
 
 
@@ -87,7 +95,9 @@ def _sampler(options: Options, name: str) -> LawFacts:
     """The facts about a sampler written in torch."""
     from specverify.law.torch_sampler import torch_law  # brings torch
 
-    others = options.given("torch", "p", "q", "world", "claims_lossless", "picture", "max_runs", "json_file")
+    others = options.given(
+        "torch", "p", "q", "world", "claims_lossless", "picture", "max_runs", "json_file", "html_file"
+    )
     if others:
         raise click.UsageError(f"--torch has a tree and a rule of its own: leave out {', '.join(others)}")
     return torch_law(name, _told(options).tables, options.claims_lossless, options.max_runs)

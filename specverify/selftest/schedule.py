@@ -23,9 +23,11 @@ from reports import writing
 from reports.pages.selftest import Caught, Clean, SelfTest, facts, page
 from reports.progress import Progress
 from reports.record import Lines
+from specverify import __version__
 from specverify.campaign.threads import ForWorkers
 from specverify.plan import SELFTEST_S, default_dtypes, drawing_seed
 from specverify.selftest.hunt import HuntPlan, HuntResult, enter, grounds_of, hunt
+from specverify.setup.report_files import check_apart
 from specverify.setup.selection import Unknown
 from specverify.setup.subjects import check_seams
 
@@ -57,6 +59,7 @@ class Options:
     seed: int = 0
     jobs: int | None = None
     json_file: str | None = None
+    html_file: str | None = None
 
 
 def chosen(globs: tuple[str, ...]) -> list[Fault]:
@@ -84,8 +87,9 @@ def selftest(options: Options, folder: Path) -> int:
     # Checked before any hunt, so that a wrong backend is one line and not one missing result for each fault.
     if options.backend is not None:
         check_seams(options.backend)
-    if options.json_file is not None:
-        writing.check(options.json_file)
+    check_apart({"--json": options.json_file, "--html": options.html_file})
+    for file in filter(None, (options.json_file, options.html_file)):
+        writing.check(file)
     wanted = chosen(options.globs)
     names = [one.name for one in wanted]
     began = time.time()
@@ -100,9 +104,13 @@ def selftest(options: Options, folder: Path) -> int:
             lines.append(vars(result))
             progress.advance(result.cases, failures=int(result.caught))
     report.seconds = time.time() - began
-    click.echo(page(report), err=options.json_file == "-")
+    click.echo(page(report), err="-" in (options.json_file, options.html_file))
     if options.json_file is not None:
         writing.write_json(options.json_file, facts(report))
+    if options.html_file is not None:
+        from reports.html.selftest import selftest_page  # Jinja is imported only for a page
+
+        writing.write_whole(options.html_file, selftest_page(report, __version__))
     return report.exit_code
 
 
