@@ -73,13 +73,13 @@ def judged(tally: Tally) -> str:
     reference = cut(reference_of(tally.against), 80)
     if reference == "the oracle":
         reference = "a slow, exact reference (the oracle)"
-    parts = [f"{tally.judged} of {plural(drawn, 'case')} were judged in {number(tally.seconds)} seconds"]
-    parts += [f"the engine declined {declined} more"] if declined else []
+    parts = [f"{tally.judged} of {plural(drawn, 'case')} judged in {number(tally.seconds)} seconds"]
+    parts += [f"{declined} more declined by the engine"] if declined else []
     checked = sum(1 for counts in tally.invariants.values() if counts.checked)
     compared = sum(counts.compared for counts in tally.invariants.values())
     return (
         f"{'; '.join(parts)}. In each, a model, a prompt and the drafted trees are fixed, and what the engine did is "
-        f"compared with {reference}: {plural(checked, 'rule')} of {len(tally.invariants)}, "
+        f"compared with {reference}: {checked} of {plural(len(tally.invariants), 'rule')}, "
         f"{tersely(compared)} comparisons."
     )
 

@@ -67,20 +67,8 @@ def law(options: Options) -> int:
     check_apart({"--json": options.json_file, "--html": options.html_file})
     for file in filter(None, (options.json_file, options.html_file)):
         writing.check(file)
-    if options.table:
-        from specverify.law.standard_worlds import standard
-
-        others = options.given("table", "json_file", "html_file")
-        if others:
-            raise click.UsageError(f"--table has rules and worlds of its own: leave out {', '.join(others)}")
-        found = standard()
-        page = law_table(found)
-    elif options.torch is not None:
-        found = [_sampler(options, options.torch)]
-        page = law_page(found[0], options.picture)
-    else:
-        found = [_asked(options)]
-        page = law_page(found[0], options.picture)
+    found = laws_of(options)
+    page = law_table(found) if options.table else law_page(found[0], options.picture)
     click.echo(page, nl=False, err="-" in (options.json_file, options.html_file))
     if options.json_file is not None:
         writing.write_json(options.json_file, law_records(found))
@@ -89,6 +77,22 @@ def law(options: Options) -> int:
 
         writing.write_whole(options.html_file, html.law_page(found, __version__))
     return 1 if any(facts.broken for facts in found) else 0
+
+
+def laws_of(options: Options) -> list[LawFacts]:
+    """The laws that the options ask for: all built-in rules on standard worlds, or one.
+
+    Raises:
+        UsageError, UnusableInput: The options do not fit together, or describe no world.
+    """
+    if options.table:
+        from specverify.law.standard_worlds import standard
+
+        others = options.given("table", "json_file", "html_file")
+        if others:
+            raise click.UsageError(f"--table has rules and worlds of its own: leave out {', '.join(others)}")
+        return standard()
+    return [_sampler(options, options.torch) if options.torch is not None else _asked(options)]
 
 
 def _sampler(options: Options, name: str) -> LawFacts:

@@ -1,0 +1,70 @@
+"""HTML pages in a real Chromium: they render, ask for nothing, and write nothing to the console."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from reports.html.law import law_page
+from reports.html.pages import diff_page
+from specverify.law.command import Options, laws_of
+from tests.chromium import Browser, installed
+from tests.meta.pages.planted import FAULTS, failure_of, tally_of
+
+WIDTHS = (1200, 390)
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    program = installed()
+    if program is None:
+        pytest.skip("Chromium is not installed (Debian: apt-get install chromium)")
+    with Browser(program, tmp_path_factory.mktemp("chromium")) as started:
+        yield started
+
+
+def page_of(name: str) -> bytes:
+    if name == "law":
+        return law_page(laws_of(Options(rule="typical")), "0")
+    return diff_page(tally_of(failure_of(FAULTS[name])), "0")
+
+
+@pytest.mark.parametrize("name", [*FAULTS, "law"])
+def test_a_page_renders_asks_for_nothing_and_says_nothing(
+    name: str, browser: Browser, tmp_path: Path, record_property: Callable[[str, object], None]
+) -> None:
+    file = tmp_path / f"{name}.html"
+    file.write_bytes(page_of(name))
+    for width in WIDTHS:
+        visit = browser.visit(file, width, dark=width == WIDTHS[1])
+        assert visit.console == []
+        assert visit.requests == [file.as_uri()]
+        assert browser.told("document.documentElement.scrollWidth <= innerWidth"), f"wider than {width} pixels"
+        assert browser.told("getComputedStyle(document.body).backgroundColor") == (
+            "rgb(255, 255, 255)" if width == WIDTHS[0] else "rgb(20, 24, 28)"
+        )
+        picture = tmp_path / f"{name}-{width}.png"
+        browser.screenshot(picture)
+        record_property("screenshot", str(picture))
+        assert picture.stat().st_size > 20_000
+    if name != "law":
+        # The wrong cell is on the first screen, and it is red.
+        browser.visit(file)
+        cell = "document.querySelector('table.did td.wrong.here, table.slots td.wrong.here')"
+        assert browser.told(f"getComputedStyle({cell}).backgroundColor") == "rgb(201, 19, 47)"
+        assert browser.told(f"{cell}.getBoundingClientRect().bottom") < 800
+
+
+def test_the_browser_sees_what_a_page_must_not_do(browser: Browser, tmp_path: Path) -> None:
+    file = tmp_path / "bad.html"
+    file.write_text('<img src="http://example.org/x.png"><script>console.error("said"); missing()</script>')
+    visit = browser.visit(file)
+    assert "http://example.org/x.png" in visit.requests
+    assert any("said" in line for line in visit.console)
+    assert len(visit.console) >= 3
+    # Under the policy of our pages neither the request nor the script happens, and both are told.
+    policy = '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'">'
+    file.write_text(policy + file.read_text())
+    refused = browser.visit(file)
+    assert not any("said" in line for line in refused.console)
+    assert any("Content Security Policy" in line for line in refused.console)
