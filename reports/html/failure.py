@@ -13,12 +13,14 @@ from reports.case_diff import described, fields_apart
 from reports.counts import fallen
 from reports.format import address, both, clean, cut, excess, number, plural, show
 from reports.html.document import Downloads
-from reports.html.heat import heat_maps
-from reports.html.mask import mask_picture
+from reports.html.pictures.bars import Bar, Bars
+from reports.html.pictures.heat import heat_maps
+from reports.html.pictures.mask import mask_picture
+from reports.html.pictures.slots import slots_picture
+from reports.html.pictures.step_truth import StepTruth, step_truth
+from reports.html.pictures.tokens import TokensPicture, tokens_picture
+from reports.html.pictures.tree import tree_picture
 from reports.html.plain_words import STAGES, steps_of
-from reports.html.slots import slots_picture
-from reports.html.step_truth import StepTruth, step_truth
-from reports.html.tree_picture import tree_picture
 from reports.tree_scene import Scene, revealed_by, scene_of
 from reports.vocabulary import account, reference_of
 
@@ -28,8 +30,22 @@ STATEMENTS = {one.name: one.statement for one in EVERY_INVARIANT}
 SAID_LINES = 40
 """Most last lines of a broken run."""
 
-MASKED = (Stage.LOWERED, Stage.ATTENDED, Stage.SCORED)
-"""Stages at which a wrong mask would show first."""
+PROBABILITIES = frozenset(
+    {
+        "acceptance.law-exact",
+        "acceptance.law-joint",
+        "acceptance.renamed-law",
+        "acceptance.proposal-consistent",
+        "lossless.processors-per-node",
+    }
+)
+"""Invariants whose findings compare two probabilities, as far as both are numbers from 0 to 1."""
+
+WALKS = ("acceptance.greedy-walk", "acceptance.sampled-walk")
+"""Invariants whose findings with side `path` name the nodes that must be accepted."""
+
+MASKED = (Stage.ATTENDED, Stage.SCORED)
+"""Stages at which a reader asks first whether the mask was right."""
 
 
 def failure_facts(
@@ -68,6 +84,8 @@ def failure_facts(
         "stages": _stages(failure, known),
         "nearest": _nearest(failure, truth.scene),
         **_pictures(truth),
+        "tokens": _tokens(failure, truth),
+        "law": _law(failure, expected, observed),
     }
 
 
@@ -76,15 +94,16 @@ def _pictures(truth: StepTruth) -> dict[str, Any]:
     stage, variant = truth.finding.stage, "variant" in truth.finding.where
     mask, slots, maps = mask_picture(truth), slots_picture(truth), heat_maps(truth)
     seen = mask.cell if mask is not None and stage in (Stage.LOWERED, Stage.ATTENDED) else None
-    tree = tree_picture(truth.scene, f"The tree of step {truth.finding.step}", seen)
+    tree = tree_picture(truth.scene, f"The tree of step {truth.finding.step}", seen, _due(truth))
     first = {
-        "mask": mask if mask is not None and (stage in MASKED or mask.wrong) else None,
+        "mask": mask if mask is not None and (stage is Stage.LOWERED or mask.wrong) else None,
         "slots": slots if stage is Stage.COMMITTED else None,
         "maps": [one for one in maps if one.stage == stage.word],
     }
     return {
         "tree": tree,
         **first,
+        "masked": stage in MASKED and mask is not None and mask.expected and mask.observed and not mask.wrong,
         "more_mask": mask if first["mask"] is None else None,
         "more_slots": slots if first["slots"] is None else None,
         "more_maps": [one for one in maps if one.stage != stage.word],
@@ -94,6 +113,36 @@ def _pictures(truth: StepTruth) -> dict[str, Any]:
         else "",
         "why": f"Pictures that need the reference's numbers are missing: {cut(truth.why, 300)}." if truth.why else "",
     }
+
+
+def _tokens(failure: Failure, truth: StepTruth) -> TokensPicture | None:
+    """The output beside the right one, at the stages that make it; a session's requests have outputs of their own."""
+    trace = failure.verdict.trace
+    if trace is None or failure.verdict.case.session is not None:
+        return None
+    return tokens_picture(truth, trace.output) if truth.finding.stage in (Stage.ACCEPTED, Stage.EMITTED) else None
+
+
+def _law(failure: Failure, expected: str, observed: str) -> Bars | None:
+    """The probability that a law must have, and the one that it has, where the finding is about one."""
+    finding = failure.finding
+    due, got = finding.expected, finding.observed
+    if finding.invariant not in PROBABILITIES or not isinstance(due, float) or not isinstance(got, float):
+        return None
+    if not (0.0 <= due <= 1.0 and 0.0 <= got <= 1.0):
+        return None
+    where = ", ".join(f"{name} {cut(str(value), 60)}" for name, value in finding.where.items())
+    pair = (Bar("must be", due, expected, due, due, "due"), Bar("is", got, observed, got, got, "off"))
+    return Bars("Probability", ((where, pair),), "Exact: nothing was sampled.")
+
+
+def _due(truth: StepTruth) -> tuple[int, ...] | None:
+    """The nodes that must be accepted, where the finding says so."""
+    finding = truth.finding
+    wanted = finding.expected
+    if finding.invariant not in WALKS or finding.where.get("side") != "path" or not isinstance(wanted, (tuple, list)):
+        return None
+    return tuple(wanted) if all(isinstance(node, int) for node in wanted) else None
 
 
 def _variant(truth: StepTruth) -> str:

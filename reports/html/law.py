@@ -5,8 +5,8 @@ from typing import Any
 
 from reference.oracle.law import Bias
 from reports.format import cut, number, plural
-from reports.html.bars import Bars, compared
 from reports.html.document import rendered
+from reports.html.pictures.bars import Bars, compared
 from reports.pages.law import LawFacts, because, path_in_words, results, shown_tokens
 
 WHAT = (

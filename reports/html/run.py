@@ -13,11 +13,11 @@ from properties.verdict.run_log import NODES, PREFIXES, RunLog
 from reference.architecture import Seeded
 from reports.counts import commits, fallen, not_judged, tersely
 from reports.format import cut, number, plural
-from reports.html.bars import Bars, evidence, shares
 from reports.html.document import Downloads
 from reports.html.failure import STATEMENTS, failure_facts, headline
+from reports.html.pictures.bars import Bars, evidence, shares
+from reports.html.pictures.timeline import timeline
 from reports.html.plain_words import GROUPS, VERDICTS, WHAT
-from reports.html.timeline import timeline
 from reports.pages import sampling
 from reports.record import mean_accepted
 from reports.unrevealed import rows, speculation

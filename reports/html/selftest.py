@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from reports.format import cut, number, plural
-from reports.html.bars import Bars, shares
 from reports.html.document import rendered
+from reports.html.pictures.bars import Bars, shares
 from reports.pages.selftest import Caught, SelfTest
 
 WHAT = (

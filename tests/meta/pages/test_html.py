@@ -16,14 +16,14 @@ from reference.tree import Tree
 from reports import bundle
 from reports.format import clean
 from reports.html import document
-from reports.html.grid import kept
 from reports.html.law import law_page
-from reports.html.mask import mask_picture
 from reports.html.pages import diff_page, gate_page, replay_page
+from reports.html.pictures.grid import kept
+from reports.html.pictures.mask import mask_picture
+from reports.html.pictures.slots import slots_picture
+from reports.html.pictures.step_truth import step_truth
+from reports.html.pictures.tree import tree_picture
 from reports.html.selftest import figures_page, selftest_page
-from reports.html.slots import slots_picture
-from reports.html.step_truth import step_truth
-from reports.html.tree_picture import tree_picture
 from reports.pages.selftest import Caught, Clean, SelfTest
 from reports.tree_scene import Scene
 from specverify.law.command import Options, laws_of

@@ -8,8 +8,8 @@ from properties.tolerance.mask_column import EXTRA, MISSING
 from reference.trace import Array, Stage
 from reference.tree import Tree
 from reports.format import plural
-from reports.html.grid import Cell, Grid, Row, kept, left_out
-from reports.html.step_truth import StepTruth
+from reports.html.pictures.grid import Cell, Grid, Row, kept, left_out
+from reports.html.pictures.step_truth import StepTruth
 
 
 @dataclass(frozen=True)

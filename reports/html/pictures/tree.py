@@ -38,6 +38,7 @@ class Node:
         here: Whether the finding is about this node.
         x, y: The place of the upper left corner of its box.
         below: The number of nodes below it that are not drawn.
+        due: `must be accepted` or `must be rejected` where its state is the wrong one, else empty.
     """
 
     number: int
@@ -47,11 +48,13 @@ class Node:
     x: int
     y: int
     below: int = 0
+    due: str = ""
 
     @property
     def words(self) -> str:
         """The node in words."""
-        mark = ", the node of the difference" if self.here else ""
+        mark = f", {self.due}" if self.due else ""
+        mark += ", the node of the difference" if self.here else ""
         return f"node {self.number}, token {self.token}, {self.state}{mark}"
 
 
@@ -109,7 +112,11 @@ class TreePicture:
 
 
 def tree_picture(
-    scene: Scene, title: str, seen: tuple[int, int, bool] | None = None, most: int = MOST
+    scene: Scene,
+    title: str,
+    seen: tuple[int, int, bool] | None = None,
+    due: tuple[int, ...] | None = None,
+    most: int = MOST,
 ) -> TreePicture | None:
     """The picture of a scene's tree, or None where no tree is known.
 
@@ -118,6 +125,7 @@ def tree_picture(
         title: What the tree is, in a few words.
         seen: A wrong cell of the mask: a node, the node that it sees or misses, and whether it sees it. The first of
             them is then the marked node.
+        due: The path that must be accepted, where that is known and differs.
         most: The approximate limit of drawn nodes.
     """
     tree = scene.tree
@@ -129,7 +137,8 @@ def tree_picture(
     hidden = Counter(up[node] for node in range(len(tree)) if node not in shown)
     places = _places(tree, shown, up)
     nodes = tuple(
-        Node(at, tree.token[at], _state(scene, at), at == here, *places[at], below=hidden[at]) for at in sorted(shown)
+        Node(at, tree.token[at], _state(scene, at), at == here, *places[at], hidden[at], _due(scene, at, due))
+        for at in sorted(shown)
     )
     accepted = set(scene.path or ())
     edges = tuple(
@@ -163,6 +172,12 @@ def _sight(seen: tuple[int, int, bool] | None, places: dict[int, tuple[int, int]
     words = f"node {seen[0]} {'sees' if seen[2] else 'misses'} node {seen[1]}"
     # Beside the boxes, where no edge runs: at the right end of both.
     return Sight(x1 + WIDE, y1 + HIGH // 2, x2 + WIDE, y2 + HIGH // 2, max(x1, x2) + WIDE + 44, words)
+
+
+def _due(scene: Scene, node: int, due: tuple[int, ...] | None) -> str:
+    if due is None or scene.path is None or (node in due) == (node in scene.path):
+        return ""
+    return "must be accepted" if node in due else "must be rejected"
 
 
 def _state(scene: Scene, node: int) -> str:

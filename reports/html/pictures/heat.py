@@ -7,8 +7,8 @@ import numpy as np
 from properties.tolerance.closeness import UNIT, rms
 from reference.trace import Array, Kv, Stage
 from reports.format import number
-from reports.html.grid import Cell, Grid, Row, kept, left_out
-from reports.html.step_truth import StepTruth
+from reports.html.pictures.grid import Cell, Grid, Row, kept, left_out
+from reports.html.pictures.step_truth import StepTruth
 
 SHADES = (1.0, 10.0, 1e3, 1e6)
 """Factors of what is allowed from which on a cell has the next shade."""

@@ -1,0 +1,1 @@
+"""Pictures as data, which templates draw as tables or as SVG."""
