@@ -74,7 +74,7 @@ def features(case: Case) -> dict[str, str]:
         "KV layout": case.layout.kind,
         "tokens are chosen": "greedily" if greedy else f"by drawing, rule {case.sampling.rule.name}",
         "working dtype": case.dtype,
-        "requests side by side": "one" if requests == 1 else str(requests),
+        "requests side by side": str(requests),
         "model": case.model.architecture.family if isinstance(case.model, Seeded) else "checkpoint",
     }
 

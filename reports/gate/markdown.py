@@ -141,7 +141,8 @@ def _not_judged(result: GateResult) -> str:
 
 def _foot(result: GateResult) -> str:
     fixed = ", ".join(map(str, result.seeds))
-    return f"Seeds {fixed}; {number(result.seconds)} s. The same cases again: {code(words.again(result))}\n"
+    again = f"Seeds {fixed}; {number(result.seconds)} s. The same cases again: {code(words.again(result))}"
+    return f"{again}\n\nThe page `gate.html` among the artefacts of the run has pictures of each failure.\n"
 
 
 def comparison_summary(told: Comparison) -> str:

@@ -9,7 +9,7 @@ from properties.laws.sampled.gate import stream_bar
 from properties.strategies.conditions import CONDITIONS
 from properties.streams import streams_of
 from properties.tally import Tally
-from properties.verdict.run_log import NODES, PREFIXES, RunLog
+from properties.verdict.run_log import RunLog
 from reference.architecture import Seeded
 from reports.counts import commits, fallen, not_judged, tersely
 from reports.format import cut, number, plural
@@ -29,7 +29,7 @@ SHOWN = 10
 LOOKED_S = 5.0
 """Seconds in which the drawn cases are looked at for the conditions under which faults show."""
 
-ORDERED = {"nodes of the largest tree": NODES, "tokens before the first step": PREFIXES}
+ORDERED = ("nodes of the largest tree", "tokens before the first step", "requests side by side")
 """Features whose values have an order of their own."""
 
 

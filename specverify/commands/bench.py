@@ -37,6 +37,7 @@ DECODING = ("model", "prompts", "draft", "nodes", "depth", "new-tokens", "dtype"
 @click.option("--trace", metavar="DIR", help="decode: write manifest.json, and turns.jsonl as turns end.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
 @click.option("--json", "json_file", metavar="FILE|-", help="Write the figures as one JSON object.")
+@click.option("--html", "html_file", metavar="FILE", help="Write the figures as one HTML page.")
 def bench(
     what: str,
     backend: str | None,
@@ -54,6 +55,7 @@ def bench(
     trace: str | None,
     seed: int,
     json_file: str | None,
+    html_file: str | None,
 ) -> int:
     """Measure what checking costs.
 
@@ -66,7 +68,8 @@ def bench(
     """
     # Imports stand in the function, so that other commands and `--help` do not pay for them.
     from reports.pages.tables import attention_table, figures_table, kv_table
-    from reports.writing import check, write_json
+    from reports.writing import check, write_json, write_whole
+    from specverify.setup.report_files import check_apart
 
     of = {
         "throughput": ("backend", "cases"),
@@ -86,8 +89,9 @@ def bench(
             raise click.UsageError(f"--{name} is for bench {wants}")
     if what == "decode" and model is None:
         raise click.UsageError("bench decode needs --model")
-    if json_file is not None:
-        check(json_file)
+    check_apart({"--json": json_file, "--html": html_file})
+    for file in filter(None, (json_file, html_file)):
+        check(file)
     figures: dict[str, Any]
     wrong = False
     if what == "decode":
@@ -130,7 +134,13 @@ def bench(
 
         figures = throughput(backend or "cpu-eager", cases or 200, seed)
         page = figures_table(figures)
-    click.echo(page, err=json_file == "-")
+    click.echo(page, err="-" in (json_file, html_file))
     if json_file is not None:
         write_json(json_file, figures)
+    if html_file is not None:
+        from reports.html.selftest import figures_page
+        from specverify import __version__
+
+        sentence = "What checking costs. Times are ratios of what was measured side by side in this run."
+        write_whole(html_file, figures_page(f"Bench: {what}", sentence, figures, __version__))
     return int(wrong)

@@ -23,26 +23,28 @@ def cli() -> None:
 @click.option("--tests", type=click.IntRange(min=1), default=10_000, show_default=True, help="Black-box tests to run.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
 @click.option("--json", "json_file", metavar="FILE|-", help="Write the figures as one JSON object.")
-def calibration(tests: int, seed: int, json_file: str | None) -> int:
+@click.option("--html", metavar="FILE", help="Write the figures as one HTML page.")
+def calibration(tests: int, seed: int, json_file: str | None, html: str | None) -> int:
     """Run sampling tests of correct samplers, which must not raise an alarm; exit 1 if one does."""
     from tests.measure.calibration import calibrate
     from tests.measure.pages import calibration_table
 
     figures = calibrate(tests, seed)
-    return _told(figures, calibration_table(figures), json_file)
+    return _told(figures, calibration_table(figures), json_file, html)
 
 
 @cli.command()
 @click.option("--cases", type=click.IntRange(min=1), default=200, show_default=True, help="Cases of each search.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
 @click.option("--json", "json_file", metavar="FILE|-", help="Write the figures as one JSON object.")
-def search(cases: int, seed: int, json_file: str | None) -> int:
+@click.option("--html", metavar="FILE", help="Write the figures as one HTML page.")
+def search(cases: int, seed: int, json_file: str | None, html: str | None) -> int:
     """Count drawn cases until each condition appears under which faults show; nothing is judged."""
     from tests.measure import search_coverage
     from tests.measure.pages import search_table
 
     figures = search_coverage.measure(cases, seed)
-    return _told(figures, search_table(figures), json_file)
+    return _told(figures, search_table(figures), json_file, html)
 
 
 @cli.command()
@@ -59,8 +61,16 @@ def search(cases: int, seed: int, json_file: str | None) -> int:
     help="Folder of results, taken up again.",
 )
 @click.option("--json", "json_file", metavar="FILE|-", help="Write the figures as one JSON object.")
+@click.option("--html", metavar="FILE", help="Write the figures as one HTML page.")
 def mutants(
-    of: str, sample: int, jobs: int, budget: float | None, seed: int, report: Path, json_file: str | None
+    of: str,
+    sample: int,
+    jobs: int,
+    budget: float | None,
+    seed: int,
+    report: Path,
+    json_file: str | None,
+    html: str | None,
 ) -> int:
     """Say what share of one-line errors in the engine the invariants catch (in the oracle: its tests).
 
@@ -71,15 +81,22 @@ def mutants(
 
     asked = bench.Options(of, sample, seed, jobs, budget, report)
     figures = bench.bench(asked, bench.scope_of(asked))
-    return _told(figures, mutants_page(figures), json_file)
+    return _told(figures, mutants_page(figures), json_file, html)
 
 
-def _told(figures: dict[str, Any], page: str, json_file: str | None) -> int:
-    from reports.writing import write_json
+def _told(figures: dict[str, Any], page: str, json_file: str | None, html: str | None) -> int:
+    from reports.html.selftest import figures_page
+    from reports.writing import write_json, write_whole
+    from specverify import __version__
 
     click.echo(page, err=json_file == "-")
     if json_file is not None:
         write_json(json_file, figures)
+    if html is not None:
+        name = click.get_current_context().command.name or ""
+        write_whole(
+            html, figures_page(name.capitalize(), str(click.get_current_context().command.help), figures, __version__)
+        )
     return 1 if figures.get("red") else 3 if figures.get("unfinished") else 0
 
 
