@@ -30,6 +30,7 @@ def test_a_planted_fault_is_red_and_remembered(sample: Sample) -> None:
     assert sample("gate") == 1
     assert "DIFFER  specverify gate" in sample.out
     assert "specverify replay" in sample.out
+    assert "What went wrong" in sample.report("gate.html")
     memory = {file.stem for file in (sample.folder / ".specverify/memory").iterdir()}
     assert memory >= {file.stem for file in sample.bundles()} > set()
     # Another runner, whose one draw agrees: it finds the fault all the same, by the memory, and first.
