@@ -106,7 +106,7 @@ class Browser:
         self._visit = Visit()
         self.do("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
-        self.do("Emulation.setEmulatedMedia", features=[scheme])
+        self.do("Emulation.setEmulatedMedia", media="screen", features=[scheme])
         self.do("Page.navigate", url=file.resolve().as_uri())
         self._until(lambda message: message.get("method") == "Page.loadEventFired")
         # An answer to a later command: messages of the load have arrived before it.

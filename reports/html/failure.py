@@ -164,7 +164,7 @@ def _stages(failure: Failure, known: bool) -> list[tuple[str, str, str]]:
         elif known and stage < finding.stage:
             state = "agrees"
         else:
-            state = "comes later"
+            state = "later"
         rows.append((stage.word, state, STAGES[stage][0]))
     return rows
 

@@ -39,6 +39,7 @@ def test_a_page_renders_asks_for_nothing_and_says_nothing(
         visit = browser.visit(file, width, dark=width == WIDTHS[1])
         assert visit.console == []
         assert visit.requests == [file.as_uri()]
+        browser.told("document.querySelectorAll('details').forEach(one => one.open = true)")
         assert browser.told("document.documentElement.scrollWidth <= innerWidth"), f"wider than {width} pixels"
         assert browser.told("getComputedStyle(document.body).backgroundColor") == (
             "rgb(255, 255, 255)" if width == WIDTHS[0] else "rgb(20, 24, 28)"
@@ -47,6 +48,10 @@ def test_a_page_renders_asks_for_nothing_and_says_nothing(
         browser.screenshot(picture)
         record_property("screenshot", str(picture))
         assert picture.stat().st_size > 20_000
+    browser.told("document.querySelectorAll('details').forEach(one => one.open = false)")
+    browser.do("Emulation.setEmulatedMedia", media="print")
+    assert browser.told("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    assert browser.told("[...document.querySelectorAll('details table')].every(one => one.checkVisibility())")
     if name != "law":
         # The wrong cell is on the first screen, and it is red.
         browser.visit(file)
