@@ -25,7 +25,7 @@ LONGEST = 1200
 LARGEST_DATA = 200_000
 """Most bytes of a file that a page holds for download."""
 
-MOST_DATA = 400_000
+MOST_DATA = 300_000
 """Most bytes of all files that a page holds for download."""
 
 

@@ -19,7 +19,7 @@ from reports.html.pictures.mask import mask_picture
 from reports.html.pictures.slots import slots_picture
 from reports.html.pictures.step_truth import StepTruth, step_truth
 from reports.html.pictures.tokens import TokensPicture, tokens_picture
-from reports.html.pictures.tree import tree_picture
+from reports.html.pictures.tree import WHOLE, tree_picture
 from reports.html.plain_words import STAGES, steps_of
 from reports.tree_scene import Scene, revealed_by, scene_of
 from reports.vocabulary import account, reference_of
@@ -102,6 +102,9 @@ def _pictures(truth: StepTruth) -> dict[str, Any]:
     }
     return {
         "tree": tree,
+        "more_tree": tree_picture(truth.scene, "The tree", seen, _due(truth), WHOLE)
+        if tree and tree.left_out
+        else None,
         **first,
         "masked": stage in MASKED and mask is not None and mask.expected and mask.observed and not mask.wrong,
         "more_mask": mask if first["mask"] is None else None,

@@ -9,7 +9,7 @@ from reports.gate import words
 from reports.html.document import Downloads, rendered
 from reports.html.failure import failure_facts
 from reports.html.plain_words import WHAT
-from reports.html.run import SHOWN, run_facts
+from reports.html.run import LOOKED_S, SHOWN, run_facts
 
 REPLAYED = {
     "FAILED": "The saved difference is still there.",
@@ -54,7 +54,7 @@ def gate_page(result: GateResult, version: str) -> bytes:
     downloads = Downloads()
     runs, first, room = [], 1, SHOWN
     for run in result.runs:
-        facts = run_facts(run.tally, downloads, first, room)
+        facts = run_facts(run.tally, downloads, first, room, LOOKED_S / len(result.runs))
         first, room = first + len(facts["failures"]), room - len(facts["failures"])
         known = sum(1 for _ in run.tally.known.elements())
         facts |= {

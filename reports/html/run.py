@@ -33,10 +33,12 @@ ORDERED = ("nodes of the largest tree", "tokens before the first step", "request
 """Features whose values have an order of their own."""
 
 
-def run_facts(tally: Tally, downloads: Downloads, first: int = 1, most: int = SHOWN) -> dict[str, Any]:
+def run_facts(
+    tally: Tally, downloads: Downloads, first: int = 1, most: int = SHOWN, looked_s: float = LOOKED_S
+) -> dict[str, Any]:
     """The facts of a run, by the names that the templates use.
 
-    Its first `most` failures are shown, and numbered from `first` on.
+    Its first `most` failures are shown, and numbered from `first` on. For `looked_s` seconds its cases are looked at.
     """
     headword, sentence = VERDICTS[tally.outcome]
     name = cut(tally.backend, 120)
@@ -59,7 +61,7 @@ def run_facts(tally: Tally, downloads: Downloads, first: int = 1, most: int = SH
         "rows": _rows(tally),
         "drawn": _drawn(tally.log),
         "accepted": _accepted(tally),
-        "conditions": _conditions(tally.log),
+        "conditions": _conditions(tally.log, looked_s),
         "streams": _streams(tally),
         "timeline": timeline(tally.log, tally.seconds),
         "environment": [(cut(key, 60), cut(value, 200)) for key, value in tally.environment.items()],
@@ -179,9 +181,9 @@ def _accepted(tally: Tally) -> Bars | None:
     return shares("Drafted tokens accepted in a step", counts, note)
 
 
-def _conditions(log: RunLog) -> dict[str, Any] | None:
+def _conditions(log: RunLog, looked_s: float) -> dict[str, Any] | None:
     """Which conditions under which reported faults show were met by the cases, as far as there was time to look."""
-    until = time.monotonic() + LOOKED_S
+    until = time.monotonic() + looked_s
     met: Counter[str] = Counter()
     looked = 0
     for case in (one for one in log.cases if isinstance(one.model, Seeded)):

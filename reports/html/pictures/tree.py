@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from reference.tree import Tree
-from reports.drawing import above_drawn, drawn_nodes
+from reports.drawing import LEVELS, above_drawn, drawn_nodes
 from reports.format import plural
 from reports.tree_scene import Scene
 
@@ -20,8 +20,11 @@ WIDE, HIGH = 128, 38
 EDGE = 20
 """Pixels between the outermost nodes and the frame, with room for a mark above a node."""
 
-MOST = 48
-"""The largest tree, in nodes, that is drawn whole."""
+MOST = 14
+"""The largest tree, in nodes, that is drawn whole at first."""
+
+WHOLE = 128
+"""The largest tree that is drawn whole for a reader who asks."""
 
 ACCEPTED, REJECTED, PROPOSED = "accepted", "rejected", "proposed"
 """The states of a node: taken over into the output, thrown away, or not known."""
@@ -132,7 +135,7 @@ def tree_picture(
     if tree is None:
         return None
     here = scene.node if seen is None else seen[0]
-    shown = drawn_nodes(tree, scene.path or (), here, most, levels=most)
+    shown = drawn_nodes(tree, scene.path or (), here, most, LEVELS if most == MOST else most)
     up = above_drawn(tree, shown)
     hidden = Counter(up[node] for node in range(len(tree)) if node not in shown)
     places = _places(tree, shown, up)

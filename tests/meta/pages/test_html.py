@@ -218,7 +218,7 @@ def test_a_large_tree_is_drawn_in_part_and_a_long_context_too() -> None:
     chain = Tree(tuple(max(0, at - 1) for at in range(3000)), (1,) * 3000)
     picture = tree_picture(Scene(chain, (0, 1, 2), 2999), "chain")
     assert picture is not None
-    assert len(picture.nodes) <= 60
+    assert len(picture.nodes) <= 20
     assert any(node.here for node in picture.nodes)
     assert picture.left_out + len(picture.nodes) == 3000
     assert len(kept(5000, [7, 4000])) == 24
