@@ -11,7 +11,6 @@ import pytest
 
 from properties.tally import Failure
 from reference.case_json import case_from_json
-from reference.oracle.decoder import Oracle
 from reference.tree import Tree
 from reports import bundle
 from reports.format import clean
@@ -19,6 +18,7 @@ from reports.html import document
 from reports.html.law import law_page
 from reports.html.pages import diff_page, gate_page, replay_page
 from reports.html.pictures.grid import kept
+from reports.html.pictures.heat import heat_maps
 from reports.html.pictures.mask import mask_picture
 from reports.html.pictures.slots import slots_picture
 from reports.html.pictures.step_truth import step_truth
@@ -27,6 +27,7 @@ from reports.html.selftest import figures_page, selftest_page
 from reports.pages.selftest import Caught, Clean, SelfTest
 from reports.tree_scene import Scene
 from specverify.law.command import Options, laws_of
+from specverify.setup.subjects import open_planted, subject_of
 from tests.meta.gate.hostile import strings
 from tests.meta.gate.test_reports import UNSAFE, result_of
 from tests.meta.pages.planted import CORPUS, FAULTS, failure_of, tally_of
@@ -141,11 +142,20 @@ def test_without_the_fault_the_same_pictures_mark_nothing() -> None:
     case = bundle.load(CORPUS / f"{FAULTS['committed']}.json").case
     clean = replace(failure, verdict=replace(failure.verdict, trace=None))
     assert mask_picture(step_truth(clean)) is None
-    trace = Oracle()(case)
-    truth = step_truth(replace(failure, verdict=replace(failure.verdict, trace=trace)))
+    trace = subject_of(open_planted("cpu-eager", None, None), 8)(case)
+    # Without the finding's measure, by which its own cell sets the scale of its heat map.
+    finding = replace(failure.finding, measure=None)
+    truth = step_truth(replace(failure, verdict=replace(failure.verdict, trace=trace), finding=finding))
     mask = mask_picture(truth)
     assert mask is not None
     assert mask.wrong == 0
+    assert len(heat_maps(truth)) == 4
+    assert not any(one.off for one in heat_maps(truth))
+    sound_slots = slots_picture(truth)
+    assert sound_slots is not None
+    assert not sound_slots.words
+    # The same pictures of the fault's own trace: keys and values are off, attention and logits before them are not.
+    assert [one.off for one in heat_maps(step_truth(failure))] == [False, False, True, True]
     slots = slots_picture(step_truth(failure))
     assert slots is not None
     assert slots.words
