@@ -64,7 +64,7 @@ speculation:
     - specverify gate --seed $CI_PIPELINE_IID
   artifacts:
     when: always
-    paths: [.specverify]          # gate.html is the page to open
+    paths: [.specverify/]         # gate.html is the page to open; without the slash GitLab exposes nothing
     expose_as: SpecVerify
     reports:
       junit: .specverify/junit.xml
