@@ -42,12 +42,14 @@ class RunLog:
         drawn: For each feature of cases the number of cases by value.
         cases: The first KEPT cases.
         events: The events of the workers, in order.
+        ended: Workers that have ended: their processes still end, which is no death.
         began: The time of the monotonic clock when the log was made.
     """
 
     drawn: dict[str, Counter[str]] = field(default_factory=dict)
     cases: list[Case] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
+    ended: set[int] = field(default_factory=set)
     began: float = field(default_factory=time.monotonic)
 
     def add(self, case: Case) -> None:
@@ -59,7 +61,11 @@ class RunLog:
 
     def heard(self, worker: int, kind: str | None) -> None:
         """Note what a worker did just now; None is nothing to note."""
-        if kind is not None and len(self.events) < MOST_EVENTS:
+        if kind is None or worker in self.ended:
+            return
+        if kind == ENDED:
+            self.ended.add(worker)
+        if len(self.events) < MOST_EVENTS:
             self.events.append(Event(worker, kind, time.monotonic() - self.began))
 
 
