@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from properties.gate_result import GateResult, GateRun
 from properties.tally import Failure
 from reference.case_json import case_from_json
 from reference.tree import Tree
@@ -242,3 +243,15 @@ def test_a_run_that_agrees_says_so_and_what_it_did_not_judge() -> None:
     assert "Agrees" in text
     assert "What to do Nothing." in text
     assert "not judged: draft.rollback (not applicable to 1 case)" in text
+
+
+def test_many_failures_and_several_backends_stay_on_one_sound_page() -> None:
+    failures = [failure_of(fault) for fault in FAULTS.values()] * 5
+    read = sound(diff_page(tally_of(*failures), "0"))
+    assert "5 further failures not shown here" in read.text
+    assert sum(tag == "section" for tag, _ in read.elements) == 10
+    runs = [GateRun(name, None, tally_of(*failures[:7])) for name in ("one", "two", "three")]
+    page = gate_page(GateResult(runs, seconds=3.0), "0")
+    read = sound(page)
+    assert sum(tag == "section" for tag, _ in read.elements) == 10
+    assert "three: 7 further failures not shown here" in read.text
