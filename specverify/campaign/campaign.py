@@ -61,6 +61,9 @@ class Listener(Protocol):
         Returns the failure with the name of its file, and the reason if no file could be written.
         """
 
+    def waited(self) -> None:
+        """No message came for a moment."""
+
     def lost(self, case: Case) -> str | None:
         """A worker died at `case`; save the case, and return the file's path, or None if it could not be saved."""
 
@@ -126,6 +129,7 @@ class Campaign:
                 while not all(place.over for place in self._places):
                     for at, message in self._crew.messages(TICK_S):
                         self._hear(at, message)
+                    self._listener.waited()
                     if interrupts.word and not self._stopping:
                         self._stop()
                     if interrupts.word and time.monotonic() - interrupts.at > GRACE_S:

@@ -32,6 +32,7 @@ SERVICES = ("github", "gitlab")
 @click.option("--fault", metavar="NAME", help="Plant this catalogue fault: the gate must be red.")
 @click.option("--report", type=click.Path(path_type=Path), help="Folder for reports, in place of the profile's.")
 @click.option("--json", "json_file", metavar="FILE|-", help="Write the result as one JSON object here too.")
+@click.option("--verbose", "-v", is_flag=True, help="Print the counts of every invariant too.")
 @click.option("--schema", type=click.Choice(["profile", "result"]), help="Print a JSON Schema, and run nothing.")
 def gate(
     file: Path | None,
@@ -46,6 +47,7 @@ def gate(
     fault: str | None,
     report: Path | None,
     json_file: str | None,
+    verbose: bool,
     schema: str | None,
 ) -> int:
     """Judge every backend of a profile: known failures and saved bundles first, then the corpus, then new draws."""
@@ -73,7 +75,8 @@ def gate(
 
     wishes = Wishes(backends, seed, _shard(shard), changed_since, fault)
     folder = report if report is not None else profile.folder / profile.reports
-    return carried_out(profile, wishes, folder, json_file, sys.stderr if json_file == "-" else sys.stdout, os.environ)
+    out = sys.stderr if json_file == "-" else sys.stdout
+    return carried_out(profile, wishes, folder, json_file, out, os.environ, verbose)
 
 
 def check_names(profile: "Profile", fault: str | None) -> None:

@@ -5,9 +5,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TextIO
 
-from properties.gate_result import GateResult, GateRun
+from properties.gate_result import GateResult
 from reports import writing
 from reports.gate import annotations, code_quality, junit_suites, markdown, page, record
+from reports.pages.screen import screen_of
 from specverify.gate.profile import Profile
 from specverify.gate.run import Gate, Wishes
 from specverify.interrupts import Interrupts
@@ -20,7 +21,13 @@ STEP_SUMMARY = "GITHUB_STEP_SUMMARY"
 
 
 def carried_out(
-    profile: Profile, wishes: Wishes, folder: Path, json_file: str | None, out: TextIO, variables: Mapping[str, str]
+    profile: Profile,
+    wishes: Wishes,
+    folder: Path,
+    json_file: str | None,
+    out: TextIO,
+    variables: Mapping[str, str],
+    verbose: bool = False,
 ) -> int:
     """Run the gate and write its reports into `folder`; the exit code.
 
@@ -31,6 +38,7 @@ def carried_out(
         json_file: A further file for the result as JSON, `-` for standard output, or None.
         out: Where pages go.
         variables: The environment: those of GitHub decide on annotations and the step summary.
+        verbose: Whether the pages hold the counts of every invariant.
 
     Raises:
         Unwritable: The folder cannot be made.
@@ -44,9 +52,9 @@ def carried_out(
     with Interrupts():  # an interrupt during the writing of reports waits until they are written
         made = Gate(profile, wishes, folder)
         print(f"specverify gate: {page.seeds_line(made.result)}", file=sys.stderr)  # noqa: T201
-        told: list[GateRun] = []
-        result = made.run(lambda run: told.append(run))
-        text = "\n".join([*filter(None, map(page.failure_pages, told)), page.gate_page(result)])
+        result = made.run()
+        screen = screen_of(out, variables)
+        text = screen.painted(page.whole(result, screen.width, verbose))
         # Words of engines must not be taken for commands of the workflow.
         print(annotations.walled(text) if github else text, file=out)
         if github:

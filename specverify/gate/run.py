@@ -3,7 +3,6 @@
 import hashlib
 import secrets
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -126,8 +125,8 @@ class Gate:
         cases = self._profile.cases or default_cases(backend)
         return max(min(cases, LEAST), cases // SHORTENED) if self._shortened else cases
 
-    def run(self, told: Callable[[GateRun], None] = lambda run: None) -> GateResult:
-        """Run every backend, tell each run as it ends, and return the result."""
+    def run(self) -> GateResult:
+        """Run every backend, and return the result."""
         began = time.monotonic()
         self._require_devices()
         for backend in self._backends:
@@ -136,7 +135,6 @@ class Gate:
                     self.result.complaints.append(f"{backend} did not run: interrupted")
                 else:
                     self.result.runs.append(self._judge(backend, model))
-                    told(self.result.runs[-1])
         self.result.known = KnownStates(self.result, self.ledger, self._saved, self._backends, self._watched).all()
         missing = [device for device in self._profile.devices if device not in self._devices]
         self.result.complaints += [

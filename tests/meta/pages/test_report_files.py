@@ -320,8 +320,14 @@ def test_progress_is_a_line_now_and_then_off_a_terminal(capsys: pytest.CaptureFi
 
 
 def test_the_time_left_leaves_out_the_start() -> None:
-    now = [0.0]
-    with Progress(500, io.StringIO(), clock=lambda: now[0]) as progress:
+    now, sheet = [0.0], io.StringIO()
+    with Progress(500, sheet, clock=lambda: now[0]) as progress:
+        now[0] = 20.0
+        progress.wait()
+        assert sheet.getvalue() == ""
+        now[0] = 40.0
+        progress.wait()
+        assert sheet.getvalue() == "0 of 500 cases, starting up for 40 s, no failure\n"
         now[0] = 60.0
         progress.advance()
         now[0] = 60.5

@@ -232,6 +232,8 @@ class Deaf:
         self.saved.append(failure.verdict.case.id)
         return failure, None
 
+    def waited(self) -> None: ...
+
     def lost(self, case: Case) -> str | None:
         self.lost_cases.append(case)
         return "kept.json"
