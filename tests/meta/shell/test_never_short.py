@@ -352,7 +352,8 @@ def test_a_finding_is_shown_where_its_bundle_cannot_be_written(
     monkeypatch.setattr(bundle, "save", full)
     code, page, result = run(capfd, monkeypatch, tmp_path, "--fault", "kv-truncated-not-gathered", "--cases", "40")
     assert code == 1
-    assert page.startswith("DIFFER cpu-eager")
+    assert "cpu-eager left a wrong KV cache behind a step. This is the smallest case found" in page
+    assert "shows it: DIFFER cpu-eager" in page
     assert "No space left on device" in page
     assert f'"prompt": {result["findings"][0]["case"]["prompt"]}' in page
 
