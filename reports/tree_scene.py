@@ -57,6 +57,8 @@ def scene_of(verdict: Verdict, finding: Finding) -> Scene:
 
 def revealed_by(verdict: Verdict) -> frozenset[Stage]:
     """The stages that the backend's trace shows in any step."""
+    if verdict.revealed is not None:
+        return verdict.revealed
     steps = verdict.trace.steps if verdict.trace else ()
     return frozenset(stage for stage in Stage for step in steps if getattr(step, stage.word) is not None)
 

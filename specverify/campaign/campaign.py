@@ -5,11 +5,13 @@ loses nothing that was finished.
 """
 
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from properties.same_cause import by_cause
 from properties.shortfall import shortfalls
+from properties.streams import Expected
 from properties.tally import Counts, Failure, Tally, condemned, nothing_fused
 from properties.tie_count import too_many, vacuous
 from properties.verdict.finding import Verdict
@@ -22,6 +24,7 @@ from specverify.campaign.messages import (
     Broken,
     Died,
     Done,
+    Ended,
     Estimated,
     Found,
     Located,
@@ -63,6 +66,9 @@ class Listener(Protocol):
 
     def waited(self) -> None:
         """No message came for a moment."""
+
+    def heard(self, place: int, message: object) -> None:
+        """A message came from the worker at `place`, or the campaign itself has `Ended`, at place 0."""
 
     def lost(self, case: Case) -> str | None:
         """A worker died at `case`; save the case, and return the file's path, or None if it could not be saved."""
@@ -114,6 +120,7 @@ class Campaign:
         self._enough = False
         self._stopping = False
         self.code: int | None = None
+        self._sampling: Expected | None = None
         ran = {**environment(), "seed": str(plan.seed), "jobs": str(plan.jobs)}
         self.tally = Tally(plan.backend, environment=ran, against=plan.against)
         self.tally.wanted = plan.drawn_and_saved
@@ -136,10 +143,28 @@ class Campaign:
                         break
             finally:
                 self._crew.end()
-        self._conclude(interrupts.word, time.monotonic() > deadline)
-        self.tally.seconds = time.monotonic() - began
+        exhausted = all(place.exhausted for place in self._places)
+        self._conclude(self._ended(time.monotonic() - began, interrupts.word, time.monotonic() > deadline, exhausted))
+
+    def retell(self, told: Iterable[tuple[int, object]], ended: Ended) -> None:
+        """Take the messages of runs that are over, in place of workers'; `ended` is the end of all of them."""
+        for at, message in told:
+            self._hear(at, message)
+        tally = self.tally
+        self.code, tally.replaced, tally.wanted = ended.code, ended.replaced, ended.wanted
+        if self._sampling is not None:
+            tally.planned = self._sampling.over(ended.wanted)
+        tally.errors = [*dict.fromkeys((*tally.errors, *ended.errors))]
+        self._conclude(self._ended(ended.seconds, ended.interrupted, ended.late, ended.exhausted))
+
+    def _ended(self, seconds: float, interrupted: str | None, late: bool, exhausted: bool) -> Ended:
+        tally = self.tally
+        return Ended(
+            seconds, tally.wanted, tuple(tally.errors), self.code, tally.replaced, interrupted, late, exhausted
+        )
 
     def _hear(self, at: int, message: object) -> None:
+        self._listener.heard(at, message)
         place = self._places[at]
         if isinstance(message, Opened):
             self._opened(message)
@@ -197,6 +222,7 @@ class Campaign:
         tally.invariants = {name: Counts() for name in told.invariants} | tally.invariants
         tally.wanted = told.wanted if self._plan.model is not None else self._plan.drawn_and_saved - len(tally.passed)
         tally.tokens_alone = told.tokens_alone
+        self._sampling = told.sampling
         tally.planned = None if told.sampling is None else told.sampling.over(tally.wanted)
         self._listener.opened(told)
 
@@ -242,9 +268,11 @@ class Campaign:
         if self._enough:
             self._crew.tell(ENOUGH)
 
-    def _conclude(self, interrupted: str | None, late: bool) -> None:
+    def _conclude(self, ended: Ended) -> None:
         """Add the facts that only a whole run shows: an early end, gaps, and ties or samples beyond chance."""
-        tally = self.tally
+        self._listener.heard(0, ended)
+        tally, interrupted = self.tally, ended.interrupted
+        tally.seconds = ended.seconds
         tally.failures = by_cause([one for place in self._places for one in place.failures])
         tally.excess_ties = too_many(tally) or tally.excess_ties
         tally.excess_evidence = condemned(tally)
@@ -254,9 +282,9 @@ class Campaign:
         elif tally.failures and self._enough and tally.cases < tally.wanted:
             more = "" if self._plan.max_failures > 1 else "first "
             tally.stopped = f"at the {more}failure; --keep-going judges the rest"
-        elif late and tally.cases < tally.wanted:
+        elif ended.late and tally.cases < tally.wanted:
             tally.stopped = f"time budget of {self._plan.time_budget_s:g} s used up"
-        elif all(place.exhausted for place in self._places) and tally.cases < tally.wanted:
+        elif ended.exhausted and tally.cases < tally.wanted:
             tally.stopped = "there are no more cases to draw"
         spoken = [vacuous(tally), nothing_fused(tally)]
         # Gaps count only in a run that would otherwise pass.

@@ -97,3 +97,28 @@ class Died:
     """A worker's process ended without `Done` or `Broken`; `how` names the signal or the exit code."""
 
     how: str
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A campaign has ended; its tally follows from all messages before, and from this one.
+
+    Attributes:
+        seconds: Wall time.
+        wanted: Number of cases that it should have judged.
+        errors: Reasons why it could not judge all of them, one line each.
+        code: The exit code where a start failed or a worker was lost, else None.
+        replaced: Workers that died and were replaced.
+        interrupted: The signal that ended it early, or None.
+        late: Whether its time budget was used up.
+        exhausted: Whether there were no more cases to draw.
+    """
+
+    seconds: float
+    wanted: int
+    errors: tuple[str, ...] = ()
+    code: int | None = None
+    replaced: int = 0
+    interrupted: str | None = None
+    late: bool = False
+    exhausted: bool = False

@@ -161,6 +161,9 @@ class Recorder:
         """See `specverify.campaign.campaign.Listener`."""
         self._progress.wait()
 
+    def heard(self, place: int, message: object) -> None:
+        """See `specverify.campaign.campaign.Listener`."""
+
     def lost(self, case: Case) -> str | None:
         """See `specverify.campaign.campaign.Listener`."""
         path = self._folder / f"{case.id}.json"

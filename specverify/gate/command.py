@@ -28,12 +28,14 @@ SERVICES = ("github", "gitlab")
 @click.option("--seed", type=click.IntRange(0, 2**32 - 1), help="In place of the seed that is new in each run.")
 @click.option("--jobs", type=click.IntRange(min=1), help="Worker processes of a backend.")
 @click.option("--shard", metavar="I/N", default="1/1", help="Judge the I-th of N parts of the cases.")
+@click.option("--merge", is_flag=True, help="Run nothing: report on the shards whose report FOLDERS follow.")
 @click.option("--changed-since", metavar="REF", help="Shorten the run if no file of the profile's paths changed.")
 @click.option("--fault", metavar="NAME", help="Plant this catalogue fault: the gate must be red.")
 @click.option("--report", type=click.Path(path_type=Path), help="Folder for reports, in place of the profile's.")
 @click.option("--json", "json_file", metavar="FILE|-", help="Write the result as one JSON object here too.")
 @click.option("--verbose", "-v", is_flag=True, help="Print the counts of every invariant too.")
 @click.option("--schema", type=click.Choice(["profile", "result"]), help="Print a JSON Schema, and run nothing.")
+@click.argument("folders", nargs=-1, type=click.Path(path_type=Path))
 def gate(
     file: Path | None,
     service: str | None,
@@ -43,15 +45,21 @@ def gate(
     seed: int | None,
     jobs: int | None,
     shard: str,
+    merge: bool,
     changed_since: str | None,
     fault: str | None,
     report: Path | None,
     json_file: str | None,
     verbose: bool,
     schema: str | None,
+    folders: tuple[Path, ...],
 ) -> int:
-    """Judge every backend of a profile: known failures and saved bundles first, then the corpus, then new draws."""
+    """Judge every backend of a profile: known failures and saved bundles first, then the corpus, then new draws.
+
+    With --merge, FOLDERS are the report folders of all shards of a gate; the reports are those of the whole run.
+    """
     from reports.writing import as_json, check
+    from specverify.fleet.journal import read
     from specverify.gate import profile as profiles
     from specverify.gate.run import Wishes
     from specverify.gate.starting import start
@@ -73,10 +81,17 @@ def gate(
         check(json_file)
     from specverify.gate.reporting import carried_out
 
+    if merge != bool(folders):
+        raise click.UsageError(
+            "--merge needs the report folders of the shards" if merge else f"{folders[0]}: no --merge"
+        )
+    if merge and shard != "1/1":
+        raise click.UsageError("--merge and --shard contradict each other")
+    merged = [read(place) for place in folders]
     wishes = Wishes(backends, seed, _shard(shard), changed_since, fault)
     folder = report if report is not None else profile.folder / profile.reports
     out = sys.stderr if json_file == "-" else sys.stdout
-    return carried_out(profile, wishes, folder, json_file, out, os.environ, verbose)
+    return carried_out(profile, wishes, folder, json_file, out, os.environ, verbose, merged)
 
 
 def check_names(profile: "Profile", fault: str | None) -> None:

@@ -1,5 +1,6 @@
 """The listener of a gate's run: the recorder of `diff`, ledger and memory."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 from properties.tally import Failure
@@ -15,6 +16,8 @@ from specverify.plan import Plan
 class Listener(Recorder):
     """Records a run as `diff` does, keeps its failures in the memory, and remembers what the ledger asks.
 
+    `keep` gets each message and its place before it is counted.
+
     Attributes:
         ids: Ids of the judged cases.
         watched: Verdicts on the cases of known failures, by the id of the case.
@@ -22,9 +25,17 @@ class Listener(Recorder):
     """
 
     def __init__(
-        self, plan: Plan, folder: Path, lines: record.Lines, progress: Progress, remembered: Remembered, ids: set[str]
+        self,
+        plan: Plan,
+        folder: Path,
+        lines: record.Lines,
+        progress: Progress,
+        remembered: Remembered,
+        ids: set[str],
+        keep: Callable[[int, object], None] = lambda place, message: None,
     ) -> None:
         super().__init__(plan, folder, lines, progress)
+        self._journal = keep
         self._remembered, self._keeps, self._watch = remembered, plan.fault is None, ids
         self.ids: list[str] = []
         self.watched: dict[str, Verdict] = {}
@@ -34,6 +45,10 @@ class Listener(Recorder):
         """See `specverify.campaign.campaign.Listener`."""
         super().opened(news)
         self.devices |= set() if news.emulated else {news.device}
+
+    def heard(self, place: int, message: object) -> None:
+        """See `specverify.campaign.campaign.Listener`."""
+        self._journal(place, message)
 
     def arrived(self, verdict: Verdict) -> str | None:
         """See `specverify.campaign.campaign.Listener`."""

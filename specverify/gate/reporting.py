@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TextIO
 
@@ -9,6 +10,8 @@ from properties.gate_result import GateResult
 from reports import writing
 from reports.gate import annotations, code_quality, junit_suites, markdown, page, record
 from reports.pages.screen import screen_of
+from specverify.fleet.journal import Journal
+from specverify.fleet.shards import one_head
 from specverify.gate.profile import Profile
 from specverify.gate.run import Gate, Wishes
 from specverify.interrupts import Interrupts
@@ -28,6 +31,7 @@ def carried_out(
     out: TextIO,
     variables: Mapping[str, str],
     verbose: bool = False,
+    merged: list[Journal] | None = None,
 ) -> int:
     """Run the gate and write its reports into `folder`; the exit code.
 
@@ -39,6 +43,7 @@ def carried_out(
         out: Where pages go.
         variables: The environment: those of GitHub decide on annotations and the step summary.
         verbose: Whether the pages hold the counts of every invariant.
+        merged: Journals of shards, whose common result is told in place of a run; None to run.
 
     Raises:
         Unwritable: The folder cannot be made.
@@ -50,9 +55,12 @@ def carried_out(
         raise writing.Unwritable.because(folder, why) from None
     github = variables.get("GITHUB_ACTIONS") == "true"
     with Interrupts():  # an interrupt during the writing of reports waits until they are written
-        made = Gate(profile, wishes, folder)
-        print(f"specverify gate: {page.seeds_line(made.result)}", file=sys.stderr)  # noqa: T201
-        result = made.run()
+        if merged:
+            result = Gate(profile, replace(wishes, seed=one_head(merged).fresh), folder).merge(merged)
+        else:
+            made = Gate(profile, wishes, folder)
+            print(f"specverify gate: {page.seeds_line(made.result)}", file=sys.stderr)  # noqa: T201
+            result = made.run()
         screen = screen_of(out, variables)
         text = screen.painted(page.whole(result, screen.width, verbose))
         # Words of engines must not be taken for commands of the workflow.

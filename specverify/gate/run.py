@@ -3,19 +3,26 @@
 import hashlib
 import secrets
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from backends.shipped import ROWS
 from properties.gate_result import GateResult, GateRun
+from properties.tally import Tally
 from properties.verdict.finding import Verdict
 from reference.sampling import Sampling
 from reports import record
 from reports.progress import Progress
+from reports.writing import as_json
 from specverify import __version__
 from specverify.agenda import Agenda, lanes_of
 from specverify.campaign import campaign
 from specverify.checkpoints.given_draft import check_name
+from specverify.fleet.facts import to_json
+from specverify.fleet.journal import Head, Journal, Told, Writer
+from specverify.fleet.shards import missing, one_head, one_run
 from specverify.gate.changes import changed_since, matching
 from specverify.gate.floors import below_floors
 from specverify.gate.known_states import KnownStates
@@ -23,7 +30,7 @@ from specverify.gate.ledger import Entry
 from specverify.gate.ledger import load as ledger_of
 from specverify.gate.listener import Listener
 from specverify.gate.memory import ReadOnly, Remembered, opened
-from specverify.gate.profile import OnModel, Profile
+from specverify.gate.profile import Floors, OnModel, Profile
 from specverify.gate.saved_cases import SavedCases, saved_cases
 from specverify.plan import Plan, default_cases, default_dtypes, default_jobs
 from specverify.setup.errors import MissingInput, UnusableInput
@@ -37,6 +44,23 @@ SHORTENED = 10
 
 LEAST = 10
 """Fewest cases of a shortened run: what did not run is no pass."""
+
+
+DECIDING = (
+    "time_budget",
+    "dtypes",
+    "layouts",
+    "invariants",
+    "against",
+    "processors",
+    "models",
+)
+"""The keys of a profile that decide on the cases, beside backends, their number and the seeds."""
+
+RunPlan = Callable[[Plan, campaign.Listener], tuple[Tally, int | None]]
+"""What judges a plan: its tally, and the exit code if a start failed."""
+
+Keep = Callable[[int, object], None]
 
 
 @dataclass(frozen=True)
@@ -126,22 +150,66 @@ class Gate:
         return max(min(cases, LEAST), cases // SHORTENED) if self._shortened else cases
 
     def run(self) -> GateResult:
-        """Run every backend, and return the result."""
+        """Run every backend, write the journal, and return the result."""
         began = time.monotonic()
         self._require_devices()
-        for backend in self._backends:
-            for model in (None, *self._profile.models):
+        journal = Writer(self._folder, self.head)
+        try:
+            for backend, model in self._pairs:
                 if self._interrupted:
                     self.result.complaints.append(f"{backend} did not run: interrupted")
-                else:
-                    self.result.runs.append(self._judge(backend, model))
+                    continue
+                name = _name(backend, model)
+                keep = partial(journal.add, name)
+                self.result.runs.append(self._judge(self._plan(backend, model), model, campaign.run, keep))
+        finally:
+            journal.close()
+        self.result.seconds = time.monotonic() - began
+        return self._concluded()
+
+    def merge(self, journals: list[Journal]) -> GateResult:
+        """Make the result that the shards of `journals` have together.
+
+        Raises:
+            UnusableInput: They are no shards of this profile's gate.
+        """
+        if one_head(journals) != self.head:
+            raise UnusableInput(
+                f"{journals[0].path} is of another gate: the profile has changed since, or other options were given"
+            )
+        self.result.complaints += missing(journals)
+        for backend, model in self._pairs:
+            told, places = one_run(journals, _name(backend, model))
+            plan = replace(self._plan(backend, model), jobs=places)
+            self.result.runs.append(self._judge(plan, model, partial(_retold, told)))
+            self.result.seconds = max(self.result.seconds, self.result.runs[-1].tally.seconds)
+        return self._concluded()
+
+    @property
+    def head(self) -> Head:
+        """The first line of the gate's journal."""
+        profile = self._profile
+        deciding = [self._backends, self._wishes.fault, [self._cases(one) for one in self._backends]]
+        deciding += [getattr(profile, name) for name in DECIDING]
+        digest = hashlib.sha256(as_json(to_json(deciding)).encode()).hexdigest()[:12]
+        result = self.result
+        return Head(__version__, result.seeds, result.fresh, self._wishes.shard, digest)
+
+    @property
+    def _pairs(self) -> list[tuple[str, OnModel | None]]:
+        """Every backend, alone and on each checkpoint of the profile."""
+        return [(backend, model) for backend in self._backends for model in (None, *self._profile.models)]
+
+    def _concluded(self) -> GateResult:
+        """Add what only all runs show: the known failures, required devices, notes."""
+        if self._wishes.shard[1] > 1 and self._profile.floors != Floors():
+            self.result.notes.append("floors hold for all shards together: `specverify gate --merge` applies them")
         self.result.known = KnownStates(self.result, self.ledger, self._saved, self._backends, self._watched).all()
         missing = [device for device in self._profile.devices if device not in self._devices]
         self.result.complaints += [
             f"required device {device}: no backend of this run computed on it" for device in missing
         ]
         self.result.notes += self._remembered.notes
-        self.result.seconds = time.monotonic() - began
         return self.result
 
     @property
@@ -200,20 +268,37 @@ class Gate:
             jobs=1,
         )
 
-    def _judge(self, backend: str, model: OnModel | None) -> GateRun:
-        plan = self._plan(backend, model)
+    def _judge(
+        self, plan: Plan, model: OnModel | None, run_plan: RunPlan, keep: Keep = lambda at, said: None
+    ) -> GateRun:
+        """Have `run_plan` judge one run, record it, and hand each message to `keep`."""
+        backend = plan.backend
         ids = {saved.case.id for saved in self._saved.entries.values()}
         fact = record.run_fact(__version__, plan.seed, plan.fault)
         lines = record.Lines(self._folder / "results.jsonl", fact)
         with lines, Progress(plan.drawn_and_saved) as progress:
-            listener = Listener(plan, self._folder, lines, progress, self._remembered, ids)
-            tally, code = campaign.run(plan, listener)
+            listener = Listener(plan, self._folder, lines, progress, self._remembered, ids, keep)
+            tally, code = run_plan(plan, listener)
         self._devices |= listener.devices
         self._watched |= {(backend, at): verdict for at, verdict in listener.watched.items()}
         drawn = hashlib.sha256("\n".join(sorted(listener.ids)).encode()).hexdigest()[:12]
         run = GateRun(backend, plan.model, tally, code, drawn=drawn)
-        run.short = [] if model is not None else below_floors(tally, self._profile.floors)
+        if model is None and self._wishes.shard[1] == 1:
+            run.short = below_floors(tally, self._profile.floors)
         return run
+
+
+def _name(backend: str, model: OnModel | None) -> str:
+    """The name of a run in the journal."""
+    return backend if model is None else f"{backend} on {model.model}"
+
+
+def _retold(told: Told, plan: Plan, listener: campaign.Listener) -> tuple[Tally, int | None]:
+    """The tally and the code of runs that are over."""
+    made = campaign.Campaign(plan, listener)
+    assert told.ended is not None
+    made.retell(told.messages, told.ended)
+    return made.tally, made.code
 
 
 def _chosen(profile: Profile, wishes: Wishes) -> tuple[str, ...]:
