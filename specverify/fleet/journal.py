@@ -1,6 +1,7 @@
-"""The journal of a gate: a file of JSON lines from which its reports can be made again, alone or with others'.
+"""The journal of a gate: JSON lines from which its reports can be made again.
 
-Each line is written when its message arrives, so that a killed gate keeps all that was judged.
+The journals of several shards make the reports of the whole. Each line is written when its message arrives, so that a
+killed gate keeps all that was judged.
 """
 
 import json
