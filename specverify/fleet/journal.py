@@ -45,6 +45,9 @@ KINDS: dict[str, type] = {
 }
 """The messages that a journal keeps, by the key of their lines."""
 
+GATE = ""
+"""The run of the line that ends the whole gate."""
+
 MOST_ENTRIES = 20_000
 """Most entries of the arrays of a step that a journal keeps whole; a page draws small cases."""
 
@@ -61,6 +64,8 @@ class Head:
         fresh: The new one of them, or None.
         shard: The number of the shard, from 1, and the number of shards.
         settings: Digest of all else that decides on the cases.
+        slices: For each run its slices on a cluster; empty on one machine.
+        saved: Ids of the saved cases for every backend: a memory may have grown when a killed gate goes on.
     """
 
     version: str
@@ -68,6 +73,8 @@ class Head:
     fresh: int | None
     shard: tuple[int, int]
     settings: str
+    slices: tuple[int, ...] = ()
+    saved: tuple[str, ...] = field(default=(), compare=False)
 
 
 @dataclass
@@ -81,6 +88,11 @@ class Told:
 
     messages: list[tuple[int, object]] = field(default_factory=list)
     ended: Ended | None = None
+
+    @property
+    def verdicts(self) -> list[Verdict]:
+        """The verdicts among the messages."""
+        return [message for _, message in self.messages if isinstance(message, Verdict)]
 
 
 class Writer:

@@ -1,15 +1,10 @@
 """The campaign whose workers are tasks of a Ray cluster, and may be lost at any time."""
 
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
-from backends.shipped import ROWS
-from properties.tally import Tally
 from specverify.campaign.campaign import Campaign, Listener
 from specverify.campaign.crew import AnyCrew, Place
-from specverify.campaign.messages import Broken
-from specverify.fleet.journal import Told
 from specverify.fleet.ray_crew import RayCrew
 from specverify.plan import Plan
 
@@ -62,22 +57,3 @@ class FleetCampaign(Campaign):
             self.trouble(f"case {case.id}{saved} was given up: {FALLS} tasks died at it, the last by {how}")
         self.tally.replaced += 1
         self.crew.replace(at, tuple(place.judged.elements()))
-
-
-def device_of(backend: str, required: tuple[str, ...]) -> str:
-    """The device of a shipped backend; of another one, the first device that the profile requires, or the CPU."""
-    shipped = next((row.device for row in ROWS if row.name == backend), None)
-    named = shipped or next(iter(required), "cpu")
-    return named if named in ("cuda", "npu") else "cpu"
-
-
-def judged_on_ray(
-    ray: Any, device: str, before: Told | None, plan: Plan, listener: Listener
-) -> tuple[Tally, int | None]:
-    """Judge `plan` on a cluster, behind the messages of an earlier run that was killed; the tally, and the code."""
-    made = FleetCampaign(plan, listener, ray, device)
-    if before is not None:
-        # A place that could not start tries again.
-        made.recall((at, message) for at, message in before.messages if not isinstance(message, Broken))
-    made.run()
-    return made.tally, made.code

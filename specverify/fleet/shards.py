@@ -25,7 +25,7 @@ def one_head(journals: list[Journal]) -> Head:
             raise UnusableInput(
                 f"{first.path} and {one.path} are parts of different gates: their {DECIDING[strange]} differ"
             )
-    return replace(first.head, shard=(1, 1))
+    return replace(first.head, shard=(1, 1), slices=())
 
 
 DECIDING = {

@@ -28,6 +28,8 @@ SERVICES = ("github", "gitlab")
 @click.option("--seed", type=click.IntRange(0, 2**32 - 1), help="In place of the seed that is new in each run.")
 @click.option("--jobs", type=click.IntRange(min=1), help="Worker processes of a backend.")
 @click.option("--shard", metavar="I/N", default="1/1", help="Judge the I-th of N parts of the cases.")
+@click.option("--ray", metavar="ADDRESS", help="Judge on a Ray cluster: auto, HOST:PORT, or local; a rerun goes on.")
+@click.option("--shards", type=click.IntRange(1, 24), metavar="N", help="Slices on the cluster, or shards for --init.")
 @click.option("--merge", is_flag=True, help="Run nothing: report on the shards whose report FOLDERS follow.")
 @click.option("--changed-since", metavar="REF", help="Shorten the run if no file of the profile's paths changed.")
 @click.option("--fault", metavar="NAME", help="Plant this catalogue fault: the gate must be red.")
@@ -45,6 +47,8 @@ def gate(
     seed: int | None,
     jobs: int | None,
     shard: str,
+    ray: str | None,
+    shards: int | None,
     merge: bool,
     changed_since: str | None,
     fault: str | None,
@@ -61,7 +65,7 @@ def gate(
     from reports.writing import as_json, check
     from specverify.fleet.journal import read
     from specverify.gate import profile as profiles
-    from specverify.gate.run import Wishes
+    from specverify.gate.profile import Wishes
     from specverify.gate.starting import start
 
     if schema is not None:
@@ -85,10 +89,12 @@ def gate(
         raise click.UsageError(
             "--merge needs the report folders of the shards" if merge else f"{folders[0]}: no --merge"
         )
-    if merge and shard != "1/1":
-        raise click.UsageError("--merge and --shard contradict each other")
+    if (merge, ray is not None, shard != "1/1").count(True) > 1:
+        raise click.UsageError("--merge, --ray and --shard contradict each other: give one of them")
+    if shards is not None and ray is None:
+        raise click.UsageError("--shards needs --ray or --init; --shard I/N judges one of N parts")
     merged = [read(place) for place in folders]
-    wishes = Wishes(backends, seed, _shard(shard), changed_since, fault)
+    wishes = Wishes(backends, seed, _shard(shard), changed_since, fault, ray, shards)
     folder = report if report is not None else profile.folder / profile.reports
     out = sys.stderr if json_file == "-" else sys.stdout
     return carried_out(profile, wishes, folder, json_file, out, os.environ, verbose, merged)

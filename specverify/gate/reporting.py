@@ -12,8 +12,8 @@ from reports.gate import annotations, code_quality, junit_suites, markdown, page
 from reports.pages.screen import screen_of
 from specverify.fleet.journal import Journal
 from specverify.fleet.shards import one_head
-from specverify.gate.profile import Profile
-from specverify.gate.run import Gate, Wishes
+from specverify.gate.profile import Profile, Wishes
+from specverify.gate.run import Gate
 from specverify.interrupts import Interrupts
 
 FILES = ("gate.json", "summary.md", "junit.xml", "code-quality.json")

@@ -4,7 +4,7 @@ import hashlib
 import secrets
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -19,9 +19,10 @@ from reports.writing import as_json
 from specverify import __version__
 from specverify.agenda import Agenda, lanes_of
 from specverify.campaign import campaign
-from specverify.checkpoints.given_draft import check_name
+from specverify.campaign.messages import Ended
+from specverify.fleet.cluster import Cluster, retold, unfinished
 from specverify.fleet.facts import to_json
-from specverify.fleet.journal import Head, Journal, Told, Writer
+from specverify.fleet.journal import GATE, Head, Journal, Writer
 from specverify.fleet.shards import missing, one_head, one_run
 from specverify.gate.changes import changed_since, matching
 from specverify.gate.floors import below_floors
@@ -30,11 +31,10 @@ from specverify.gate.ledger import Entry
 from specverify.gate.ledger import load as ledger_of
 from specverify.gate.listener import Listener
 from specverify.gate.memory import ReadOnly, Remembered, opened
-from specverify.gate.profile import Floors, OnModel, Profile
+from specverify.gate.profile import Floors, OnModel, Profile, Wishes, check_models, chosen
 from specverify.gate.saved_cases import SavedCases, saved_cases
 from specverify.plan import Plan, default_cases, default_dtypes, default_jobs
 from specverify.setup.errors import MissingInput, UnusableInput
-from specverify.setup.selection import check_layout
 
 EVERY = 10**9
 """The limit of distinct causes: more than any run can have."""
@@ -63,25 +63,6 @@ RunPlan = Callable[[Plan, campaign.Listener], tuple[Tally, int | None]]
 Keep = Callable[[int, object], None]
 
 
-@dataclass(frozen=True)
-class Wishes:
-    """What the command line asks beside the profile.
-
-    Attributes:
-        backends: The only backends to run; empty for all of the profile.
-        seed: The seed in place of a fresh one, or None.
-        shard: The number of the shard, from 1, and the number of shards.
-        changed_since: A commit: if no file of the profile's paths changed since, the run is shortened.
-        fault: A catalogue fault to plant, or None.
-    """
-
-    backends: tuple[str, ...] = ()
-    seed: int | None = None
-    shard: tuple[int, int] = (1, 1)
-    changed_since: str | None = None
-    fault: str | None = None
-
-
 class Gate:
     """One gate: made from a profile, run once.
 
@@ -95,13 +76,12 @@ class Gate:
     """
 
     def __init__(self, profile: Profile, wishes: Wishes, folder: Path) -> None:
+        asked, before = wishes, None if wishes.ray is None else unfinished(folder)
+        if before is not None and wishes.seed is None:
+            wishes = replace(wishes, seed=before.head.fresh)  # the killed gate's new seed, with which it goes on
         self._profile, self._wishes, self._folder = profile, wishes, folder
-        self._backends = _chosen(profile, wishes)
-        for model in profile.models:
-            if model.layout is not None:
-                check_layout(model.layout, tuple(self._backends))
-            if model.draft is not None:
-                check_name(model.draft)
+        self._backends = chosen(profile, wishes)
+        check_models(profile, self._backends)
         self.ledger: list[Entry] = [] if profile.ledger_file is None else ledger_of(profile.ledger_file)
         own = [] if profile.memory is None else [opened(profile.memory, profile.folder)]
         sources = [ReadOnly(opened(name, profile.folder)) for name in profile.memory_sources]
@@ -114,8 +94,28 @@ class Gate:
             if wishes.shard[1] > lanes_of(self._cases(backend)):
                 count = lanes_of(self._cases(backend))
                 raise UnusableInput(f"--shard: {self._cases(backend)} cases of {backend} make at most {count} shards")
+        self._cluster = None if wishes.ray is None else self._opened_cluster(wishes.ray, before)
+        self._before = before if before is not None and before.head == self.head else None
+        if self._before is not None:
+            self._goes_on(self._before)
+        elif before is not None:  # of another gate: this one has a new seed of its own
+            self._wishes = asked
+            self._seeds()
         self._devices: set[str] = set()
         self._watched: dict[tuple[str, str], Verdict] = {}
+
+    def _opened_cluster(self, address: str, before: Journal | None) -> Cluster:
+        """The cluster that judges the cases, in as many slices as before unless told otherwise."""
+        slices = self._wishes.slices
+        if slices is None and before is not None:
+            slices = max(before.head.slices, default=None)
+        return Cluster(address, self._profile.folder, slices, self._profile.devices)
+
+    def _goes_on(self, before: Journal) -> None:
+        """Take the saved cases that the killed gate had: what the memory got since then is tried by the next one."""
+        self._saved.shared = [one for one in self._saved.shared if one.case.id in before.head.saved]
+        judged = sum(len(told.verdicts) for told in before.runs.values())
+        self.result.notes.append(f"went on behind {judged} cases of a gate that was killed: {before.path}")
 
     def _seeds(self) -> None:
         profile, wishes = self._profile, self._wishes
@@ -153,18 +153,26 @@ class Gate:
         """Run every backend, write the journal, and return the result."""
         began = time.monotonic()
         self._require_devices()
-        journal = Writer(self._folder, self.head)
+        earlier = {} if self._before is None else self._before.runs
+        journal = Writer(self._folder, self.head, goes_on=self._before is not None)
         try:
             for backend, model in self._pairs:
                 if self._interrupted:
                     self.result.complaints.append(f"{backend} did not run: interrupted")
                     continue
-                name = _name(backend, model)
-                keep = partial(journal.add, name)
-                self.result.runs.append(self._judge(self._plan(backend, model), model, campaign.run, keep))
+                name, plan = _name(backend, model), self._plan(backend, model)
+                told = earlier.get(name)
+                if told is not None and told.ended is not None and told.ended.interrupted is None:
+                    plan = replace(plan, jobs=1 if self._cluster is None else self._cluster.slices(plan))
+                    self.result.runs.append(self._judge(plan, model, partial(retold, told)))
+                    continue
+                run_plan = campaign.run if self._cluster is None else partial(self._cluster.judged, told)
+                self.result.runs.append(self._judge(plan, model, run_plan, partial(journal.add, name)))
+            self.result.seconds = time.monotonic() - began
+            if not self._interrupted:
+                journal.add(GATE, 0, Ended(self.result.seconds, 0))
         finally:
             journal.close()
-        self.result.seconds = time.monotonic() - began
         return self._concluded()
 
     def merge(self, journals: list[Journal]) -> GateResult:
@@ -181,7 +189,7 @@ class Gate:
         for backend, model in self._pairs:
             told, places = one_run(journals, _name(backend, model))
             plan = replace(self._plan(backend, model), jobs=places)
-            self.result.runs.append(self._judge(plan, model, partial(_retold, told)))
+            self.result.runs.append(self._judge(plan, model, partial(retold, told)))
             self.result.seconds = max(self.result.seconds, self.result.runs[-1].tally.seconds)
         return self._concluded()
 
@@ -193,7 +201,9 @@ class Gate:
         deciding += [getattr(profile, name) for name in DECIDING]
         digest = hashlib.sha256(as_json(to_json(deciding)).encode()).hexdigest()[:12]
         result = self.result
-        return Head(__version__, result.seeds, result.fresh, self._wishes.shard, digest)
+        slices = [] if self._cluster is None else [self._cluster.slices(self._plan(*pair)) for pair in self._pairs]
+        saved = tuple(one.case.id for one in self._saved.shared)
+        return Head(__version__, result.seeds, result.fresh, self._wishes.shard, digest, tuple(slices), saved)
 
     @property
     def _pairs(self) -> list[tuple[str, OnModel | None]]:
@@ -291,19 +301,3 @@ class Gate:
 def _name(backend: str, model: OnModel | None) -> str:
     """The name of a run in the journal."""
     return backend if model is None else f"{backend} on {model.model}"
-
-
-def _retold(told: Told, plan: Plan, listener: campaign.Listener) -> tuple[Tally, int | None]:
-    """The tally and the code of runs that are over."""
-    made = campaign.Campaign(plan, listener)
-    assert told.ended is not None
-    made.retell(told.messages, told.ended)
-    return made.tally, made.code
-
-
-def _chosen(profile: Profile, wishes: Wishes) -> tuple[str, ...]:
-    """The backends to run, in the order of the profile."""
-    strange = next((name for name in wishes.backends if name not in profile.backends), None)
-    if strange is not None:
-        raise UnusableInput(f"--backend {strange}: the profile has {', '.join(profile.backends)}")
-    return tuple(name for name in profile.backends if not wishes.backends or name in wishes.backends)
