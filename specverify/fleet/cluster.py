@@ -1,4 +1,4 @@
-"""A Ray cluster on which the runs of a gate are judged, and the gate that an earlier driver left unfinished."""
+"""A Ray cluster on which the runs of a gate are judged."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -8,11 +8,10 @@ from properties.tally import Tally
 from specverify.agenda import lanes_of
 from specverify.campaign.campaign import Campaign, Listener
 from specverify.campaign.messages import Broken
-from specverify.fleet.journal import FILE, GATE, Journal, Told, read
+from specverify.fleet.journal import Told
 from specverify.fleet.ray_campaign import FleetCampaign
 from specverify.fleet.ray_crew import connected, room
 from specverify.plan import Plan
-from specverify.setup.errors import UnusableInput
 
 
 class Cluster:
@@ -60,13 +59,3 @@ def retold(told: Told, plan: Plan, listener: Listener) -> tuple[Tally, int | Non
     assert told.ended is not None
     made.retell(told.messages, told.ended)
     return made.tally, made.code
-
-
-def unfinished(folder: Path) -> Journal | None:
-    """The journal of a gate in `folder` that was killed, or None."""
-    try:
-        journal = read(folder / FILE)
-    except UnusableInput:  # none was written, or nothing in it can be used
-        return None
-    over = journal.runs.get(GATE)
-    return None if over is not None and over.ended is not None else journal

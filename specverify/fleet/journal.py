@@ -164,6 +164,16 @@ def read(place: Path) -> Journal:
     return Journal(path, head, runs)
 
 
+def unfinished(folder: Path) -> Journal | None:
+    """The journal of a gate in `folder` that was killed, or None."""
+    try:
+        journal = read(folder)
+    except UnusableInput:  # none was written, or nothing in it can be used
+        return None
+    over = journal.runs.get(GATE)
+    return None if over is not None and over.ended is not None else journal
+
+
 def _whole_lines(text: str) -> Iterator[str]:
     """The lines that end; a killed writer leaves a part of one, which may stand in the middle if it went on later."""
     *whole, last = text.split("\n")

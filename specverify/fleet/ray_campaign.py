@@ -1,4 +1,4 @@
-"""The campaign whose workers are tasks of a Ray cluster, and may be lost at any time."""
+"""The campaign whose workers are tasks of Ray, any of which may be lost."""
 
 from collections import Counter
 from typing import Any

@@ -1,4 +1,4 @@
-"""The crew of a campaign as tasks of a Ray cluster, one for each slice of the cases.
+"""The crew of a campaign as tasks of a Ray cluster, one for each slice.
 
 Ray places, runs and ends the tasks. A task judges its slice in a worker process of its own, as a campaign on one
 machine does, and streams the worker's messages.

@@ -74,7 +74,7 @@ def gate(
         click.echo(as_json(profiles.schema() if schema == "profile" else record.schema(), indent=1), nl=False)
         return 0
     if service is not None:
-        for line in start(Path.cwd(), service):
+        for line in start(Path.cwd(), service, shards or 1):
             click.echo(line)
         return 0
     profile = profiles.load(file if file is not None else profiles.find(Path.cwd().relative_to(Path.cwd())))

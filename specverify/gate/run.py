@@ -20,9 +20,9 @@ from specverify import __version__
 from specverify.agenda import Agenda, lanes_of
 from specverify.campaign import campaign
 from specverify.campaign.messages import Ended
-from specverify.fleet.cluster import Cluster, retold, unfinished
+from specverify.fleet.cluster import Cluster, retold
 from specverify.fleet.facts import to_json
-from specverify.fleet.journal import GATE, Head, Journal, Writer
+from specverify.fleet.journal import GATE, Head, Journal, Writer, unfinished
 from specverify.fleet.shards import missing, one_head, one_run
 from specverify.gate.changes import changed_since, matching
 from specverify.gate.floors import below_floors

@@ -1,0 +1,293 @@
+"""A gate on a cluster: slices, deaths of tasks and drivers, and what a rerun finds again."""
+
+import json
+import os
+import random
+import secrets
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from specverify.campaign import worker
+from specverify.fleet import cluster, ray_crew
+from specverify.fleet.facts import to_json
+from specverify.fleet.journal import GATE, read, unfinished
+from specverify.fleet.ray_campaign import FALLS
+from tests.inprocess import Silent
+from tests.meta.gate.conftest import Sample
+
+ROOT = Path(__file__).resolve().parents[3]
+WORDS = ("gate", "--cases", "12", "--seed", "4")
+
+
+class Lost(Exception):
+    """Stands for the errors of Ray."""
+
+
+class Killed(BaseException):
+    """The driver is killed."""
+
+
+class Tasks:
+    """A stand-in for the module `ray`: tasks run in this process, and die after as many messages as `lives` says."""
+
+    exceptions = SimpleNamespace(RayError=Lost)
+
+    def __init__(self, lives: Callable[[], int]) -> None:
+        self.lives, self.started = lives, 0
+
+    def cluster_resources(self) -> dict[str, float]:
+        return {"CPU": 3.0}
+
+    def remote(self, **options: Any) -> Callable[[Any], Any]:
+        assert options["max_retries"] == 0
+        return lambda function: SimpleNamespace(remote=lambda *words: self._stream(function, *words))
+
+    def _stream(self, function: Any, *words: Any) -> Iterator[Any]:
+        self.started += 1
+        left = self.lives()
+        if not left:
+            yield Lost("node")
+            return
+        for at, message in enumerate(function(*words)):
+            if at == left:
+                yield Lost("node")
+                return
+            yield message
+
+    def wait(self, streams: list[Any], num_returns: int, timeout: float) -> tuple[list[Any], list[Any]]:
+        return streams[:num_returns], streams[num_returns:]
+
+    def get(self, message: Any) -> Any:
+        if isinstance(message, (Lost, Killed)):
+            raise message
+        return message
+
+    def cancel(self, stream: Any, force: bool) -> None: ...
+
+
+def said(plan: Any, seconds: float, judged: tuple[str, ...]) -> list[object]:
+    """What the worker of a slice tells."""
+    messages: list[object] = []
+    worker.work(plan.slice(0), messages.append, Silent(), judged)  # type: ignore[arg-type]
+    return messages
+
+
+@pytest.fixture
+def fleet(sample: Sample, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Tasks]:
+    """The sample repository without floors and memory; the result sets how long tasks live, for ever by default."""
+    file = sample.folder / "pyproject.toml"
+    profile = file.read_text().replace('memory = ".specverify/memory"\n', "").replace("judged = 0.9", "")
+    file.write_text(profile)
+    monkeypatch.setattr(ray_crew, "slice_messages", said)
+
+    def set_up(lives: Callable[[], int] = lambda: 10**9) -> Tasks:
+        tasks = Tasks(lives)
+        monkeypatch.setattr(cluster, "connected", lambda address, folder: tasks)
+        return tasks
+
+    return set_up
+
+
+def verdicts(folder: Path, run: str = "small_engine:open_") -> Counter[str]:
+    """The verdicts of a journal, without times."""
+    facts = (to_json(one) for one in read(folder).runs[run].verdicts)
+    return Counter(json.dumps({key: value for key, value in one.items() if key != "forward_s"}) for one in facts)
+
+
+def counts(folder: Path) -> Any:
+    """What a result says of the cases: counts, digest and outcome."""
+    result = json.loads((folder / "gate.json").read_text())
+    (run,) = result["runs"]
+    parts = ("cases", "wanted", "judged", "invariants", "drawn", "errors", "below_floors", "passed_over", "signatures")
+    return result["exit_code"], {key: run[key] for key in parts}
+
+
+def test_a_fleet_judges_the_cases_of_one_machine_whatever_dies(sample: Sample, fleet: Callable[..., Tasks]) -> None:
+    assert sample(*WORDS, "--report", "alone") == 0
+    tasks = fleet()
+    assert sample(*WORDS, "--ray", "here", "--report", "whole") == 0
+    assert tasks.started == 2
+    deaths = iter([7, 1, 3])
+    tasks = fleet(lambda: next(deaths, 10**9))
+    assert sample(*WORDS, "--ray", "here", "--shards", "2", "--report", "dying") == 0
+    assert tasks.started == 2 + 3
+    alone = sample.folder / "alone"
+    for name in ("whole", "dying"):
+        assert verdicts(sample.folder / name) == verdicts(alone)
+        assert counts(sample.folder / name) == counts(alone)
+
+
+def test_a_killed_driver_loses_no_verdict_and_its_rerun_goes_on(sample: Sample, fleet: Callable[..., Tasks]) -> None:
+    fleet()
+    assert sample(*WORDS, "--ray", "here", "--report", "whole") == 0
+    whole, cut = sample.folder / "whole", sample.folder / "cut"
+    lines = (whole / "journal.jsonl").read_text().splitlines(keepends=True)
+    cut.mkdir()
+    (cut / "journal.jsonl").write_text("".join(lines[:9]) + lines[9][:40])
+    kept = len(read(cut).runs["small_engine:open_"].verdicts)
+    assert 3 < kept < 12
+    assert sample("gate", "--cases", "12", "--ray", "here", "--report", "cut") == 0
+    assert f"went on behind {kept} cases of a gate that was killed" in " ".join(sample.out.split())
+    assert verdicts(cut) == verdicts(whole)
+    assert counts(cut) == counts(whole)
+    assert unfinished(cut) is None
+    assert read(cut).runs[GATE].ended is not None
+    # A gate that ended is not gone on with, nor is one of another profile.
+    assert sample(*WORDS, "--ray", "here", "--report", "cut") == 0
+    assert "went on" not in sample.out
+    (cut / "journal.jsonl").write_text("".join(lines[:9]))
+    assert sample("gate", "--cases", "6", "--seed", "4", "--ray", "here", "--report", "cut") == 0
+    assert "went on" not in sample.out
+
+
+def test_a_case_at_which_tasks_keep_dying_is_given_up(sample: Sample, fleet: Callable[..., Tasks]) -> None:
+    """The task dies right behind the announcement of its fourth case, whoever judges it."""
+    deaths = iter([8, *[2] * (FALLS - 1)])
+    fleet(lambda: next(deaths, 10**9))
+    assert sample(*WORDS, "--ray", "here", "--shards", "1") == 3
+    assert f"was given up: {FALLS} tasks died at it" in " ".join(sample.out.split())
+    assert sample.result()["runs"][0]["judged"] == 11
+
+
+def test_a_fleet_that_never_starts_is_no_pass(sample: Sample, fleet: Callable[..., Tasks]) -> None:
+    tasks = fleet(lambda: 0)
+    assert sample(*WORDS, "--ray", "here", "--shards", "2") == 3
+    assert tasks.started == 2 * FALLS
+    assert "died 3 times before a case" in " ".join(sample.out.split())
+
+
+def test_what_contradicts_ray_is_refused(sample: Sample) -> None:
+    assert sample("gate", "--ray", "here", "--shard", "1/2") == 2
+    assert sample("gate", "--shards", "2") == 2
+    try:
+        import ray  # noqa: F401
+    except ImportError:
+        assert sample("gate", "--ray", "auto") == 3
+        assert "[fleet]" in sample.err
+
+
+PROFILE = """\
+backends = ["cpu-eager"]
+cases = {cases}
+seeds = [0]
+fresh-seed = false
+dtypes = ["float32"]
+jobs = 2
+invariants = ["lossless.*", "structure.*"]
+"""
+
+
+class LocalCluster:
+    """A Ray cluster of this machine alone, with a token of its own, which ends with the block."""
+
+    def __init__(self, folder: Path, port: int = 6397) -> None:
+        self._folder, self._port, self.address = folder, port, f"127.0.0.1:{port}"
+        token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+        self.variables = {**os.environ, **token, "PYTHONPATH": str(ROOT), "CI": "true"}
+
+    def __enter__(self) -> "LocalCluster":
+        words = [str(Path(sys.executable).parent / "ray"), "start", "--head", "--block", "--num-cpus=2"]
+        words += [f"--port={self._port}", "--include-dashboard=false", "--disable-usage-stats"]
+        with (self._folder / "ray.log").open("w") as log:
+            self._head = subprocess.Popen(words, env=self.variables, stdout=log, stderr=log)
+        until = time.monotonic() + 60
+        while "Ray runtime started" not in (self._folder / "ray.log").read_text():
+            assert time.monotonic() < until, (self._folder / "ray.log").read_text()
+            time.sleep(0.5)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        below = descendants(self._head.pid)
+        self._head.terminate()
+        try:
+            self._head.wait(30)
+        finally:
+            for pid in below:
+                kill(pid)
+
+    def workers(self) -> list[int]:
+        """The processes of running tasks."""
+        return [pid for pid in descendants(self._head.pid) if b"ray::slice_messages" in told_by(pid, "cmdline")]
+
+
+def told_by(pid: int, name: str) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/{name}").read_bytes()
+    except OSError:
+        return b""
+
+
+def descendants(pid: int) -> list[int]:
+    """The processes below `pid`, and those whose parent of this cluster has gone."""
+    above = {
+        int(at.name): int(stat.rpartition(b")")[2].split()[1])
+        for at in Path("/proc").iterdir()
+        if at.name.isdecimal() and (stat := told_by(int(at.name), "stat"))
+    }
+    below, found = [pid], []
+    while below:
+        at = below.pop()
+        children = [child for child, parent in above.items() if parent == at]
+        found += children
+        below += children
+    return found
+
+
+def kill(pid: int) -> bool:
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+@pytest.mark.slow
+def test_twenty_kills_of_driver_and_workers_change_no_result(tmp_path: Path) -> None:
+    """Prints the figure of overhead: wall time of an undisturbed run there and here, per case."""
+    pytest.importorskip("ray", reason="the package ray is not installed (pip install -e '.[fleet]')")
+    cases, kills = 160, int(os.environ.get("SPECVERIFY_KILLS", "20"))
+    (tmp_path / "specverify.toml").write_text(PROFILE.format(cases=cases))
+    chance, spent = random.Random(5), {}
+
+    def gate(*words: str) -> "subprocess.Popen[bytes]":
+        command = [sys.executable, "-m", "specverify", "gate", *words]
+        return subprocess.Popen(command, cwd=tmp_path, env=here.variables, stderr=subprocess.DEVNULL)
+
+    with LocalCluster(tmp_path) as here:
+        on_ray = ("--ray", here.address)
+        for name, words in (("alone", ()), ("whole", on_ray)):
+            assert gate(*words, "--report", name).wait(900) == 0
+            spent[name] = json.loads((tmp_path / name / "gate.json").read_text())["seconds"]
+        killed: Counter[str] = Counter()
+        driver = gate(*on_ray, "--report", "killed")
+        while driver.poll() is None or killed.total() < kills:
+            if driver.poll() is not None:
+                assert driver.returncode in (0, -signal.SIGKILL)
+                if driver.returncode == 0:
+                    break
+                driver = gate(*on_ray, "--report", "killed")
+            time.sleep(chance.uniform(3, 18))
+            if killed.total() < kills and driver.poll() is None:
+                name = chance.choice(["driver", "worker"])
+                workers = here.workers()
+                if name == "driver":
+                    driver.kill()
+                    driver.wait()
+                elif not workers or not kill(chance.choice(workers)):
+                    continue
+                killed[name] += 1
+    print(f"\nkilled: {dict(killed)}; seconds: {spent}")  # noqa: T201
+    print(f"overhead: {1000 * (spent['whole'] - spent['alone']) / cases:.0f} ms per case")  # noqa: T201
+    assert killed.total() == kills
+    for name in ("whole", "killed"):
+        assert verdicts(tmp_path / name, "cpu-eager") == verdicts(tmp_path / "alone", "cpu-eager")
+        assert counts(tmp_path / name) == counts(tmp_path / "alone")
