@@ -1,5 +1,7 @@
 """A Ray cluster on which the runs of a gate are judged."""
 
+import sys
+from contextlib import redirect_stdout
 from dataclasses import replace
 from pathlib import Path
 
@@ -42,8 +44,14 @@ class Cluster:
         if before is not None:
             # A place that could not start tries again.
             made.recall((at, message) for at, message in before.messages if not isinstance(message, Broken))
-        made.run()
+        with redirect_stdout(sys.stderr):  # Ray prints there what it has to say of lost workers
+            made.run()
         return made.tally, made.code
+
+    def close(self) -> None:
+        """Leave the cluster."""
+        with redirect_stdout(sys.stderr):
+            self._ray.shutdown()
 
     def _device(self, plan: Plan) -> str:
         """The device of a shipped backend; of another one the first device that the profile requires, or the CPU."""

@@ -8,7 +8,7 @@ from typing import TextIO
 
 from properties.gate_result import GateResult
 from reports import writing
-from reports.gate import annotations, code_quality, junit_suites, markdown, page, record
+from reports.gate import annotations, code_quality, junit_suites, markdown, page, record, sarif
 from reports.pages.screen import screen_of
 from specverify.fleet.journal import Journal
 from specverify.fleet.shards import one_head
@@ -16,7 +16,7 @@ from specverify.gate.profile import Profile, Wishes
 from specverify.gate.run import Gate
 from specverify.interrupts import Interrupts
 
-FILES = ("gate.json", "summary.md", "junit.xml", "code-quality.json")
+FILES = ("gate.json", "summary.md", "junit.xml", "code-quality.json", "specverify.sarif")
 """The files of a report folder, beside results.jsonl and the bundles."""
 
 STEP_SUMMARY = "GITHUB_STEP_SUMMARY"
@@ -83,7 +83,8 @@ def _written(result: GateResult, folder: Path, json_file: str | None, variables:
     as_json = writing.as_json(record.gate_fact(result), indent=1).encode()
     summary = markdown.summary(result)
     quality = writing.as_json(code_quality.code_quality(result, root_of(variables)), indent=1).encode()
-    contents = (as_json, summary.encode(), junit_suites.gate_junit(result), quality)
+    scanning = writing.as_json(sarif.sarif(result, root_of(variables)), indent=1).encode()
+    contents = (as_json, summary.encode(), junit_suites.gate_junit(result), quality, scanning)
     files = [(str(folder / name), content) for name, content in zip(FILES, contents, strict=True)]
     unwritten = [_whole(file, content) for file, content in [*files, *([(json_file, as_json)] if json_file else [])]]
     step = variables.get(STEP_SUMMARY)

@@ -45,16 +45,7 @@ SHORTENED = 10
 LEAST = 10
 """Fewest cases of a shortened run: what did not run is no pass."""
 
-
-DECIDING = (
-    "time_budget",
-    "dtypes",
-    "layouts",
-    "invariants",
-    "against",
-    "processors",
-    "models",
-)
+DECIDING = ("time_budget", "dtypes", "layouts", "invariants", "against", "processors", "models")
 """The keys of a profile that decide on the cases, beside backends, their number and the seeds."""
 
 RunPlan = Callable[[Plan, campaign.Listener], tuple[Tally, int | None]]
@@ -173,6 +164,8 @@ class Gate:
                 journal.add(GATE, 0, Ended(self.result.seconds, 0))
         finally:
             journal.close()
+            if self._cluster is not None:
+                self._cluster.close()
         return self._concluded()
 
     def merge(self, journals: list[Journal]) -> GateResult:
