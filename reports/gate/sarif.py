@@ -1,4 +1,4 @@
-"""Failures with a line to point at as SARIF 2.1.0, which code scanning services read."""
+"""Failures with a line to point at as SARIF 2.1.0, for code scanning services."""
 
 import hashlib
 from pathlib import Path
