@@ -66,8 +66,11 @@ class Listener(Protocol):
     def waited(self) -> None:
         """No message came for a moment."""
 
-    def heard(self, place: int, message: object) -> None:
-        """A message came from the worker at `place`, or the campaign itself has `Ended`, at place 0."""
+    def heard(self, place: int, message: object) -> str | None:
+        """A message came from the worker at `place`, or the campaign itself has `Ended`, at place 0.
+
+        Returns the reason if it could not be recorded, else None.
+        """
 
     def lost(self, case: Case) -> str | None:
         """A worker died at `case`; save the case, and return the file's path, or None if it could not be saved."""
@@ -111,7 +114,7 @@ class Campaign:
             try:
                 while not all(place.over for place in self.places):
                     for at, message in self.crew.messages(TICK_S):
-                        self.listener.heard(at, message)
+                        self.trouble(self.listener.heard(at, message))
                         self._hear(at, message)
                     self.listener.waited()
                     if interrupts.word and not self.stopping:
@@ -122,7 +125,7 @@ class Campaign:
                 self.crew.end()
         exhausted = all(place.exhausted for place in self.places)
         ended = self._ended(time.monotonic() - began, interrupts.word, time.monotonic() > deadline, exhausted)
-        self.listener.heard(0, ended)
+        self.trouble(self.listener.heard(0, ended))
         self._conclude(ended)
 
     def recall(self, told: Iterable[tuple[int, object]]) -> None:

@@ -161,8 +161,9 @@ class Recorder:
         """See `specverify.campaign.campaign.Listener`."""
         self._progress.wait()
 
-    def heard(self, place: int, message: object) -> None:
+    def heard(self, place: int, message: object) -> str | None:
         """See `specverify.campaign.campaign.Listener`."""
+        return None
 
     def lost(self, case: Case) -> str | None:
         """See `specverify.campaign.campaign.Listener`."""

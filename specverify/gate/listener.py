@@ -7,6 +7,7 @@ from properties.tally import Failure
 from properties.verdict.finding import Verdict
 from reports import record
 from reports.progress import Progress
+from reports.writing import Unwritable
 from specverify.campaign.messages import Opened
 from specverify.campaign.recorder import Recorder
 from specverify.gate.memory import Remembered
@@ -46,9 +47,13 @@ class Listener(Recorder):
         super().opened(news)
         self.devices |= set() if news.emulated else {news.device}
 
-    def heard(self, place: int, message: object) -> None:
+    def heard(self, place: int, message: object) -> str | None:
         """See `specverify.campaign.campaign.Listener`."""
-        self._journal(place, message)
+        try:
+            self._journal(place, message)
+        except Unwritable as why:
+            return str(why)
+        return None
 
     def arrived(self, verdict: Verdict) -> str | None:
         """See `specverify.campaign.campaign.Listener`."""

@@ -15,7 +15,7 @@ from properties.verdict.finding import Verdict
 from reference.sampling import Sampling
 from reports import record
 from reports.progress import Progress
-from reports.writing import as_json
+from reports.writing import Unwritable, as_json
 from specverify import __version__
 from specverify.agenda import Agenda, lanes_of
 from specverify.campaign import campaign
@@ -162,6 +162,8 @@ class Gate:
             self.result.seconds = time.monotonic() - began
             if not self._interrupted:
                 journal.add(GATE, 0, Ended(self.result.seconds, 0))
+        except Unwritable as why:
+            self.result.complaints.append(str(why))
         finally:
             journal.close()
             if self._cluster is not None:

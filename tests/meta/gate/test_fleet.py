@@ -197,36 +197,55 @@ invariants = ["lossless.*", "structure.*"]
 
 
 class LocalCluster:
-    """A Ray cluster of this machine alone, with a token of its own, which ends with the block."""
+    """A Ray cluster of two nodes on this machine, with a token of its own, which ends with the block."""
 
     def __init__(self, folder: Path, port: int = 6397) -> None:
-        self._folder, self._port, self.address = folder, port, f"127.0.0.1:{port}"
+        self._log, self._port, self.address = folder / "ray.log", port, f"127.0.0.1:{port}"
         token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
         self.variables = {**os.environ, **token, "PYTHONPATH": str(ROOT), "CI": "true"}
 
-    def __enter__(self) -> "LocalCluster":
-        words = [str(Path(sys.executable).parent / "ray"), "start", "--head", "--block", "--num-cpus=2"]
-        words += [f"--port={self._port}", "--include-dashboard=false", "--disable-usage-stats"]
-        with (self._folder / "ray.log").open("w") as log:
-            self._head = subprocess.Popen(words, env=self.variables, stdout=log, stderr=log)
+    def _started(self, *words: str) -> "subprocess.Popen[bytes]":
+        program = [
+            str(Path(sys.executable).parent / "ray"),
+            "start",
+            "--block",
+            "--num-cpus=1",
+            "--disable-usage-stats",
+        ]
+        self._log.write_text("")
+        with self._log.open("a") as log:
+            node = subprocess.Popen([*program, *words], env=self.variables, stdout=log, stderr=log)
         until = time.monotonic() + 60
-        while "Ray runtime started" not in (self._folder / "ray.log").read_text():
-            assert time.monotonic() < until, (self._folder / "ray.log").read_text()
+        while "Ray runtime started" not in self._log.read_text():
+            assert time.monotonic() < until, self._log.read_text()
             time.sleep(0.5)
+        return node
+
+    def __enter__(self) -> "LocalCluster":
+        self._head = self._started("--head", f"--port={self._port}", "--include-dashboard=false")
+        self._node = self._started(f"--address={self.address}")
         return self
 
     def __exit__(self, *_: object) -> None:
-        below = descendants(self._head.pid)
-        self._head.terminate()
-        try:
-            self._head.wait(30)
-        finally:
-            for pid in below:
-                kill(pid)
+        for node in (self._node, self._head):
+            end(node)
+
+    def lose_node(self) -> None:
+        """Kill the second node with all that runs on it, and start another."""
+        end(self._node)
+        self._node = self._started(f"--address={self.address}")
 
     def workers(self) -> list[int]:
         """The processes of running tasks."""
-        return [pid for pid in descendants(self._head.pid) if b"ray::slice_messages" in told_by(pid, "cmdline")]
+        below = [*descendants(self._head.pid), *descendants(self._node.pid)]
+        return [pid for pid in below if b"ray::slice_messages" in told_by(pid, "cmdline")]
+
+
+def end(node: "subprocess.Popen[bytes]") -> None:
+    """Kill a node of the cluster, and every process below it."""
+    for pid in (*descendants(node.pid), node.pid):
+        kill(pid)
+    node.wait()
 
 
 def told_by(pid: int, name: str) -> bytes:
@@ -237,7 +256,7 @@ def told_by(pid: int, name: str) -> bytes:
 
 
 def descendants(pid: int) -> list[int]:
-    """The processes below `pid`, and those whose parent of this cluster has gone."""
+    """The processes below `pid`."""
     above = {
         int(at.name): int(stat.rpartition(b")")[2].split()[1])
         for at in Path("/proc").iterdir()
@@ -261,7 +280,7 @@ def kill(pid: int) -> bool:
 
 
 @pytest.mark.slow
-def test_twenty_kills_of_driver_and_workers_change_no_result(tmp_path: Path) -> None:
+def test_twenty_kills_of_driver_workers_and_nodes_change_no_result(tmp_path: Path) -> None:
     """Prints the figure of overhead: wall time of an undisturbed run there and here, per case."""
     pytest.importorskip("ray", reason="the package ray is not installed (pip install -e '.[fleet]')")
     cases, kills = 160, int(os.environ.get("SPECVERIFY_KILLS", "20"))
@@ -290,16 +309,18 @@ def test_twenty_kills_of_driver_and_workers_change_no_result(tmp_path: Path) -> 
                 time.sleep(chance.uniform(3, 15))
                 if killed.total() == kills or driver.poll() is not None:
                     continue
-                workers = here.workers()
-                if chance.random() < 0.5:
+                what, workers = chance.choice(["driver", "driver", "worker", "worker", "node"]), here.workers()
+                if what == "driver":
                     driver.kill()
                     driver.wait()
-                    killed["driver"] += 1
-                elif workers and kill(chance.choice(workers)):
-                    killed["worker"] += 1
+                elif what == "node":
+                    here.lose_node()
+                elif not workers or not kill(chance.choice(workers)):
+                    continue
+                killed[what] += 1
     told = f"{dict(killed)} killed in {rounds} runs; seconds: {spent}; overhead "
     print(f"\n{told}{1000 * (spent['whole'] - spent['alone']) / cases:.0f} ms per case")  # noqa: T201
-    assert min(killed["driver"], killed["worker"]) > 0
+    assert set(killed) == {"driver", "worker", "node"}
     for name in ("whole", *(f"killed{at + 1}" for at in range(rounds))):
         assert verdicts(tmp_path / name, "cpu-eager") == verdicts(tmp_path / "alone", "cpu-eager")
         assert counts(tmp_path / name) == counts(tmp_path / "alone")

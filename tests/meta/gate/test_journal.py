@@ -16,7 +16,8 @@ from properties.verdict.judge import judge
 from reference.oracle.decoder import Oracle
 from reference.trace import Stage
 from reports.pages.terminal import failure_page
-from reports.record import verdict_line
+from reports.record import Lines, verdict_line
+from reports.writing import Unwritable
 from specverify.campaign.case_stream import Stream
 from specverify.campaign.messages import Ended, Found, Opened, Passed
 from specverify.campaign.search import stripped
@@ -25,6 +26,7 @@ from specverify.fleet.journal import FILE, KINDS, Head, Writer, read
 from specverify.setup.errors import UnusableInput
 from specverify.setup.selection import invariants_matching
 from specverify.setup.subjects import open_planted, subject_of
+from tests.meta.gate.conftest import Sample
 
 HEAD = Head("0.1.0", (0, 7), 7, (1, 2), "0123456789ab")
 
@@ -118,6 +120,20 @@ def test_a_journal_grows_and_its_torn_line_is_left_out(tmp_path: Path) -> None:
     told = read(tmp_path).runs["mine"]
     assert [message.case[0] for _, message in told.messages if isinstance(message, Passed)] == ["a", "b", "c"]
     assert told.ended is None
+
+
+def test_a_journal_that_cannot_be_written_is_no_pass(sample: Sample, monkeypatch: pytest.MonkeyPatch) -> None:
+    append = Lines.append
+
+    def full(self: Lines, fact: dict[str, Any]) -> None:
+        if "place" in fact:
+            raise Unwritable(FILE, "No space left on device")
+        append(self, fact)
+
+    monkeypatch.setattr(Lines, "append", full)
+    assert sample("gate", "--cases", "6") == 3
+    assert " ".join(sample.out.split()).count("No space left on device") == 2
+    assert sample.result()["runs"][0]["judged"] == 6
 
 
 @pytest.mark.parametrize("text", ["", "x\n", "{}\n", '{"journal": 2}\n', '{"journal": 1, "seeds": 3}\n'])

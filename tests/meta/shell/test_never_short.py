@@ -234,7 +234,8 @@ class Deaf:
 
     def waited(self) -> None: ...
 
-    def heard(self, place: int, message: object) -> None: ...
+    def heard(self, place: int, message: object) -> str | None:
+        return None
 
     def lost(self, case: Case) -> str | None:
         self.lost_cases.append(case)
