@@ -87,7 +87,8 @@ def test_floors_hold_for_all_shards_together_and_none_may_be_missing(shards: Sam
     merge = ("gate", "--cases", "12", "--merge", "--report", "both")
     result = shards.folder / "both" / "gate.json"
     assert "floors hold for all shards together" in shards.out
-    assert shards(*merge, "part1", "part2") == 0
+    assert shards(*merge, "part1", "part2", "--verbose") == 0
+    assert re.search(r"invariant +checked +compared +failed", shards.out)
     file = shards.folder / "pyproject.toml"
     kept = file.read_text()
     file.write_text(kept.replace("invariants = 3", "invariants = 4"))
