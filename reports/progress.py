@@ -114,6 +114,10 @@ class Progress:
         """Show what the run could see by now, in place of what it could see before."""
         self._seen = cut(text, 60)
 
+    def restart(self) -> None:
+        """Measure the speed from the next cases on: the ones so far were done before."""
+        self._first, self._began = None, self._clock()
+
     def wait(self) -> None:
         """Nothing happened for a moment: off a terminal, a line is due all the same now and then."""
         if not self._bar:

@@ -63,6 +63,9 @@ class Listener(Protocol):
         Returns the failure with the name of its file, and the reason if no file could be written.
         """
 
+    def recalled(self) -> None:
+        """What came so far are cases of an earlier run; those that follow are new."""
+
     def waited(self) -> None:
         """No message came for a moment."""
 
@@ -132,6 +135,7 @@ class Campaign:
         """Take messages of an earlier run before this one goes on."""
         for at, message in told:
             self._hear(at, message)
+        self.listener.recalled()
 
     def retell(self, told: Iterable[tuple[int, object]], ended: Ended) -> None:
         """Take the messages of runs that are over, in place of workers'; `ended` is the end of all of them."""

@@ -157,6 +157,10 @@ class Recorder:
                 Path(before.file).unlink()
         return saved, None
 
+    def recalled(self) -> None:
+        """See `specverify.campaign.campaign.Listener`."""
+        self._progress.restart()
+
     def waited(self) -> None:
         """See `specverify.campaign.campaign.Listener`."""
         self._progress.wait()

@@ -234,6 +234,8 @@ class Deaf:
 
     def waited(self) -> None: ...
 
+    def recalled(self) -> None: ...
+
     def heard(self, place: int, message: object) -> str | None:
         return None
 
