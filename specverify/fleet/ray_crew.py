@@ -110,7 +110,10 @@ class RayCrew:
             except StopIteration:
                 message = Died("ended without a word")
             except self._ray.exceptions.RayError as why:
-                message = Died(cut(type(why).__name__, 60))
+                # The last line of a task's own error is its cause; a lost worker's first line says all.
+                lines = str(why).strip().splitlines() or [""]
+                at_fault = lines[-1] if isinstance(why, self._ray.exceptions.RayTaskError) else lines[0]
+                message = Died(cut(f"{type(why).__name__}: {at_fault}", 200))
             if isinstance(message, (Done, Broken, Died)):
                 del self._streams[stream]
             yield at, message

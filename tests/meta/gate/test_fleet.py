@@ -32,14 +32,14 @@ class Lost(Exception):
     """Stands for the errors of Ray."""
 
 
-class Killed(BaseException):
-    """The driver is killed."""
+class TaskError(Lost):
+    """Stands for the error of a task itself."""
 
 
 class Tasks:
     """A stand-in for the module `ray`: tasks run in this process, and die after as many messages as `lives` says."""
 
-    exceptions = SimpleNamespace(RayError=Lost)
+    exceptions = SimpleNamespace(RayError=Lost, RayTaskError=TaskError)
 
     def __init__(self, lives: Callable[[], int]) -> None:
         self.lives, self.started = lives, 0
@@ -58,7 +58,7 @@ class Tasks:
         self.started += 1
         left = self.lives()
         if not left:
-            yield Lost("node")
+            yield TaskError("Traceback of the task:\n  ...\nModuleNotFoundError: No module named 'mine'")
             return
         for at, message in enumerate(function(*words)):
             if at == left:
@@ -70,7 +70,7 @@ class Tasks:
         return streams[:num_returns], streams[num_returns:]
 
     def get(self, message: Any) -> Any:
-        if isinstance(message, (Lost, Killed)):
+        if isinstance(message, Lost):
             raise message
         return message
 
@@ -172,7 +172,8 @@ def test_a_fleet_that_never_starts_is_no_pass(sample: Sample, fleet: Callable[..
     tasks = fleet(lambda: 0)
     assert sample(*WORDS, "--ray", "here", "--shards", "2") == 3
     assert tasks.started == 2 * FALLS
-    assert "died 3 times before a case" in " ".join(sample.out.split())
+    said = " ".join(sample.out.split())
+    assert "died 3 times before a case (TaskError: ModuleNotFoundError: No module named 'mine')" in said
 
 
 def test_what_contradicts_ray_is_refused(sample: Sample) -> None:
@@ -227,8 +228,16 @@ class LocalCluster:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for node in (self._node, self._head):
-            end(node)
+        # The head forgets its address when it is asked to end, so that no later `ray.init()` looks for it.
+        left = descendants(self._head.pid)
+        self._head.terminate()
+        end(self._node)
+        try:
+            self._head.wait(30)
+        except subprocess.TimeoutExpired:
+            end(self._head)
+        for pid in left:
+            kill(pid)
 
     def lose_node(self) -> None:
         """Kill the second node with all that runs on it, and start another."""
