@@ -152,3 +152,5 @@ def test_a_checkpoint_is_judged_too_and_its_prompts_are_split(sample: Sample) ->
     whole, *parts = (facts(read(sample.folder / name)) for name in ("whole", "part1", "part2"))
     assert sum(parts, Counter()) == whole
     assert sum(whole.values()) == 12 + 2  # one draft, and one invariant, which judges a prompt's long case alone
+    assert sample("gate", "--merge", "part1", "part2", "--report", "both") == 0
+    assert told(sample.folder / "both") == told(sample.folder / "whole")
