@@ -147,11 +147,11 @@ class Gate:
         earlier = {} if self._before is None else self._before.runs
         journal = Writer(self._folder, self.head, goes_on=self._before is not None)
         try:
-            for backend, model in self._pairs:
+            for name, backend, model in self._pairs:
                 if self._interrupted:
                     self.result.complaints.append(f"{backend} did not run: interrupted")
                     continue
-                name, plan = _name(backend, model), self._plan(backend, model)
+                plan = self._plan(backend, model)
                 told = earlier.get(name)
                 if told is not None and told.ended is not None and told.ended.interrupted is None:
                     plan = replace(plan, jobs=1 if self._cluster is None else self._cluster.slices(plan))
@@ -181,8 +181,8 @@ class Gate:
                 f"{journals[0].path} is of another gate: the profile has changed since, or other options were given"
             )
         self.result.complaints += missing(journals)
-        for backend, model in self._pairs:
-            told, places = one_run(journals, _name(backend, model))
+        for name, backend, model in self._pairs:
+            told, places = one_run(journals, name)
             plan = replace(self._plan(backend, model), jobs=places)
             self.result.runs.append(self._judge(plan, model, partial(retold, told)))
             self.result.seconds = max(self.result.seconds, self.result.runs[-1].tally.seconds)
@@ -196,14 +196,15 @@ class Gate:
         deciding += [getattr(profile, name) for name in DECIDING]
         digest = hashlib.sha256(as_json(to_json(deciding)).encode()).hexdigest()[:12]
         result = self.result
-        slices = [] if self._cluster is None else [self._cluster.slices(self._plan(*pair)) for pair in self._pairs]
+        slices = [] if self._cluster is None else [self._cluster.slices(self._plan(*pair[1:])) for pair in self._pairs]
         saved = tuple(one.case.id for one in self._saved.shared)
         return Head(__version__, result.seeds, result.fresh, self._wishes.shard, digest, tuple(slices), saved)
 
     @property
-    def _pairs(self) -> list[tuple[str, OnModel | None]]:
-        """Every backend, alone and on each checkpoint of the profile."""
-        return [(backend, model) for backend in self._backends for model in (None, *self._profile.models)]
+    def _pairs(self) -> list[tuple[str, str, OnModel | None]]:
+        """Every backend, alone and on each checkpoint of the profile, with the name of its run in the journal."""
+        models = [("", None), *((f" on {at}: {one.model}", one) for at, one in enumerate(self._profile.models, 1))]
+        return [(f"{backend}{name}", backend, model) for backend in self._backends for name, model in models]
 
     def _concluded(self) -> GateResult:
         """Add what only all runs show: the known failures, required devices, notes."""
@@ -291,8 +292,3 @@ class Gate:
         if model is None and self._wishes.shard[1] == 1:
             run.short = below_floors(tally, self._profile.floors)
         return run
-
-
-def _name(backend: str, model: OnModel | None) -> str:
-    """The name of a run in the journal."""
-    return backend if model is None else f"{backend} on {model.model}"

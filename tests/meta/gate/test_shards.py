@@ -144,6 +144,7 @@ def test_a_checkpoint_is_judged_too_and_its_prompts_are_split(sample: Sample) ->
         'invariants = ["lossless.greedy-match"]\n'
         f'[[models]]\nmodel = "{place}"\ncases = 2\nnew-tokens = 4\n'
         'draft = "ngram"\nlayout = "paged"\n'
+        f'[[models]]\nmodel = "{place}"\ncases = 2\nnew-tokens = 4\ndraft = "ngram"\n'
     )
     words = ("gate", "--seed", "4", "--report")
     assert sample(*words, "whole") == 0
@@ -151,6 +152,6 @@ def test_a_checkpoint_is_judged_too_and_its_prompts_are_split(sample: Sample) ->
         assert sample(*words, f"part{at}", "--shard", f"{at}/2") == 0
     whole, *parts = (facts(read(sample.folder / name)) for name in ("whole", "part1", "part2"))
     assert sum(parts, Counter()) == whole
-    assert sum(whole.values()) == 12 + 2  # one draft, and one invariant, which judges a prompt's long case alone
+    assert sum(whole.values()) == 12 + 2 + 2  # one draft, and one invariant, which judges a prompt's long case alone
     assert sample("gate", "--merge", "part1", "part2", "--report", "both") == 0
     assert told(sample.folder / "both") == told(sample.folder / "whole")
