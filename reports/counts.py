@@ -13,8 +13,14 @@ from reports.format import clean, plural
 from reports.layout80 import MARGIN, WIDTH, printed
 from reports.unrevealed import hidden
 
+THIN = 3
+"""The cases below which an invariant that compared something is called thin."""
 
-def table(tally: Tally) -> str:
+SHOWN = 9
+"""The most invariants that a row of a page names."""
+
+
+def table(tally: Tally, width: int = WIDTH) -> str:
     """A row for each invariant: its cases by outcome, and the comparisons in the cases that were checked."""
     rows = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="")
     rows.add_column(Text("invariant"), overflow="fold", min_width=36)
@@ -27,7 +33,7 @@ def table(tally: Tally) -> str:
             continue
         cells = (counts.checked, counts.compared, counts.failed, counts.unobserved, counts.not_applicable)
         rows.add_row(Text(clean(name)), *(Text(tersely(cell) if cell else "-") for cell in cells))
-    return printed(rows, width=WIDTH - MARGIN)
+    return printed(rows, width=width - MARGIN)
 
 
 def tersely(count: int) -> str:
@@ -49,6 +55,64 @@ def not_judged(name: str, counts: Counts) -> str | None:
     if counts.not_applicable:
         reasons.append(f"not applicable to {plural(counts.not_applicable, 'case')}")
     return f"{clean(name)} ({', '.join(reasons) or 'never reached'})"
+
+
+def judged_part(tally: Tally, verbose: bool) -> list[tuple[str, str]]:
+    """Rows on the invariants that compared something: how many, which failed, and which in few cases only."""
+    done = {name: counts for name, counts in tally.invariants.items() if counts.checked}
+    if verbose or not tally.invariants:
+        return _in_part(tally, len(done))
+    thin = [f"{clean(name)} {counts.checked}" for name, counts in done.items() if counts.checked < THIN]
+    each = f", each in fewer than {THIN} cases" if thin and len(thin) == len(done) else ""
+    facts = [("invariants", f"{len(done)} of {len(tally.invariants)} compared something{each}")]
+    failed = [
+        f"{clean(name)} in {counts.failed} of {plural(counts.checked, 'case')}"
+        for name, counts in done.items()
+        if counts.failed
+    ]
+    if failed:
+        facts.append(("failed", _first(failed)))
+    if thin and not each:
+        facts.append(("thin", f"{len(thin)} in fewer than {THIN} cases{_named(tally, thin)}"))
+    return facts + _in_part(tally, SHOWN)
+
+
+def _in_part(tally: Tally, shown: int) -> list[tuple[str, str]]:
+    """A row on the invariants whose evidence some cases did not hold."""
+    partly = [
+        f"{clean(name)} ({counts.unobserved} of {counts.unobserved + counts.checked} cases unobserved)"
+        for name, counts in tally.invariants.items()
+        if counts.checked and counts.unobserved
+    ]
+    return [("partly", _first(partly, shown))] if partly else []
+
+
+def unjudged_reasons(tally: Tally, verbose: bool) -> list[tuple[str, str]]:
+    """Rows on the invariants that compared nothing: one for each reason, or with `verbose` one for each invariant."""
+    if verbose:
+        return [("not judged", text) for name, counts in tally.invariants.items() if (text := not_judged(name, counts))]
+    groups: dict[str, list[str]] = {}
+    for name, counts in tally.invariants.items():
+        if counts.checked:
+            continue
+        why = "whose turn did not come in so few cases"
+        if counts.unobserved:
+            why = "whose evidence the backend does not show"
+        elif counts.not_applicable:
+            why = "since no case was of their kind"
+        groups.setdefault(why, []).append(clean(name))
+    return [("not judged", f"{len(names)}, {why}{_named(tally, names)}") for why, names in groups.items()]
+
+
+def _named(tally: Tally, names: list[str]) -> str:
+    """A colon and names; nothing in a run that differs, in which they matter less than the failure."""
+    return "" if tally.outcome == "differ" else f": {_first(names)}"
+
+
+def _first(names: list[str], shown: int = SHOWN) -> str:
+    """The first `shown` names, and the number of the others."""
+    more = f" and {len(names) - shown} more" if len(names) > shown else ""
+    return ", ".join(names[:shown]) + more
 
 
 def fallen(fallbacks: Mapping[str, int]) -> list[tuple[str, int]]:

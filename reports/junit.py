@@ -12,7 +12,8 @@ from properties.tally import Counts, Failure, Tally
 from reference.trace import Stage
 from reports.counts import not_judged
 from reports.format import clean, cut, plural
-from reports.pages.terminal import failure_page, summary_page
+from reports.pages.summary import summary_page
+from reports.pages.terminal import failure_page
 from reports.record import ORACLE
 from reports.tree_scene import scene_of
 from reports.vocabulary import account
@@ -137,6 +138,6 @@ def _run(tally: Tally) -> TestCase:
     why = tally.errors or ([tally.stopped] if tally.stopped else ["nothing was judged"])
     for line in why:
         result = Error(cut(line, LONGEST_MESSAGE), "unjudged")
-        result.text = "\n" + summary_page(tally)[:LONGEST_TEXT]
+        result.text = "\n" + summary_page(tally, verbose=True)[:LONGEST_TEXT]
         entry.result = [*entry.result, result]
     return entry

@@ -1,6 +1,6 @@
-"""Plain text from rich renderables: 80 columns, without colour or control codes.
+"""Plain text from rich renderables: 80 columns unless a page asks for more.
 
-The text is the same on every machine and terminal.
+Text has no colour and no control codes, and is the same on every machine for one width.
 """
 
 import io
@@ -14,7 +14,7 @@ from rich.text import Text
 from reports.format import cut
 
 WIDTH = 80
-"""The columns of a page; a wide character counts as two."""
+"""The columns of a page that is told no other width; a wide character counts as two."""
 
 MARGIN = 2
 """The columns by which the body of a page is indented."""
@@ -81,9 +81,9 @@ def labelled(rows: Iterable[tuple[str, str]], width: int = WIDTH) -> str:
     return indented(printed(grid, width=width - MARGIN)) if grid.row_count else ""
 
 
-def last_lines(said: tuple[str, ...]) -> str:
+def last_lines(said: tuple[str, ...], width: int = WIDTH) -> str:
     """The last SAID_LINES of `said`, without control characters, each at most two lines of a label's text long."""
-    return "\n".join(cut(line, 2 * (WIDTH - INDENT)) for line in said[-SAID_LINES:])
+    return "\n".join(cut(line, 2 * (width - INDENT)) for line in said[-SAID_LINES:])
 
 
 def beside(left: str, right: str, gap: int = 4, least: int = 28, width: int = WIDTH) -> str:

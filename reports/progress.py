@@ -11,13 +11,17 @@ from types import TracebackType
 from typing import TextIO
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
 from rich.progress import Progress as Bar
 
 from reports.format import cut, number, plural
+from reports.pages.screen import in_ci
 
 FEWEST = 3
 """The cases after the first ones that a speed and a time left are measured on."""
+
+STARTING = "starting up"
+"""The words for the time before the first case."""
 
 EVERY_S = 30.0
 """The seconds between two lines where there is no terminal."""
@@ -25,6 +29,9 @@ EVERY_S = 30.0
 
 class Progress:
     """Judged cases out of those wanted, cases per second, time left, and failures so far.
+
+    The time left comes from the speed that was measured since the first cases; what came before them is start-up, and
+    is told as such.
 
     A terminal shows one bar, which vanishes at the end. Elsewhere, and under CI, one plain line appears at most every
     `every_s` seconds, so that a short run prints nothing. Standard output is never touched.
@@ -52,9 +59,13 @@ class Progress:
         self._clock = clock
         self._every_s = every_s
         self._activity = self._seen = ""
-        self._last = clock()
+        self._last = self._began = clock()
         self._bar = self._make_bar() if shows_bars(self._file) else None
-        self._task = self._bar.add_task("cases", total=wanted, pace="", failures="", note="") if self._bar else None
+        self._task = (
+            self._bar.add_task("cases", total=wanted, pace="", left=STARTING, failures="", note="")
+            if self._bar
+            else None
+        )
 
     def _make_bar(self) -> Bar:
         return Bar(
@@ -63,7 +74,7 @@ class Progress:
             BarColumn(bar_width=20),
             MofNCompleteColumn(),
             TextColumn("{task.fields[pace]}", markup=False),
-            TimeRemainingColumn(),
+            TextColumn("{task.fields[left]}", markup=False),
             TextColumn("{task.fields[failures]}", markup=False),
             TextColumn("{task.fields[note]}", markup=False),
             # `shows_bars` has already decided that this is a terminal.
@@ -75,7 +86,7 @@ class Progress:
         )
 
     def __enter__(self) -> "Progress":
-        self._last = self._clock()
+        self._last = self._began = self._clock()
         if self._bar:
             self._bar.start()
         return self
@@ -103,6 +114,15 @@ class Progress:
         """Show what the run could see by now, in place of what it could see before."""
         self._seen = cut(text, 60)
 
+    def restart(self) -> None:
+        """Measure the speed from the next cases on: the ones so far were done before."""
+        self._first, self._began = None, self._clock()
+
+    def wait(self) -> None:
+        """Nothing happened for a moment: off a terminal, a line is due all the same now and then."""
+        if not self._bar:
+            self._show()
+
     def say(self, text: str) -> None:
         """Write one line that stays."""
         if self._bar:
@@ -129,6 +149,9 @@ class Progress:
         return "" if rate is None else f"{number(rate)}/s"
 
     def _left(self) -> str:
+        """The time left, by the measured speed alone; before the first case, how long the start has taken."""
+        if self._first is None:
+            return f"{STARTING} for {round(self._clock() - self._began)} s"
         rate = self._rate()
         if self.wanted is None or rate is None:
             return ""
@@ -140,10 +163,10 @@ class Progress:
 
     def _show(self) -> None:
         if self._bar and self._task is not None:
-            pace, failed = self._pace(), self._failed()
-            self._bar.update(
-                self._task, completed=self.done, pace=pace, failures=failed, note=self._activity or self._seen
-            )
+            # The bar's own estimate would take the start for the run's speed.
+            pace, left, failed = self._pace(), self._left(), self._failed()
+            note = self._activity or self._seen
+            self._bar.update(self._task, completed=self.done, pace=pace, left=left, failures=failed, note=note)
             return
         now = self._clock()
         if now - self._last >= self._every_s:
@@ -154,5 +177,4 @@ class Progress:
 
 def shows_bars(file: TextIO) -> bool:
     """Whether a person watches `file`: a terminal that can move its cursor, and no CI."""
-    watched = os.environ.get("CI", "").lower() in ("", "0", "false")
-    return watched and os.environ.get("TERM", "") != "dumb" and file.isatty()
+    return not in_ci(os.environ) and os.environ.get("TERM", "") != "dumb" and file.isatty()

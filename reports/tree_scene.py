@@ -71,6 +71,8 @@ def request_of(verdict: Verdict, finding: Finding) -> tuple[Case, tuple[Step, ..
 
 def revealed_by(verdict: Verdict) -> frozenset[Stage]:
     """The stages that the backend's trace shows in any step."""
+    if verdict.revealed is not None:
+        return verdict.revealed
     steps = verdict.trace.steps if verdict.trace else ()
     return frozenset(stage for stage in Stage for step in steps if getattr(step, stage.word) is not None)
 

@@ -50,7 +50,7 @@ class RunLog:
     cases: list[Case] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
     ended: set[int] = field(default_factory=set)
-    began: float = field(default_factory=time.monotonic)
+    began: float = field(default_factory=time.monotonic, compare=False)
 
     def add(self, case: Case) -> None:
         """Count one case."""

@@ -8,6 +8,7 @@ from reports.bundle import replay_command
 from reports.format import clean, cut, number, plural
 from reports.gate import words
 from reports.layout80 import MARGIN, WIDTH, folded, indented, labelled, printed
+from reports.pages.summary import opening, summary_page
 from reports.pages.terminal import failure_page, labelled_lines, wrapped_command
 
 SHOWN = 10
@@ -21,30 +22,39 @@ def seeds_line(result: GateResult) -> str:
     return f"seeds {fixed}{fresh}; the same cases again: {words.again(result)}"
 
 
-def failure_pages(run: GateRun) -> str:
+def whole(result: GateResult, width: int = WIDTH, verbose: bool = False) -> str:
+    """First sentences and failures of each run, with `verbose` its counts, and then the result of the gate."""
+    parts = []
+    for run in result.runs:
+        parts += [opening(run.tally, width), failure_pages(run, width)]
+        parts += [summary_page(run.tally, width, verbose=True)] if verbose else []
+    return "\n".join([*filter(None, parts), gate_page(result, width)])
+
+
+def failure_pages(run: GateRun, width: int = WIDTH) -> str:
     """The failures of one run, each on a page."""
     failures = run.tally.failures
     more = f"{plural(len(failures) - SHOWN, 'further failure')} in the reports\n" if len(failures) > SHOWN else ""
-    return "\n".join([*(failure_page(failure) for failure in failures[:SHOWN]), *([more] if more else [])])
+    return "\n".join([*(failure_page(failure, width=width) for failure in failures[:SHOWN]), *([more] if more else [])])
 
 
-def gate_page(result: GateResult) -> str:
+def gate_page(result: GateResult, width: int = WIDTH) -> str:
     """The result of the whole gate."""
     emulated = "  EMULATED, no hardware was judged" if any(run.tally.emulated for run in result.runs) else ""
     head = f"{words.HEADLINE[result.outcome]}  specverify gate{emulated}\n"
-    parts = [printed(folded(head)) + labelled_lines(words.verdict(result))]
+    parts = [printed(folded(head), width=width) + labelled_lines(words.verdict(result), width)]
     if result.runs:
-        parts.append(indented(_side_by_side(result)))
+        parts.append(indented(_side_by_side(result, width)))
     facts = [("not judged", reason) for reason in words.reasons(result)]
     facts += [("known", words.known_line(one)) for one in result.known if one.state != ELSEWHERE]
     facts += [("behind", f"{cut(name, 200)}, in {plural(count, 'case')}") for name, count in _behind(result)]
     facts += [("note", cut(note, 300)) for note in result.notes]
     facts += [("seeds", seeds_line(result)), ("time", f"{number(result.seconds)} s")]
-    parts.append(labelled(facts))
+    parts.append(labelled(facts, width))
     for _, failure in words.failures(result)[:SHOWN]:
         command = replay_command(failure)
         if command is not None:
-            parts.append(wrapped_command(command, " " * MARGIN + "next    "))
+            parts.append(wrapped_command(command, " " * MARGIN + "next    ", width))
     return "\n".join(part.strip("\n") + "\n" for part in parts)
 
 
@@ -53,7 +63,7 @@ def _behind(result: GateResult) -> list[tuple[str, int]]:
     return result.behind.most_common(SHOWN)
 
 
-def _side_by_side(result: GateResult) -> str:
+def _side_by_side(result: GateResult, width: int) -> str:
     rows = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="")
     rows.add_column(Text("backend"), overflow="fold")
     rows.add_column(Text("result"), no_wrap=True)
@@ -65,4 +75,4 @@ def _side_by_side(result: GateResult) -> str:
         counts = (tally.judged, tally.cases, tally.differed, sum(1 for _ in tally.known.elements()), checked)
         cells = (clean(run.title), words.HEADLINE[run.outcome], *map(str, counts))
         rows.add_row(*(Text(cell) for cell in cells))
-    return printed(rows, width=WIDTH - MARGIN)
+    return printed(rows, width=width - MARGIN)

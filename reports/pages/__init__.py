@@ -1,1 +1,1 @@
-"""The pages that a person reads, at 80 columns."""
+"""The pages that a person reads on a terminal."""

@@ -7,11 +7,14 @@ a message cannot garble another worker's messages.
 import multiprocessing as mp
 import os
 import signal
+from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
-from typing import Any
+from typing import Any, Protocol
 
+from properties.tally import Failure
+from reference.case import Case
 from specverify.campaign.messages import STOP, Died
 from specverify.campaign.threads import ForWorkers
 from specverify.campaign.worker_entry import begin, packed
@@ -19,6 +22,45 @@ from specverify.plan import Plan
 
 JOIN_S = 2.0
 """Seconds in which a worker must end after its last message; then it is killed."""
+
+
+@dataclass
+class Place:
+    """The campaign's record of one worker's place, which a replacement inherits.
+
+    Attributes:
+        at: The case that the worker is judging, or None.
+        judged: Ids of the cases that were judged in this place, or given up, each as often as it was.
+        failures: Failures found in this place; the last one may still be as drawn.
+        provisional: Whether the last of `failures` is still being shrunk.
+        deaths: Number of workers that died in this place.
+        over: Whether the place has come to its end.
+        exhausted: Whether there were no more new cases to draw.
+    """
+
+    at: Case | None = None
+    judged: Counter[str] = field(default_factory=Counter)
+    failures: list[Failure] = field(default_factory=list)
+    provisional: bool = False
+    deaths: int = 0
+    over: bool = False
+    exhausted: bool = False
+
+
+class AnyCrew(Protocol):
+    """The workers of a campaign."""
+
+    def messages(self, timeout: float) -> Iterator[tuple[int, object]]:
+        """Messages that arrive within `timeout` seconds, each with the number of its worker's place."""
+
+    def tell(self, word: str) -> None:
+        """Give every worker an order."""
+
+    def replace(self, at: int, judged: tuple[str, ...]) -> None:
+        """Start a new worker at place `at`, which passes over the cases `judged`."""
+
+    def end(self) -> None:
+        """End every worker."""
 
 
 @dataclass
@@ -32,16 +74,19 @@ class _Hand:
 
 
 class Crew:
-    """The workers of `plan`; no worker begins a case after the time `deadline` of the monotonic clock."""
+    """The workers of `plan`; no worker begins a case after the time `deadline` of the monotonic clock.
 
-    def __init__(self, plan: Plan, deadline: float) -> None:
+    Each worker passes over the cases `judged`, each as often as it stands there.
+    """
+
+    def __init__(self, plan: Plan, deadline: float, judged: tuple[str, ...] = ()) -> None:
         # Spawned, not forked: a fresh process reads the thread settings of `ForWorkers` when it imports NumPy.
         self._context = mp.get_context("spawn")
         self._deadline = deadline
         self._threads = ForWorkers((os.cpu_count() or 1) if plan.model else 1)
-        self._hands = [self._started(plan.slice(at), frozenset()) for at in range(plan.jobs)]
+        self._hands = [self._started(plan.slice(at), judged) for at in range(plan.jobs)]
 
-    def _started(self, plan: Plan, judged: frozenset[str]) -> _Hand:
+    def _started(self, plan: Plan, judged: tuple[str, ...]) -> _Hand:
         mine, its = self._context.Pipe()
         told = packed(plan, self._deadline, judged)
         process = self._context.Process(target=begin, args=(os.getpid(), its, told), daemon=True)
@@ -75,7 +120,7 @@ class Crew:
                 except OSError:  # the worker has just died: `messages` will say so
                     continue
 
-    def replace(self, at: int, judged: frozenset[str]) -> None:
+    def replace(self, at: int, judged: tuple[str, ...]) -> None:
         """Start a new process in the place of worker `at`; it does not judge the cases `judged` again."""
         self._hands[at].connection.close()
         self._hands[at] = self._started(self._hands[at].plan, judged)

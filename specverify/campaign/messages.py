@@ -101,6 +101,31 @@ class Died:
     how: str
 
 
+@dataclass(frozen=True)
+class Ended:
+    """A campaign has ended; its tally follows from all messages before, and from this one.
+
+    Attributes:
+        seconds: Wall time.
+        wanted: Number of cases that it should have judged.
+        errors: Reasons why it could not judge all of them, one line each.
+        code: The exit code where a start failed or a worker was lost, else None.
+        replaced: Workers that died and were replaced.
+        interrupted: The signal that ended it early, or None.
+        late: Whether its time budget was used up.
+        exhausted: Whether there were no more cases to draw.
+    """
+
+    seconds: float
+    wanted: int
+    errors: tuple[str, ...] = ()
+    code: int | None = None
+    replaced: int = 0
+    interrupted: str | None = None
+    late: bool = False
+    exhausted: bool = False
+
+
 def told_of(message: object) -> str | None:
     """The event of a worker's timeline that `message` tells of; None for a message that is no event."""
     if isinstance(message, Verdict):

@@ -1,9 +1,11 @@
 """The work of the command `diff`: run the plan, show progress, write reports."""
 
 import contextlib
+import os
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import TextIO
 
 from properties.streams import Stream, Streams
 from properties.tally import Failure, Tally
@@ -12,7 +14,8 @@ from reference.case import Case
 from reference.case_json import case_to_json
 from reference.trace import Stage
 from reports import bundle, junit, record, writing
-from reports.pages import sampling, terminal
+from reports.pages import sampling, summary, terminal
+from reports.pages.screen import screen_of
 from reports.progress import Progress
 from specverify import __version__
 from specverify.campaign import campaign
@@ -23,8 +26,15 @@ from specverify.setup.environment import environment
 from specverify.setup.report_files import check_apart
 
 
-def diff(plan: Plan, report: Path, junit_file: str | None, json_file: str | None, html_file: str | None = None) -> int:
-    """Run `plan` and write its reports into the folder `report`.
+def diff(
+    plan: Plan,
+    report: Path,
+    junit_file: str | None,
+    json_file: str | None,
+    html_file: str | None = None,
+    verbose: bool = False,
+) -> int:
+    """Run `plan` and write its reports into the folder `report`; with `verbose`, the page has every count.
 
     Returns:
         0 agree, 1 differ, 2 wrong input, 3 could not judge, or could not write a requested report.
@@ -44,11 +54,17 @@ def diff(plan: Plan, report: Path, junit_file: str | None, json_file: str | None
     own = "the run's own results"
     check_apart({own: str(results), "--json": json_file, "--junit": junit_file, "--html": html_file})
     with Interrupts():  # an interrupt during the writing of reports waits until they are written
-        return _carried_out(plan, report, results, junit_file, json_file, html_file)
+        return _carried_out(plan, report, results, junit_file, json_file, html_file, verbose)
 
 
 def _carried_out(
-    plan: Plan, report: Path, results: Path, junit_file: str | None, json_file: str | None, html_file: str | None
+    plan: Plan,
+    report: Path,
+    results: Path,
+    junit_file: str | None,
+    json_file: str | None,
+    html_file: str | None,
+    verbose: bool,
 ) -> int:
     """Run the campaign, print its pages and write its reports; the exit code."""
     identity = record.run_fact(__version__, plan.seed, plan.fault)
@@ -61,7 +77,7 @@ def _carried_out(
         return refused
     # A report on standard output must not be mixed with pages.
     out = sys.stderr if "-" in (json_file, junit_file, html_file) else sys.stdout
-    show(tally, out)
+    show(tally, out, verbose)
     unwritten = []
     if junit_file is not None:
         unwritten += _unwritten(junit_file, junit.junit(tally))
@@ -143,6 +159,18 @@ class Recorder:
                 Path(before.file).unlink()
         return saved, None
 
+    def recalled(self) -> None:
+        """See `specverify.campaign.campaign.Listener`."""
+        self._progress.restart()
+
+    def waited(self) -> None:
+        """See `specverify.campaign.campaign.Listener`."""
+        self._progress.wait()
+
+    def heard(self, place: int, message: object) -> str | None:
+        """See `specverify.campaign.campaign.Listener`."""
+        return None
+
     def lost(self, case: Case) -> str | None:
         """See `specverify.campaign.campaign.Listener`."""
         path = self._folder / f"{case.id}.json"
@@ -152,10 +180,17 @@ class Recorder:
         return None
 
 
-def show(tally: Tally, out: object) -> None:
-    """Print the page of each failure (with its case, if no file holds it), then the page of the run."""
+def show(tally: Tally, out: TextIO, verbose: bool = False) -> None:
+    """Print first sentences, the page of each failure (with its case, if no file holds it), and the page of the run."""
+    screen = screen_of(out, os.environ)
+
+    def put(page: str) -> None:
+        print(screen.painted(page), file=out)
+
+    if tally.failures:
+        put(summary.opening(tally, screen.width))
     for failure in tally.failures:
-        print(terminal.failure_page(failure), file=out)  # type: ignore[call-overload]
+        put(terminal.failure_page(failure, width=screen.width))
         if failure.file is None:
-            print(writing.as_json(case_to_json(failure.verdict.case)), file=out)  # type: ignore[call-overload]
-    print(terminal.summary_page(tally), file=out)  # type: ignore[call-overload]
+            print(writing.as_json(case_to_json(failure.verdict.case)), file=out)
+    put(summary.summary_page(tally, screen.width, verbose))

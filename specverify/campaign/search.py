@@ -1,6 +1,7 @@
 """The search loop of one worker: draw cases, judge them, shrink the first failure."""
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -83,13 +84,16 @@ class Search:
     _shrinking: Shrinking | None = None
     _error: Exception | None = None
     _seen: set[str] = field(default_factory=set)
-    _judged: set[str] = field(default_factory=set)
+    _judged: Counter[str] = field(default_factory=Counter)
     _known: set[tuple[str, Stage]] = field(default_factory=set)
     _rounds: int = 0
 
     def passed(self, judged: Iterable[str]) -> None:
-        """Skip the cases with the ids `judged`, which a dead worker in this place has judged."""
-        self._judged |= set(judged)
+        """Skip the cases with the ids `judged`, which a dead worker in this place has judged.
+
+        A case may be given several times, by several lanes; each time that it was judged counts once.
+        """
+        self._judged.update(judged)
 
     def go_on(self, told: Failure) -> None:
         """Prepare to search on after the failure `told`; its invariant and stage are not reported again.
@@ -121,7 +125,8 @@ class Search:
     def run_given(self, given_cases: Iterable[tuple[Case, tuple[Invariant, ...]]]) -> None:
         """Judge given cases, each by its own invariants, until the first difference."""
         for case, invariants in given_cases:
-            if case.id in self._judged:
+            if self._judged[case.id] > 0:
+                self._judged[case.id] -= 1
                 continue
             if self.stopped():
                 break

@@ -70,7 +70,7 @@ class Orders:
         return self.stop() or self._enough or time.monotonic() > self.deadline
 
 
-def enter(plan: Plan, connection: Connection, deadline: float, judged: frozenset[str]) -> None:
+def enter(plan: Plan, connection: Connection, deadline: float, judged: tuple[str, ...]) -> None:
     """Run a worker process that `worker_entry.begin` started, and report an error as `Broken`."""
     tell = connection.send
     try:
@@ -92,7 +92,7 @@ def _line(plan: Plan, why: Exception) -> str:
     return f"internal error in worker {plan.seed % 1000}: {type(why).__name__}: {why} ({where})"
 
 
-def work(plan: Plan, tell: Tell, orders: Orders, judged: frozenset[str] = frozenset()) -> None:
+def work(plan: Plan, tell: Tell, orders: Orders, judged: tuple[str, ...] = ()) -> None:
     """Search the slice `plan` without the cases `judged`; send each verdict at once and `Done` at the end.
 
     Raises:

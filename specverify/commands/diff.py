@@ -68,6 +68,7 @@ EVERY = 10**9
 @guard_options.options
 @click.option("--keep-going", is_flag=True, help="Judge every case, and tell each distinct cause once.")
 @click.option("--max-failures", type=click.IntRange(min=1), metavar="N", help="Stop at the N-th distinct cause.")
+@click.option("--verbose", "-v", is_flag=True, help="Print the counts of every invariant, and every fact of the run.")
 def diff(
     backend: str | None,
     against: str | None,
@@ -96,6 +97,7 @@ def diff(
     memory_limit: int | None,
     keep_going: bool,
     max_failures: int | None,
+    verbose: bool,
     **settings: Any,
 ) -> int:
     """Draw cases, run oracle and backend, judge, shrink, report."""
@@ -160,7 +162,7 @@ def diff(
         draft=draft,
         batch=batch or 0,
     )
-    return recorder.diff(plan, report, junit, json_file, html)
+    return recorder.diff(plan, report, junit, json_file, html, verbose)
 
 
 def _backend_of(fault: str | None) -> str:

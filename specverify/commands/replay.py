@@ -1,5 +1,8 @@
 """The command `replay`: run one saved case again and compare the finding."""
 
+import os
+import sys
+
 import click
 
 from backends.flags import MODES
@@ -53,6 +56,7 @@ def replay(
     """Run one saved case again: FAILED (same finding), CHANGED (another), FIXED (none)."""
     from reports import record, writing
     from reports.pages import terminal
+    from reports.pages.screen import screen_of
     from specverify.campaign.replay import replay as run
     from specverify.setup.report_files import check_apart
 
@@ -60,10 +64,10 @@ def replay(
     for written in filter(None, (json_file, html_file)):
         writing.check(written)
     result = run(file, backend, fault, models, processors, mode, against, case_timeout, memory_limit, heads)
-    to_stderr = "-" in (json_file, html_file)
-    if result.failure is not None:
-        click.echo(terminal.failure_page(result.failure), err=to_stderr)
-    click.echo(f"{result.word}  {result.why}", err=to_stderr)
+    out = sys.stderr if "-" in (json_file, html_file) else sys.stdout
+    screen = screen_of(out, os.environ)
+    told = "" if result.failure is None else f"{terminal.failure_page(result.failure, width=screen.width)}\n"
+    print(screen.painted(f"{told}{result.word}  {result.why}"), file=out)
     if json_file is not None:
         found = None if result.failure is None else record.failure_fact(result.failure)
         facts = {"result": result.word, "why": result.why, "finding": found, "emulated": result.emulated}

@@ -28,6 +28,9 @@ SERVICES = ("github", "gitlab")
 @click.option("--seed", type=click.IntRange(0, 2**32 - 1), help="In place of the seed that is new in each run.")
 @click.option("--jobs", type=click.IntRange(min=1), help="Worker processes of a backend.")
 @click.option("--shard", metavar="I/N", default="1/1", help="Judge the I-th of N parts of the cases.")
+@click.option("--ray", metavar="ADDRESS", help="Judge on a Ray cluster: auto, HOST:PORT, or local; a rerun goes on.")
+@click.option("--shards", type=click.IntRange(1, 24), metavar="N", help="Slices on the cluster, or shards for --init.")
+@click.option("--merge", is_flag=True, help="Run nothing: report on the shards whose report FOLDERS follow.")
 @click.option("--changed-since", metavar="REF", help="Shorten the run if no file of the profile's paths changed.")
 @click.option("--fault", metavar="NAME", help="Plant this catalogue fault: the gate must be red.")
 @click.option("--report", type=click.Path(path_type=Path), help="Folder for reports, in place of the profile's.")
@@ -35,7 +38,9 @@ SERVICES = ("github", "gitlab")
 @click.option(
     "--html", "html_file", metavar="FILE", help="Write the page here too, beside gate.html among the reports."
 )
+@click.option("--verbose", "-v", is_flag=True, help="Print the counts of every invariant too.")
 @click.option("--schema", type=click.Choice(["profile", "result"]), help="Print a JSON Schema, and run nothing.")
+@click.argument("folders", nargs=-1, type=click.Path(path_type=Path))
 def gate(
     file: Path | None,
     service: str | None,
@@ -45,17 +50,26 @@ def gate(
     seed: int | None,
     jobs: int | None,
     shard: str,
+    ray: str | None,
+    shards: int | None,
+    merge: bool,
     changed_since: str | None,
     fault: str | None,
     report: Path | None,
     json_file: str | None,
     html_file: str | None,
+    verbose: bool,
     schema: str | None,
+    folders: tuple[Path, ...],
 ) -> int:
-    """Judge every backend of a profile: known failures and saved bundles first, then the corpus, then new draws."""
+    """Judge every backend of a profile: known failures and saved bundles first, then the corpus, then new draws.
+
+    With --merge, FOLDERS are the report folders of all shards of a gate; the reports are those of the whole run.
+    """
     from reports.writing import as_json, check
+    from specverify.fleet.journal import read
     from specverify.gate import profile as profiles
-    from specverify.gate.run import Wishes
+    from specverify.gate.profile import Wishes
     from specverify.gate.starting import start
     from specverify.setup.report_files import check_apart
 
@@ -65,7 +79,7 @@ def gate(
         click.echo(as_json(profiles.schema() if schema == "profile" else record.schema(), indent=1), nl=False)
         return 0
     if service is not None:
-        for line in start(Path.cwd(), service):
+        for line in start(Path.cwd(), service, shards or 1):
             click.echo(line)
         return 0
     profile = profiles.load(file if file is not None else profiles.find(Path.cwd().relative_to(Path.cwd())))
@@ -77,10 +91,19 @@ def gate(
         check(written)
     from specverify.gate.reporting import carried_out
 
-    wishes = Wishes(backends, seed, _shard(shard), changed_since, fault)
+    if merge != bool(folders):
+        raise click.UsageError(
+            "--merge needs the report folders of the shards" if merge else f"{folders[0]}: no --merge"
+        )
+    if (merge, ray is not None, shard != "1/1").count(True) > 1:
+        raise click.UsageError("--merge, --ray and --shard contradict each other: give one of them")
+    if shards is not None and ray is None:
+        raise click.UsageError("--shards needs --ray or --init; --shard I/N judges one of N parts")
+    merged = [read(place) for place in folders]
+    wishes = Wishes(backends, seed, _shard(shard), changed_since, fault, ray, shards)
     folder = report if report is not None else profile.folder / profile.reports
     out = sys.stderr if "-" in (json_file, html_file) else sys.stdout
-    return carried_out(profile, wishes, folder, json_file, out, os.environ, html_file)
+    return carried_out(profile, wishes, folder, json_file, out, os.environ, html_file, verbose, merged)
 
 
 def check_names(profile: "Profile", fault: str | None) -> None:

@@ -1,11 +1,13 @@
 """The listener of a gate's run: the recorder of `diff`, ledger and memory."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 from properties.tally import Failure
 from properties.verdict.finding import Verdict
 from reports import record
 from reports.progress import Progress
+from reports.writing import Unwritable
 from specverify.campaign.messages import Opened
 from specverify.campaign.recorder import Recorder
 from specverify.gate.memory import Remembered
@@ -15,6 +17,8 @@ from specverify.plan import Plan
 class Listener(Recorder):
     """Records a run as `diff` does, keeps its failures in the memory, and remembers what the ledger asks.
 
+    `keep` gets each message and its place before it is counted.
+
     Attributes:
         ids: Ids of the judged cases.
         watched: Verdicts on the cases of known failures, by the id of the case.
@@ -22,9 +26,17 @@ class Listener(Recorder):
     """
 
     def __init__(
-        self, plan: Plan, folder: Path, lines: record.Lines, progress: Progress, remembered: Remembered, ids: set[str]
+        self,
+        plan: Plan,
+        folder: Path,
+        lines: record.Lines,
+        progress: Progress,
+        remembered: Remembered,
+        ids: set[str],
+        keep: Callable[[int, object], None] = lambda place, message: None,
     ) -> None:
         super().__init__(plan, folder, lines, progress)
+        self._journal = keep
         self._remembered, self._keeps, self._watch = remembered, plan.fault is None, ids
         self.ids: list[str] = []
         self.watched: dict[str, Verdict] = {}
@@ -34,6 +46,14 @@ class Listener(Recorder):
         """See `specverify.campaign.campaign.Listener`."""
         super().opened(news)
         self.devices |= set() if news.emulated else {news.device}
+
+    def heard(self, place: int, message: object) -> str | None:
+        """See `specverify.campaign.campaign.Listener`."""
+        try:
+            self._journal(place, message)
+        except Unwritable as why:
+            return str(why)
+        return None
 
     def arrived(self, verdict: Verdict) -> str | None:
         """See `specverify.campaign.campaign.Listener`."""

@@ -16,8 +16,10 @@ from jsonschema import Draft202012Validator
 from jsonschema.exceptions import ValidationError
 
 from reports.format import cut
+from specverify.checkpoints.given_draft import check_name
 from specverify.gate.toml_file import read_toml
 from specverify.setup.errors import UnusableInput
+from specverify.setup.selection import check_layout
 
 OWN_FILE = "specverify.toml"
 """The file that holds a profile and nothing else."""
@@ -98,6 +100,50 @@ class Profile:
     def ledger_file(self) -> Path | None:
         """The file of known failures, or None."""
         return None if self.ledger is None else self.folder / self.ledger
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What the command line asks beside the profile.
+
+    Attributes:
+        backends: The only backends to run; empty for all of the profile.
+        seed: The seed in place of a fresh one, or None.
+        shard: The number of the shard, from 1, and the number of shards.
+        changed_since: A commit: if no file of the profile's paths changed since, the run is shortened.
+        fault: A catalogue fault to plant, or None.
+        ray: The address of a Ray cluster that judges the cases, or None for this machine.
+        slices: The slices of a run there, or None for as many as the cluster runs at once.
+    """
+
+    backends: tuple[str, ...] = ()
+    seed: int | None = None
+    shard: tuple[int, int] = (1, 1)
+    changed_since: str | None = None
+    fault: str | None = None
+    ray: str | None = None
+    slices: int | None = None
+
+
+def chosen(profile: Profile, wishes: Wishes) -> tuple[str, ...]:
+    """The backends to run, in the order of the profile."""
+    strange = next((name for name in wishes.backends if name not in profile.backends), None)
+    if strange is not None:
+        raise UnusableInput(f"--backend {strange}: the profile has {', '.join(profile.backends)}")
+    return tuple(name for name in profile.backends if not wishes.backends or name in wishes.backends)
+
+
+def check_models(profile: Profile, backends: tuple[str, ...]) -> None:
+    """Refuse a layout or a draft of a checkpoint that cannot be used.
+
+    Raises:
+        Unknown, UnusableInput: There is one.
+    """
+    for model in profile.models:
+        if model.layout is not None:
+            check_layout(model.layout, backends)
+        if model.draft is not None:
+            check_name(model.draft)
 
 
 @cache

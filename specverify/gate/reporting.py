@@ -2,19 +2,23 @@
 
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TextIO
 
-from properties.gate_result import GateResult, GateRun
+from properties.gate_result import GateResult
 from reports import writing
-from reports.gate import annotations, code_quality, junit_suites, markdown, page, record
+from reports.gate import annotations, code_quality, junit_suites, markdown, page, record, sarif
 from reports.html.pages import gate_page
+from reports.pages.screen import screen_of
 from specverify import __version__
-from specverify.gate.profile import Profile
-from specverify.gate.run import Gate, Wishes
+from specverify.fleet.journal import Journal
+from specverify.fleet.shards import one_head
+from specverify.gate.profile import Profile, Wishes
+from specverify.gate.run import Gate
 from specverify.interrupts import Interrupts
 
-FILES = ("gate.json", "summary.md", "junit.xml", "code-quality.json", "gate.html")
+FILES = ("gate.json", "summary.md", "junit.xml", "code-quality.json", "specverify.sarif", "gate.html")
 """The files of a report folder, beside results.jsonl and the bundles."""
 
 STEP_SUMMARY = "GITHUB_STEP_SUMMARY"
@@ -29,6 +33,8 @@ def carried_out(
     out: TextIO,
     variables: Mapping[str, str],
     html_file: str | None = None,
+    verbose: bool = False,
+    merged: list[Journal] | None = None,
 ) -> int:
     """Run the gate and write its reports into `folder`; the exit code.
 
@@ -40,6 +46,8 @@ def carried_out(
         out: Where pages go.
         variables: The environment: those of GitHub decide on annotations and the step summary.
         html_file: A further file for the page, or None.
+        verbose: Whether the pages hold the counts of every invariant.
+        merged: Journals of shards, whose common result is told in place of a run; None to run.
 
     Raises:
         Unwritable: The folder cannot be made.
@@ -51,11 +59,14 @@ def carried_out(
         raise writing.Unwritable.because(folder, why) from None
     github = variables.get("GITHUB_ACTIONS") == "true"
     with Interrupts():  # an interrupt during the writing of reports waits until they are written
-        made = Gate(profile, wishes, folder)
-        print(f"specverify gate: {page.seeds_line(made.result)}", file=sys.stderr)  # noqa: T201
-        told: list[GateRun] = []
-        result = made.run(lambda run: told.append(run))
-        text = "\n".join([*filter(None, map(page.failure_pages, told)), page.gate_page(result)])
+        if merged:
+            result = Gate(profile, replace(wishes, seed=one_head(merged).fresh), folder).merge(merged)
+        else:
+            made = Gate(profile, wishes, folder)
+            print(f"specverify gate: {page.seeds_line(made.result)}", file=sys.stderr)  # noqa: T201
+            result = made.run()
+        screen = screen_of(out, variables)
+        text = screen.painted(page.whole(result, screen.width, verbose))
         # Words of engines must not be taken for commands of the workflow.
         print(annotations.walled(text) if github else text, file=out)
         if github:
@@ -78,8 +89,9 @@ def _written(
     as_json = writing.as_json(record.gate_fact(result), indent=1).encode()
     summary = markdown.summary(result)
     quality = writing.as_json(code_quality.code_quality(result, root_of(variables)), indent=1).encode()
+    scanning = writing.as_json(sarif.sarif(result, root_of(variables)), indent=1).encode()
     html = gate_page(result, __version__)
-    contents = (as_json, summary.encode(), junit_suites.gate_junit(result), quality, html)
+    contents = (as_json, summary.encode(), junit_suites.gate_junit(result), quality, scanning, html)
     files = [(str(folder / name), content) for name, content in zip(FILES, contents, strict=True)]
     files += [(file, content) for file, content in ((json_file, as_json), (html_file, html)) if file]
     unwritten = [_whole(file, content) for file, content in files]

@@ -4,19 +4,26 @@ import hashlib
 import secrets
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from backends.shipped import ROWS
 from properties.gate_result import GateResult, GateRun
+from properties.tally import Tally
 from properties.verdict.finding import Verdict
 from reference.sampling import Sampling
 from reports import record
 from reports.progress import Progress
+from reports.writing import Unwritable, as_json
 from specverify import __version__
 from specverify.agenda import Agenda, lanes_of
 from specverify.campaign import campaign
-from specverify.checkpoints.given_draft import check_name
+from specverify.campaign.messages import Ended
+from specverify.fleet.cluster import Cluster, retold
+from specverify.fleet.facts import to_json
+from specverify.fleet.journal import GATE, Head, Journal, Writer, unfinished
+from specverify.fleet.shards import missing, one_head, one_run
 from specverify.gate.changes import changed_since, matching
 from specverify.gate.floors import below_floors
 from specverify.gate.known_states import KnownStates
@@ -24,11 +31,10 @@ from specverify.gate.ledger import Entry
 from specverify.gate.ledger import load as ledger_of
 from specverify.gate.listener import Listener
 from specverify.gate.memory import ReadOnly, Remembered, opened
-from specverify.gate.profile import OnModel, Profile
+from specverify.gate.profile import Floors, OnModel, Profile, Wishes, check_models, chosen
 from specverify.gate.saved_cases import SavedCases, saved_cases
 from specverify.plan import Plan, default_cases, default_dtypes, default_jobs
 from specverify.setup.errors import MissingInput, UnusableInput
-from specverify.setup.selection import check_layout
 
 EVERY = 10**9
 """The limit of distinct causes: more than any run can have."""
@@ -39,24 +45,13 @@ SHORTENED = 10
 LEAST = 10
 """Fewest cases of a shortened run: what did not run is no pass."""
 
+DECIDING = ("time_budget", "dtypes", "layouts", "invariants", "against", "processors", "models")
+"""The keys of a profile that decide on the cases, beside backends, their number and the seeds."""
 
-@dataclass(frozen=True)
-class Wishes:
-    """What the command line asks beside the profile.
+RunPlan = Callable[[Plan, campaign.Listener], tuple[Tally, int | None]]
+"""What judges a plan: its tally, and the exit code if a start failed."""
 
-    Attributes:
-        backends: The only backends to run; empty for all of the profile.
-        seed: The seed in place of a fresh one, or None.
-        shard: The number of the shard, from 1, and the number of shards.
-        changed_since: A commit: if no file of the profile's paths changed since, the run is shortened.
-        fault: A catalogue fault to plant, or None.
-    """
-
-    backends: tuple[str, ...] = ()
-    seed: int | None = None
-    shard: tuple[int, int] = (1, 1)
-    changed_since: str | None = None
-    fault: str | None = None
+Keep = Callable[[int, object], None]
 
 
 class Gate:
@@ -72,13 +67,12 @@ class Gate:
     """
 
     def __init__(self, profile: Profile, wishes: Wishes, folder: Path) -> None:
+        asked, before = wishes, None if wishes.ray is None else unfinished(folder)
+        if before is not None and wishes.seed is None:
+            wishes = replace(wishes, seed=before.head.fresh)  # the killed gate's new seed, with which it goes on
         self._profile, self._wishes, self._folder = profile, wishes, folder
-        self._backends = _chosen(profile, wishes)
-        for model in profile.models:
-            if model.layout is not None:
-                check_layout(model.layout, tuple(self._backends))
-            if model.draft is not None:
-                check_name(model.draft)
+        self._backends = chosen(profile, wishes)
+        check_models(profile, self._backends)
         self.ledger: list[Entry] = [] if profile.ledger_file is None else ledger_of(profile.ledger_file)
         own = [] if profile.memory is None else [opened(profile.memory, profile.folder)]
         sources = [ReadOnly(opened(name, profile.folder)) for name in profile.memory_sources]
@@ -91,8 +85,28 @@ class Gate:
             if wishes.shard[1] > lanes_of(self._cases(backend)):
                 count = lanes_of(self._cases(backend))
                 raise UnusableInput(f"--shard: {self._cases(backend)} cases of {backend} make at most {count} shards")
+        self._cluster = None if wishes.ray is None else self._opened_cluster(wishes.ray, before)
+        self._before = before if before is not None and before.head == self.head else None
+        if self._before is not None:
+            self._goes_on(self._before)
+        elif before is not None:  # of another gate: this one has a new seed of its own
+            self._wishes = asked
+            self._seeds()
         self._devices: set[str] = set()
         self._watched: dict[tuple[str, str], Verdict] = {}
+
+    def _opened_cluster(self, address: str, before: Journal | None) -> Cluster:
+        """The cluster that judges the cases, in as many slices as before unless told otherwise."""
+        slices = self._wishes.slices
+        if slices is None and before is not None:
+            slices = max(before.head.slices, default=None)
+        return Cluster(address, self._profile.folder, slices, self._profile.devices)
+
+    def _goes_on(self, before: Journal) -> None:
+        """Take the saved cases that the killed gate had: what the memory got since then is tried by the next one."""
+        self._saved.shared = [one for one in self._saved.shared if one.case.id in before.head.saved]
+        judged = sum(len(told.verdicts) for told in before.runs.values())
+        self.result.notes.append(f"went on behind {judged} cases of a gate that was killed: {before.path}")
 
     def _seeds(self) -> None:
         profile, wishes = self._profile, self._wishes
@@ -126,24 +140,82 @@ class Gate:
         cases = self._profile.cases or default_cases(backend)
         return max(min(cases, LEAST), cases // SHORTENED) if self._shortened else cases
 
-    def run(self, told: Callable[[GateRun], None] = lambda run: None) -> GateResult:
-        """Run every backend, tell each run as it ends, and return the result."""
+    def run(self) -> GateResult:
+        """Run every backend, write the journal, and return the result."""
         began = time.monotonic()
         self._require_devices()
-        for backend in self._backends:
-            for model in (None, *self._profile.models):
+        earlier = {} if self._before is None else self._before.runs
+        journal = Writer(self._folder, self.head, goes_on=self._before is not None)
+        try:
+            for name, backend, model in self._pairs:
                 if self._interrupted:
                     self.result.complaints.append(f"{backend} did not run: interrupted")
-                else:
-                    self.result.runs.append(self._judge(backend, model))
-                    told(self.result.runs[-1])
+                    continue
+                plan = self._plan(backend, model)
+                told = earlier.get(name)
+                if told is not None and told.ended is not None and told.ended.interrupted is None:
+                    plan = replace(plan, jobs=1 if self._cluster is None else self._cluster.slices(plan))
+                    self.result.runs.append(self._judge(plan, model, partial(retold, told)))
+                    continue
+                run_plan = campaign.run if self._cluster is None else partial(self._cluster.judged, told)
+                self.result.runs.append(self._judge(plan, model, run_plan, partial(journal.add, name)))
+            self.result.seconds = time.monotonic() - began
+            if not self._interrupted:
+                journal.add(GATE, 0, Ended(self.result.seconds, 0))
+        except Unwritable as why:
+            self.result.complaints.append(str(why))
+        finally:
+            journal.close()
+            if self._cluster is not None:
+                self._cluster.close()
+        return self._concluded()
+
+    def merge(self, journals: list[Journal]) -> GateResult:
+        """Make the result that the shards of `journals` have together.
+
+        Raises:
+            UnusableInput: They are no shards of this profile's gate.
+        """
+        if one_head(journals) != self.head:
+            raise UnusableInput(
+                f"{journals[0].path} is of another gate: the profile has changed since, or other options were given"
+            )
+        self.result.complaints += missing(journals)
+        for name, backend, model in self._pairs:
+            told, places = one_run(journals, name)
+            plan = replace(self._plan(backend, model), jobs=places)
+            self.result.runs.append(self._judge(plan, model, partial(retold, told)))
+            self.result.seconds = max(self.result.seconds, self.result.runs[-1].tally.seconds)
+        return self._concluded()
+
+    @property
+    def head(self) -> Head:
+        """The first line of the gate's journal."""
+        profile = self._profile
+        deciding = [self._backends, self._wishes.fault, [self._cases(one) for one in self._backends]]
+        deciding += [getattr(profile, name) for name in DECIDING]
+        digest = hashlib.sha256(as_json(to_json(deciding)).encode()).hexdigest()[:12]
+        result = self.result
+        slices = [] if self._cluster is None else [self._cluster.slices(self._plan(*pair[1:])) for pair in self._pairs]
+        saved = tuple(one.case.id for one in self._saved.shared)
+        return Head(__version__, result.seeds, result.fresh, self._wishes.shard, digest, tuple(slices), saved)
+
+    @property
+    def _pairs(self) -> list[tuple[str, str, OnModel | None]]:
+        """Every backend, alone and on each checkpoint of the profile, with the name of its run in the journal."""
+        models = [("", None), *((f" on {at}: {one.model}", one) for at, one in enumerate(self._profile.models, 1))]
+        return [(f"{backend}{name}", backend, model) for backend in self._backends for name, model in models]
+
+    def _concluded(self) -> GateResult:
+        """Add what only all runs show: the known failures, required devices, notes."""
+        if self._wishes.shard[1] > 1 and self._profile.floors != Floors():
+            self.result.notes.append("floors hold for all shards together: `specverify gate --merge` applies them")
         self.result.known = KnownStates(self.result, self.ledger, self._saved, self._backends, self._watched).all()
         missing = [device for device in self._profile.devices if device not in self._devices]
         self.result.complaints += [
             f"required device {device}: no backend of this run computed on it" for device in missing
         ]
         self.result.notes += self._remembered.notes
-        self.result.seconds = time.monotonic() - began
         return self.result
 
     @property
@@ -202,25 +274,21 @@ class Gate:
             jobs=1,
         )
 
-    def _judge(self, backend: str, model: OnModel | None) -> GateRun:
-        plan = self._plan(backend, model)
+    def _judge(
+        self, plan: Plan, model: OnModel | None, run_plan: RunPlan, keep: Keep = lambda at, said: None
+    ) -> GateRun:
+        """Have `run_plan` judge one run, record it, and hand each message to `keep`."""
+        backend = plan.backend
         ids = {saved.case.id for saved in self._saved.entries.values()}
         fact = record.run_fact(__version__, plan.seed, plan.fault)
         lines = record.Lines(self._folder / "results.jsonl", fact)
         with lines, Progress(plan.drawn_and_saved) as progress:
-            listener = Listener(plan, self._folder, lines, progress, self._remembered, ids)
-            tally, code = campaign.run(plan, listener)
+            listener = Listener(plan, self._folder, lines, progress, self._remembered, ids, keep)
+            tally, code = run_plan(plan, listener)
         self._devices |= listener.devices
         self._watched |= {(backend, at): verdict for at, verdict in listener.watched.items()}
         drawn = hashlib.sha256("\n".join(sorted(listener.ids)).encode()).hexdigest()[:12]
         run = GateRun(backend, plan.model, tally, code, drawn=drawn)
-        run.short = [] if model is not None else below_floors(tally, self._profile.floors)
+        if model is None and self._wishes.shard[1] == 1:
+            run.short = below_floors(tally, self._profile.floors)
         return run
-
-
-def _chosen(profile: Profile, wishes: Wishes) -> tuple[str, ...]:
-    """The backends to run, in the order of the profile."""
-    strange = next((name for name in wishes.backends if name not in profile.backends), None)
-    if strange is not None:
-        raise UnusableInput(f"--backend {strange}: the profile has {', '.join(profile.backends)}")
-    return tuple(name for name in profile.backends if not wishes.backends or name in wishes.backends)

@@ -71,6 +71,106 @@ speculation:
       codequality: .specverify/code-quality.json
 """
 
+GITHUB_SHARDS = """\
+name: speculation
+on: [pull_request]
+permissions: {contents: read}
+jobs:
+  shard:
+    runs-on: ubuntu-latest      # runners with your device
+    timeout-minutes: 60
+    strategy:
+      fail-fast: false
+      matrix: {shard: [NUMBERS]}
+    steps:
+      - uses: actions/checkout@v4
+      - uses: actions/setup-python@v5
+        with: {python-version: "3.12", cache: pip}
+      - run: pip install -e path/to/specverify
+      - uses: actions/cache/restore@v4  # failures of earlier runs, tried first
+        with:
+          path: .specverify/memory
+          key: specverify-${{ github.run_id }}
+          restore-keys: specverify-
+      - run: specverify gate --seed ${{ github.run_number }} --shard ${{ matrix.shard }}/COUNT
+      - uses: actions/upload-artifact@v4
+        if: always()
+        with:
+          name: shard-${{ matrix.shard }}
+          path: .specverify
+          include-hidden-files: true
+  gate:                         # the one to require: it applies floors, and a shard that is missing is no pass
+    needs: shard
+    if: always()
+    runs-on: ubuntu-latest
+    timeout-minutes: 15
+    steps:
+      - uses: actions/checkout@v4
+      - uses: actions/setup-python@v5
+        with: {python-version: "3.12", cache: pip}
+      - run: pip install -e path/to/specverify
+      - uses: actions/cache@v4
+        with:
+          path: .specverify/memory
+          key: specverify-${{ github.run_id }}
+          restore-keys: specverify-
+      - uses: actions/download-artifact@v4
+        with: {pattern: shard-*, path: shards}
+      - run: specverify gate --merge shards/*
+      - uses: actions/upload-artifact@v4
+        if: always()
+        with:
+          name: specverify
+          path: .specverify
+          include-hidden-files: true
+"""
+
+GITLAB_SHARDS = """\
+speculation-shard:
+  image: python:3.12            # runners with your device
+  stage: test
+  timeout: 1h
+  parallel: COUNT
+  rules:
+    - if: $CI_PIPELINE_SOURCE == "merge_request_event"
+  variables:
+    PIP_CACHE_DIR: $CI_PROJECT_DIR/.cache/pip
+  cache:
+    key: specverify
+    policy: pull
+    paths: [.cache/pip, .specverify/memory]
+  allow_failure: true           # the job below decides, with all shards before it
+  script:
+    - pip install -e path/to/specverify
+    - specverify gate --seed $CI_PIPELINE_IID --shard $CI_NODE_INDEX/$CI_NODE_TOTAL --report shards/$CI_NODE_INDEX
+  artifacts:
+    when: always
+    paths: [shards]
+
+speculation:                    # applies floors; a shard that is missing is no pass
+  image: python:3.12
+  stage: test
+  needs: [speculation-shard]
+  rules:
+    - if: $CI_PIPELINE_SOURCE == "merge_request_event"
+      when: always
+  variables:
+    PIP_CACHE_DIR: $CI_PROJECT_DIR/.cache/pip
+  cache:
+    key: specverify
+    when: always                # a red run has found what the next one tries first
+    paths: [.cache/pip, .specverify/memory]
+  script:
+    - pip install -e path/to/specverify
+    - specverify gate --merge shards/*
+  artifacts:
+    when: always
+    paths: [.specverify]
+    reports:
+      junit: .specverify/junit.xml
+      codequality: .specverify/code-quality.json
+"""
+
 PLACES = {"github": Path(".github/workflows/speculation.yml"), "gitlab": Path(".gitlab-ci.yml")}
 """The CI file of each service."""
 
@@ -78,7 +178,15 @@ BESIDE = Path("speculation.gitlab-ci.yml")
 """The file that is written where .gitlab-ci.yml stands already."""
 
 
-def start(folder: Path, service: str) -> list[str]:
+def ci_file(service: str, shards: int = 1) -> str:
+    """The CI file of a service: one job, or with several shards a job for each and one that merges their reports."""
+    if shards == 1:
+        return GITHUB if service == "github" else GITLAB
+    text = GITHUB_SHARDS if service == "github" else GITLAB_SHARDS
+    return text.replace("NUMBERS", ", ".join(map(str, range(1, shards + 1)))).replace("COUNT", str(shards))
+
+
+def start(folder: Path, service: str, shards: int = 1) -> list[str]:
     """Write profile and CI file into `folder`, and overwrite nothing; lines that say what was done and what is next.
 
     Raises:
@@ -98,7 +206,7 @@ def start(folder: Path, service: str) -> list[str]:
         write_whole(folder / OWN_FILE, PROFILE.encode())
         lines.append(f"wrote {OWN_FILE}: name your engine under backends")
     (folder / place).parent.mkdir(parents=True, exist_ok=True)
-    write_whole(folder / place, (GITHUB if service == "github" else GITLAB).encode())
+    write_whole(folder / place, ci_file(service, shards).encode())
     lines.append(f"wrote {place}: put the path of specverify in place of path/to/specverify")
     if place == BESIDE:
         lines.append(f"add to .gitlab-ci.yml: include: [{{local: {BESIDE}}}]")

@@ -24,7 +24,8 @@ from reference.draft import LanguageModel, Scripted
 from reference.sampling import Stops
 from reference.session import Action, Session
 from reference.tree import RankTree, Tree
-from reports.pages.terminal import failure_page, summary_page
+from reports.pages.summary import summary_page
+from reports.pages.terminal import failure_page
 from reports.record import summary, verdict_line
 from specverify.cli import main
 from specverify.setup.subjects import subject_of

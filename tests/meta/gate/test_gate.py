@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 
 from tests.meta.gate.conftest import ASKED, Sample
 
@@ -191,5 +192,14 @@ def test_init_writes_a_profile_that_loads_and_a_ci_file(sample: Sample, service:
     place = {"github": ".github/workflows/speculation.yml", "gitlab": ".gitlab-ci.yml"}[service]
     written = (sample.folder / place).read_text()
     assert "specverify gate --seed" in written
+    (sample.folder / place).unlink()
+    assert sample("gate", "--init", service, "--shards", "3") == 0
+    sharded = (sample.folder / place).read_text()
+    assert "specverify gate --merge shards/*" in sharded
+    assert ("matrix: {shard: [1, 2, 3]}" if service == "github" else "parallel: 3") in sharded
+    jobs = yaml.safe_load(sharded)
+    jobs = jobs["jobs"] if service == "github" else jobs
+    assert [name for name, job in jobs.items() if "needs" in job] == ["gate" if service == "github" else "speculation"]
+    (sample.folder / place).write_text(written)
     assert sample("gate", "--init", service) == (2 if service == "github" else 0)
     assert (sample.folder / place).read_text() == written

@@ -2,13 +2,14 @@
 
 import io
 import json
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from jsonschema import Draft202012Validator
+from jsonschema import Draft4Validator, Draft202012Validator
 from junitparser import JUnitXml
 from markdown_it import MarkdownIt
 
@@ -17,7 +18,7 @@ from properties.known import Known, Signature
 from properties.tally import Counts, Failure, Tally
 from properties.verdict.finding import FINISHED, Finding, Verdict
 from reference.trace import Stage
-from reports.gate import annotations, code_quality, junit_suites, markdown, page, record
+from reports.gate import annotations, code_quality, junit_suites, markdown, page, record, sarif
 from reports.writing import as_json
 from tests.meta.gate.hostile import strings
 from tests.meta.gate.test_ledger import CASE, found
@@ -164,6 +165,30 @@ def test_a_crash_is_shown_at_its_line_in_the_repository(tmp_path: Path) -> None:
     assert "::error file=engine/kernel.py,line=7,title=" in annotations.annotations(result, tmp_path)
     again = code_quality.code_quality(result, tmp_path)
     assert again[0]["fingerprint"] == entry["fingerprint"]
+
+
+def test_sarif_points_at_the_line_of_a_crash_and_holds_what_the_format_requires(tmp_path: Path) -> None:
+    """The required fields of OASIS' schema; SPECVERIFY_SARIF_SCHEMA may name that schema's file."""
+    name = "kérnel #1.py"
+    (tmp_path / name).write_text("x\n" * 9)
+    for text in HOSTILE[::10]:
+        result = result_of(text)
+        finding = Finding("lossless.completes", Stage.SCORED, 0, {}, FINISHED, text, said=(f"{name}:7 in run: {text}",))
+        verdict = Verdict(CASE, text, {"lossless.completes": "failed"}, (finding,))
+        result.runs[0].tally.failures += [Failure(verdict, finding, "drawn")] * 2
+        told = json.loads(as_json(sarif.sarif(result, tmp_path)).encode())
+        assert (told["version"], set(told)) == ("2.1.0", {"$schema", "version", "runs"})
+        (run,) = told["runs"]
+        first, second = run["results"]
+        assert first == second
+        assert run["tool"]["driver"]["rules"][first["ruleIndex"]]["id"] == first["ruleId"] == "lossless.completes"
+        where = first["locations"][0]["physicalLocation"]
+        assert where["artifactLocation"]["uri"] == "k%C3%A9rnel%20%231.py"
+        assert where["region"] == {"startLine": 7}
+        assert not UNSAFE.search(first["message"]["text"])
+        if schema := os.environ.get("SPECVERIFY_SARIF_SCHEMA"):
+            Draft4Validator(json.loads(Path(schema).read_text())).validate(told)
+    assert sarif.sarif(result_of("mine", failures=300), tmp_path)["runs"][0]["results"] == []
 
 
 def test_many_failures_are_counted_where_they_are_not_shown(tmp_path: Path) -> None:

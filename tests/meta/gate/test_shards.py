@@ -1,13 +1,16 @@
 """Shards: together they judge exactly the cases of one run, and the union of their results is its result."""
 
 import json
+import re
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from jsonschema import Draft202012Validator
 
+from reports.gate.record import schema
 from specverify.agenda import LANES, Agenda, Saved, lanes_of
 from tests.checkpoints import saved
 from tests.meta.gate.conftest import Sample
@@ -44,13 +47,89 @@ def test_two_shards_judge_the_cases_of_one_run_and_find_the_same(sample: Sample,
     file.write_text(file.read_text().replace('memory = ".specverify/memory"\n', "").replace("judged = 0.9", ""))
     words = ("gate", "--cases", "12", "--seed", "4")
     whole = sample(*words, "--report", "whole")
-    codes = [sample(*words, "--shard", f"{at}/2", "--report", f"part{at}") for at in (1, 2)]
+    codes, found = [], []
+    for at in (1, 2):
+        codes.append(sample(*words, "--shard", f"{at}/2", "--report", f"part{at}"))
+        found += pages(sample.out)
     lines = {name: read(sample.folder / name) for name in ("whole", "part1", "part2")}
     assert len(lines["whole"]) == 12
     assert facts(lines["part1"]) + facts(lines["part2"]) == facts(lines["whole"])
     assert not facts(lines["part1"]) & facts(lines["part2"])
     assert whole == (1 if fault else 0)
     assert (1 in codes) == (whole == 1)
+    assert sample("gate", "--cases", "12", "--merge", "part2", "part1", "--report", "both") == whole
+    assert bool(fault) == bool(found)
+    assert set(pages(sample.out)) <= set(found)
+    assert told(sample.folder / "both") == told(sample.folder / "whole")
+    assert facts(read(sample.folder / "both")) == facts(lines["whole"])
+
+
+def pages(out: str) -> list[str]:
+    """The pages of failures, without what another shard saw of the same cause, and without the folder of bundles."""
+    alone = re.sub(r"  also seen .*?one cause *\n", "", re.sub(r"\n {16}", " ", out))
+    return sorted(page.split("  replay  ")[0] for page in alone.split("\nDIFFER  ")[1:] if "  replay  " in page)
+
+
+@pytest.fixture
+def shards(sample: Sample) -> Sample:
+    """The reports of two shards of a gate on 12 cases, in the folders part1 and part2."""
+    file = sample.folder / "pyproject.toml"
+    file.write_text(
+        file.read_text().replace('memory = ".specverify/memory"\n', "").replace("judged = 0.9", "invariants = 3")
+    )
+    for at in (1, 2):
+        assert sample("gate", "--cases", "12", "--seed", "4", "--shard", f"{at}/2", "--report", f"part{at}") == 0
+    return sample
+
+
+def test_floors_hold_for_all_shards_together_and_none_may_be_missing(shards: Sample) -> None:
+    """No shard is measured by floors; what is missing, cut off, doubled or foreign is no pass."""
+    merge = ("gate", "--cases", "12", "--merge", "--report", "both")
+    result = shards.folder / "both" / "gate.json"
+    assert "floors hold for all shards together" in shards.out
+    assert shards(*merge, "part1", "part2", "--verbose") == 0
+    assert re.search(r"invariant +checked +compared +failed", shards.out)
+    file = shards.folder / "pyproject.toml"
+    kept = file.read_text()
+    file.write_text(kept.replace("invariants = 3", "invariants = 4"))
+    assert shards(*merge, "part1", "part2") == 3
+    assert "3 invariants compared something, below the floor of 4" in " ".join(shards.out.split())
+    file.write_text(kept)
+    assert shards(*merge, "part1") == 3
+    assert json.loads(result.read_text())["reasons"][0] == "shard 2/2 is missing"
+    journal = shards.folder / "part2" / "journal.jsonl"
+    whole = journal.read_text()
+    journal.write_text(whole[: whole.rindex('"ended"', 0, whole.rindex('"ended"'))])
+    assert shards(*merge, "part1", "part2") == 3
+    assert json.loads(result.read_text())["runs"][0]["judged"] == 12
+    assert "shard 2/2 was cut off" in shards.out
+    for words, why in (
+        (("part1", "part1"), "are both shard 1/2"),
+        (("part1", "part3"), "no journal of a gate"),
+        (("--fault", "kv-truncated-not-gathered", "part1"), "is of another gate"),
+        ((), "--merge needs the report folders"),
+    ):
+        assert shards(*merge, *words) == 2
+        assert why in shards.err
+    journal.write_text(whole.replace('"seeds": [0, 4]', '"seeds": [0, 5]'))
+    assert shards(*merge, "part1", "part2") == 2
+    assert "their seeds differ" in shards.err
+
+
+def told(folder: Path) -> dict[str, Any]:
+    """The result of a gate, without times, and without the cases that stand for a failure: each shard has its own."""
+    result = json.loads((folder / "gate.json").read_text())
+    Draft202012Validator(schema()).validate(result)
+    parts = ("outcome", "exit_code", "sentence", "seeds", "fresh_seed", "shard", "reasons", "notes", "known")
+    runs = [
+        {
+            key: sorted(set(value)) if key == "signatures" else value
+            for key, value in run.items()
+            if "seconds" not in key and key not in ("findings", "environment")
+        }
+        for run in result["runs"]
+    ]
+    return {key: result[key] for key in parts} | {"runs": runs}
 
 
 def read(folder: Path) -> list[Any]:
@@ -65,6 +144,7 @@ def test_a_checkpoint_is_judged_too_and_its_prompts_are_split(sample: Sample) ->
         'invariants = ["lossless.greedy-match"]\n'
         f'[[models]]\nmodel = "{place}"\ncases = 2\nnew-tokens = 4\n'
         'draft = "ngram"\nlayout = "paged"\n'
+        f'[[models]]\nmodel = "{place}"\ncases = 2\nnew-tokens = 4\ndraft = "ngram"\n'
     )
     words = ("gate", "--seed", "4", "--report")
     assert sample(*words, "whole") == 0
@@ -72,4 +152,6 @@ def test_a_checkpoint_is_judged_too_and_its_prompts_are_split(sample: Sample) ->
         assert sample(*words, f"part{at}", "--shard", f"{at}/2") == 0
     whole, *parts = (facts(read(sample.folder / name)) for name in ("whole", "part1", "part2"))
     assert sum(parts, Counter()) == whole
-    assert sum(whole.values()) == 12 + 2  # one draft, and one invariant, which judges a prompt's long case alone
+    assert sum(whole.values()) == 12 + 2 + 2  # one draft, and one invariant, which judges a prompt's long case alone
+    assert sample("gate", "--merge", "part1", "part2", "--report", "both") == 0
+    assert told(sample.folder / "both") == told(sample.folder / "whole")

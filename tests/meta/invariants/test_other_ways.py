@@ -23,7 +23,7 @@ from reference.layout import FAST_SWITCH, NO_PREFIX, NOT_IN_ORDER, KvLayout
 from reference.sampling import Stops
 from reference.session import Mate, Session
 from reference.tree import Tree
-from reports.pages.terminal import summary_page
+from reports.pages.summary import summary_page
 from reports.record import summary, verdict_line
 from specverify.setup.subjects import subject_of
 from tests.corruption import BY_NAME, ORACLE, planted

@@ -320,8 +320,14 @@ def test_progress_is_a_line_now_and_then_off_a_terminal(capsys: pytest.CaptureFi
 
 
 def test_the_time_left_leaves_out_the_start() -> None:
-    now = [0.0]
-    with Progress(500, io.StringIO(), clock=lambda: now[0]) as progress:
+    now, sheet = [0.0], io.StringIO()
+    with Progress(500, sheet, clock=lambda: now[0]) as progress:
+        now[0] = 20.0
+        progress.wait()
+        assert sheet.getvalue() == ""
+        now[0] = 40.0
+        progress.wait()
+        assert sheet.getvalue() == "0 of 500 cases, starting up for 40 s, no failure\n"
         now[0] = 60.0
         progress.advance()
         now[0] = 60.5
@@ -331,6 +337,19 @@ def test_the_time_left_leaves_out_the_start() -> None:
             now[0] = second
             progress.advance()
         assert progress.line() == "5 of 500 cases, 2/s, 4:08 left, no failure"
+
+
+def test_the_speed_leaves_out_what_an_earlier_run_did() -> None:
+    now = [0.0]
+    with Progress(500, io.StringIO(), clock=lambda: now[0]) as progress:
+        progress.advance(300)
+        progress.restart()
+        now[0] = 10.0
+        assert progress.line() == "300 of 500 cases, starting up for 10 s, no failure"
+        for _ in range(4):
+            now[0] += 1.0
+            progress.advance()
+        assert progress.line() == "304 of 500 cases, 1/s, 3:16 left, no failure"
 
 
 def test_progress_is_a_bar_on_a_terminal_and_leaves_stdout_alone(

@@ -24,7 +24,8 @@ from reference.trace import Accepted, Committed, Drafted, Emitted, Lowered, Scor
 from reference.tree import Tree
 from reports.case_diff import differences
 from reports.format import both, number, show
-from reports.pages.terminal import failure_page, summary_page
+from reports.pages.summary import WRONG, opening, summary_page
+from reports.pages.terminal import failure_page
 from reports.tree_scene import scene_of
 from reports.vocabulary import SENTENCES, SIDES, account
 
@@ -147,6 +148,8 @@ PAGES = {
     "crash": lambda: failure_page(crashed(), frozenset()),
     "differ": lambda: summary_page(tally(failure())),
     "agree": lambda: summary_page(tally()),
+    "agree_verbose": lambda: summary_page(tally(), verbose=True),
+    "opening": lambda: opening(tally(failure())),
     "unjudged": lambda: summary_page(broken()),
 }
 
@@ -160,9 +163,9 @@ def test_page_reads_as_it_did(name: str) -> None:
     assert page == file.read_text(encoding="utf-8")
 
 
-def fits(page: str) -> bool:
+def fits(page: str, width: int = 80) -> bool:
     lines = page.removesuffix("\n").split("\n")
-    return all(line.isprintable() and cell_len(line) <= 80 for line in lines)
+    return all(line.isprintable() and cell_len(line) <= width for line in lines)
 
 
 @pytest.mark.parametrize("name", PAGES)
@@ -170,6 +173,48 @@ def test_pages_fit_80_columns_whatever_the_terminal(name: str, monkeypatch: pyte
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.setenv("FORCE_COLOR", "1")
     assert fits(PAGES[name]())
+
+
+@pytest.mark.parametrize("width", [80, 120, 160])
+def test_a_wider_page_says_the_same_on_fewer_lines(width: int) -> None:
+    big, small = big_failure(), failure()
+    for at in (failure_page(big, width=width), failure_page(small, REVEALED, width), summary_page(tally(small), width)):
+        assert fits(at, width)
+    wide, narrow = (summary_page(tally(small), columns, verbose=True) for columns in (width, 80))
+    assert wide.split() == narrow.split()
+    assert (wide.count("\n") < narrow.count("\n")) == (width > 80)
+
+
+def test_the_failure_and_its_command_stand_last() -> None:
+    page = summary_page(tally(failure())).rstrip().split("\n")
+    assert page[-1].split()[:3] == ["next", "specverify", "replay"]
+    assert any(line.startswith("  failure ") for line in page[-3:])
+    assert "failure" not in summary_page(tally())
+
+
+def test_counts_are_folded_to_what_matters() -> None:
+    often = {f"acme.often{at}": Counts(checked=20, compared=40) for at in range(30)}
+    agrees, differs = tally(), tally(failure())
+    for run in (agrees, differs):
+        run.invariants |= often
+        assert "acme.often7" in summary_page(run, verbose=True)
+        assert "acme.often" not in summary_page(run)
+    short = " ".join(summary_page(agrees).split())
+    for told in ("32 of 35 compared something", "lossless.stops 1", "attention.no-leakage", "acme.fits"):
+        assert told in short
+    short = " ".join(summary_page(differs).split())
+    assert "failed cache.commit-equivalence in 1 of 2 cases" in short
+    assert "attention.no-leakage" not in short
+
+
+def test_the_first_sentence_needs_no_word_of_ours() -> None:
+    assert set(WRONG) == set(Stage)
+    told = " ".join(opening(tally(failure())).split())
+    assert told.startswith("2 of 3 cases were judged, then cuda-fused left a wrong KV cache behind a step.")
+    assert "then cuda-fused did not finish a case." in " ".join(opening(tally(crashed())).split())
+    two = opening(tally(failure(), big_failure()))
+    assert "cuda-fused went wrong in 2 ways" in " ".join(two.split())
+    assert opening(tally()) == ""
 
 
 words = st.text(max_size=300) | st.integers() | st.floats() | st.lists(st.integers() | st.text(), max_size=30)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from reports.pages import terminal
+from reports.pages import summary
 from specverify.cli import main
 from tests.inprocess import in_this_process
 
@@ -18,13 +18,13 @@ def test_a_signal_during_the_reports(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     in_this_process(monkeypatch)
-    page = terminal.summary_page
+    page = summary.summary_page
 
-    def interrupted(tally: Any) -> str:
+    def interrupted(*facts: Any) -> str:
         os.kill(os.getpid(), getattr(signal, name))
-        return page(tally)
+        return page(*facts)
 
-    monkeypatch.setattr(terminal, "summary_page", interrupted)
+    monkeypatch.setattr(summary, "summary_page", interrupted)
     before = signal.getsignal(getattr(signal, name))
     told = tmp_path / "result.json"
     arguments = ["diff", "--cases", "2", "--jobs", "1", "--report", str(tmp_path), "--json", str(told)]

@@ -196,7 +196,7 @@ class Script:
     def __init__(self, *said: tuple[int, object]) -> None:
         self.said = list(said)
         self.heard: list[str] = []
-        self.replaced: list[tuple[int, frozenset[str]]] = []
+        self.replaced: list[tuple[int, tuple[str, ...]]] = []
 
     def __call__(self, plan: Plan, deadline: float) -> "Script":
         return self
@@ -208,7 +208,7 @@ class Script:
     def tell(self, word: str, but: int | None = None) -> None:
         self.heard.append(word)
 
-    def replace(self, at: int, judged: frozenset[str]) -> None:
+    def replace(self, at: int, judged: tuple[str, ...]) -> None:
         self.replaced.append((at, judged))
 
     def end(self) -> None: ...
@@ -231,6 +231,13 @@ class Deaf:
     def found(self, failure: Failure, before: Failure | None) -> tuple[Failure, str | None]:
         self.saved.append(failure.verdict.case.id)
         return failure, None
+
+    def waited(self) -> None: ...
+
+    def recalled(self) -> None: ...
+
+    def heard(self, place: int, message: object) -> str | None:
+        return None
 
     def lost(self, case: Case) -> str | None:
         self.lost_cases.append(case)
@@ -256,7 +263,7 @@ def test_a_worker_that_died_is_replaced_and_judges_no_case_twice(monkeypatch: py
         *((0, OPENED), (0, verdict()), (0, Began(OTHER)), (0, Died("signal SIGKILL"))),
         *((0, Began(OTHER)), (0, verdict(OTHER)), (0, Done())),
     )
-    assert crew.replaced == [(0, frozenset({CASE.id}))]
+    assert crew.replaced == [(0, (CASE.id,))]
     assert (whole.outcome, code, whole.cases, whole.replaced) == ("agree", None, 2, 1)
 
 
@@ -265,7 +272,7 @@ def test_a_case_at_which_two_workers_died_is_given_up_saved_and_no_pass(monkeypa
     whole, _, crew, listener = campaign_of(
         monkeypatch, (0, OPENED), (0, verdict()), *died, *died, (0, Done(exhausted=True))
     )
-    assert crew.replaced[-1] == (0, frozenset({CASE.id, OTHER.id}))
+    assert crew.replaced[-1] == (0, (CASE.id, OTHER.id))
     assert listener.lost_cases == [OTHER]
     assert whole.exit_code == 3
     assert f"case {OTHER.id} (saved as kept.json) was given up" in whole.errors[0]
@@ -350,7 +357,8 @@ def test_a_finding_is_shown_where_its_bundle_cannot_be_written(
     monkeypatch.setattr(bundle, "save", full)
     code, page, result = run(capfd, monkeypatch, tmp_path, "--fault", "kv-truncated-not-gathered", "--cases", "40")
     assert code == 1
-    assert page.startswith("DIFFER cpu-eager")
+    assert "cpu-eager left a wrong KV cache behind a step. This is the smallest case found" in page
+    assert "shows it: DIFFER cpu-eager" in page
     assert "No space left on device" in page
     assert f'"prompt": {result["findings"][0]["case"]["prompt"]}' in page
 

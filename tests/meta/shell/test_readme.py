@@ -137,12 +137,20 @@ def test_readme_names_every_argument_of_every_component() -> None:
 
 @pytest.mark.slow
 def test_the_failure_page_is_what_its_command_prints(tmp_path: Path) -> None:
-    """The first page of README, from the command beside it; the seed, and so the case, is the default."""
+    """The first page of README, from the command beside it; the seed, and so the case, is the default.
+
+    How many cases were judged by then, and what the other worker saw, depends on the machine.
+    """
+
+    def told(text: str) -> list[str]:
+        text = re.sub(r"also seen .*?one cause", "", " ".join(text.split()))
+        return re.sub(r"^\d+ of 500", "some of 500", text).split()
+
     (page,) = re.findall(r"```text\n(.*?)```", README, re.DOTALL)
     program = [sys.executable, "-m", "specverify", "diff", "--fault", "kv-truncated-not-gathered"]
     done = subprocess.run(program, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 1
-    assert page.split() == done.stdout.split("\nDIFFER  cpu-eager\n")[0].split()
+    assert told(page) == told(done.stdout.split("\nDIFFER  cpu-eager\n")[0])
 
 
 def test_the_families_that_readme_names_are_those_that_the_oracle_reads() -> None:

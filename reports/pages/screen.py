@@ -1,0 +1,91 @@
+"""The screen that pages are printed on: its width, and whether it shows colours."""
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TextIO
+
+from reports.drawing import MARK
+from reports.layout80 import LABEL, MARGIN, WIDTH
+
+WIDEST = 160
+"""The most columns of a page: longer lines are hard to read."""
+
+BOLD, DIM, RED, GREEN, YELLOW = "1", "2", "31", "32", "33"
+"""Codes of the terminal's styles (ECMA-48, SGR); colours by number, so that the terminal's own palette holds."""
+
+HEADLINES = {"AGREE": GREEN, "FIXED": GREEN, "DIFFER": RED, "FAILED": RED, "COULD NOT JUDGE": YELLOW, "CHANGED": YELLOW}
+"""The colour of a line that begins with a result."""
+
+LABELS = {"expected": GREEN, "observed": RED, "error": YELLOW, "replay": BOLD, "next": BOLD, "failure": RED}
+"""The style of a label; the other labels are dim."""
+
+_LABELLED = re.compile(rf"^( {{{MARGIN}}})([A-Za-z][A-Za-z ]{{0,{LABEL - 1}}}?)(  +)(?=\S)")
+
+
+@dataclass(frozen=True)
+class Screen:
+    """What a page is printed on; a file unless told otherwise.
+
+    Attributes:
+        width: Columns, from 80 to WIDEST.
+        colour: Whether it shows colours.
+    """
+
+    width: int = WIDTH
+    colour: bool = False
+
+    def painted(self, page: str) -> str:
+        """`page`, which holds no control codes, in colours if there are any: results, labels, the marked node."""
+        if not self.colour:
+            return page
+        return "\n".join(_painted(line) for line in page.split("\n"))
+
+
+def screen_of(file: TextIO, variables: Mapping[str, str]) -> Screen:
+    """The screen behind `file`.
+
+    The width is that of COLUMNS, or of the terminal; without either it is 80. Colours need a terminal that is not dumb,
+    outside CI, without NO_COLOR (https://no-color.org: any text but an empty one).
+    """
+    terminal = file.isatty() and variables.get("TERM", "") != "dumb"
+    colour = terminal and not variables.get("NO_COLOR") and not in_ci(variables)
+    return Screen(min(max(_columns(file, variables, terminal), WIDTH), WIDEST), colour)
+
+
+def in_ci(variables: Mapping[str, str]) -> bool:
+    """Whether a CI service runs the command: such services set CI."""
+    return variables.get("CI", "").lower() not in ("", "0", "false")
+
+
+def _columns(file: TextIO, variables: Mapping[str, str], terminal: bool) -> int:
+    """The columns that the environment or the terminal tells; WIDTH if neither does."""
+    told = variables.get("COLUMNS", "")
+    if told.isdecimal() and len(told) < 6:
+        return int(told)
+    if not terminal:
+        return WIDTH
+    try:
+        return os.get_terminal_size(file.fileno()).columns or WIDTH
+    except (OSError, ValueError):  # a file that calls itself a terminal and has no descriptor
+        return WIDTH
+
+
+def _painted(line: str) -> str:
+    """One line of a page in colours."""
+    headline = next((word for word in HEADLINES if line.startswith((f"{word}  ", f"{word}\n")) or line == word), None)
+    if headline is not None:
+        return _styled(headline, f"{BOLD};{HEADLINES[headline]}") + line[len(headline) :]
+    if MARK in line:  # what stands behind the mark is the sentence beside the tree
+        end = line.index(MARK) + len(MARK)
+        return _styled(line[:end], f"{BOLD};{RED}") + line[end:]
+    found = _LABELLED.match(line)
+    if found is None:
+        return line
+    margin, label, gap = found.groups()
+    return margin + _styled(label, LABELS.get(label, DIM)) + gap + line[found.end() :]
+
+
+def _styled(text: str, style: str) -> str:
+    return f"\x1b[{style}m{text}\x1b[0m"

@@ -1,0 +1,196 @@
+"""The page of a whole run on the terminal."""
+
+from properties.tally import Failure, Tally
+from properties.verdict.finding import FINISHED, STAGE_UNKNOWN, Finding
+from reference.trace import Stage
+from reports.bundle import replay_command
+from reports.counts import commits, fallen, judged_part, table, unjudged_reasons
+from reports.format import clean, cut, number, plural
+from reports.layout80 import MARGIN, WIDTH, folded, indented, labelled, printed
+from reports.pages.sampling import evidence
+from reports.pages.terminal import labelled_lines, wrapped_command
+from reports.record import mean_accepted
+from reports.unrevealed import rows, speculation
+from reports.vocabulary import reference_of
+
+OUTCOMES = {"agree": "AGREE", "differ": "DIFFER", "unjudged": "COULD NOT JUDGE"}
+"""The headline of each outcome."""
+
+EXIT = {
+    "agree": "everything that could be compared agrees with {reference}",
+    "differ": "the backend does not do what the target alone would do",
+    "unjudged": "this is no pass: exit code 3",
+}
+"""The sentence below the headline of each outcome."""
+
+WRONG = {
+    Stage.DRAFTED: "drafted other tokens than its draft proposes",
+    Stage.LOWERED: "gave the forward pass a wrong form of the tree: its mask, positions or links",
+    Stage.ATTENDED: "computed wrong attention",
+    Stage.SCORED: "computed wrong scores for the next token",
+    Stage.ACCEPTED: "accepted drafted tokens wrongly",
+    Stage.EMITTED: "gave a wrong output",
+    Stage.COMMITTED: "left a wrong KV cache behind a step",
+}
+"""The stage at which a difference began, in words for a reader who knows no stages."""
+
+REPLAYED = 3
+"""Most failures whose replay command stands at the end of a page; each failure's own page has it too."""
+
+
+def opening(tally: Tally, width: int = WIDTH) -> str:
+    """The first sentences of a run that differs, before the pages of its failures; empty without failures."""
+    if not tally.failures:
+        return ""
+    name, count = clean(tally.backend), len(tally.failures)
+    if count == 1:
+        found = (
+            f"{_judged(tally)}, then {name} {_wrong(tally.failures[0].finding)}. This is the smallest case found that "
+            f"shows it:"
+        )
+        if tally.cases >= tally.wanted > 1 or not tally.judged:
+            found = (
+                f"{_judged(tally)}. {name} {_wrong(tally.failures[0].finding)} in {tally.differed} of them. This is "
+                "the smallest case found that shows it:"
+            )
+        return printed(folded(found), width=width)
+    found = (
+        f"{_judged(tally)}, and {name} went wrong in {count} ways. These are the smallest cases found that show them:"
+    )
+    return printed(folded(found), width=width)
+
+
+def _wrong(finding: Finding) -> str:
+    """What a backend did wrong, for a reader who knows none of our words."""
+    if finding.where.get("side") == STAGE_UNKNOWN or finding.expected == FINISHED:
+        return "did not finish a case"
+    return WRONG[finding.stage]
+
+
+def _judged(tally: Tally) -> str:
+    """The judged cases out of those that the run was to judge."""
+    of = max(tally.wanted, tally.cases)
+    return f"{tally.judged} of {plural(of, 'case')} {'was' if tally.judged == 1 else 'were'} judged"
+
+
+def summary_page(tally: Tally, width: int = WIDTH, verbose: bool = False) -> str:
+    """The whole run: its outcome, then what was compared, then every failure again and what to do next.
+
+    Args:
+        tally: The facts.
+        width: The columns of the page.
+        verbose: Whether every invariant has a row of counts, and every fact of the run a line.
+    """
+    emulated = "  EMULATED, no hardware was judged" if tally.emulated else ""
+    head = f"{OUTCOMES[tally.outcome]}  {clean(tally.backend)}{emulated}\n"
+    reference = reference_of(tally.against) if tally.against else "the target model, run alone by the oracle"
+    said = EXIT[tally.outcome].format(reference=reference)
+    if tally.cases:
+        said = f"{_judged(tally)}: {said}"
+    parts = [printed(folded(head), width=width) + labelled_lines(said, width)]
+    if tally.errors:
+        parts.append(labelled([("error", cut(error, 400)) for error in tally.errors], width))
+    if verbose and tally.invariants:
+        parts.append(indented(table(tally, width)))
+    parts.append(labelled(_run_facts(tally, verbose), width))
+    parts += _ending(tally, width)
+    return "\n".join(part.strip("\n") + "\n" for part in parts)
+
+
+def _ending(tally: Tally, width: int) -> list[str]:
+    """The last lines: each failure again, and what to do next."""
+    told = [("failure", _failure_line(failure)) for failure in tally.failures]
+    if tally.outcome == "differ" and not told:
+        why = tally.excess_ties or tally.excess_evidence or f"{plural(tally.differed, 'case')} differ"
+        told.append(("failure", cut(why, 400)))
+    following = "".join(
+        wrapped_command(command, " " * MARGIN + "next    ", width)
+        for command in map(replay_command, tally.failures[:REPLAYED])
+        if command is not None
+    )
+    return [labelled(told, width) + following] if told else []
+
+
+def _failure_line(failure: Failure) -> str:
+    """One failure on one line: invariant, stage, case and bundle."""
+    file = f" ({clean(failure.file)})" if failure.file else ""
+    finding = failure.finding
+    return f"{clean(finding.invariant)} at stage {finding.stage.word}, case {failure.verdict.case.id}{file}"
+
+
+def _run_facts(tally: Tally, verbose: bool) -> list[tuple[str, str]]:
+    """The labelled facts of a run, in the order in which they are printed."""
+    facts = [("cases", _pace(tally))]
+    if verbose or tally.shrink_seconds:
+        facts.append(("time", _time(tally)))
+    facts += speculation(tally)
+    together = rows(tally)
+    if not tally.invariants:
+        together = [("not judged", "everything: no invariant was selected")]
+    facts += judged_part(tally, verbose)
+    facts += together or unjudged_reasons(tally, verbose)
+    mean = mean_accepted(tally)
+    if mean is not None:
+        steps = plural(sum(tally.accept_lengths.values()), "step")
+        each = ", ".join(f"{kind} {taken / count:.2f}" for kind, (count, taken) in tally.accepted_by_draft.items())
+        by_draft = f" ({each})" if each else ""
+        facts.append(("accepted", f"{mean:.2f} drafted tokens per step on average, over {steps}{by_draft}"))
+    facts += _ties(tally, verbose)
+    facts += evidence(tally)
+    facts += [
+        ("fell back", f"{count} of {tally.attention_calls} attention calls: {clean(why)}")
+        for why, count in fallen(tally.fallbacks)
+    ]
+    facts += commits(tally)
+    facts += [("declined", f"{plural(count, 'case')}: {clean(why)}") for why, count in tally.unsupported.items()]
+    if tally.stopped is not None:
+        facts.append(("stopped", f"early: {clean(tally.stopped)}"))
+    if tally.against is not None:
+        alone = ", and no oracle in its place; tokens are compared with its tokens" if tally.tokens_alone else ""
+        facts.append(("reference", f"{reference_of(tally.against)}: the NumPy oracle did not run{alone}"))
+    ran = (
+        tally.environment if verbose else {name: tally.environment[name] for name in SHORT if name in tally.environment}
+    )
+    if ran:
+        facts.append(("ran on", cut(", ".join(f"{name} {value}" for name, value in ran.items()), 400)))
+    if tally.invariants and not verbose:
+        facts.append(("all counts", "by --verbose"))
+    return facts
+
+
+SHORT = ("specverify", "torch", "device", "seed", "jobs")
+"""The parts of the environment that every page tells."""
+
+
+def _pace(tally: Tally) -> str:
+    """The number of judged cases and the cases per second."""
+    if not tally.cases:
+        return "none was run"
+    pace = f", {number(tally.cases / tally.seconds)} per second" if tally.seconds > 0 else ""
+    drawn = tally.cases - sum(tally.unsupported.values())
+    short = f" ({tally.wanted} wanted)" if tally.wanted and tally.wanted != drawn else ""
+    return f"{tally.judged} judged / {drawn} drawn{short}, in {number(tally.seconds)} s{pace}"
+
+
+def _time(tally: Tally) -> str:
+    """The time inside the backend's forwards, and how many times as long the run took."""
+    shrinking = f", and {number(tally.shrink_seconds)} s of shrinking" if tally.shrink_seconds else ""
+    if tally.backend_seconds <= 0:
+        return f"no time was measured inside the backend's forwards{shrinking}"
+    ratio = (tally.seconds - tally.shrink_seconds) / tally.backend_seconds
+    inside = f"{number(tally.backend_seconds)} s in the backend's forwards"
+    return f"{inside}; the run took {number(ratio)} times that{shrinking}"
+
+
+def _ties(tally: Tally, verbose: bool) -> list[tuple[str, str]]:
+    """The number of near-ties, compared with the number that the control run predicts."""
+    counts = tally.positions
+    if tally.excess_ties is not None:
+        return [("TIES", f"{clean(tally.excess_ties)}: that many cannot be chance")]
+    if not tally.ties and not verbose:
+        return []
+    if not counts.judged:
+        return [("ties", f"{len(tally.ties)}, without a control to compare with")] if tally.ties else []
+    control = f"{number(counts.predicted)} predicted by the control, which had {counts.control_ties} itself"
+    spread = f"{plural(counts.judged, 'position')} judged, {counts.near} near a tie"
+    return [("ties", f"{len(tally.ties)}; {control} ({spread})")]

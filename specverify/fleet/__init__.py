@@ -1,0 +1,1 @@
+"""Runs that several machines share: their journals, and slices as tasks of Ray."""

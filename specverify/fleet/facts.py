@@ -1,0 +1,125 @@
+"""Dataclasses as JSON values, and back by their annotations.
+
+Cases go by their own format (`reference.case_json`). Numbers that JSON does not know, arrays and values without an
+annotation carry their kind with them.
+"""
+
+import math
+import types
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from enum import Enum
+from functools import cache
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+
+import numpy as np
+
+from reference.case import Case
+from reference.case_json import case_from_json, case_to_json
+
+T = TypeVar("T")
+
+
+def to_json(value: Any) -> Any:
+    """`value` as a JSON value: a dataclass as an object of its fields, defaults left out."""
+    if isinstance(value, Case):
+        return case_to_json(value)
+    if is_dataclass(value) and not isinstance(value, type):
+        return {one.name: to_json(getattr(value, one.name)) for one in fields(value) if _told(value, one)}
+    if isinstance(value, Enum):
+        return int(value.value)
+    if isinstance(value, np.ndarray):
+        return {"dtype": str(value.dtype), "shape": list(value.shape), "array": [to_json(one) for one in value.flat]}
+    if isinstance(value, np.generic):
+        return to_json(value.item())
+    if isinstance(value, Mapping):
+        if all(isinstance(key, str) for key in value):
+            return {key: to_json(one) for key, one in value.items()}
+        return [[to_json(key), to_json(one)] for key, one in value.items()]
+    if isinstance(value, (set, frozenset)):
+        return sorted(to_json(one) for one in value)
+    if isinstance(value, (list, tuple)):
+        return [to_json(one) for one in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return {"float": repr(value)}
+    if value is None or isinstance(value, (bool, int, float)):
+        return value
+    # A lone surrogate is no UTF-8: it is written as its escape.
+    return str(value).encode("utf-8", "backslashreplace").decode()
+
+
+def _told(value: Any, one: Any) -> bool:
+    """Whether a field differs from its default, as most fields of most verdicts do not."""
+    here = getattr(value, one.name)
+    plain = here is None or isinstance(here, (bool, int, float, str, tuple, frozenset))
+    return not plain or type(here) is not type(one.default) or here != one.default
+
+
+def from_json(kind: type[T], content: Any) -> T:
+    """The value of the annotated type `kind` in `content`.
+
+    Raises:
+        ValueError: The content is none of that type.
+    """
+    try:
+        made: T = _read(kind, content)
+    except (TypeError, KeyError, AttributeError, IndexError, ArithmeticError) as why:
+        raise ValueError(f"no {kind.__name__}: {why}") from None
+    return made
+
+
+@cache
+def _hints(kind: type) -> dict[str, Any]:
+    return get_type_hints(kind)
+
+
+def _read(kind: Any, content: Any) -> Any:
+    """The value of `content` under the annotation `kind`."""
+    origin, inner = get_origin(kind), get_args(kind)
+    if kind is Case:
+        return case_from_json(content)
+    if isinstance(kind, type) and is_dataclass(kind):
+        hints = _hints(kind)
+        return kind(**{name: _read(hints[name], one) for name, one in content.items()})
+    if origin in (Union, types.UnionType):
+        return _one_of(inner, content)
+    if origin is tuple:
+        if len(inner) == 2 and inner[1] is Ellipsis:
+            return tuple(_read(inner[0], one) for one in content)
+        return tuple(_read(one, part) for one, part in zip(inner, content, strict=True))
+    if origin is frozenset:
+        return frozenset(_read(inner[0], one) for one in content)
+    if origin is list:
+        return [_read(inner[0], one) for one in content]
+    if isinstance(origin, type) and issubclass(origin, Mapping):
+        pairs = content.items() if isinstance(content, dict) else content
+        return {_read(inner[0], key): _read(inner[1], one) for key, one in pairs}
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return kind(content)
+    if kind in (int, float, str, bool) and not isinstance(content, dict):
+        return float(content) if kind is float else content
+    return _plain(content)
+
+
+def _one_of(kinds: tuple[Any, ...], content: Any) -> Any:
+    """The value of a union: None, or the dataclass or container among `kinds`, or a plain value."""
+    if content is None:
+        return None
+    made = next((one for one in kinds if is_dataclass(one) or get_origin(one) is not None), None)
+    return _plain(content) if made is None else _read(made, content)
+
+
+def _plain(content: Any) -> Any:
+    """A value without an annotation: a number, a text, a list, or an array."""
+    if isinstance(content, list):
+        return [_plain(one) for one in content]
+    if not isinstance(content, dict):
+        return content
+    if set(content) == {"float"}:
+        return float(content["float"])
+    if set(content) == {"dtype", "shape", "array"}:
+        entries = [_plain(one) for one in content["array"]]
+        array = np.array(entries, dtype=np.dtype(content["dtype"])).reshape(content["shape"])
+        array.flags.writeable = False
+        return array
+    return {key: _plain(one) for key, one in content.items()}

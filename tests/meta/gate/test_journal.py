@@ -1,0 +1,153 @@
+"""The journal: every verdict and every failure of real engines comes back as it was written."""
+
+import json
+import math
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from properties.tally import Also, Beside, Failure, Tally
+from properties.verdict.finding import Finding, Verdict
+from properties.verdict.invariant import taking_turns
+from properties.verdict.judge import judge
+from reference.oracle.decoder import Oracle
+from reference.trace import Stage
+from reports.pages.terminal import failure_page
+from reports.record import Lines, verdict_line
+from reports.writing import Unwritable
+from specverify.campaign.case_stream import Stream
+from specverify.campaign.messages import Ended, Found, Opened, Passed
+from specverify.campaign.search import stripped
+from specverify.fleet.facts import from_json, to_json
+from specverify.fleet.journal import FILE, KINDS, Head, Writer, read
+from specverify.setup.errors import UnusableInput
+from specverify.setup.selection import invariants_matching
+from specverify.setup.subjects import open_planted, subject_of
+from tests.meta.gate.conftest import Sample
+
+HEAD = Head("0.1.0", (0, 7), 7, (1, 2), "0123456789ab")
+
+
+def again(value: Any) -> Any:
+    return from_json(type(value), json.loads(json.dumps(to_json(value), allow_nan=False)))
+
+
+@pytest.fixture(scope="module")
+def verdicts() -> list[Verdict]:
+    """Verdicts on drawn cases, with sampling, sessions and findings among them."""
+    subject, oracle = subject_of(open_planted("cpu-eager", "kv-truncated-not-gathered", None), 8), Oracle()
+    invariants = invariants_matching(("lossless.*", "cache.*", "acceptance.*"))
+    cases = Stream(3, ("float32",), subject.variant_interval, subject.abilities, (), None)
+    return [
+        judge(case, taking_turns(case, invariants, subject.variant_interval), oracle, subject)
+        for _, case in zip(range(14), cases, strict=False)
+    ]
+
+
+def test_verdicts_come_back_and_count_the_same(verdicts: list[Verdict]) -> None:
+    made = [again(stripped(one)) for one in verdicts]
+    assert any(one.evidence for one in verdicts)
+    assert any(one.findings for one in verdicts)
+    assert any(one.case.session for one in verdicts)
+    assert [verdict_line(one) for one in made] == [verdict_line(one) for one in verdicts]
+    first, second = Tally("mine"), Tally("mine")
+    for one, other in zip(verdicts, made, strict=True):
+        first.add(one)
+        second.add(other)
+        for part in fields(Verdict):
+            if part.name not in ("trace", "findings"):
+                assert getattr(one, part.name) == getattr(other, part.name), part.name
+    assert first == second
+
+
+def test_a_failure_is_told_the_same_after_the_journal(verdicts: list[Verdict], tmp_path: Path) -> None:
+    found = [one for one in verdicts if one.first is not None and one.trace is not None]
+    near = found[0].case
+    for verdict in found:
+        assert verdict.first is not None
+        failure = Failure(verdict, verdict.first, "aaaaaaaaaaaa", 3, near, fault="kv-truncated-not-gathered")
+        twin = Beside("cpu-eager", "differs", verdict.first)
+        failure = replace(failure, beside=twin, also=(Also("lossless.stops", Stage.EMITTED, "bbbbbbbbbbbb"),))
+        writer = Writer(tmp_path, HEAD)
+        writer.add("mine", 2, Found(failure))
+        writer.close()
+        ((place, message),) = read(tmp_path).runs["mine"].messages
+        assert place == 2
+        assert isinstance(message, Found)
+        assert failure_page(message.failure) == failure_page(failure)
+        assert len((tmp_path / FILE).read_bytes()) < 400_000
+
+
+def test_odd_values_come_back() -> None:
+    observed = [
+        math.inf,
+        -math.inf,
+        "a\ud800",
+        np.float32(0.5),
+        {"x": (1, 2)},
+        np.arange(6, dtype=np.int8).reshape(2, 3),
+    ]
+    finding = again(
+        Finding("acme.fits", Stage.SCORED, 4, {"node": np.int64(2), "side": "odd"}, math.nan, observed, 2.5)
+    )
+    assert math.isnan(finding.expected)
+    assert finding.observed[:5] == [math.inf, -math.inf, "a\\ud800", 0.5, {"x": [1, 2]}]
+    assert finding.observed[5].dtype == np.int8
+    assert finding.observed[5].tolist() == [[0, 1, 2], [3, 4, 5]]
+    assert finding.where == {"node": 2, "side": "odd"}
+    opened = Opened("mine", "cpu", False, {"torch": "2"}, ("a.b",), 5, frozenset({Stage.SCORED, Stage.DRAFTED}))
+    assert again(opened) == opened
+
+
+def test_a_journal_grows_and_its_torn_line_is_left_out(tmp_path: Path) -> None:
+    writer = Writer(tmp_path, HEAD)
+    for case in "ab":
+        writer.add("mine", 0, Passed(case * 12, "why"))
+    writer.add("mine", 0, Ended(1.0, 2))
+    writer.add("mine", 0, "no message of a journal")
+    writer.close()
+    journal = read(tmp_path)
+    assert journal.head == HEAD
+    assert journal.runs["mine"].ended == Ended(1.0, 2)
+    with (tmp_path / FILE).open("a") as file:
+        file.write('{"run": "mine", "place": 0, "pas')
+    writer = Writer(tmp_path, HEAD, goes_on=True)
+    writer.add("mine", 1, Passed("c" * 12, "why"))
+    writer.close()
+    told = read(tmp_path).runs["mine"]
+    assert [message.case[0] for _, message in told.messages if isinstance(message, Passed)] == ["a", "b", "c"]
+    assert told.ended is None
+
+
+def test_a_journal_that_cannot_be_written_is_no_pass(sample: Sample, monkeypatch: pytest.MonkeyPatch) -> None:
+    append = Lines.append
+
+    def full(self: Lines, fact: dict[str, Any]) -> None:
+        if "place" in fact:
+            raise Unwritable(FILE, "No space left on device")
+        append(self, fact)
+
+    monkeypatch.setattr(Lines, "append", full)
+    assert sample("gate", "--cases", "6") == 3
+    assert " ".join(sample.out.split()).count("No space left on device") == 2
+    assert sample.result()["runs"][0]["judged"] == 6
+
+
+@pytest.mark.parametrize("text", ["", "x\n", "{}\n", '{"journal": 2}\n', '{"journal": 1, "seeds": 3}\n'])
+def test_what_is_no_journal_is_refused_in_one_line(text: str, tmp_path: Path) -> None:
+    (tmp_path / FILE).write_text(text)
+    with pytest.raises(UnusableInput, match=FILE):
+        read(tmp_path)
+    with pytest.raises(UnusableInput, match="no journal"):
+        read(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_line_of_another_kind_is_refused(name: str, tmp_path: Path) -> None:
+    head = json.dumps({"journal": 1, **to_json(HEAD)})
+    (tmp_path / FILE).write_text(f"{head}\n{json.dumps({'run': 'mine', 'place': 0, name: 3})}\n")
+    with pytest.raises(UnusableInput, match="line 2"):
+        read(tmp_path)
