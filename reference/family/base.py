@@ -78,11 +78,13 @@ class Family:
         mixes_rows: Whether the low bits of a row may depend on the other rows of a forward; see
             `reference.architecture.Checkpoint.mixes_rows`.
         sinks: Whether each head of attention has a sink, a score without a column.
+        check: Raises Malformed for an architecture that the family cannot have.
         settings: The numbers that this family alone has, each with its default; `Architecture.settings` holds a
             model's values that differ.
         soft_caps: Whether the family's own attention has a soft cap.
         drawn: Architectures that generated cases run, as fields of `Architecture` without `family`, the simplest
             first. Families with an empty list are drawn from `properties.strategies.models.GALLERY`.
+        rare: Whether its architectures are drawn half as often as others.
     """
 
     name: str
@@ -94,9 +96,11 @@ class Family:
     attention_extras: Callable[["Architecture", int], Shapes] = no_tensors
     mixes_rows: bool = False
     sinks: bool = False
+    check: Callable[["Architecture"], None] = lambda arch: None
     soft_caps: bool = False
     settings: Mapping[str, float] = field(default_factory=dict)
     drawn: tuple[Mapping[str, Any], ...] = ()
+    rare: bool = False
 
 
 def members(package: str, path: Iterable[str], kind: type[T]) -> list[T]:

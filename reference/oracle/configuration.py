@@ -22,6 +22,9 @@ ROPE_FIELDS = {
 }  # fmt: skip
 """The fields that a rope dictionary may hold; any other field asks for a formula that the oracle does not compute."""
 
+ALIASES = {"swish": "silu"}
+"""Other names of activations, each with the name that families have; transformers computes both alike."""
+
 MOST_LAYERS = 10_000
 """Most layers that are read: each layer costs time and memory before its first weight is read."""
 
@@ -58,7 +61,7 @@ def configured(where: Path) -> Architecture:
             kv_heads=fields.integer("num_key_value_heads", heads),
             head_dim=fields.integer("head_dim", hidden // max(1, heads)),
             windows=_windows(fields, family, layers),
-            rope=_rope(fields),
+            rope=_rope(fields, family),
             norm_eps=float(fields.number("rms_norm_eps", 1e-6)),
             max_positions=fields.size("max_position_embeddings"),
             tied=fields.flag("tie_word_embeddings"),
@@ -83,11 +86,11 @@ def _refuse_unsupported(fields: Fields, family: OracleFamily) -> None:
         raise fields.refuse("quantization_config asks for quantized weights; save the checkpoint dequantized")
     name, computed = family.activation
     activation = fields.content.get(name, computed)
-    if activation != computed:
+    if ALIASES.get(activation, activation) != computed if isinstance(activation, str) else True:
         raise fields.refuse(
             f"the oracle computes {name} {computed!r}, not {shown(activation)}; compare --against a backend"
         )
-    if fields.number("partial_rotary_factor", 1.0) != 1.0:
+    if not family.partial_rotary and fields.number("partial_rotary_factor", 1.0) != 1.0:
         raise fields.refuse("partial_rotary_factor is not supported; compare --against a backend")
 
 
@@ -106,17 +109,17 @@ def _windows(fields: Fields, family: OracleFamily, layers: int) -> tuple[int, ..
     return tuple(width if slide else 0 for slide in slides)
 
 
-def _rope(fields: Fields) -> Rope:
-    """The variant in the dictionary `rope_scaling` (transformers 4) or `rope_parameters` (5); the former wins."""
-    content = fields.get("rope_scaling") or fields.get("rope_parameters") or {}
+def _rope(fields: Fields, family: OracleFamily) -> Rope:
+    """The variant in the rope dictionary of the layers that see all columns."""
+    content = family.rope(fields)
     theta = float(fields.number("rope_theta", 10000.0))
     if not isinstance(content, dict):
         raise fields.refuse(f"the rope dictionary is {shown(content)}, not an object; correct it")
-    unknown = sorted(set(content) - ROPE_FIELDS)
+    unknown = sorted(set(content) - ROPE_FIELDS - family.rope_fields)
     if unknown:
         raise fields.refuse(f"rope field {shown(unknown[0])} is not supported; compare --against a backend")
     given = Fields(fields.where, content, {})
-    if given.number("partial_rotary_factor", 1.0) != 1.0:
+    if not family.partial_rotary and given.number("partial_rotary_factor", 1.0) != 1.0:
         raise fields.refuse("partial_rotary_factor is not supported; compare --against a backend")
     kind = content.get("rope_type", content.get("type", "default"))
     if isinstance(kind, (list, dict)):

@@ -153,7 +153,7 @@ class PathByPath:
             if name == "v":
                 return y
             cos, sin = rotary.table(positions, *parameters.frequencies(layer, length))
-            y = parameters.turned(layer, name, y.swapaxes(0, 1), cos, sin).swapaxes(0, 1)
+            y = np.swapaxes(parameters.turned(layer, name, y.swapaxes(0, 1), cos, sin), 0, 1)
             return y * formulas.query_factors(arch, layer, positions)[:, None, None] if name == "q" else y
 
         x = parameters.embedded(np.array(tokens))

@@ -81,7 +81,7 @@ class Parameters:
     def frequencies(self, layer: int, length: int) -> tuple[Array, float]:
         """The inverse frequencies of `layer` and the factor on its tables; see `rotary.frequencies`."""
         arch, formulas = self.architecture, self.formulas
-        return rotary.frequencies(formulas.rope(arch, layer), formulas.rotary_width(arch), arch.max_positions, length)
+        return rotary.frequencies(formulas.rope(arch, layer), arch.rotary_dim, arch.max_positions, length)
 
     def sinks(self, layer: int) -> Array | None:
         """The sink of each head of `layer`, [heads], or None: a score that takes a share of the softmax."""
@@ -192,7 +192,8 @@ def _from_disk(model: Checkpoint, dtype: str) -> Parameters:
         )
     architecture, state = read(model.source)
     for name, weight in state.items():
-        state[name] = rounded(weight, dtype, name)
+        wide = dtype != "float64" and name.endswith(FAMILIES[architecture.family].wide)
+        state[name] = rounded(weight, "float32" if wide else dtype, name)
         state[name].flags.writeable = False
     return Parameters(architecture, state, _embedding_scale(architecture, dtype))
 

@@ -43,9 +43,8 @@ class ExactRotary(nn.Module):
 
     def __init__(self, config: Any) -> None:
         super().__init__()
-        head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         self.inverse, self.scaling = inverse_frequencies(
-            config.rope_parameters, head_dim, config.max_position_embeddings
+            config.rope_parameters, rotary_width(config, config.rope_parameters), config.max_position_embeddings
         )
 
     def forward(self, hidden: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
@@ -53,6 +52,12 @@ class ExactRotary(nn.Module):
         angle = position_ids[..., None].double() * self.inverse.to(hidden.device)
         angle = torch.cat((angle, angle), -1)
         return (angle.cos() * self.scaling).to(hidden.dtype), (angle.sin() * self.scaling).to(hidden.dtype)
+
+
+def rotary_width(config: Any, rope: dict[str, Any]) -> int:
+    """The number of dimensions of a head that rotary embedding turns, as transformers rounds it."""
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return int(head_dim * rope.get("partial_rotary_factor", 1.0))
 
 
 class ExactComplexRotary(ExactRotary):

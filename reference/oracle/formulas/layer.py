@@ -109,7 +109,6 @@ class Formulas:
         embedding_rounded: Whether engines hold this factor in the working dtype.
         logits: From the products of hidden states and head [..., vocabulary] to logits.
         rope: The rotary embedding of a layer.
-        rotary_width: The number of leading dimensions of a head that rotary embedding turns; the others stay.
         norms_turned: Whether the norms of queries and keys come after rotary embedding.
         query_factors: Factors of the queries of a layer at positions [T]: float64 [T].
         residual_scale: The factor of what a block adds to the residual stream.
@@ -126,7 +125,6 @@ class Formulas:
     embedding_rounded: bool = True
     logits: Callable[[Architecture, Array], Array] = lambda arch, scored: scored
     rope: Callable[[Architecture, int], Rope] = lambda arch, layer: arch.rope
-    rotary_width: Callable[[Architecture], int] = lambda arch: arch.head_dim
     norms_turned: bool = False
     query_factors: Callable[[Architecture, int, Array], Array] = temperature
     residual_scale: Callable[[Architecture], float] = lambda arch: 1.0

@@ -82,7 +82,7 @@ def turn(x: Array, cos: Array, sin: Array) -> Array:
     """
     half = cos.shape[-1]
     left, right = x[..., :half], x[..., half : 2 * half]
-    turned = x.copy()
+    turned: Array = x.copy()
     turned[..., :half] = left * cos - right * sin
     turned[..., half : 2 * half] = right * cos + left * sin
     return turned
@@ -91,7 +91,7 @@ def turn(x: Array, cos: Array, sin: Array) -> Array:
 def turn_neighbours(x: Array, cos: Array, sin: Array) -> Array:
     """`x` [..., T, head_dim] turned by `table`: Llama 4's pairs, where dimension 2i pairs with 2i + 1; see `turn`."""
     width = 2 * cos.shape[-1]
-    turned = x.copy()
+    turned: Array = x.copy()
     turned[..., 0:width:2] = x[..., 0:width:2] * cos - x[..., 1:width:2] * sin
     turned[..., 1:width:2] = x[..., 1:width:2] * cos + x[..., 0:width:2] * sin
     return turned
