@@ -92,7 +92,7 @@ GALLERY: tuple[Architecture, ...] = (
     _arch("llama", 21, 2, 1, 4, (0, 0), cap=1.0),
     _arch("qwen2", 35, 4, 2, 4, (0, 6), "theta", cap=1.5),
     *(
-        Architecture(name, **{"max_positions": MAX_POSITIONS, **fields})
+        Architecture(name, **{"max_positions": MAX_POSITIONS, **fields, "rope": Rope(**fields.get("rope", {}))})
         for rare in (False, True)
         for name, family in FAMILIES.items()
         for fields in family.drawn

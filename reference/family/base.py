@@ -79,6 +79,7 @@ class Family:
             `reference.architecture.Checkpoint.mixes_rows`.
         sinks: Whether each head of attention has a sink, a score without a column.
         check: Raises Malformed for an architecture that the family cannot have.
+        fixed: The ends of the names of seeded weights that are no random numbers, each with the value.
         settings: The numbers that this family alone has, each with its default; `Architecture.settings` holds a
             model's values that differ.
         soft_caps: Whether the family's own attention has a soft cap.
@@ -98,6 +99,7 @@ class Family:
     sinks: bool = False
     check: Callable[["Architecture"], None] = lambda arch: None
     soft_caps: bool = False
+    fixed: Mapping[str, float] = field(default_factory=dict)
     settings: Mapping[str, float] = field(default_factory=dict)
     drawn: tuple[Mapping[str, Any], ...] = ()
     rare: bool = False

@@ -90,7 +90,10 @@ def _margin(arch: Architecture, seed: int | list[int]) -> dict[str, Array]:
     state = {}
     for name, shape in shapes(arch).items():
         noise = draw.normal(size=shape)
-        if name.endswith("norm.weight"):
+        fixed = next((value for end, value in arch.words.fixed.items() if name.endswith(end)), None)
+        if fixed is not None:
+            values = np.full(shape, fixed)
+        elif name.endswith("norm.weight"):
             # Around the weight with which the family's norm multiplies by 1.
             values = arch.words.resting_gain + 0.1 * noise
         elif name.endswith("bias"):

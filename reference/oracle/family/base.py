@@ -58,6 +58,37 @@ def rope_dictionary(fields: Fields) -> Any:
     return fields.get("rope_scaling") or fields.get("rope_parameters") or {}
 
 
+def layered_rope(fields: Fields, theta: float, local: float, local_name: str) -> tuple[dict[str, Any], float]:
+    """The rope dictionary of the layers that see all columns, and the base of the layers with a window.
+
+    transformers 5 writes a dictionary for each kind of layer. Older files have `rope_theta`, the field `local_name` for
+    the layers with a window, and `rope_scaling` for the others.
+
+    Args:
+        fields: The fields of the file.
+        theta: The base of the layers that see all columns, where the file has none.
+        local: That of the others.
+        local_name: The older name of the base of the others; `rope_theta` for families where it is not read.
+
+    Raises:
+        UnreadableCheckpoint: Layers with a window have a variant.
+    """
+    content = fields.get("rope_parameters") or {}
+    parts = [content.get(kind) or {} for kind in KINDS_OF_LAYER] if isinstance(content, dict) else [None]
+    flat = isinstance(content, dict) and bool(content) and not set(content) & set(KINDS_OF_LAYER)
+    if flat or not all(isinstance(one, dict) for one in parts):
+        raise fields.refuse("rope_parameters is no object of full_attention and sliding_attention; correct it")
+    scaling = fields.get("rope_scaling") or {}
+    if not isinstance(scaling, dict):
+        raise fields.refuse("rope_scaling is not an object; correct it")
+    whole, sliding = ({**one} for one in parts)
+    if sliding.get("rope_type", "default") != "default":
+        raise fields.refuse("rope_parameters gives layers with a window a variant of rotary embedding")
+    older = local if local_name == "rope_theta" else fields.number(local_name, local)
+    base = Fields(fields.where, sliding, {}).number("rope_theta", older)
+    return {"rope_theta": fields.number("rope_theta", theta), **whole, **scaling}, float(base)
+
+
 def partial_rotary(fields: Fields, default: float = 1.0) -> int:
     """The number of leading dimensions of a head that `partial_rotary_factor` leaves to turn; 0 for all of them.
 

@@ -118,7 +118,7 @@ def _mixtral_slides(fields: Fields, layers: int, family: str) -> list[bool]:
 
 def _mixtral(fields: Fields) -> dict[str, Any]:
     own = {
-        "experts": _experts(fields, "num_local_experts", "num_experts", 8),
+        "experts": experts_named(fields, "num_local_experts", "num_experts", 8),
         "experts_per_token": fields.integer("num_experts_per_tok", 2),
     }
     return {"settings": settings_of("mixtral", own)}
@@ -131,7 +131,7 @@ def _mixtral_places(arch: Architecture, name: str, shape: tuple[int, ...]) -> Pl
     return Place(stored, shape)
 
 
-def _experts(fields: Fields, name: str, other: str, default: int) -> int:
+def experts_named(fields: Fields, name: str, other: str, default: int) -> int:
     """The number of experts, which transformers writes under either of two names; or transformers' default."""
     found = {fields.integer(one) for one in (name, other) if fields.get(one) is not None}
     if len(found) > 1:
@@ -145,7 +145,7 @@ def _qwen(fields: Fields, experts: int) -> dict[str, float]:
     if fields.flag("use_sliding_window"):
         raise fields.refuse("use_sliding_window is true: transformers hands this family's attention no window")
     return {
-        "experts": _experts(fields, "num_experts", "num_local_experts", experts),
+        "experts": experts_named(fields, "num_experts", "num_local_experts", experts),
         "experts_per_token": fields.integer("num_experts_per_tok"),
         "expert_size": fields.integer("moe_intermediate_size"),
         "norm_topk": float(fields.flag("norm_topk_prob")),
@@ -175,7 +175,7 @@ def _qwen3(fields: Fields) -> dict[str, Any]:
 
 def _glm(fields: Fields) -> dict[str, Any]:
     own = {
-        "experts": _experts(fields, "n_routed_experts", "num_local_experts", 128),
+        "experts": experts_named(fields, "n_routed_experts", "num_local_experts", 128),
         "experts_per_token": fields.integer("num_experts_per_tok"),
         "expert_size": fields.integer("moe_intermediate_size"),
         "shared_experts": fields.integer("n_shared_experts"),

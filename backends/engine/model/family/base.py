@@ -63,6 +63,12 @@ def no_window(arch: Architecture) -> None:
         raise Unsupported(f"{arch.family} with a sliding window: transformers' model has none")
 
 
+def no_chunks(arch: Architecture) -> None:
+    """Raise Unsupported for chunks or a temperature by position, for families that have layers without rotation."""
+    if any(arch.chunks) or arch.floor_scale:
+        raise Unsupported(f"{arch.family} with chunks or a temperature by position: only llama4 has them")
+
+
 def no_irope(arch: Architecture) -> None:
     """Raise Unsupported for chunks or layers without rotary embedding, which only Llama 4 has."""
     if any(arch.chunks) or arch.unrotated:
