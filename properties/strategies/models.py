@@ -146,7 +146,7 @@ def targets(within: Abilities | None = None, dtype: str = "float32") -> st.Searc
     """Target models that an engine loads, for cases of the working dtype `dtype`.
 
     Models with experts are not drawn in 16 bits: there nearly every text has a row whose scores of experts are tied
-    (`properties.tolerance.routing`), and a tie explains any difference.
+    (`properties.verdict.routing`), and a tie explains any difference.
     """
     narrow = dtype in ("bfloat16", "float16")
     if within is not None and within.head_multiple > 2:

@@ -111,14 +111,14 @@ class Tie:
 
 @dataclass(frozen=True)
 class RoutingTie:
-    """A difference that a tie between two experts may explain (`properties.tolerance.routing`): counted, no finding.
+    """A difference that a tie between two experts may explain (`properties.verdict.routing`): counted, no finding.
 
     Attributes:
         invariant: The invariant that met the difference.
         step: Index of the speculative step.
         layer: The layer of the tie.
         row: The row of the tie, counted over the step's context and then the nodes of its tree.
-        gap_sigma: Distance of the two scores, in the unit of `properties.tolerance.routing.sigma`.
+        gap_sigma: Distance of the two scores, in the unit of `properties.verdict.routing.sigma`.
     """
 
     invariant: str

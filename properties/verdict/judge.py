@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from properties.accepted_ranks import added, counts_by_draft
-from properties.tolerance.routing import parted
 from properties.verdict.finding import (
     FINISHED,
     STAGE_UNKNOWN,
@@ -22,6 +21,7 @@ from properties.verdict.finding import (
     Verdict,
 )
 from properties.verdict.invariant import Fact, Invariant, NoReference, NotApplicable, Oracle, Unobserved
+from properties.verdict.routing import parted
 from properties.verdict.session_members import members, view
 from properties.verdict.subject import Crashed, Declined, NoTrace, Subject
 from reference.case import Case
@@ -103,7 +103,6 @@ def _judged(
     compared: dict[str, int] = {}
     unanswered = False
     trace, declined = _first_run(case, subject)
-    # A run that broke may have been broken by the user's processor.
     if trace is None and declined is None and case.sampling.processors:
         _blame_processors(case, oracle)
     for invariant in invariants:

@@ -8,18 +8,54 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
 from pkgutil import iter_modules
-from typing import TYPE_CHECKING, Any, TypeVar
-
-if TYPE_CHECKING:
-    from reference.architecture import Architecture
+from typing import Any, Protocol, TypeVar
 
 T = TypeVar("T")
+
+
+class Sizes(Protocol):
+    """What a family reads of an architecture, which is a `reference.architecture.Architecture`."""
+
+    @property
+    def words(self) -> "Family":
+        """The family."""
+        ...
+
+    @property
+    def hidden_size(self) -> int:
+        """The width of the residual stream."""
+        ...
+
+    @property
+    def intermediate_size(self) -> int:
+        """The inner width of a gated block."""
+        ...
+
+    @property
+    def heads(self) -> int:
+        """The number of query heads."""
+        ...
+
+    @property
+    def head_dim(self) -> int:
+        """The width of a head."""
+        ...
+
+    @property
+    def mlp_bias(self) -> bool:
+        """Whether a gated block has biases."""
+        ...
+
+    def setting(self, name: str) -> float:
+        """The value of one of the family's settings."""
+        ...
+
 
 Shapes = Mapping[str, tuple[int, ...]]
 """Names of tensors within one decoder layer, each with its shape."""
 
 
-def gated(arch: "Architecture", layer: int) -> Shapes:
+def gated(arch: Sizes, layer: int) -> Shapes:
     """The gated feed-forward block of Llama (arXiv 2002.05202)."""
     return gated_block("mlp", arch.hidden_size, arch.intermediate_size, arch.mlp_bias)
 
@@ -35,7 +71,7 @@ def gated_block(at: str, hidden: int, inner: int, biased: bool = False) -> Shape
     return table
 
 
-def no_tensors(arch: "Architecture", layer: int) -> Shapes:
+def no_tensors(arch: Sizes, layer: int) -> Shapes:
     """An empty table."""
     return {}
 
@@ -93,11 +129,11 @@ class Family:
     resting_gain: float = 1.0
     query_key_gains: bool = True
     whole_query_key_norms: bool = False
-    feed_forward: Callable[["Architecture", int], Shapes] = gated
-    attention_extras: Callable[["Architecture", int], Shapes] = no_tensors
+    feed_forward: Callable[[Sizes, int], Shapes] = gated
+    attention_extras: Callable[[Sizes, int], Shapes] = no_tensors
     mixes_rows: bool = False
     sinks: bool = False
-    check: Callable[["Architecture"], None] = lambda arch: None
+    check: Callable[[Sizes], None] = lambda arch: None
     soft_caps: bool = False
     fixed: Mapping[str, float] = field(default_factory=dict)
     settings: Mapping[str, float] = field(default_factory=dict)

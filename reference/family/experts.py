@@ -7,17 +7,12 @@ made of the scores. Qwen 2 MoE and GLM-4 MoE have a shared expert beside them, t
 have the names of Qwen 2 MoE.
 """
 
-from typing import TYPE_CHECKING
-
-from reference.family.base import Family, Shapes, gated_block
+from reference.family.base import Family, Shapes, Sizes, gated_block
 from reference.family.rotary_width import check_width
 from reference.malformed import Malformed
 
-if TYPE_CHECKING:
-    from reference.architecture import Architecture
 
-
-def has_experts(arch: "Architecture", layer: int) -> bool:
+def has_experts(arch: Sizes, layer: int) -> bool:
     """Whether the feed-forward block of `layer` is a mixture of experts; other layers have a gated block."""
     own = arch.words.settings
     if "dense_layers" in own and layer < arch.setting("dense_layers"):
@@ -25,19 +20,19 @@ def has_experts(arch: "Architecture", layer: int) -> bool:
     return "sparse_step" not in own or (layer + 1) % int(arch.setting("sparse_step")) == 0
 
 
-def expert_size(arch: "Architecture") -> int:
+def expert_size(arch: Sizes) -> int:
     """The inner width of one expert."""
     return int(arch.setting("expert_size")) if "expert_size" in arch.words.settings else arch.intermediate_size
 
 
-def shared_size(arch: "Architecture") -> int:
+def shared_size(arch: Sizes) -> int:
     """The inner width of the shared expert; 0 for a family without one."""
     if "shared_size" in arch.words.settings:
         return int(arch.setting("shared_size"))
     return int(arch.setting("shared_experts")) * expert_size(arch) if "shared_experts" in arch.words.settings else 0
 
 
-def _blocks(arch: "Architecture", layer: int) -> Shapes:
+def _blocks(arch: Sizes, layer: int) -> Shapes:
     hidden = arch.hidden_size
     if not has_experts(arch, layer):
         return gated_block("mlp", hidden, arch.intermediate_size)
@@ -63,12 +58,12 @@ FROM_NONE = {"dense_layers", "shared_experts"}
 """Those of them that may be 0."""
 
 
-def _check(arch: "Architecture") -> None:
+def _check(arch: Sizes) -> None:
     own = {name: arch.setting(name) for name in arch.words.settings}
     for name in sorted(WHOLE & set(own)):
         least = 0 if name in FROM_NONE else 1
-        if own[name] != int(own[name]) or not least <= own[name] <= 4096:
-            raise Malformed("settings", f"{name} of {own[name]} is not a whole number from {least} to 4096")
+        if own[name] != int(own[name]) or not least <= own[name] <= 65536:
+            raise Malformed("settings", f"{name} of {own[name]} is not a whole number from {least} to 65536")
     experts, groups = int(own["experts"]), int(own.get("groups", 1))
     if not own["experts_per_token"] <= experts:
         raise Malformed("settings", f"experts_per_token of {own['experts_per_token']:g} with {experts} experts")

@@ -1,7 +1,8 @@
-"""Families with partial rotary embedding: Phi-3 (arXiv 2404.14219) and GLM-4 (transformers `models/glm4`).
+"""Families with partial rotary embedding and fused projections: Phi-3 and GLM-4.
 
-Both store queries, keys and values, or gate and up, as one projection; seeded weights name each of them. GLM-4 norms
-what a block adds to the residual stream too, and turns neighbouring dimensions together.
+Phi-3 (arXiv 2404.14219) and GLM-4 (transformers `models/glm4`) store queries, keys and values, or gate and up, as one
+projection; seeded weights name each of them. GLM-4 norms what a block adds to the residual stream too, and turns
+neighbouring dimensions together.
 """
 
 from reference.family.base import Family, LayerNorms

@@ -4,17 +4,12 @@ Gemma 2 without soft caps and with norms of queries and keys. Five layers of six
 embedding to a base of their own.
 """
 
-from typing import TYPE_CHECKING
-
-from reference.family.base import Family
+from reference.family.base import Family, Sizes
 from reference.family.gemma2 import GEMMA2
 from reference.malformed import Malformed
 
-if TYPE_CHECKING:
-    from reference.architecture import Architecture
 
-
-def _check(arch: "Architecture") -> None:
+def _check(arch: Sizes) -> None:
     base = arch.setting("local_theta")
     if base and not base > 1:
         raise Malformed("settings", f"local_theta of {base} is not a rotary base (more than 1), nor 0 for the model's")

@@ -3,16 +3,11 @@
 They multiply embeddings, the scores of attention and what a block adds to the residual stream, and divide logits.
 """
 
-from typing import TYPE_CHECKING
-
-from reference.family.base import Family
+from reference.family.base import Family, Sizes
 from reference.malformed import Malformed
 
-if TYPE_CHECKING:
-    from reference.architecture import Architecture
 
-
-def _check(arch: "Architecture") -> None:
+def _check(arch: Sizes) -> None:
     for name in arch.words.settings:
         if not arch.setting(name) > 0:
             raise Malformed("settings", f"{name} of {arch.setting(name)} is not positive")

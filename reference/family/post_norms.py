@@ -1,8 +1,8 @@
-"""OLMo 2 (arXiv 2501.00656), OLMo 3 and EXAONE 4 (2507.11407), whose norms stand behind blocks alone.
+"""OLMo 2, OLMo 3 and EXAONE 4, whose norms stand behind blocks alone.
 
-The norms of queries and keys run over all heads of a row together in OLMo. In OLMo 3 layers with a window have plain
-rotary embedding, whatever the variant of the others. In EXAONE 4 layers without a window have none where others have
-one.
+Sources: arXiv 2501.00656 for OLMo 2, 2507.11407 for EXAONE 4, transformers' `models/olmo3`. The norms of queries and
+keys run over all heads of a row together in OLMo. In OLMo 3 layers with a window have plain rotary embedding, whatever
+the variant of the others. In EXAONE 4 layers without a window have none where others have one.
 """
 
 from reference.family.base import Family, LayerNorms

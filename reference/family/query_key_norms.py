@@ -1,21 +1,16 @@
-"""Families that norm queries and keys: Hunyuan's dense model after rotary embedding, Apertus before it.
+"""Families that norm queries and keys: Hunyuan's dense model and Apertus.
 
-Apertus (arXiv 2509.14233) has a feed-forward block without a gate, with the activation xIELU (2411.13010) of two
-numbers that are learned in each layer.
+Hunyuan norms them after rotary embedding, Apertus before it. Apertus (arXiv 2509.14233) has a feed-forward block
+without a gate, with the activation xIELU (2411.13010) of two numbers that are learned in each layer.
 """
 
-from typing import TYPE_CHECKING
-
-from reference.family.base import Family, LayerNorms, Shapes
-
-if TYPE_CHECKING:
-    from reference.architecture import Architecture
+from reference.family.base import Family, LayerNorms, Shapes, Sizes
 
 SIZES = {"vocab_size": 27, "hidden_size": 16, "intermediate_size": 24, "heads": 4, "kv_heads": 2, "head_dim": 6,
          "qk_norm": True}  # fmt: skip
 
 
-def _ungated(arch: "Architecture", layer: int) -> Shapes:
+def _ungated(arch: Sizes, layer: int) -> Shapes:
     hidden, inner = arch.hidden_size, arch.intermediate_size
     return {
         "mlp.up_proj.weight": (inner, hidden),

@@ -1,14 +1,10 @@
-"""The check of partial rotary embedding, which turns the leading dimensions of each head."""
+"""The check of partial rotary embedding, which turns a part of each head."""
 
-from typing import TYPE_CHECKING
-
+from reference.family.base import Sizes
 from reference.malformed import Malformed
 
-if TYPE_CHECKING:
-    from reference.architecture import Architecture
 
-
-def check_width(arch: "Architecture") -> None:
+def check_width(arch: Sizes) -> None:
     """Raise Malformed for a setting `rotary_dim` that is not an even number of dimensions of a head, nor 0 for all."""
     width = arch.setting("rotary_dim")
     if width % 2 or width >= arch.head_dim:

@@ -15,11 +15,10 @@ from reference.draft.hidden import HiddenStates
 from reference.oracle import acceptance, lowering, processing, stopping
 from reference.oracle.draft import Question, proposed
 from reference.oracle.draft.chunk import in_chunk
-from reference.oracle.evaluator import Evaluator
+from reference.oracle.evaluator import Evaluator, router_margins
 from reference.oracle.formulas import rotary
 from reference.oracle.model import Inputs
 from reference.oracle.parameters import Parameters, load
-from reference.oracle.routing import margins
 from reference.oracle.sampled_step import SampledStep, certain
 from reference.oracle.shared_prefix import SharedPrefix
 from reference.trace import Accounting, Array, Attended, Committed, Emitted, Scored, Step, Trace, frozen
@@ -70,12 +69,12 @@ class Oracle:
         return self.model(case.model, case.dtype).inputs(context, tree)
 
     def router_margins(self, case: Case, context: tuple[int, ...], tree: Tree) -> Array | None:
-        """See `reference.oracle.routing.margins`; on the target of `case`.
+        """See `reference.oracle.evaluator.router_margins`; on the target of `case`.
 
         Raises:
             Malformed: as the evaluator, where context and tree do not fit the model.
         """
-        return margins(self.model(case.model, case.dtype), context, tree)
+        return router_margins(self.model(case.model, case.dtype), context, tree)
 
     def _run(self, case: Case) -> Trace:
         target = self.model(case.model, case.dtype)

@@ -219,7 +219,7 @@ def rounded(weight: Array, dtype: str, name: str = "weight") -> Array:
         else:
             # NumPy rounds to float16 and float32 to nearest, ties to even.
             narrow = single.astype(dtype)
-    wide: Array = narrow.astype(np.float64)
+    wide: Array = np.asarray(narrow.astype(np.float64))  # of an array without axes NumPy makes a number
     if not np.isfinite(wide).all():
         raise Malformed("dtype", f"{name} holds {np.abs(weight).max():g}, too large for {dtype}")
     return wide

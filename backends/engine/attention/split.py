@@ -102,18 +102,18 @@ class Split:
         prefix_keys: Reads keys and values of a lane's prefix.
         block_keys: Reads keys and values of a lane's block.
         partial: Computes the softmax over some columns, and its log-sum-exp.
-        sink_part: Makes the part of the sinks of rows.
         merge: Merges the softmaxes of prefix and block.
         eager: The attention that replaces this one in a mode without fused attention.
+        sink_part: Makes the part of the sinks of rows.
     """
 
     compact: Callable[[Tensor, AttentionInputs], Compact] = compact
     prefix_keys: Callable[[AttentionInputs, int, Compact], Keys] = prefix_keys
     block_keys: Callable[[AttentionInputs, int, Compact], Keys] = block_keys
     partial: Callable[[Tensor, Keys, Tensor | None, float], Partial] = partial
-    sink_part: Callable[[Tensor, Tensor], Partial] = sink_part
     merge: Callable[[list[Partial]], Tensor] = merge
     eager: Attend = eager_gathered
+    sink_part: Callable[[Tensor, Tensor], Partial] = sink_part
 
     def __call__(self, query: Tensor, columns: AttentionInputs, scaling: float) -> Tensor:
         """Attention of `query` [B, H, T, D] over `columns`, in the dtype of the query.

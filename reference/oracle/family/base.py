@@ -6,7 +6,7 @@ from typing import Any
 
 from reference.architecture import Architecture
 from reference.family import FAMILIES
-from reference.files.fields import Fields
+from reference.files.fields import Fields, shown
 from reference.oracle.formulas.layer import LLAMA, Formulas
 from reference.trace import Array
 
@@ -74,8 +74,10 @@ def layered_rope(fields: Fields, theta: float, local: float, local_name: str) ->
         UnreadableCheckpoint: Layers with a window have a variant.
     """
     content = fields.get("rope_parameters") or {}
-    parts = [content.get(kind) or {} for kind in KINDS_OF_LAYER] if isinstance(content, dict) else [None]
-    flat = isinstance(content, dict) and bool(content) and not set(content) & set(KINDS_OF_LAYER)
+    if not isinstance(content, dict):
+        raise fields.refuse(f"the rope dictionary is {shown(content)}, not an object; correct it")
+    parts: list[Any] = [content.get(kind) or {} for kind in KINDS_OF_LAYER]
+    flat = bool(content) and not set(content) & set(KINDS_OF_LAYER)
     if flat or not all(isinstance(one, dict) for one in parts):
         raise fields.refuse("rope_parameters is no object of full_attention and sliding_attention; correct it")
     scaling = fields.get("rope_scaling") or {}

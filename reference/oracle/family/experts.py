@@ -1,9 +1,10 @@
-"""Mixtures of experts: Mixtral, Qwen 2 MoE, Qwen 3 MoE, GLM-4 MoE; see `reference.family.experts`.
+"""Mixtures of experts: Mixtral, Qwen 2 MoE, Qwen 3 MoE, GLM-4 MoE.
 
-A router scores the experts of a row by products with its normed input. Mixtral and Qwen take the softmax over all
-experts, choose the largest, and scale the chosen weights to the sum of 1 where asked (Mixtral always does). GLM-4 MoE
-takes the sigmoid of each score. It chooses by the sigmoid plus a bias, first among groups by the sum of a group's best
-two, then among the experts of the open groups, and weighs by the sigmoid alone (arXiv 2412.19437, section 2.1.2).
+See `reference.family.experts`. A router scores the experts of a row by products with its normed input. Mixtral and Qwen
+take the softmax over all experts, choose the largest, and scale the chosen weights to the sum of 1 where asked (Mixtral
+always does). GLM-4 MoE takes the sigmoid of each score. It chooses by the sigmoid plus a bias, first among groups by
+the sum of a group's best two, then among the experts of the open groups, and weighs by the sigmoid alone (arXiv
+2412.19437, section 2.1.2).
 """
 
 from collections.abc import Callable

@@ -1,7 +1,7 @@
-"""Phi-3 and GLM-4 (transformers `models/phi3`, `models/glm4`), with partial rotary embedding and fused projections.
+"""Phi-3 and GLM-4, with partial rotary embedding and fused projections.
 
-Checkpoints hold gate and up in one tensor, and Phi-3's hold queries, keys and values in one. GLM-4 turns neighbouring
-dimensions together.
+After transformers' `models/phi3` and `models/glm4`. Checkpoints hold gate and up in one tensor, and Phi-3's hold
+queries, keys and values in one. GLM-4 turns neighbouring dimensions together.
 """
 
 from typing import Any

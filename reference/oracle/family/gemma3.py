@@ -1,6 +1,7 @@
-"""Gemma 3, text model (transformers `models/gemma3`): Gemma 2's formulas with rotary embedding by kind of layer.
+"""Gemma 3, text model (transformers `models/gemma3`).
 
-A checkpoint of the text model has the `model_type` gemma3_text; one with a vision tower is not read.
+Its formulas are Gemma 2's, with rotary embedding by kind of layer. A checkpoint of the text model has the `model_type`
+gemma3_text; one with a vision tower is not read.
 """
 
 from dataclasses import replace

@@ -1,4 +1,7 @@
-"""gpt-oss (transformers `models/gpt_oss`): clamped experts with biases, and a softmax over the chosen ones alone."""
+"""gpt-oss (transformers `models/gpt_oss`): sinks, and clamped experts with biases.
+
+The weights of the chosen experts are the softmax over their scores alone.
+"""
 
 from typing import Any
 

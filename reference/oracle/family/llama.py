@@ -1,4 +1,4 @@
-"""Llama (transformers `models/llama`) and its likes: openPangu-Embedded, Seed-OSS, SmolLM3.
+"""Llama (transformers `models/llama`), openPangu-Embedded, Seed-OSS, SmolLM3.
 
 openPangu-Embedded is Llama with bias on q, k, v and o; its defaults are those of the `configuration_openpangu_dense.py`
 that ships with its checkpoints. Seed-OSS has a bias on q, k and v, and SmolLM3 some layers without rotary embedding.

@@ -1,6 +1,6 @@
-"""Mistral and Ministral 3 (transformers `models/mistral`, `models/ministral3`): Llama with one window for all layers.
+"""Mistral and Ministral 3 (transformers `models/mistral`, `models/ministral3`).
 
-`sliding_window` null means no window. Ministral 3 scales queries by their position.
+Llama with one window for all layers; `sliding_window` null means none. Ministral 3 scales queries by their position.
 """
 
 from typing import Any

@@ -1,4 +1,7 @@
-"""OLMo 2, OLMo 3 and EXAONE 4 (transformers `models/olmo2`, `models/olmo3`, `models/exaone4`)."""
+"""OLMo 2, OLMo 3 and EXAONE 4, whose norms stand behind blocks alone.
+
+After transformers' `models/olmo2`, `models/olmo3` and `models/exaone4`.
+"""
 
 from typing import Any
 

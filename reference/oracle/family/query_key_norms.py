@@ -1,7 +1,8 @@
-"""Hunyuan's dense model and Apertus (transformers `models/hunyuan_v1_dense`, `models/apertus`).
+"""Hunyuan's dense model and Apertus, which norm queries and keys.
 
-Hunyuan norms queries and keys after rotary embedding. Where that has the kind `dynamic` and a field `alpha`, one table
-serves all lengths, to the base theta * alpha ** (d / (d - 2)). Apertus has no gate.
+After transformers' `models/hunyuan_v1_dense` and `models/apertus`. Hunyuan norms queries and keys after rotary
+embedding. Where that has the kind `dynamic` and a field `alpha`, one table serves all lengths, to the base
+theta * alpha ** (d / (d - 2)). Apertus has no gate.
 """
 
 from typing import Any

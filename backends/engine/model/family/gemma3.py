@@ -1,4 +1,7 @@
-"""The Gemma 3 family, text model: Gemma 2's with norms of queries and keys, and rotary tables by kind of layer."""
+"""The Gemma 3 family, text model.
+
+It is Gemma 2's with norms of queries and keys, and rotary tables by kind of layer.
+"""
 
 from typing import Any
 

@@ -1,11 +1,11 @@
-"""The Mistral and Ministral 3 families, whose layers all have the same window or none.
+"""The Mistral and Ministral 3 families, with one window for all layers or none.
 
 In float64 the scale of Ministral 3's queries follows from positions in float64, in place of transformers' own in
 float32.
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -53,10 +53,10 @@ class Scale:
 
 
 def _exact_scale(module: nn.Module, config: Any) -> nn.Module:
-    rope = config.rope_parameters
-    module.temperature = Scale(float(rope.get(BETA) or 0), rope.get("original_max_position_embeddings") or 1)
+    rope, own = config.rope_parameters, cast(Any, module)
+    own.temperature = Scale(float(rope.get(BETA) or 0), rope.get("original_max_position_embeddings") or 1)
     # transformers' own factor is 1 now, whose float32 rounds nothing. Each layer needs the beta, hence a copy.
-    module.config = _Without(config)
+    own.config = _Without(config)
     return module
 
 

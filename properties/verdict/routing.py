@@ -1,4 +1,4 @@
-"""Rule T for the choice of experts: a row whose scores of experts are tied may go through either expert.
+"""Rule T for the choice of experts: a tied row may go through either expert.
 
 A difference in such a row, or below it, is counted as a routing tie in place of a finding. It is never dropped: a
 verdict, a run and its page count routing ties of their own.
@@ -8,14 +8,18 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 
-from properties.tolerance.closeness import PRIOR, UNIT
-from properties.tolerance.ties import TIE_SIGMA
 from properties.verdict.finding import Finding, RoutingTie
 from properties.verdict.invariant import Oracle
 from reference.case import Case
 from reference.malformed import Malformed
 from reference.trace import Array, Step, Trace
 from reference.tree import Tree
+
+NOISE = {"float64": 5 * 2.0**-53, "float32": 5 * 2.0**-24, "bfloat16": 1.65 * 2.0**-8, "float16": 1.65 * 2.0**-11}
+"""The least error of scores, relative to their rms, for one layer: that of logits (`tolerance.closeness.PRIOR`)."""
+
+TIE_SIGMA = 8.0
+"""Largest gap of a tie, in these units; that of tokens (`tolerance.ties.TIE_SIGMA`)."""
 
 
 @runtime_checkable
@@ -28,8 +32,8 @@ class Routes(Protocol):
 
 
 def sigma(dtype: str, layers: int) -> float:
-    """The least error of a control in `dtype`, relative to the rms: the unit of margins."""
-    return float(PRIOR[dtype][0] * np.sqrt(layers) * UNIT[dtype])
+    """The error of scores that rounding makes in so many layers, relative to their rms: the unit of margins."""
+    return float(np.sqrt(layers) * NOISE[dtype])
 
 
 def routing_tie(finding: Finding, case: Case, oracle: Oracle, trace: Trace | None) -> RoutingTie | None:
