@@ -6,11 +6,13 @@ Code that a checkpoint brings along (`auto_map`) is never run.
 """
 
 from pathlib import Path
+from typing import Any
 
 from reference.architecture import Architecture, Rope
 from reference.files.fields import SHOWN, Fields, UnreadableCheckpoint, read_json, shown
 from reference.malformed import Malformed
 from reference.oracle.family import FAMILIES, OracleFamily
+from reference.oracle.family.unread import UNREAD
 
 BY_TYPE = {kind: family for family in FAMILIES.values() for kind in family.model_types}
 """The family of each `model_type`."""
@@ -41,12 +43,52 @@ def configured(where: Path) -> Architecture:
     kind = content.get("model_type")
     family = BY_TYPE.get(kind) if isinstance(kind, str) else None
     if family is None:
-        known = ", ".join(BY_TYPE)
+        known, why = ", ".join(BY_TYPE), UNREAD.get(kind) if isinstance(kind, str) else None
+        because = f", since {why}" if why else ""
         raise UnreadableCheckpoint(
-            f"{where}: the oracle does not compute model_type {shown(kind)} (it knows {known}); "
+            f"{where}: the oracle does not compute model_type {shown(kind)}{because} (it knows {known}); "
             "compare with plain transformers instead: --against transformers"
         )
-    fields = Fields(where, content, dict(family.defaults))
+    return _architecture(Fields(where, content, dict(family.defaults)), family)
+
+
+PLAIN = {"rope_type": "default", "rope_theta": 10000.0, "original_max_position_embeddings": 64}
+SAMPLE: dict[str, Any] = {
+    "vocab_size": 32, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 256, "rms_norm_eps": 1e-6,
+}  # fmt: skip
+"""A small config.json, with which `fields_read` asks for the fields of a family."""
+
+
+class _Noting(Fields):
+    """Fields that note the names for which they are asked."""
+
+    def __init__(self, content: dict[str, Any], defaults: dict[str, Any]) -> None:
+        super().__init__(Path("config.json"), content, defaults)
+        self.asked: set[str] = set()
+
+    def get(self, name: str) -> Any:
+        self.asked.add(name)
+        return super().get(name)
+
+
+def fields_read(family: OracleFamily) -> tuple[str, ...]:
+    """The fields of config.json that are read for `family`, by name; each one is honoured or refused."""
+    rope = {**PLAIN, **{name: 1.0 for name in family.rope_fields}}
+    asked = {family.activation[0]}
+    for windowed in ({}, {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 0}):
+        content = {**SAMPLE, **windowed, **({} if family.layered_rope else {"rope_parameters": rope})}
+        fields = _Noting(content, dict(family.defaults))
+        try:
+            _architecture(fields, family)
+        except UnreadableCheckpoint:
+            assert windowed, "a family reads the sample without windows"  # some families have none
+        asked |= fields.asked
+    return tuple(sorted(asked))
+
+
+def _architecture(fields: Fields, family: OracleFamily) -> Architecture:
+    """The architecture that the fields of a config.json of `family` describe."""
     _refuse_unsupported(fields, family)
     heads = fields.integer("num_attention_heads")
     hidden = fields.integer("hidden_size")

@@ -1,4 +1,4 @@
-"""Faults of a model's own blocks: experts, norms of queries and keys, and the temperature of queries.
+"""Faults of a model's own blocks: experts, and what comes before attention.
 
 Each strikes in blocks whose rows are a tree, so that contexts and plain decoding stay right.
 """
@@ -120,11 +120,11 @@ def _after_rotary(attention: Any, tree: Callable[[], bool]) -> None:
             return None
         cos, sin = tables[0]
         # The hook of the norm must not run on its own weight: hence `forward`.
-        gain = norm.forward(torch.ones_like(told[..., :1, :]))
+        gain: Tensor = norm.forward(torch.ones_like(told[..., :1, :]))
         turned = turn(told / gain, told, cos, sin, unsqueeze_dim=axis)[0] * gain
         # Turned back, so that the model's own rotary embedding leads to the wrong order.
         back: Tensor = turn(turned, turned, cos, -sin, unsqueeze_dim=axis)[0]
-        return back / (cos.square() + sin.square()).mean()
+        return back.div(cos.square().add(sin.square()).mean())
 
     attention.register_forward_pre_hook(noted, with_kwargs=True)
     for norm in (attention.q_norm, attention.k_norm):

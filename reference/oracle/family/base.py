@@ -153,8 +153,11 @@ class OracleFamily:
         place: Function from an architecture, a name and a shape of `reference.weights.shapes` to its place in a
             checkpoint.
         partial_rotary: Whether `fields` reads `partial_rotary_factor`.
+        refuses: Fields that are refused at some value, each with what is computed in its place; beside those of every
+            family.
         rope: Function from the fields to the rope dictionary of the layers that see all columns.
         rope_fields: Fields of that dictionary that `fields` reads.
+        layered_rope: Whether config.json has a rope dictionary for each kind of layer.
         wide: The ends of the names of weights that engines hold in float32 whatever the working dtype.
     """
 
@@ -167,6 +170,8 @@ class OracleFamily:
     fields: Callable[[Fields], dict[str, Any]] = lambda fields: {}
     place: Callable[[Architecture, str, tuple[int, ...]], Place] = as_stored
     partial_rotary: bool = False
+    refuses: Mapping[str, str] = field(default_factory=dict)
     rope: Callable[[Fields], Any] = rope_dictionary
     rope_fields: frozenset[str] = frozenset()
+    layered_rope: bool = False
     wide: tuple[str, ...] = ()

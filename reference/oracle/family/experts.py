@@ -221,6 +221,7 @@ QWEN2_MOE = OracleFamily(
     },
     slides=_no_slides,
     fields=_qwen2,
+    refuses={"mlp_only_layers": "empty", "use_sliding_window": "false"},
 )
 QWEN3_MOE = OracleFamily(
     "qwen3_moe",
@@ -234,6 +235,7 @@ QWEN3_MOE = OracleFamily(
     },
     slides=_no_slides,
     fields=_qwen3,
+    refuses={"mlp_only_layers": "empty", "use_sliding_window": "false"},
 )
 GLM4_MOE = OracleFamily(
     "glm4_moe",

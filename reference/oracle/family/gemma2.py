@@ -81,4 +81,5 @@ GEMMA2 = OracleFamily(
     activation=("hidden_activation", "gelu_pytorch_tanh"),
     slides=_slides,
     fields=read,
+    refuses={"use_bidirectional_attention": "false"},
 )

@@ -64,4 +64,6 @@ GEMMA3 = OracleFamily(
     slides=_slides,
     fields=_fields,
     rope=lambda fields: _layered(fields)[0],
+    layered_rope=True,
+    refuses={"use_bidirectional_attention": "false", "attn_logit_softcapping": "null"},
 )

@@ -49,6 +49,7 @@ OLMO3 = OracleFamily(
     slides=_each_fourth_full,
     fields=_biased,
     rope=_olmo3_rope,
+    layered_rope=True,
 )
 
 
