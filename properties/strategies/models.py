@@ -3,6 +3,7 @@
 The gallery covers families, head counts, GQA ratios, windows, chunks, rotary variants and odd vocabularies.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 
@@ -148,14 +149,17 @@ def targets(within: Abilities | None = None, dtype: str = "float32") -> st.Searc
     Models with experts are not drawn in 16 bits: there nearly every text has a row whose scores of experts are tied
     (`properties.verdict.routing`), and a tie explains any difference.
     """
-    narrow = dtype in ("bfloat16", "float16")
     if within is not None and within.head_multiple > 2:
-        held = [one for one in wide(within) if not (narrow and one.words.mixes_rows)]
-        return st.builds(Seeded, st.sampled_from(held), st.integers(0, SEEDS - 1))
+        return st.builds(Seeded, st.sampled_from(_clear(wide(within), dtype)), st.integers(0, SEEDS - 1))
     often = (*(*range(QUICK), *CHUNKED, *CAPPED, *range(LATER)) * 4, *tuple(range(LATER, len(GALLERY))) * 2)
-    fits = [at for at in often if not (narrow and GALLERY[at].words.mixes_rows)]
-    index = st.sampled_from([at for at in fits if _loads(within, GALLERY[at])])
-    return st.builds(lambda at, seed: Seeded(GALLERY[at], seed), index, st.integers(0, SEEDS - 1))
+    held = _clear([GALLERY[at] for at in often if _loads(within, GALLERY[at])], dtype)
+    return st.builds(Seeded, st.sampled_from(held), st.integers(0, SEEDS - 1))
+
+
+def _clear(held: Sequence[Architecture], dtype: str) -> Sequence[Architecture]:
+    """Those of `held` without ties between experts in `dtype`; all of them where none is left."""
+    narrow = dtype in ("bfloat16", "float16")
+    return [arch for arch in held if not (narrow and arch.words.mixes_rows)] or held
 
 
 def wide(within: Abilities) -> tuple[Architecture, ...]:

@@ -84,6 +84,58 @@ def shared_expert_skipped(seams: Seams) -> Seams:
 
 
 @fault(
+    "expert-full-drops-rows",
+    Stage.ATTENDED,
+    "own: kernels with a capacity for each expert drop the rows beyond it, and a tree's rows choose alike",
+    "a tree with two rows that choose one expert",
+)
+def expert_full(seams: Seams) -> Seams:
+    """Each expert takes the first row of a tree that chooses it, and adds nothing to later rows."""
+
+    def change(model: Any, tree: Callable[[], bool]) -> None:
+        def first_alone(_: nn.Module, given: tuple[Any, ...]) -> tuple[Any, ...] | None:
+            hidden, chosen, weights = given
+            if not tree():
+                return None
+            # [rows, k, rows]: whether the k-th expert of a row is one of another row, which must be an earlier one.
+            same = (chosen[:, :, None, None] == chosen[None, None]).any(-1)
+            earlier = torch.ones(len(chosen), len(chosen), dtype=torch.bool).tril(-1)
+            return hidden, chosen, weights.masked_fill((same & earlier[:, None]).any(-1), 0)
+
+        for name, module in model.named_modules():
+            if name.endswith(".mlp.experts"):
+                module.register_forward_pre_hook(first_alone)
+
+    return in_network(seams, change)
+
+
+@fault(
+    "rotary-table-of-other-layers",
+    Stage.ATTENDED,
+    "own: models with a rotary table for each kind of layer run on engines that hold one",
+    "a tree on a model whose kinds of layers have tables of their own",
+)
+def one_rotary_table(seams: Seams) -> Seams:
+    """Every layer turns a tree's queries and keys by the rotary table of the first layer."""
+
+    def change(model: Any, tree: Callable[[], bool]) -> None:
+        first: list[Any] = []
+
+        def kept(_: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> Any:
+            first[:] = [named["position_embeddings"]]
+
+        def replaced(_: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> Any:
+            return (given, {**named, "position_embeddings": first[0]}) if tree() else None
+
+        layers = list(model.model.layers)
+        layers[0].self_attn.register_forward_pre_hook(kept, with_kwargs=True)
+        for layer in layers[1:]:
+            layer.self_attn.register_forward_pre_hook(replaced, with_kwargs=True)
+
+    return in_network(seams, change)
+
+
+@fault(
     "query-key-norm-after-rotary",
     Stage.ATTENDED,
     "own: families differ in the order of the norm and the rotary embedding of queries and keys",
