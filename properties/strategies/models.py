@@ -131,7 +131,10 @@ WIDE: tuple[Architecture, ...] = (
 """Models with heads of 16 or 32 for engines whose kernels take no narrower ones; no other engine's cases draw them."""
 
 LATER = next(at for at, arch in enumerate(GALLERY) if arch.words.rare)
-"""The index from which on stand the architectures that are drawn half as often as the others."""
+"""The index from which on stand the architectures of families with `rare` set."""
+
+RARE = tuple(range(LATER, len(GALLERY))) * 2
+"""Indices of these architectures, as often as they are drawn beside four times all others: one case in five."""
 
 QUICK = 10
 """Architectures drawn twice as often as the others."""
@@ -151,7 +154,7 @@ def targets(within: Abilities | None = None, dtype: str = "float32") -> st.Searc
     """
     if within is not None and within.head_multiple > 2:
         return st.builds(Seeded, st.sampled_from(_clear(wide(within), dtype)), st.integers(0, SEEDS - 1))
-    often = (*(*range(QUICK), *CHUNKED, *CAPPED, *range(LATER)) * 4, *tuple(range(LATER, len(GALLERY))) * 2)
+    often = (*(*range(QUICK), *CHUNKED, *CAPPED, *range(LATER)) * 4, *RARE)
     held = _clear([GALLERY[at] for at in often if _loads(within, GALLERY[at])], dtype)
     return st.builds(Seeded, st.sampled_from(held), st.integers(0, SEEDS - 1))
 

@@ -121,7 +121,7 @@ class Family:
         soft_caps: Whether the family's own attention has a soft cap.
         drawn: Architectures that generated cases run, as fields of `Architecture` without `family`, the simplest
             first. Families with an empty list are drawn from `properties.strategies.models.GALLERY`.
-        rare: Whether its architectures are drawn half as often as others.
+        rare: Whether its architectures are drawn less often than others (`properties.strategies.models.RARE`).
     """
 
     name: str
