@@ -200,7 +200,8 @@ class SharedPrefix:
         parameters, arch = self.parameters, self.parameters.architecture
         if (long, layer) not in self._frequencies:
             # Any length on the same side of longrope's switch gives the same table.
-            self._frequencies[long, layer] = parameters.frequencies(layer, arch.rope.original + 1 if long else 1)
+            length = arch.rope.original + 1 if long else 1
+            self._frequencies[long, layer] = parameters.frequencies(layer, length)
         cos, sin = rotary.table(positions, *self._frequencies[long, layer])
         normed = parameters.attention_input(layer, x)
         queries, keys, values = (parameters.projected(layer, name, normed).swapaxes(0, 1) for name in "qkv")
