@@ -27,7 +27,7 @@ def drawn(family: str, seed: int) -> Architecture:
     kv_heads, group = rng.randint(1, 3), rng.randint(1, 3)
     heads, layers = kv_heads * group, rng.randint(1, 3)
     biased = family in BIASED and rng.random() < 0.6
-    head_dim = rng.choice((4, 6, 8, 10))
+    head_dim = rng.choice((6, 8, 10) if "rotary_dim" in FAMILIES[family].settings else (4, 6, 8, 10))
     arch = Architecture(
         family=family,
         vocab_size=rng.randint(5, 60),
@@ -47,6 +47,8 @@ def drawn(family: str, seed: int) -> Architecture:
     )
     if family == "ministral3" and not arch.rope.original:
         arch = replace(arch, rope=replace(ROPES["yarn"], original=rng.choice((4, 8))))
+    if family in ("olmo3", "gemma3"):  # transformers reads `truncate` for no kind of layer
+        arch = replace(arch, rope=replace(arch.rope, truncate=True))
     bare = _unrotated(arch, rng)
     settings = {name: value for name, value in _settings(arch, rng).items() if value != FAMILIES[family].settings[name]}
     return replace(arch, unrotated=bare, settings=tuple(sorted(settings.items())))
@@ -87,7 +89,8 @@ def _settings(arch: Architecture, rng: random.Random) -> dict[str, float]:
         "groups": groups,
         "top_groups": open_groups,
         "routed_scale": rng.choice((1.0, 2.5)),
-        "rotary_dim": rng.choice((0, 2, arch.head_dim - 2)),
+        # transformers divides by the number of turned dimensions less 2 for `dynamic`.
+        "rotary_dim": rng.choice((0, 0 if arch.rope.kind == "dynamic" else 2, arch.head_dim - 2)),
         "scale_beta": rng.choice((0.1, 0.5)),
         "embedding_multiplier": rng.choice((1.0, 3.0)),
         "attention_multiplier": rng.choice((0.125, 0.4)),

@@ -71,7 +71,7 @@ def layered_rope(fields: Fields, theta: float, local: float, local_name: str) ->
         local_name: The older name of the base of the others; `rope_theta` for families where it is not read.
 
     Raises:
-        UnreadableCheckpoint: Layers with a window have a variant.
+        UnreadableCheckpoint: Layers with a window have a variant, or the ramp of yarn is not truncated.
     """
     content = fields.get("rope_parameters") or {}
     if not isinstance(content, dict):
@@ -87,6 +87,8 @@ def layered_rope(fields: Fields, theta: float, local: float, local_name: str) ->
     if sliding.get("rope_type", "default") != "default":
         raise fields.refuse("rope_parameters gives layers with a window a variant of rotary embedding")
     older = local if local_name == "rope_theta" else fields.number(local_name, local)
+    if not whole.get("truncate", True) or not scaling.get("truncate", True):
+        raise fields.refuse("truncate is false, which transformers reads for no kind of layer: the numbers differ")
     base = Fields(fields.where, sliding, {}).number("rope_theta", older)
     return {"rope_theta": fields.number("rope_theta", theta), **whole, **scaling}, float(base)
 

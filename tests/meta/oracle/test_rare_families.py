@@ -1,5 +1,6 @@
 """Experts, partial rotary embedding, post-norms, multipliers, sinks: each family within 1e-9 of transformers."""
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -8,12 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from backends.base import Unsupported
 from backends.compositions import open_cpu
 from properties.invariants import ALL
+from properties.strategies.models import ROPES
 from properties.verdict.judge import judge
 from reference.architecture import Architecture, Seeded
 from reference.case import Case
 from reference.draft import LanguageModel, Scripted
+from reference.files.fields import UnreadableCheckpoint
 from reference.layout import KINDS, KvLayout
 from reference.oracle.checkpoint import identify
 from reference.oracle.decoder import Oracle
@@ -144,3 +148,16 @@ def test_experts_computed_row_by_row_leave_the_bits_of_other_rows_alone(monkeypa
         )
         verdict = judge(case, (leakage,), Oracle(), subject_of(open_cpu()))
         assert (verdict.findings, verdict.outcomes) == ((), {"attention.no-leakage": "checked"}), family
+
+
+def test_a_ramp_that_transformers_truncates_all_the_same_is_refused(tmp_path: Path) -> None:
+    """transformers 5.23 looks for `truncate` beside the dictionaries of the kinds of layers, where no file has it."""
+    arch = replace(listed("olmo3")[0], rope=replace(ROPES["yarn"], truncate=False))
+    with pytest.raises(Unsupported, match="olmo3 with yarn and truncate false"):
+        open_cpu().run(case_for(arch))
+    folder = saved("gemma3", tmp_path)
+    content = json.loads((folder / "config.json").read_text())
+    content["rope_parameters"]["full_attention"] |= {"rope_type": "yarn", "factor": 2.0, "truncate": False}
+    (folder / "config.json").write_text(json.dumps(content))
+    with pytest.raises(UnreadableCheckpoint, match="truncate is false"):
+        identify(folder)

@@ -107,6 +107,8 @@ def rope_of(arch: Architecture) -> dict[str, Any]:
     Raises:
         Unsupported: if transformers would make another number of dimensions of that share.
     """
+    if arch.rope.kind == "dynamic" and arch.rotary_dim == 2:
+        raise Unsupported(f"{arch.family} with 2 dimensions turned by dynamic: transformers divides by these less 2")
     fields = rope_parameters(arch.rope)
     if "rotary_dim" not in arch.words.settings:
         return fields
@@ -116,3 +118,17 @@ def rope_of(arch: Architecture) -> dict[str, Any]:
             f"{arch.family} with {arch.rotary_dim} of {arch.head_dim} dimensions turned: no factor says so"
         )
     return {**fields, "partial_rotary_factor": factor}
+
+
+def layered_rope(arch: Architecture, local: float) -> dict[str, Any]:
+    """The `rope_parameters` of a model with a rotary table for each kind of layer; `local` is the base under windows.
+
+    Raises:
+        Unsupported: for yarn with an untruncated ramp, which transformers 5.23 reads for no kind of layer.
+    """
+    if arch.rope.kind == "yarn" and not arch.rope.truncate:
+        raise Unsupported(f"{arch.family} with yarn and truncate false: transformers reads it for no kind of layer")
+    return {
+        "full_attention": rope_parameters(arch.rope),
+        "sliding_attention": rope_parameters(Rope(theta=local)),
+    }

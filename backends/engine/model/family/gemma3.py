@@ -9,19 +9,15 @@ from transformers import Gemma3ForCausalLM, Gemma3TextConfig
 
 from backends.base import Unsupported
 from backends.engine.model.family import gemma2
-from backends.engine.model.family.base import ModelFamily, rope_parameters
+from backends.engine.model.family.base import ModelFamily, layered_rope
 from backends.engine.model.float64_modules import ExactLayeredRotary, rms_norm
-from reference.architecture import Architecture, Rope
+from reference.architecture import Architecture
 
 
 def _fields(arch: Architecture) -> dict[str, Any]:
     if arch.score_cap:
         raise Unsupported("gemma3 with a soft cap of attention: transformers' attention hands none on")
-    local = arch.setting("local_theta") or arch.rope.theta
-    rope = {
-        "full_attention": rope_parameters(arch.rope),
-        "sliding_attention": rope_parameters(Rope(theta=local)),
-    }
+    rope = layered_rope(arch, arch.setting("local_theta") or arch.rope.theta)
     return {**gemma2.fields_of(arch), "rope_parameters": rope}
 
 

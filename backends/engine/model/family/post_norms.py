@@ -15,14 +15,14 @@ from backends.base import Unsupported
 from backends.engine.model.family.base import (
     ModelFamily,
     layer_types,
+    layered_rope,
     no_chunks,
     no_irope,
     no_window,
-    rope_parameters,
     same,
 )
 from backends.engine.model.float64_modules import ExactLayeredRotary, rms_norm
-from reference.architecture import Architecture, Rope
+from reference.architecture import Architecture
 
 
 def _olmo2(arch: Architecture) -> dict[str, Any]:
@@ -36,15 +36,11 @@ def _olmo3(arch: Architecture) -> dict[str, Any]:
     no_irope(arch)
     same(arch, "qkv_bias and output_bias", arch.qkv_bias, arch.output_bias)
     same(arch, "windows in all layers that have one", *filter(None, arch.windows))
-    rope = {
-        "full_attention": rope_parameters(arch.rope),
-        "sliding_attention": rope_parameters(Rope(theta=arch.rope.theta)),
-    }
     return {
         "attention_bias": arch.qkv_bias,
         "layer_types": layer_types(arch),
         "sliding_window": max(arch.windows) or 1,  # transformers makes its mask even where no layer has a window
-        "rope_parameters": rope,
+        "rope_parameters": layered_rope(arch, arch.rope.theta),
     }
 
 
