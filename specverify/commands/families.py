@@ -26,17 +26,13 @@ def families() -> list[dict[str, Any]]:
     A sentence names the fields that not all families have.
     The last rows are model types that the oracle does not compute, each with the reason.
     """
-    unread = [
-        {"name": f"model_type {kind}", "state": "not read", "sentence": f"Refused, since {why}."}
-        for kind, why in UNREAD.items()
-    ]  # fmt: skip
     rows = [_row(name, READ[name]) for name in FAMILIES]
     shared = set.intersection(*({*row["honoured"]} for row in rows if row["honoured"]))
     for row in rows:
         own = ", ".join(one for one in row["honoured"] if one not in shared)
         read = f"Reads {own or 'the fields of every family'}." if row["honoured"] else "No checkpoint is read."
         row["sentence"] = f"{read} {row['sentence']}"
-    return [*rows, *unread]
+    return [*rows, *(_unread(kind, why) for kind, why in UNREAD.items())]
 
 
 def _row(name: str, family: OracleFamily) -> dict[str, Any]:
@@ -61,6 +57,21 @@ def _row(name: str, family: OracleFamily) -> dict[str, Any]:
         "backends": able,
         "tried": tried,
         "sentence": " ".join(filter(None, parts)),
+    }
+
+
+def _unread(kind: str, why: str) -> dict[str, Any]:
+    """The row of a model type that is not read."""
+    return {
+        "name": f"model_type {kind}",
+        "state": "not read",
+        "model_types": [kind],
+        "honoured": [],
+        "refused": {},
+        "layouts": [],
+        "backends": [],
+        "tried": "",
+        "sentence": f"Refused, since {why}.",
     }
 
 
