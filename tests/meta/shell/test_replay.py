@@ -171,7 +171,7 @@ LISTS: dict[str, set[str]] = {
         "backends",
         "tried",
         "sentence",
-    },  # fmt: skip
+    },
     "rules": {"name", "state", "lossless_for", "chains_only", "condition", "source", "sentence"},
     "trees": {"name", "state", "draws", "sentence"},
 }
