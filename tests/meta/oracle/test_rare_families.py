@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from backends import faults
 from backends.base import Unsupported
 from backends.compositions import open_cpu
 from properties.invariants import ALL
@@ -161,3 +162,18 @@ def test_a_ramp_that_transformers_truncates_all_the_same_is_refused(tmp_path: Pa
     (folder / "config.json").write_text(json.dumps(content))
     with pytest.raises(UnreadableCheckpoint, match="truncate is false"):
         identify(folder)
+
+
+def test_a_tie_between_experts_is_counted_and_hides_no_fault_elsewhere(tmp_path: Path) -> None:
+    """In bfloat16 this model's rows lie near the border between two experts; in float32 none does."""
+    context = tuple(one for one in ALL if one.name == "attention.context-exact")
+    folder = saved("mixtral", tmp_path)
+    verdict = judge(case_of(folder, True, "bfloat16"), context, Oracle(), subject_of(open_cpu()))
+    assert verdict.findings == ()
+    assert verdict.routing_ties
+    assert {tie.invariant for tie in verdict.routing_ties} == {"attention.context-exact"}
+    backend = open_cpu()
+    faults.plant(backend, faults.named("expert-router-fed-sibling-row"))
+    found = judge(case_of(folder, True, "float32"), context, Oracle(), subject_of(backend))
+    assert found.routing_ties == ()
+    assert found.findings
