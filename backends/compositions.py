@@ -108,6 +108,7 @@ def compose(row: Row) -> EngineBackend:
         recorder=recorder,
         variant_interval=row.variant_interval,
         soft_caps=row.soft_caps,
+        sinks=row.sinks,
     )
 
 

@@ -30,6 +30,7 @@ class Row:
         twin: The backend that runs the same attention where the device is missing.
         package: The package that its attention needs beside torch, and how to install it.
         soft_caps: Models with a soft cap that its attention computes (`reference.abilities.Abilities`).
+        sinks: Whether its attention computes sinks.
         graphs: Whether verify forwards are recorded as CUDA graphs.
     """
 
@@ -47,10 +48,11 @@ class Row:
     package: str = ""
     graphs: bool = False
     soft_caps: str = "none"
+    sinks: bool = False
 
 
 ROWS: tuple[Row, ...] = (
-    Row("cpu-eager", "eager", "cpu", "the engine with written-out attention, on the CPU", soft_caps="any"),
+    Row("cpu-eager", "eager", "cpu", "the engine with written-out attention, on the CPU", soft_caps="any", sinks=True),
     Row("cpu-fused", "sdpa", "cpu", "the engine with torch's SDPA under the tree's mask, on the CPU", slow=True),
     Row("cpu-fused-flex", "flex", "cpu", "the engine with FlexAttention, uncompiled, on the CPU", slow=True),
     Row(
@@ -97,6 +99,7 @@ ROWS: tuple[Row, ...] = (
         "cpu",
         "the engine with attention split at the end of the prefix and merged, in torch, on the CPU",
         slow=True,
+        sinks=True,
     ),
     Row(
         "triton-interpreted",
@@ -127,6 +130,7 @@ ROWS: tuple[Row, ...] = (
         "the engine with written-out attention, on an NVIDIA device",
         twin="cpu-eager",
         soft_caps="any",
+        sinks=True,
     ),
     Row(
         "ascend-eager",

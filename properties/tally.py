@@ -8,7 +8,7 @@ import numpy as np
 from properties.laws.sampled.gate import ALPHA_RUN, culprits
 from properties.speculation import Speculation
 from properties.streams import Planned, run_evidence, streams_of
-from properties.verdict.finding import Evidence, Finding, Positions, Tie, Verdict
+from properties.verdict.finding import Evidence, Finding, Positions, RoutingTie, Tie, Verdict
 from properties.verdict.run_log import RunLog
 from reference.case import Case
 from reference.trace import Stage
@@ -120,6 +120,7 @@ class Tally:
         commit_fallbacks: Reasons why such commits took another way, `fast: the reason`, with the number of commits.
         evidence: Tests of laws by sampling.
         excess_evidence: Why that evidence condemns the run, or None.
+        routing_ties: Differences that a tie between experts may explain, of all cases.
         excess_ties: Why the ties of the whole run cannot be chance (rule T's count test), or None.
         errors: Reasons why the run could not judge, one line each.
         stopped: Why the run ended early (interrupted, time budget), or None.
@@ -151,6 +152,7 @@ class Tally:
     invariants: dict[str, Counts] = field(default_factory=dict)
     failures: list[Failure] = field(default_factory=list)
     ties: list[Tie] = field(default_factory=list)
+    routing_ties: list[RoutingTie] = field(default_factory=list)
     positions: Positions = field(default_factory=Positions)
     unsupported: dict[str, int] = field(default_factory=dict)
     accept_lengths: dict[int, int] = field(default_factory=dict)
@@ -190,6 +192,7 @@ class Tally:
         self.commits.update(verdict.commits)
         self.commit_fallbacks.update(verdict.commit_fallbacks)
         self.ties.extend(verdict.ties)
+        self.routing_ties.extend(verdict.routing_ties)
         self.evidence.extend(verdict.evidence)
         self.speculation.add(verdict)
         self.known.update(verdict.known)

@@ -73,6 +73,7 @@ class Abilities:
         quantised: Whether the engine runs draft models with quantised weights.
         soft_caps: Models with a soft cap of attention that the engine runs: `any`; `published`, where the family has
             one (no class of transformers computes the others); or `none`.
+        sinks: Whether the engine runs models whose heads have attention sinks (gpt-oss).
         least_window: The narrowest sliding window, in tokens, of the models that the engine runs; 0 if it runs no model
             with a window or with chunks.
         ropes: Kinds of rotary embedding (`reference.architecture.ROPE_KINDS`) of the built-in models that the engine
@@ -112,6 +113,7 @@ class Abilities:
     families: tuple[str, ...] | None = None
     quantised: bool = False
     soft_caps: str = "any"
+    sinks: bool = True
     least_window: int = 1
     ropes: tuple[str, ...] | None = None
     head_multiple: int = 2
@@ -157,6 +159,8 @@ class Abilities:
         capped = architecture.score_cap > 0
         if capped and (self.soft_caps == "none" or (self.soft_caps == "published" and not FAMILIES[family].soft_caps)):
             return f"soft cap of attention in a {family} model"
+        if FAMILIES[family].sinks and not self.sinks:
+            return f"attention sinks in a {family} model"
         if any(architecture.chunks) and not self.least_window:
             return "chunked attention"
         narrowest = min((window for window in architecture.windows if window), default=None)

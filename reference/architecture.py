@@ -4,6 +4,7 @@ A seeded model has the same weights on every machine. A checkpoint is known by t
 """
 
 from dataclasses import dataclass, field
+from math import prod
 from typing import ClassVar
 
 from reference.family import FAMILIES, Family
@@ -128,7 +129,7 @@ class Architecture:
             raise Malformed("head_dim", f"{self.head_dim} is odd; rotary embedding turns pairs")
         if not 0 < self.norm_eps <= 1:
             raise Malformed("norm_eps", f"{self.norm_eps} is not above 0 and at most 1")
-        pairs = self.head_dim // 2
+        pairs = self.rotary_dim // 2
         for name in ("short_factor", "long_factor"):
             if self.rope.kind == "longrope" and len(getattr(self.rope, name)) != pairs:
                 raise Malformed(f"rope.{name}", f"{len(getattr(self.rope, name))} factors for {pairs} rotary pairs")
@@ -165,10 +166,16 @@ class Architecture:
             # A stated default would give one model two digests.
             if not 0 <= value <= 1e6 or value == own[name]:
                 raise Malformed("settings", f"{name} of {value} is not from 0 to 1e6, or only says the default")
+        self.words.check(self)
 
     def setting(self, name: str) -> float:
         """The value of the setting `name`, one of `Family.settings`: the model's own, else the family's default."""
         return dict(self.settings).get(name, self.words.settings[name])
+
+    @property
+    def rotary_dim(self) -> int:
+        """The number of leading dimensions of a head that rotary embedding turns."""
+        return int(self.setting("rotary_dim") if "rotary_dim" in self.words.settings else 0) or self.head_dim
 
     @property
     def words(self) -> Family:
@@ -187,10 +194,10 @@ class Architecture:
 
     @property
     def weights(self) -> int:
-        """Number of entries of the model's weight matrices; norms and biases are not counted."""
+        """Number of entries of the model's weight matrices; norms and most biases are not counted."""
         attention = 2 * (self.heads + self.kv_heads) * self.head_dim
-        layer = attention + 3 * self.intermediate_size
-        return self.hidden_size * (self.vocab_size * (2 - self.tied) + self.layers * layer)
+        blocks = sum(prod(s) for layer in range(self.layers) for s in self.words.feed_forward(self, layer).values())
+        return self.hidden_size * (self.vocab_size * (2 - self.tied) + self.layers * attention) + blocks
 
 
 QUANTISED = {"int8": 127.0, "fp8": 448.0}
@@ -255,6 +262,11 @@ class Seeded:
     def vocab_size(self) -> int:
         """Number of token ids."""
         return self.architecture.vocab_size
+
+    @property
+    def mixes_rows(self) -> bool:
+        """Whether the low bits of a row may depend on the other rows of the forward; see `Checkpoint.mixes_rows`."""
+        return self.architecture.words.mixes_rows
 
 
 @dataclass(frozen=True)

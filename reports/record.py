@@ -84,6 +84,8 @@ def verdict_line(verdict: Verdict) -> dict[str, Any]:
     if verdict.known:
         line |= {"known": verdict.known, "behind": verdict.behind}
     line["ties"] = verdict.ties
+    if verdict.routing_ties:
+        line["routing_ties"] = verdict.routing_ties
     line["evidence"] = [
         {"invariant": one.invariant, "log_e": one.log_e, "draws": one.rounds, "stream": one.stream or None}
         for one in verdict.evidence
@@ -253,6 +255,7 @@ def summary(tally: Tally) -> dict[str, Any]:
             "invariants": {name: vars(counts) for name, counts in tally.invariants.items()},
             "findings": [failure_fact(failure) for failure in tally.failures],
             "ties": tally.ties,
+            **({"routing_ties": tally.routing_ties} if tally.routing_ties else {}),
             "positions": tally.positions,
             "unsupported": tally.unsupported,
             "attention_calls": tally.attention_calls,

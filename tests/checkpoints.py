@@ -23,6 +23,30 @@ CAPPED = {"attn_logit_softcapping": 0.5, "final_logit_softcapping": 3.0}
 
 PLAIN_ROPE = {"rope_type": "default", "rope_theta": 1e4}
 
+LLAMA3_ROPE = {"rope_type": "llama3", "rope_theta": 1e4, "factor": 8.0, "original_max_position_embeddings": 64}
+
+BAND = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
+
+LONG_ROPE = {
+    "rope_type": "longrope", "rope_theta": 1e4, "partial_rotary_factor": 0.75, "short_factor": [1.0, 2.0, 3.0],
+    "long_factor": [4.0, 5.0, 6.0],
+}  # fmt: skip
+
+SCALED_ROPE = {
+    "rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 8, "mscale": 1.0,
+    "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1, "max_position_embeddings": 256,
+}  # fmt: skip
+
+STRETCHED_ROPE = {**PLAIN_ROPE, "rope_type": "dynamic", "factor": 1.0, "alpha": 9.0}
+
+HYBRID = ["sliding_attention", "full_attention"]
+
+MULTIPLIED = {
+    "embedding_multiplier": 12.0, "attention_multiplier": 0.3, "residual_multiplier": 0.22, "logits_scaling": 4.0,
+}  # fmt: skip
+
+ROUTED = {"num_experts_per_tok": 2, "moe_intermediate_size": 24}
+
 EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
 
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -35,15 +59,36 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "deepseek-v3": ("DeepseekV3", LATENT),
     "bloom": ("Bloom", {"n_layer": 2, "n_head": 4}),
     "mamba": ("Mamba", {"state_size": 4}),
+    "qwen2-moe": ("Qwen2Moe", {**ROUTED, "num_experts": 4, "shared_expert_intermediate_size": 20}),
+    "glm4-moe": ("Glm4Moe", {**ROUTED, "n_routed_experts": 4, "use_qk_norm": True, "n_group": 2}),
+    "phi3": ("Phi3", {"sliding_window": 6, "rope_parameters": {**PLAIN_ROPE, "partial_rotary_factor": 0.75}}),
+    "phi3-long": ("Phi3", {"original_max_position_embeddings": 64, "rope_parameters": LONG_ROPE}),
+    "glm4": ("Glm4", {}),
+    "seed-oss": ("SeedOss", {"attention_out_bias": True}),
+    "ministral3": ("Ministral3", {"rope_parameters": SCALED_ROPE}),
+    "smollm3": ("SmolLM3", {"no_rope_layers": [1, 0], "use_sliding_window": True, "sliding_window": 6}),
+    "olmo2": ("Olmo2", {}),
+    "olmo3": ("Olmo3", {"sliding_window": 6, "layer_types": HYBRID}),
+    "exaone4": ("Exaone4", {"sliding_window": 6, "sliding_window_pattern": 2}),
+    "granite": ("Granite", MULTIPLIED),
+    "hunyuan": ("HunYuanDenseV1", {"rope_parameters": STRETCHED_ROPE}),
+    "apertus": ("Apertus", {"rope_parameters": {**LLAMA3_ROPE, **BAND}}),
+    "gemma3": ("Gemma3", {"sliding_window": 6, "layer_types": HYBRID, "query_pre_attn_scalar": 6}),
 }  # fmt: skip
 """Family to the name of transformers' classes, and what its config has beside BASE."""
+
+MODEL_TYPES = {name: FAMILIES[name][0] for name in FAMILIES if name not in (
+    "llama", "mistral", "gemma2", "deepseek-v3", "bloom", "mamba",
+)}  # fmt: skip
+"""The checkpoints of families that cases draw rarely, each with the name of transformers' classes."""
 
 
 def saved(family: str, folder: Path) -> Path:
     """A directory with the config and the safetensors weights of a tiny model of `family`."""
     name, fields = FAMILIES[family]
     torch.manual_seed(0)
-    network = getattr(transformers, f"{name}ForCausalLM")(getattr(transformers, f"{name}Config")(**{**BASE, **fields}))
+    config = getattr(transformers, f"{name}TextConfig" if name == "Gemma3" else f"{name}Config")
+    network = getattr(transformers, f"{name}ForCausalLM")(config(**{**BASE, **fields}))
     draw = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for parameter in network.parameters():

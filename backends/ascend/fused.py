@@ -140,6 +140,7 @@ class AscendFused:
     def __call__(self, query: Tensor, columns: AttentionInputs, scaling: float) -> Tensor:
         """See `columns.Attend`."""
         columns.refuse_cap("Ascend's fused attention")
+        columns.refuse_sinks("Ascend's fused attention")
         why = _unfit(query, columns)
         if why is not None:
             columns.announce(f"eager: {why}")

@@ -43,6 +43,7 @@ class EngineBackend:
         recorder: Recorder | None = None,
         variant_interval: int = 1,
         soft_caps: str = "any",
+        sinks: bool = True,
     ) -> None:
         self.declaration = Declaration(
             name=name,
@@ -62,9 +63,10 @@ class EngineBackend:
             emulated=emulated,
             variant_interval=variant_interval,
             soft_caps=soft_caps,
+            sinks=sinks,
             quantised=True,
         )
-        self._soft_caps = soft_caps
+        self._soft_caps, self._sinks = soft_caps, sinks
         self.seams = seams
         self.mode = mode_of()
         self._model_cache = ModelCache(device, recorder=recorder)
@@ -78,10 +80,10 @@ class EngineBackend:
 
     @mode.setter
     def mode(self, mode: Mode) -> None:
-        # Written-out attention computes every soft cap, whatever the fused attention that it replaces can do.
+        # Written-out attention computes every soft cap and sinks, whatever the fused attention that it replaces can do.
         self._mode = mode
         caps = self._soft_caps if mode.fused else "any"
-        self.declaration = replace(self.declaration, soft_caps=caps)
+        self.declaration = replace(self.declaration, soft_caps=caps, sinks=self._sinks or not mode.fused)
 
     def run(self, case: Case) -> Trace:
         """Run the generation that `case` describes; see `backends.base.Backend.run`."""

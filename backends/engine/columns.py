@@ -55,6 +55,8 @@ class AttentionInputs:
         announce: An attention path calls it with a reason, in one line, before it leaves the work to a slower path.
         cap: Soft cap of the scores: a scaled score s becomes cap * tanh(s / cap) before the mask; 0.0 for no cap. A
             path that does not compute the cap calls `refuse_cap`.
+        sinks: The sink of each query head, [H], a score whose column has no value; None for no sinks. A path that does
+            not compute them calls `refuse_sinks`.
     """
 
     key: Tensor
@@ -64,6 +66,15 @@ class AttentionInputs:
     paging: Paging | None
     announce: Callable[[str], None]
     cap: float = 0.0
+    sinks: Tensor | None = None
+
+    def refuse_sinks(self, path: str) -> None:
+        """Raise Unsupported if there are sinks, which the attention called `path` does not compute."""
+        if self.sinks is not None:
+            raise Unsupported(
+                f"s_aux: {path} computes no sinks, which take a share of each softmax; written-out attention does "
+                "(cpu-eager, cuda-eager, or --mode reference), and so does cpu-split"
+            )
 
     def refuse_cap(self, path: str) -> None:
         """Raise Unsupported if there is a soft cap, which the attention called `path` does not compute."""

@@ -41,6 +41,7 @@ SEAMS = Seams(
     arena=Arena,
     trees=GrowthSeams(),
     tap=HiddenTap,
+    network=lambda model: model,
     dequantise=dequantise,
     request=Request,
     sampling=SamplingSeams(),

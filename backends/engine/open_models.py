@@ -33,7 +33,9 @@ class OpenModels:
         Raises:
             Unsupported: if the engine cannot run the model, in this layout or to this length.
         """
-        return self._causal(case, seams.attend, seams.kv.lanes)
+        model = seams.network(self._causal(case, seams.attend, seams.kv.lanes))
+        self._noted(model, case, seams.attend, seams.kv.lanes)
+        return model
 
     def draft(self, case: Case, seams: Seams) -> CausalLm | HeadModel | None:
         """The model that the draft of `case` runs; None for a draft without a model.

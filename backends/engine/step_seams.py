@@ -12,6 +12,7 @@ from backends.engine.columns import Attend
 from backends.engine.kv.base import KvCache
 from backends.engine.kv.seams import KvSeams
 from backends.engine.lower_tree import TreeTensors
+from backends.engine.model.causal_lm import CausalLm
 from backends.engine.model.hidden import HiddenTap
 from backends.engine.model.quantised import Dequantise
 from backends.engine.reach import Reach
@@ -43,6 +44,7 @@ class StepSeams:
         sampling: The functions that decide for a request that samples.
         trees: The functions that decide the shape of a drafted tree.
         tap: The class that takes the target's hidden states out of a forward.
+        network: From the target's model to the model whose forwards run, by default the same.
         dequantise: From the numbers and the scales of a draft's quantised weights to the weights.
         prefill_attend: The attention of prefills; None if it is `attend`.
     """
@@ -64,5 +66,6 @@ class StepSeams:
     sampling: SamplingSeams
     trees: GrowthSeams
     tap: type[HiddenTap]
+    network: Callable[[CausalLm], CausalLm]
     dequantise: Dequantise
     prefill_attend: Attend | None = None

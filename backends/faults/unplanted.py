@@ -18,7 +18,6 @@ UNPLANTED: dict[str, str] = {
     "over the vocabulary that an allocator could recycle.",
     "BZ-065": "A tree is lowered by itself, from parents that are in it: no array of the batch holds a neighbour's "
     "entries behind its own, and no parent is absent.",
-    "BZ-076": "No model of the gallery has attention sinks, or another term for each head.",
     "BZ-080": "No grammar constrains a request: that comes with guided decoding.",
     "BZ-099": "It moves the ends of decisions by one rounding: only a coin in that gap, one draw in about 2^24, would "
     "tell, and there right samplers differ as well.",

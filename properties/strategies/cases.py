@@ -53,7 +53,7 @@ def single_cases(
     With `far` the prompt ends around one of `prompts.MARKS` of at most `far` columns.
     """
     dtype = draw(st.sampled_from(dtypes))
-    model = model or draw(far_targets(within) if far else targets(within))
+    model = model or draw(far_targets(within) if far else targets(within, dtype))
     prompt = fitted(draw(far_prompts(model, far) if far else prompts(model)), within)
     # No zeros where sampling alone is under test, by the run's wish or because the engine has no greedy decoding.
     zeros = GREEDY if not sampled and (within is None or within.greedy) else 0

@@ -110,6 +110,25 @@ class Tie:
 
 
 @dataclass(frozen=True)
+class RoutingTie:
+    """A difference that a tie between two experts may explain (`properties.verdict.routing`): counted, no finding.
+
+    Attributes:
+        invariant: The invariant that met the difference.
+        step: Index of the speculative step.
+        layer: The layer of the tie.
+        row: The row of the tie, counted over the step's context and then the nodes of its tree.
+        gap_sigma: Distance of the two scores, in the unit of `properties.verdict.routing.sigma`.
+    """
+
+    invariant: str
+    step: int
+    layer: int
+    row: int
+    gap_sigma: float
+
+
+@dataclass(frozen=True)
 class Positions:
     """The counts of rule T over a run: judged positions, near-ties among them, and ties that the control predicts.
 
@@ -192,6 +211,7 @@ class Verdict:
         compared: Invariant name to number of comparisons, for invariants that were checked or failed.
         findings: Every difference, in the order of the invariants.
         ties: Rule T's ties.
+        routing_ties: Rule T's ties between experts, each in the place of a finding.
         positions: Rule T's counts.
         evidence: Tests of laws by sampling.
         trace: The backend's trace of the case, or None when the run failed.
@@ -215,6 +235,7 @@ class Verdict:
     outcomes: dict[str, Outcome]
     findings: tuple[Finding, ...] = ()
     ties: tuple[Tie, ...] = ()
+    routing_ties: tuple[RoutingTie, ...] = ()
     positions: Positions = field(default_factory=Positions)
     evidence: tuple[Evidence, ...] = ()
     trace: Trace | None = None

@@ -16,10 +16,12 @@ from properties.verdict.finding import (
     Finding,
     Outcome,
     Positions,
+    RoutingTie,
     Tie,
     Verdict,
 )
 from properties.verdict.invariant import Fact, Invariant, NoReference, NotApplicable, Oracle, Unobserved
+from properties.verdict.routing import parted
 from properties.verdict.session_members import members, view
 from properties.verdict.subject import Crashed, Declined, NoTrace, Subject
 from reference.case import Case
@@ -70,6 +72,7 @@ def _joined(whole: Verdict, part: Verdict, request: int) -> Verdict:
         outcomes=outcomes,
         findings=(*whole.findings, *found),
         ties=(*whole.ties, *part.ties),
+        routing_ties=(*whole.routing_ties, *part.routing_ties),
         positions=whole.positions + part.positions,
         evidence=(*whole.evidence, *part.evidence),
         unsupported=whole.unsupported or part.unsupported,
@@ -94,23 +97,24 @@ def _judged(
     outcomes: dict[str, Outcome] = {}
     findings: list[Finding] = []
     ties: list[Tie] = []
+    routing_ties: list[RoutingTie] = []
     positions = Positions()
     evidence: list[Evidence] = []
     compared: dict[str, int] = {}
     unanswered = False
     trace, declined = _first_run(case, subject)
-    # The run broke: the user's processor may be the cause.
     if trace is None and declined is None and case.sampling.processors:
         _blame_processors(case, oracle)
     for invariant in invariants:
-        silent = declined is not None or invariant.speaks_of == beside or not _promised(invariant, subject)
-        if silent or not invariant.applies(case):
+        silent = declined is not None or invariant.speaks_of == beside
+        if silent or not _promised(invariant, subject) or not invariant.applies(case):
             outcomes[invariant.name] = "not_applicable"
             continue
         if not _observed(invariant, subject, trace):
             outcomes[invariant.name] = "unobserved"
             continue
         said = _asked(invariant, case, oracle, subject, trace)
+        said.findings, routing_ties[len(routing_ties) :] = parted(said.findings, case, oracle, trace)
         outcomes[invariant.name] = said.outcome
         findings += said.findings
         ties += said.ties
@@ -135,6 +139,7 @@ def _judged(
         outcomes=outcomes,
         findings=tuple(findings),
         ties=tuple(ties),
+        routing_ties=tuple(routing_ties),
         positions=positions,
         evidence=tuple(evidence),
         trace=trace,

@@ -107,6 +107,7 @@ def shared(engine: Abilities, reference: Abilities) -> Abilities:
         stops=tuple(one for one in engine.stops if one in reference.stops),
         families=families,
         soft_caps=max(engine.soft_caps, reference.soft_caps, key=SOFT_CAPS.index),
+        sinks=engine.sinks and reference.sinks,
         least_window=max(windows) if all(windows) else 0,
         longest=min(lengths, default=0),
         least_prompt=max(engine.least_prompt, reference.least_prompt),

@@ -4,13 +4,76 @@ Its norms, its settings and the architectures to draw; nothing here computes. `r
 formulas, and `backends.engine.model.family` opens its model in the engine; each has a file for each family.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
 from pkgutil import iter_modules
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 T = TypeVar("T")
+
+
+class Sizes(Protocol):
+    """What a family reads of an architecture, which is a `reference.architecture.Architecture`."""
+
+    @property
+    def words(self) -> "Family":
+        """The family."""
+        ...
+
+    @property
+    def hidden_size(self) -> int:
+        """The width of the residual stream."""
+        ...
+
+    @property
+    def intermediate_size(self) -> int:
+        """The inner width of a gated block."""
+        ...
+
+    @property
+    def heads(self) -> int:
+        """The number of query heads."""
+        ...
+
+    @property
+    def head_dim(self) -> int:
+        """The width of a head."""
+        ...
+
+    @property
+    def mlp_bias(self) -> bool:
+        """Whether a gated block has biases."""
+        ...
+
+    def setting(self, name: str) -> float:
+        """The value of one of the family's settings."""
+        ...
+
+
+Shapes = Mapping[str, tuple[int, ...]]
+"""Names of tensors within one decoder layer, each with its shape."""
+
+
+def gated(arch: Sizes, layer: int) -> Shapes:
+    """The gated feed-forward block of Llama (arXiv 2002.05202)."""
+    return gated_block("mlp", arch.hidden_size, arch.intermediate_size, arch.mlp_bias)
+
+
+def gated_block(at: str, hidden: int, inner: int, biased: bool = False) -> Shapes:
+    """A gated feed-forward block with the names `at`.gate_proj, `at`.up_proj and `at`.down_proj."""
+    weights = {"gate": (inner, hidden), "up": (inner, hidden), "down": (hidden, inner)}
+    table: dict[str, tuple[int, ...]] = {}
+    for name, shape in weights.items():
+        table[f"{at}.{name}_proj.weight"] = shape
+        if biased:
+            table[f"{at}.{name}_proj.bias"] = shape[:1]
+    return table
+
+
+def no_tensors(arch: Sizes, layer: int) -> Shapes:
+    """An empty table."""
+    return {}
 
 
 @dataclass(frozen=True)
@@ -24,8 +87,8 @@ class LayerNorms:
         after_feed_forward: The norm of what the feed-forward block adds to the residual stream.
     """
 
-    before_attention: str = "input_layernorm"
-    before_feed_forward: str = "post_attention_layernorm"
+    before_attention: str | None = "input_layernorm"
+    before_feed_forward: str | None = "post_attention_layernorm"
     after_attention: str | None = None
     after_feed_forward: str | None = None
 
@@ -45,20 +108,37 @@ class Family:
         norms: The norms of each layer.
         resting_gain: The weight with which a norm multiplies by 1; seeded weights of norms lie around this number.
         query_key_gains: Whether the norms of queries and keys, where a model has them, have weights.
+        whole_query_key_norms: Whether these norms run over all heads of a row together, and not over each head.
+        feed_forward: The tensors of the feed-forward block of a layer.
+        attention_extras: The tensors of a layer's attention beside its projections and norms.
+        mixes_rows: Whether the low bits of a row may depend on the other rows of a forward; see
+            `reference.architecture.Checkpoint.mixes_rows`.
+        sinks: Whether each head of attention has a sink, a score without a column.
+        check: Raises Malformed for an architecture that the family cannot have.
+        fixed: The ends of the names of seeded weights that are no random numbers, each with the value.
         settings: The numbers that this family alone has, each with its default; `Architecture.settings` holds a
             model's values that differ.
         soft_caps: Whether the family's own attention has a soft cap.
         drawn: Architectures that generated cases run, as fields of `Architecture` without `family`, the simplest
             first. Families with an empty list are drawn from `properties.strategies.models.GALLERY`.
+        rare: Whether its architectures are drawn less often than others (`properties.strategies.models.RARE`).
     """
 
     name: str
     norms: LayerNorms = LayerNorms()
     resting_gain: float = 1.0
     query_key_gains: bool = True
+    whole_query_key_norms: bool = False
+    feed_forward: Callable[[Sizes, int], Shapes] = gated
+    attention_extras: Callable[[Sizes, int], Shapes] = no_tensors
+    mixes_rows: bool = False
+    sinks: bool = False
+    check: Callable[[Sizes], None] = lambda arch: None
     soft_caps: bool = False
+    fixed: Mapping[str, float] = field(default_factory=dict)
     settings: Mapping[str, float] = field(default_factory=dict)
     drawn: tuple[Mapping[str, Any], ...] = ()
+    rare: bool = False
 
 
 def members(package: str, path: Iterable[str], kind: type[T]) -> list[T]:

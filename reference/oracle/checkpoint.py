@@ -16,6 +16,8 @@ from reference.files.regular import irregular
 from reference.files.stored import Stored, cut
 from reference.files.weight_files import digest, weight_files
 from reference.oracle.configuration import configured, sizes
+from reference.oracle.family import FAMILIES
+from reference.oracle.family.base import Place
 from reference.trace import Array
 from reference.weights import shapes
 
@@ -46,9 +48,21 @@ def read(directory: str | Path) -> tuple[Architecture, dict[str, Array]]:
     """
     architecture, stored, _ = _opened(Path(directory))
     try:
-        return architecture, {name: stored[name].values(name) for name in shapes(architecture)}
+        held: dict[str, Array] = {}  # a stored tensor that holds several is read once
+        state = {}
+        for name, place in places(architecture).items():
+            if place.name not in held:
+                held = {place.name: stored[place.name].values(place.name)}
+            state[name] = place.take(held[place.name])
+        return architecture, state
     except MemoryError:
         raise UnreadableCheckpoint(f"{directory}: its weights in float64 exceed the memory of this machine") from None
+
+
+def places(architecture: Architecture) -> dict[str, Place]:
+    """The place in a checkpoint of every tensor of `weights.shapes`."""
+    family = FAMILIES[architecture.family]
+    return {name: family.place(architecture, name, shape) for name, shape in shapes(architecture).items()}
 
 
 def identify(directory: str | Path, understood: bool = True) -> Checkpoint:
@@ -82,7 +96,7 @@ def _opened(root: Path) -> tuple[Architecture, dict[str, Stored], list[Path]]:
     _check_folder(root)
     architecture = configured(root / "config.json")
     stored, files = weight_files(root)
-    expected = shapes(architecture)
+    expected = {place.name: place.shape for place in places(architecture).values()}
     for name, shape in expected.items():
         if name not in stored:
             raise UnreadableCheckpoint(

@@ -6,11 +6,13 @@ Code that a checkpoint brings along (`auto_map`) is never run.
 """
 
 from pathlib import Path
+from typing import Any
 
 from reference.architecture import Architecture, Rope
 from reference.files.fields import SHOWN, Fields, UnreadableCheckpoint, read_json, shown
 from reference.malformed import Malformed
 from reference.oracle.family import FAMILIES, OracleFamily
+from reference.oracle.family.unread import UNREAD
 
 BY_TYPE = {kind: family for family in FAMILIES.values() for kind in family.model_types}
 """The family of each `model_type`."""
@@ -21,6 +23,9 @@ ROPE_FIELDS = {
     "long_factor", "partial_rotary_factor", "finetuned",
 }  # fmt: skip
 """The fields that a rope dictionary may hold; any other field asks for a formula that the oracle does not compute."""
+
+ALIASES = {"swish": "silu"}
+"""Other names of activations, each with the name that families have; transformers computes both alike."""
 
 MOST_LAYERS = 10_000
 """Most layers that are read: each layer costs time and memory before its first weight is read."""
@@ -38,12 +43,52 @@ def configured(where: Path) -> Architecture:
     kind = content.get("model_type")
     family = BY_TYPE.get(kind) if isinstance(kind, str) else None
     if family is None:
-        known = ", ".join(BY_TYPE)
+        known, why = ", ".join(BY_TYPE), UNREAD.get(kind) if isinstance(kind, str) else None
+        because = f", since {why}" if why else ""
         raise UnreadableCheckpoint(
-            f"{where}: the oracle does not compute model_type {shown(kind)} (it knows {known}); "
+            f"{where}: the oracle does not compute model_type {shown(kind)}{because} (it knows {known}); "
             "compare with plain transformers instead: --against transformers"
         )
-    fields = Fields(where, content, dict(family.defaults))
+    return _architecture(Fields(where, content, dict(family.defaults)), family)
+
+
+PLAIN = {"rope_type": "default", "rope_theta": 10000.0, "original_max_position_embeddings": 64}
+SAMPLE: dict[str, Any] = {
+    "vocab_size": 32, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 256, "rms_norm_eps": 1e-6,
+}  # fmt: skip
+"""A small config.json, with which `fields_read` asks for the fields of a family."""
+
+
+class _Noting(Fields):
+    """Fields that note the names for which they are asked."""
+
+    def __init__(self, content: dict[str, Any], defaults: dict[str, Any]) -> None:
+        super().__init__(Path("config.json"), content, defaults)
+        self.asked: set[str] = set()
+
+    def get(self, name: str) -> Any:
+        self.asked.add(name)
+        return super().get(name)
+
+
+def fields_read(family: OracleFamily) -> tuple[str, ...]:
+    """The fields of config.json that are read for `family`, by name; each one is honoured or refused."""
+    rope = {**PLAIN, **{name: 1.0 for name in family.rope_fields}}
+    asked = {family.activation[0]}
+    for windowed in ({}, {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 0}):
+        content = {**SAMPLE, **windowed, **({} if family.layered_rope else {"rope_parameters": rope})}
+        fields = _Noting(content, dict(family.defaults))
+        try:
+            _architecture(fields, family)
+        except UnreadableCheckpoint:
+            assert windowed, "a family reads the sample without windows"  # some families have none
+        asked |= fields.asked
+    return tuple(sorted(asked))
+
+
+def _architecture(fields: Fields, family: OracleFamily) -> Architecture:
+    """The architecture that the fields of a config.json of `family` describe."""
     _refuse_unsupported(fields, family)
     heads = fields.integer("num_attention_heads")
     hidden = fields.integer("hidden_size")
@@ -58,7 +103,7 @@ def configured(where: Path) -> Architecture:
             kv_heads=fields.integer("num_key_value_heads", heads),
             head_dim=fields.integer("head_dim", hidden // max(1, heads)),
             windows=_windows(fields, family, layers),
-            rope=_rope(fields),
+            rope=_rope(fields, family),
             norm_eps=float(fields.number("rms_norm_eps", 1e-6)),
             max_positions=fields.size("max_position_embeddings"),
             tied=fields.flag("tie_word_embeddings"),
@@ -83,11 +128,11 @@ def _refuse_unsupported(fields: Fields, family: OracleFamily) -> None:
         raise fields.refuse("quantization_config asks for quantized weights; save the checkpoint dequantized")
     name, computed = family.activation
     activation = fields.content.get(name, computed)
-    if activation != computed:
+    if ALIASES.get(activation, activation) != computed if isinstance(activation, str) else True:
         raise fields.refuse(
             f"the oracle computes {name} {computed!r}, not {shown(activation)}; compare --against a backend"
         )
-    if fields.number("partial_rotary_factor", 1.0) != 1.0:
+    if not family.partial_rotary and fields.number("partial_rotary_factor", 1.0) != 1.0:
         raise fields.refuse("partial_rotary_factor is not supported; compare --against a backend")
 
 
@@ -106,17 +151,17 @@ def _windows(fields: Fields, family: OracleFamily, layers: int) -> tuple[int, ..
     return tuple(width if slide else 0 for slide in slides)
 
 
-def _rope(fields: Fields) -> Rope:
-    """The variant in the dictionary `rope_scaling` (transformers 4) or `rope_parameters` (5); the former wins."""
-    content = fields.get("rope_scaling") or fields.get("rope_parameters") or {}
+def _rope(fields: Fields, family: OracleFamily) -> Rope:
+    """The variant in the rope dictionary of the layers that see all columns."""
+    content = family.rope(fields)
     theta = float(fields.number("rope_theta", 10000.0))
     if not isinstance(content, dict):
         raise fields.refuse(f"the rope dictionary is {shown(content)}, not an object; correct it")
-    unknown = sorted(set(content) - ROPE_FIELDS)
+    unknown = sorted(set(content) - ROPE_FIELDS - family.rope_fields)
     if unknown:
         raise fields.refuse(f"rope field {shown(unknown[0])} is not supported; compare --against a backend")
     given = Fields(fields.where, content, {})
-    if given.number("partial_rotary_factor", 1.0) != 1.0:
+    if not family.partial_rotary and given.number("partial_rotary_factor", 1.0) != 1.0:
         raise fields.refuse("partial_rotary_factor is not supported; compare --against a backend")
     kind = content.get("rope_type", content.get("type", "default"))
     if isinstance(kind, (list, dict)):

@@ -15,7 +15,7 @@ from reference.draft.hidden import HiddenStates
 from reference.oracle import acceptance, lowering, processing, stopping
 from reference.oracle.draft import Question, proposed
 from reference.oracle.draft.chunk import in_chunk
-from reference.oracle.evaluator import Evaluator
+from reference.oracle.evaluator import Evaluator, router_margins
 from reference.oracle.formulas import rotary
 from reference.oracle.model import Inputs
 from reference.oracle.parameters import Parameters, load
@@ -67,6 +67,14 @@ class Oracle:
             Malformed: as the evaluator, where context and tree do not fit the model.
         """
         return self.model(case.model, case.dtype).inputs(context, tree)
+
+    def router_margins(self, case: Case, context: tuple[int, ...], tree: Tree) -> Array | None:
+        """See `reference.oracle.evaluator.router_margins`; on the target of `case`.
+
+        Raises:
+            Malformed: as the evaluator, where context and tree do not fit the model.
+        """
+        return router_margins(self.model(case.model, case.dtype), context, tree)
 
     def _run(self, case: Case) -> Trace:
         target = self.model(case.model, case.dtype)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from reference.oracle.formulas import rotary
-from reference.oracle.formulas.layer import capped, linear, temperature
+from reference.oracle.formulas.layer import capped
 from reference.oracle.parameters import Parameters
 from reference.trace import Array, Kv
 from reference.tree import Tree
@@ -57,14 +57,22 @@ def first_seen(reach: tuple[int, int], position: int) -> int:
     return max(0, position + 1 - window) if window else 0
 
 
-def attention(query: Array, keys: Array, values: Array, scale: float, cap: float = 0.0) -> Array:
-    """The attention output of one position: query [heads, d], keys and values [seen, kv_heads, d] -> [heads, d]."""
+def attention(
+    query: Array, keys: Array, values: Array, scale: float, cap: float = 0.0, sinks: Array | None = None
+) -> Array:
+    """The attention output of one position: query [heads, d], keys and values [seen, kv_heads, d] -> [heads, d].
+
+    A head's sink is a score whose column has no value: its share of the softmax is lost.
+    """
     # Grouped queries: consecutive query heads share one KV head.
     grouped = query.reshape(keys.shape[1], -1, query.shape[-1])
     scores = capped(np.einsum("kgd,skd->kgs", grouped, keys) * scale, cap)
     # Subtracting the maximum changes no weight and keeps exp from overflowing.
-    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
-    weights /= weights.sum(axis=-1, keepdims=True)
+    peak = scores.max(axis=-1, keepdims=True)
+    beside = None if sinks is None else sinks.reshape(*scores.shape[:2], 1)
+    peak = peak if beside is None else np.maximum(peak, beside)
+    weights = np.exp(scores - peak)
+    weights /= weights.sum(axis=-1, keepdims=True) + (0.0 if beside is None else np.exp(beside - peak))
     mixed: Array = np.einsum("kgs,skd->kgd", weights, values).reshape(query.shape)
     return mixed
 
@@ -134,24 +142,19 @@ class PathByPath:
         return Kv(run.keys, run.values)
 
     def _run(self, tokens: tuple[int, ...]) -> _Sequence:
-        parameters, arch, state = self.parameters, self.parameters.architecture, self.parameters.state
+        parameters, arch = self.parameters, self.parameters.architecture
         formulas, length = parameters.formulas, len(tokens)
         positions, scale = np.arange(length), formulas.score_scale(arch)
-        cos, sin = rotary.table(positions, *rotary.frequencies(arch.rope, arch.head_dim, arch.max_positions, length))
 
         def project(x: Array, layer: int, name: str) -> Array:
             """[T, hidden] -> [T, heads of `name`, head_dim]; queries and keys normed, rotated, tempered where asked."""
-            at = f"model.layers.{layer}.self_attn.{name}"
-            y: Array = linear(x, state, f"{at}_proj").reshape(length, -1, arch.head_dim)
+            y = parameters.projected(layer, name, x)
             # Values are neither normed nor rotated.
             if name == "v":
                 return y
-            # Qwen 3's norm of queries and keys; Llama 4's has no weight and is part of `formulas.turned`.
-            if f"{at}_norm.weight" in state:
-                y = parameters.normed(y, f"{at}_norm")
-            if layer not in arch.unrotated:
-                y = formulas.turned(arch, y.swapaxes(0, 1), cos, sin).swapaxes(0, 1)
-            return y * temperature(arch, layer, positions)[:, None, None] if name == "q" else y
+            cos, sin = rotary.table(positions, *parameters.frequencies(layer, length))
+            y = np.swapaxes(parameters.turned(layer, name, y.swapaxes(0, 1), cos, sin), 0, 1)
+            return y * formulas.query_factors(arch, layer, positions)[:, None, None] if name == "q" else y
 
         x = parameters.embedded(np.array(tokens))
         states = [x]
@@ -159,10 +162,11 @@ class PathByPath:
         for layer, reach in enumerate(arch.reaches):
             normed = parameters.attention_input(layer, x)
             queries, keys, values = (project(normed, layer, name) for name in "qkv")
-            mixed = np.empty_like(queries)
+            mixed, sinks = np.empty_like(queries), parameters.sinks(layer)
             for t in range(length):
                 first = first_seen(reach, t)
-                mixed[t] = attention(queries[t], keys[first : t + 1], values[first : t + 1], scale, arch.score_cap)
+                seen = slice(first, t + 1)
+                mixed[t] = attention(queries[t], keys[seen], values[seen], scale, arch.score_cap, sinks)
             x = parameters.finished(layer, x, mixed.reshape(length, -1))
             states.append(x)
             kept_keys.append(keys.swapaxes(0, 1))

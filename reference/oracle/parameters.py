@@ -13,7 +13,8 @@ from reference.draft.head import Head
 from reference.malformed import Malformed
 from reference.oracle.checkpoint import UnreadableCheckpoint, identify, read
 from reference.oracle.family import FAMILIES
-from reference.oracle.formulas.layer import Formulas, linear, rms_norm
+from reference.oracle.formulas import rotary
+from reference.oracle.formulas.layer import Formulas, gated_block, linear, rms_norm
 from reference.oracle.formulas.quantised import QUANTISED_NAMES, dequantised
 from reference.trace import Array
 from reference.weights import head_weights, seeded
@@ -47,8 +48,44 @@ class Parameters:
         return rms_norm(x, gain, self.architecture.norm_eps)
 
     def attention_input(self, layer: int, x: Array) -> Array:
-        """The residual stream `x` [T, hidden] after the norm before attention of `layer`."""
-        return self.normed(x, f"model.layers.{layer}.{self.architecture.words.norms.before_attention}")
+        """The residual stream `x` [T, hidden] after the norm before attention of `layer`, where the family has one."""
+        return self._after(self.architecture.words.norms.before_attention, layer, x)
+
+    def _after(self, norm: str | None, layer: int, x: Array) -> Array:
+        """`x` [T, hidden] through the norm of `layer` with this name; unchanged where the family has none."""
+        return x if norm is None else self.normed(x, f"model.layers.{layer}.{norm}")
+
+    def projected(self, layer: int, name: str, x: Array) -> Array:
+        """The projection q, k or v of the input `x` [T, hidden] of attention: [T, heads, head_dim].
+
+        Queries and keys are normed where the family norms them before rotary embedding.
+        """
+        at, arch = f"model.layers.{layer}.self_attn.{name}", self.architecture
+        y = linear(x, self.state, f"{at}_proj")
+        normed = f"{at}_norm.weight" in self.state and not self.formulas.norms_turned
+        if normed and arch.words.whole_query_key_norms:
+            y = self.normed(y, f"{at}_norm")
+        by_head: Array = y.reshape(len(x), -1, arch.head_dim)
+        return self.normed(by_head, f"{at}_norm") if normed and not arch.words.whole_query_key_norms else by_head
+
+    def turned(self, layer: int, name: str, y: Array, cos: Array, sin: Array) -> Array:
+        """The queries or keys `y` [heads, T, head_dim] of `layer` after its rotary embedding, if it has one.
+
+        They are normed here where the family norms them after rotary embedding.
+        """
+        if layer not in self.architecture.unrotated:
+            y = self.formulas.turned(self.architecture, y, cos, sin)
+        norm = f"model.layers.{layer}.self_attn.{name}_norm"
+        return self.normed(y, norm) if self.formulas.norms_turned and f"{norm}.weight" in self.state else y
+
+    def frequencies(self, layer: int, length: int) -> tuple[Array, float]:
+        """The inverse frequencies of `layer` and the factor on its tables; see `rotary.frequencies`."""
+        arch, formulas = self.architecture, self.formulas
+        return rotary.frequencies(formulas.rope(arch, layer), arch.rotary_dim, arch.max_positions, length)
+
+    def sinks(self, layer: int) -> Array | None:
+        """The sink of each head of `layer`, [heads], or None: a score that takes a share of the softmax."""
+        return self.state.get(f"model.layers.{layer}.self_attn.sinks")
 
     def finished(self, layer: int, x: Array, mixed: Array) -> Array:
         """The residual stream after `layer`, [T, hidden].
@@ -58,16 +95,28 @@ class Parameters:
             x: The residual stream before it, [T, hidden].
             mixed: Its attention output before the output projection, [T, heads * head_dim].
         """
-        at, norms = f"model.layers.{layer}", self.architecture.words.norms
-        attended = linear(mixed, self.state, f"{at}.self_attn.o_proj")
-        x = x + (self.normed(attended, f"{at}.{norms.after_attention}") if norms.after_attention else attended)
-        fed = self._feed_forward(self.normed(x, f"{at}.{norms.before_feed_forward}"), at)
-        return x + (self.normed(fed, f"{at}.{norms.after_feed_forward}") if norms.after_feed_forward else fed)
+        x, norms = self.between(layer, x, mixed), self.architecture.words.norms
+        fed = self._feed_forward(layer, self._after(norms.before_feed_forward, layer, x))
+        return x + self.formulas.residual_scale(self.architecture) * self._after(norms.after_feed_forward, layer, fed)
 
-    def _feed_forward(self, x: Array, at: str) -> Array:
-        """The gated feed-forward block of the layer `at`: [..., hidden] -> [..., hidden]."""
-        gate, up = (linear(x, self.state, f"{at}.mlp.{name}_proj") for name in ("gate", "up"))
-        return linear(self.formulas.activation(gate) * up, self.state, f"{at}.mlp.down_proj")
+    def between(self, layer: int, x: Array, mixed: Array) -> Array:
+        """The residual stream between attention and the feed-forward block of `layer`; arguments as `finished`."""
+        attended = linear(mixed, self.state, f"model.layers.{layer}.self_attn.o_proj")
+        added = self._after(self.architecture.words.norms.after_attention, layer, attended)
+        return x + self.formulas.residual_scale(self.architecture) * added
+
+    def _feed_forward(self, layer: int, x: Array) -> Array:
+        """The feed-forward block of `layer`: [T, hidden] -> [T, hidden]."""
+        if self.formulas.feed_forward is not None:
+            return self.formulas.feed_forward(self.architecture, self.state, layer, x)
+        return gated_block(x, self.state, f"model.layers.{layer}.mlp", self.formulas.activation)
+
+    def router_margins(self, layer: int, x: Array, mixed: Array) -> Array | None:
+        """`Formulas.router_margins` of the rows; arguments as `finished`; None for a family without experts."""
+        if self.formulas.router_margins is None:
+            return None
+        x = self._after(self.architecture.words.norms.before_feed_forward, layer, self.between(layer, x, mixed))
+        return self.formulas.router_margins(self.architecture, self.state, layer, x)
 
     @property
     def head(self) -> Array:
@@ -127,7 +176,9 @@ def _quantised(model: Seeded, embedding_scale: float, dtype: str) -> Parameters:
 
 
 def _embedding_scale(arch: Architecture, dtype: str) -> float:
-    return float(rounded(np.array([FAMILIES[arch.family].formulas.embedding_scale(arch)]), dtype)[0])
+    formulas = FAMILIES[arch.family].formulas
+    scale = formulas.embedding_scale(arch)
+    return float(rounded(np.array([scale]), dtype)[0]) if formulas.embedding_rounded else scale
 
 
 @lru_cache(maxsize=2)
@@ -141,7 +192,8 @@ def _from_disk(model: Checkpoint, dtype: str) -> Parameters:
         )
     architecture, state = read(model.source)
     for name, weight in state.items():
-        state[name] = rounded(weight, dtype, name)
+        wide = dtype != "float64" and name.endswith(FAMILIES[architecture.family].wide)
+        state[name] = rounded(weight, "float32" if wide else dtype, name)
         state[name].flags.writeable = False
     return Parameters(architecture, state, _embedding_scale(architecture, dtype))
 
@@ -167,7 +219,7 @@ def rounded(weight: Array, dtype: str, name: str = "weight") -> Array:
         else:
             # NumPy rounds to float16 and float32 to nearest, ties to even.
             narrow = single.astype(dtype)
-    wide: Array = narrow.astype(np.float64)
+    wide: Array = np.asarray(narrow.astype(np.float64))  # of an array without axes NumPy makes a number
     if not np.isfinite(wide).all():
         raise Malformed("dtype", f"{name} holds {np.abs(weight).max():g}, too large for {dtype}")
     return wide

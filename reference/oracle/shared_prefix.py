@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from reference.oracle.formulas import rotary
-from reference.oracle.formulas.layer import capped, linear, temperature
+from reference.oracle.formulas.layer import capped
 from reference.oracle.formulas.levels import Level, levels_of
 from reference.oracle.model import Inputs, Nodes, PathByPath, first_seen
 from reference.oracle.parameters import Parameters
@@ -73,7 +73,7 @@ class SharedPrefix:
         self._scale = parameters.formulas.score_scale(parameters.architecture)
         self._recent: list[_Context] = []  # the latest used last
         self._states: list[tuple[tuple[int, ...], Array]] = []  # sequences with their states, the latest first
-        self._frequencies: dict[bool, tuple[Array, float]] = {}
+        self._frequencies: dict[tuple[bool, int], tuple[Array, float]] = {}
         self._last: tuple[tuple[int, ...], Tree, _Run] | None = None  # a step asks for its tree's logits, then states
 
     def nodes(self, context: tuple[int, ...], tree: Tree) -> Nodes:
@@ -108,18 +108,18 @@ class SharedPrefix:
         longest = start + len(levels)
         rotary.check_span(arch.rope, arch.max_positions, start, longest)
         held = self._context(context, rotary.is_long(arch.rope, longest))
-        cos, sin = self._table(held.long, start, longest)
         depth = np.repeat(np.arange(len(levels)), [level.last - level.first for level in levels])
-        cos, sin, positions = cos[depth], sin[depth], start + depth
+        positions = start + depth
         x = self.parameters.embedded(np.array(tree.token)[order])
         attended = np.empty((arch.layers, arch.heads, len(order), arch.head_dim))
         through: list[tuple[Array, ...]] = []
         states = [x]
         for layer, reach in enumerate(arch.reaches):
-            queries, keys, values = self._project(layer, x, cos, sin, positions)
+            queries, keys, values = self._project(layer, x, held.long, positions)
             through.append((queries, keys, values))
             above = held.keys[layer, :, :start], held.values[layer, :, :start]
-            mixed = _tree_attention(queries * self._scale, *above, keys, values, levels, reach, arch.score_cap)
+            sinks = self.parameters.sinks(layer)
+            mixed = _tree_attention(queries * self._scale, *above, keys, values, levels, reach, arch.score_cap, sinks)
             attended[layer] = mixed
             x = self.parameters.finished(layer, x, _by_row(mixed))
             states.append(x)
@@ -179,44 +179,34 @@ class SharedPrefix:
         """Run `tokens` through the layers behind the tokens that `held` has, causally, and keep their KV."""
         arch = self.parameters.architecture
         start, end = held.length, held.length + len(tokens)
-        cos, sin = self._table(held.long, start, end)
         x = self.parameters.embedded(tokens)
         for layer, reach in enumerate(arch.reaches):
-            queries, keys, values = self._project(layer, x, cos, sin, np.arange(start, end))
+            queries, keys, values = self._project(layer, x, held.long, np.arange(start, end))
             held.keys[layer, :, start:end] = keys
             held.values[layer, :, start:end] = values
             if layer + 1 < arch.layers:  # the last layer's output for context tokens is never used
                 seen = held.keys[layer, :, :end], held.values[layer, :, :end]
-                mixed = _block_attention(queries * self._scale, *seen, reach, arch.score_cap)
+                sinks = self.parameters.sinks(layer)
+                mixed = _block_attention(queries * self._scale, *seen, reach, arch.score_cap, sinks)
                 x = self.parameters.finished(layer, x, _by_row(mixed))
         held.tokens[start:end] = tokens
         held.length = end
 
-    def _table(self, long: bool, start: int, end: int) -> tuple[Array, Array]:
-        if long not in self._frequencies:
-            arch = self.parameters.architecture
+    def _project(self, layer: int, x: Array, long: bool, positions: Array) -> tuple[Array, Array, Array]:
+        """Queries [heads, T, head_dim], keys and values [kv_heads, T, head_dim] of the rows `x` [T, hidden].
+
+        `long` says whether the sequence takes longrope's long factors.
+        """
+        parameters, arch = self.parameters, self.parameters.architecture
+        if (long, layer) not in self._frequencies:
             # Any length on the same side of longrope's switch gives the same table.
             length = arch.rope.original + 1 if long else 1
-            self._frequencies[long] = rotary.frequencies(arch.rope, arch.head_dim, arch.max_positions, length)
-        return rotary.table(np.arange(start, end), *self._frequencies[long])
-
-    def _project(self, layer: int, x: Array, cos: Array, sin: Array, positions: Array) -> tuple[Array, Array, Array]:
-        """Queries [heads, T, head_dim], keys and values [kv_heads, T, head_dim] of the rows `x` [T, hidden]."""
-        arch, state, at = self.parameters.architecture, self.parameters.state, f"model.layers.{layer}"
-        normed = self.parameters.attention_input(layer, x)
-
-        def heads(name: str) -> Array:
-            y: Array = linear(normed, state, f"{at}.self_attn.{name}_proj").reshape(len(x), -1, arch.head_dim)
-            if f"{at}.self_attn.{name}_norm.weight" in state:
-                y = self.parameters.normed(y, f"{at}.self_attn.{name}_norm")
-            by_head: Array = y.swapaxes(0, 1)
-            return by_head
-
-        queries, keys = heads("q"), heads("k")
-        if layer not in arch.unrotated:
-            turned = self.parameters.formulas.turned
-            queries, keys = turned(arch, queries, cos, sin), turned(arch, keys, cos, sin)
-        return queries * temperature(arch, layer, positions)[:, None], keys, heads("v")
+            self._frequencies[long, layer] = parameters.frequencies(layer, length)
+        cos, sin = rotary.table(positions, *self._frequencies[long, layer])
+        normed = parameters.attention_input(layer, x)
+        queries, keys, values = (parameters.projected(layer, name, normed).swapaxes(0, 1) for name in "qkv")
+        queries, keys = (parameters.turned(layer, name, y, cos, sin) for name, y in (("q", queries), ("k", keys)))
+        return queries * parameters.formulas.query_factors(arch, layer, positions)[:, None], keys, values
 
 
 def _by_row(mixed: Array) -> Array:
@@ -225,10 +215,13 @@ def _by_row(mixed: Array) -> Array:
     return rows
 
 
-def _block_attention(queries: Array, keys: Array, values: Array, reach: tuple[int, int], cap: float) -> Array:
+def _block_attention(
+    queries: Array, keys: Array, values: Array, reach: tuple[int, int], cap: float, sinks: Array | None
+) -> Array:
     """Causal attention of the last T rows: queries [heads, T, d], keys and values [kv_heads, end, d], T <= end.
 
-    Queries are scaled already. `reach` and `cap` are the layer's window and chunk, and the soft cap of its scores.
+    Queries are scaled already. `reach`, `cap` and `sinks` are the layer's window and chunk, the soft cap of its scores,
+    and the sink of each head.
     """
     heads, rows, width = queries.shape
     kv_heads, end, _ = keys.shape
@@ -240,9 +233,12 @@ def _block_attention(queries: Array, keys: Array, values: Array, reach: tuple[in
     grouped = queries.reshape(kv_heads, -1, width)
     scores = capped((grouped @ keys[:, first:].swapaxes(1, 2)).reshape(heads, rows, -1), cap)
     scores += np.where(hidden, -np.inf, 0.0)
-    scores -= scores.max(axis=-1, keepdims=True)
+    peak = scores.max(axis=-1, keepdims=True)
+    beside = np.array(-np.inf) if sinks is None else sinks[:, None, None]
+    peak = np.maximum(peak, beside)
+    scores -= peak
     np.exp(scores, out=scores)
-    scores /= scores.sum(axis=-1, keepdims=True)
+    scores /= scores.sum(axis=-1, keepdims=True) + np.exp(beside - peak)
     mixed: Array = scores.reshape(kv_heads, -1, end - first) @ values[:, first:]
     return mixed.reshape(heads, rows, width)
 
@@ -256,6 +252,7 @@ def _tree_attention(
     levels: list[Level],
     reach: tuple[int, int],
     cap: float,
+    sinks: Array | None,
 ) -> Array:
     """Attention of every node over the context and its own path, gathered row by row; no other column is read.
 
@@ -268,6 +265,7 @@ def _tree_attention(
         levels: The nodes by depth.
         reach: The layer's window and chunk, counted along a node's own sequence.
         cap: The soft cap of the scores, 0 for none.
+        sinks: The sink of each head, [heads], or None.
 
     Returns:
         [heads, nodes, d].
@@ -277,6 +275,7 @@ def _tree_attention(
     # [kv_heads, nodes, group, d]: one product with the context per KV head, one with the path per node.
     asked = queries.reshape(kv_heads, group, nodes, width).swapaxes(1, 2).copy()
     mixed = np.empty_like(asked)
+    beside = np.array(-np.inf) if sinks is None else sinks.reshape(kv_heads, 1, group, 1)
     for depth, level in enumerate(levels):
         here = slice(level.first, level.last)
         first = first_seen(reach, context + depth)  # a logical position
@@ -287,10 +286,11 @@ def _tree_attention(
         near = capped(query @ keys[:, path].swapaxes(2, 3), cap)
         # One softmax over context (`far`, may be empty) and path (`near`, which always holds the node itself).
         peak = np.maximum(far.max(axis=-1, keepdims=True, initial=-np.inf), near.max(axis=-1, keepdims=True))
+        peak = np.maximum(peak, beside)
         for scores in (far, near):
             scores -= peak
             np.exp(scores, out=scores)
-        total = far.sum(axis=-1, keepdims=True) + near.sum(axis=-1, keepdims=True)
+        total = far.sum(axis=-1, keepdims=True) + near.sum(axis=-1, keepdims=True) + np.exp(beside - peak)
         seen = (far.reshape(*flat.shape[:2], -1) @ above_values[:, first:]).reshape(query.shape)
         mixed[:, here] = (seen + near @ values[:, path]) / total
     joined: Array = mixed.swapaxes(1, 2).reshape(heads, nodes, width)

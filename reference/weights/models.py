@@ -7,11 +7,18 @@ import numpy as np
 from reference.architecture import Architecture, Seeded
 from reference.trace import Array
 
+ROUTER_GAIN = 3.0
+"""Standard deviation of the scores of experts: few rows lie near the border between two choices."""
+
 QUERY_KEY_GAIN = 1.0
 """Scores get standard deviation 1: attention is neither uniform nor one-hot, and every visible row has an effect."""
 
 HEAD_GAIN = 3.0
 """Standard deviation of the logits: large enough that the top two lie far apart compared with float32 noise."""
+
+
+ROUTER = ".mlp.gate.weight"
+"""The end of the names of routers: the matrix [experts, hidden] whose products say which experts a row takes."""
 
 
 def representable(values: Array) -> Array:
@@ -53,7 +60,7 @@ def seeded(model: Seeded) -> dict[str, Array]:
 def shapes(arch: Architecture) -> dict[str, tuple[int, ...]]:
     """The shape of every tensor of the architecture's state dict."""
     wide, narrow = arch.heads * arch.head_dim, arch.kv_heads * arch.head_dim
-    hidden, inner = arch.hidden_size, arch.intermediate_size
+    hidden = arch.hidden_size
     table: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (arch.vocab_size, hidden)}
     for layer in range(arch.layers):
         at = f"model.layers.{layer}"
@@ -67,12 +74,11 @@ def shapes(arch: Architecture) -> dict[str, tuple[int, ...]]:
         if arch.output_bias:
             table[f"{at}.self_attn.o_proj.bias"] = (hidden,)
         if arch.qk_norm and arch.words.query_key_gains:
-            for name in ("q", "k"):
-                table[f"{at}.self_attn.{name}_norm.weight"] = (arch.head_dim,)
-        for name, (out, into) in {"gate": (inner, hidden), "up": (inner, hidden), "down": (hidden, inner)}.items():
-            table[f"{at}.mlp.{name}_proj.weight"] = (out, into)
-            if arch.mlp_bias:
-                table[f"{at}.mlp.{name}_proj.bias"] = (out,)
+            whole = arch.words.whole_query_key_norms
+            for name, heads in (("q", arch.heads), ("k", arch.kv_heads)):
+                table[f"{at}.self_attn.{name}_norm.weight"] = (arch.head_dim * (heads if whole else 1),)
+        for of in (arch.words.attention_extras, arch.words.feed_forward):
+            table |= {f"{at}.{name}": shape for name, shape in of(arch, layer).items()}
     table["model.norm.weight"] = (hidden,)
     if not arch.tied:
         table["lm_head.weight"] = (arch.vocab_size, hidden)
@@ -84,7 +90,10 @@ def _margin(arch: Architecture, seed: int | list[int]) -> dict[str, Array]:
     state = {}
     for name, shape in shapes(arch).items():
         noise = draw.normal(size=shape)
-        if name.endswith("norm.weight"):
+        fixed = next((value for end, value in arch.words.fixed.items() if name.endswith(end)), None)
+        if fixed is not None:
+            values = np.full(shape, fixed)
+        elif name.endswith("norm.weight"):
             # Around the weight with which the family's norm multiplies by 1.
             values = arch.words.resting_gain + 0.1 * noise
         elif name.endswith("bias"):
@@ -95,6 +104,7 @@ def _margin(arch: Architecture, seed: int | list[int]) -> dict[str, Array]:
         else:
             gain = {"q_proj": QUERY_KEY_GAIN, "k_proj": QUERY_KEY_GAIN}.get(name.split(".")[-2], 1.0)
             gain = HEAD_GAIN if name == "lm_head.weight" else gain
+            gain = ROUTER_GAIN if name.endswith(ROUTER) else gain
             values = noise * gain / np.sqrt(shape[-1])
         state[name] = representable(values)
     return state

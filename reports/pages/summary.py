@@ -136,6 +136,8 @@ def _run_facts(tally: Tally, verbose: bool) -> list[tuple[str, str]]:
         by_draft = f" ({each})" if each else ""
         facts.append(("accepted", f"{mean:.2f} drafted tokens per step on average, over {steps}{by_draft}"))
     facts += _ties(tally, verbose)
+    if tally.routing_ties:
+        facts.append(("routing", f"{plural(len(tally.routing_ties), 'difference')} at a tie between experts (rule T)"))
     facts += evidence(tally)
     facts += [
         ("fell back", f"{count} of {tally.attention_calls} attention calls: {clean(why)}")

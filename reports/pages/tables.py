@@ -17,7 +17,7 @@ def rows_table(title: str, rows: list[dict[str, Any]]) -> str:
     for row in rows:
         state = row.get("state") or row.get("stage") or row.get("device") or ""
         sentence = row.get("detail") or row.get("sentence") or ""
-        if "backends" in row:
+        if "backends" in row and "tried" not in row:
             sentence += f" ({', '.join(row['backends']) or 'no backend'})"
         if row.get("unavailable"):
             sentence = f"NOT AVAILABLE: {row['unavailable']}"

@@ -9,11 +9,13 @@ import click
 @click.argument(
     "subject",
     required=False,
-    type=click.Choice(["backends", "layouts", "invariants", "faults", "catalogue", "models", "rules", "trees"]),
+    type=click.Choice(
+        ["backends", "layouts", "invariants", "faults", "catalogue", "models", "families", "rules", "trees"]
+    ),
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def list_(subject: str | None, as_json: bool) -> int:
-    """List backends (available, or why not), KV layouts, invariants, faults, reports, models, rules, kinds of tree."""
+    """List backends, KV layouts, invariants, faults, reports, models, families, rules, kinds of tree."""
     from reports.pages.tables import rows_table
     from reports.writing import write_json
     from specverify.commands.subjects import SUBJECTS, rows_of

@@ -1,6 +1,7 @@
 """The rows that the command `list` prints, one function for each subject.
 
-The subjects are backends, layouts, invariants, faults, the catalogue of reports, models, rules and kinds of tree.
+The subjects are backends, layouts, invariants, faults, the catalogue of reports, models, families, rules and kinds of
+tree.
 """
 
 from collections.abc import Callable
@@ -18,8 +19,9 @@ from reference.draft_trees.sampled import TREE_LAWS
 from reference.layout import KINDS
 from reference.rules import DRAWS, RULES, Rule
 from specverify.checkpoints.opening import BUILT_IN
+from specverify.commands.families import families
 
-SUBJECTS = ("backends", "layouts", "invariants", "faults", "catalogue", "models", "rules", "trees")
+SUBJECTS = ("backends", "layouts", "invariants", "faults", "catalogue", "models", "families", "rules", "trees")
 
 
 def rows_of(subject: str) -> list[dict[str, Any]]:
@@ -31,6 +33,7 @@ def rows_of(subject: str) -> list[dict[str, Any]]:
         "faults": plantable,
         "catalogue": catalogue,
         "models": models,
+        "families": families,
         "rules": rules,
         "trees": trees,
     }

@@ -13,6 +13,7 @@ from dflash.model import DFlashDraftModel, dflash_generate
 from transformers import Qwen3Config
 
 from backends.adapt import Generated, blackbox
+from backends.adapt.engines.hf_generate import TRIED
 from backends.adapt.forwards import counted, rows_of_forwards
 from backends.adapt.models import OPEN_MODELS
 
@@ -60,4 +61,4 @@ def _draft_for(model: Any) -> DFlashDraftModel:
     return draft
 
 
-open_generated = blackbox(generated, name="dflash")
+open_generated = blackbox(generated, name="dflash", families=TRIED)

@@ -16,7 +16,7 @@ def eager(query: Tensor, columns: AttentionInputs, scaling: float) -> Tensor:
     exactly 0. A row that sees no column becomes NaN, which is noticed; a finite floor in place of minus infinity would
     return the mean of all values unnoticed. The softmax runs in float32 for 16-bit inputs, as in transformers' eager
     attention, and in the working dtype otherwise. A soft cap is computed in the dtype of the query, as in Gemma 2's
-    eager attention.
+    eager attention. A sink is one score more of each row (gpt-oss).
     """
     groups = query.shape[1] // columns.key.shape[1]
     key, value = columns.key.repeat_interleave(groups, 1), columns.value.repeat_interleave(groups, 1)
@@ -25,4 +25,9 @@ def eager(query: Tensor, columns: AttentionInputs, scaling: float) -> Tensor:
         scores = torch.tanh(scores / columns.cap) * columns.cap
     scores = scores.masked_fill(~columns.visible, float("-inf"))
     wide = torch.float32 if query.dtype in (torch.bfloat16, torch.float16) else query.dtype
+    if columns.sinks is not None:
+        # One column more, whose share of the softmax is dropped.
+        beside = columns.sinks.to(scores.dtype).view(1, -1, 1, 1).expand(*scores.shape[:-1], 1)
+        scores = torch.cat([scores, beside], -1)
+        return torch.softmax(scores, -1, dtype=wide)[..., :-1].to(query.dtype) @ value
     return torch.softmax(scores, -1, dtype=wide).to(query.dtype) @ value

@@ -66,6 +66,7 @@ class Flex:
     def __call__(self, query: Tensor, columns: AttentionInputs, scaling: float) -> Tensor:
         """Attention of `query` [B, H, T, D] over `columns`, [B, H, T, D] in the dtype of the query."""
         columns.refuse_cap("FlexAttention")
+        columns.refuse_sinks("FlexAttention")
         mask = self.tiles(self.sees(columns.visible[:, 0]), columns)
         arguments = {"block_mask": mask, "scale": scaling, "enable_gqa": query.shape[1] != columns.key.shape[1]}
         called = (query, columns.key, columns.value)

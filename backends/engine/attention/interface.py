@@ -33,6 +33,7 @@ def through_interface(
     logical: Tensor | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
+    s_aux: Tensor | None = None,
     **named: Any,
 ) -> tuple[Tensor, None]:
     """Run `attend` in one layer; transformers calls this function with the keys and values of `lanes.update`.
@@ -40,8 +41,9 @@ def through_interface(
     Every attention path of every backend is reached through this function alone, so an argument that it refuses is
     refused for all paths. `attend`, `lanes` and `reaches` are arguments of the forward and not global, so that two
     engines in one process do not share them. If the module has a `temperature` (Llama 4, see
-    `model/family/llama4.py`), its queries are scaled by the rows' positions, `logical`. A soft cap of the scores,
-    `softcap`, is passed on in the columns: eager attention computes it, and every other path refuses it.
+    `model/family/llama4.py`), its queries are scaled by the rows' positions, `logical` or `position_ids`. A soft cap
+    of the scores, `softcap`, and the sink of each head, `s_aux`, are passed on in the columns: a path computes them or
+    refuses them.
 
     Raises:
         Unsupported: for an argument that this attention does not compute, a mask that the model has changed, or a
@@ -51,13 +53,15 @@ def through_interface(
     refuse_other_mask(module, attention_mask)
     temperature = getattr(module, "temperature", None)
     if temperature is not None:
-        query = temperature(query, logical)
+        query = temperature(query, named.get("position_ids") if logical is None else logical)
     layer = module.layer_idx
     assert isinstance(layer, int)
     refuse_other_window(module, layer, sliding_window, reaches[layer])
     columns = lanes.columns(layer, key, value, attention_mask)
     if softcap:
         columns = replace(columns, cap=float(softcap))
+    if s_aux is not None:
+        columns = replace(columns, sinks=s_aux)
     mixed = attend(query, columns, scaling)
     # transformers expects [B, T, H, D], and weights, which only output_attentions asks for.
     return mixed.transpose(1, 2).contiguous(), None

@@ -64,6 +64,17 @@ def partial(query: Tensor, keys: Keys, hidden: Tensor | None, scaling: float) ->
     return (weights @ value) / total.masked_fill(total == 0, 1.0), (base + total.log())[..., 0]
 
 
+def sink_part(query: Tensor, sinks: Tensor) -> Partial:
+    """The part of the sinks: no output, and as log-sum-exp the sink of each row's head.
+
+    Args:
+        query: [kv_heads, R, D]; the rows of a KV head are its query heads one after the other.
+        sinks: [H].
+    """
+    each = sinks.to(query.dtype).view(len(query), -1)
+    return torch.zeros_like(query), each.repeat_interleave(query.shape[1] // each.shape[1], 1)
+
+
 def merge(parts: list[Partial]) -> Tensor:
     """Merge softmaxes over disjoint columns to the softmax over all columns, weighted by their log-sum-exps.
 
@@ -93,6 +104,7 @@ class Split:
         partial: Computes the softmax over some columns, and its log-sum-exp.
         merge: Merges the softmaxes of prefix and block.
         eager: The attention that replaces this one in a mode without fused attention.
+        sink_part: Makes the part of the sinks of rows.
     """
 
     compact: Callable[[Tensor, AttentionInputs], Compact] = compact
@@ -101,6 +113,7 @@ class Split:
     partial: Callable[[Tensor, Keys, Tensor | None, float], Partial] = partial
     merge: Callable[[list[Partial]], Tensor] = merge
     eager: Attend = eager_gathered
+    sink_part: Callable[[Tensor, Tensor], Partial] = sink_part
 
     def __call__(self, query: Tensor, columns: AttentionInputs, scaling: float) -> Tensor:
         """Attention of `query` [B, H, T, D] over `columns`, in the dtype of the query.
@@ -125,4 +138,7 @@ class Split:
         part = ~packed.prefix_rows(lane).repeat(groups, 1) if packed.lanes[lane][2] else None
         over_prefix = self.partial(rows, prefix, part, scaling)
         over_block = self.partial(rows, block, ~packed.block(lane).repeat(groups, 1), scaling)
-        return self.merge([over_prefix, over_block]).reshape(query.shape)
+        parts = [over_prefix, over_block]
+        if columns.sinks is not None:
+            parts.append(self.sink_part(rows, columns.sinks))
+        return self.merge(parts).reshape(query.shape)

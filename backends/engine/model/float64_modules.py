@@ -43,9 +43,8 @@ class ExactRotary(nn.Module):
 
     def __init__(self, config: Any) -> None:
         super().__init__()
-        head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         self.inverse, self.scaling = inverse_frequencies(
-            config.rope_parameters, head_dim, config.max_position_embeddings
+            config.rope_parameters, rotary_width(config, config.rope_parameters), config.max_position_embeddings
         )
 
     def forward(self, hidden: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
@@ -53,6 +52,31 @@ class ExactRotary(nn.Module):
         angle = position_ids[..., None].double() * self.inverse.to(hidden.device)
         angle = torch.cat((angle, angle), -1)
         return (angle.cos() * self.scaling).to(hidden.dtype), (angle.sin() * self.scaling).to(hidden.dtype)
+
+
+def rotary_width(config: Any, rope: dict[str, Any]) -> int:
+    """The number of dimensions of a head that rotary embedding turns, as transformers rounds it."""
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return int(head_dim * rope.get("partial_rotary_factor", 1.0))
+
+
+class ExactLayeredRotary(nn.Module):
+    """Rotary tables in float64 of a model whose kinds of layers have tables of their own."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__()
+        kinds = {kind: config.rope_parameters[kind] for kind in set(config.layer_types)}
+        self.tables = {
+            kind: inverse_frequencies(rope, rotary_width(config, rope), config.max_position_embeddings)
+            for kind, rope in kinds.items()
+        }
+
+    def forward(self, hidden: Tensor, position_ids: Tensor, layer_type: str) -> tuple[Tensor, Tensor]:
+        """Return cosines and sines [B, T, head_dim] of the layers of `layer_type`, for `position_ids` [B, T]."""
+        inverse, scaling = self.tables[layer_type]
+        angle = position_ids[..., None].double() * inverse.to(hidden.device)
+        angle = torch.cat((angle, angle), -1)
+        return angle.cos() * scaling, angle.sin() * scaling
 
 
 class ExactComplexRotary(ExactRotary):
@@ -96,6 +120,8 @@ def inverse_frequencies(rope: dict[str, Any], head_dim: int, max_positions: int)
     """
     kind, theta = rope["rope_type"], float(rope["rope_theta"])
     pair = torch.arange(0, head_dim, 2, dtype=torch.float64)
+    if kind == "dynamic" and rope.get("alpha"):  # Hunyuan's fixed stretch of the base
+        theta *= rope["alpha"] ** (head_dim / (head_dim - 2))
     base = theta ** (-pair / head_dim)
     if kind in ("default", "dynamic"):
         return base, 1.0

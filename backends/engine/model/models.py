@@ -17,6 +17,7 @@ from backends.base import Unsupported
 from backends.engine.model.causal_lm import CausalLm
 from backends.engine.model.examined import opened
 from backends.engine.model.family import EXACT, FAMILIES
+from backends.engine.model.family.base import rope_of
 from backends.engine.model.float64_modules import make_exact
 from backends.engine.model.graphs import Graphs, Recorder
 from backends.engine.model.head import HeadModel
@@ -108,6 +109,7 @@ class ModelCache:
 
 
 def _exact(network: Any) -> None:
+    loop_over_experts(network)  # torch has no grouped product of float64 matrices
     try:
         make_exact(network, network.config, EXACT)
     except ValueError as why:
@@ -151,7 +153,7 @@ def config_of(arch: Architecture) -> Any:
         "rms_norm_eps": arch.norm_eps,
         "max_position_embeddings": arch.max_positions,
         "tie_word_embeddings": arch.tied,
-        "rope_parameters": rope_parameters(arch.rope),
+        "rope_parameters": rope_of(arch),
         # A built-in has no special tokens: the case alone says which tokens end the output.
         "bos_token_id": None,
         "eos_token_id": None,
@@ -165,27 +167,6 @@ def config_of(arch: Architecture) -> Any:
     # `score_cap` is no field of transformers: the engine passes it to attention for models whose class has no soft cap.
     config.score_cap = 0.0 if family.caps_scores else arch.score_cap
     return config
-
-
-def rope_parameters(rope: Rope) -> dict[str, Any]:
-    """`rope` as transformers' `rope_parameters`, without the fields that its variant does not have."""
-    fields: dict[str, Any] = {"rope_type": rope.kind, "rope_theta": rope.theta}
-    if rope.kind in ("linear", "dynamic", "yarn", "llama3"):
-        fields["factor"] = rope.factor
-    if rope.kind in ("yarn", "llama3", "longrope"):
-        fields["original_max_position_embeddings"] = rope.original
-    if rope.kind == "llama3":
-        fields |= {"low_freq_factor": rope.low_freq_factor, "high_freq_factor": rope.high_freq_factor}
-    if rope.kind == "yarn":
-        fields |= {"beta_fast": rope.beta_fast, "beta_slow": rope.beta_slow, "truncate": rope.truncate}
-        if rope.mscale and rope.mscale_all_dim:
-            fields |= {"mscale": rope.mscale, "mscale_all_dim": rope.mscale_all_dim}
-    if rope.kind == "longrope":
-        fields |= {"short_factor": list(rope.short_factor), "long_factor": list(rope.long_factor)}
-        fields["factor"] = rope.factor
-    if rope.kind in ("yarn", "longrope") and rope.attention_factor:
-        fields["attention_factor"] = rope.attention_factor
-    return fields
 
 
 def built_in(model: Seeded, dtype: str, product: Dequantise = dequantise) -> Any:
@@ -202,9 +183,10 @@ def built_in(model: Seeded, dtype: str, product: Dequantise = dequantise) -> Any
     with torch.device("meta"):
         network = family.model(config)
     rotary = type(network.model.rotary_emb)(config=config)  # its tables are in no state dict: made on a real device
-    state = {family.renamed(name): torch.tensor(values, dtype=DTYPES[dtype]) for name, values in seeded(model).items()}
+    state = {name: torch.tensor(values, dtype=DTYPES[dtype]) for name, values in seeded(model).items()}
     if model.quantised:
         state = rounded(state, model.quantised, product)
+    state = family.arranged({family.renamed(name): one for name, one in state.items()}, model.architecture)
     if model.architecture.tied:  # strict loading wants the head by its own name, although it is the embedding
         state["lm_head.weight"] = state["model.embed_tokens.weight"]
     try:
@@ -214,7 +196,15 @@ def built_in(model: Seeded, dtype: str, product: Dequantise = dequantise) -> Any
         raise Unsupported(f"transformers' {model.architecture.family} has no such biases or norms: {line}") from why
     network.model.rotary_emb = rotary
     family.completed(network)
+    # A grouped product takes rows of a multiple of 16 bytes alone, and small models have others.
+    loop_over_experts(network)
     return network
+
+
+def loop_over_experts(network: Any) -> None:
+    """Let a model with experts run the loop over experts of its own file, in place of one grouped product."""
+    if hasattr(network.config, "_experts_implementation"):
+        network.config._experts_implementation = "eager"
 
 
 def _config(model: Checkpoint) -> Any:

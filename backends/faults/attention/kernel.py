@@ -135,4 +135,23 @@ def cap_dropped(seams: Seams) -> Seams:
     return replace(seams, attend=attend)
 
 
+@fault(
+    "sink-in-first-row-only",
+    Stage.ATTENDED,
+    "catalogue BZ-076: the term of the sink is added to the sum of the first query row alone",
+    "a tree on a model with attention sinks",
+)
+def sink_in_first_row(seams: Seams) -> Seams:
+    """The sinks of attention take their share of the softmax in the first row of a block alone."""
+
+    def attend(query: Tensor, columns: AttentionInputs, scaling: float) -> Tensor:
+        right = seams.attend(query, columns, scaling)
+        if columns.sinks is None:
+            return right
+        wrong = seams.attend(query, replace(columns, sinks=None), scaling)
+        return torch.cat([right[:, :, :1], wrong[:, :, 1:]], 2)
+
+    return replace(seams, attend=attend)
+
+
 FAULTS = faults_in(globals())

@@ -188,7 +188,32 @@ def block_maximum_ignored(seams: Seams) -> Seams:
     return in_split(seams, change)
 
 
+def sink_in_output_alone(seams: Seams) -> Seams:
+    """The sink reaches the softmax of the block and not the log-sum-exp by which the block is merged."""
+
+    def change(attend: Split) -> Split:
+        right = attend.merge
+
+        def merge(parts: list[Partial]) -> Tensor:
+            if len(parts) < 3:
+                return right(parts)
+            over_prefix, (out, lse), (_, sink) = parts
+            share = torch.sigmoid(lse - sink)[..., None]
+            return right([over_prefix, (out * share, lse)])
+
+        return replace(attend, merge=merge)
+
+    return in_split(seams, change)
+
+
 FAULTS = (
+    fault(
+        "sink-forgotten-in-merge",
+        "The sink takes its share of the block's softmax and none of the prefix's.",
+        "a term of each head that only one part of split attention knows",
+        "a model with attention sinks, and a prefix",
+        sink_in_output_alone,
+    ),
     fault(
         "tree-mask-dropped-when-split",
         "Where log-sum-exps are returned, the tree's mask is not applied.",

@@ -75,6 +75,33 @@ def window_of_deepest(seams: Seams) -> Seams:
 
 
 @fault(
+    "window-by-arrival",
+    Stage.LOWERED,
+    "own: kernels that count a window in columns take the order of arrival for the order of positions",
+    "a sliding window over a tree with two branches",
+)
+def window_by_arrival(seams: Seams) -> Seams:
+    """A row's sliding window ends at its place in the block in place of its position.
+
+    Each row before it counts as one token, whatever its branch.
+    """
+
+    def lower_tree(tree: Tree, committed: int, position: int, reaches: list[Reach], padded_nodes: int) -> TreeTensors:
+        bare = [Reach(chunk=reach.chunk) for reach in reaches]
+        tensors = seams.lower_tree(tree, committed, position, bare, padded_nodes)
+        row = torch.arange(len(tensors.visible[0]))[:, None]
+        column = torch.arange(committed + len(row))
+        visible = []
+        for mask, reach in zip(tensors.visible, reaches, strict=True):
+            # The row in place i of the block stands at column committed + i.
+            out = column[: mask.shape[1]] <= committed + row - reach.window
+            visible.append(mask & ~out if reach.window else mask)
+        return replace(tensors, visible=visible)
+
+    return replace(seams, lower_tree=lower_tree)
+
+
+@fault(
     "tree-masked-as-chain",
     Stage.LOWERED,
     "catalogue BZ-147: mask built for the new tokens only",

@@ -13,7 +13,7 @@ from properties.verdict.finding import Compared, Finding
 from properties.verdict.invariant import TURNS, Fact, Invariant, NotApplicable, Oracle, Unobserved, needing
 from properties.verdict.subject import Subject
 from properties.verdict.variants import changed_outside, first, focus, leak_designs, probes, tree_of
-from reference.architecture import Checkpoint, Seeded
+from reference.architecture import Seeded
 from reference.case import Case
 from reference.trace import Array, Stage, Step
 
@@ -81,12 +81,12 @@ def no_leakage(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     This holds in every dtype and for any length of the context.
 
     The null control comes first: if the same input run twice is not bit-identical, the comparison proves nothing. A
-    model with experts computes rows together (`Checkpoint.mixes_rows`), so that the bits of a row may follow other
+    model with experts computes rows together (`mixes_rows` of a model), so that the bits of a row may follow other
     rows without a leak. There a row must stay within the noise of two runs (rule N), and the finding says so.
     """
     if case.model.vocab_size < 2:
         raise NotApplicable("a vocabulary of one token has no other to put in its place")
-    mixing = isinstance(case.model, Checkpoint) and case.model.mixes_rows
+    mixing = case.model.mixes_rows
     one = focus(case, subject)
     base, control = first(one, subject), subject.again(one).steps[0]
     if base.scored is None or control.scored is None:

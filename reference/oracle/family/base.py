@@ -4,8 +4,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from reference.files.fields import Fields
+from reference.architecture import Architecture
+from reference.family import FAMILIES
+from reference.files.fields import Fields, shown
 from reference.oracle.formulas.layer import LLAMA, Formulas
+from reference.trace import Array
 
 KINDS_OF_LAYER = {"full_attention": False, "sliding_attention": True}
 """The values that `layer_types` may hold for a layer, and whether such a layer has the sliding window."""
@@ -50,6 +53,91 @@ def no_window(fields: Fields, layers: int, family: str) -> list[bool]:
     return all_or_none(fields, layers, False, family)
 
 
+def rope_dictionary(fields: Fields) -> Any:
+    """The dictionary `rope_scaling` (transformers 4) or `rope_parameters` (5), where the former wins; {} for none."""
+    return fields.get("rope_scaling") or fields.get("rope_parameters") or {}
+
+
+def layered_rope(fields: Fields, theta: float, local: float, local_name: str) -> tuple[dict[str, Any], float]:
+    """The rope dictionary of the layers that see all columns, and the base of the layers with a window.
+
+    transformers 5 writes a dictionary for each kind of layer. Older files have `rope_theta`, the field `local_name` for
+    the layers with a window, and `rope_scaling` for the others.
+
+    Args:
+        fields: The fields of the file.
+        theta: The base of the layers that see all columns, where the file has none.
+        local: That of the others.
+        local_name: The older name of the base of the others; `rope_theta` for families where it is not read.
+
+    Raises:
+        UnreadableCheckpoint: Layers with a window have a variant, or the ramp of yarn is not truncated.
+    """
+    content = fields.get("rope_parameters") or {}
+    if not isinstance(content, dict):
+        raise fields.refuse(f"the rope dictionary is {shown(content)}, not an object; correct it")
+    parts: list[Any] = [content.get(kind) or {} for kind in KINDS_OF_LAYER]
+    flat = bool(content) and not set(content) & set(KINDS_OF_LAYER)
+    if flat or not all(isinstance(one, dict) for one in parts):
+        raise fields.refuse("rope_parameters is no object of full_attention and sliding_attention; correct it")
+    scaling = fields.get("rope_scaling") or {}
+    if not isinstance(scaling, dict):
+        raise fields.refuse("rope_scaling is not an object; correct it")
+    whole, sliding = ({**one} for one in parts)
+    if sliding.get("rope_type", "default") != "default":
+        raise fields.refuse("rope_parameters gives layers with a window a variant of rotary embedding")
+    older = local if local_name == "rope_theta" else fields.number(local_name, local)
+    if not whole.get("truncate", True) or not scaling.get("truncate", True):
+        raise fields.refuse("truncate is false, which transformers reads for no kind of layer: the numbers differ")
+    base = Fields(fields.where, sliding, {}).number("rope_theta", older)
+    return {"rope_theta": fields.number("rope_theta", theta), **whole, **scaling}, float(base)
+
+
+def partial_rotary(fields: Fields, default: float = 1.0) -> int:
+    """The number of leading dimensions of a head that `partial_rotary_factor` leaves to turn; 0 for all of them.
+
+    The factor of the rope dictionary wins over that of the file; `default` where neither has one.
+    """
+    heads = fields.integer("num_attention_heads")
+    head_dim = fields.integer("head_dim", fields.integer("hidden_size") // max(1, heads))
+    content = rope_dictionary(fields)
+    given = Fields(fields.where, content if isinstance(content, dict) else {}, {})
+    factor = given.number("partial_rotary_factor", fields.number("partial_rotary_factor", default))
+    # As transformers rounds it (`modeling_rope_utils.py`).
+    width = int(head_dim * factor)
+    if not 2 <= width <= head_dim:
+        raise fields.refuse(
+            f"partial_rotary_factor is {factor}: it leaves {width} of {head_dim} dimensions; correct it"
+        )
+    return 0 if width == head_dim else width
+
+
+def settings_of(family: str, own: Mapping[str, float]) -> tuple[tuple[str, float], ...]:
+    """The settings `own` that differ from the defaults of the family, as `Architecture.settings` holds them."""
+    defaults = FAMILIES[family].settings
+    return tuple(sorted((name, float(value)) for name, value in own.items() if float(value) != defaults[name]))
+
+
+def as_stored(arch: Architecture, name: str, shape: tuple[int, ...]) -> "Place":
+    """The place of a tensor that checkpoints store under the name and shape of `reference.weights.shapes`."""
+    return Place(name, shape)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a checkpoint stores a tensor of `reference.weights.shapes`.
+
+    Attributes:
+        name: The name in the checkpoint.
+        shape: The shape of what is stored under that name, which may hold other tensors too.
+        take: From the stored values to those of the tensor.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    take: Callable[[Array], Array] = lambda values: values
+
+
 @dataclass(frozen=True)
 class OracleFamily:
     """A model family in the oracle.
@@ -64,6 +152,15 @@ class OracleFamily:
             window.
         fields: Function from the fields to those of `Architecture` that are no size: biases, norms of queries and keys,
             caps, settings.
+        place: Function from an architecture, a name and a shape of `reference.weights.shapes` to its place in a
+            checkpoint.
+        partial_rotary: Whether `fields` reads `partial_rotary_factor`.
+        refuses: Fields that are refused at some value, each with what is computed in its place; beside those of every
+            family.
+        rope: Function from the fields to the rope dictionary of the layers that see all columns.
+        rope_fields: Fields of that dictionary that `fields` reads.
+        layered_rope: Whether config.json has a rope dictionary for each kind of layer.
+        wide: The ends of the names of weights that engines hold in float32 whatever the working dtype.
     """
 
     name: str
@@ -73,3 +170,10 @@ class OracleFamily:
     activation: tuple[str, str] = ("hidden_act", "silu")
     slides: Callable[[Fields, int, str], list[bool]] = no_window
     fields: Callable[[Fields], dict[str, Any]] = lambda fields: {}
+    place: Callable[[Architecture, str, tuple[int, ...]], Place] = as_stored
+    partial_rotary: bool = False
+    refuses: Mapping[str, str] = field(default_factory=dict)
+    rope: Callable[[Fields], Any] = rope_dictionary
+    rope_fields: frozenset[str] = frozenset()
+    layered_rope: bool = False
+    wide: tuple[str, ...] = ()

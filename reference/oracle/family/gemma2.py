@@ -44,7 +44,8 @@ def _cap(fields: Fields, name: str) -> float:
     return value
 
 
-def _fields(fields: Fields) -> dict[str, Any]:
+def read(fields: Fields) -> dict[str, Any]:
+    """The fields of `Architecture` that are no size, from the fields of a config.json."""
     if fields.flag("use_bidirectional_attention"):
         raise fields.refuse("use_bidirectional_attention is true: such a model generates nothing token by token")
     biased = fields.flag("attention_bias")
@@ -79,5 +80,6 @@ GEMMA2 = OracleFamily(
     },
     activation=("hidden_activation", "gelu_pytorch_tanh"),
     slides=_slides,
-    fields=_fields,
+    fields=read,
+    refuses={"use_bidirectional_attention": "false"},
 )

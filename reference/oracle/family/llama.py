@@ -1,13 +1,13 @@
-"""Llama (transformers `models/llama`) and openPangu-Embedded.
+"""Llama (transformers `models/llama`), openPangu-Embedded, Seed-OSS, SmolLM3.
 
 openPangu-Embedded is Llama with bias on q, k, v and o; its defaults are those of the `configuration_openpangu_dense.py`
-that ships with its checkpoints.
+that ships with its checkpoints. Seed-OSS has a bias on q, k and v, and SmolLM3 some layers without rotary embedding.
 """
 
 from typing import Any
 
 from reference.files.fields import Fields
-from reference.oracle.family.base import OracleFamily
+from reference.oracle.family.base import OracleFamily, layers_named
 
 
 def _llama(fields: Fields) -> dict[str, Any]:
@@ -33,4 +33,61 @@ PANGU = OracleFamily(
         "bias": True,
     },
     fields=_pangu,
+)
+
+
+def _seed_oss(fields: Fields) -> dict[str, Any]:
+    return {
+        "qkv_bias": fields.flag("attention_bias", True),
+        "output_bias": fields.flag("attention_out_bias"),
+        "mlp_bias": fields.flag("mlp_bias"),
+    }
+
+
+SEED_OSS = OracleFamily(
+    "seed_oss",
+    model_types=("seed_oss",),
+    defaults={"max_position_embeddings": 524288, "num_key_value_heads": 8, "head_dim": 128},
+    fields=_seed_oss,
+)
+
+
+def _unrotated(fields: Fields, layers: int) -> tuple[int, ...]:
+    """The layers without rotary embedding: those for which `no_rope_layers` has 0, or every so many."""
+    named = fields.get("no_rope_layers")
+    if named is None:
+        every = fields.integer("no_rope_layer_interval", 4)
+        if every < 1:
+            raise fields.refuse(f"no_rope_layer_interval is {every}; correct it")
+        return tuple(layer for layer in range(layers) if (layer + 1) % every == 0)
+    if not isinstance(named, list) or len(named) < layers or any(one not in (0, 1) for one in named):
+        raise fields.refuse(f"no_rope_layers must say 1 (rotary embedding) or 0 for each of {layers} layers")
+    return tuple(layer for layer in range(layers) if not named[layer])
+
+
+def _smollm3_slides(fields: Fields, layers: int, family: str) -> list[bool]:
+    """The layers that `layer_types` names; without that field those without rotary embedding, if windows are asked."""
+    named, bare = layers_named(fields, layers), _unrotated(fields, layers)
+    asked = fields.flag("use_sliding_window") and fields.get("sliding_window") is not None
+    slides = [asked and layer in bare for layer in range(layers)] if named is None else named
+    if any(slides) and not asked:
+        raise fields.refuse("layer_types names sliding_attention without a sliding_window; set use_sliding_window")
+    return slides
+
+
+def _smollm3(fields: Fields) -> dict[str, Any]:
+    return {**_llama(fields), "unrotated": _unrotated(fields, fields.integer("num_hidden_layers"))}
+
+
+SMOLLM3 = OracleFamily(
+    "smollm3",
+    model_types=("smollm3",),
+    defaults={
+        "max_position_embeddings": 32768,
+        "num_key_value_heads": 4,
+        "rope_theta": 2000000.0,
+        "tie_word_embeddings": True,
+    },
+    slides=_smollm3_slides,
+    fields=_smollm3,
 )

@@ -1,10 +1,17 @@
-"""Mistral (transformers `models/mistral`): Llama with one window for all layers.
+"""Mistral and Ministral 3 (transformers `models/mistral`, `models/ministral3`).
 
-`sliding_window` null means no window.
+Llama with one window for all layers; `sliding_window` null means none. Ministral 3 scales queries by their position.
 """
 
+from typing import Any
+
+import numpy as np
+
+from reference.architecture import Architecture
 from reference.files.fields import Fields
-from reference.oracle.family.base import OracleFamily, all_or_none
+from reference.oracle.family.base import OracleFamily, all_or_none, rope_dictionary, settings_of
+from reference.oracle.formulas.layer import Formulas
+from reference.trace import Array
 
 
 def _slides(fields: Fields, layers: int, family: str) -> list[bool]:
@@ -16,4 +23,42 @@ MISTRAL = OracleFamily(
     model_types=("mistral",),
     defaults={"max_position_embeddings": 131072, "num_key_value_heads": 8, "sliding_window": 4096},
     slides=_slides,
+)
+
+
+def _query_factors(arch: Architecture, layer: int, positions: Array) -> Array:
+    beta = arch.setting("scale_beta")
+    factors: Array = np.ones(len(positions))
+    return factors + beta * np.log(1 + positions // arch.rope.original) if beta else factors
+
+
+def _rope(fields: Fields) -> Any:
+    content = rope_dictionary(fields)
+    if not isinstance(content, dict) or "llama_4_scaling_beta" not in content:
+        raise fields.refuse("rope_parameters names no llama_4_scaling_beta; add them as the model's author has them")
+    return content
+
+
+def _ministral3(fields: Fields) -> dict[str, Any]:
+    given = Fields(fields.where, _rope(fields), {})
+    own = {"scale_beta": given.number("llama_4_scaling_beta")}
+    if own["scale_beta"] and given.get("original_max_position_embeddings") is None:
+        raise fields.refuse("rope_parameters has no original_max_position_embeddings, by which queries are scaled")
+    return {"settings": settings_of("ministral3", own)}
+
+
+MINISTRAL3 = OracleFamily(
+    "ministral3",
+    Formulas(query_factors=_query_factors),
+    model_types=("ministral3",),
+    defaults={
+        "max_position_embeddings": 262144,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "rms_norm_eps": 1e-5,
+    },
+    slides=_slides,
+    fields=_ministral3,
+    rope=_rope,
+    rope_fields=frozenset({"llama_4_scaling_beta", "max_position_embeddings"}),
 )

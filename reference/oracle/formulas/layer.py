@@ -10,11 +10,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from reference.architecture import Architecture
+from reference.architecture import Architecture, Rope
 from reference.oracle.formulas import rotary
 from reference.trace import Array
 
 Unary = Callable[[Array], Array]
+
+State = dict[str, Array]
+"""The weights of a model by name, matrices as [out, in]."""
 
 
 def rms_norm(x: Array, gain: Array, eps: float) -> Array:
@@ -24,7 +27,7 @@ def rms_norm(x: Array, gain: Array, eps: float) -> Array:
     return normed
 
 
-def linear(x: Array, state: dict[str, Array], name: str) -> Array:
+def linear(x: Array, state: State, name: str) -> Array:
     """`x` [..., in] through the projection `name` -> [..., out], with its bias where the architecture has one."""
     # State dicts hold matrices as [out, in].
     y: Array = x @ state[f"{name}.weight"].T
@@ -37,6 +40,13 @@ def silu(x: Array) -> Array:
     with np.errstate(over="ignore"):  # exp(-x) may be infinite, and x / inf is the limit
         gated: Array = x / (1 + np.exp(-x))
     return gated
+
+
+def sigmoid(x: Array) -> Array:
+    """1 / (1 + exp(-x))."""
+    with np.errstate(over="ignore"):  # exp(-x) may be infinite, and 1 / inf is the limit
+        share: Array = 1 / (1 + np.exp(-x))
+    return share
 
 
 def gelu_tanh(x: Array) -> Array:
@@ -75,6 +85,12 @@ def halves(arch: Architecture, x: Array, cos: Array, sin: Array) -> Array:
     return rotary.turn(x, cos, sin)
 
 
+def gated_block(x: Array, state: State, at: str, activation: Unary = silu) -> Array:
+    """The gated feed-forward block `at` (arXiv 2002.05202) of `x` [..., hidden]: [..., hidden]."""
+    gate, up = (linear(x, state, f"{at}.{name}_proj") for name in ("gate", "up"))
+    return linear(activation(gate) * up, state, f"{at}.down_proj")
+
+
 def by_head_size(arch: Architecture) -> float:
     """The factor of products of queries and keys: 1 over the square root of the head size."""
     return float(1 / np.sqrt(arch.head_dim))
@@ -90,7 +106,15 @@ class Formulas:
         turned: From queries or keys of a layer with rotary embedding, and the rotary table, to the turned ones.
         score_scale: The factor of the products of queries and keys.
         embedding_scale: The factor of embeddings.
+        embedding_rounded: Whether engines hold this factor in the working dtype.
         logits: From the products of hidden states and head [..., vocabulary] to logits.
+        rope: The rotary embedding of a layer.
+        norms_turned: Whether the norms of queries and keys come after rotary embedding.
+        query_factors: Factors of the queries of a layer at positions [T]: float64 [T].
+        residual_scale: The factor of what a block adds to the residual stream.
+        feed_forward: The feed-forward block of a layer from its normed input [T, hidden]; None for the gated block.
+        router_margins: For each row [T, hidden] of the same input, how far apart the scores lie between which the
+            choice of experts falls, over the rms of all scores: float64 [T]; None for a family without experts.
     """
 
     gain: Unary = lambda weight: weight
@@ -98,7 +122,14 @@ class Formulas:
     turned: Callable[[Architecture, Array, Array, Array], Array] = halves
     score_scale: Callable[[Architecture], float] = by_head_size
     embedding_scale: Callable[[Architecture], float] = lambda arch: 1.0
+    embedding_rounded: bool = True
     logits: Callable[[Architecture, Array], Array] = lambda arch, scored: scored
+    rope: Callable[[Architecture, int], Rope] = lambda arch, layer: arch.rope
+    norms_turned: bool = False
+    query_factors: Callable[[Architecture, int, Array], Array] = temperature
+    residual_scale: Callable[[Architecture], float] = lambda arch: 1.0
+    feed_forward: Callable[[Architecture, State, int, Array], Array] | None = None
+    router_margins: Callable[[Architecture, State, int, Array], Array] | None = None
 
 
 LLAMA = Formulas()

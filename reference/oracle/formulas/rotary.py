@@ -76,20 +76,24 @@ def table(positions: Array, inv_freq: Array, scaling: float) -> tuple[Array, Arr
 
 
 def turn(x: Array, cos: Array, sin: Array) -> Array:
-    """`x` [..., T, head_dim] turned by `table`: Llama's half split, where dimension i pairs with i + head_dim / 2."""
-    half = x.shape[-1] // 2
-    left, right = x[..., :half], x[..., half:]
-    turned = np.empty_like(x)
+    """`x` [..., T, head_dim] turned by `table`: Llama's half split, where dimension i pairs with i + width / 2.
+
+    The width is twice that of the table. Dimensions beyond it stay as they are (partial rotary embedding).
+    """
+    half = cos.shape[-1]
+    left, right = x[..., :half], x[..., half : 2 * half]
+    turned: Array = x.copy()
     turned[..., :half] = left * cos - right * sin
-    turned[..., half:] = right * cos + left * sin
+    turned[..., half : 2 * half] = right * cos + left * sin
     return turned
 
 
 def turn_neighbours(x: Array, cos: Array, sin: Array) -> Array:
-    """`x` [..., T, head_dim] turned by `table`: Llama 4's pairs, where dimension 2i pairs with 2i + 1."""
-    turned = np.empty_like(x)
-    turned[..., 0::2] = x[..., 0::2] * cos - x[..., 1::2] * sin
-    turned[..., 1::2] = x[..., 1::2] * cos + x[..., 0::2] * sin
+    """`x` [..., T, head_dim] turned by `table`: Llama 4's pairs, where dimension 2i pairs with 2i + 1; see `turn`."""
+    width = 2 * cos.shape[-1]
+    turned: Array = x.copy()
+    turned[..., 0:width:2] = x[..., 0:width:2] * cos - x[..., 1:width:2] * sin
+    turned[..., 1:width:2] = x[..., 1:width:2] * cos + x[..., 0:width:2] * sin
     return turned
 
 

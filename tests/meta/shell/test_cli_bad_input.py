@@ -205,7 +205,7 @@ CHECKPOINTS: dict[str, tuple[Callable[[Path], object], str]] = {
     "empty weights": (overwrite("model.safetensors", b""), "model.safetensors: truncated or corrupt"),
     "no weights": (lambda root: (root / "model.safetensors").unlink(), "model.safetensors is missing; download"),
     "pickle": (pickled, "weights only as pickle (pytorch_model.bin); pickle is never loaded; convert to safetensors"),
-    "architecture": (unsupported, "does not compute model_type 'mamba' (it knows gemma2,"),
+    "architecture": (unsupported, "does not compute model_type 'mamba', since its layers have a recurrent state"),
     "tokenizer": (overwrite("tokenizer.json", b'{"version": "1.0", "mod'), "no tokenizer to read the prompts with"),
 }
 

@@ -161,6 +161,17 @@ LISTS: dict[str, set[str]] = {
     "faults": {"name", "id", "stage", "sentence", "source", "trigger", "on"},
     "catalogue": {"name", "state", "title", "source", "faults", "sentence"},
     "models": {"name", "sentence"},
+    "families": {
+        "name",
+        "state",
+        "model_types",
+        "honoured",
+        "refused",
+        "layouts",
+        "backends",
+        "tried",
+        "sentence",
+    },
     "rules": {"name", "state", "lossless_for", "chains_only", "condition", "source", "sentence"},
     "trees": {"name", "state", "draws", "sentence"},
 }

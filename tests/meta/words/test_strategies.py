@@ -251,7 +251,9 @@ def test_one_case_in_fifteen_holds_a_dynamic_tree_and_one_in_sixteen_a_table() -
 
 
 def test_every_kind_of_case_is_drawn() -> None:
-    assert not [word for word in COMMON if counted()[word] < RARE * len(drawn())]
+    # A family with `rare` set has one or two architectures, each of them in one case of a hundred or fewer.
+    seldom = {f"family {name}" for name, family in FAMILIES.items() if family.rare}
+    assert not [word for word in COMMON if counted()[word] < (1 if word in seldom else RARE * len(drawn()))]
 
 
 def test_every_word_is_asked_for() -> None:

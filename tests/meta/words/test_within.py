@@ -94,6 +94,10 @@ WIDER: dict[str, tuple[dict[str, Any], Callable[[Case], Any]]] = {
         {"families": ("qwen2", "pangu")},
         lambda case: isinstance(case.model, Seeded) and case.model.architecture.family == "pangu",
     ),
+    "experts without sinks": (
+        {"families": ("gpt_oss", "mixtral"), "sinks": False},
+        lambda case: isinstance(case.model, Seeded) and case.model.architecture.family == "mixtral",
+    ),
     "ordered trees": (
         {"drafts": ("scripted", "model"), "trees": "ordered"},
         lambda case: case.draft.height > 2 and any(len(below) > 1 for below in case.draft.shapes[0].children),

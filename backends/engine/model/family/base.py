@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from backends.base import Unsupported
-from reference.architecture import Architecture
+from reference.architecture import Architecture, Rope
 
 Exact = Callable[[nn.Module, Any], nn.Module]
 """From a module of a model and the model's config to a module that computes the same formula in float64."""
@@ -29,6 +29,8 @@ class ModelFamily:
         caps_scores: Whether transformers' model applies a soft cap to the scores of attention itself, set by `fields`.
             For other families the engine passes `Architecture.score_cap` to attention.
         renamed: From the name of a weight in `reference.weights` to transformers' name.
+        arranged: From the state dict of `reference.weights`, with transformers' names, to that of the model, which may
+            hold several of its tensors in one.
         completed: Gives a built-in model, in place, the buffers that no state dict holds.
         prepared: Changes an open model, in place, where transformers' own code is wrong for a tree of rows.
         exact: Float64 forms of modules that transformers computes in float32, by the name of their class.
@@ -42,6 +44,7 @@ class ModelFamily:
     fields: Callable[[Architecture], dict[str, Any]]
     caps_scores: bool = False
     renamed: Callable[[str], str] = lambda name: name
+    arranged: Callable[[dict[str, Tensor], Architecture], dict[str, Tensor]] = lambda state, arch: state
     completed: Callable[[Any], None] = lambda network: None
     prepared: Callable[[Any], None] = lambda network: None
     exact: Mapping[str, Exact] = field(default_factory=dict)
@@ -60,6 +63,12 @@ def no_window(arch: Architecture) -> None:
         raise Unsupported(f"{arch.family} with a sliding window: transformers' model has none")
 
 
+def no_chunks(arch: Architecture) -> None:
+    """Raise Unsupported for chunks or a temperature by position, for families that have layers without rotation."""
+    if any(arch.chunks) or arch.floor_scale:
+        raise Unsupported(f"{arch.family} with chunks or a temperature by position: only llama4 has them")
+
+
 def no_irope(arch: Architecture) -> None:
     """Raise Unsupported for chunks or layers without rotary embedding, which only Llama 4 has."""
     if any(arch.chunks) or arch.unrotated:
@@ -69,3 +78,57 @@ def no_irope(arch: Architecture) -> None:
 def layer_types(arch: Architecture) -> list[str]:
     """The kind of each layer, with a window or without, under transformers' names."""
     return ["sliding_attention" if window else "full_attention" for window in arch.windows]
+
+
+def rope_parameters(rope: Rope) -> dict[str, Any]:
+    """`rope` as transformers' `rope_parameters`, without the fields that its variant does not have."""
+    fields: dict[str, Any] = {"rope_type": rope.kind, "rope_theta": rope.theta}
+    if rope.kind in ("linear", "dynamic", "yarn", "llama3"):
+        fields["factor"] = rope.factor
+    if rope.kind in ("yarn", "llama3", "longrope"):
+        fields["original_max_position_embeddings"] = rope.original
+    if rope.kind == "llama3":
+        fields |= {"low_freq_factor": rope.low_freq_factor, "high_freq_factor": rope.high_freq_factor}
+    if rope.kind == "yarn":
+        fields |= {"beta_fast": rope.beta_fast, "beta_slow": rope.beta_slow, "truncate": rope.truncate}
+        if rope.mscale and rope.mscale_all_dim:
+            fields |= {"mscale": rope.mscale, "mscale_all_dim": rope.mscale_all_dim}
+    if rope.kind == "longrope":
+        fields |= {"short_factor": list(rope.short_factor), "long_factor": list(rope.long_factor)}
+        fields["factor"] = rope.factor
+    if rope.kind in ("yarn", "longrope") and rope.attention_factor:
+        fields["attention_factor"] = rope.attention_factor
+    return fields
+
+
+def rope_of(arch: Architecture) -> dict[str, Any]:
+    """The `rope_parameters` of `arch`, with the share of each head's dimensions that its rotary embedding turns.
+
+    Raises:
+        Unsupported: if transformers would make another number of dimensions of that share.
+    """
+    if arch.rope.kind == "dynamic" and arch.rotary_dim == 2:
+        raise Unsupported(f"{arch.family} with 2 dimensions turned by dynamic: transformers divides by these less 2")
+    fields = rope_parameters(arch.rope)
+    if "rotary_dim" not in arch.words.settings:
+        return fields
+    factor = arch.rotary_dim / arch.head_dim
+    if int(arch.head_dim * factor) != arch.rotary_dim:
+        raise Unsupported(
+            f"{arch.family} with {arch.rotary_dim} of {arch.head_dim} dimensions turned: no factor says so"
+        )
+    return {**fields, "partial_rotary_factor": factor}
+
+
+def layered_rope(arch: Architecture, local: float) -> dict[str, Any]:
+    """The `rope_parameters` of a model with a rotary table for each kind of layer; `local` is the base under windows.
+
+    Raises:
+        Unsupported: for yarn with an untruncated ramp, which transformers 5.23 reads for no kind of layer.
+    """
+    if arch.rope.kind == "yarn" and not arch.rope.truncate:
+        raise Unsupported(f"{arch.family} with yarn and truncate false: transformers reads it for no kind of layer")
+    return {
+        "full_attention": rope_parameters(arch.rope),
+        "sliding_attention": rope_parameters(Rope(theta=local)),
+    }

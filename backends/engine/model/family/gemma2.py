@@ -18,13 +18,16 @@ from backends.engine.model.float64_modules import rms_norm
 from reference.architecture import Architecture
 
 
-def _fields(arch: Architecture) -> dict[str, Any]:
+def fields_of(arch: Architecture) -> dict[str, Any]:
+    """The fields of the config that not all families have; see `ModelFamily.fields`."""
     no_irope(arch)
     same(arch, "qkv_bias and output_bias", arch.qkv_bias, arch.output_bias)
     same(arch, "windows in all layers that have one", *filter(None, arch.windows))
     scalar = arch.setting("query_scalar") or arch.head_dim
     if scalar != int(scalar):
-        raise Unsupported(f"gemma2 with a query_scalar of {scalar}: transformers' config holds whole numbers alone")
+        raise Unsupported(
+            f"{arch.family} with a query_scalar of {scalar}: transformers' config holds whole numbers alone"
+        )
     return {
         "attention_bias": arch.qkv_bias,
         "layer_types": layer_types(arch),
@@ -35,22 +38,23 @@ def _fields(arch: Architecture) -> dict[str, Any]:
     }
 
 
-def _scaled(module: nn.Module, config: Any) -> nn.Module:
+def scaled(module: nn.Module, config: Any) -> nn.Module:
     """Give the embeddings their factor in float64; transformers casts it to the dtype of the weights at every use."""
     module.embed_scale = torch.tensor(math.sqrt(config.hidden_size), dtype=torch.float64)
     return module
 
 
-def _completed(network: Any) -> None:
-    _scaled(network.model.embed_tokens, network.config)
+def completed(network: Any) -> None:
+    """Give the embeddings of a built-in model the factor that no state dict holds."""
+    scaled(network.model.embed_tokens, network.config)
 
 
 GEMMA2 = ModelFamily(
     "gemma2",
     Gemma2Config,
     Gemma2ForCausalLM,
-    _fields,
+    fields_of,
     caps_scores=True,
-    completed=_completed,
-    exact={"Gemma2RMSNorm": rms_norm("eps", offset=1.0), "Gemma2TextScaledWordEmbedding": _scaled},
+    completed=completed,
+    exact={"Gemma2RMSNorm": rms_norm("eps", offset=1.0), "Gemma2TextScaledWordEmbedding": scaled},
 )

@@ -1,13 +1,20 @@
-"""The families Llama and openPangu-Embedded.
+"""The families Llama, openPangu-Embedded, Seed-OSS and SmolLM3.
 
 openPangu-Embedded is Llama with biases on q, k, v and o, which is `attention_bias` in transformers' Llama.
 """
 
 from typing import Any
 
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    SeedOssConfig,
+    SeedOssForCausalLM,
+    SmolLM3Config,
+    SmolLM3ForCausalLM,
+)
 
-from backends.engine.model.family.base import ModelFamily, no_irope, no_window, same
+from backends.engine.model.family.base import ModelFamily, layer_types, no_chunks, no_irope, no_window, same
 from backends.engine.model.float64_modules import rms_norm
 from reference.architecture import Architecture
 
@@ -47,4 +54,32 @@ PANGU = ModelFamily(
     LlamaForCausalLM,
     _fields,
     checkpoint={"PanguEmbedded": _pangu, "pangu_embedded": _pangu},
+)
+
+
+def _seed_oss(arch: Architecture) -> dict[str, Any]:
+    no_irope(arch)
+    no_window(arch)
+    return {"attention_bias": arch.qkv_bias, "attention_out_bias": arch.output_bias, "mlp_bias": arch.mlp_bias}
+
+
+def _smollm3(arch: Architecture) -> dict[str, Any]:
+    no_chunks(arch)
+    same(arch, "qkv_bias and output_bias", arch.qkv_bias, arch.output_bias)
+    same(arch, "windows in all layers that have one", *filter(None, arch.windows))
+    return {
+        "attention_bias": arch.qkv_bias,
+        "mlp_bias": arch.mlp_bias,
+        "no_rope_layers": [int(layer not in arch.unrotated) for layer in range(arch.layers)],
+        "layer_types": layer_types(arch),
+        "use_sliding_window": any(arch.windows),
+        "sliding_window": max(arch.windows) or None,
+    }
+
+
+SEED_OSS = ModelFamily(
+    "seed_oss", SeedOssConfig, SeedOssForCausalLM, _seed_oss, exact={"SeedOssRMSNorm": rms_norm("variance_epsilon")}
+)
+SMOLLM3 = ModelFamily(
+    "smollm3", SmolLM3Config, SmolLM3ForCausalLM, _smollm3, exact={"SmolLM3RMSNorm": rms_norm("variance_epsilon")}
 )

@@ -1,10 +1,18 @@
-"""The Mistral family, whose layers all have the same window or none."""
+"""The Mistral and Ministral 3 families, with one window for all layers or none.
 
-from typing import Any
+In float64 the scale of Ministral 3's queries follows from positions in float64, in place of transformers' own in
+float32.
+"""
 
-from transformers import MistralConfig, MistralForCausalLM
+from dataclasses import dataclass
+from typing import Any, cast
 
-from backends.engine.model.family.base import ModelFamily, no_irope, same
+import torch
+from torch import Tensor, nn
+from transformers import Ministral3Config, Ministral3ForCausalLM, MistralConfig, MistralForCausalLM
+
+from backends.base import Unsupported
+from backends.engine.model.family.base import ModelFamily, no_irope, rope_of, same
 from backends.engine.model.float64_modules import rms_norm
 from reference.architecture import Architecture
 
@@ -17,4 +25,56 @@ def _fields(arch: Architecture) -> dict[str, Any]:
 
 MISTRAL = ModelFamily(
     "mistral", MistralConfig, MistralForCausalLM, _fields, exact={"MistralRMSNorm": rms_norm("variance_epsilon")}
+)
+
+BETA = "llama_4_scaling_beta"
+
+
+def _ministral3(arch: Architecture) -> dict[str, Any]:
+    beta = arch.setting("scale_beta")
+    if beta and not arch.rope.original:
+        raise Unsupported("ministral3 with scaled queries and no original context: its rotary embedding has none")
+    # transformers divides positions by the original context even where the scale is 0.
+    rope = {"original_max_position_embeddings": 1, **rope_of(arch), BETA: beta}
+    return {**_fields(arch), "rope_parameters": rope}
+
+
+@dataclass(frozen=True)
+class Scale:
+    """The factor 1 + beta * ln(1 + floor(position / original)) of queries, in float64."""
+
+    beta: float
+    original: int
+
+    def __call__(self, query: Tensor, positions: Tensor) -> Tensor:
+        """Return `query` [B, H, T, D] with each row scaled by its position; `positions` is int64 [B, T]."""
+        scale = 1 + self.beta * torch.log1p((positions // self.original).double())
+        return query * scale[:, None, :, None]
+
+
+def _exact_scale(module: nn.Module, config: Any) -> nn.Module:
+    rope, own = config.rope_parameters, cast(Any, module)
+    own.temperature = Scale(float(rope.get(BETA) or 0), rope.get("original_max_position_embeddings") or 1)
+    # transformers' own factor is 1 now, whose float32 rounds nothing. Each layer needs the beta, hence a copy.
+    own.config = _Without(config)
+    return module
+
+
+class _Without:
+    """A config whose `rope_parameters` scale no queries; all other fields are those of `config`."""
+
+    def __init__(self, config: Any) -> None:
+        self._config = config
+        self.rope_parameters = {**config.rope_parameters, BETA: 0.0}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._config, name)
+
+
+MINISTRAL3 = ModelFamily(
+    "ministral3",
+    Ministral3Config,
+    Ministral3ForCausalLM,
+    _ministral3,
+    exact={"Ministral3RMSNorm": rms_norm("variance_epsilon"), "Ministral3Attention": _exact_scale},
 )

@@ -1,0 +1,160 @@
+"""The families with experts: Mixtral, Qwen 2 MoE, Qwen 3 MoE, GLM-4 MoE.
+
+transformers holds the matrices of all experts of a layer in two tensors, and computes the routers in float32.
+"""
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import (
+    Glm4MoeConfig,
+    Glm4MoeForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
+    Qwen2MoeConfig,
+    Qwen2MoeForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
+
+from backends.base import Unsupported
+from backends.engine.model.family.base import ModelFamily, no_irope, no_window, same
+from backends.engine.model.float64_modules import rms_norm
+from reference.architecture import Architecture
+
+EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(gate|up|down)_proj\.weight")
+
+
+def stacked(state: dict[str, Tensor], _: Architecture) -> dict[str, Tensor]:
+    """The state dict with the matrices of all experts of a layer as one tensor, [experts, ...]."""
+    rest, found = dict[str, Tensor](), dict[str, dict[tuple[str, int], Tensor]]()
+    for name, tensor in state.items():
+        expert = EXPERT.fullmatch(name)
+        if expert is None:
+            rest[name] = tensor
+        else:
+            found.setdefault(expert[1], {})[expert[3], int(expert[2])] = tensor
+    for at, parts in found.items():
+        gate, up, down = (
+            torch.stack([parts[kind, one] for one in range(len(parts) // 3)]) for kind in ("gate", "up", "down")
+        )
+        rest |= {f"{at}.gate_up_proj": torch.cat([gate, up], 1), f"{at}.down_proj": down}
+    return rest
+
+
+class ExactRouter(nn.Module):
+    """The router of Mixtral and Qwen in the dtype of its input: the softmax over all experts, then the largest."""
+
+    def __init__(self, module: Any, config: Any) -> None:
+        super().__init__()
+        self.weight, self.top_k = module.weight, module.top_k
+        self.normed = getattr(module, "norm_topk_prob", True)  # Mixtral's class has no such choice
+
+    def forward(self, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The products [T, experts], and the weights and indices [T, k] of the chosen experts of `hidden` [..., H]."""
+        products = hidden.reshape(-1, hidden.shape[-1]) @ self.weight.T
+        weights, chosen = products.softmax(-1).topk(self.top_k, dim=-1)
+        return products, weights / weights.sum(-1, keepdim=True) if self.normed else weights, chosen
+
+
+class ExactGroupRouter(nn.Module):
+    """The router of GLM-4 MoE in the dtype of its input: sigmoid scores and a bias, the best groups, then experts."""
+
+    def __init__(self, module: Any, _: Any) -> None:
+        super().__init__()
+        self.weight, self.bias = module.weight, module.e_score_correction_bias
+        self.top_k, self.groups, self.open = module.top_k, module.num_group, module.topk_group
+        self.normed, self.factor = module.norm_topk_prob, module.routed_scaling_factor
+
+    def forward(self, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """See `ExactRouter.forward`."""
+        products = hidden.reshape(-1, hidden.shape[-1]) @ self.weight.T
+        scores = products.sigmoid()
+        grouped = (scores + self.bias).unflatten(-1, (self.groups, -1))
+        best = grouped.topk(2, dim=-1)[0].sum(-1).topk(self.open, dim=-1)[1]
+        shut = torch.ones_like(grouped[..., 0], dtype=torch.bool).scatter(-1, best, False)
+        chosen = grouped.masked_fill(shut[..., None], float("-inf")).flatten(-2).topk(self.top_k, dim=-1)[1]
+        weights = scores.gather(-1, chosen)
+        if self.normed:
+            weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
+        return products, weights * self.factor, chosen
+
+
+def _counts(arch: Architecture) -> dict[str, Any]:
+    return {
+        "num_experts_per_tok": int(arch.setting("experts_per_token")),
+        "moe_intermediate_size": int(arch.setting("expert_size")),
+        "norm_topk_prob": bool(arch.setting("norm_topk")),
+    }
+
+
+def _qwen(arch: Architecture) -> dict[str, Any]:
+    no_irope(arch)
+    no_window(arch)
+    return {
+        **_counts(arch),
+        "num_experts": int(arch.setting("experts")),
+        "decoder_sparse_step": int(arch.setting("sparse_step")),
+        "mlp_only_layers": [],
+    }
+
+
+def _qwen2(arch: Architecture) -> dict[str, Any]:
+    shared = int(arch.setting("shared_size"))
+    return {**_qwen(arch), "qkv_bias": arch.qkv_bias, "shared_expert_intermediate_size": shared}
+
+
+def _qwen3(arch: Architecture) -> dict[str, Any]:
+    same(arch, "qkv_bias and output_bias", arch.qkv_bias, arch.output_bias)
+    return {**_qwen(arch), "attention_bias": arch.qkv_bias}
+
+
+def _mixtral(arch: Architecture) -> dict[str, Any]:
+    no_irope(arch)
+    same(arch, "all windows", *arch.windows)
+    return {
+        "sliding_window": max(arch.windows) or None,
+        "num_local_experts": int(arch.setting("experts")),
+        "num_experts_per_tok": int(arch.setting("experts_per_token")),
+    }
+
+
+def _glm(arch: Architecture) -> dict[str, Any]:
+    no_irope(arch)
+    no_window(arch)
+    if not arch.setting("shared_experts"):
+        raise Unsupported("glm4_moe without a shared expert: transformers' model always has one")
+    return {
+        **_counts(arch),
+        "n_routed_experts": int(arch.setting("experts")),
+        "n_shared_experts": int(arch.setting("shared_experts")),
+        "n_group": int(arch.setting("groups")),
+        "topk_group": int(arch.setting("top_groups")),
+        "first_k_dense_replace": int(arch.setting("dense_layers")),
+        "routed_scaling_factor": arch.setting("routed_scale"),
+        "attention_bias": arch.qkv_bias,
+        "use_qk_norm": arch.qk_norm,
+    }
+
+
+def _family(
+    name: str, config: Any, model: Any, fields: Callable[[Architecture], dict[str, Any]], prefix: str, router: str
+) -> ModelFamily:
+    exact = ExactGroupRouter if name == "glm4_moe" else ExactRouter
+    return ModelFamily(
+        name,
+        config,
+        model,
+        fields,
+        arranged=stacked,
+        exact={f"{prefix}RMSNorm": rms_norm("variance_epsilon"), f"{prefix}{router}": exact},
+    )
+
+
+MIXTRAL = _family("mixtral", MixtralConfig, MixtralForCausalLM, _mixtral, "Mixtral", "TopKRouter")
+QWEN2_MOE = _family("qwen2_moe", Qwen2MoeConfig, Qwen2MoeForCausalLM, _qwen2, "Qwen2Moe", "TopKRouter")
+QWEN3_MOE = _family("qwen3_moe", Qwen3MoeConfig, Qwen3MoeForCausalLM, _qwen3, "Qwen3Moe", "TopKRouter")
+GLM4_MOE = _family("glm4_moe", Glm4MoeConfig, Glm4MoeForCausalLM, _glm, "Glm4Moe", "TopkRouter")

@@ -1,0 +1,61 @@
+"""The Phi-3 and GLM-4 families, whose projections transformers holds fused."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import Glm4Config, Glm4ForCausalLM, Phi3Config, Phi3ForCausalLM
+
+from backends.engine.model.family.base import ModelFamily, no_irope, no_window, same
+from backends.engine.model.float64_modules import rms_norm
+from reference.architecture import Architecture
+
+Parts = dict[str, tuple[str, ...]]
+"""The name of a fused projection, and the projections whose rows it holds, in order."""
+
+GATE_UP: Parts = {"gate_up_proj": ("gate_proj", "up_proj")}
+QKV: Parts = {"qkv_proj": ("q_proj", "k_proj", "v_proj")}
+
+
+def joined(state: dict[str, Tensor], parts: Parts) -> dict[str, Tensor]:
+    """The state dict with the rows of some projections in one tensor."""
+    whole = dict[str, Tensor]()
+    for name, tensor in state.items():
+        fused = next((one for one, of in parts.items() if f".{of[0]}." in name), None)
+        if fused is not None:
+            first = parts[fused][0]
+            rows = [state[name.replace(first, other)] for other in parts[fused]]
+            whole[name.replace(first, fused)] = torch.cat(rows)
+        elif not any(f".{other}." in name for of in parts.values() for other in of):
+            whole[name] = tensor
+    return whole
+
+
+def _phi3(arch: Architecture) -> dict[str, Any]:
+    no_irope(arch)
+    same(arch, "all windows", *arch.windows)
+    return {"sliding_window": max(arch.windows) or None, "original_max_position_embeddings": arch.rope.original or 4096}
+
+
+def _glm4(arch: Architecture) -> dict[str, Any]:
+    no_irope(arch)
+    no_window(arch)
+    return {"attention_bias": arch.qkv_bias}
+
+
+PHI3 = ModelFamily(
+    "phi3",
+    Phi3Config,
+    Phi3ForCausalLM,
+    _phi3,
+    arranged=lambda state, _: joined(state, {**QKV, **GATE_UP}),
+    exact={"Phi3RMSNorm": rms_norm("variance_epsilon")},
+)
+GLM4 = ModelFamily(
+    "glm4",
+    Glm4Config,
+    Glm4ForCausalLM,
+    _glm4,
+    arranged=lambda state, _: joined(state, GATE_UP),
+    exact={"Glm4RMSNorm": rms_norm("variance_epsilon")},
+)

@@ -1,0 +1,35 @@
+"""The Gemma 3 family, text model.
+
+It is Gemma 2's with norms of queries and keys, and rotary tables by kind of layer.
+"""
+
+from typing import Any
+
+from transformers import Gemma3ForCausalLM, Gemma3TextConfig
+
+from backends.base import Unsupported
+from backends.engine.model.family import gemma2
+from backends.engine.model.family.base import ModelFamily, layered_rope
+from backends.engine.model.float64_modules import ExactLayeredRotary, rms_norm
+from reference.architecture import Architecture
+
+
+def _fields(arch: Architecture) -> dict[str, Any]:
+    if arch.score_cap:
+        raise Unsupported("gemma3 with a soft cap of attention: transformers' attention hands none on")
+    rope = layered_rope(arch, arch.setting("local_theta") or arch.rope.theta)
+    return {**gemma2.fields_of(arch), "rope_parameters": rope}
+
+
+GEMMA3 = ModelFamily(
+    "gemma3",
+    Gemma3TextConfig,
+    Gemma3ForCausalLM,
+    _fields,
+    completed=gemma2.completed,
+    exact={
+        "Gemma3RMSNorm": rms_norm("eps", offset=1.0),
+        "Gemma3TextScaledWordEmbedding": gemma2.scaled,
+        "Gemma3RotaryEmbedding": lambda _, config: ExactLayeredRotary(config),
+    },
+)

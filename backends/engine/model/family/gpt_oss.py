@@ -1,0 +1,81 @@
+"""The gpt-oss family, whose heads have sinks.
+
+transformers holds all experts of a layer in one tensor, with the inputs first, and the columns of gate and up in turn.
+"""
+
+import re
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import GptOssConfig, GptOssForCausalLM
+
+from backends.base import Unsupported
+from backends.engine.model.family.base import ModelFamily, layer_types, no_irope, same
+from backends.engine.model.float64_modules import ExactRotary, rms_norm
+from reference.architecture import Architecture
+
+EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(gate|up|down)_proj\.(weight|bias)")
+
+
+def _arranged(state: dict[str, Tensor], arch: Architecture) -> dict[str, Tensor]:
+    rest, found = dict[str, Tensor](), dict[tuple[str, str], dict[tuple[str, int], Tensor]]()
+    for name, tensor in state.items():
+        expert = EXPERT.fullmatch(name)
+        if expert is None:
+            rest[name.replace(".mlp.gate.", ".mlp.router.")] = tensor
+        else:
+            found.setdefault((expert[1], expert[4]), {})[expert[3], int(expert[2])] = tensor
+    for (at, kind), parts in found.items():
+        gate, up, down = (
+            torch.stack([parts[part, one] for one in range(int(arch.setting("experts")))])
+            for part in ("gate", "up", "down")
+        )
+        # [experts, 2 * inner, ...] with the rows of gate and up in turn.
+        turns = torch.stack([gate, up], 2).flatten(1, 2)
+        if kind == "bias":
+            rest |= {f"{at}.gate_up_proj_bias": turns, f"{at}.down_proj_bias": down}
+        else:
+            swapped = {"gate_up_proj": turns, "down_proj": down}
+            rest |= {f"{at}.{name}": one.transpose(1, 2).contiguous() for name, one in swapped.items()}
+    return rest
+
+
+def _fields(arch: Architecture) -> dict[str, Any]:
+    no_irope(arch)
+    same(arch, "qkv_bias and output_bias", arch.qkv_bias, arch.output_bias)
+    same(arch, "windows in all layers that have one", *filter(None, arch.windows))
+    if arch.score_cap:
+        raise Unsupported("gpt_oss with a soft cap: transformers' attention with sinks has none")
+    return {
+        "attention_bias": arch.qkv_bias,
+        "layer_types": layer_types(arch),
+        "sliding_window": max(arch.windows) or 1,  # transformers makes its mask even where no layer has a window
+        "num_local_experts": int(arch.setting("experts")),
+        "num_experts_per_tok": int(arch.setting("experts_per_token")),
+        "swiglu_alpha": arch.setting("gate_alpha"),
+        "swiglu_limit": arch.setting("gate_limit"),
+    }
+
+
+class ExactHalfRotary(ExactRotary):
+    """The same tables with one entry for each pair of dimensions, as gpt-oss expects them."""
+
+    def forward(self, hidden: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+        """Return cosines and sines [B, T, head_dim / 2] for `position_ids` [B, T]."""
+        cos, sin = super().forward(hidden, position_ids)
+        half = cos.shape[-1] // 2
+        return cos[..., :half], sin[..., :half]
+
+
+GPT_OSS = ModelFamily(
+    "gpt_oss",
+    GptOssConfig,
+    GptOssForCausalLM,
+    _fields,
+    arranged=_arranged,
+    exact={
+        "GptOssRMSNorm": rms_norm("variance_epsilon"),
+        "GptOssRotaryEmbedding": lambda _, config: ExactHalfRotary(config),
+    },
+)

@@ -1,0 +1,22 @@
+"""The Granite family."""
+
+from typing import Any
+
+from transformers import GraniteConfig, GraniteForCausalLM
+
+from backends.engine.model.family.base import ModelFamily, no_irope, no_window, same
+from backends.engine.model.float64_modules import rms_norm
+from reference.architecture import Architecture
+
+
+def _fields(arch: Architecture) -> dict[str, Any]:
+    no_irope(arch)
+    no_window(arch)
+    same(arch, "qkv_bias and output_bias", arch.qkv_bias, arch.output_bias)
+    multipliers = {name: arch.setting(name) for name in arch.words.settings}
+    return {"attention_bias": arch.qkv_bias, "mlp_bias": arch.mlp_bias, **multipliers}
+
+
+GRANITE = ModelFamily(
+    "granite", GraniteConfig, GraniteForCausalLM, _fields, exact={"GraniteRMSNorm": rms_norm("variance_epsilon")}
+)

@@ -1,0 +1,37 @@
+"""The families of Hunyuan's dense model and of Apertus."""
+
+from typing import Any
+
+from transformers import ApertusConfig, ApertusForCausalLM, HunYuanDenseV1Config, HunYuanDenseV1ForCausalLM
+
+from backends.engine.model.family.base import ModelFamily, no_irope, no_window, same
+from backends.engine.model.float64_modules import rms_norm
+from reference.architecture import Architecture
+
+
+def _fields(arch: Architecture) -> dict[str, Any]:
+    no_irope(arch)
+    no_window(arch)
+    same(arch, "qkv_bias and output_bias", arch.qkv_bias, arch.output_bias)
+    return {"attention_bias": arch.qkv_bias}
+
+
+def _renamed(name: str) -> str:
+    return name.replace(".q_norm.", ".query_layernorm.").replace(".k_norm.", ".key_layernorm.")
+
+
+HUNYUAN = ModelFamily(
+    "hunyuan_v1_dense",
+    HunYuanDenseV1Config,
+    HunYuanDenseV1ForCausalLM,
+    _fields,
+    renamed=_renamed,
+    exact={"HunYuanDenseV1RMSNorm": rms_norm("variance_epsilon")},
+)
+APERTUS = ModelFamily(
+    "apertus",
+    ApertusConfig,
+    ApertusForCausalLM,
+    lambda arch: {**_fields(arch), "hidden_act": "xielu"},
+    exact={"ApertusRMSNorm": rms_norm("variance_epsilon")},
+)

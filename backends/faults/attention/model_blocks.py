@@ -1,0 +1,208 @@
+"""Faults of a model's own blocks: experts, and what comes before attention.
+
+Each strikes in blocks whose rows are a tree, so that contexts and plain decoding stay right.
+"""
+
+import sys
+from collections.abc import Callable
+from copy import deepcopy
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from backends.engine.model.causal_lm import CausalLm
+from backends.engine.seams import Seams
+from backends.faults.fault import fault, faults_in
+from reference.trace import Stage
+
+Hooked = Callable[[Any, Callable[[], bool]], None]
+"""Changes a model in place; the second argument tells whether the rows of the forward under way are a tree."""
+
+WIDE = 3
+"""Rows of a tree from which on it is called wide."""
+
+
+def in_network(seams: Seams, change: Hooked) -> Seams:
+    """The seams whose target runs a copy of its model with this change."""
+    changed = dict[CausalLm, CausalLm]()
+
+    def network(model: CausalLm) -> CausalLm:
+        if model not in changed:
+            own = deepcopy(model.model)
+            positions: list[Tensor] = []
+
+            def seen(_: nn.Module, __: tuple[Any, ...], named: dict[str, Any]) -> None:
+                positions[:] = [named["position_ids"]]
+
+            own.register_forward_pre_hook(seen, with_kwargs=True)
+            change(own, lambda: bool(positions) and not bool((positions[0].diff(dim=1) == 1).all()))
+            changed[model] = CausalLm(own, str(model.device))
+        return changed[model]
+
+    return replace(seams, network=network)
+
+
+@fault(
+    "expert-router-fed-sibling-row",
+    Stage.ATTENDED,
+    "own: routers flatten the rows of a batch, and an index by arrival takes the row beside",
+    "a tree on a model with experts",
+)
+def router_of_sibling(seams: Seams) -> Seams:
+    """The router of a mixture of experts scores the row before in the block in place of the row itself.
+
+    The experts that it chooses run on the right row.
+    """
+
+    def change(model: Any, tree: Callable[[], bool]) -> None:
+        for name, module in model.named_modules():
+            if name.endswith((".mlp.gate", ".mlp.router")):
+                module.register_forward_pre_hook(lambda _, given: (given[0].roll(1, -2),) if tree() else None)
+
+    return in_network(seams, change)
+
+
+@fault(
+    "shared-expert-skipped-when-wide",
+    Stage.ATTENDED,
+    "own: a fused kernel of experts leaves the shared expert to a path for few rows",
+    "a tree of some rows on a model with a shared expert",
+)
+def shared_expert_skipped(seams: Seams) -> Seams:
+    """The shared expert adds nothing to the rows of a wide tree."""
+
+    def change(model: Any, tree: Callable[[], bool]) -> None:
+        for name, module in model.named_modules():
+            if name.endswith((".shared_expert", ".shared_experts")):
+                module.register_forward_hook(
+                    lambda _, __, told: torch.zeros_like(told) if tree() and told.shape[-2] >= WIDE else None
+                )
+
+    return in_network(seams, change)
+
+
+@fault(
+    "expert-full-drops-rows",
+    Stage.ATTENDED,
+    "own: kernels with a capacity for each expert drop the rows beyond it, and a tree's rows choose alike",
+    "a tree with two rows that choose one expert",
+)
+def expert_full(seams: Seams) -> Seams:
+    """Each expert takes the first row of a tree that chooses it, and adds nothing to later rows."""
+
+    def change(model: Any, tree: Callable[[], bool]) -> None:
+        def first_alone(_: nn.Module, given: tuple[Any, ...]) -> tuple[Any, ...] | None:
+            hidden, chosen, weights = given
+            if not tree():
+                return None
+            # [rows, k, rows]: whether the k-th expert of a row is one of another row, which must be an earlier one.
+            same = (chosen[:, :, None, None] == chosen[None, None]).any(-1)
+            earlier = torch.ones(len(chosen), len(chosen), dtype=torch.bool).tril(-1)
+            return hidden, chosen, weights.masked_fill((same & earlier[:, None]).any(-1), 0)
+
+        for name, module in model.named_modules():
+            if name.endswith(".mlp.experts"):
+                module.register_forward_pre_hook(first_alone)
+
+    return in_network(seams, change)
+
+
+@fault(
+    "rotary-table-of-other-layers",
+    Stage.ATTENDED,
+    "own: models with a rotary table for each kind of layer run on engines that hold one",
+    "a tree on a model whose kinds of layers have tables of their own",
+)
+def one_rotary_table(seams: Seams) -> Seams:
+    """Every layer turns a tree's queries and keys by the rotary table of the first layer."""
+
+    def change(model: Any, tree: Callable[[], bool]) -> None:
+        first: list[Any] = []
+
+        def kept(_: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> Any:
+            first[:] = [named["position_embeddings"]]
+
+        def replaced(_: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> Any:
+            return (given, {**named, "position_embeddings": first[0]}) if tree() else None
+
+        layers = list(model.model.layers)
+        layers[0].self_attn.register_forward_pre_hook(kept, with_kwargs=True)
+        for layer in layers[1:]:
+            layer.self_attn.register_forward_pre_hook(replaced, with_kwargs=True)
+
+    return in_network(seams, change)
+
+
+@fault(
+    "query-key-norm-after-rotary",
+    Stage.ATTENDED,
+    "own: families differ in the order of the norm and the rotary embedding of queries and keys",
+    "a tree on a model that norms queries and keys before rotary embedding",
+)
+def norm_after_rotary(seams: Seams) -> Seams:
+    """Queries and keys of a tree are normed after their rotary embedding, where the model norms them before.
+
+    Rotary embedding keeps the root mean square, so that the norm's weight alone falls on other dimensions.
+    """
+
+    def change(model: Any, tree: Callable[[], bool]) -> None:
+        for layer in model.model.layers:
+            attention = layer.self_attn
+            if hasattr(attention, "q_norm") and attention.q_norm.weight.shape[0] == attention.head_dim:
+                _after_rotary(attention, tree)
+
+    return in_network(seams, change)
+
+
+def _after_rotary(attention: Any, tree: Callable[[], bool]) -> None:
+    turn = getattr(sys.modules[type(attention).__module__], "apply_rotary_pos_emb", None)
+    tables: list[Any] = []
+    # The norm's input is [B, T, heads, d], or in other families [B, heads, T, d].
+    axis = 2 if type(attention).__name__.startswith(("Qwen3", "Glm4Moe")) else 1
+    if turn is None:
+        return
+
+    def noted(_: nn.Module, __: tuple[Any, ...], named: dict[str, Any]) -> None:
+        tables[:] = [named["position_embeddings"]]
+
+    def moved(norm: nn.Module, _: tuple[Any, ...], told: Tensor) -> Tensor | None:
+        if not tree():
+            return None
+        cos, sin = tables[0]
+        # The hook of the norm must not run on its own weight: hence `forward`.
+        gain: Tensor = norm.forward(torch.ones_like(told[..., :1, :]))
+        turned = turn(told / gain, told, cos, sin, unsqueeze_dim=axis)[0] * gain
+        # Turned back, so that the model's own rotary embedding leads to the wrong order.
+        back: Tensor = turn(turned, turned, cos, -sin, unsqueeze_dim=axis)[0]
+        return back.div(cos.square().add(sin.square()).mean())
+
+    attention.register_forward_pre_hook(noted, with_kwargs=True)
+    for norm in (attention.q_norm, attention.k_norm):
+        norm.register_forward_hook(moved)
+
+
+@fault(
+    "query-temperature-by-arrival",
+    Stage.ATTENDED,
+    "own: transformers 5.23 scales the queries of Llama 4 by the index of the row in cache and forward",
+    "a tree on a model whose queries have a temperature",
+)
+def temperature_by_arrival(seams: Seams) -> Seams:
+    """The temperature of a query follows from the row's place in the block in place of its position."""
+
+    def change(model: Any, tree: Callable[[], bool]) -> None:
+        for layer in model.model.layers:
+            right = getattr(layer.self_attn, "temperature", None)
+            if right is not None:
+                layer.self_attn.temperature = _by_arrival(right)
+
+    return in_network(seams, change)
+
+
+def _by_arrival(right: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
+    return lambda query, positions: right(query, positions[:, :1] + torch.arange(positions.shape[1]))
+
+
+FAULTS = faults_in(globals())

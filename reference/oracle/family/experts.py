@@ -1,0 +1,258 @@
+"""Mixtures of experts: Mixtral, Qwen 2 MoE, Qwen 3 MoE, GLM-4 MoE.
+
+See `reference.family.experts`. A router scores the experts of a row by products with its normed input. Mixtral and Qwen
+take the softmax over all experts, choose the largest, and scale the chosen weights to the sum of 1 where asked (Mixtral
+always does). GLM-4 MoE takes the sigmoid of each score. It chooses by the sigmoid plus a bias, first among groups by
+the sum of a group's best two, then among the experts of the open groups, and weighs by the sigmoid alone (arXiv
+2412.19437, section 2.1.2).
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from reference.architecture import Architecture
+from reference.files.fields import Fields
+from reference.oracle.family.base import OracleFamily, Place, all_or_none, partial_rotary, settings_of
+from reference.oracle.formulas.layer import Formulas, State, gated_block, sigmoid
+from reference.trace import Array
+
+LEAST = 1e-20
+"""Added to the sum of the chosen weights of GLM-4 MoE, as transformers does."""
+
+
+def largest(scores: Array, count: int) -> Array:
+    """The indices of the `count` largest scores of each row, the largest first, of equal ones the first: [T, count]."""
+    order: Array = np.argsort(-scores, axis=-1, kind="stable")
+    return order[:, :count]
+
+
+def _open(arch: Architecture, scores: Array) -> Array:
+    """The scores [T, experts] by which experts are chosen, minus infinity outside the open groups of each row."""
+    groups = int(arch.setting("groups")) if "groups" in arch.words.settings else 1
+    if groups == 1:
+        return scores
+    best = _of_groups(scores, groups)
+    shut = np.ones(best.shape, dtype=bool)
+    np.put_along_axis(shut, largest(best, int(arch.setting("top_groups"))), False, axis=-1)
+    return np.where(np.repeat(shut, scores.shape[1] // groups, axis=1), -np.inf, scores)
+
+
+def _of_groups(scores: Array, groups: int) -> Array:
+    """The score of each group, the sum of its two best experts: [T, groups]."""
+    best: Array = -np.sort(-scores.reshape(len(scores), groups, -1), axis=-1)[..., :2]
+    summed: Array = best.sum(axis=-1)
+    return summed
+
+
+def _scores(arch: Architecture, state: State, at: str, x: Array) -> tuple[Array, Array]:
+    """The scores by which experts are chosen, and the weights that they would have: [T, experts] each."""
+    products = x @ state[f"{at}.gate.weight"].T
+    bias = state.get(f"{at}.gate.e_score_correction_bias")
+    if bias is None:
+        weights = np.exp(products - products.max(axis=-1, keepdims=True))
+        return products, weights / weights.sum(axis=-1, keepdims=True)
+    return sigmoid(products) + bias, sigmoid(products)
+
+
+def routed(arch: Architecture, state: State, at: str, x: Array) -> tuple[Array, Array]:
+    """The experts of each row and their weights, [T, experts per token] each."""
+    scores, weights = _scores(arch, state, at, x)
+    chosen = largest(_open(arch, scores), int(arch.setting("experts_per_token")))
+    taken: Array = np.take_along_axis(weights, chosen, axis=-1)
+    own = arch.words.settings
+    if "norm_topk" not in own or arch.setting("norm_topk"):
+        least = LEAST if "groups" in own else 0.0
+        taken = taken / (taken.sum(axis=-1, keepdims=True) + least)
+    return chosen, taken * (arch.setting("routed_scale") if "routed_scale" in own else 1.0)
+
+
+def margins(arch: Architecture, state: State, layer: int, x: Array) -> Array:
+    """See `Formulas.router_margins`; infinity in a layer without experts, and where every expert is taken."""
+    at = f"model.layers.{layer}.mlp"
+    if f"{at}.gate.weight" not in state:
+        return np.full(len(x), np.inf)
+    scores, _ = _scores(arch, state, at, x)
+    own = arch.words.settings
+    borders = [(_open(arch, scores), int(arch.setting("experts_per_token")))]
+    if "groups" in own and arch.setting("groups") > 1:
+        borders.append((_of_groups(scores, int(arch.setting("groups"))), int(arch.setting("top_groups"))))
+    least = np.full(len(x), np.inf)
+    for row, count in borders:
+        if count < row.shape[1]:
+            ranked = -np.sort(-row, axis=-1)
+            least = np.minimum(least, ranked[:, count - 1] - ranked[:, count])
+    size: Array = np.sqrt(np.mean(np.square(scores)))
+    return least / max(float(size), 1e-300)
+
+
+def mixed_over(chosen: Array, weights: Array, x: Array, expert: Callable[[int, Array], Array]) -> Array:
+    """The sum of the outputs of each row's experts, weighted: [T, hidden]; `expert` runs one expert on some rows."""
+    mixed = np.zeros_like(x)
+    for one in np.unique(chosen):
+        row, place = np.nonzero(chosen == one)
+        mixed[row] += weights[row, place, None] * expert(int(one), x[row])
+    return mixed
+
+
+def _feed_forward(arch: Architecture, state: State, layer: int, x: Array) -> Array:
+    at = f"model.layers.{layer}.mlp"
+    if f"{at}.gate.weight" not in state:
+        return gated_block(x, state, at)
+    chosen, weights = routed(arch, state, at, x)
+    mixed = mixed_over(chosen, weights, x, lambda one, rows: gated_block(rows, state, f"{at}.experts.{one}"))
+    gate = state.get(f"{at}.shared_expert_gate.weight")
+    if gate is not None:
+        mixed += sigmoid(x @ gate.T) * gated_block(x, state, f"{at}.shared_expert")
+    if f"{at}.shared_experts.up_proj.weight" in state:
+        mixed += gated_block(x, state, f"{at}.shared_experts")
+    return mixed
+
+
+FORMULAS = Formulas(feed_forward=_feed_forward, router_margins=margins)
+
+
+def _mixtral_slides(fields: Fields, layers: int, family: str) -> list[bool]:
+    return all_or_none(fields, layers, fields.get("sliding_window") is not None, family)
+
+
+def _mixtral(fields: Fields) -> dict[str, Any]:
+    own = {
+        "experts": experts_named(fields, "num_local_experts", "num_experts", 8),
+        "experts_per_token": fields.integer("num_experts_per_tok", 2),
+    }
+    return {"settings": settings_of("mixtral", own)}
+
+
+def _mixtral_places(arch: Architecture, name: str, shape: tuple[int, ...]) -> Place:
+    stored = name.replace(".mlp.", ".block_sparse_moe.")
+    for ours, theirs in (("gate_proj", "w1"), ("down_proj", "w2"), ("up_proj", "w3")):
+        stored = stored.replace(ours, theirs)
+    return Place(stored, shape)
+
+
+def experts_named(fields: Fields, name: str, other: str, default: int) -> int:
+    """The number of experts, which transformers writes under either of two names; or transformers' default."""
+    found = {fields.integer(one) for one in (name, other) if fields.get(one) is not None}
+    if len(found) > 1:
+        raise fields.refuse(f"{name} and {other} differ; remove one of them")
+    return found.pop() if found else default
+
+
+def _qwen(fields: Fields, experts: int) -> dict[str, float]:
+    if fields.get("mlp_only_layers"):
+        raise fields.refuse("mlp_only_layers names layers; the oracle computes decoder_sparse_step alone")
+    if fields.flag("use_sliding_window"):
+        raise fields.refuse("use_sliding_window is true: transformers hands this family's attention no window")
+    return {
+        "experts": experts_named(fields, "num_experts", "num_local_experts", experts),
+        "experts_per_token": fields.integer("num_experts_per_tok"),
+        "expert_size": fields.integer("moe_intermediate_size"),
+        "norm_topk": float(fields.flag("norm_topk_prob")),
+        "sparse_step": fields.integer("decoder_sparse_step", 1),
+    }
+
+
+def _no_slides(fields: Fields, layers: int, family: str) -> list[bool]:
+    return [False] * layers
+
+
+def _qwen2(fields: Fields) -> dict[str, Any]:
+    own = {**_qwen(fields, 60), "shared_size": fields.integer("shared_expert_intermediate_size")}
+    biased = fields.flag("qkv_bias", True)
+    return {"qkv_bias": biased, "settings": settings_of("qwen2_moe", own)}
+
+
+def _qwen3(fields: Fields) -> dict[str, Any]:
+    biased = fields.flag("attention_bias")
+    return {
+        "qkv_bias": biased,
+        "output_bias": biased,
+        "qk_norm": True,
+        "settings": settings_of("qwen3_moe", _qwen(fields, 128)),
+    }
+
+
+def _glm(fields: Fields) -> dict[str, Any]:
+    own = {
+        "experts": experts_named(fields, "n_routed_experts", "num_local_experts", 128),
+        "experts_per_token": fields.integer("num_experts_per_tok"),
+        "expert_size": fields.integer("moe_intermediate_size"),
+        "shared_experts": fields.integer("n_shared_experts"),
+        "dense_layers": fields.integer("first_k_dense_replace"),
+        "groups": fields.integer("n_group"),
+        "top_groups": fields.integer("topk_group"),
+        "norm_topk": float(fields.flag("norm_topk_prob", True)),
+        "routed_scale": fields.number("routed_scaling_factor", 1.0),
+        "rotary_dim": partial_rotary(fields, 0.5),
+    }
+    return {
+        "qkv_bias": fields.flag("attention_bias"),
+        "qk_norm": fields.flag("use_qk_norm"),
+        "settings": settings_of("glm4_moe", own),
+    }
+
+
+MIXTRAL = OracleFamily(
+    "mixtral",
+    FORMULAS,
+    model_types=("mixtral",),
+    defaults={
+        "max_position_embeddings": 131072,
+        "num_key_value_heads": 8,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 1000000.0,
+    },
+    slides=_mixtral_slides,
+    fields=_mixtral,
+    place=_mixtral_places,
+)
+QWEN2_MOE = OracleFamily(
+    "qwen2_moe",
+    FORMULAS,
+    model_types=("qwen2_moe",),
+    defaults={
+        "max_position_embeddings": 32768,
+        "num_key_value_heads": 16,
+        "num_experts_per_tok": 4,
+        "moe_intermediate_size": 1408,
+        "shared_expert_intermediate_size": 5632,
+    },
+    slides=_no_slides,
+    fields=_qwen2,
+    refuses={"mlp_only_layers": "empty", "use_sliding_window": "false"},
+)
+QWEN3_MOE = OracleFamily(
+    "qwen3_moe",
+    FORMULAS,
+    model_types=("qwen3_moe",),
+    defaults={
+        "max_position_embeddings": 32768,
+        "num_key_value_heads": 4,
+        "num_experts_per_tok": 8,
+        "moe_intermediate_size": 768,
+    },
+    slides=_no_slides,
+    fields=_qwen3,
+    refuses={"mlp_only_layers": "empty", "use_sliding_window": "false"},
+)
+GLM4_MOE = OracleFamily(
+    "glm4_moe",
+    FORMULAS,
+    model_types=("glm4_moe",),
+    defaults={
+        "max_position_embeddings": 131072,
+        "num_key_value_heads": 8,
+        "rms_norm_eps": 1e-5,
+        "n_shared_experts": 1,
+        "first_k_dense_replace": 1,
+        "n_group": 1,
+        "topk_group": 1,
+        "num_experts_per_tok": 8,
+        "moe_intermediate_size": 1408,
+    },
+    fields=_glm,
+    partial_rotary=True,
+    wide=("e_score_correction_bias",),
+)

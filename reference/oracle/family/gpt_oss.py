@@ -1,0 +1,101 @@
+"""gpt-oss (transformers `models/gpt_oss`): sinks, and clamped experts with biases.
+
+The weights of the chosen experts are the softmax over their scores alone.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from reference.architecture import Architecture
+from reference.files.fields import Fields
+from reference.oracle.family.base import OracleFamily, Place, layers_named, rope_dictionary, settings_of
+from reference.oracle.family.experts import experts_named, largest, mixed_over
+from reference.oracle.formulas.layer import Formulas, State, linear, sigmoid
+from reference.trace import Array
+
+
+def _clamped(arch: Architecture, state: State, at: str, x: Array) -> Array:
+    """One expert: (up + 1) * gate * sigmoid(alpha * gate), both clamped, through the last projection."""
+    limit = arch.setting("gate_limit")
+    gate = np.minimum(linear(x, state, f"{at}.gate_proj"), limit)
+    up = np.clip(linear(x, state, f"{at}.up_proj"), -limit, limit)
+    return linear((up + 1) * gate * sigmoid(arch.setting("gate_alpha") * gate), state, f"{at}.down_proj")
+
+
+def _feed_forward(arch: Architecture, state: State, layer: int, x: Array) -> Array:
+    at = f"model.layers.{layer}.mlp"
+    scores = linear(x, state, f"{at}.gate")
+    chosen = largest(scores, int(arch.setting("experts_per_token")))
+    best = np.take_along_axis(scores, chosen, axis=-1)
+    weights = np.exp(best - best.max(axis=-1, keepdims=True))
+    weights = weights / weights.sum(axis=-1, keepdims=True)
+    return mixed_over(chosen, weights, x, lambda one, rows: _clamped(arch, state, f"{at}.experts.{one}", rows))
+
+
+def _margins(arch: Architecture, state: State, layer: int, x: Array) -> Array:
+    scores = linear(x, state, f"model.layers.{layer}.mlp.gate")
+    ranked, taken = -np.sort(-scores, axis=-1), int(arch.setting("experts_per_token"))
+    if taken == scores.shape[1]:
+        return np.full(len(x), np.inf)
+    size = max(float(np.sqrt(np.mean(np.square(scores)))), 1e-300)
+    return np.asarray((ranked[:, taken - 1] - ranked[:, taken]) / size)
+
+
+def _slides(fields: Fields, layers: int, family: str) -> list[bool]:
+    """The layers that `layer_types` names; without that field every second layer, the first included."""
+    named = layers_named(fields, layers)
+    return [layer % 2 == 0 for layer in range(layers)] if named is None else named
+
+
+def _rope(fields: Fields) -> Any:
+    content = rope_dictionary(fields)
+    if not content:
+        raise fields.refuse("rope_parameters is missing; add it as the model's author published it")
+    return content
+
+
+def _fields(fields: Fields) -> dict[str, Any]:
+    own = {
+        "experts": experts_named(fields, "num_local_experts", "num_experts", 128),
+        "experts_per_token": fields.integer("num_experts_per_tok", 4),
+        "gate_alpha": fields.number("swiglu_alpha", 1.702),
+        "gate_limit": fields.number("swiglu_limit", 7.0),
+    }
+    biased = fields.flag("attention_bias", True)
+    return {"qkv_bias": biased, "output_bias": biased, "settings": settings_of("gpt_oss", own)}
+
+
+def _place(arch: Architecture, name: str, shape: tuple[int, ...]) -> Place:
+    """Checkpoints hold all experts of a layer in one tensor, inputs first; gate and up take turns."""
+    if ".mlp.experts." not in name:
+        return Place(name.replace(".mlp.gate.", ".mlp.router."), shape)
+    at, number, part, kind = name.rsplit(".", 3)
+    expert, down = int(number), part == "down_proj"
+    experts, inner, hidden = int(arch.setting("experts")), arch.intermediate_size, arch.hidden_size
+    width = hidden if down else 2 * inner
+    columns = slice(None) if down else slice(0 if part == "gate_proj" else 1, None, 2)
+    stored = f"{at}.{'down_proj' if down else 'gate_up_proj'}"
+    if kind == "bias":
+        return Place(f"{stored}_bias", (experts, width), lambda values: values[expert, columns])
+    inputs = inner if down else hidden
+    return Place(stored, (experts, inputs, width), lambda values: values[expert, :, columns].T)
+
+
+GPT_OSS = OracleFamily(
+    "gpt_oss",
+    Formulas(feed_forward=_feed_forward, router_margins=_margins),
+    model_types=("gpt_oss",),
+    defaults={
+        "max_position_embeddings": 131072,
+        "num_key_value_heads": 8,
+        "head_dim": 64,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 150000.0,
+        "sliding_window": 128,
+    },
+    slides=_slides,
+    fields=_fields,
+    place=_place,
+    rope=_rope,
+)

@@ -1,0 +1,38 @@
+"""Granite (transformers `models/granite`): Llama with multipliers of its own."""
+
+from typing import Any
+
+from reference.files.fields import Fields
+from reference.oracle.family.base import OracleFamily, settings_of
+from reference.oracle.formulas.layer import Formulas
+
+MULTIPLIERS = ("embedding_multiplier", "attention_multiplier", "residual_multiplier", "logits_scaling")
+
+
+def _fields(fields: Fields) -> dict[str, Any]:
+    own = {name: fields.number(name, 1.0) for name in MULTIPLIERS}
+    wrong = next((name for name, value in own.items() if value <= 0), None)
+    if wrong is not None:
+        raise fields.refuse(f"{wrong} is {own[wrong]}, not positive; correct it")
+    biased = fields.flag("attention_bias")
+    return {
+        "qkv_bias": biased,
+        "output_bias": biased,
+        "mlp_bias": fields.flag("mlp_bias"),
+        "settings": settings_of("granite", own),
+    }
+
+
+GRANITE = OracleFamily(
+    "granite",
+    Formulas(
+        score_scale=lambda arch: arch.setting("attention_multiplier"),
+        embedding_scale=lambda arch: arch.setting("embedding_multiplier"),
+        embedding_rounded=False,  # a factor of Python, which torch multiplies by in float32 for 16 bits
+        residual_scale=lambda arch: arch.setting("residual_multiplier"),
+        logits=lambda arch, scored: scored / arch.setting("logits_scaling"),
+    ),
+    model_types=("granite",),
+    defaults={"max_position_embeddings": 2048},
+    fields=_fields,
+)

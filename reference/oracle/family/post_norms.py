@@ -1,0 +1,90 @@
+"""OLMo 2, OLMo 3 and EXAONE 4, whose norms stand behind blocks alone.
+
+After transformers' `models/olmo2`, `models/olmo3` and `models/exaone4`.
+"""
+
+from typing import Any
+
+from reference.architecture import Architecture, Rope
+from reference.files.fields import Fields
+from reference.oracle.family.base import OracleFamily, layered_rope, layers_named
+from reference.oracle.formulas.layer import Formulas
+
+
+def _biased(fields: Fields) -> dict[str, Any]:
+    biased = fields.flag("attention_bias")
+    return {"qkv_bias": biased, "output_bias": biased, "qk_norm": True}
+
+
+OLMO2 = OracleFamily(
+    "olmo2",
+    model_types=("olmo2",),
+    defaults={"max_position_embeddings": 2048, "rms_norm_eps": 1e-5},
+    fields=_biased,
+)
+
+
+def plain_where_sliding(arch: Architecture, layer: int) -> Rope:
+    """The rotary embedding of a layer: without a variant where the layer has a window."""
+    return Rope(theta=arch.rope.theta) if arch.windows[layer] else arch.rope
+
+
+def _each_fourth_full(fields: Fields, layers: int, family: str) -> list[bool]:
+    named = layers_named(fields, layers)
+    return [(layer + 1) % 4 != 0 for layer in range(layers)] if named is None else named
+
+
+def _olmo3_rope(fields: Fields) -> Any:
+    content, local = layered_rope(fields, 500000.0, 500000.0, "rope_theta")
+    if content["rope_theta"] != local:
+        raise fields.refuse(f"rope_theta differs between kinds of layers ({content['rope_theta']}, {local})")
+    return content
+
+
+OLMO3 = OracleFamily(
+    "olmo3",
+    Formulas(rope=plain_where_sliding),
+    model_types=("olmo3",),
+    defaults={"max_position_embeddings": 2048, "rms_norm_eps": 1e-5, "sliding_window": 4096},
+    slides=_each_fourth_full,
+    fields=_biased,
+    rope=_olmo3_rope,
+    layered_rope=True,
+)
+
+
+def _exaone4_slides(fields: Fields, layers: int, family: str) -> list[bool]:
+    """The layers that `layer_types` names; without that field all but each `sliding_window_pattern`-th."""
+    named = layers_named(fields, layers)
+    if fields.get("sliding_window") is None:
+        if named is not None and any(named):
+            raise fields.refuse("layer_types names sliding_attention without a sliding_window; add one")
+        return [False] * layers
+    if named is not None:
+        return named
+    every = fields.integer("sliding_window_pattern", 4)
+    if every < 1:
+        raise fields.refuse(f"sliding_window_pattern is {every}; correct it")
+    return [(layer + 1) % every != 0 for layer in range(layers)]
+
+
+def _exaone4(fields: Fields) -> dict[str, Any]:
+    layers = fields.integer("num_hidden_layers")
+    slides = _exaone4_slides(fields, layers, "exaone4")
+    hybrid = fields.get("sliding_window") is not None
+    bare = tuple(layer for layer in range(layers) if hybrid and not slides[layer])
+    return {"qk_norm": True, "unrotated": bare}
+
+
+EXAONE4 = OracleFamily(
+    "exaone4",
+    model_types=("exaone4",),
+    defaults={
+        "max_position_embeddings": 2048,
+        "num_key_value_heads": 32,
+        "rms_norm_eps": 1e-5,
+        "sliding_window": 4096,
+    },
+    slides=_exaone4_slides,
+    fields=_exaone4,
+)

@@ -1,0 +1,87 @@
+"""Hunyuan's dense model and Apertus, which norm queries and keys.
+
+After transformers' `models/hunyuan_v1_dense` and `models/apertus`. Hunyuan norms queries and keys after rotary
+embedding. Where that has the kind `dynamic` and a field `alpha`, one table serves all lengths, to the base
+theta * alpha ** (d / (d - 2)). Apertus has no gate.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from reference.architecture import Architecture
+from reference.files.fields import Fields
+from reference.oracle.family.base import OracleFamily, Place, rope_dictionary
+from reference.oracle.formulas.layer import Formulas, State, linear
+from reference.trace import Array
+
+
+def _biased(fields: Fields) -> dict[str, Any]:
+    biased = fields.flag("attention_bias")
+    return {"qkv_bias": biased, "output_bias": biased, "qk_norm": True}
+
+
+def _hunyuan_rope(fields: Fields) -> Any:
+    content = rope_dictionary(fields)
+    if not isinstance(content, dict) or not content.get("alpha"):
+        return content
+    if content.get("rope_type", content.get("type")) != "dynamic":
+        raise fields.refuse("rope field alpha belongs to the kind dynamic; correct rope_type")
+    given = Fields(fields.where, content, {})
+    heads = fields.integer("num_attention_heads")
+    width = fields.integer("head_dim", fields.integer("hidden_size") // max(1, heads))
+    if width < 3 or given.number("alpha") <= 0:
+        raise fields.refuse("rope field alpha makes no base of this head_dim; correct it")
+    theta = given.number("rope_theta", fields.number("rope_theta", 10000.0))
+    return {"rope_type": "default", "rope_theta": theta * given.number("alpha") ** (width / (width - 2))}
+
+
+def _hunyuan_place(arch: Architecture, name: str, shape: tuple[int, ...]) -> Place:
+    return Place(name.replace(".q_norm.", ".query_layernorm.").replace(".k_norm.", ".key_layernorm."), shape)
+
+
+HUNYUAN = OracleFamily(
+    "hunyuan_v1_dense",
+    Formulas(norms_turned=True),
+    model_types=("hunyuan_v1_dense",),
+    defaults={"max_position_embeddings": 2048, "rms_norm_eps": 1e-5},
+    fields=_biased,
+    place=_hunyuan_place,
+    rope=_hunyuan_rope,
+)
+
+
+def _softplus(x: Array) -> Array:
+    """ln(1 + exp(x)), without overflow."""
+    return np.asarray(np.logaddexp(0.0, x))
+
+
+def xielu(x: Array, state: State, at: str) -> Array:
+    """The activation xIELU (arXiv 2411.13010) with the numbers of the block `at`."""
+    beta, least = state[f"{at}.beta"], state[f"{at}.eps"]
+    rising, falling = _softplus(state[f"{at}.alpha_p"]), beta + _softplus(state[f"{at}.alpha_n"])
+    below = (np.expm1(np.minimum(x, least)) - x) * falling
+    return np.asarray(np.where(x > 0, rising * x * x, below) + beta * x)
+
+
+def _ungated(arch: Architecture, state: State, layer: int, x: Array) -> Array:
+    at = f"model.layers.{layer}.mlp"
+    return linear(xielu(linear(x, state, f"{at}.up_proj"), state, f"{at}.act_fn"), state, f"{at}.down_proj")
+
+
+def _apertus_rope(fields: Fields) -> Any:
+    content = rope_dictionary(fields)
+    if not content:
+        raise fields.refuse("rope_parameters is missing; add it as the model's author published it")
+    return content
+
+
+APERTUS = OracleFamily(
+    "apertus",
+    Formulas(feed_forward=_ungated),
+    model_types=("apertus",),
+    defaults={"max_position_embeddings": 65536, "rms_norm_eps": 1e-5, "rope_theta": 12000000.0},
+    activation=("hidden_act", "xielu"),
+    fields=_biased,
+    rope=_apertus_rope,
+)

@@ -1,0 +1,37 @@
+"""Model types that the oracle does not compute, each with the reason.
+
+`specverify list families` shows them, and so does the refusal of a checkpoint.
+"""
+
+LATENT = "its attention compresses keys and values to a latent row (MLA)"
+LAYER_NORM = "its norms subtract the mean (LayerNorm)"
+STATE = "its layers have a recurrent state"
+BIAS_BY_DISTANCE = "its attention adds a bias by distance to the scores (ALiBi)"
+
+UNREAD: dict[str, str] = {
+    "deepseek_v2": LATENT,
+    "deepseek_v3": LATENT,
+    "kimi_k2": LATENT,
+    "glm4_moe_lite": LATENT,
+    "llama4": "its text model comes with a vision tower, and the oracle reads text models alone",
+    "llama4_text": "its experts scale their inputs by the router, and the oracle has its dense layers alone",
+    "gemma3": "it has a vision tower; the text model alone has the model_type gemma3_text",
+    "gemma3n": "its layers share keys and values, and embeddings enter each layer",
+    "starcoder2": f"{LAYER_NORM}, and its feed-forward block has no gate",
+    "cohere": f"{LAYER_NORM}, and attention and feed-forward block run side by side",
+    "cohere2": f"{LAYER_NORM}, and attention and feed-forward block run side by side",
+    "nemotron": f"{LAYER_NORM}, and its feed-forward block squares a ReLU",
+    "phi": f"{LAYER_NORM}, and attention and feed-forward block run side by side",
+    "stablelm": LAYER_NORM,
+    "gpt2": f"{LAYER_NORM}, and positions are embedded",
+    "gpt_neox": f"{LAYER_NORM}, and attention and feed-forward block run side by side",
+    "opt": f"{LAYER_NORM}, and positions are embedded",
+    "bloom": BIAS_BY_DISTANCE,
+    "mpt": BIAS_BY_DISTANCE,
+    "falcon": f"{LAYER_NORM}, and in some checkpoints {BIAS_BY_DISTANCE.removeprefix('its ')}",
+    "mamba": STATE,
+    "mamba2": STATE,
+    "qwen3_next": STATE,
+    "jamba": STATE,
+}
+"""The value of `model_type`, and the reason, as the end of a sentence on the model."""

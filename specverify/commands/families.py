@@ -1,0 +1,94 @@
+"""The rows of `list families`: what is read, what is refused, where it runs."""
+
+from typing import Any
+
+from backends.shipped import ROWS
+from properties.strategies.models import GALLERY
+from reference.architecture import Architecture
+from reference.family import FAMILIES
+from reference.layout import KINDS
+from reference.oracle.configuration import fields_read
+from reference.oracle.family import FAMILIES as READ
+from reference.oracle.family import OracleFamily
+from reference.oracle.family.base import no_window
+from reference.oracle.family.unread import UNREAD
+
+TRIED = {"llama": "builtin:smollm2"}
+"""Families of which a published checkpoint was run, with its name; the others ran seeded weights alone."""
+
+REFUSED = {"quantization_config": "null"}
+"""Fields that every family refuses at other values than these."""
+
+
+def families() -> list[dict[str, Any]]:
+    """Every model family, with the fields of config.json that are honoured and refused, and where it runs.
+
+    A sentence names the fields that not all families have.
+    The last rows are model types that the oracle does not compute, each with the reason.
+    """
+    rows = [_row(name, READ[name]) for name in FAMILIES]
+    shared = set.intersection(*({*row["honoured"]} for row in rows if row["honoured"]))
+    for row in rows:
+        own = ", ".join(one for one in row["honoured"] if one not in shared)
+        read = f"Reads {own or 'the fields of every family'}." if row["honoured"] else "No checkpoint is read."
+        row["sentence"] = f"{read} {row['sentence']}"
+    return [*rows, *(_unread(kind, why) for kind, why in UNREAD.items())]
+
+
+def _row(name: str, family: OracleFamily) -> dict[str, Any]:
+    fields = list(fields_read(family)) if family.model_types else []
+    refused = _refused(family) if fields else {}
+    tried = TRIED.get(name, "seeded weights alone")
+    at_one_value = ", ".join(f"{field} {value}" for field, value in refused.items() if field not in REFUSED)
+    able, every = _backends(name), [row.name for row in ROWS]
+    lacking = [one for one in every if one not in able]
+    parts = [
+        f"Refuses other values than {at_one_value}." if refused else "",
+        f"Runs in every KV layout, on {'every backend' if not lacking else ', '.join(able)}.",
+        f"Tried: {tried}.",
+    ]
+    return {
+        "name": name,
+        "state": "read" if fields else "drawn alone",
+        "model_types": list(family.model_types),
+        "honoured": [one for one in fields if one not in refused],
+        "refused": refused,
+        "layouts": list(KINDS),
+        "backends": able,
+        "tried": tried,
+        "sentence": " ".join(filter(None, parts)),
+    }
+
+
+def _unread(kind: str, why: str) -> dict[str, Any]:
+    """The row of a model type that is not read."""
+    return {
+        "name": f"model_type {kind}",
+        "state": "not read",
+        "model_types": [kind],
+        "honoured": [],
+        "refused": {},
+        "layouts": [],
+        "backends": [],
+        "tried": "",
+        "sentence": f"Refused, since {why}.",
+    }
+
+
+def _refused(family: OracleFamily) -> dict[str, str]:
+    """The fields that are refused at other values than one, with that value."""
+    name, computed = family.activation
+    partial = {} if family.partial_rotary else {"partial_rotary_factor": "1"}
+    windowless = {"sliding_window": "null"} if family.slides is no_window else {}
+    return {**REFUSED, name: computed, **partial, **windowless, **family.refuses}
+
+
+def _backends(name: str) -> list[str]:
+    """The backends whose attention computes some drawn architecture of the family."""
+    drawn = [arch for arch in GALLERY if arch.family == name]
+    return [row.name for row in ROWS if FAMILIES[name].sinks <= row.sinks and (row.soft_caps != "none" or _bare(drawn))]
+
+
+def _bare(drawn: list[Architecture]) -> bool:
+    """Whether some architecture has no soft cap of attention."""
+    return any(not arch.score_cap for arch in drawn)

@@ -1,0 +1,110 @@
+"""Random architectures of the families that are drawn rarely: odd head counts, groups, windows, rotary variants."""
+
+import random
+from dataclasses import replace
+
+from properties.strategies.models import GALLERY, ROPES
+from reference.architecture import Architecture
+from reference.family import FAMILIES
+
+RARE = tuple(name for name, family in FAMILIES.items() if family.rare)
+"""The families that this file draws."""
+
+ONE_WINDOW = ("mixtral", "ministral3", "phi3")
+"""Families whose layers all have the same window or none."""
+
+SOME_WINDOWS = ("olmo3", "exaone4", "gemma3", "gpt_oss", "smollm3")
+"""Families in which some layers have a window."""
+
+NORMED = ("qwen3_moe", "olmo2", "olmo3", "exaone4", "hunyuan_v1_dense", "apertus", "gemma3")
+BIASED = ("seed_oss", "glm4", "qwen2_moe", "glm4_moe", "granite", "olmo2", "gpt_oss", "qwen3_moe")
+BIASED_OUTPUT = ("granite", "olmo2", "gpt_oss", "qwen3_moe")
+
+
+def drawn(family: str, seed: int) -> Architecture:
+    """A random architecture of `family`, the same one for the same seed."""
+    rng = random.Random(f"{family} {seed}")
+    kv_heads, group = rng.randint(1, 3), rng.randint(1, 3)
+    heads, layers = kv_heads * group, rng.randint(1, 3)
+    biased = family in BIASED and rng.random() < 0.6
+    head_dim = rng.choice((6, 8, 10) if "rotary_dim" in FAMILIES[family].settings else (4, 6, 8, 10))
+    arch = Architecture(
+        family=family,
+        vocab_size=rng.randint(5, 60),
+        hidden_size=heads * rng.randint(3, 6),
+        intermediate_size=rng.randint(5, 24),
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        windows=_windows(family, layers, rng),
+        rope=ROPES["theta" if family == "phi3" else rng.choice(tuple(ROPES))],
+        norm_eps=rng.choice((1e-6, 1e-5)),
+        max_positions=1024,
+        tied=rng.random() < 0.5,
+        qkv_bias=biased,
+        output_bias=biased and family in BIASED_OUTPUT,
+        qk_norm=family in NORMED or (family == "glm4_moe" and rng.random() < 0.5),
+    )
+    if family == "ministral3" and not arch.rope.original:
+        arch = replace(arch, rope=replace(ROPES["yarn"], original=rng.choice((4, 8))))
+    if family in ("olmo3", "gemma3"):  # transformers reads `truncate` for no kind of layer
+        arch = replace(arch, rope=replace(arch.rope, truncate=True))
+    bare = _unrotated(arch, rng)
+    settings = {name: value for name, value in _settings(arch, rng).items() if value != FAMILIES[family].settings[name]}
+    return replace(arch, unrotated=bare, settings=tuple(sorted(settings.items())))
+
+
+def _windows(family: str, layers: int, rng: random.Random) -> tuple[int, ...]:
+    width = rng.randint(1, 9)
+    if family in ONE_WINDOW:
+        return (width * rng.randint(0, 1),) * layers
+    if family in SOME_WINDOWS:
+        return tuple(width * rng.randint(0, 1) for _ in range(layers))
+    return (0,) * layers
+
+
+def _unrotated(arch: Architecture, rng: random.Random) -> tuple[int, ...]:
+    if arch.family == "exaone4" and any(arch.windows):
+        return tuple(layer for layer, window in enumerate(arch.windows) if not window)
+    if arch.family == "smollm3":
+        return tuple(layer for layer in range(arch.layers) if rng.random() < 0.4)
+    return ()
+
+
+def _settings(arch: Architecture, rng: random.Random) -> dict[str, float]:
+    experts, groups = rng.randint(2, 5), 1
+    if arch.family == "glm4_moe" and rng.random() < 0.5:
+        groups = rng.randint(2, 3)
+        experts = 2 * groups
+    open_groups = rng.randint(1, groups)
+    values = {
+        "experts": experts,
+        "experts_per_token": rng.randint(1, open_groups * (experts // groups)),
+        "expert_size": rng.randint(3, 12),
+        "shared_size": rng.randint(3, 12),
+        "shared_experts": rng.randint(1, 2),
+        "norm_topk": rng.randint(0, 1),
+        "sparse_step": rng.randint(1, 2),
+        "dense_layers": rng.randint(0, 1),
+        "groups": groups,
+        "top_groups": open_groups,
+        "routed_scale": rng.choice((1.0, 2.5)),
+        # transformers divides by the number of turned dimensions less 2 for `dynamic`.
+        "rotary_dim": rng.choice((0, 0 if arch.rope.kind == "dynamic" else 2, arch.head_dim - 2)),
+        "scale_beta": rng.choice((0.1, 0.5)),
+        "embedding_multiplier": rng.choice((1.0, 3.0)),
+        "attention_multiplier": rng.choice((0.125, 0.4)),
+        "residual_multiplier": rng.choice((1.0, 0.22)),
+        "logits_scaling": rng.choice((1.0, 0.3)),
+        "logit_cap": rng.choice((0.0, 5.0)),
+        "query_scalar": rng.choice((0, 5)),
+        "local_theta": rng.choice((0.0, 100.0)),
+        "gate_alpha": rng.choice((1.702, 0.9)),
+        "gate_limit": rng.choice((7.0, 0.8)),
+    }
+    return {name: float(values[name]) for name in arch.words.settings}
+
+
+def listed(family: str) -> list[Architecture]:
+    """The architectures of `family` that cases draw."""
+    return [arch for arch in GALLERY if arch.family == family]

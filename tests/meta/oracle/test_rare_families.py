@@ -1,0 +1,179 @@
+"""Experts, partial rotary embedding, post-norms, multipliers, sinks: each family within 1e-9 of transformers."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from backends import faults
+from backends.base import Unsupported
+from backends.compositions import open_cpu
+from properties.invariants import ALL
+from properties.strategies.models import ROPES
+from properties.verdict.judge import judge
+from reference.architecture import Architecture, Seeded
+from reference.case import Case
+from reference.draft import LanguageModel, Scripted
+from reference.files.fields import UnreadableCheckpoint
+from reference.layout import KINDS, KvLayout
+from reference.oracle.checkpoint import identify
+from reference.oracle.decoder import Oracle
+from reference.oracle.model import PathByPath
+from reference.oracle.parameters import load
+from reference.sampling import Stops
+from reference.trace import Trace
+from reference.tree import RankTree, Tree
+from reference.weights import probe_architecture
+from specverify.campaign.against import TransformersOracle
+from specverify.setup.subjects import subject_of
+from tests.checkpoints import MODEL_TYPES, saved
+from tests.drawn_families import RARE, drawn, listed
+from tests.meta.oracle.test_against_transformers import case_of, same
+from tests.tiers import gated
+
+PROMPT = (1, 2, 3, 4, 9, 8, 7, 1, 0, 6, 3, 2)
+TREE, CHAIN = RankTree((0, 0, 0, 1, 2, 1), (0, 0, 1, 0, 0, 1)), RankTree((0, 0, 1, 2), (0, 0, 0, 0))
+
+
+def case_for(arch: Architecture, layout: KvLayout | None = None, dtype: str = "float64", chain: bool = False) -> Case:
+    prompt = tuple(token % arch.vocab_size for token in PROMPT)
+    draft = LanguageModel(Seeded(arch, 1), CHAIN if chain else TREE)
+    return Case(Seeded(arch, 1), prompt, draft, layout or KvLayout(), stops=Stops(5), dtype=dtype)
+
+
+def far_apart(case: Case, one: Callable[[Case], Trace], other: Callable[[Case], Trace]) -> float:
+    """The largest difference of logits and attention outputs between two runs that say the same tokens."""
+    left, right = one(case), other(case)
+    assert left.output == right.output
+    worst = 0.0
+    for mine, theirs in zip(left.steps, right.steps, strict=True):
+        assert mine.scored is not None
+        assert theirs.scored is not None
+        assert mine.attended is not None
+        assert theirs.attended is not None
+        pairs = ((mine.scored.logits, theirs.scored.logits), (mine.attended.output, theirs.attended.output))
+        worst = max(worst, *(float(np.abs(a - b).max()) for a, b in pairs))
+    return worst
+
+
+@pytest.mark.parametrize(
+    ("family", "seed"), gated([(family, seed) for seed in range(20) for family in RARE], lambda at: at < len(RARE))
+)
+def test_a_drawn_configuration_says_what_transformers_says(family: str, seed: int) -> None:
+    arch, engine = drawn(family, seed), open_cpu()
+    for chain in (False, True):
+        case = case_for(arch, chain=chain)
+        assert far_apart(case, Oracle(), TransformersOracle()) < 1e-9
+        assert far_apart(case, Oracle(), engine.run) < 1e-9
+
+
+@pytest.mark.parametrize("family", RARE)
+def test_both_evaluators_agree(family: str) -> None:
+    case = case_for(listed(family)[-1])
+    assert far_apart(case, Oracle(), Oracle(evaluator=PathByPath)) < 1e-12
+
+
+@pytest.mark.parametrize(
+    ("family", "kind"),
+    gated([(family, kind) for family in RARE for kind in KINDS], lambda at: at % (2 * len(KINDS) + 1) == 0),
+)
+def test_every_layout_is_within_a_billionth(family: str, kind: str) -> None:
+    layout = KvLayout(kind=kind, page_size=4 if KINDS[kind].pages else KvLayout().page_size)
+    for arch in listed(family):
+        assert far_apart(case_for(arch, layout), Oracle(), open_cpu().run) < 1e-9
+
+
+@pytest.mark.parametrize("dtype", gated(["float64", "bfloat16"], lambda at: at == 0))
+@pytest.mark.parametrize("family", sorted(MODEL_TYPES))
+def test_a_checkpoint_says_what_transformers_says(family: str, dtype: str, tmp_path: Path) -> None:
+    folder = saved(family, tmp_path)
+    assert load(identify(folder), dtype).architecture.family in RARE
+    same(Oracle()(case_of(folder, understood=True, dtype=dtype)), TransformersOracle()(case_of(folder, dtype=dtype)))
+    verdict = judge(case_of(folder, understood=True, dtype=dtype), ALL, Oracle(), subject_of(open_cpu()))
+    assert verdict.findings == ()
+    assert verdict.outcomes["attention.context-exact"] == "checked"
+
+
+@pytest.mark.parametrize("family", RARE)
+def test_every_setting_changes_the_logits(family: str) -> None:
+    """Else the comparisons above would not see it dropped."""
+
+    def logits(arch: Architecture) -> Any:
+        prompt = tuple(token % arch.vocab_size for token in PROMPT)
+        scored = Oracle()(Case(Seeded(arch, 1), prompt, Scripted(), stops=Stops(1))).steps[0].scored
+        assert scored is not None
+        return scored.logits[0]
+
+    # Sizes change the weights, and with them everything; they are no settings in this sense.
+    sizes = {"experts", "experts_per_token", "expert_size", "shared_size", "dense_layers", "groups", "top_groups",
+             "sparse_step"}  # fmt: skip
+    for arch in listed(family):
+        whole = logits(arch)
+        for name, _ in arch.settings:
+            if name not in sizes:
+                kept = tuple(pair for pair in arch.settings if pair[0] != name)
+                assert np.abs(logits(replace(arch, settings=kept)) - whole).max() > 1e-3, name
+        if any(arch.windows):
+            assert np.abs(logits(replace(arch, windows=(0,) * arch.layers)) - whole).max() > 1e-3
+        if arch.unrotated:
+            assert np.abs(logits(replace(arch, unrotated=())) - whole).max() > 1e-3
+
+
+@pytest.mark.parametrize("family", RARE)
+def test_the_transparent_probe_sees_through_it(family: str) -> None:
+    arch = listed(family)[-1]
+    probe = probe_architecture(arch)
+    model = Seeded(probe, 0, "transparent", arch.layers - 1)
+    assert load(model, "float64").architecture.settings == arch.settings
+    mask = tuple(one for one in ALL if one.name in ("attention.no-leakage", "structure.mask-is-ancestry"))
+    verdict = judge(case_for(arch, dtype="float32"), mask, Oracle(), subject_of(open_cpu()))
+    assert verdict.findings == ()
+    assert set(verdict.outcomes.values()) == {"checked"}
+
+
+def test_experts_computed_row_by_row_leave_the_bits_of_other_rows_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The strict twin of the grouped loop: the leakage that the bound forgives is the kernel's, and not the mask's."""
+    monkeypatch.setattr(
+        "backends.engine.model.models.loop_over_experts",
+        lambda network: setattr(network.config, "_experts_implementation", "batched_mm"),
+    )
+    (leakage,) = (one for one in ALL if one.name == "attention.no-leakage")
+    monkeypatch.setattr(Seeded, "mixes_rows", False)
+    for family in ("mixtral", "qwen2_moe", "qwen3_moe", "glm4_moe"):
+        case = replace(
+            case_for(listed(family)[0], dtype="float32"), draft=Scripted((Tree((0, 0, 0, 1), (2, 5, 7, 3)),))
+        )
+        verdict = judge(case, (leakage,), Oracle(), subject_of(open_cpu()))
+        assert (verdict.findings, verdict.outcomes) == ((), {"attention.no-leakage": "checked"}), family
+
+
+def test_a_ramp_that_transformers_truncates_all_the_same_is_refused(tmp_path: Path) -> None:
+    """transformers 5.23 looks for `truncate` beside the dictionaries of the kinds of layers, where no file has it."""
+    arch = replace(listed("olmo3")[0], rope=replace(ROPES["yarn"], truncate=False))
+    with pytest.raises(Unsupported, match="olmo3 with yarn and truncate false"):
+        open_cpu().run(case_for(arch))
+    folder = saved("gemma3", tmp_path)
+    content = json.loads((folder / "config.json").read_text())
+    content["rope_parameters"]["full_attention"] |= {"rope_type": "yarn", "factor": 2.0, "truncate": False}
+    (folder / "config.json").write_text(json.dumps(content))
+    with pytest.raises(UnreadableCheckpoint, match="truncate is false"):
+        identify(folder)
+
+
+def test_a_tie_between_experts_is_counted_and_hides_no_fault_elsewhere(tmp_path: Path) -> None:
+    """In bfloat16 this model's rows lie near the border between two experts; in float32 none does."""
+    context = tuple(one for one in ALL if one.name == "attention.context-exact")
+    folder = saved("mixtral", tmp_path)
+    verdict = judge(case_of(folder, True, "bfloat16"), context, Oracle(), subject_of(open_cpu()))
+    assert verdict.findings == ()
+    assert verdict.routing_ties
+    assert {tie.invariant for tie in verdict.routing_ties} == {"attention.context-exact"}
+    backend = open_cpu()
+    faults.plant(backend, faults.named("expert-router-fed-sibling-row"))
+    found = judge(case_of(folder, True, "float32"), context, Oracle(), subject_of(backend))
+    assert found.routing_ties == ()
+    assert found.findings
