@@ -196,7 +196,8 @@ class Architecture:
     def weights(self) -> int:
         """Number of entries of the model's weight matrices; norms and most biases are not counted."""
         attention = 2 * (self.heads + self.kv_heads) * self.head_dim
-        blocks = sum(prod(s) for layer in range(self.layers) for s in self.words.feed_forward(self, layer).values())
+        shapes = [s for layer in range(self.layers) for s in self.words.feed_forward(self, layer).values()]
+        blocks = sum(prod(s) for s in shapes if len(s) > 1)
         return self.hidden_size * (self.vocab_size * (2 - self.tied) + self.layers * attention) + blocks
 
 

@@ -63,4 +63,4 @@ def test_the_command(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.Monk
     assert {row["layout"] for row in json.loads(out)["rows"]} == {"static"}
     assert "bench kv: " in err
     assert ended("kv", "--layout", "nope")[:2] == (2, "")
-    assert ended("throughput", "--layout", "static") == (2, "", "specverify: --layout is for bench kv\n")
+    assert ended("throughput", "--layout", "static") == (2, "", "specverify: --layout is for bench kv and decode\n")
