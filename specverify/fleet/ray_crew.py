@@ -4,8 +4,13 @@ Ray places, runs and ends the tasks. A task judges its slice in a worker process
 machine does, and streams the worker's messages.
 """
 
+import os
+import shutil
+import sys
+import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -38,15 +43,36 @@ def slice_messages(plan: Plan, seconds: float, judged: tuple[str, ...]) -> Itera
         seconds: Seconds after which no case begins.
         judged: Ids of cases, each as often as it was judged.
     """
-    crew = Crew(plan, time.monotonic() + seconds, judged)
-    try:
-        while True:
-            for _, message in crew.messages(TICK_S):
-                yield message
-                if isinstance(message, (Done, Broken, Died)):
-                    return
-    finally:
-        crew.end()
+    with own_folder():
+        crew = Crew(plan, time.monotonic() + seconds, judged)
+        try:
+            while True:
+                for _, message in crew.messages(TICK_S):
+                    yield message
+                    if isinstance(message, (Done, Broken, Died)):
+                        return
+        finally:
+            crew.end()
+
+
+@contextmanager
+def own_folder() -> Iterator[Path]:
+    """Work in a copy of the present folder, on `sys.path` too, inside the `with`.
+
+    Ray deletes the folder that it gave to the tasks of a job when the job's driver is killed; tasks of the next driver
+    have the same folder, since its name is the digest of its files.
+    """
+    given, path = Path.cwd(), list(sys.path)
+    with tempfile.TemporaryDirectory(prefix="specverify-task-", ignore_cleanup_errors=True) as made:
+        mine = Path(made) / given.name
+        shutil.copytree(given, mine, symlinks=True, ignore=shutil.ignore_patterns(*EXCLUDED))
+        os.chdir(mine)
+        sys.path[:] = [str(mine) if one in ("", str(given)) else one for one in path]
+        try:
+            yield mine
+        finally:
+            sys.path[:] = path
+            os.chdir(given if given.is_dir() else Path(made).parent)
 
 
 def connected(address: str, folder: Path) -> Any:

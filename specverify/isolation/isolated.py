@@ -141,6 +141,9 @@ class Isolated:
             except Exception as why:
                 if isinstance(why, (Lost, Unavailable)):
                     raise
+                if isinstance(why, OSError):
+                    # This process cannot start another, whatever the backend does: its folder may be gone.
+                    raise Unavailable(f"{self.wanted.backend}: no further process could be started ({why})") from why
                 raise Lost(f"could not be opened again ({why})") from why
         assert self._engine is not None
         return self._engine

@@ -46,11 +46,12 @@ class EngineProcess:
     """
 
     def __init__(self, engine: dict[str, Any]) -> None:
+        folder = os.getcwd()  # where it is gone, this fails before anything is opened
         self._keeping = keeping()
         self._printed = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process; it has no name
         self._from = 0
         mine, its = socket.socketpair()
-        everything = {**engine, "path": sys.path, "environment": dict(os.environ), "folder": os.getcwd()}
+        everything = {**engine, "path": sys.path, "environment": dict(os.environ), "folder": folder}
         with its:
             self.pid = self._keeping.start(everything, its.fileno(), self._printed.fileno())
         # Between two ticks a read waits alone; at a tick the limits are checked, and whether the process still lives.

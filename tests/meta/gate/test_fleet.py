@@ -4,6 +4,7 @@ import json
 import os
 import random
 import secrets
+import shutil
 import signal
 import subprocess
 import sys
@@ -299,6 +300,25 @@ def kill(pid: int) -> bool:
     except ProcessLookupError:
         return False
     return True
+
+
+def test_a_task_outlives_the_folder_that_ray_gave_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = tmp_path / "given"
+    given.mkdir()
+    (given / "small_thing.py").write_text("NAME = 'small'\n")
+    (given / ".specverify").mkdir()
+    monkeypatch.chdir(given)
+    monkeypatch.syspath_prepend(str(given))
+    with ray_crew.own_folder() as mine:
+        shutil.rmtree(given)
+        assert Path.cwd() == mine != given
+        assert (mine / "small_thing.py").read_text() == "NAME = 'small'\n"
+        assert not (mine / ".specverify").exists()
+        assert str(mine) in sys.path
+        assert str(given) not in sys.path
+    assert not mine.exists()
+    assert Path.cwd().is_dir()
+    monkeypatch.undo()
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from backends.base import Unavailable
 from properties.invariants import ALL
 from properties.strategies.models import GALLERY
 from properties.tally import Failure
@@ -249,3 +250,20 @@ def test_an_endless_loop_ends_with_its_time_limit(
     code, word, page = said(capfd, "replay", "case.json", *spin)
     assert (code, word) == (1, "DIFFER")
     assert "gave no answer within 2 s" in page
+
+
+def test_a_machine_that_starts_no_further_process_is_no_fault_of_the_backend(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The folder of this process is deleted: the next engine cannot be started in it."""
+    case = Case(Seeded(GALLERY[1], 0), (3, 1), stops=Stops(2))
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    with Isolated(Wanted("cpu-eager")) as backend:
+        backend.close()
+        gone.rmdir()
+        with pytest.raises(Unavailable, match="no further process could be started"):
+            backend.ask("run", case)
+        os.chdir(tmp_path)
+        assert backend.ask("run", case).output
