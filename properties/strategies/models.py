@@ -160,7 +160,7 @@ def targets(within: Abilities | None = None, dtype: str = "float32") -> st.Searc
 
 
 def _clear(held: Sequence[Architecture], dtype: str) -> Sequence[Architecture]:
-    """Those of `held` without ties between experts in `dtype`; all of them where none is left."""
+    """The members of `held` without ties between experts in `dtype`; all of them where none is left."""
     narrow = dtype in ("bfloat16", "float16")
     return [arch for arch in held if not (narrow and arch.words.mixes_rows)] or held
 

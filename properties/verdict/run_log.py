@@ -27,7 +27,7 @@ NODES = (1, 4, 8, 16, 32, 64)
 
 @dataclass(frozen=True)
 class Event:
-    """One event: the number of the worker, what happened, and seconds since the run began."""
+    """An event: the number of the worker, its kind, and seconds since the run began."""
 
     worker: int
     kind: str
@@ -36,7 +36,7 @@ class Event:
 
 @dataclass
 class RunLog:
-    """What was drawn, and what happened.
+    """The log of a run: its draws, and the events of its workers.
 
     Attributes:
         drawn: For each feature of cases the number of cases by value.

@@ -55,7 +55,7 @@ WHOLE = {"experts", "experts_per_token", "expert_size", "shared_size", "shared_e
 """Settings that are whole numbers."""
 
 FROM_NONE = {"dense_layers", "shared_experts"}
-"""Those of them that may be 0."""
+"""The fields of them that may be 0."""
 
 
 def _check(arch: Sizes) -> None:

@@ -16,7 +16,7 @@ from reference.trace import Array
 
 
 def _clamped(arch: Architecture, state: State, at: str, x: Array) -> Array:
-    """One expert: (up + 1) * gate * sigmoid(alpha * gate), both clamped, through the last projection."""
+    """An expert: (up + 1) * gate * sigmoid(alpha * gate), both clamped, through the last projection."""
     limit = arch.setting("gate_limit")
     gate = np.minimum(linear(x, state, f"{at}.gate_proj"), limit)
     up = np.clip(linear(x, state, f"{at}.up_proj"), -limit, limit)
