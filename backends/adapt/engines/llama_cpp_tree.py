@@ -64,7 +64,7 @@ class Engine:
         llama_cpp.llama_memory_clear(self._memory, True)
 
     def decode(self, tokens: Sequence[int], positions: Sequence[int], within: Sequence[Sequence[int]]) -> torch.Tensor:
-        """One forward of tokens at `positions`, each in the sequences `within`: logits, float32 [tokens, vocabulary].
+        """A forward of tokens at `positions`, each in the sequences `within`: logits, float32 [tokens, vocabulary].
 
         Raises:
             FailedCall: llama.cpp decoded nothing.

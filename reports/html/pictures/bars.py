@@ -12,7 +12,7 @@ NINETY_FIVE = 1.959964
 
 @dataclass(frozen=True)
 class Bar:
-    """One bar on a scale from 0 to 1.
+    """A bar on a scale from 0 to 1.
 
     Attributes:
         name: Its series: `target`, `rule`, or empty where there is one series.

@@ -13,7 +13,7 @@ SIDE = 24
 
 @dataclass(frozen=True)
 class Cell:
-    """One cell.
+    """A cell.
 
     Attributes:
         state: The style of the cell: a class of the style sheet.
@@ -37,7 +37,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Row:
-    """One row of cells with its heading."""
+    """A row of cells with its heading."""
 
     name: str
     cells: tuple[Cell, ...]
@@ -94,7 +94,7 @@ def kept(count: int, wanted: Iterable[int], most: int = SIDE) -> list[int]:
 
 
 def left_out(parts: Sequence[tuple[int, int, str]]) -> str:
-    """What a grid leaves out, of parts (all, shown, noun): `of 80 columns 24 are shown`.
+    """The part that a grid leaves out, of parts (all, shown, noun): `of 80 columns 24 are shown`.
 
     >>> left_out([(80, 24, "columns"), (3, 3, "rows")])
     'of 80 columns, 24 are shown'

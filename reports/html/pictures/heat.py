@@ -19,7 +19,7 @@ ROUNDING = 64.0
 
 @dataclass(frozen=True)
 class HeatMap:
-    """One quantity.
+    """A quantity.
 
     Attributes:
         stage: The stage that shows it.
