@@ -25,7 +25,7 @@ from reports.tree_scene import Scene, revealed_by, scene_of
 from reports.vocabulary import account, reference_of
 
 STATEMENTS = {one.name: one.statement for one in EVERY_INVARIANT}
-"""What each invariant says, in one sentence."""
+"""The sentence that each invariant holds."""
 
 SAID_LINES = 40
 """Most last lines of a broken run."""

@@ -14,7 +14,7 @@ WHAT = (
     "probability that the target model gives it. Here the rule's probabilities are counted out over every course of "
     "its random draws, and held against the target's."
 )
-"""What a law is, for somebody who never met one."""
+"""A law in words, for somebody who never met one."""
 
 CONTEXTS = 3
 """Most contexts, beside the first token, whose law is drawn."""

@@ -56,11 +56,11 @@ WHAT = (
     "A draft model proposes a tree of tokens, and the target model checks the whole tree at once. That must give the "
     "same text, or the same probabilities, as the target model alone."
 )
-"""What is judged, for somebody who meets speculative decoding here."""
+"""The thing that is judged, for somebody who meets speculative decoding here."""
 
 
 def steps_of(stage: Stage, known: bool = True) -> list[str]:
-    """What to do about a failure that began at `stage`, after the command that replays it."""
+    """The advice on a failure that began at `stage`, after the command that replays it."""
     if not known:
         return ["Look at the last lines that the engine printed: it broke before a stage could be compared."]
     happens, look = STAGES[stage]

@@ -93,7 +93,7 @@ def _beyond_cases(tally: Tally) -> str:
 
 
 def _todo(tally: Tally) -> list[str]:
-    """What to do about the run as a whole; failures bring steps of their own."""
+    """The advice on the run as a whole; failures bring steps of their own."""
     if tally.outcome == "agree":
         return ["Nothing. What was not judged stands below; a stage that the engine does not show proves nothing."]
     if tally.outcome == "unjudged":

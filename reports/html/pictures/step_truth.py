@@ -23,7 +23,7 @@ MOST_COLUMNS = 2048
 
 @dataclass(frozen=True)
 class StepTruth:
-    """One step of the backend, and the same step by the oracle.
+    """A step of the backend, and the same step by the oracle.
 
     Attributes:
         case: The request as a case of its own.

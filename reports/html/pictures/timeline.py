@@ -39,7 +39,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Lane:
-    """One worker: its name, its line in the picture, and its row of the table."""
+    """A worker: its name, its line in the picture, and its row of the table."""
 
     name: str
     y: int

@@ -32,7 +32,7 @@ ACCEPTED, REJECTED, PROPOSED = "accepted", "rejected", "proposed"
 
 @dataclass(frozen=True)
 class Node:
-    """One node: its number, token and state, and its place in pixels.
+    """A node: its number, token and state, and its place in pixels.
 
     Attributes:
         number: The number of the node.
