@@ -70,7 +70,7 @@ class Abilities:
         processes: The processing of logits that the engine applies: True for all of PROCESSING, or some of its names.
         stops: Fields of `Stops` that the engine obeys.
         families: Families of built-in models that the engine loads; None for all.
-        quantised: Whether the engine runs draft models with quantised weights.
+        quantised: Whether the engine runs draft models and heads with quantised weights.
         soft_caps: Models with a soft cap of attention that the engine runs: `any`; `published`, where the family has
             one (no class of transformers computes the others); or `none`.
         sinks: Whether the engine runs models whose heads have attention sinks (gpt-oss).
@@ -189,8 +189,8 @@ class Abilities:
         if isinstance(case.model, Seeded) and (what := self.not_loaded(case.model.architecture)) is not None:
             yield what
         draft = case.draft.model
-        if isinstance(draft, Seeded) and draft.quantised and not self.quantised:
-            yield f"draft model of {draft.quantised} weights"
+        if case.draft.in_bits and not self.quantised:
+            yield f"draft of {case.draft.in_bits} weights"
         if isinstance(draft, Seeded) and (what := self.not_loaded(draft.architecture)) is not None:
             yield f"draft model with {what}"
         if self.longest and case.longest > self.longest:

@@ -9,6 +9,7 @@ from typing import ClassVar
 
 from reference.family import FAMILIES, Family
 from reference.malformed import Malformed
+from reference.quantised import QUANTISED, check_quantised
 from reference.rules import OMIT_DEFAULT
 
 LARGEST = 2**22
@@ -201,16 +202,6 @@ class Architecture:
         return self.hidden_size * (self.vocab_size * (2 - self.tied) + self.layers * attention) + blocks
 
 
-QUANTISED = {"int8": 127.0, "fp8": 448.0}
-"""Kinds of quantised weights, each with its largest number M: integers, and the 8-bit floats e4m3 (no infinity).
-
-The matrices [out, in] named `*_proj.weight` are quantised; embedding, head, norms and biases are not. Each row, an
-output channel, has the scale max|w| / M, or 1 if all its weights are 0. Its numbers are w / scale, rounded to the
-nearest integer or e4m3 number, ties to even. The model computes with number * scale, rounded to its dtype. Up to that
-product all values are float32.
-"""
-
-
 @dataclass(frozen=True)
 class Seeded:
     """A built-in model: the same weights on every machine, from `architecture` and `seed` alone.
@@ -282,6 +273,8 @@ class Checkpoint:
         max_positions: Longest sequence that the model's config admits, in tokens.
         mixes_rows: Whether the low bits of a row may depend on the other rows of the forward. A layer with experts
             computes the rows that choose the same expert in one product, whose rounding depends on how many there are.
+        quantised: `int8` or `fp8` for projections that are rounded to so many bits when a draft is opened, one of
+            QUANTISED; empty for the weights as they are stored.
     """
 
     TAG: ClassVar[str] = "checkpoint"
@@ -291,6 +284,10 @@ class Checkpoint:
     vocab_size: int
     max_positions: int
     mixes_rows: bool = field(default=False, metadata=OMIT_DEFAULT)
+    quantised: str = field(default="", metadata=OMIT_DEFAULT)
+
+    def __post_init__(self) -> None:
+        check_quantised(self.quantised)
 
 
 Model = Seeded | Checkpoint

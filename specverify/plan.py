@@ -53,6 +53,8 @@ class Plan:
         processors: Custom processors of the drawn cases, `pkg.module:function`.
         mode: `reference` runs eager attention in place of a backend's fused one, `performance` the fused one; None
             follows the environment's flags.
+        draft_weights: Kind of 8-bit weights of `draft`, one of QUANTISED; empty for the weights as they are stored.
+        draft_trees: File with the table of trees by batch size that `draft` fills; None for one tree.
         batch: Prompts that run side by side, in sessions with evictions and a fork; 0 runs each alone.
         layout: KV layout of every case, one of `reference.layout.KINDS`; None mixes them, or
             takes `branch` for a checkpoint.
@@ -86,6 +88,8 @@ class Plan:
     max_failures: int = 1
     focus: str | None = None
     draft: str | None = None
+    draft_weights: str = ""
+    draft_trees: str | None = None
     batch: int = 0
     agenda: Agenda | None = None
 

@@ -45,7 +45,7 @@ class OpenModels:
         """
         make = HEADS.get(case.draft.TAG)
         if make is not None:
-            head = self._cached.head(case, make)
+            head = self._cached.head(case, make, seams.dequantise)
             self._noted(head, case, seams.draft_attend, seams.kv.single)
             return head
         if case.draft.model is None:

@@ -105,6 +105,11 @@ class Draft(ABC):
         """Raise Malformed where the draft cannot draft for `target`."""
 
     @property
+    def in_bits(self) -> str:
+        """The kind of the draft's quantised weights, one of QUANTISED; empty where its weights are as stored."""
+        return "" if self.model is None else self.model.quantised
+
+    @property
     def kv_sizes(self) -> tuple[int, int, int] | None:
         """Layers, KV heads and head size of the draft's cache; None where `model` tells them, or there is none."""
         return None

@@ -5,7 +5,7 @@ one target, whose embedding or head matrix it may share.
 """
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, TypeVar
 
@@ -16,6 +16,7 @@ from reference.draft.static import Static
 from reference.draft_trees import DraftTree, draft_tree_from_json
 from reference.files.head_files import FILES_SCHEMA, HeadFiles
 from reference.malformed import Malformed, under
+from reference.quantised import QUANTISED, check_quantised
 from reference.rules import OMIT_DEFAULT
 from reference.tree import RankTree, Shape, Tree
 
@@ -41,6 +42,8 @@ TOKENS_SCHEMA: Mapping[str, Any] = {
 """The JSON Schema of a list of token ids."""
 
 
+_MAY = {"fixed": TOKENS_SCHEMA, "files": FILES_SCHEMA, "quantised": {"enum": list(QUANTISED)}}
+
 NOTHING: Mapping[str, Any] = {}
 """No further fields."""
 
@@ -54,7 +57,7 @@ def head_schema(further: Mapping[str, Any] = NOTHING, **own: Mapping[str, Any]) 
         "type": "object",
         "additionalProperties": False,
         "required": required,
-        "properties": {**every, **seed, **own, **further, "fixed": TOKENS_SCHEMA, "files": FILES_SCHEMA},
+        "properties": {**every, **seed, **own, **further, **_MAY},
     }
 
 
@@ -68,6 +71,8 @@ class Head(Static):
         reads: The target's hidden states that the head reads.
         seed: The seed of the head's weights; 0 for stored weights.
         files: The directory of the stored weights; None for seeded ones.
+        quantised: `int8` or `fp8` for matrices that are rounded to so many bits when the head is opened, one of
+            QUANTISED; empty for the weights as they are.
         fixed: The token of each node, root first, in place of the best by rank; empty for the best. A tree whose tokens
             were drawn is scored in this way.
     """
@@ -81,8 +86,10 @@ class Head(Static):
     seed: int = field(default=0, kw_only=True)
     fixed: tuple[int, ...] = field(default=(), metadata=OMIT_DEFAULT, kw_only=True)
     files: HeadFiles | None = field(default=None, metadata=OMIT_DEFAULT, kw_only=True)
+    quantised: str = field(default="", metadata=OMIT_DEFAULT, kw_only=True)
 
     def __post_init__(self) -> None:
+        check_quantised(self.quantised)
         if self.seed < 0:
             raise Malformed("seed", "seeds are not negative")
         if self.seed and self.files is not None:
@@ -119,6 +126,26 @@ class Head(Static):
     def by_token(self) -> tuple[str, ...]:
         """Names of the weights that have a row for each target id."""
         return ()
+
+    @property
+    def in_bits(self) -> str:
+        """See `Draft`."""
+        return self.quantised
+
+    def in_weights(self: Own, kind: str) -> Own:
+        """The head with weights of `kind`, one of QUANTISED, or as they are if it is empty."""
+        return replace(self, quantised=kind)
+
+    @property
+    def told(self) -> str:
+        """See `Draft`."""
+        return f"{super().told}, weights in {self.quantised}" if self.quantised else super().told
+
+    def simpler(self: Own) -> Iterator[Own]:
+        """The head with a smaller dynamic tree, and without quantised weights."""
+        yield from super().simpler()
+        if self.quantised:
+            yield self.in_weights("")
 
     def with_shapes(self: Own, shapes: tuple[Shape, ...]) -> Own:
         """See `Draft`; tokens that were fixed for another tree are dropped."""

@@ -48,7 +48,7 @@ class LanguageModel(Static):
     @property
     def told(self) -> str:
         """See `Draft`."""
-        kind = self.model.quantised if isinstance(self.model, Seeded) else ""
+        kind = self.model.quantised
         return f"{super().told}, weights in {kind}" if kind else super().told
 
     def renamed(self, renamed: Callable[[Tokens], Tokens], relabel: int) -> "LanguageModel":
@@ -59,10 +59,14 @@ class LanguageModel(Static):
         # The field must ascend, whatever order the new ids have.
         return replace(self, model=model, vocabulary=tuple(sorted(renamed(self.vocabulary))))
 
+    def in_weights(self, kind: str) -> "LanguageModel":
+        """The draft with a model of weights of `kind`, one of QUANTISED, or as they are if it is empty."""
+        return replace(self, model=replace(self.model, quantised=kind))
+
     def simpler(self) -> Iterator["LanguageModel"]:
         """The draft with a smaller dynamic tree, without a reduced vocabulary, and without quantised weights."""
         yield from super().simpler()
         if self.vocabulary:
             yield replace(self, vocabulary=())
-        if isinstance(self.model, Seeded) and self.model.quantised:
-            yield replace(self, model=replace(self.model, quantised=""))
+        if self.model.quantised:
+            yield self.in_weights("")

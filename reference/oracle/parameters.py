@@ -3,6 +3,7 @@
 Weights are rounded to the engine's working dtype first, so the oracle computes the model that the engine holds.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -155,9 +156,9 @@ def load_head(head: Head, target: Model, dtype: str) -> dict[str, Array]:
         Malformed: a weight is too large for `dtype`.
     """
     state = head_weights(head, target)
-    if head.files is None:
-        return state  # seeded weights are exact in every working dtype
-    return {name: rounded(one, dtype, name) if one.dtype == np.float64 else one for name, one in state.items()}
+    if head.files is not None:  # seeded weights are exact in every working dtype
+        state = {name: rounded(one, dtype, name) if one.dtype == np.float64 else one for name, one in state.items()}
+    return _of_few_bits(state, head.quantised, dtype) if head.quantised else state
 
 
 @lru_cache(maxsize=64)
@@ -168,11 +169,15 @@ def _built_in(model: Seeded, embedding_scale: float) -> Parameters:
 
 @lru_cache(maxsize=64)
 def _quantised(model: Seeded, embedding_scale: float, dtype: str) -> Parameters:
-    state = {
-        name: rounded(dequantised(weight, model.quantised), dtype, name) if name.endswith(QUANTISED_NAMES) else weight
-        for name, weight in seeded(model).items()
+    return Parameters(model.architecture, _of_few_bits(seeded(model), model.quantised, dtype), embedding_scale)
+
+
+def _of_few_bits(state: Mapping[str, Array], kind: str, dtype: str) -> dict[str, Array]:
+    """Weights that are rounded to `dtype` already, with the quantised ones replaced by number * scale in `dtype`."""
+    return {
+        name: rounded(dequantised(weight, kind), dtype, name) if name.endswith(QUANTISED_NAMES) else weight
+        for name, weight in state.items()
     }
-    return Parameters(model.architecture, state, embedding_scale)
 
 
 def _embedding_scale(arch: Architecture, dtype: str) -> float:
@@ -194,7 +199,10 @@ def _from_disk(model: Checkpoint, dtype: str) -> Parameters:
     for name, weight in state.items():
         wide = dtype != "float64" and name.endswith(FAMILIES[architecture.family].wide)
         state[name] = rounded(weight, "float32" if wide else dtype, name)
-        state[name].flags.writeable = False
+    if model.quantised:
+        state = _of_few_bits(state, model.quantised, dtype)
+    for weight in state.values():
+        weight.flags.writeable = False
     return Parameters(architecture, state, _embedding_scale(architecture, dtype))
 
 

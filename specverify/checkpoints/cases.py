@@ -116,7 +116,11 @@ def prepare(plan: Plan, subject: Subject, invariants: tuple[Invariant, ...]) -> 
     within = subject.abilities
     ends = ends_of(checkpoint) if within is None or "eos" in within.stops else ()
     bases = [base_case(checkpoint, prompt, number, plan, ends) for number, prompt in enumerate(prompts)]
-    given = None if plan.draft is None else given_draft(plan.draft, checkpoint, within)
+    given = (
+        None
+        if plan.draft is None
+        else given_draft(plan.draft, checkpoint, within, plan.draft_weights, plan.draft_trees)
+    )
     if plan.draft is None and within is not None and not {Ngram.TAG, Scripted.TAG} & set(within.drafts):
         found = [case for number, base in enumerate(bases) for case in own_way(base, plan, number, within)]
         return Prepared(

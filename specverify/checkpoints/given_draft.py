@@ -5,6 +5,7 @@ A draft that cannot be used is an error: nothing else is drafted in its place.
 
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 
 from reference.abilities import Abilities
 from reference.architecture import Checkpoint
@@ -17,6 +18,7 @@ from reference.malformed import Malformed
 from reference.tree import RankTree
 from specverify.checkpoints.opening import directory_of, open_checkpoint
 from specverify.checkpoints.prompts import tokenizer_of
+from specverify.checkpoints.tree_table import table_in
 from specverify.setup.errors import UnusableInput
 
 BUILT_IN = "builtin:"
@@ -45,16 +47,36 @@ def check_name(name: str) -> None:
         )
 
 
-def given_draft(name: str, checkpoint: Checkpoint, within: Abilities | None) -> Draft | None:
+def check_options(name: str | None, weights: str, table: str | None) -> None:
+    """Refuse options of a draft that cannot be used together, before any worker starts.
+
+    Raises:
+        UnusableInput: with the option that has no draft to act on, or the file that holds no table.
+    """
+    if name is not None:
+        check_name(name)
+    if name in (None, Ngram.TAG, Scripted.TAG) and (weights or table):
+        given = "--draft-weights" if weights else "--draft-trees"
+        raise UnusableInput(f"{given} needs a --draft with weights: the directory of a head, or {MODEL}DIR")
+    if table is not None:
+        table_in(Path(table))
+
+
+def given_draft(
+    name: str, checkpoint: Checkpoint, within: Abilities | None, weights: str = "", table: str | None = None
+) -> Draft | None:
     """The draft called `name` for the target `checkpoint`; None for those that are made prompt by prompt.
 
     Args:
         name: The argument of `--draft`.
         checkpoint: The target.
         within: The abilities of the backend, where they are known.
+        weights: The kind of quantised weights, one of QUANTISED; empty for the weights as they are stored.
+        table: The file of a table of trees by batch size; None for one tree, dynamic where the backend grows them.
 
     Raises:
-        UnusableInput: The draft cannot be read, is made for another target, or is not run by the backend.
+        UnusableInput: The draft cannot be read, is made for another target, cannot fill a tree of the table, or is not
+            run by the backend.
         MissingInput: Its files are not on this machine.
     """
     check_name(name)
@@ -63,6 +85,12 @@ def given_draft(name: str, checkpoint: Checkpoint, within: Abilities | None) -> 
         return None
     draft = _model(name, checkpoint) if name.startswith(MODEL) else _head(name, checkpoint)
     _check_declared(name, draft.TAG, within)
+    if weights:
+        draft = draft.in_weights(weights)
+        if within is not None and not within.quantised:
+            raise UnusableInput(f"--draft-weights {weights}: the backend declares no drafts of quantised weights")
+    if table is not None:
+        return _with_table(draft, table, checkpoint, within)
     dynamic = within is None or "dynamic" in within.tree_kinds
     return _with_tree(draft, dynamic)
 
@@ -119,6 +147,19 @@ def _with_tree(draft: Head | LanguageModel, dynamic: bool) -> Draft:
         with suppress(Malformed):  # fewer Medusa heads than levels
             return replace(draft, shape=Expansion(top_k, depth, min(NODES, most)))
     return with_static_tree(draft)
+
+
+def _with_table(draft: Head | LanguageModel, file: str, checkpoint: Checkpoint, within: Abilities | None) -> Draft:
+    """The draft with the trees of the table in `file`."""
+    if within is not None and "dispatched" not in within.tree_kinds:
+        kinds = ", ".join(within.tree_kinds) or "no trees that a draft fills"
+        raise UnusableInput(f"--draft-trees {file}: the backend declares no dispatched trees (it declares {kinds})")
+    try:
+        filled = replace(draft, shape=table_in(Path(file)))
+        filled.check_target(checkpoint)
+    except Malformed as why:
+        raise UnusableInput(f"--draft-trees {file}: {why}") from None
+    return filled
 
 
 def with_static_tree(draft: Draft) -> Draft:

@@ -8,6 +8,7 @@ import click
 from backends.flags import MODES
 from backends.servers.address import PREFIX as SERVER
 from reference.case import DTYPES
+from reference.quantised import QUANTISED
 from specverify.commands import guard_options, sampling_options
 from specverify.plan import DEFAULT_CASES, FOCI, TRANSFORMERS, Plan, default_cases, default_dtypes, default_jobs
 
@@ -28,6 +29,10 @@ EVERY = 10**9
     "--draft",
     metavar="DIR|builtin:NAME|ngram|model:DIR|scripted",
     help="The draft of --model: a head's directory, a second model, or a draft without files (default: all of those).",
+)
+@click.option("--draft-weights", type=click.Choice(list(QUANTISED)), help="Round the weights of --draft to 8 bits.")
+@click.option(
+    "--draft-trees", metavar="FILE", help="Trees of --draft by batch size: a table of `dispatch learn` (default: one)."
 )
 @click.option(
     "--batch",
@@ -74,6 +79,8 @@ def diff(
     against: str | None,
     model: str | None,
     draft: str | None,
+    draft_weights: str | None,
+    draft_trees: str | None,
     batch: int | None,
     focus: str | None,
     prompts: str | None,
@@ -105,12 +112,12 @@ def diff(
 
     if prompts is not None and model is None:
         raise click.UsageError("--prompts needs --model: the built-in models have no tokenizer")
-    if draft is not None:
-        from specverify.checkpoints.given_draft import check_name
+    if draft is not None and model is None:
+        raise click.UsageError("--draft needs --model: drawn cases have drafts of their own")
+    if draft or draft_weights or draft_trees:
+        from specverify.checkpoints.given_draft import check_options
 
-        if model is None:
-            raise click.UsageError("--draft needs --model: drawn cases have drafts of their own")
-        check_name(draft)
+        check_options(draft, draft_weights or "", draft_trees)
     if batch is not None and (model is None or draft == "scripted"):
         raise click.UsageError("--batch needs --model, and a draft other than scripted, which is made for one prompt")
     sampling = sampling_options.sampling_of(model, settings)
@@ -160,6 +167,8 @@ def diff(
         max_failures=EVERY if keep_going else max_failures or 1,
         focus=focus,
         draft=draft,
+        draft_weights=draft_weights or "",
+        draft_trees=draft_trees,
         batch=batch or 0,
     )
     return recorder.diff(plan, report, junit, json_file, html, verbose)

@@ -1,17 +1,15 @@
-"""The files of `dispatch learn`: results and traces, step times, and tables."""
+"""The files of `dispatch learn`: results and traces, and step times."""
 
 import json
 from pathlib import Path
-from typing import Any
 
 from properties.accepted_ranks import RankCounts, counts_of
-from reference.case_json import Validator, brief, dotted, schema
-from reference.draft_trees import Dispatch, dispatch_from_json
 from reference.malformed import Malformed
 from reference.recorded.lines import UnreadableLine, read
 from reference.tree import Tree
 from specverify.dispatch.table import Costs
 from specverify.setup.errors import UnusableInput
+from specverify.setup.json_files import json_in, text_in
 
 
 def counts_in(path: Path, kind: str | None) -> dict[str, RankCounts]:
@@ -23,7 +21,7 @@ def counts_in(path: Path, kind: str | None) -> dict[str, RankCounts]:
     Raises:
         UnusableInput: The file cannot be read, or holds no such lines.
     """
-    lines = _text(path).splitlines()
+    lines = text_in(path).splitlines()
     first = next((line for line in lines if line.strip()), "")
     try:
         head = json.loads(first)
@@ -89,7 +87,7 @@ def costs_in(path: Path) -> Costs:
     Raises:
         UnusableInput: The file cannot be read, or holds anything else.
     """
-    content = _json(path)
+    content = json_in(path)
     found: dict[int, dict[int, float]] = {}
     if not isinstance(content, dict) or not content:
         raise UnusableInput(f'{path}: step times are an object such as {{"1": {{"1": 10.2, "8": 11.0}}}}')
@@ -102,35 +100,3 @@ def costs_in(path: Path) -> Costs:
                 raise UnusableInput(f"{path}: {batch}: {nodes}: {time} is no time of a batch and a number of nodes")
             found.setdefault(int(batch), {})[int(nodes)] = float(time)
     return found
-
-
-def table_in(path: Path) -> Dispatch:
-    """The table of a file, in the form of a draft's `shape` in a case file.
-
-    Raises:
-        UnusableInput: The file cannot be read, or holds no such table.
-    """
-    content = _json(path)
-    whole = schema()
-    validator = Validator({"$ref": "#/$defs/dispatch", "$defs": whole["$defs"]})
-    wrong = next(iter(validator.iter_errors(content)), None)
-    if wrong is not None:
-        raise UnusableInput(f"{path}: {dotted(wrong.absolute_path)}: {brief(wrong.message)}")
-    try:
-        return dispatch_from_json(content)
-    except Malformed as why:
-        raise UnusableInput(f"{path}: {why}") from None
-
-
-def _json(path: Path) -> Any:
-    try:
-        return json.loads(_text(path))
-    except ValueError as why:
-        raise UnusableInput(f"{path}: no JSON: {why}") from None
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as why:
-        raise UnusableInput(f"{path}: {getattr(why, 'strerror', None) or why}") from None

@@ -16,7 +16,7 @@ from jsonschema import Draft202012Validator
 from jsonschema.exceptions import ValidationError
 
 from reports.format import cut
-from specverify.checkpoints.given_draft import check_name
+from specverify.checkpoints.given_draft import check_options
 from specverify.gate.toml_file import read_toml
 from specverify.setup.errors import UnusableInput
 from specverify.setup.selection import check_layout
@@ -56,6 +56,8 @@ class OnModel:
     new_tokens: int = 64
     temperature: float = 0.0
     draft: str | None = None
+    draft_weights: str = ""
+    draft_trees: str | None = None
     layout: str | None = None
     batch: int = 0
 
@@ -142,8 +144,7 @@ def check_models(profile: Profile, backends: tuple[str, ...]) -> None:
     for model in profile.models:
         if model.layout is not None:
             check_layout(model.layout, backends)
-        if model.draft is not None:
-            check_name(model.draft)
+        check_options(model.draft, model.draft_weights, model.draft_trees)
 
 
 @cache

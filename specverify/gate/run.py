@@ -270,6 +270,8 @@ class Gate:
             dtypes=(profile.dtypes or default_dtypes(backend))[:1],
             layout=model.layout,
             draft=model.draft,
+            draft_weights=model.draft_weights,
+            draft_trees=model.draft_trees,
             batch=model.batch,
             jobs=1,
         )

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from backends.engine.kv.base import KvCache
 from backends.engine.model.causal_lm import CausalLm
-from backends.engine.model.head import HeadModel
+from backends.engine.model.head import HeadModel, MakeHead
 from backends.engine.retrieval.trie import NgramTrie
 from backends.engine.sampling.step import StepSampling
 from backends.engine.step_seams import StepSeams
@@ -133,14 +133,14 @@ def opens(tag: str) -> Callable[[Callable[[Opening], Draft]], Callable[[Opening]
     return enter
 
 
-HEADS: dict[str, Callable[[Case, CausalLm], HeadModel]] = {}
+HEADS: dict[str, MakeHead] = {}
 """For the tag of each kind that runs a head, the function that makes the head of a case on its target."""
 
 
-def heads(tag: str) -> Callable[[Callable[[Case, CausalLm], HeadModel]], Callable[[Case, CausalLm], HeadModel]]:
+def heads(tag: str) -> Callable[[MakeHead], MakeHead]:
     """Register the decorated function in HEADS as the function that makes heads for drafts with this tag."""
 
-    def enter(function: Callable[[Case, CausalLm], HeadModel]) -> Callable[[Case, CausalLm], HeadModel]:
+    def enter(function: MakeHead) -> MakeHead:
         HEADS[tag] = function
         return function
 

@@ -1,5 +1,7 @@
 """The EAGLE-1 head of the engine."""
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
@@ -9,7 +11,6 @@ from backends.engine.model.causal_lm import CausalLm
 from backends.engine.model.head import HeadModel
 from reference.case import Case
 from reference.draft.eagle1 import AT, Eagle1
-from reference.weights import head_weights
 
 
 class Eagle1Head(HeadModel):
@@ -36,11 +37,10 @@ class Eagle1Head(HeadModel):
 
 
 @heads(Eagle1.TAG)
-def made(case: Case, target: CausalLm) -> Eagle1Head:
+def made(case: Case, target: CausalLm, weights: Mapping[str, Tensor]) -> Eagle1Head:
     """The head of the case on its target."""
     draft = case.draft
     assert isinstance(draft, Eagle1)
-    weights = {name: torch.tensor(one) for name, one in head_weights(draft, case.model).items()}
     return Eagle1Head(draft.layer, draft.reads, weights, target)
 
 

@@ -1,5 +1,7 @@
 """The EAGLE-3 head of the engine."""
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
@@ -9,7 +11,6 @@ from backends.engine.model.causal_lm import CausalLm
 from backends.engine.model.head import HeadModel
 from reference.case import Case
 from reference.draft.eagle3 import AT, Eagle3, layer_at
-from reference.weights import head_weights
 
 
 class Eagle3Head(HeadModel):
@@ -60,11 +61,10 @@ class Eagle3Head(HeadModel):
 
 
 @heads(Eagle3.TAG)
-def made(case: Case, target: CausalLm) -> Eagle3Head:
+def made(case: Case, target: CausalLm, weights: Mapping[str, Tensor]) -> Eagle3Head:
     """The head of the case on its target."""
     draft = case.draft
     assert isinstance(draft, Eagle3)
-    weights = {name: torch.tensor(one) for name, one in head_weights(draft, case.model).items()}
     head = Eagle3Head(draft.layer, draft.reads, weights, target, draft.layers)
     head.norm_before_residual, head.norm_output = draft.norm_before_residual, draft.norm_output
     return head

@@ -11,12 +11,12 @@ from backends.engine.draft.base import HeadRows, Opening, Proposal, opens
 from backends.engine.draft.filling import TreeFilling
 from backends.engine.kv.base import KvCache
 from backends.engine.model.causal_lm import CausalLm
+from backends.engine.model.models import weights_of_head
 from backends.engine.sampling.step import StepSampling
 from backends.engine.step_seams import StepSeams
 from reference.draft.hidden import HiddenStates
 from reference.draft.medusa import AT, Medusa
 from reference.tree import Tree
-from reference.weights import head_weights
 
 
 class MedusaDraft(TreeFilling):
@@ -100,5 +100,5 @@ def opened(opening: Opening) -> MedusaDraft:
     draft = opening.case.draft
     assert isinstance(draft, Medusa)
     assert opening.target is not None
-    weights = {name: torch.tensor(one) for name, one in head_weights(draft, opening.case.model).items()}
+    weights = weights_of_head(draft, opening.case.model, opening.target.dtype, opening.seams.dequantise)
     return MedusaDraft(draft, weights, opening.target, opening.seams)

@@ -4,6 +4,8 @@ All modules have the same columns: column i stands for row i. Module m has no ro
 holds in a column without a row is hidden from its other rows.
 """
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
@@ -15,7 +17,6 @@ from backends.engine.model.head import HeadModel, Held
 from backends.engine.reach import Reach
 from reference.case import Case
 from reference.draft.mtp import Mtp, module_at
-from reference.weights import head_weights
 
 
 class MtpHead(HeadModel):
@@ -153,11 +154,10 @@ class MtpDraft(HeadDraft):
 
 
 @heads(Mtp.TAG)
-def made(case: Case, target: CausalLm) -> MtpHead:
+def made(case: Case, target: CausalLm, weights: Mapping[str, Tensor]) -> MtpHead:
     """The modules of the case on their target."""
     draft = case.draft
     assert isinstance(draft, Mtp)
-    weights = {name: torch.tensor(one) for name, one in head_weights(draft, case.model).items()}
     head = MtpHead(draft.layer, draft.reads, weights, target, draft.count)
     head.settings = draft
     head.names = tuple(module_at(target.layers, module) for module in range(draft.count))

@@ -19,6 +19,7 @@ from backends.engine.kv.lanes import BatchCache
 from backends.engine.model.causal_lm import CausalLm, causal
 from backends.engine.model.float64_modules import inverse_frequencies
 from backends.engine.reach import Reach
+from reference.case import Case
 from reference.draft.hidden import HiddenStates
 from reference.draft.layer_head import HeadLayer
 
@@ -230,6 +231,10 @@ class HeadModel(ABC):
             turns, _ = inverse_frequencies({**fields, "original_max_position_embeddings": rope.original}, width, 0)
         angles = (positions.double()[:, None] * turns).repeat(1, 2)
         return angles.cos().to(self.device, self.dtype), angles.sin().to(self.device, self.dtype)
+
+
+MakeHead: TypeAlias = Callable[[Case, CausalLm, Mapping[str, Tensor]], HeadModel]
+"""From a case, its target and the weights of the head in the target's dtype to the head."""
 
 
 def _turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

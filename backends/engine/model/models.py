@@ -5,11 +5,11 @@ The model is a built-in with seeded weights, or a checkpoint directory (safetens
 
 import json
 from collections import OrderedDict
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 from transformers.utils import logging
 
@@ -20,15 +20,14 @@ from backends.engine.model.family import EXACT, FAMILIES
 from backends.engine.model.family.base import rope_of
 from backends.engine.model.float64_modules import make_exact
 from backends.engine.model.graphs import Graphs, Recorder
-from backends.engine.model.head import HeadModel
+from backends.engine.model.head import HeadModel, MakeHead
 from backends.engine.model.quantised import Dequantise, dequantise, rounded
 from reference.architecture import Architecture, Checkpoint, Model, Rope, Seeded
 from reference.case import Case
-from reference.draft import Draft
 from reference.draft.head import Head
 from reference.files.fields import LARGEST_CONFIG
 from reference.files.regular import read_whole
-from reference.weights import seeded
+from reference.weights import head_weights, seeded
 
 # Built-in models stretch their context by odd factors on purpose, and transformers would warn about each of them.
 logging.set_verbosity_error()
@@ -49,21 +48,23 @@ class ModelCache:
         self._recorder = recorder
         self._keep = keep
         self._open: OrderedDict[tuple[Model, str, Dequantise], CausalLm] = OrderedDict()
-        self._heads: OrderedDict[tuple[Draft, Model, str], HeadModel] = OrderedDict()
+        self._heads: OrderedDict[tuple[Head, Model, str, Dequantise], HeadModel] = OrderedDict()
         self._refused: dict[tuple[Model, str], str] = {}
 
-    def head(self, case: Case, make: Callable[[Case, CausalLm], HeadModel]) -> HeadModel:
+    def head(self, case: Case, make: MakeHead, product: Dequantise = dequantise) -> HeadModel:
         """Return the head of the draft of `case` on its target, from this cache or made by `make`.
 
-        Drafts that differ in their trees alone share a head.
+        Drafts that differ in their trees alone share a head. `product` makes quantised weights.
 
         Raises:
             Unsupported: as `open`.
         """
         draft = case.draft
-        key = (draft.weights if isinstance(draft, Head) else draft, case.model, case.dtype)
+        assert isinstance(draft, Head)
+        key = (draft.weights, case.model, case.dtype, product)
         if key not in self._heads:
-            self._heads[key] = make(case, self.open(case.model, case.dtype))
+            weights = weights_of_head(draft, case.model, DTYPES[case.dtype], product)
+            self._heads[key] = make(case, self.open(case.model, case.dtype), weights)
             # The weights of a checkpoint's heads are large, and two stay open for a switch of drafts.
             while len(self._heads) > (self._keep if isinstance(case.model, Seeded) else 2):
                 self._heads.popitem(last=False)
@@ -98,6 +99,8 @@ class ModelCache:
 
     def _loaded(self, model: Model, dtype: str, product: Dequantise) -> CausalLm:
         network = built_in(model, dtype, product) if isinstance(model, Seeded) else from_disk(model, dtype)
+        if isinstance(model, Checkpoint) and model.quantised:
+            _of_few_bits(network, model.quantised, product)
         # By the class of the model, so that checkpoints of a family are prepared as its built-ins are.
         for family in FAMILIES.values():
             if isinstance(network, family.model):
@@ -106,6 +109,27 @@ class ModelCache:
             _exact(network)
         network = network.to(self._device).eval()
         return CausalLm(network, self._device) if isinstance(model, Seeded) else opened(network, self._device)
+
+
+def _of_few_bits(network: Any, kind: str, product: Dequantise) -> None:
+    """Replace the projections of a checkpoint's model by their quantised values.
+
+    Raises:
+        Unsupported: for a model that keeps the projections of several experts in one tensor.
+    """
+    state = network.state_dict()
+    if stacked := [name for name, one in state.items() if name.endswith("_proj") and one.dim() == 3]:
+        raise Unsupported(
+            f"{kind} weights of {stacked[0]}: matrices of experts are not quantised; choose another draft"
+        )
+    network.load_state_dict(rounded(state, kind, product), strict=True)
+
+
+def weights_of_head(head: Head, target: Model, dtype: torch.dtype, product: Dequantise) -> dict[str, Tensor]:
+    """The weights of `head` on `target` by their published names, floats in `dtype`; `product` makes quantised ones."""
+    found = {name: torch.tensor(one) for name, one in head_weights(head, target).items()}
+    state = {name: one.to(dtype) if one.is_floating_point() else one for name, one in found.items()}
+    return rounded(state, head.quantised, product) if head.quantised else state
 
 
 def _exact(network: Any) -> None:

@@ -1,6 +1,6 @@
 """Quantised weights in torch's own 8-bit types.
 
-The rule is that of `reference.architecture.QUANTISED`. A draft's matrices become numbers with a scale for each row when
+The rule is that of `reference.quantised.QUANTISED`. A draft's matrices become numbers with a scale for each row when
 the model is opened; its forwards run on the products in the working dtype.
 """
 
@@ -10,7 +10,10 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from reference.architecture import QUANTISED
+from reference.quantised import QUANTISED
+
+NAMES = ("_proj.weight", "fc.weight", ".linear.weight")
+"""Ends of the names of matrices that are quantised; `fc` and `linear` are matrices of heads."""
 
 Dequantise: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 """From numbers [out, in] and scales [out, 1] to weights, float64 [out, in]."""
@@ -31,8 +34,8 @@ def dequantise(numbers: Tensor, scale: Tensor) -> Tensor:
 
 
 def rounded(state: dict[str, Tensor], kind: str, product: Dequantise) -> dict[str, Tensor]:
-    """The weights with every projection of a layer replaced by its quantised values, in the dtype that it had."""
+    """The weights with every matrix of NAMES replaced by its quantised values, in the dtype that it had."""
     return {
-        name: product(*quantise(weight, kind)).to(weight.dtype) if name.endswith("_proj.weight") else weight
+        name: product(*quantise(weight, kind)).to(weight.dtype) if name.endswith(NAMES) else weight
         for name, weight in state.items()
     }

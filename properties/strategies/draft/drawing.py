@@ -7,6 +7,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from reference.architecture import Seeded
+from reference.quantised import QUANTISED
 
 
 @dataclass(frozen=True)
@@ -20,7 +21,7 @@ class Given:
         fills: Whether the engine fills the draft's tree; else it takes the draft's model alone.
         grows: Whether the engine grows dynamic trees.
         dispatches: Whether the engine takes static trees by batch size.
-        quantises: Whether the engine runs draft models with quantised weights.
+        quantises: Whether the engine runs draft models and heads with quantised weights.
     """
 
     model: Seeded
@@ -30,6 +31,12 @@ class Given:
     grows: bool = True
     dispatches: bool = True
     quantises: bool = True
+
+
+def kinds_of_weights(given: Given) -> st.SearchStrategy[str]:
+    """The weights of a model or of a head: as they are (an empty word), or one time in six in eight bits."""
+    every = ("",) * 10 + tuple(QUANTISED)
+    return st.sampled_from(every if given.quantises else ("",))
 
 
 DRAWN: dict[str, Callable[[Given], st.SearchStrategy[Any]]] = {}

@@ -2,7 +2,7 @@
 
 from hypothesis import strategies as st
 
-from properties.strategies.draft.drawing import Given, draws
+from properties.strategies.draft.drawing import Given, draws, kinds_of_weights
 from properties.strategies.draft.head import SEEDS, head_layers, head_trees, one_state
 from reference.draft.eagle1 import Eagle1
 
@@ -14,4 +14,5 @@ def eagle1_heads(draw: st.DrawFn, given: Given) -> Eagle1:
     reads = draw(one_state(given.model.architecture.layers))
     shape = draw(head_trees(given, given.model.vocab_size))
     layer, seed = draw(head_layers()), draw(st.integers(0, SEEDS - 1))
-    return Eagle1(shape, reads, layer, draw(st.booleans()), seed=seed)
+    quantised = draw(kinds_of_weights(given))
+    return Eagle1(shape, reads, layer, draw(st.booleans()), seed=seed, quantised=quantised)

@@ -2,7 +2,7 @@
 
 from hypothesis import strategies as st
 
-from properties.strategies.draft.drawing import Given, draws
+from properties.strategies.draft.drawing import Given, draws, kinds_of_weights
 from properties.strategies.draft.head import SEEDS, head_layers, head_trees, likely_vocabularies, several_states
 from reference.draft.eagle3 import Eagle3
 
@@ -17,4 +17,5 @@ def eagle3_heads(draw: st.DrawFn, given: Given) -> Eagle3:
     before, output = draw(st.sampled_from(((False, False), (False, False), (True, False), (False, True))))
     layer, seed = draw(head_layers()), draw(st.integers(0, SEEDS - 1))
     layers = draw(st.sampled_from((1, 1, 1, 1, 1, 1, 2, 3)))
-    return Eagle3(shape, reads, layer, vocabulary, before, output, layers, seed=seed)
+    quantised = draw(kinds_of_weights(given))
+    return Eagle3(shape, reads, layer, vocabulary, before, output, layers, seed=seed, quantised=quantised)

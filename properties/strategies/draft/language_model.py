@@ -4,20 +4,15 @@ from dataclasses import replace
 
 from hypothesis import strategies as st
 
-from properties.strategies.draft.drawing import Given, draws
+from properties.strategies.draft.drawing import Given, draws, kinds_of_weights
 from properties.strategies.draft.dynamic import trees
 from properties.strategies.draft.static import static_trees
 from properties.strategies.models import close_drafts, drafts
-from reference.architecture import QUANTISED
 from reference.draft import LanguageModel
 from reference.tree import RankTree
 
 CHAIN = RankTree((0, 0, 1, 2), (0, 0, 0, 0))
 """The tree of an engine that does not fill it: three tokens in a row, as engines draft by default."""
-
-
-QUANTISED_IN = 6
-"""The number of draft models of which one has quantised weights."""
 
 
 @st.composite
@@ -41,6 +36,5 @@ def model_drafts(draw: st.DrawFn, given: Given) -> LanguageModel:
     named = len(vocabulary) or vocab
     shape = draw(trees(given, named, static_trees(named)))
     model = draw(drafts(given.model))
-    if given.quantises and draw(st.integers(0, QUANTISED_IN - 1)) == QUANTISED_IN - 1:
-        model = replace(model, quantised=draw(st.sampled_from(tuple(QUANTISED))))
+    model = replace(model, quantised=draw(kinds_of_weights(given)))
     return LanguageModel(model, shape, vocabulary)

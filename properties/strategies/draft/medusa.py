@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from hypothesis import strategies as st
 
-from properties.strategies.draft.drawing import Given, draws
+from properties.strategies.draft.drawing import Given, draws, kinds_of_weights
 from properties.strategies.draft.head import SEEDS, head_trees, one_state
 from reference.draft.medusa import Medusa
 from reference.draft_trees import Expansion, outlines
@@ -23,4 +23,5 @@ def medusa_heads(draw: st.DrawFn, given: Given) -> Medusa:
     deepest = shape.depth if isinstance(shape, Expansion) else max(one.height for one in outlines(shape))
     heads = max(deepest, 1) + draw(st.integers(0, SPARE_HEADS))
     bias, shared, seed = draw(st.booleans()), draw(st.integers(0, 3)) == 3, draw(st.integers(0, SEEDS - 1))
-    return Medusa(shape, reads, heads, bias, shared, seed=seed)
+    quantised = draw(kinds_of_weights(given))
+    return Medusa(shape, reads, heads, bias, shared, seed=seed, quantised=quantised)

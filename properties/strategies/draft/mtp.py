@@ -2,7 +2,7 @@
 
 from hypothesis import strategies as st
 
-from properties.strategies.draft.drawing import Given, draws
+from properties.strategies.draft.drawing import Given, draws, kinds_of_weights
 from properties.strategies.draft.head import SEEDS, head_layers, head_trees, one_state
 from reference.draft.mtp import Mtp
 
@@ -20,4 +20,13 @@ def mtp_modules(draw: st.DrawFn, given: Given) -> Mtp:
     reads = draw(one_state(given.model.architecture.layers))
     shape = draw(head_trees(given, given.model.vocab_size))
     layer, seed = draw(head_layers()), draw(st.integers(0, SEEDS - 1))
-    return Mtp(shape, reads, layer, draw(st.integers(1, MODULES)), *draw(st.sampled_from(CONVENTIONS)), seed=seed)
+    quantised = draw(kinds_of_weights(given))
+    return Mtp(
+        shape,
+        reads,
+        layer,
+        draw(st.integers(1, MODULES)),
+        *draw(st.sampled_from(CONVENTIONS)),
+        seed=seed,
+        quantised=quantised,
+    )

@@ -1,15 +1,15 @@
-"""Quantised weights as numbers: the rule of `reference.architecture.QUANTISED`.
+"""Quantised weights as numbers: the rule of `reference.quantised.QUANTISED`.
 
 Each number is rounded by arithmetic alone, in float64, where an e4m3 number and its step are exact.
 """
 
 import numpy as np
 
-from reference.architecture import QUANTISED
+from reference.quantised import QUANTISED
 from reference.trace import Array
 
-QUANTISED_NAMES = "_proj.weight"
-"""The end of the names of quantised matrices."""
+QUANTISED_NAMES = ("_proj.weight", "fc.weight", ".linear.weight")
+"""The ends of the names of quantised matrices: projections, and the two kinds of matrices that only heads have."""
 
 
 def dequantised(weight: Array, kind: str) -> Array:

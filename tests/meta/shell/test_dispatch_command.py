@@ -18,8 +18,8 @@ from reference.draft_trees import Dispatch, named_tree, tree_of_paths
 from reference.recorded.lines import trace_lines
 from reference.sampling import Stops
 from reference.tree import RankTree, Tree
+from specverify.checkpoints.tree_table import table_in
 from specverify.cli import main
-from specverify.dispatch.files import table_in
 from specverify.dispatch.lengths import best_tree, expected_accepted, rates_of
 from specverify.dispatch.measure import forward_seconds, tree_of
 from specverify.dispatch.table import rows, table

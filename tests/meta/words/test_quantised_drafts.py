@@ -1,4 +1,4 @@
-"""Quantised draft models: the rule twice, a library's numbers, judged cases, and refusals."""
+"""Quantised drafts: the rule twice, a library's numbers, judged cases of models and heads, and refusals."""
 
 import importlib
 import warnings
@@ -13,17 +13,17 @@ from backends.engine.model.quantised import dequantise, quantise
 from backends.registry import open_backend
 from properties.shrinking.cases import nearer
 from properties.verdict.judge import judge
-from reference.architecture import QUANTISED
 from reference.case import Case
 from reference.case_json import case_from_json, case_to_json
 from reference.draft import LanguageModel
 from reference.malformed import Malformed
 from reference.oracle.formulas.quantised import dequantised, nearest_e4m3
-from reference.oracle.parameters import load
+from reference.oracle.parameters import load, load_head
+from reference.quantised import QUANTISED
 from reference.sampling import Stops
 from reference.tree import RankTree
-from specverify.setup.subjects import subject_of
-from tests.meta.words.test_head_drafts import DRAFTS, MODEL, ORACLE
+from specverify.setup.subjects import open_planted, subject_of
+from tests.meta.words.test_head_drafts import DRAFTS, HEADS, MODEL, ORACLE
 
 TREE = RankTree((0, 0, 0, 1), (0, 1, 0, 0))
 WEIGHTS = np.random.default_rng(3).normal(size=(40, 96)).astype(np.float32)
@@ -92,6 +92,33 @@ def test_a_case_is_saved_loaded_judged_and_made_smaller(kind: str, dtype: str) -
     assert any(one.draft == plain for one in nearer(case))
 
 
+def head_case(kind: str, name: str, dtype: str) -> Case:
+    return Case(MODEL, (3, 1, 4, 1, 5), replace(HEADS[name], quantised=kind), stops=Stops(6), dtype=dtype)
+
+
+@pytest.mark.parametrize("kind", QUANTISED)
+@pytest.mark.parametrize("name", ["eagle1", "eagle3 of three layers", "medusa", "mtp"])
+def test_a_head_of_few_bits_is_saved_loaded_judged_and_made_smaller(kind: str, name: str) -> None:
+    case = head_case(kind, name, "float32" if name == "eagle1" else "float64")
+    assert case_from_json(case_to_json(case)) == case
+    verdict = judge(case, DRAFTS, ORACLE, subject_of(open_backend("cpu-eager")))
+    assert verdict.findings == ()
+    assert verdict.outcomes["draft.fidelity"] == "checked"
+    assert any(one.draft == HEADS[name] for one in nearer(case))
+    fault = subject_of(open_planted("cpu-eager", "scale-of-next-channel"))
+    assert any(one.invariant == "draft.fidelity" for one in judge(case, DRAFTS, ORACLE, fault).findings)
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_matrices_of_a_head_are_quantised_and_nothing_else_is(name: str) -> None:
+    plain, few = (
+        load_head(one.weights, MODEL, "float64") for one in (HEADS[name], replace(HEADS[name], quantised="int8"))
+    )
+    changed = {key for key in plain if not np.array_equal(plain[key], few[key])}
+    by_token = {*HEADS[name].by_token, "lm_head.weight", "t2d"}
+    assert changed == {key for key, one in plain.items() if one.ndim == 2 and key not in by_token}
+
+
 def test_the_target_keeps_its_weights() -> None:
     case = case_of("int8")
     assert case.draft.model is not None
@@ -104,4 +131,5 @@ def test_what_no_weights_can_be_is_refused() -> None:
     with pytest.raises(Malformed, match="quantised: 'int4' is none of int8, fp8"):
         replace(MODEL, quantised="int4")
     without = replace(open_backend("cpu-eager").declaration, quantised=False)
-    assert str(without.outside(case_of("fp8"))).endswith("declares no draft model of fp8 weights")
+    assert str(without.outside(case_of("fp8"))).endswith("declares no draft of fp8 weights")
+    assert str(without.outside(head_case("fp8", "eagle3", "float32"))).endswith("declares no draft of fp8 weights")

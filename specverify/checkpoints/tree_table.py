@@ -1,0 +1,30 @@
+"""The file of a table of trees by batch size.
+
+`dispatch learn` writes such a file, and `--draft-trees` reads it.
+"""
+
+from pathlib import Path
+
+from reference.case_json import Validator, brief, dotted, schema
+from reference.draft_trees import Dispatch, dispatch_from_json
+from reference.malformed import Malformed
+from specverify.setup.errors import UnusableInput
+from specverify.setup.json_files import json_in
+
+
+def table_in(path: Path) -> Dispatch:
+    """The table of a file, in the form of a draft's `shape` in a case file.
+
+    Raises:
+        UnusableInput: The file cannot be read, or holds no such table.
+    """
+    content = json_in(path)
+    whole = schema()
+    validator = Validator({"$ref": "#/$defs/dispatch", "$defs": whole["$defs"]})
+    wrong = next(iter(validator.iter_errors(content)), None)
+    if wrong is not None:
+        raise UnusableInput(f"{path}: {dotted(wrong.absolute_path)}: {brief(wrong.message)}")
+    try:
+        return dispatch_from_json(content)
+    except Malformed as why:
+        raise UnusableInput(f"{path}: {why}") from None
