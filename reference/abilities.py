@@ -182,7 +182,7 @@ class Abilities:
             yield f"{case.draft.tree_kind} trees"
         if case.draft.vocabulary and not self.draft_trees:
             yield "draft with a part of the vocabulary"
-        if self.trees == "chains" and any(len(below) > 1 for one in case.draft.shapes for below in one.children):
+        if self.trees == "chains" and case.draft.branches:
             yield "trees that branch"
         if self.trees != "any" and any(not one.ordered for one in case.draft.shapes):
             yield "trees with a parent behind its child"

@@ -144,7 +144,7 @@ class Case:
         if len(ended) >= self.model.vocab_size:
             raise Malformed("sampling", "bad_words and min_tokens may ban the whole vocabulary at once")
         if not self.sampling.greedy:
-            for refused in filter(None, map(self.sampling.rule.refuses, self.draft.shapes)):
+            if (refused := self.sampling.rule.refuses(self.draft.branches)) is not None:
                 raise Malformed("sampling.rule", refused)
             if (lossy := self.draft.refuses_draws(self.sampling.draws)) is not None:
                 raise Malformed("sampling.draws", lossy)

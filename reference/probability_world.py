@@ -52,7 +52,7 @@ class World:
                 raise Malformed(name, "a row gives no token any probability")
         if self.sampling.greedy:
             raise Malformed("sampling.temperature", "a greedy world has no law (temperature above 0)")
-        refused = self.sampling.rule.refuses(self.shape)
+        refused = self.sampling.rule.refuses(self.shape.branches)
         if refused is not None:
             raise Malformed("sampling.rule", refused)
         if not self.prompt:
@@ -108,7 +108,7 @@ class Given:
             if (off > 1e-6).any():
                 row = int(off.argmax()) + (name == "proposal")
                 raise Malformed(f"{name}[{row}]", f"sums to {table[row].sum():.9g}, not to 1")
-        refused = self.sampling.rule.refuses(self.tree)
+        refused = self.sampling.rule.refuses(self.tree.branches)
         if refused is not None:
             raise Malformed("sampling.rule", refused)
 

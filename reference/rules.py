@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from reference.malformed import Malformed
-from reference.tree import Shape
 
 OMIT_DEFAULT: dict[str, Any] = {"omit_default": True}
 """Metadata of a field that files and ids leave out at its default, so that a field added later changes neither."""
@@ -135,9 +134,9 @@ class Rule:
             return draws == "with-replacement" or (draws == "top-k" and distinct)
         return self.promise.lossless
 
-    def refuses(self, shape: Shape) -> str | None:
-        """Why the rule cannot verify trees of this shape, or None."""
+    def refuses(self, branches: bool) -> str | None:
+        """Why the rule cannot verify a tree, or None; `branches` tells whether a node may have more than one child."""
         # Siblings have no place in the formulas of these rules.
-        if self.promise.chains_only and any(len(below) > 1 for below in shape.children):
+        if self.promise.chains_only and branches:
             return f"rule {self.name} verifies chains; this tree branches (use multi-round)"
         return None

@@ -76,6 +76,11 @@ class Shape:
         return tuple(tuple(nodes) for nodes in below)
 
     @cached_property
+    def branches(self) -> bool:
+        """Whether a node has more than one child."""
+        return any(len(below) > 1 for below in self.children)
+
+    @cached_property
     def ordered(self) -> bool:
         """Whether each parent comes before its children in row order."""
         return all(up < node for node, up in enumerate(self.parent) if node)

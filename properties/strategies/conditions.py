@@ -29,7 +29,7 @@ def _branches_below(shape: Shape, levels: int) -> bool:
 
 def _siblings(of: Seen) -> bool:
     shape = _shape(of)
-    return shape is not None and any(len(below) > 1 for below in shape.children)
+    return shape is not None and shape.branches
 
 
 def _drawn(of: Seen, draws: str) -> bool:
@@ -225,7 +225,7 @@ CONDITIONS = (
     Condition("more than 32 rows", "A tree of more than 32 nodes.",
               lambda of: any(len(tree) > 32 for tree, _ in of.walks)),
     Condition("branches", "Two children of one node.",
-              lambda of: any(len(below) > 1 for tree, _ in of.walks for below in tree.children)),
+              lambda of: any(tree.branches for tree, _ in of.walks)),
     Condition("accepts nothing", "A tree of which nothing is accepted.",
               lambda of: any(len(tree) > 1 and len(path) == 1 for tree, path in of.walks)),
     Condition("accepts all", "A path accepted down to a deepest leaf.",

@@ -10,7 +10,6 @@ from reference.architecture import Seeded
 from reference.draft import Draft
 from reference.rules import DRAWS, RULES, Rule
 from reference.sampling import Sampling, Stops
-from reference.tree import Shape
 
 TEMPERATURES = (1.0, 0.4, 2.5, 8.0)
 """Temperatures of sampled cases; high ones, since the laws of built-in models are sharply peaked."""
@@ -124,7 +123,7 @@ def samplings(
     held |= {
         "temperature": temperature,
         "tape": tape,
-        "rule": draw(rules(all(map(_is_chain, draft.shapes)), within)),
+        "rule": draw(rules(not draft.branches, within)),
         "draws": draw(st.sampled_from(ways)),
         "seed": draw(st.integers(0, 2**20)),
     }
@@ -139,7 +138,3 @@ def with_min_tokens(sampling: Sampling, least: int, model: Seeded, stops: Stops)
     if not least or sampling.processors or len(ended) >= model.vocab_size:
         return sampling
     return replace(sampling, min_tokens=least)
-
-
-def _is_chain(shape: Shape) -> bool:
-    return all(len(below) <= 1 for below in shape.children)

@@ -48,7 +48,7 @@ class Automaton(Static):
     def __post_init__(self) -> None:
         if self.least < 1:
             raise Malformed("least", f"{self.least}: a suffix has at least one token")
-        if any(self.shape.rank) or any(len(below) > 1 for below in self.shape.children):
+        if any(self.shape.rank) or self.shape.branches:
             raise Malformed("shape", "an automaton continues one occurrence: a chain with the ranks 0")
 
     @classmethod

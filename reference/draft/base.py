@@ -66,6 +66,11 @@ class Draft(ABC):
     def shapes(self) -> tuple[Shape, ...]:
         """The shapes of the trees that the draft proposes: one for each step, or one for all steps."""
 
+    @property
+    def branches(self) -> bool:
+        """Whether a node of a tree that the draft proposes may have more than one child."""
+        return any(one.branches for one in self.shapes)
+
     @abstractmethod
     def with_shapes(self: Own, shapes: tuple[Shape, ...]) -> Own:
         """The same draft with other trees: each a part of one of its own trees, or the only tree of a static draft."""

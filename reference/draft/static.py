@@ -43,6 +43,11 @@ class Static(Draft):
         return outlines(self.shape)
 
     @property
+    def branches(self) -> bool:
+        """See `Draft`."""
+        return super().branches if self.expansion is None else self.expansion.branches
+
+    @property
     def expansion(self) -> Expansion | None:
         """See `Draft`."""
         return self.shape if isinstance(self.shape, Expansion) else None

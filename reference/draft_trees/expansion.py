@@ -62,7 +62,7 @@ class Expansion:
 
     @cached_property
     def outline(self) -> RankTree:
-        """A static tree with as many nodes, as deep as the dynamic tree can become, that branches if it can branch."""
+        """A static tree with as many nodes, as deep as the dynamic tree can become; it may take other shapes too."""
         deep = min(self.depth, self.total - 1)
         parent, rank, depth = [0, *range(deep)], [0] * (deep + 1), [*range(deep + 1)]
         at = 0
@@ -75,6 +75,11 @@ class Expansion:
                     depth.append(depth[at] + 1)
             at += 1
         return RankTree(tuple(parent), tuple(rank))
+
+    @property
+    def branches(self) -> bool:
+        """Whether a node of the dynamic tree may get more than one child; its outline may be a chain all the same."""
+        return self.top_k > 1 and self.total > 2
 
     def simpler(self) -> Iterator["Expansion"]:
         """Dynamic trees with fewer nodes, levels or children; none where a tree would have too few candidates."""

@@ -122,7 +122,7 @@ def _asked(options: Options) -> LawFacts:
     except Malformed as why:
         raise UnusableInput(f"{why.path}: {why.why}") from None
     # Only a built-in rule declares which trees it verifies.
-    refused = rule.refuses(told.tables.shape) if options.own is None else None
+    refused = rule.refuses(told.tables.shape.branches) if options.own is None else None
     if refused is not None:
         raise UnusableInput(f"{refused}, or give --siblings 1")
     draws = options.draws or told.draws or ("top-k" if options.soft_q else PUBLISHED.get(options.rule or ""))

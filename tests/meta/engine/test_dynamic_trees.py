@@ -21,6 +21,7 @@ from reference.draft.medusa import Medusa
 from reference.draft.mtp import Mtp
 from reference.draft_trees import Expansion
 from reference.malformed import Malformed
+from reference.rules import Rule
 from reference.sampling import Sampling, Stops
 
 MODEL = Seeded(next(one for one in GALLERY if one.vocab_size >= 16), 3)
@@ -75,6 +76,20 @@ def test_a_dynamic_tree_is_read_from_a_case_file_and_its_tokens_are_not_drawn() 
         Expansion(2, 2, 8)
     with pytest.raises(Malformed, match="without reranking"):
         Expansion(2, 2, 6, rerank=False)
+
+
+def test_a_rule_for_chains_refuses_a_dynamic_tree_that_may_branch() -> None:
+    """The outline of four levels and five nodes is a chain, and yet two of the nodes may be siblings."""
+    chain = Sampling(temperature=1.0, rule=Rule("chain"))
+    plans = Expansion(2, 4, 5), Expansion(1, 4, 5)
+    may, never = (LanguageModel(Seeded(MODEL.architecture, 7), plan) for plan in plans)
+    assert not plans[0].outline.branches
+    with pytest.raises(Malformed, match="rule chain verifies chains; this tree branches"):
+        Case(MODEL, (3, 1), may, sampling=chain)
+    assert Case(MODEL, (3, 1), never, sampling=chain).draft == never
+    chains = replace(open_backend("cpu-eager").declaration, trees="chains")
+    assert "trees that branch" in (chains.outside(Case(MODEL, (3, 1), may)) or "")
+    assert chains.outside(Case(MODEL, (3, 1), never)) is None
 
 
 def test_a_dynamic_tree_shrinks_to_smaller_ones_and_a_page_tells_its_numbers() -> None:

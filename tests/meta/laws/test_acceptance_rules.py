@@ -192,7 +192,7 @@ def test_nothing_left_means_the_targets_own_row(name: str) -> None:
     """p = q in floats, one ulp of rounding apart: the rejection cannot happen, yet a coin may say so."""
     p = [1.0 - 2.0**-53, 2.0**-60, 0.0]
     for tree in (Tree((0, 0), (0, 0)), Tree((0, 0, 0), (0, 0, 1))):
-        if Rule(name).refuses(tree):
+        if Rule(name).refuses(tree.branches):
             continue
         rows = [[1.0, 0.0, 0.0], *[p] * (len(tree) - 1)]
         rows[0] = [1.0 - 2.0**-53, 0.0, 0.0]

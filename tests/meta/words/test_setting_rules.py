@@ -174,9 +174,9 @@ def test_what_rules_promise() -> None:
                     "specinfer": draws == "with-replacement" or (draws == "top-k" and distinct),
                 }.get(name, True)
                 assert Rule(name).lossless(draws, distinct) is wanted
-        branches = Rule(name).refuses(Shape((0, 0, 1, 1)))
+        branches = Rule(name).refuses(Shape((0, 0, 1, 1)).branches)
         assert (branches is not None) == (name in ("chain", "block"))
-        assert Rule(name).refuses(Shape((0, 0, 1, 2))) is None
+        assert Rule(name).refuses(Shape((0, 0, 1, 2)).branches) is None
     assert not Rule("target-only", threshold_acc=0.99).lossless("top-k", True)
     assert not Rule("target-only", threshold_single=0.99).lossless("top-k", True)
     assert Rule("target-only", threshold_single=1.5).lossless("top-k", True)

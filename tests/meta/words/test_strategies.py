@@ -228,6 +228,13 @@ COMMON = [
 """What one case in two hundred must be an example of; one in fifty mostly is, so that other draws still hold it."""
 
 
+SELDOM = {f"family {name}" for name, family in FAMILIES.items() if family.rare}
+"""Families with `rare` set, which have one or two architectures, each of them in one case of a hundred or fewer."""
+
+BY_CHANCE = 3
+"""Families of SELDOM that these draws may leave out: each is left out of 400 cases with a chance of some 5 %."""
+
+
 def test_enough_different_cases() -> None:
     assert len(drawn()) > SEARCHES * DRAWN / 2
 
@@ -251,13 +258,12 @@ def test_one_case_in_fifteen_holds_a_dynamic_tree_and_one_in_sixteen_a_table() -
 
 
 def test_every_kind_of_case_is_drawn() -> None:
-    # A family with `rare` set has one or two architectures, each of them in one case of a hundred or fewer.
-    seldom = {f"family {name}" for name, family in FAMILIES.items() if family.rare}
-    assert not [word for word in COMMON if counted()[word] < (1 if word in seldom else RARE * len(drawn()))]
+    assert not [word for word in COMMON if word not in SELDOM and counted()[word] < RARE * len(drawn())]
+    assert len([word for word in SELDOM if not counted()[word]]) <= BY_CHANCE
 
 
 def test_every_word_is_asked_for() -> None:
-    assert set(counted()) == set(COMMON)
+    assert set(counted()) | SELDOM == set(COMMON)
 
 
 def test_every_architecture_and_every_edge_of_it() -> None:

@@ -100,7 +100,7 @@ WIDER: dict[str, tuple[dict[str, Any], Callable[[Case], Any]]] = {
     ),
     "ordered trees": (
         {"drafts": ("scripted", "model"), "trees": "ordered"},
-        lambda case: case.draft.height > 2 and any(len(below) > 1 for below in case.draft.shapes[0].children),
+        lambda case: case.draft.height > 2 and case.draft.shapes[0].branches,
     ),
     "dynamic trees": (
         {"drafts": ("model",), "tree_kinds": TREE_KINDS, "trees": "ordered"},
