@@ -18,6 +18,9 @@ ONNX = ("onnxruntime_genai", "onnx", "onnx_ir")
 OPENVINO = ("openvino_genai", "gguf")
 """Modules that the adapter of OpenVINO GenAI imports."""
 
+EXECUTORCH = ("executorch", "flatbuffers", "ruamel.yaml", "tabulate", "yaml")
+"""Modules that the adapters of ExecuTorch import, those of its exporter among them."""
+
 FOLDER = "backends.adapt.engines"
 """The folder of the adapters' files."""
 
@@ -121,6 +124,20 @@ ADAPTERS: tuple[Adapter, ...] = (
         "llama.cpp's C API with each tree as one batch, shown step by step; greedy",
         "llama-cpp-tree",
         ("llama_cpp", "gguf"),
+    ),
+    Adapter(
+        "executorch-tree",
+        "executorch_tree:open_tree",
+        "ExecuTorch's runtime on a static KV cache, each tree as one forward, rows left where they lie; greedy",
+        "executorch",
+        EXECUTORCH,
+    ),
+    Adapter(
+        "executorch-overwrite",
+        "executorch_tree:open_overwrite",
+        "ExecuTorch's runtime on a static KV cache, chains, each row in the slot of its position; greedy",
+        "executorch",
+        EXECUTORCH,
     ),
     Adapter(
         "economize-tree",

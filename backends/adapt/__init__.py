@@ -5,7 +5,7 @@
 
 from backends.adapt.blackbox import BlackBox, blackbox
 from backends.adapt.component import CONTRACTS, ComponentBackend, component
-from backends.adapt.export import exported, save_gguf, save_onnx, save_openvino
+from backends.adapt.export import exported, save_executorch, save_gguf, save_onnx, save_openvino
 from backends.adapt.generated import Generated
 from backends.adapt.models import checkpoint_of, save_checkpoint, transformers_model, words_tokenizer
 from backends.adapt.stepper import PARTS, Stepper, stepper
@@ -24,6 +24,7 @@ __all__ = [
     "component",
     "exported",
     "save_checkpoint",
+    "save_executorch",
     "save_gguf",
     "save_onnx",
     "save_openvino",

@@ -2,8 +2,8 @@
 
 The package `llama-cpp-python` binds that API. A node of the tree is one token of a batch at its own position, and
 belongs to the sequence of every leaf below it, so that it attends to the committed text and to its own path. The C API
-has no verifier: the greedy walk of this file chooses a leaf's sequence, and llama.cpp keeps that sequence's rows and
-drops all others.
+has no verifier: the greedy walk of `GreedyTrees` chooses a leaf's sequence, and llama.cpp keeps that sequence's rows
+and drops all others.
 """
 
 import ctypes
@@ -15,13 +15,11 @@ import numpy as np
 import torch
 
 from backends.adapt import exported, save_gguf
-from backends.adapt.drafting import DRAFTS, TreeDraft
+from backends.adapt.drafting import DRAFTS
 from backends.adapt.export.gguf_file import ROPES
-from backends.adapt.models import checkpoint_of
-from backends.adapt.rounds import Round, traced
+from backends.adapt.greedy_trees import GreedyTrees
 from backends.base import Declaration, Unsupported
-from reference.case import Case
-from reference.trace import Stage, Trace
+from reference.trace import Stage
 from reference.tree import Tree
 
 OPEN_CONTEXTS = 16
@@ -58,10 +56,30 @@ class Engine:
             raise FailedCall("llama_init_from_model gave no context")
         self._memory = llama_cpp.llama_get_memory(self._context)
         self._vocabulary = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(self._model))
+        self._within: list[list[int]] = []
+        self._length = 0
 
-    def clear(self) -> None:
-        """Forget every sequence."""
+    def begin(self, prefix: Sequence[int]) -> None:
+        """See `TreeForwards`; the prefix belongs to sequence 0."""
         llama_cpp.llama_memory_clear(self._memory, True)
+        if prefix:
+            self.decode(prefix, range(len(prefix)), [[0]] * len(prefix))
+
+    def verify(self, tree: Tree, length: int) -> torch.Tensor:
+        """See `TreeForwards`; each leaf has a sequence.
+
+        Raises:
+            Unsupported: for a tree of more leaves than a context has sequences.
+        """
+        self._within, self._length = below(tree), length
+        if len(self._within[0]) > LEAVES:
+            raise Unsupported(f"a tree of {len(self._within[0])} leaves; a context here has {LEAVES} sequences")
+        self.open_leaves(len(self._within[0]))
+        return self.decode(tree.token, [length + depth for depth in tree.depth], self._within)
+
+    def keep(self, path: Sequence[int]) -> None:
+        """See `TreeForwards`."""
+        self.keep_leaf(self._within[path[-1]][0], self._length + len(path))
 
     def decode(self, tokens: Sequence[int], positions: Sequence[int], within: Sequence[Sequence[int]]) -> torch.Tensor:
         """A forward of tokens at `positions`, each in the sequences `within`: logits, float32 [tokens, vocabulary].
@@ -91,7 +109,7 @@ class Engine:
         for leaf in range(1, leaves):
             llama_cpp.llama_memory_seq_cp(self._memory, 0, leaf, -1, -1)
 
-    def keep(self, leaf: int, length: int) -> None:
+    def keep_leaf(self, leaf: int, length: int) -> None:
         """Keep the first `length` rows of the sequence `leaf` as sequence 0, and drop all others."""
         llama_cpp.llama_memory_seq_keep(self._memory, leaf)
         if leaf:
@@ -122,69 +140,23 @@ def below(tree: Tree) -> list[list[int]]:
     return within
 
 
-class LlamaCppTree:
-    """Tree speculation on llama.cpp, one request at a time, greedy."""
-
-    declaration = Declaration(
-        name="llama-cpp-tree",
-        device="cpu",
-        reveals=frozenset({Stage.DRAFTED, Stage.SCORED, Stage.ACCEPTED, Stage.EMITTED}),
-        dtypes=("float32",),
-        drafts=DRAFTS,
-        layout_settings=(),
-        max_temperature=0.0,
-        stops=("max_new_tokens", "eos", "stop_tokens"),
-        families=("llama", "pangu", "qwen2", "qwen3", "mistral"),
-        ropes=ROPES,
-        least_window=0,
-        soft_caps="published",
-        longest=COLUMNS - 64,
-    )
-
-    def run(self, case: Case) -> Trace:
-        """Decode `case`; each tree is one batch of llama.cpp."""
-        running, ends = engine(str(checkpoint_of(case.model, case.dtype))), {*case.stops.eos, *case.stops.stop_tokens}
-        room, draft = case.stops.room(len(case.prompt)), TreeDraft(case)
-        running.clear()
-        tokens, rounds, output = list(case.prompt), list[Round](), list[int]()
-        if case.prefix:
-            running.decode(case.prefix, range(len(case.prefix)), [[0]] * len(case.prefix))
-        while len(output) < room and not ends & {*output[-1:]}:
-            now = Round(draft.propose(tokens))
-            tree, length = now.tree, len(tokens) - 1
-            within = below(tree)
-            if len(within[0]) > LEAVES:
-                raise Unsupported(f"a tree of {len(within[0])} leaves; a context here has {LEAVES} sequences")
-            running.open_leaves(len(within[0]))
-            now.logits = running.decode(tree.token, [length + depth for depth in tree.depth], within)
-            now.path, now.bonus = walked(tree, now.logits)
-            last = now.path[-1] if now.path else 0
-            block = [*(tree.token[row] for row in now.path), now.bonus]
-            emitted = cut(block, room - len(output), ends)
-            running.keep(within[last][0], length + 1 + len(now.path))
-            rounds.append(now)
-            output += emitted
-            tokens += emitted
-        return traced(case, rounds, tuple(output))
+DECLARATION = Declaration(
+    name="llama-cpp-tree",
+    device="cpu",
+    reveals=frozenset({Stage.DRAFTED, Stage.SCORED, Stage.ACCEPTED, Stage.EMITTED}),
+    dtypes=("float32",),
+    drafts=DRAFTS,
+    layout_settings=(),
+    max_temperature=0.0,
+    stops=("max_new_tokens", "eos", "stop_tokens"),
+    families=("llama", "pangu", "qwen2", "qwen3", "mistral"),
+    ropes=ROPES,
+    least_window=0,
+    soft_caps="published",
+    longest=COLUMNS - 64,
+)
 
 
-def walked(tree: Tree, logits: torch.Tensor) -> tuple[list[int], int]:
-    """The accepted rows below the root by the greedy walk, and the token after them; ties go to the lowest id."""
-    best = logits.numpy().argmax(axis=1)
-    path, node = list[int](), 0
-    while True:
-        following = next((child for child in tree.children[node] if tree.token[child] == best[node]), None)
-        if following is None:
-            return path, int(best[node])
-        path.append(following)
-        node = following
-
-
-def cut(block: list[int], room: int, ends: set[int]) -> list[int]:
-    """The tokens of a block that are emitted: as many as there is room for, up to the first that ends the text."""
-    kept = block[:room]
-    at = next((place for place, token in enumerate(kept) if token in ends), len(kept) - 1)
-    return kept[: at + 1]
-
-
-open_tree = LlamaCppTree
+def open_tree() -> GreedyTrees:
+    """The backend: tree speculation on llama.cpp."""
+    return GreedyTrees(DECLARATION, engine)

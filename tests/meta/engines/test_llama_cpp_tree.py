@@ -9,7 +9,7 @@ llama_cpp_tree = pytest.importorskip(
 )
 
 from backends.adapt import transformers_model  # noqa: E402
-from backends.adapt.engines.llama_cpp_tree import below, cut, walked  # noqa: E402
+from backends.adapt.engines.llama_cpp_tree import below  # noqa: E402
 from properties.invariants import ALL  # noqa: E402
 from properties.strategies.models import GALLERY  # noqa: E402
 from properties.verdict.judge import judge  # noqa: E402
@@ -57,8 +57,8 @@ def test_each_row_sees_its_own_path_alone() -> None:
 
 
 def test_a_kept_branch_of_the_wrong_leaf_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    kept = llama_cpp_tree.Engine.keep
-    monkeypatch.setattr(llama_cpp_tree.Engine, "keep", lambda self, leaf, length: kept(self, 0, length))
+    kept = llama_cpp_tree.Engine.keep_leaf
+    monkeypatch.setattr(llama_cpp_tree.Engine, "keep_leaf", lambda self, leaf, length: kept(self, 0, length))
     verdict = judge(branching(), ALL, ORACLE, subject_of(llama_cpp_tree.open_tree()))
     assert [name for name, outcome in verdict.outcomes.items() if outcome == "failed"]
 
@@ -66,11 +66,3 @@ def test_a_kept_branch_of_the_wrong_leaf_is_found(monkeypatch: pytest.MonkeyPatc
 def test_a_node_belongs_to_every_leaf_below_it() -> None:
     assert below(Tree((0, 0, 0, 2, 2), (5, 1, 2, 3, 4))) == [[0, 1, 2], [0], [1, 2], [1], [2]]
     assert below(Tree((0,), (5,))) == [[0]]
-
-
-def test_the_walk_and_the_cut_of_a_block() -> None:
-    tree = Tree((0, 0, 0, 2), (5, 1, 2, 3))
-    best = torch.eye(8)[torch.tensor([2, 0, 3, 7])]
-    assert walked(tree, best) == ([2, 3], 7)
-    assert cut([2, 3, 7], 2, set()) == [2, 3]
-    assert cut([2, 3, 7], 5, {3}) == [2, 3]

@@ -1,0 +1,122 @@
+"""The exporter to a program of ExecuTorch, the runtime for small devices.
+
+The program is a decoder whose KV cache is a static buffer, with slots and mask as inputs. A forward takes ROWS rows.
+Each row brings its token, its position, the slot of the cache that it writes, and the slots that it sees. The program
+therefore runs chains, trees and rewinds alike: which rows count is the caller's choice.
+"""
+
+import logging
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from backends.adapt.models import opened
+from backends.base import Unsupported
+
+ROWS, SLOTS = 16, 1280
+"""Rows of a forward, and slots of the cache; both are sizes of the program."""
+
+FAMILIES = {"llama", "mistral", "qwen2", "qwen3"}
+"""The `model_type` values of config.json that can be written."""
+
+ROPES = ("default", "linear", "llama3", "yarn")
+"""Kinds of rotary embedding (`reference.architecture.ROPE_KINDS`) that can be written; their tables never change."""
+
+
+class SlottedDecoder(nn.Module):
+    """The layers of a transformers model around a cache of SLOTS slots.
+
+    Attributes:
+        keys_0, values_0, ...: The cache of each layer, [kv_heads, SLOTS, head_dim].
+    """
+
+    inverse: Tensor
+
+    def __init__(self, network: Any) -> None:
+        super().__init__()
+        self.model, self.head, config = network.model, network.lm_head, network.config
+        self.heads, self.kv_heads = config.num_attention_heads, config.num_key_value_heads
+        rotary = network.model.rotary_emb
+        self.register_buffer("inverse", rotary.inv_freq.float().clone())
+        self.scaling = float(rotary.attention_scaling)
+        for layer in range(config.num_hidden_layers):
+            for kind in ("keys", "values"):
+                self.register_buffer(f"{kind}_{layer}", torch.zeros(self.kv_heads, SLOTS, 2 * len(self.inverse)))
+
+    def forward(self, tokens: Tensor, positions: Tensor, slots: Tensor, mask: Tensor) -> Tensor:
+        """Logits [ROWS, vocabulary].
+
+        Args:
+            tokens: int64 [ROWS].
+            positions: int64 [ROWS], for rotary embedding.
+            slots: int64 [ROWS]: the slot that each row writes before any row reads; all differ.
+            mask: float32 [ROWS, SLOTS]: 0 where the row sees the slot, and a large negative number elsewhere.
+        """
+        x = self.model.embed_tokens(tokens)
+        angles = positions[:, None].float() * self.inverse
+        angles = torch.cat([angles, angles], -1)
+        cos, sin = angles.cos() * self.scaling, angles.sin() * self.scaling
+        for number, layer in enumerate(self.model.layers):
+            x = x + self.attended(number, layer.self_attn, layer.input_layernorm(x), (cos, sin, slots, mask))
+            x = x + layer.mlp(layer.post_attention_layernorm(x))
+        logits: Tensor = self.head(self.model.norm(x))
+        return logits
+
+    def attended(self, number: int, attention: Any, x: Tensor, row: tuple[Tensor, Tensor, Tensor, Tensor]) -> Tensor:
+        """The output of the attention of layer `number` on the normed rows `x`, [ROWS, hidden]."""
+        cos, sin, slots, mask = row
+        queries, keys, values = (
+            projection(x).view(len(x), heads, -1).transpose(0, 1)
+            for projection, heads in (
+                (attention.q_proj, self.heads), (attention.k_proj, self.kv_heads), (attention.v_proj, self.kv_heads),
+            )
+        )  # fmt: skip
+        if hasattr(attention, "q_norm"):
+            queries, keys = attention.q_norm(queries), attention.k_norm(keys)
+        held_keys, held_values = getattr(self, f"keys_{number}"), getattr(self, f"values_{number}")
+        held_keys.index_copy_(1, slots, turned(keys, cos, sin))
+        held_values.index_copy_(1, slots, values)
+        group = self.heads // self.kv_heads
+        seen_keys, seen_values = held_keys.repeat_interleave(group, 0), held_values.repeat_interleave(group, 0)
+        scores = turned(queries, cos, sin) @ seen_keys.transpose(1, 2) * attention.scaling + mask
+        mixed = torch.softmax(scores, -1) @ seen_values
+        output: Tensor = attention.o_proj(mixed.transpose(0, 1).reshape(len(x), -1))
+        return output
+
+
+def turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """`x` [heads, ROWS, head_dim] turned by half split: dimension i turns with i + head_dim / 2."""
+    half = x.shape[-1] // 2
+    return x * cos + torch.cat([-x[..., half:], x[..., :half]], -1) * sin
+
+
+def save_executorch(checkpoint: str | Path, file: Path) -> Path:
+    """Write the model of a checkpoint directory into `file` as a program of ExecuTorch in float32.
+
+    The package `executorch` must be installed.
+
+    Raises:
+        Unsupported: The exporter does not know the family, its windows, or its rotary embedding.
+        OSError: The file cannot be written.
+    """
+    from executorch.exir import to_edge_transform_and_lower
+
+    network = opened(checkpoint)
+    config = network.config
+    kinds = {*(getattr(config, "layer_types", None) or ())} - {"full_attention"}
+    rope = config.rope_parameters["rope_type"]
+    if config.model_type not in FAMILIES or kinds or getattr(config, "sliding_window", None):
+        raise Unsupported(f"save_executorch writes {', '.join(sorted(FAMILIES))} without windows of attention")
+    if rope not in ROPES:
+        raise Unsupported(f"save_executorch writes rotary embedding {', '.join(ROPES)}, and this model has {rope}")
+    # Four tensors: torch.export takes one tensor that is given twice for one input, and would read positions as slots.
+    given = (torch.zeros(ROWS, dtype=torch.long), torch.arange(ROWS), torch.arange(ROWS), torch.zeros(ROWS, SLOTS))
+    logging.getLogger("torch.export").setLevel(logging.ERROR)
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")  # its own deprecations, of which a user can change nothing
+        program = torch.export.export(SlottedDecoder(network), given, strict=True)
+        file.write_bytes(to_edge_transform_and_lower(program).to_executorch().buffer)
+    return file
