@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from reference.architecture import Architecture, Rope
+from reference.files.block_scales import block_size
 from reference.files.fields import SHOWN, Fields, UnreadableCheckpoint, read_json, shown
 from reference.malformed import Malformed
 from reference.oracle.family import FAMILIES, OracleFamily
@@ -123,8 +124,8 @@ def sizes(where: Path) -> tuple[int, int]:
 
 
 def _refuse_unsupported(fields: Fields, family: OracleFamily) -> None:
-    if fields.get("quantization_config") is not None:
-        raise fields.refuse("quantization_config asks for quantized weights; save the checkpoint dequantized")
+    fields.get("quantization_config")
+    block_size(fields.where, fields.content)
     name, computed = family.activation
     activation = fields.content.get(name, computed)
     if ALIASES.get(activation, activation) != computed if isinstance(activation, str) else True:

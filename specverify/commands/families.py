@@ -16,7 +16,7 @@ from reference.oracle.family.unread import UNREAD
 TRIED = {"llama": "builtin:smollm2", "gemma3": "builtin:gemma3-270m"}
 """Families of which a published checkpoint was run, with its name; the others ran seeded weights alone."""
 
-REFUSED = {"quantization_config": "null"}
+REFUSED = {"quantization_config": "null, or fp8 in blocks"}
 """Fields that every family refuses at other values than these."""
 
 
