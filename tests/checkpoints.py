@@ -64,6 +64,8 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "mixtral": ("Mixtral", EXPERTS),
     "qwen3-moe": ("Qwen3Moe", {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}),
     "deepseek-v3": ("DeepseekV3", LATENT),
+    "cohere2": ("Cohere2", {"sliding_window": 6, "sliding_window_pattern": 2}),
+    "nemotron": ("Nemotron", {}),
     "bloom": ("Bloom", {"n_layer": 2, "n_head": 4}),
     "mamba": ("Mamba", {"state_size": 4}),
     "qwen2-moe": ("Qwen2Moe", {**ROUTED, "num_experts": 4, "shared_expert_intermediate_size": 20}),
@@ -87,7 +89,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 """Family to the name of transformers' classes, and what its config has beside BASE."""
 
 MODEL_TYPES = {name: FAMILIES[name][0] for name in FAMILIES if name not in (
-    "llama", "mistral", "gemma2", "deepseek-v3", "bloom", "mamba",
+    "llama", "mistral", "gemma2", "deepseek-v3", "cohere2", "nemotron", "bloom", "mamba",
 )}  # fmt: skip
 """The checkpoints of families that cases draw rarely, each with the name of transformers' classes."""
 
