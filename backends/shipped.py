@@ -54,13 +54,21 @@ class Row:
 ROWS: tuple[Row, ...] = (
     Row("cpu-eager", "eager", "cpu", "the engine with written-out attention, on the CPU", soft_caps="any", sinks=True),
     Row("cpu-fused", "sdpa", "cpu", "the engine with torch's SDPA under the tree's mask, on the CPU", slow=True),
-    Row("cpu-fused-flex", "flex", "cpu", "the engine with FlexAttention, uncompiled, on the CPU", slow=True),
+    Row(
+        "cpu-fused-flex",
+        "flex",
+        "cpu",
+        "the engine with FlexAttention, uncompiled, on the CPU",
+        slow=True,
+        sinks=True,
+    ),
     Row(
         "cpu-fused-flex-compiled",
         "flex-compiled",
         "cpu",
         "the engine with FlexAttention, compiled where it compiles (seconds for each shape), on the CPU",
         slow=True,
+        sinks=True,
     ),
     Row(
         "cuda-fused-sdpa",
@@ -92,6 +100,7 @@ ROWS: tuple[Row, ...] = (
         "cuda",
         "the engine with FlexAttention, compiled, on an NVIDIA device",
         twin="cpu-fused-flex",
+        sinks=True,
     ),
     Row(
         "cpu-split",
@@ -113,6 +122,7 @@ ROWS: tuple[Row, ...] = (
         cases=200,
         variant_interval=4,
         package="Triton (pip install 'triton>=3.0', on Linux)",
+        sinks=True,
     ),
     Row(
         "cuda-fused",
@@ -122,6 +132,7 @@ ROWS: tuple[Row, ...] = (
         dtypes=THREE,
         twin="triton-interpreted",
         package="Triton (pip install 'triton>=3.0')",
+        sinks=True,
     ),
     Row(
         "cuda-eager",

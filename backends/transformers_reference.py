@@ -211,6 +211,8 @@ class PlainTransformers:
             Unsupported: if the model has no last norm under the name that transformers' decoders use.
         """
         body = self._network.base_model
+        # The base of a text model of several modalities (Llama 4) is the model with its head.
+        body = body if hasattr(body, "layers") else getattr(body, "model", body)
         norm = getattr(body, "norm", None)
         if norm is None:
             raise Unsupported(f"{type(self._network).__name__} has no last norm under the name that decoders give it")

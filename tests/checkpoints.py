@@ -39,6 +39,13 @@ SCALED_ROPE = {
 
 STRETCHED_ROPE = {**PLAIN_ROPE, "rope_type": "dynamic", "factor": 1.0, "alpha": 9.0}
 
+BANDLESS_ROPE = {**LLAMA3_ROPE, "low_freq_factor": 1.0, "high_freq_factor": 1.0}
+
+IROPE = {
+    "num_local_experts": 4, "intermediate_size": 24, "intermediate_size_mlp": 40, "no_rope_layers": [1, 0],
+    "attention_chunk_size": 6, "floor_scale": 4, "attn_scale": 0.5, "rope_parameters": PLAIN_ROPE,
+}  # fmt: skip
+
 HYBRID = ["sliding_attention", "full_attention"]
 
 MULTIPLIED = {
@@ -57,6 +64,8 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "mixtral": ("Mixtral", EXPERTS),
     "qwen3-moe": ("Qwen3Moe", {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}),
     "deepseek-v3": ("DeepseekV3", LATENT),
+    "cohere2": ("Cohere2", {"sliding_window": 6, "sliding_window_pattern": 2}),
+    "nemotron": ("Nemotron", {}),
     "bloom": ("Bloom", {"n_layer": 2, "n_head": 4}),
     "mamba": ("Mamba", {"state_size": 4}),
     "qwen2-moe": ("Qwen2Moe", {**ROUTED, "num_experts": 4, "shared_expert_intermediate_size": 20}),
@@ -73,12 +82,14 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "granite": ("Granite", MULTIPLIED),
     "hunyuan": ("HunYuanDenseV1", {"rope_parameters": STRETCHED_ROPE}),
     "apertus": ("Apertus", {"rope_parameters": {**LLAMA3_ROPE, **BAND}}),
+    "llama4": ("Llama4", IROPE),
+    "llama4-dense-first": ("Llama4", {**IROPE, "interleave_moe_layer_step": 2, "rope_parameters": BANDLESS_ROPE}),
     "gemma3": ("Gemma3", {"sliding_window": 6, "layer_types": HYBRID, "query_pre_attn_scalar": 6}),
 }  # fmt: skip
 """Family to the name of transformers' classes, and what its config has beside BASE."""
 
 MODEL_TYPES = {name: FAMILIES[name][0] for name in FAMILIES if name not in (
-    "llama", "mistral", "gemma2", "deepseek-v3", "bloom", "mamba",
+    "llama", "mistral", "gemma2", "deepseek-v3", "cohere2", "nemotron", "bloom", "mamba",
 )}  # fmt: skip
 """The checkpoints of families that cases draw rarely, each with the name of transformers' classes."""
 
@@ -87,7 +98,7 @@ def saved(family: str, folder: Path) -> Path:
     """A directory with the config and the safetensors weights of a tiny model of `family`."""
     name, fields = FAMILIES[family]
     torch.manual_seed(0)
-    config = getattr(transformers, f"{name}TextConfig" if name == "Gemma3" else f"{name}Config")
+    config = getattr(transformers, f"{name}TextConfig" if name in ("Gemma3", "Llama4") else f"{name}Config")
     network = getattr(transformers, f"{name}ForCausalLM")(config(**{**BASE, **fields}))
     draw = torch.Generator().manual_seed(1)
     with torch.no_grad():

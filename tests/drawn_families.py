@@ -17,8 +17,8 @@ SOME_WINDOWS = ("olmo3", "exaone4", "gemma3", "gpt_oss", "smollm3")
 """Families in which some layers have a window."""
 
 NORMED = ("qwen3_moe", "olmo2", "olmo3", "exaone4", "hunyuan_v1_dense", "apertus", "gemma3")
-BIASED = ("seed_oss", "glm4", "qwen2_moe", "glm4_moe", "granite", "olmo2", "gpt_oss", "qwen3_moe")
-BIASED_OUTPUT = ("granite", "olmo2", "gpt_oss", "qwen3_moe")
+BIASED = ("seed_oss", "glm4", "qwen2_moe", "glm4_moe", "granite", "olmo2", "gpt_oss", "qwen3_moe", "llama4_text")
+BIASED_OUTPUT = ("granite", "olmo2", "gpt_oss", "qwen3_moe", "llama4_text")
 
 
 def drawn(family: str, seed: int) -> Architecture:
@@ -37,19 +37,22 @@ def drawn(family: str, seed: int) -> Architecture:
         kv_heads=kv_heads,
         head_dim=head_dim,
         windows=_windows(family, layers, rng),
+        chunks=_chunks(family, layers, rng),
         rope=ROPES["theta" if family == "phi3" else rng.choice(tuple(ROPES))],
         norm_eps=rng.choice((1e-6, 1e-5)),
         max_positions=1024,
         tied=rng.random() < 0.5,
         qkv_bias=biased,
         output_bias=biased and family in BIASED_OUTPUT,
-        qk_norm=family in NORMED or (family == "glm4_moe" and rng.random() < 0.5),
+        qk_norm=family in NORMED or (family in ("glm4_moe", "llama4_text") and rng.random() < 0.5),
     )
     if family == "ministral3" and not arch.rope.original:
         arch = replace(arch, rope=replace(ROPES["yarn"], original=rng.choice((4, 8))))
     if family in ("olmo3", "gemma3"):  # transformers reads `truncate` for no kind of layer
         arch = replace(arch, rope=replace(arch.rope, truncate=True))
     bare = _unrotated(arch, rng)
+    if family == "llama4_text" and bare:
+        arch = replace(arch, unrotated=bare, floor_scale=rng.choice((0, 1, 3)), attn_scale=rng.choice((0.1, 0.7)))
     settings = {name: value for name, value in _settings(arch, rng).items() if value != FAMILIES[family].settings[name]}
     return replace(arch, unrotated=bare, settings=tuple(sorted(settings.items())))
 
@@ -63,10 +66,18 @@ def _windows(family: str, layers: int, rng: random.Random) -> tuple[int, ...]:
     return (0,) * layers
 
 
+def _chunks(family: str, layers: int, rng: random.Random) -> tuple[int, ...]:
+    if family != "llama4_text":
+        return ()
+    size = rng.randint(1, 9)
+    drawn = tuple(size * rng.randint(0, 1) for _ in range(layers))
+    return drawn if any(drawn) else ()
+
+
 def _unrotated(arch: Architecture, rng: random.Random) -> tuple[int, ...]:
     if arch.family == "exaone4" and any(arch.windows):
         return tuple(layer for layer, window in enumerate(arch.windows) if not window)
-    if arch.family == "smollm3":
+    if arch.family in ("smollm3", "llama4_text"):
         return tuple(layer for layer in range(arch.layers) if rng.random() < 0.4)
     return ()
 

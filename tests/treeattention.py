@@ -58,7 +58,10 @@ class Scene:
                     key = keys[lane][:, seen].double().repeat_interleave(groups, 0)
                     value = values[lane][:, seen].double().repeat_interleave(groups, 0)
                     scores = torch.einsum("hd,hcd->hc", self.query[lane, :, row].double(), key) * self.scaling
-                    out[lane, :, row] = torch.einsum("hc,hcd->hd", scores.softmax(-1), value)
+                    if self.columns.sinks is not None:
+                        scores = torch.cat([scores, self.columns.sinks.double()[:, None]], -1)
+                    weights = scores.softmax(-1)[:, : len(seen)]
+                    out[lane, :, row] = torch.einsum("hc,hcd->hd", weights, value)
         return out
 
     def error(self, out: Tensor) -> float:

@@ -73,7 +73,8 @@ class AttentionInputs:
         if self.sinks is not None:
             raise Unsupported(
                 f"s_aux: {path} computes no sinks, which take a share of each softmax; written-out attention does "
-                "(cpu-eager, cuda-eager, or --mode reference), and so does cpu-split"
+                "(cpu-eager, cuda-eager, or --mode reference), and so do split attention, our Triton kernel and "
+                "FlexAttention"
             )
 
     def refuse_cap(self, path: str) -> None:

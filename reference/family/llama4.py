@@ -1,8 +1,60 @@
-"""Llama 4's text model with dense layers (transformers `models/llama4`).
+"""Llama 4's text model, with dense layers and with experts.
 
-The norm of queries and keys has no gain.
+After transformers' `models/llama4`. The norm of queries and keys has no gain. The family `llama4_text` has experts: a
+router scores those of each row, and the row, multiplied by the sigmoid of an expert's score, goes through the experts
+with the highest scores and through a shared expert. Tensors have the names of Qwen 2 MoE.
 """
 
-from reference.family.base import Family
+from reference.family.base import Family, Shapes, Sizes, gated_block
+from reference.malformed import Malformed
 
 LLAMA4 = Family("llama4", query_key_gains=False)
+
+
+def has_experts(arch: Sizes, layer: int) -> bool:
+    """Whether `layer` has experts: each so many layers the last one, where the setting `sparse_step` is not 0."""
+    step = int(arch.setting("sparse_step"))
+    return bool(step) and (layer + 1) % step == 0
+
+
+def _blocks(arch: Sizes, layer: int) -> Shapes:
+    hidden, inner = arch.hidden_size, int(arch.setting("expert_size"))
+    if not has_experts(arch, layer):
+        return gated_block("mlp", hidden, arch.intermediate_size)
+    experts = int(arch.setting("experts"))
+    table: dict[str, tuple[int, ...]] = {"mlp.gate.weight": (experts, hidden)}
+    for expert in range(experts):
+        table |= gated_block(f"mlp.experts.{expert}", hidden, inner)
+    return {**table, **gated_block("mlp.shared_expert", hidden, inner)}
+
+
+def _check(arch: Sizes) -> None:
+    for name, least in (("experts", 1), ("experts_per_token", 1), ("expert_size", 1), ("sparse_step", 0)):
+        value = arch.setting(name)
+        if value != int(value) or not least <= value <= 65536:
+            raise Malformed("settings", f"{name} of {value} is not a whole number from {least} to 65536")
+    if arch.setting("experts_per_token") > arch.setting("experts"):
+        raise Malformed("settings", f"experts_per_token of {arch.setting('experts_per_token'):g} with fewer experts")
+
+
+LLAMA4_TEXT = Family(
+    "llama4_text",
+    query_key_gains=False,
+    feed_forward=_blocks,
+    # transformers runs every row through every expert, those that it did not choose at zero, so that no row's bits
+    # follow the others. Yet engines group the rows of an expert, and a tie between experts is one here too.
+    mixes_rows=True,
+    rare=True,
+    check=_check,
+    settings={
+        "experts": 16.0,
+        "experts_per_token": 1.0,
+        "expert_size": 8192.0,
+        "sparse_step": 1.0,  # each so many layers, the last one of them has experts; 0 for none
+    },
+    drawn=(
+        {"vocab_size": 29, "hidden_size": 16, "intermediate_size": 24, "heads": 2, "kv_heads": 1, "head_dim": 4,
+         "windows": (0, 0), "qk_norm": True, "chunks": (6, 0), "unrotated": (1,), "floor_scale": 4, "attn_scale": 0.5,
+         "settings": (("expert_size", 12.0), ("experts", 4.0), ("sparse_step", 2.0))},
+    ),
+)  # fmt: skip

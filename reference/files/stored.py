@@ -25,6 +25,9 @@ FLOATS = {"BF16": 2, "F16": 2, "F32": 4, "F64": 8}
 WHOLE = {"BOOL": 1, "U8": 1, "I32": 4, "I64": 8}
 """Bytes of one number, for each dtype that maps of a vocabulary may have."""
 
+EIGHT_BITS = {"F8_E4M3": 1}
+"""Bytes of one number, for each dtype of 8-bit floats that quantised weights may have."""
+
 LARGEST_HEADER = 100_000_000
 """Largest header in bytes; the limit of the safetensors library itself."""
 
@@ -59,6 +62,8 @@ class Stored:
             raise damaged(self.file, "it ends within a tensor")
         if self.dtype in WHOLE:
             return raw.astype(np.int64).reshape(self.shape)
+        if self.dtype in EIGHT_BITS:
+            raw = numbers_of_e4m3(raw)
         if self.dtype == "BF16":
             # bfloat16 is the upper half of a float32.
             raw = (raw.astype(np.uint32) << np.uint32(16)).view(np.float32)
@@ -70,12 +75,28 @@ class Stored:
         return raw.astype(np.float64).reshape(self.shape)
 
 
+def numbers_of_e4m3(bits: NDArray[Any]) -> NDArray[Any]:
+    """The numbers for which bytes of the 8-bit float e4m3 stand: a sign, 4 bits of exponent, 3 of mantissa.
+
+    There is no infinity; the largest exponent and mantissa stand for NaN.
+
+    >>> numbers_of_e4m3(np.array([0x38, 0xB9, 0x01, 0x7E])).tolist()
+    [1.0, -1.125, 0.001953125, 448.0]
+    """
+    whole = bits.astype(np.int64)
+    exponent, mantissa = (whole >> 3) & 15, whole & 7
+    size = np.where(exponent, np.ldexp(1 + mantissa / 8, exponent - 7), np.ldexp(mantissa / 8, -6))
+    size = np.where(whole & 127 == 127, np.nan, size)
+    signed: NDArray[Any] = np.where(whole >> 7, -size, size)
+    return signed
+
+
 def header(file: Path, dtypes: Collection[str] = FLOATS) -> dict[str, Stored]:
     """The tensors of one safetensors file, after checking that its data fills the file as the header says.
 
     Args:
         file: The file.
-        dtypes: The dtypes that a tensor may have, of FLOATS and WHOLE.
+        dtypes: The dtypes that a tensor may have, of FLOATS, WHOLE and EIGHT_BITS.
 
     Raises:
         UnreadableCheckpoint: the file is damaged, or a tensor has another dtype.
@@ -133,7 +154,7 @@ def _entry(file: Path, name: str, entry: Any, dtypes: Collection[str]) -> tuple[
             f"{file}: tensor {cut(name)} has dtype {cut(dtype) if isinstance(dtype, str) else shown(dtype)}, "
             f"not {', '.join(dtypes)}; save the checkpoint unquantized"
         )
-    if end - begin != math.prod(shape) * {**FLOATS, **WHOLE}[dtype]:
+    if end - begin != math.prod(shape) * {**FLOATS, **WHOLE, **EIGHT_BITS}[dtype]:
         raise damaged(file, f"tensor {cut(name)} has {end - begin} bytes for shape {list(shape)} of {dtype}")
     return dtype, shape, begin, end
 

@@ -11,13 +11,15 @@ import numpy as np
 
 from reference.architecture import Architecture, Checkpoint
 from reference.draft_files import mtp
+from reference.files.block_scales import FACTORS, NUMBERS, block_size
 from reference.files.fields import Fields, UnreadableCheckpoint, read_json, unreadable
 from reference.files.regular import irregular
-from reference.files.stored import Stored, cut
+from reference.files.stored import EIGHT_BITS, FLOATS, Stored, cut
 from reference.files.weight_files import digest, weight_files
 from reference.oracle.configuration import configured, sizes
 from reference.oracle.family import FAMILIES
 from reference.oracle.family.base import Place
+from reference.oracle.formulas.block_scales import factors_shape, scaled
 from reference.trace import Array
 from reference.weights import shapes
 
@@ -47,12 +49,13 @@ def read(directory: str | Path) -> tuple[Architecture, dict[str, Array]]:
         UnreadableCheckpoint: with one line that says what is wrong.
     """
     architecture, stored, _ = _opened(Path(directory))
+    block = _block_size(Path(directory))
     try:
         held: dict[str, Array] = {}  # a stored tensor that holds several is read once
         state = {}
         for name, place in places(architecture).items():
             if place.name not in held:
-                held = {place.name: stored[place.name].values(place.name)}
+                held = {place.name: _values(stored, place.name, block)}
             state[name] = place.take(held[place.name])
         return architecture, state
     except MemoryError:
@@ -63,6 +66,18 @@ def places(architecture: Architecture) -> dict[str, Place]:
     """The place in a checkpoint of every tensor of `weights.shapes`."""
     family = FAMILIES[architecture.family]
     return {name: family.place(architecture, name, shape) for name, shape in shapes(architecture).items()}
+
+
+def _block_size(root: Path) -> tuple[int, int] | None:
+    return block_size(root / "config.json", read_json(root / "config.json"))
+
+
+def _values(stored: dict[str, Stored], name: str, block: tuple[int, int] | None) -> Array:
+    """The values of a stored tensor, float64; those of 8-bit floats multiplied by their factors."""
+    values = stored[name].values(name)
+    if block is None or stored[name].dtype != NUMBERS:
+        return values
+    return scaled(values, stored[f"{name}{FACTORS}"].values(f"{name}{FACTORS}"), block)
 
 
 def identify(directory: str | Path, understood: bool = True) -> Checkpoint:
@@ -86,16 +101,51 @@ def identify(directory: str | Path, understood: bool = True) -> Checkpoint:
     else:
         _check_folder(root)
         vocab_size, max_positions = sizes(root / "config.json")
-        stored, files = weight_files(root)
+        stored, files = _weights(root)
     mixes_rows = any(EXPERTS.search(name) for name in stored)
     return Checkpoint(str(root), digest([root / "config.json", *files]), vocab_size, max_positions, mixes_rows)
+
+
+def _weights(root: Path) -> tuple[dict[str, Stored], list[Path]]:
+    """The stored tensors and their files; 8-bit floats are among them where config.json says how they are scaled.
+
+    Raises:
+        UnreadableCheckpoint: as `weight_files`, or factors of 8-bit floats are missing or have another shape.
+    """
+    block = _block_size(root)
+    stored, files = weight_files(root, FLOATS if block is None else {**FLOATS, **EIGHT_BITS})
+    if block is not None:
+        _check_factors(stored, block)
+    return stored, files
+
+
+def _check_factors(stored: dict[str, Stored], block: tuple[int, int]) -> None:
+    asks = f"quantization_config.weight_block_size {list(block)} asks for"
+    for name, tensor in stored.items():
+        if tensor.dtype != NUMBERS:
+            continue
+        factors = stored.get(f"{name}{FACTORS}")
+        if len(tensor.shape) != 2:
+            raise UnreadableCheckpoint(
+                f"{tensor.file}: tensor {cut(name)} of 8-bit floats has shape {list(tensor.shape)}; {asks} a matrix"
+            )
+        if factors is None:
+            raise UnreadableCheckpoint(
+                f"{tensor.file}: tensor {cut(name)}{FACTORS} is missing; {asks} it beside 8-bit floats"
+            )
+        wanted = factors_shape(tensor.shape, block)
+        if factors.shape != wanted or factors.dtype not in FLOATS:
+            raise UnreadableCheckpoint(
+                f"{factors.file}: tensor {cut(name)}{FACTORS} has shape {list(factors.shape)} of {factors.dtype}; "
+                f"{asks} {list(wanted)} of {', '.join(FLOATS)}"
+            )
 
 
 def _opened(root: Path) -> tuple[Architecture, dict[str, Stored], list[Path]]:
     """Architecture, tensors and weight files; every header is checked, and no weight is read yet."""
     _check_folder(root)
     architecture = configured(root / "config.json")
-    stored, files = weight_files(root)
+    stored, files = _weights(root)
     expected = {place.name: place.shape for place in places(architecture).values()}
     for name, shape in expected.items():
         if name not in stored:
@@ -113,6 +163,7 @@ def _opened(root: Path) -> tuple[Architecture, dict[str, Stored], list[Path]]:
         expected["lm_head.weight"] = ()
     config = root / "config.json"
     modules = mtp.count(Fields(config, read_json(config), {}))
+    expected |= {f"{name}{FACTORS}": () for name in stored if stored[name].dtype == NUMBERS}
     for name, tensor in stored.items():
         # MTP modules behind the last layer are a draft's; a run without them leaves them alone.
         known = name in expected or IGNORED.fullmatch(name) or mtp.of_module(name, architecture.layers, modules)

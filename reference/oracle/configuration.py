@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from reference.architecture import Architecture, Rope
+from reference.files.block_scales import block_size
 from reference.files.fields import SHOWN, Fields, UnreadableCheckpoint, read_json, shown
 from reference.malformed import Malformed
 from reference.oracle.family import FAMILIES, OracleFamily
@@ -94,21 +95,20 @@ def _architecture(fields: Fields, family: OracleFamily) -> Architecture:
     hidden = fields.integer("hidden_size")
     layers = fields.integer("num_hidden_layers")
     try:
-        return Architecture(
-            family=family.name,
-            vocab_size=fields.size("vocab_size"),
-            hidden_size=hidden,
-            intermediate_size=fields.integer("intermediate_size"),
-            heads=heads,
-            kv_heads=fields.integer("num_key_value_heads", heads),
-            head_dim=fields.integer("head_dim", hidden // max(1, heads)),
-            windows=_windows(fields, family, layers),
-            rope=_rope(fields, family),
-            norm_eps=float(fields.number("rms_norm_eps", 1e-6)),
-            max_positions=fields.size("max_position_embeddings"),
-            tied=fields.flag("tie_word_embeddings"),
-            **family.fields(fields),
-        )
+        general = {
+            "vocab_size": fields.size("vocab_size"),
+            "hidden_size": hidden,
+            "intermediate_size": fields.integer("intermediate_size"),
+            "heads": heads,
+            "kv_heads": fields.integer("num_key_value_heads", heads),
+            "head_dim": fields.integer("head_dim", hidden // max(1, heads)),
+            "windows": _windows(fields, family, layers),
+            "rope": _rope(fields, family),
+            "norm_eps": float(fields.number("rms_norm_eps", 1e-6)),
+            "max_positions": fields.size("max_position_embeddings"),
+            "tied": fields.flag("tie_word_embeddings"),
+        }
+        return Architecture(family.name, **{**general, **family.fields(fields)})
     except Malformed as complaint:
         raise fields.refuse(f"{complaint}; correct it") from None
 
@@ -124,8 +124,8 @@ def sizes(where: Path) -> tuple[int, int]:
 
 
 def _refuse_unsupported(fields: Fields, family: OracleFamily) -> None:
-    if fields.get("quantization_config") is not None:
-        raise fields.refuse("quantization_config asks for quantized weights; save the checkpoint dequantized")
+    fields.get("quantization_config")
+    block_size(fields.where, fields.content)
     name, computed = family.activation
     activation = fields.content.get(name, computed)
     if ALIASES.get(activation, activation) != computed if isinstance(activation, str) else True:

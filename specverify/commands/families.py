@@ -13,10 +13,10 @@ from reference.oracle.family import OracleFamily
 from reference.oracle.family.base import no_window
 from reference.oracle.family.unread import UNREAD
 
-TRIED = {"llama": "builtin:smollm2"}
+TRIED = {"llama": "builtin:smollm2", "gemma3": "builtin:gemma3-270m"}
 """Families of which a published checkpoint was run, with its name; the others ran seeded weights alone."""
 
-REFUSED = {"quantization_config": "null"}
+REFUSED = {"quantization_config": "null, or fp8 in blocks"}
 """Fields that every family refuses at other values than these."""
 
 

@@ -117,7 +117,7 @@ def catalogue() -> list[dict[str, Any]]:
 def models() -> list[dict[str, Any]]:
     """The checkpoints that packages ship, and the gallery of seeded models from which cases are drawn."""
     drawn = [{"name": f"gallery:{at}", "sentence": _described(arch)} for at, arch in enumerate(GALLERY)]
-    shipped = [{"name": f"builtin:{name}", "sentence": words} for name, (_, _, words) in BUILT_IN.items()]
+    shipped = [{"name": f"builtin:{name}", "sentence": one.words} for name, one in BUILT_IN.items()]
     return [*shipped, *drawn]
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
 from torch.nn.attention import flex_attention as flex
-from torch.nn.attention.flex_attention import BlockMask, create_block_mask
+from torch.nn.attention.flex_attention import AuxRequest, BlockMask, create_block_mask
 
 from backends.engine.columns import AttentionInputs
 
@@ -66,10 +66,14 @@ class Flex:
     def __call__(self, query: Tensor, columns: AttentionInputs, scaling: float) -> Tensor:
         """Attention of `query` [B, H, T, D] over `columns`, [B, H, T, D] in the dtype of the query."""
         columns.refuse_cap("FlexAttention")
-        columns.refuse_sinks("FlexAttention")
         mask = self.tiles(self.sees(columns.visible[:, 0]), columns)
         arguments = {"block_mask": mask, "scale": scaling, "enable_gqa": query.shape[1] != columns.key.shape[1]}
         called = (query, columns.key, columns.value)
+        if columns.sinks is not None:
+            if self.compiled:
+                columns.announce("compiled FlexAttention is not asked for the log-sum-exps that sinks need")
+            mixed, sums = _with_sums(called, arguments)
+            return shared_with_sinks(mixed, sums, columns.sinks)
         if not self.compiled:
             return _stepwise(called, arguments)
         family = (query.dtype, query.device.type, *query.shape, *columns.key.shape[1:3])
@@ -112,6 +116,27 @@ def _because(why: Exception) -> str:
     # torch's message begins with "backend='inductor' raised:", and the cause is on the line after it.
     said = next((line for line in told if not line.endswith("raised:")), type(why).__name__)
     return f"FlexAttention did not compile: {said[:120]}"
+
+
+def shared_with_sinks(mixed: Tensor, sums: Tensor, sinks: Tensor) -> Tensor:
+    """Attention [B, H, T, D] after each head's sink has taken its share of the softmax.
+
+    The columns keep exp(lse) / (exp(lse) + exp(sink)) of it.
+
+    Args:
+        mixed: The attention without sinks, [B, H, T, D].
+        sums: The log-sum-exp of each row's scores, [B, H, T].
+        sinks: [H].
+    """
+    kept = torch.sigmoid(sums - sinks.to(sums.dtype)[:, None])[..., None]
+    return (mixed.to(sums.dtype) * kept).to(mixed.dtype)
+
+
+def _with_sums(called: tuple[Tensor, Tensor, Tensor], arguments: dict[str, Any]) -> tuple[Tensor, Tensor]:
+    """Attention, and the log-sum-exps of its scores, float32 or float64."""
+    with _steps():
+        mixed, beside = flex.flex_attention(*called, **arguments, return_aux=AuxRequest(lse=True))
+    return mixed, beside.lse
 
 
 def _stepwise(called: tuple[Tensor, Tensor, Tensor], arguments: dict[str, Any]) -> Tensor:

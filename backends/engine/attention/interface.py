@@ -3,6 +3,9 @@
 transformers calls `through_interface` in every layer of a model whose attention implementation is `INTERFACE`.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +23,19 @@ INTERFACE = "specverify"
 """Name under which the engine's attention is registered with transformers."""
 
 
+_BESIDE: ContextVar[tuple[Attend, "BatchCache", list[Reach]]] = ContextVar("_BESIDE")
+
+
+@contextmanager
+def beside(attend: Attend, lanes: "BatchCache", reaches: list[Reach]) -> Iterator[None]:
+    """Inside the `with`, the forward of this thread has these for layers that hand no arguments on to attention."""
+    before = _BESIDE.set((attend, lanes, reaches))
+    try:
+        yield
+    finally:
+        _BESIDE.reset(before)
+
+
 def through_interface(
     module: nn.Module,
     query: Tensor,
@@ -27,9 +43,9 @@ def through_interface(
     value: Tensor,
     attention_mask: Tensor,
     scaling: float,
-    attend: Attend,
-    lanes: "BatchCache",
-    reaches: list[Reach],
+    attend: Attend | None = None,
+    lanes: "BatchCache | None" = None,
+    reaches: list[Reach] | None = None,
     logical: Tensor | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
@@ -40,7 +56,8 @@ def through_interface(
 
     Every attention path of every backend is reached through this function alone, so an argument that it refuses is
     refused for all paths. `attend`, `lanes` and `reaches` are arguments of the forward and not global, so that two
-    engines in one process do not share them. If the module has a `temperature` (Llama 4, see
+    engines in one process do not share them; for a model whose layers hand no arguments on (Nemotron, StableLM) they
+    are those of `beside`. If the module has a `temperature` (Llama 4, see
     `model/family/llama4.py`), its queries are scaled by the rows' positions, `logical` or `position_ids`. A soft cap
     of the scores, `softcap`, and the sink of each head, `s_aux`, are passed on in the columns: a path computes them or
     refuses them.
@@ -49,6 +66,8 @@ def through_interface(
         Unsupported: for an argument that this attention does not compute, a mask that the model has changed, or a
             window other than that of `reaches`.
     """
+    if attend is None or lanes is None or reaches is None:
+        attend, lanes, reaches = _BESIDE.get()
     refuse_unknown(module, named)
     refuse_other_mask(module, attention_mask)
     temperature = getattr(module, "temperature", None)

@@ -16,6 +16,7 @@ def tree(  # type: ignore[no-untyped-def]
     key,
     value,
     table,
+    sinks,
     first,
     prefixes,
     widths,
@@ -42,6 +43,7 @@ def tree(  # type: ignore[no-untyped-def]
     SPLITS: tl.constexpr,
     PARTLY: tl.constexpr,
     WIDEN: tl.constexpr,
+    SINKS: tl.constexpr,
 ):
     """Compute attention for one tile of rows of one KV head: over all columns, one split of the prefix, or the block.
 
@@ -49,7 +51,8 @@ def tree(  # type: ignore[no-untyped-def]
     With SPLITS 0, a program takes prefix and block and writes the attention itself. Otherwise program s takes the s-th
     part of the prefix and program SPLITS takes the block; each writes its softmax and log-sum-exp, in float32, for
     `merge`. The softmax runs over tiles of columns: `top` is the running maximum, `total` the running sum of weights
-    and `mixed` the running weighted sum of values.
+    and `mixed` the running weighted sum of values. A sink is a score without a value, one for each query head; of the
+    programs with SPLITS, that of the block adds it.
     """
     # int64, because offsets into a large pool of pages may exceed 32 bits.
     lane = (tl.program_id(0) // kv_heads).to(tl.int64)
@@ -144,6 +147,16 @@ def tree(  # type: ignore[no-untyped-def]
         if WIDEN:
             weights, v = weights.to(tl.float32), v.to(tl.float32)
         mixed = mixed * keep[:, None] + tl.dot(weights, v, input_precision="ieee")
+        top = higher
+
+    if SINKS:
+        beside = tl.load(sinks + query_at, mask=real, other=float("-inf"))
+        if SPLITS > 0:
+            beside = tl.where(part == SPLITS, beside, float("-inf"))
+        higher = tl.maximum(top, beside)
+        keep = tl.exp(top - higher)
+        total = total * keep + tl.exp(beside - higher)
+        mixed = mixed * keep[:, None]
         top = higher
 
     nothing = total == 0.0  # a row that saw no column here: zeros, with log-sum-exp minus infinity

@@ -124,7 +124,6 @@ class TritonTree:
             ValueError: see `compact.compact`; and for float64, which Triton's dot product does not take.
         """
         columns.refuse_cap("the Triton kernel")
-        columns.refuse_sinks("the Triton kernel")
         if query.dtype == torch.float64:
             raise ValueError("the Triton kernel computes in float32, float16 and bfloat16, not in float64")
         packed = self.compact(query, columns)
@@ -140,15 +139,19 @@ class TritonTree:
         if plan.splits:
             parts = torch.empty((plan.splits + 1, *out.shape), dtype=torch.float32, device=out.device)
             sums = torch.empty(parts.shape[:-1], dtype=torch.float32, device=out.device)
+        # Without sinks that argument is not read, and any tensor serves.
+        sinks = packed.first if columns.sinks is None else columns.sinks.to(torch.float32).contiguous()
         group = heads // kv_heads
         grid = (lanes * kv_heads, -(-group * rows // plan.rows), plan.splits + 1)
         self.tree[grid](
-            *(query, keys, values, pages.table, packed.first, packed.prefix, packed.widths, packed.bits, parts, sums),
+            *(query, keys, values, pages.table, sinks),
+            *(packed.first, packed.prefix, packed.widths, packed.bits, parts, sums),
             *(query.stride()[:3]),
             *(keys.stride()[:3]),
             *(pages.table.shape[1], pages.size, rows, packed.bits.shape[2], kv_heads, scaling),
             **{"GROUP": group, "DIM": dim, "WIDE": power_of_two(dim), "ROWS": plan.rows, "TILE": plan.tile},
             **{"SPLITS": plan.splits, "PARTLY": packed.partly, "WIDEN": self.widen and query.dtype != torch.float32},
+            **{"SINKS": columns.sinks is not None},
             **{"num_warps": plan.warps, "num_stages": plan.stages},
         )
         if plan.splits:

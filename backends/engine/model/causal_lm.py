@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from backends.engine.attention.interface import INTERFACE
+from backends.engine.attention.interface import INTERFACE, beside
 from backends.engine.columns import Attend, AttentionInputs
 from backends.engine.kv.base import CacheSpec, KvCache
 from backends.engine.kv.lanes import BatchCache
@@ -149,16 +149,17 @@ class CausalLm:
     def _network(self, inputs: Inputs, lanes: BatchCache, attend: Attend, score: int = -1) -> Tensor:
         """The logits [B, rows scored, vocabulary] of transformers' model; see `forward` for `score`."""
         # Without scores the body runs alone, and the head's product over the vocabulary is saved.
-        output = (self.model if score else self.model.base_model)(
-            **inputs,
-            past_key_values=lanes,
-            use_cache=True,
-            attend=attend,
-            lanes=lanes,
-            reaches=self.reaches,
-            **({"softcap": self._cap} if self._cap else {}),
-            **({"logits_to_keep": score} if score > 0 else {}),
-        )
+        with beside(attend, lanes, self.reaches):
+            output = (self.model if score else self.model.base_model)(
+                **inputs,
+                past_key_values=lanes,
+                use_cache=True,
+                attend=attend,
+                lanes=lanes,
+                reaches=self.reaches,
+                **({"softcap": self._cap} if self._cap else {}),
+                **({"logits_to_keep": score} if score > 0 else {}),
+            )
         logits: Tensor = output.logits if score else output[0]  # hidden states of the body, which no caller reads
         return logits
 

@@ -14,6 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaFor
 from transformers.utils import logging
 
 from backends.base import Unsupported
+from backends.engine.model.block_scales import dequantised
 from backends.engine.model.causal_lm import CausalLm
 from backends.engine.model.examined import opened
 from backends.engine.model.family import EXACT, FAMILIES
@@ -25,7 +26,8 @@ from backends.engine.model.quantised import Dequantise, dequantise, rounded
 from reference.architecture import Architecture, Checkpoint, Model, Rope, Seeded
 from reference.case import Case
 from reference.draft.head import Head
-from reference.files.fields import LARGEST_CONFIG
+from reference.files.block_scales import block_size
+from reference.files.fields import LARGEST_CONFIG, UnreadableCheckpoint
 from reference.files.regular import read_whole
 from reference.weights import head_weights, seeded
 
@@ -243,6 +245,25 @@ def _config(model: Checkpoint) -> Any:
         raise Unsupported(f"transformers refuses {path}/config.json: {' '.join(str(why).split())[:200]}") from why
 
 
+def _dequantised(model: Checkpoint, config: Any, dtype: torch.dtype) -> tuple[str | None, dict[str, Tensor] | None]:
+    """The folder from which transformers reads the weights, or the weights themselves where they are 8-bit floats.
+
+    `config` then loses what it says of quantisation.
+
+    Raises:
+        Unsupported: The weights are quantised in another way.
+    """
+    if getattr(config, "quantization_config", None) is None:
+        return model.source, None
+    path = Path(model.source)
+    try:
+        block = block_size(path / "config.json", json.loads(read_whole(path / "config.json", LARGEST_CONFIG)))
+    except UnreadableCheckpoint as why:
+        raise Unsupported(str(why)) from why
+    del config.quantization_config
+    return (model.source, None) if block is None else (None, dequantised(path, *block, dtype))
+
+
 def from_disk(model: Checkpoint, dtype: str) -> Any:
     """Open the transformers model of a checkpoint directory: safetensors alone, and no code of the checkpoint.
 
@@ -250,12 +271,19 @@ def from_disk(model: Checkpoint, dtype: str) -> Any:
         Unsupported: if transformers cannot open it.
     """
     config = _config(model)
+    source, state = _dequantised(model, config, DTYPES[dtype])
     logging.disable_progress_bar()  # a bar is written to standard error, which belongs to the commands
     chosen = LlamaForCausalLM if isinstance(config, LlamaConfig) else AutoModelForCausalLM
     try:
+        if (
+            source is None and chosen is AutoModelForCausalLM
+        ):  # the class that chooses by the config takes a folder alone
+            with torch.device("meta"):
+                chosen = type(AutoModelForCausalLM.from_config(config))
         return chosen.from_pretrained(
-            model.source,
+            source,
             config=config,
+            state_dict=state,
             dtype=DTYPES[dtype],
             use_safetensors=True,
             local_files_only=True,

@@ -58,7 +58,7 @@ def router_of_sibling(seams: Seams) -> Seams:
 
     def change(model: Any, tree: Callable[[], bool]) -> None:
         for name, module in model.named_modules():
-            if name.endswith((".mlp.gate", ".mlp.router")):
+            if name.endswith((".mlp.gate", ".mlp.router", ".feed_forward.router")):
                 module.register_forward_pre_hook(lambda _, given: (given[0].roll(1, -2),) if tree() else None)
 
     return in_network(seams, change)

@@ -52,10 +52,13 @@ SEED_OSS = OracleFamily(
 )
 
 
-def _unrotated(fields: Fields, layers: int) -> tuple[int, ...]:
-    """The layers without rotary embedding: those for which `no_rope_layers` has 0, or every so many."""
+def unrotated(fields: Fields, layers: int, none: tuple[Any, ...] = (None,)) -> tuple[int, ...]:
+    """The layers without rotary embedding: those for which `no_rope_layers` has 0, or every so many.
+
+    `none` holds the values of that field for which transformers counts by `no_rope_layer_interval`.
+    """
     named = fields.get("no_rope_layers")
-    if named is None:
+    if named in none:
         every = fields.integer("no_rope_layer_interval", 4)
         if every < 1:
             raise fields.refuse(f"no_rope_layer_interval is {every}; correct it")
@@ -67,7 +70,7 @@ def _unrotated(fields: Fields, layers: int) -> tuple[int, ...]:
 
 def _smollm3_slides(fields: Fields, layers: int, family: str) -> list[bool]:
     """The layers that `layer_types` names; without that field those without rotary embedding, if windows are asked."""
-    named, bare = layers_named(fields, layers), _unrotated(fields, layers)
+    named, bare = layers_named(fields, layers), unrotated(fields, layers)
     asked = fields.flag("use_sliding_window") and fields.get("sliding_window") is not None
     slides = [asked and layer in bare for layer in range(layers)] if named is None else named
     if any(slides) and not asked:
@@ -76,7 +79,7 @@ def _smollm3_slides(fields: Fields, layers: int, family: str) -> list[bool]:
 
 
 def _smollm3(fields: Fields) -> dict[str, Any]:
-    return {**_llama(fields), "unrotated": _unrotated(fields, fields.integer("num_hidden_layers"))}
+    return {**_llama(fields), "unrotated": unrotated(fields, fields.integer("num_hidden_layers"))}
 
 
 SMOLLM3 = OracleFamily(

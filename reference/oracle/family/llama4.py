@@ -1,14 +1,20 @@
-"""Llama 4's text model with dense layers (transformers `models/llama4`).
+"""Llama 4's text model, with dense layers and with experts.
 
-Rotary embedding turns neighbouring dimensions together.
+After transformers' `models/llama4`. Rotary embedding turns neighbouring dimensions together. A row goes through its
+experts multiplied by the sigmoid of their scores; see `reference.family.llama4`.
 """
+
+from typing import Any
 
 import numpy as np
 
 from reference.architecture import Architecture
-from reference.oracle.family.base import OracleFamily
+from reference.files.fields import Fields, shown
+from reference.oracle.family.base import OracleFamily, Place, settings_of
+from reference.oracle.family.experts import largest, margins
+from reference.oracle.family.llama import unrotated
 from reference.oracle.formulas import rotary
-from reference.oracle.formulas.layer import Formulas, rms_norm
+from reference.oracle.formulas.layer import Formulas, State, gated_block, linear, rms_norm, sigmoid
 from reference.trace import Array
 
 
@@ -19,3 +25,121 @@ def _turned(arch: Architecture, x: Array, cos: Array, sin: Array) -> Array:
 
 
 LLAMA4 = OracleFamily("llama4", Formulas(turned=_turned))
+
+
+def _feed_forward(arch: Architecture, state: State, layer: int, x: Array) -> Array:
+    at = f"model.layers.{layer}.mlp"
+    if f"{at}.gate.weight" not in state:
+        return gated_block(x, state, at)
+    scores = linear(x, state, f"{at}.gate")
+    chosen = largest(scores, int(arch.setting("experts_per_token")))
+    factors = sigmoid(np.take_along_axis(scores, chosen, axis=-1))
+    mixed = gated_block(x, state, f"{at}.shared_expert")
+    for one in np.unique(chosen):
+        row, place = np.nonzero(chosen == one)
+        mixed[row] += gated_block(factors[row, place, None] * x[row], state, f"{at}.experts.{one}")
+    return mixed
+
+
+def _no_slides(fields: Fields, layers: int, family: str) -> list[bool]:
+    if fields.get("sliding_window") is not None:
+        raise fields.refuse("llama4_text has no sliding window; remove the field, or compare --against a backend")
+    return [False] * layers
+
+
+KINDS_OF_LAYER = ("full_attention", "chunked_attention")
+
+
+def _chunks(fields: Fields, layers: int, bare: tuple[int, ...]) -> tuple[int, ...]:
+    """The chunk of each layer, 0 for none: of those that `layer_types` names, or else of those with rotary embedding.
+
+    Empty where no layer has a chunk.
+    """
+    types = fields.get("layer_types")
+    if types is None:
+        types = [KINDS_OF_LAYER[layer not in bare] for layer in range(layers)]
+    if not isinstance(types, list) or len(types) != layers or any(kind not in KINDS_OF_LAYER for kind in types):
+        raise fields.refuse(f"layer_types must say {' or '.join(KINDS_OF_LAYER)} for each of {layers} layers")
+    chunked = [kind == KINDS_OF_LAYER[1] for kind in types]
+    if not any(chunked):
+        return ()
+    if fields.get("attention_chunk_size") is None:
+        raise fields.refuse("attention_chunk_size is null, and layers have chunked attention; give its size")
+    size = fields.integer("attention_chunk_size")
+    if size < 1:
+        raise fields.refuse(f"attention_chunk_size is {size}; correct it")
+    return tuple(size if has else 0 for has in chunked)
+
+
+def _sparse_step(fields: Fields, layers: int) -> int:
+    """The setting `sparse_step` that says which layers have experts: `moe_layers`, or each so many layers the last."""
+    named = fields.get("moe_layers")
+    if named is None:
+        step = fields.integer("interleave_moe_layer_step", 1)
+        if step < 1:
+            raise fields.refuse(f"interleave_moe_layer_step is {step}; correct it")
+        return step
+    for step in range(layers + 1):
+        if named == [layer for layer in range(layers) if step and (layer + 1) % step == 0]:
+            return step
+    raise fields.refuse(
+        f"moe_layers is {shown(named)}; the oracle computes each so many layers alone; compare --against a backend"
+    )
+
+
+def _fields(fields: Fields) -> dict[str, Any]:
+    layers, biased = fields.integer("num_hidden_layers"), fields.flag("attention_bias")
+    bare = unrotated(fields, layers, (None, []))
+    tempered = fields.flag("attn_temperature_tuning", True) and bool(bare)
+    own = {
+        "experts": fields.integer("num_local_experts", 16),
+        "experts_per_token": fields.integer("num_experts_per_tok", 1),
+        "expert_size": fields.integer("intermediate_size", 8192),
+        "sparse_step": _sparse_step(fields, layers),
+    }
+    floor, scale = fields.integer("floor_scale", 8192), fields.number("attn_scale", 0.1)
+    if tempered and (floor < 1 or scale <= 0):
+        raise fields.refuse(f"floor_scale is {floor} and attn_scale {scale}; correct them")
+    return {
+        "intermediate_size": fields.integer("intermediate_size_mlp", 16384),
+        "qkv_bias": biased,
+        "output_bias": biased,
+        "qk_norm": fields.flag("use_qk_norm", True),
+        "unrotated": bare,
+        "chunks": _chunks(fields, layers, bare),
+        **({"floor_scale": floor, "attn_scale": float(scale)} if tempered else {}),
+        "settings": settings_of("llama4_text", own),
+    }
+
+
+def _place(arch: Architecture, name: str, shape: tuple[int, ...]) -> Place:
+    """Checkpoints hold all experts of a layer in one tensor, inputs first; gate and up stand side by side."""
+    stored = name.replace(".mlp.gate.", ".mlp.router.").replace(".mlp.", ".feed_forward.")
+    if ".feed_forward.experts." not in stored:
+        return Place(stored, shape)
+    at, number, part, _ = stored.rsplit(".", 3)
+    expert, inner = int(number), int(arch.setting("expert_size"))
+    experts, hidden = int(arch.setting("experts")), arch.hidden_size
+    if part == "down_proj":
+        return Place(f"{at}.down_proj", (experts, inner, hidden), lambda values: values[expert].T)
+    columns = slice(None, inner) if part == "gate_proj" else slice(inner, None)
+    return Place(f"{at}.gate_up_proj", (experts, hidden, 2 * inner), lambda values: values[expert, :, columns].T)
+
+
+LLAMA4_TEXT = OracleFamily(
+    "llama4_text",
+    Formulas(turned=_turned, feed_forward=_feed_forward, router_margins=margins),
+    model_types=("llama4_text",),
+    defaults={
+        "max_position_embeddings": 131072,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 500000.0,
+        "attention_chunk_size": 8192,
+    },
+    slides=_no_slides,
+    fields=_fields,
+    refuses={"sliding_window": "null"},
+    place=_place,
+)

@@ -134,7 +134,7 @@ def _llama3(rope: Rope, plain: Array) -> Array:
     with np.errstate(divide="ignore", invalid="ignore"):
         # Equal factors leave no band to blend; the division then decides nothing.
         blend = (turns - rope.low_freq_factor) / span
-    blended = (1 - blend) * plain / rope.factor + blend * plain
+        blended = (1 - blend) * plain / rope.factor + blend * plain
     kept = np.where(turns > rope.high_freq_factor, plain, blended)
     return np.where(turns < rope.low_freq_factor, plain / rope.factor, kept)
 

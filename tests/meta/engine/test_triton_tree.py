@@ -184,7 +184,9 @@ def test_the_kernels_compile_for_a_gpu_that_is_not_here() -> None:
         types = {name: "*bf16" for name in ("query", "key", "value")}
         types |= {"out": "*fp32", "lse": "*fp32"} if splits else {"out": "*bf16", "lse": "*i32"}
         types |= {name: "*i32" for name in ("table", "first", "prefixes", "widths", "bits")} | {"scaling": "fp32"}
-        found = _compiled(triton_kernels.tree, types, {**constants, "SPLITS": splits}, ASTSource, GPUTarget)
+        types |= {"sinks": "*fp32"}
+        given = {**constants, "SPLITS": splits, "SINKS": splits > 0}
+        found = _compiled(triton_kernels.tree, types, given, ASTSource, GPUTarget)
         assert "mma" in found["ptx"]
     merging = {"PARTS": 5, "DIM": 64, "WIDE": 64, "ROWS": 16}
     assert _compiled(

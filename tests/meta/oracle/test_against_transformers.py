@@ -121,7 +121,7 @@ def test_it_leaves_torch_as_it_was(tmp_path: Path) -> None:
     assert torch.is_grad_enabled()
 
 
-@pytest.mark.parametrize("family", ["gemma2", "mixtral", "qwen3-moe"])
+@pytest.mark.parametrize("family", ["gemma2", "mixtral", "qwen3-moe", "cohere2", "nemotron"])
 def test_a_model_without_an_oracle_agrees(family: str, tmp_path: Path) -> None:
     verdict = judge(case_of(saved(family, tmp_path)), LOOKING, TransformersOracle(), subject_of(open_cpu()))
     assert verdict.findings == ()

@@ -119,8 +119,12 @@ def test_every_setting_changes_the_logits(family: str) -> None:
                 assert np.abs(logits(replace(arch, settings=kept)) - whole).max() > 1e-3, name
         if any(arch.windows):
             assert np.abs(logits(replace(arch, windows=(0,) * arch.layers)) - whole).max() > 1e-3
+        if any(arch.chunks):
+            assert np.abs(logits(replace(arch, chunks=())) - whole).max() > 1e-3
+        if arch.floor_scale:
+            assert np.abs(logits(replace(arch, floor_scale=0)) - whole).max() > 1e-3
         if arch.unrotated:
-            assert np.abs(logits(replace(arch, unrotated=())) - whole).max() > 1e-3
+            assert np.abs(logits(replace(arch, unrotated=(), floor_scale=0)) - whole).max() > 1e-3
 
 
 @pytest.mark.parametrize("family", RARE)

@@ -1,4 +1,4 @@
-"""The Llama 4 family, text model only.
+"""The Llama 4 families, text model only: with dense layers, and with experts.
 
 The engine changes transformers' model in two ways. The temperature of queries follows from logical positions, and in
 float64 the rotary embedding is computed in float64.
@@ -10,10 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import Llama4ForCausalLM, Llama4TextConfig
-from transformers.models.llama4.modeling_llama4 import Llama4TextAttention
+from transformers.models.llama4.modeling_llama4 import Llama4Router, Llama4TextAttention
 
 from backends.engine.attention.interface import through_interface
 from backends.engine.model.family.base import ModelFamily, no_window, same
+from backends.engine.model.family.experts import stacked
 from backends.engine.model.float64_modules import ExactComplexRotary, rms_norm
 from reference.architecture import Architecture
 
@@ -90,8 +91,23 @@ def _exact_attention(module: nn.Module, _: Any) -> nn.Module:
     return module
 
 
+class ExactRouter(Llama4Router):  # type: ignore[misc]  # transformers is untyped here
+    """Llama 4's router without a step in float32: the sigmoid of the best scores, 0 for the other experts."""
+
+    def forward(self, hidden_states: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the factors and the scores of all experts of `hidden_states` [T, H], both [T, experts]."""
+        scores = hidden_states @ self.weight.T
+        best = scores.topk(self.top_k, dim=1)[1]
+        return torch.zeros_like(scores).scatter(1, best, scores.gather(1, best).sigmoid()), scores
+
+
+def _exact_router(module: nn.Module, _: Any) -> nn.Module:
+    module.__class__ = ExactRouter
+    return module
+
+
 def _fields(arch: Architecture) -> dict[str, Any]:
-    """The fields of Llama 4's config that other families lack; built-in models have no experts."""
+    """The fields of Llama 4's config that other families lack, for a model without experts."""
     no_window(arch)
     same(arch, "qkv_bias and output_bias", arch.qkv_bias, arch.output_bias)
     same(arch, "chunks in all layers that have one", *filter(None, arch.chunks))
@@ -101,7 +117,8 @@ def _fields(arch: Architecture) -> dict[str, Any]:
         "use_qk_norm": arch.qk_norm,
         "attention_bias": arch.qkv_bias,
         "no_rope_layers": [int(layer not in arch.unrotated) for layer in range(arch.layers)],
-        "attention_chunk_size": max(arch.chunks, default=0) or None,
+        # transformers makes its mask even where no layer has a chunk.
+        "attention_chunk_size": max(arch.chunks, default=0) or arch.max_positions,
         "layer_types": ["chunked_attention" if chunk else "full_attention" for _, chunk in arch.reaches],
         "attn_temperature_tuning": arch.floor_scale > 0,
         "floor_scale": arch.floor_scale or 1,
@@ -109,17 +126,55 @@ def _fields(arch: Architecture) -> dict[str, Any]:
     }
 
 
+def _text_fields(arch: Architecture) -> dict[str, Any]:
+    """The fields of Llama 4's config that other families lack; `intermediate_size` is that of experts."""
+    step = int(arch.setting("sparse_step"))
+    return {
+        **_fields(arch),
+        "moe_layers": [layer for layer in range(arch.layers) if step and (layer + 1) % step == 0],
+        "intermediate_size": int(arch.setting("expert_size")),
+        "num_local_experts": int(arch.setting("experts")),
+        "num_experts_per_tok": int(arch.setting("experts_per_token")),
+    }
+
+
+def _renamed(name: str) -> str:
+    return name.replace(".mlp.gate.", ".mlp.router.").replace(".mlp.", ".feed_forward.")
+
+
+def _arranged(state: dict[str, Tensor], arch: Architecture) -> dict[str, Tensor]:
+    """The state dict with all experts of a layer in two tensors, inputs first."""
+    joined = (".experts.gate_up_proj", ".experts.down_proj")
+    return {
+        name: one.transpose(1, 2).contiguous() if name.endswith(joined) else one
+        for name, one in stacked(state, arch).items()
+    }
+
+
+EXACT = {
+    "Llama4TextRMSNorm": rms_norm("eps"),
+    "Llama4TextL2Norm": rms_norm("eps"),
+    "Llama4TextRotaryEmbedding": lambda _, config: ExactComplexRotary(config),
+    "Llama4TextAttention": _exact_attention,
+    "Llama4Router": _exact_router,
+}
+
 LLAMA4 = ModelFamily(
     "llama4",
     Llama4TextConfig,
     Llama4ForCausalLM,
     _fields,
-    renamed=lambda name: name.replace(".mlp.", ".feed_forward."),  # its name for the dense feed-forward block
+    renamed=_renamed,
     prepared=temper_logically,
-    exact={
-        "Llama4TextRMSNorm": rms_norm("eps"),
-        "Llama4TextL2Norm": rms_norm("eps"),
-        "Llama4TextRotaryEmbedding": lambda _, config: ExactComplexRotary(config),
-        "Llama4TextAttention": _exact_attention,
-    },
+    exact=EXACT,
+)
+LLAMA4_TEXT = ModelFamily(
+    "llama4_text",
+    Llama4TextConfig,
+    Llama4ForCausalLM,
+    _text_fields,
+    renamed=_renamed,
+    arranged=_arranged,
+    prepared=temper_logically,
+    exact=EXACT,
 )

@@ -1,0 +1,112 @@
+"""Attention sinks on every path that computes them: against softmax in float64, and in a model of gpt-oss."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+
+from backends.engine.attention.eager import eager
+from backends.engine.attention.flex import Flex
+from backends.engine.attention.gathered import eager_gathered
+from backends.engine.attention.split import Split
+from backends.engine.columns import Attend
+from backends.registry import open_backend
+from properties.invariants import ALL
+from properties.verdict.judge import judge
+from reference.architecture import Seeded
+from reference.case import Case
+from reference.draft import Scripted
+from reference.oracle.decoder import Oracle
+from reference.sampling import Stops
+from reference.tree import Tree
+from specverify.setup.subjects import subject_of
+from tests.drawn_families import listed
+from tests.tiers import gated
+from tests.treeattention import Scene, scene
+
+DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+NARROWED = 2.0
+"""What attention in 16 bits that is rounded before its sinks take their share adds to the bound of one rounding."""
+
+
+def kernel(splits: int) -> Attend:
+    """The Triton kernel with so many splits of the prefix."""
+    pytest.importorskip("triton", reason="Triton is not installed: pip install -e '.[triton]', on Linux")
+    from backends.engine.attention.triton_launch import Plan, interpreted
+
+    return replace(interpreted(), plan=lambda query, kv_heads, packed: Plan(16, 16, splits))
+
+
+PATHS: dict[str, Callable[[], Attend]] = {
+    "eager": lambda: eager_gathered,
+    "split": Split,
+    "flex": Flex,
+    "triton": lambda: kernel(0),
+    "triton split in two": lambda: kernel(2),
+}
+
+
+def with_sinks(made: Scene, size: float) -> Scene:
+    heads = made.query.shape[1]
+    sinks = (size * torch.linspace(-1, 1, heads)).to(made.query.dtype)
+    return replace(made, columns=replace(made.columns, sinks=sinks))
+
+
+SINKS = (3.0, 0.0, 40.0)
+"""Sinks among the scores, all at 0, and above and below all scores."""
+
+EVERY = [
+    (path, dtype, size)
+    for path in PATHS
+    for dtype in DTYPES
+    for size in SINKS
+    if dtype != torch.float64 or not path.startswith("triton")  # Triton's dot product takes no float64
+]
+
+
+@pytest.mark.parametrize(
+    ("path", "dtype", "size"), gated(EVERY, lambda at: EVERY[at][1] == torch.float32 and EVERY[at][2] == SINKS[0])
+)
+def test_sinks_take_their_share_of_the_softmax(path: str, dtype: torch.dtype, size: float) -> None:
+    """An empty prefix, unequal lanes, a window, several query heads for one KV head."""
+    attend = PATHS[path]()
+    for made in (
+        scene(((0, 3),), 2, 1, 8, dtype),
+        scene(((17, 6), (3, 1)), 4, 2, 8, dtype),
+        scene(((33, 5),), 2, 2, 8, dtype, window=5),
+    ):
+        given = with_sinks(made, size)
+        rounded = NARROWED if dtype in (torch.bfloat16, torch.float16) else 1.0
+        assert given.error(attend(given.query, given.columns, given.scaling)) <= rounded
+        without = eager_gathered(made.query, made.columns, made.scaling)
+        assert given.error(without) > 1, "sinks that change nothing would be missed"
+
+
+def test_pages_are_read_with_sinks_too() -> None:
+    given = with_sinks(scene(((40, 7), (5, 2)), 4, 2, 8, torch.float32, page=7), 2.0)
+    for path in ("split", "triton split in two"):
+        assert given.error(PATHS[path]()(given.query, given.columns, given.scaling)) <= 1
+
+
+def test_compiled_flex_attention_says_that_it_ran_uncompiled() -> None:
+    told: list[str] = []
+    made = with_sinks(scene(((4, 3),), 2, 1, 8, torch.float32), 1.0)
+    columns = replace(made.columns, announce=told.append)
+    mixed = Flex(compiled=True)(made.query, columns, made.scaling)
+    assert torch.allclose(mixed, eager(made.query, columns, made.scaling), atol=1e-5)
+    assert told == ["compiled FlexAttention is not asked for the log-sum-exps that sinks need"]
+
+
+@pytest.mark.parametrize("name", ["triton-interpreted", "cpu-fused-flex"])
+def test_a_model_with_sinks_agrees_with_the_oracle(name: str) -> None:
+    if name.startswith("triton"):
+        pytest.importorskip("triton", reason="Triton is not installed: pip install -e '.[triton]', on Linux")
+    backend = open_backend(name)
+    assert backend.declaration.sinks
+    context = tuple(one for one in ALL if one.name == "attention.context-exact")
+    prompt = tuple(token % 25 for token in range(3, 40, 2))
+    draft = Scripted((Tree((0, 0, 0, 1), (prompt[-1], 5, 7, 3)),))
+    case = Case(Seeded(listed("gpt_oss")[0], 1), prompt, draft, stops=Stops(3))
+    verdict = judge(case, context, Oracle(), subject_of(backend))
+    assert (verdict.findings, verdict.outcomes) == ((), {"attention.context-exact": "checked"})
