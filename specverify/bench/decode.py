@@ -5,10 +5,9 @@ generation. Every prompt is run in every way before the next prompt begins, in a
 prompt, so that a machine that slows down slows all ways. One untimed generation of each way comes first.
 """
 
-import resource
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,8 @@ from reports import writing
 from reports.progress import Progress
 from reports.record import Lines
 from specverify.bench.agreement import Agreement, compared, first_difference, noise_between, rows_of
-from specverify.bench.hugging_face import ASSISTED, LOOKUP, PLAIN, generated
+from specverify.bench.hugging_face import ASSISTED, LOOKUP, PLAIN, generated, weights
+from specverify.bench.memory import MB, Peak, resident_bytes
 from specverify.bench.stage_clock import StageClock
 from specverify.bench.turn import Turn
 from specverify.checkpoints.cases import LOOKUP_ORDER, base_case, branches, ends_of
@@ -77,6 +77,8 @@ class Measured:
         turns: All timed generations, in the order in which they ran.
         agreements: Comparisons of the texts with those of the target alone.
         facts: Device, dtype, sizes and versions.
+        weights: For each way the MiB of the weights of its target and of its draft.
+        grid: For each way of a budget and a depth, the draft, the nodes and the depth.
     """
 
     ways: list[str]
@@ -84,6 +86,8 @@ class Measured:
     turns: list[Turn]
     agreements: list[Agreement]
     facts: dict[str, Any]
+    weights: dict[str, tuple[float, float]] = field(default_factory=dict)
+    grid: dict[str, tuple[str, int, int]] = field(default_factory=dict)
 
 
 def measure(asked: Asked) -> Measured:
@@ -131,7 +135,9 @@ def measure(asked: Asked) -> Measured:
                 if lines is not None:
                     lines.append(asdict(turn))
                 progress.advance()
-    measured.facts["peak_resident_mb"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    peaks = [resident_bytes() / MB, *(one.peak_mb for one in measured.turns if one.peak_mb is not None)]
+    measured.facts["peak_resident_mb"] = max(peaks)
+    measured.weights = run.weights
     return measured
 
 
@@ -141,7 +147,8 @@ class _Run:
     def __init__(self, backend: EngineBackend, bases: list[Case], drafts: dict[str, Draft], ways: list[str]) -> None:
         self.ways = ways
         self._bases, self._drafts = bases, drafts
-        self._clock = StageClock(backend.declaration.device)
+        self._clock, self._peak = StageClock(backend.declaration.device), Peak(backend.declaration.device)
+        self.weights: dict[str, tuple[float, float]] = {}
         self._backend = backend
         backend.seams = self._clock.planted(backend.seams)
         self.facts: dict[str, Any] = {
@@ -182,11 +189,15 @@ class _Run:
     def _turn(self, way: str, base: Case, number: int, repeat: int) -> tuple[Turn, Trace | None]:
         if way in (PLAIN, LOOKUP, ASSISTED):
             model = next((one for one in self._drafts.values() if one.model is not None), base.draft)
-            return generated(way, replace(base, draft=model) if way == ASSISTED else base, number, repeat), None
+            theirs = replace(base, draft=model) if way == ASSISTED else base
+            self._note(way, weights(way, theirs))
+            return generated(way, theirs, number, repeat), None
         case = base if way == TARGET else replace(base, draft=self._drafts[way])
+        self._peak.start()
         self._clock.start()
         trace = self._backend.run(case)
         seconds = self._clock.stop()
+        self._note(way, self._clock.weights)
         assert trace.accounting is not None
         trees = [step.drafted.tree for step in trace.steps if step.drafted is not None]
         turn = Turn(
@@ -195,8 +206,13 @@ class _Run:
             self._clock.prefilled, dict(self._clock.stages), trace.accounting.accept_lengths,
             tuple(len(tree) - 1 for tree in trees), tuple(tree.height for tree in trees),
             trace.accounting.draft_calls, dict(trace.fallbacks),
+            tuple(step.accepted.path for step in trace.steps if step.accepted is not None),
+            self._clock.kv_bytes / MB, self._peak.mb(),
         )  # fmt: skip
         return turn, trace
+
+    def _note(self, way: str, held: tuple[int, int]) -> None:
+        self.weights[way] = held[0] / MB, held[1] / MB
 
 
 def _trees(given: str, draft: Draft | None, asked: Asked) -> Iterator[tuple[str, Draft]]:

@@ -23,7 +23,11 @@ def figures(measured: Measured) -> dict[str, Any]:
         at a tie, and the first other ones.
     """
     alone = {(turn.prompt, turn.repeat): turn for turn in measured.turns if turn.way == TARGET}
-    rows = [row(way, [turn for turn in measured.turns if turn.way == way], alone) for way in measured.ways]
+    rows = [
+        row(way, [turn for turn in measured.turns if turn.way == way], alone)
+        | {"memory": memory(measured.weights.get(way), [turn for turn in measured.turns if turn.way == way])}
+        for way in measured.ways
+    ]
     texts = []
     for way in measured.ways[1:]:
         told = [one for one in measured.agreements if one.way == way]
@@ -43,10 +47,11 @@ def row(way: str, turns: list[Turn], alone: dict[tuple[int, int], Turn]) -> dict
 
     Returns:
         tokens, seconds, tokens_per_s; speed_up over the target alone (mean and percentiles over turns); ttft_ms,
-        prefill_ms, tpot_ms (means over turns; None where the way shows none); accepted (drafted tokens per step, mean
+        prefill_ms, tpot_ms (means over turns; None where the way shows none) and `spreads` of these three (mean and
+        percentiles over turns); accepted (drafted tokens per step, mean
         and percentiles); by_depth (share of the trees that reach a depth in which it was accepted); steps,
-        draft_calls, drafted, rejected; break_even (accepted tokens per step at which the way is as fast as the target
-        alone: the cost of its step over that of the target's, less one); stages (share of the seconds).
+        draft_calls, verify_calls, drafted, rejected; break_even (accepted tokens per step at which the way is as fast
+        as the target alone: the cost of its step over that of the target's, less one); stages (share of the seconds).
     """
     tokens, seconds = sum(len(turn.tokens) for turn in turns), sum(turn.seconds for turn in turns)
     accepted = [one for turn in turns for one in turn.accepted]
@@ -72,16 +77,41 @@ def row(way: str, turns: list[Turn], alone: dict[tuple[int, int], Turn]) -> dict
         "ttft_ms": 1000 * float(np.mean([turn.first_token_s for turn in turns])),
         "prefill_ms": 1000 * float(np.mean(shown)) if shown else None,
         "tpot_ms": 1000 * float(np.mean(pace)) if pace else None,
+        "spreads": {
+            "ttft_ms": _milliseconds([turn.first_token_s for turn in turns]),
+            "prefill_ms": _milliseconds(shown),
+            "tpot_ms": _milliseconds(pace),
+        },
         "accepted": spread(accepted) if speculates else None,
         "by_depth": by_depth(accepted, heights) if speculates else [],
         "steps": sum(len(turn.steps) for turn in turns),
         "draft_calls": sum(turn.draft_calls for turn in turns),
+        "verify_calls": sum(len(turn.steps) for turn in turns) if turns[0].stages else None,
         "drafted": drafted,
         "rejected": drafted - sum(accepted),
         "break_even": _step_s(turns) / _step_s(list(alone.values())) - 1 if speculates else None,
         "stages": {name: spent / seconds for name, spent in stages.most_common()},
         "fallbacks": sum((Counter(turn.fallbacks) for turn in turns), Counter()),
     }
+
+
+def memory(weights: tuple[float, float] | None, turns: list[Turn]) -> dict[str, float | None]:
+    """MiB of the weights of target and draft, and the most of the KV caches and in use over the turns of one way."""
+    target, draft = weights if weights is not None else (None, None)
+    kept, peaks = (
+        [one for one in values if one is not None]
+        for values in zip(*((t.kv_mb, t.peak_mb) for t in turns), strict=True)
+    )
+    return {
+        "target_mb": target,
+        "draft_mb": draft,
+        "kv_mb": max(kept, default=None),
+        "peak_mb": max(peaks, default=None),
+    }
+
+
+def _milliseconds(seconds: list[float]) -> dict[str, float] | None:
+    return spread([1000 * one for one in seconds]) if seconds else None
 
 
 def spread(values: list[Any]) -> dict[str, float]:

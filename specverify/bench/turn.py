@@ -23,6 +23,9 @@ class Turn:
         height: Levels below the root of each tree.
         draft_calls: Forwards of the draft.
         fallbacks: Reasons why attention took a slower path, with calls.
+        paths: Accepted rows of each tree, from the root on; empty where the way shows none.
+        kv_mb: MiB of the KV caches at the end of the text, of target and draft; None where the way shows none.
+        peak_mb: Most MiB in use during the turn: of the device, or resident; None where the system does not tell.
     """
 
     prompt: int
@@ -39,6 +42,9 @@ class Turn:
     height: tuple[int, ...] = ()
     draft_calls: int = 0
     fallbacks: Mapping[str, int] = field(default_factory=dict)
+    paths: tuple[tuple[int, ...], ...] = ()
+    kv_mb: float | None = None
+    peak_mb: float | None = None
 
     @property
     def first_token_s(self) -> float:

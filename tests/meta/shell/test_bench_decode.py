@@ -52,6 +52,15 @@ def test_every_way_is_timed_and_its_text_is_compared(
         assert set(ways[name]["stages"]) <= set(STAGES)
         assert sum(ways[name]["stages"].values()) == pytest.approx(1)
         assert ways[name]["stages"]["verify"] > 0
+    for name in ("target-only", "ngram", drafted):
+        kept = ways[name]["memory"]
+        assert kept["target_mb"] == ways["transformers"]["memory"]["target_mb"] > 0
+        assert kept["kv_mb"] > 0
+        assert ways[name]["verify_calls"] == ways[name]["steps"]
+        assert set(ways[name]["spreads"]) == {"ttft_ms", "prefill_ms", "tpot_ms"}
+        assert ways[name]["spreads"]["ttft_ms"]["mean"] == pytest.approx(ways[name]["ttft_ms"])
+    assert [ways[name]["memory"]["draft_mb"] > 0 for name in ("ngram", drafted)] == [False, True]
+    assert ways[drafted]["memory"]["kv_mb"] > ways["ngram"]["memory"]["kv_mb"]  # the draft has a cache of its own
     # The draft is the target itself: every tree is accepted down to its last level, but where the text ends.
     assert ways[drafted]["accepted"]["p50"] == 4
     assert ways[drafted]["draft_calls"] > 0
@@ -62,6 +71,8 @@ def test_every_way_is_timed_and_its_text_is_compared(
         assert sum(turn["emitted"]) == len(turn["tokens"]) == 8
         assert turn["steps"] == sorted(turn["steps"])
         assert turn["steps"][-1] <= turn["seconds"]
+        for path, accepted in zip(turn["paths"], turn["accepted"], strict=True):
+            assert (path[0], len(path)) == (0, accepted + 1)
     assert json.loads((folder / "manifest.json").read_text())["asked"]["new_tokens"] == 8
 
 
