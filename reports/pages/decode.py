@@ -21,7 +21,8 @@ def decode_page(figures: dict[str, Any]) -> str:
         f"bench decode on {clean(str(facts['backend']))}, {clean(str(facts['device']))}: {facts['dtype']}, "
         f"{plural(facts['threads'], 'thread')}, {plural(facts['prompts'], 'prompt')}, greedy\n"
     )
-    parts = [head, _speeds(rows), _times(rows), _acceptance(rows), _stages(rows), _texts(figures["texts"])]
+    grids = [_grid(one) for one in figures["grids"]]
+    parts = [head, _speeds(rows), _times(rows), _acceptance(rows), *grids, _stages(rows), _texts(figures["texts"])]
     drafted = [one for one in rows if one["break_even"] is not None]
     if len(drafted) > 1:
         best = max(drafted, key=lambda one: one["tokens_per_s"])
@@ -90,6 +91,33 @@ def _acceptance(rows: list[dict[str, Any]]) -> str:
         shares = [f"{share:.2f}" for share in one["by_depth"]]
         depths.add_row(clean(one["way"]), *shares, *[""] * (deepest - len(shares)))
     return printed(table) + "\n" + printed(depths)
+
+
+def _grid(grid: dict[str, Any]) -> str:
+    """The budgets of one draft: a row for each depth, a column for each number of nodes, and the best one."""
+    title = f"budgets of {clean(grid['draft'])}: × over the target alone, and accepted tokens per step"
+    table = Table(title=title, title_justify="left", box=None, padding=(0, 1, 0, 0))
+    table.add_column("levels", justify="right")
+    for nodes in grid["nodes"]:
+        table.add_column(plural(nodes, "node"), justify="right")
+    at = {(cell["nodes"], cell["depth"]): cell for cell in grid["cells"]}
+    for depth in grid["depths"]:
+        cells = [at.get((nodes, depth)) for nodes in grid["nodes"]]
+        table.add_row(str(depth), *("-" if cell is None else _budget(cell) for cell in cells))
+    best = grid["best"]
+    why = "it drafts nothing"
+    if best["accepted"] is not None:
+        why = f"it accepts {best['accepted']:.2f} per step and breaks even at {best['break_even']:.2f}"
+    line = (
+        f"best budget: {plural(best['nodes'], 'node')} in {plural(best['depth'], 'level')}, "
+        f"{best['speed_up']:.2f} times the target alone;\n{why}\n"
+    )
+    return printed(table) + line
+
+
+def _budget(cell: dict[str, Any]) -> str:
+    accepted = cell["accepted"]
+    return f"{cell['speed_up']:.2f}× {'-' if accepted is None else format(accepted, '.2f')}"
 
 
 def _stages(rows: list[dict[str, Any]]) -> str:

@@ -6,7 +6,7 @@ prompt, so that a machine that slows down slows all ways. One untimed generation
 """
 
 from collections.abc import Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -16,20 +16,19 @@ import torch
 from backends.engine.backend import EngineBackend
 from reference.case import Case
 from reference.draft import Draft, Ngram
-from reference.draft_trees import Expansion
 from reference.malformed import Malformed
 from reference.trace import Array, Trace
-from reference.tree import RankTree
 from reports import writing
 from reports.progress import Progress
 from reports.record import Lines
 from specverify.bench.agreement import Agreement, compared, first_difference, noise_between, rows_of
+from specverify.bench.budgets import Way, ways_of
 from specverify.bench.hugging_face import ASSISTED, LOOKUP, PLAIN, generated, weights
 from specverify.bench.memory import MB, Peak, resident_bytes
 from specverify.bench.stage_clock import StageClock
 from specverify.bench.turn import Turn
-from specverify.checkpoints.cases import LOOKUP_ORDER, base_case, branches, ends_of
-from specverify.checkpoints.given_draft import TOP_K, given_draft
+from specverify.checkpoints.cases import base_case, ends_of
+from specverify.checkpoints.given_draft import given_draft
 from specverify.checkpoints.opening import open_checkpoint
 from specverify.checkpoints.prompts import prompts_of
 from specverify.plan import Plan
@@ -41,9 +40,6 @@ TARGET = "target-only"
 
 WARM_TOKENS = 8
 """Tokens of the untimed generation that comes first in each way."""
-
-NGRAM_DEPTH = 4
-"""Levels of an n-gram's tree where none is asked for."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +74,7 @@ class Measured:
         agreements: Comparisons of the texts with those of the target alone.
         facts: Device, dtype, sizes and versions.
         weights: For each way the MiB of the weights of its target and of its draft.
-        grid: For each way of a budget and a depth, the draft, the nodes and the depth.
+        drafted: Those of the ways that our engine runs with a draft, each with its tree.
     """
 
     ways: list[str]
@@ -87,7 +83,7 @@ class Measured:
     agreements: list[Agreement]
     facts: dict[str, Any]
     weights: dict[str, tuple[float, float]] = field(default_factory=dict)
-    grid: dict[str, tuple[str, int, int]] = field(default_factory=dict)
+    drafted: list[Way] = field(default_factory=list)
 
 
 def measure(asked: Asked) -> Measured:
@@ -108,11 +104,12 @@ def measure(asked: Asked) -> Measured:
     ends = ends_of(checkpoint)
     prompts = prompts_of(plan, checkpoint)
     bases = [base_case(checkpoint, prompt, number, plan, ends).plain_decode() for number, prompt in enumerate(prompts)]
-    drafts = {
-        name: draft
+    made = [
+        way
         for given in asked.drafts
-        for name, draft in _trees(given, given_draft(given, checkpoint, backend.declaration), asked)
-    }
+        for way in ways_of(given, given_draft(given, checkpoint, backend.declaration), asked.nodes, asked.depths)
+    ]
+    drafts = {way.name: way.draft for way in made}
     for number, base in enumerate(bases):
         for name, draft in drafts.items():
             _check_fits(name, base, draft, number)
@@ -120,7 +117,7 @@ def measure(asked: Asked) -> Measured:
     if theirs and any(one.model is not None for one in drafts.values()):
         theirs.append(ASSISTED)
     run = _Run(backend, bases, drafts, [TARGET, *drafts, *theirs])
-    measured = Measured(run.ways, list(drafts), [], [], run.facts | manifest(backend))
+    measured = Measured(run.ways, list(drafts), [], [], run.facts | manifest(backend), drafted=made)
     run.warm_up()
     with ExitStack() as stack:
         lines = None
@@ -213,31 +210,6 @@ class _Run:
 
     def _note(self, way: str, held: tuple[int, int]) -> None:
         self.weights[way] = held[0] / MB, held[1] / MB
-
-
-def _trees(given: str, draft: Draft | None, asked: Asked) -> Iterator[tuple[str, Draft]]:
-    """The ways of one draft: with its own tree, or one for each budget of nodes and each depth."""
-    name = given if len(given) < 24 else Path(given).name
-    if draft is None:
-        if given != Ngram.TAG:
-            raise UnusableInput(
-                f"bench decode --draft {given}: a scripted draft knows the text, so that no time means anything"
-            )
-        draft = Ngram(branches(NGRAM_DEPTH, NGRAM_DEPTH), LOOKUP_ORDER)
-    if not asked.nodes and not asked.depths:
-        yield name, draft
-        return
-    shape = draft.shape if isinstance(draft.shape, Expansion) else None  # type: ignore[attr-defined]
-    for depth in asked.depths or (shape.depth if shape else NGRAM_DEPTH,):
-        for nodes in asked.nodes or (shape.total - 1 if shape else depth,):
-            with suppress(Malformed):  # more nodes than so few levels can hold, or too deep a tree
-                tree = Expansion(TOP_K, depth, nodes + 1) if shape else _in_branches(nodes, depth)
-                yield f"{name} {nodes}x{depth}", replace(draft, shape=tree)  # type: ignore[type-var]
-
-
-def _in_branches(nodes: int, depth: int) -> RankTree:
-    """A static tree of branches from the root, each `depth` long, `nodes` together; a branch's rank is its number."""
-    return branches(*(min(depth, nodes - done) for done in range(0, nodes, depth)))
 
 
 def _check_fits(name: str, base: Case, draft: Draft, number: int) -> None:

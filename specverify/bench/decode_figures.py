@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from specverify.bench.budgets import grids
 from specverify.bench.decode import TARGET, Measured
 from specverify.bench.turn import Turn
 
@@ -20,7 +21,7 @@ def figures(measured: Measured) -> dict[str, Any]:
 
     Returns:
         facts; ways: for each way a row (see `row`); texts: for each way the numbers of equal texts, of texts that part
-        at a tie, and the first other ones.
+        at a tie, and the first other ones; grids: the budgets of each draft (`specverify.bench.budgets.grids`).
     """
     alone = {(turn.prompt, turn.repeat): turn for turn in measured.turns if turn.way == TARGET}
     rows = [
@@ -39,7 +40,7 @@ def figures(measured: Measured) -> dict[str, Any]:
                 "other": [asdict(one) for one in told if not one.agrees],
             }
         )
-    return {"facts": measured.facts, "ways": rows, "texts": texts}
+    return {"facts": measured.facts, "ways": rows, "grids": grids(measured.drafted, rows), "texts": texts}
 
 
 def row(way: str, turns: list[Turn], alone: dict[tuple[int, int], Turn]) -> dict[str, Any]:

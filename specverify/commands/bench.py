@@ -8,7 +8,7 @@ import click
 from reference.case import DTYPES
 from specverify.plan import Plan
 
-DECODING = ("model", "prompts", "draft", "nodes", "depth", "new-tokens", "dtype", "repeat", "trace")
+DECODING = ("model", "prompts", "draft", "nodes", "depth", "sweep", "new-tokens", "dtype", "repeat", "trace")
 """Options of `bench decode` alone."""
 
 
@@ -31,6 +31,7 @@ DECODING = ("model", "prompts", "draft", "nodes", "depth", "new-tokens", "dtype"
     "--nodes", multiple=True, type=click.IntRange(1, 512), help="decode: budget of drafted nodes; repeatable."
 )
 @click.option("--depth", "depths", multiple=True, type=click.IntRange(1, 64), help="decode: tree levels; repeatable.")
+@click.option("--sweep", is_flag=True, help="decode: a grid of budgets, where --nodes or --depth does not give them.")
 @click.option("--new-tokens", type=click.IntRange(min=2), help="decode: tokens per prompt (default 64).")
 @click.option("--dtype", type=click.Choice(DTYPES), help="decode: working dtype (default float32).")
 @click.option("--repeat", type=click.IntRange(min=1), help="decode: rounds of every prompt (default 1).")
@@ -49,6 +50,7 @@ def bench(
     drafts: tuple[str, ...],
     nodes: tuple[int, ...],
     depths: tuple[int, ...],
+    sweep: bool,
     new_tokens: int | None,
     dtype: str | None,
     repeat: int | None,
@@ -80,7 +82,8 @@ def bench(
     }
     given = {
         "backend": backend, "cases": cases, "device": device, "layout": layout, "model": model, "prompts": prompts,
-        "draft": drafts, "nodes": nodes, "depth": depths, "new-tokens": new_tokens, "dtype": dtype, "repeat": repeat,
+        "draft": drafts, "nodes": nodes, "depth": depths, "sweep": sweep or None, "new-tokens": new_tokens,
+        "dtype": dtype, "repeat": repeat,
         "trace": trace,
     }  # fmt: skip
     for name, value in given.items():
@@ -97,11 +100,14 @@ def bench(
     if what == "decode":
         from reports.pages.decode import decode_page
         from specverify.bench import decode, decode_figures
+        from specverify.bench.budgets import SWEPT_DEPTHS, SWEPT_NODES
 
         plan = Plan(
             backend or "cpu-eager", model=model, prompts=prompts, cases=cases or 4, new_tokens=new_tokens or 64,
             dtypes=(dtype or "float32",), seed=seed, layout=layout,
         )  # fmt: skip
+        if sweep:
+            nodes, depths = nodes or SWEPT_NODES, depths or SWEPT_DEPTHS
         wanted = decode.Asked(
             plan, drafts or ("ngram",), nodes, depths, repeat or 1, None if trace is None else Path(trace)
         )

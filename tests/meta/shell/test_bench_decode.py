@@ -12,10 +12,14 @@ from backends.adapt.models import words_tokenizer
 from backends.engine.accept import greedy_walk
 from backends.engine.composition import SEAMS
 from backends.engine.lower_tree import TreeTensors
+from reference.draft import Ngram
+from reports.pages.decode import decode_page
 from specverify.bench.agreement import compared, first_difference, noise_between
+from specverify.bench.budgets import Way, grids
 from specverify.bench.decode_figures import by_depth, row
 from specverify.bench.stage_clock import STAGES
 from specverify.bench.turn import Turn
+from specverify.checkpoints.cases import branches
 from specverify.cli import main
 from tests.checkpoints import saved
 
@@ -25,6 +29,13 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = saved("llama", tmp_path_factory.mktemp("decode"))
     words_tokenizer([str(token) for token in range(32)]).save_pretrained(folder)
     return folder
+
+
+FIGURES = {
+    "facts": {"backend": "cpu-eager", "device": "cpu", "dtype": "float32", "threads": 1, "prompts": 1,
+              "peak_resident_mb": 1.0},
+    "ways": [], "texts": [],
+}  # fmt: skip
 
 
 def bench(*options: object) -> int:
@@ -82,6 +93,29 @@ def test_budgets_and_depths_are_ways(checkpoint: Path, tmp_path: Path) -> None:
     assert bench("--model", checkpoint, "--cases", 1, "--new-tokens", 6, *shapes, "--json", file) == 0
     ways = [one["way"] for one in json.loads(file.read_text())["ways"]]
     assert ways[1:-2] == ["ngram 2x1", "ngram 6x1", "ngram 2x3", "ngram 6x3"]
+    (grid,) = json.loads(file.read_text())["grids"]
+    assert (grid["nodes"], grid["depths"], len(grid["cells"])) == ([2, 6], [1, 3], 4)
+
+
+def test_the_best_budget_of_a_sweep_is_named() -> None:
+    ways = [Way(f"ngram {n}x{d}", "ngram", Ngram(branches(1), 2), n, d) for n, d in ((2, 1), (4, 1), (4, 2))]
+    speeds = zip(ways, (1.0, 3.0, 2.0), strict=True)
+    rows = [
+        {
+            "way": way.name,
+            "tokens_per_s": pace,
+            "speed_up": {"mean": pace / 2},
+            "accepted": {"mean": 1.0},
+            "break_even": 0.5,
+        }
+        for way, pace in speeds
+    ]
+    (grid,) = grids(ways, rows)
+    assert grid["best"]["way"] == "ngram 4x1"
+    page = decode_page(FIGURES | {"grids": [grid]})
+    assert "best budget: 4 nodes in 1 level, 1.50 times the target alone" in page
+    (row,) = (line.split() for line in page.splitlines() if line.split()[:2] == ["2", "-"])
+    assert row == ["2", "-", "1.00×", "1.00"]
 
 
 def test_a_text_that_is_not_the_targets_own_is_told(
