@@ -28,6 +28,9 @@ def decode_page(figures: dict[str, Any]) -> str:
         best = max(drafted, key=lambda one: one["tokens_per_s"])
         parts.append(f"fastest draft: {clean(best['way'])}, {best['speed_up']['mean']:.2f} times the target alone\n")
     parts.append(_memory(rows))
+    parts += [f"{line}\n" for line in figures.get("missing", ())]
+    if figures.get("resumed"):
+        parts.append(f"{plural(figures['resumed'], 'prompt')} taken from the record of an earlier run\n")
     parts.append(f"memory: {facts['peak_resident_mb']:.0f} MB resident at most, all ways together\n")
     return "\n".join(part for part in parts if part)
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ from reference.draft import Draft, Ngram
 from reference.draft_trees import Expansion
 from reference.malformed import Malformed
 from reference.tree import RankTree
+from specverify.bench.turn import Way
 from specverify.checkpoints.cases import LOOKUP_ORDER, branches
 from specverify.checkpoints.given_draft import TOP_K
 from specverify.setup.errors import UnusableInput
@@ -24,26 +25,9 @@ LONGEST_NAME = 24
 """Characters from which on the name of a draft is the last part of its path."""
 
 
-@dataclass(frozen=True)
-class Way:
-    """One draft with one tree.
-
-    Attributes:
-        name: The name of the way.
-        given: The name of the draft alone.
-        draft: The draft.
-        nodes: The budget of drafted nodes; None where the draft has its own tree.
-        depth: Levels below the root; None where the draft has its own tree.
-    """
-
-    name: str
-    given: str
-    draft: Draft
-    nodes: int | None = None
-    depth: int | None = None
-
-
-def ways_of(given: str, draft: Draft | None, nodes: tuple[int, ...], depths: tuple[int, ...]) -> Iterator[Way]:
+def ways_of(
+    given: str, draft: Draft | None, nodes: tuple[int, ...], depths: tuple[int, ...]
+) -> Iterator[tuple[Way, Draft]]:
     """The ways of the draft that `--draft given` names: with its own tree, or one for each budget and each depth.
 
     A pair that no tree can have (more nodes than so few levels hold, or more levels than the draft has) is left out.
@@ -59,7 +43,7 @@ def ways_of(given: str, draft: Draft | None, nodes: tuple[int, ...], depths: tup
             )
         draft = Ngram(branches(NGRAM_DEPTH, NGRAM_DEPTH), LOOKUP_ORDER)
     if not nodes and not depths:
-        yield Way(name, name, draft)
+        yield Way(name, name), draft
         return
     shape = draft.shape if isinstance(draft.shape, Expansion) else None  # type: ignore[attr-defined]
     made = 0
@@ -69,7 +53,7 @@ def ways_of(given: str, draft: Draft | None, nodes: tuple[int, ...], depths: tup
                 tree = Expansion(TOP_K, depth, count + 1) if shape else _in_branches(count, depth)
                 shaped = replace(draft, shape=tree)  # type: ignore[type-var]
                 made += 1
-                yield Way(f"{name} {count}x{depth}", name, shaped, count, depth)
+                yield Way(f"{name} {count}x{depth}", name, count, depth), shaped
     if not made:
         raise UnusableInput(f"bench decode --draft {given}: no tree has such a number of nodes in such few levels")
 

@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from reports.pages.decode import decode_page
 from specverify.bench.budgets import grids
-from specverify.bench.decode import TARGET, Measured
-from specverify.bench.turn import Turn
+from specverify.bench.decode_record import Measured
+from specverify.bench.turn import TARGET, Turn
 
 PERCENTILES = (50, 90, 99)
 
@@ -24,11 +25,11 @@ def figures(measured: Measured) -> dict[str, Any]:
         at a tie, and the first other ones; grids: the budgets of each draft (`specverify.bench.budgets.grids`).
     """
     alone = {(turn.prompt, turn.repeat): turn for turn in measured.turns if turn.way == TARGET}
-    rows = [
-        row(way, [turn for turn in measured.turns if turn.way == way], alone)
-        | {"memory": memory(measured.weights.get(way), [turn for turn in measured.turns if turn.way == way])}
-        for way in measured.ways
-    ]
+    rows = []
+    for way in measured.ways:
+        turns = [turn for turn in measured.turns if turn.way == way]
+        if turns:  # shards that are missing may have had all
+            rows.append(row(way, turns, alone) | {"memory": memory(turns)})
     texts = []
     for way in measured.ways[1:]:
         told = [one for one in measured.agreements if one.way == way]
@@ -41,6 +42,17 @@ def figures(measured: Measured) -> dict[str, Any]:
             }
         )
     return {"facts": measured.facts, "ways": rows, "grids": grids(measured.drafted, rows), "texts": texts}
+
+
+def told(measured: Measured) -> tuple[dict[str, Any], str, int]:
+    """The figures of a bench, its page, and its exit code.
+
+    Returns:
+        The code is 1 where a text of our engine is not the target's own, 3 where a shard is missing.
+    """
+    content = figures(measured) | {"missing": measured.missing, "resumed": measured.resumed}
+    wrong = any(not one.agrees for one in measured.agreements if one.way in measured.ours)
+    return content, decode_page(content), 1 if wrong else 3 if measured.missing else 0
 
 
 def row(way: str, turns: list[Turn], alone: dict[tuple[int, int], Turn]) -> dict[str, Any]:
@@ -96,19 +108,13 @@ def row(way: str, turns: list[Turn], alone: dict[tuple[int, int], Turn]) -> dict
     }
 
 
-def memory(weights: tuple[float, float] | None, turns: list[Turn]) -> dict[str, float | None]:
-    """MiB of the weights of target and draft, and the most of the KV caches and in use over the turns of one way."""
-    target, draft = weights if weights is not None else (None, None)
-    kept, peaks = (
-        [one for one in values if one is not None]
-        for values in zip(*((t.kv_mb, t.peak_mb) for t in turns), strict=True)
-    )
-    return {
-        "target_mb": target,
-        "draft_mb": draft,
-        "kv_mb": max(kept, default=None),
-        "peak_mb": max(peaks, default=None),
-    }
+def memory(turns: list[Turn]) -> dict[str, float | None]:
+    """MiB over the turns of one way: weights of target and draft, most of the KV caches, most that was in use."""
+    found: dict[str, float | None] = {}
+    for name in ("target_mb", "draft_mb", "kv_mb", "peak_mb"):
+        values = (getattr(turn, name) for turn in turns)
+        found[name] = max((value for value in values if value is not None), default=None)
+    return found
 
 
 def _milliseconds(seconds: list[float]) -> dict[str, float] | None:

@@ -8,7 +8,19 @@ import click
 from reference.case import DTYPES
 from specverify.plan import Plan
 
-DECODING = ("model", "prompts", "draft", "nodes", "depth", "sweep", "new-tokens", "dtype", "repeat", "trace")
+DECODING = (
+    "model",
+    "prompts",
+    "draft",
+    "nodes",
+    "depth",
+    "sweep",
+    "new-tokens",
+    "dtype",
+    "repeat",
+    "trace",
+    "dist-backend",
+)
 """Options of `bench decode` alone."""
 
 
@@ -35,7 +47,12 @@ DECODING = ("model", "prompts", "draft", "nodes", "depth", "sweep", "new-tokens"
 @click.option("--new-tokens", type=click.IntRange(min=2), help="decode: tokens per prompt (default 64).")
 @click.option("--dtype", type=click.Choice(DTYPES), help="decode: working dtype (default float32).")
 @click.option("--repeat", type=click.IntRange(min=1), help="decode: rounds of every prompt (default 1).")
-@click.option("--trace", metavar="DIR", help="decode: write manifest.json, and turns.jsonl as turns end.")
+@click.option("--trace", metavar="DIR", help="decode: record the run, and go on after what DIR holds of it.")
+@click.option(
+    "--dist-backend",
+    type=click.Choice(["gloo", "nccl", "hccl"]),
+    help="decode under torchrun: how its processes meet (default gloo).",
+)
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
 @click.option("--json", "json_file", metavar="FILE|-", help="Write the figures as one JSON object.")
 @click.option("--html", "html_file", metavar="FILE", help="Write the figures as one HTML page.")
@@ -55,6 +72,7 @@ def bench(
     dtype: str | None,
     repeat: int | None,
     trace: str | None,
+    dist_backend: str | None,
     seed: int,
     json_file: str | None,
     html_file: str | None,
@@ -84,7 +102,7 @@ def bench(
         "backend": backend, "cases": cases, "device": device, "layout": layout, "model": model, "prompts": prompts,
         "draft": drafts, "nodes": nodes, "depth": depths, "sweep": sweep or None, "new-tokens": new_tokens,
         "dtype": dtype, "repeat": repeat,
-        "trace": trace,
+        "trace": trace, "dist-backend": dist_backend,
     }  # fmt: skip
     for name, value in given.items():
         if value not in (None, ()) and name not in of[what]:
@@ -96,11 +114,12 @@ def bench(
     for file in filter(None, (json_file, html_file)):
         check(file)
     figures: dict[str, Any]
-    wrong = False
+    code = 0
     if what == "decode":
-        from reports.pages.decode import decode_page
-        from specverify.bench import decode, decode_figures
         from specverify.bench.budgets import SWEPT_DEPTHS, SWEPT_NODES
+        from specverify.bench.decode import Asked
+        from specverify.bench.decode_command import decoded
+        from specverify.records.ranks import ranks_of
 
         plan = Plan(
             backend or "cpu-eager", model=model, prompts=prompts, cases=cases or 4, new_tokens=new_tokens or 64,
@@ -108,15 +127,11 @@ def bench(
         )  # fmt: skip
         if sweep:
             nodes, depths = nodes or SWEPT_NODES, depths or SWEPT_DEPTHS
-        wanted = decode.Asked(
-            plan, drafts or ("ngram",), nodes, depths, repeat or 1, None if trace is None else Path(trace)
-        )
-        measured = decode.measure(wanted)
-        figures = decode_figures.figures(measured)
-        page, wrong = (
-            decode_page(figures),
-            any(not one.agrees for one in measured.agreements if one.way in measured.ours),
-        )
+        folder, ranks = None if trace is None else Path(trace), ranks_of(backend=dist_backend or "gloo")
+        figures, page, code = decoded(Asked(plan, drafts or ("ngram",), nodes, depths, repeat or 1, folder), ranks)
+        if ranks.rank:  # the first rank alone writes files
+            click.echo(page, err=True)
+            return code
     elif what == "kv":
         from specverify.bench.kv import REPETITIONS, measure
         from specverify.setup.selection import check_layout
@@ -149,4 +164,4 @@ def bench(
 
         sentence = "What checking costs. Times are ratios of what was measured side by side in this run."
         write_whole(html_file, figures_page(f"Bench: {what}", sentence, figures, __version__))
-    return int(wrong)
+    return code

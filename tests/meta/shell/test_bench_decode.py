@@ -12,15 +12,14 @@ from backends.adapt.models import words_tokenizer
 from backends.engine.accept import greedy_walk
 from backends.engine.composition import SEAMS
 from backends.engine.lower_tree import TreeTensors
-from reference.draft import Ngram
 from reports.pages.decode import decode_page
 from specverify.bench.agreement import compared, first_difference, noise_between
-from specverify.bench.budgets import Way, grids
+from specverify.bench.budgets import grids
 from specverify.bench.decode_figures import by_depth, row
 from specverify.bench.stage_clock import STAGES
-from specverify.bench.turn import Turn
-from specverify.checkpoints.cases import branches
+from specverify.bench.turn import Turn, Way
 from specverify.cli import main
+from specverify.records.read import check
 from tests.checkpoints import saved
 
 
@@ -98,7 +97,7 @@ def test_budgets_and_depths_are_ways(checkpoint: Path, tmp_path: Path) -> None:
 
 
 def test_the_best_budget_of_a_sweep_is_named() -> None:
-    ways = [Way(f"ngram {n}x{d}", "ngram", Ngram(branches(1), 2), n, d) for n, d in ((2, 1), (4, 1), (4, 2))]
+    ways = [Way(f"ngram {n}x{d}", "ngram", n, d) for n, d in ((2, 1), (4, 1), (4, 2))]
     speeds = zip(ways, (1.0, 3.0, 2.0), strict=True)
     rows = [
         {
@@ -119,15 +118,37 @@ def test_the_best_budget_of_a_sweep_is_named() -> None:
 
 
 def test_a_text_that_is_not_the_targets_own_is_told(
-    checkpoint: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def walk(tensors: TreeTensors, logits: Tensor) -> tuple[list[int], int]:
         path, bonus = greedy_walk(tensors, logits)
         return path, (bonus + 1) % 32 if len(tensors.token) > 1 else bonus
 
     monkeypatch.setattr("backends.compositions.SEAMS", replace(SEAMS, walk=walk))
-    assert bench("--model", checkpoint, "--cases", 1, "--new-tokens", 12, "--draft", f"model:{checkpoint}") == 1
+    assert (
+        bench(
+            "--model",
+            checkpoint,
+            "--cases",
+            1,
+            "--new-tokens",
+            12,
+            "--draft",
+            f"model:{checkpoint}",
+            "--trace",
+            tmp_path,
+        )
+        == 1
+    )
     assert "below the best logit" in " ".join(capsys.readouterr().out.split())
+    (dump,) = (tmp_path / "failures").iterdir()
+    told = json.loads(dump.read_text())
+    check("failure", told, "the dump")
+    rows = len(told["tree"]["parent"])
+    assert len(told["lowered"]["token"]) == rows > 1
+    # Every mask has the rows of the tree, and sees the committed columns and these rows.
+    assert all(len(mask) == rows for mask in told["lowered"]["visible"])
+    assert told["environment"]["torch"]
 
 
 WRONG = {
