@@ -2,20 +2,35 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from backends.adapt.models import words_tokenizer
+from properties.tally import Failure
+from properties.verdict.judge import judge
+from reference.oracle.decoder import Oracle
+from reports.bundle import load
+from reports.progress import Progress
+from reports.record import Lines
 from specverify.bench.decode_record import recorded
+from specverify.campaign.recorder import Recorder
 from specverify.cli import main
+from specverify.plan import Plan
 from specverify.records.merge import merged, shard_folder, shards_in
+from specverify.records.of_diff import manifest_for
 from specverify.records.ranks import Ranks, ranks_of
 from specverify.records.read import check, read
+from specverify.records.write import Writer
 from specverify.setup.errors import UnusableInput
+from specverify.setup.selection import invariants_matching
+from specverify.setup.subjects import open_planted, subject_of
 from tests.checkpoints import saved
+from tests.inprocess import in_this_process
 
 PROMPTS = 3
+CORPUS = Path(__file__).resolve().parents[2] / "corpus"
 
 
 def ended(*words: object) -> int:
@@ -194,3 +209,42 @@ def test_several_ranks_need_a_folder(
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert ended("bench", "decode", "--model", checkpoint) == 2
     assert "needs --trace DIR" in capsys.readouterr().err
+
+
+def test_a_diff_records_a_turn_for_each_case(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    in_this_process(monkeypatch)
+    few = ("--cases", 5, "--layout", "branch", "--invariant", "lossless.greedy-match", "--dtype", "float64")
+    written = ("--report", tmp_path / "reports", "--trace", tmp_path / "traced")
+    assert ended("diff", "--jobs", 1, *few, *written) in (0, 3)
+    found = read(tmp_path / "traced")
+    judged = [json.loads(line) for line in lines(tmp_path / "reports" / "results.jsonl")]
+    assert [turn["prompt"] for turn in found.turns.values()] == [one["id"] for one in judged]
+    assert any(len(path) > 1 for turn in found.turns.values() for path in turn["paths"])
+    capsys.readouterr()
+    assert ended("trace", "show", tmp_path / "traced") == 0
+    assert "agree" in capsys.readouterr().out
+    assert ended("trace", "compare", tmp_path / "traced", tmp_path / "traced") == 0
+
+
+def test_a_failure_is_dumped_with_its_lowered_tree_until_a_smaller_one_is_found(tmp_path: Path) -> None:
+    plan = Plan(fault="tree-masked-as-chain")
+    bundle = load(CORPUS / "tree-masked-as-chain.json")
+    subject = subject_of(open_planted("cpu-eager", plan.fault))
+    verdict = judge(bundle.case, invariants_matching(("structure.mask-is-ancestry",)), Oracle(), subject)
+    assert verdict.first is not None
+    failure = Failure(verdict, verdict.first, verdict.case.id, fault=plan.fault)
+    with Writer(tmp_path / "traced", manifest_for(plan)) as writer, Lines(tmp_path / "results.jsonl") as results:
+        recorder = Recorder(plan, tmp_path, results, Progress(1), writer)
+        larger_case = replace(bundle.case, stops=replace(bundle.case.stops, max_new_tokens=99))
+        drawn = replace(failure, verdict=replace(verdict, case=larger_case))
+        larger, unwritten = recorder.found(drawn, None)
+        assert unwritten is None
+        recorder.found(failure, larger)
+    (dump,) = (tmp_path / "traced" / "failures").iterdir()
+    told = json.loads(dump.read_text())
+    check("failure", told, "the dump")
+    assert (told["prompt"], told["finding"]["invariant"]) == (bundle.case.id, "structure.mask-is-ancestry")
+    assert len(told["lowered"]["token"]) >= len(told["tree"]["parent"]) > 1
+    assert told["environment"]["seed"] == "0"
