@@ -24,28 +24,33 @@ DECODING = (
 """Options of `bench decode` alone."""
 
 
+KINDS = ("throughput", "kv", "attention", "isolation", "decode", "growth", "oracle")
+"""The benches."""
+
+
 @click.command()
-@click.argument(
-    "what", default="throughput", type=click.Choice(["throughput", "kv", "attention", "isolation", "decode"])
-)
-@click.option("--backend", help="throughput, isolation, decode: backend name or pkg.module:factory.")
+@click.argument("what", default="throughput", type=click.Choice(KINDS))
+@click.option("--backend", help="throughput, isolation, decode, growth: backend name or pkg.module:factory.")
 @click.option(
     "--cases", type=click.IntRange(min=1), help="throughput, isolation: cases (default 200); decode: prompts."
 )
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), help="attention: where (default cpu).")
 @click.option("--layout", metavar="NAME", help="kv: only this KV layout (default: each); decode: this one.")
-@click.option("--model", help="decode: checkpoint directory, hub id, or builtin:NAME.")
+@click.option("--model", help="decode, growth, oracle: checkpoint directory, hub id, or builtin:NAME.")
 @click.option("--prompts", help="decode: prompt file, or builtin:humaneval.")
 @click.option(
     "--draft", "drafts", multiple=True, metavar="DIR|ngram|model:DIR", help="decode: repeatable (default ngram)."
 )
 @click.option(
-    "--nodes", multiple=True, type=click.IntRange(1, 512), help="decode: budget of drafted nodes; repeatable."
+    "--nodes",
+    multiple=True,
+    type=click.IntRange(1, 512),
+    help="decode: budget of drafted nodes; growth, oracle: sizes of trees.",
 )
 @click.option("--depth", "depths", multiple=True, type=click.IntRange(1, 64), help="decode: tree levels; repeatable.")
 @click.option("--sweep", is_flag=True, help="decode: a grid of budgets, where --nodes or --depth does not give them.")
 @click.option("--new-tokens", type=click.IntRange(min=2), help="decode: tokens per prompt (default 64).")
-@click.option("--dtype", type=click.Choice(DTYPES), help="decode: working dtype (default float32).")
+@click.option("--dtype", type=click.Choice(DTYPES), help="decode, growth: working dtype (default float32).")
 @click.option("--repeat", type=click.IntRange(min=1), help="decode: rounds of every prompt (default 1).")
 @click.option("--trace", metavar="DIR", help="decode: record the run, and go on after what DIR holds of it.")
 @click.option(
@@ -85,6 +90,8 @@ def bench(
     isolation: what a process of its own costs a backend: as many workers as `diff` has judge each case both ways, in
     turn. decode: greedy generation on a checkpoint by the target alone, by each draft and tree, and by transformers:
     speed, times of tokens, accepted tokens by depth, stages; exit 1 if a text of ours is not the target's own.
+    growth: the target's verify forward by nodes, batch and prefix, its head by vocabulary and scored rows.
+    oracle: trees of the NumPy oracle beside transformers' float64 forward of the same trees.
     """
     # Imports stand in the function, so that other commands and `--help` do not pay for them.
     from reports.pages.tables import attention_table, figures_table, kv_table
@@ -96,6 +103,8 @@ def bench(
         "isolation": ("backend", "cases"),
         "attention": ("device",),
         "kv": ("layout",),
+        "growth": ("backend", "model", "dtype", "nodes"),
+        "oracle": ("model", "nodes"),
         "decode": ("backend", "cases", "layout", *DECODING),
     }
     given = {
@@ -108,8 +117,8 @@ def bench(
         if value not in (None, ()) and name not in of[what]:
             wants = " and ".join(one for one, names in of.items() if name in names)
             raise click.UsageError(f"--{name} is for bench {wants}")
-    if what == "decode" and model is None:
-        raise click.UsageError("bench decode needs --model")
+    if what in ("decode", "growth") and model is None:
+        raise click.UsageError(f"bench {what} needs --model")
     check_apart({"--json": json_file, "--html": html_file})
     for file in filter(None, (json_file, html_file)):
         check(file)
@@ -132,6 +141,20 @@ def bench(
         if ranks.rank:  # the first rank alone writes files
             click.echo(page, err=True)
             return code
+    elif what == "growth":
+        from reports.pages.growth import growth_page
+        from specverify.bench.growth import forwards
+
+        assert model is not None
+        sizes = forwards.Sizes(nodes) if nodes else forwards.Sizes()
+        figures = forwards.measure(backend or "cpu-eager", model, dtype or "float32", sizes)
+        page = growth_page(figures)
+    elif what == "oracle":
+        from reports.pages.growth import oracle_page
+        from specverify.bench.growth import oracle
+
+        figures = oracle.measure(model, nodes or oracle.NODES)
+        page, code = oracle_page(figures), int(not figures["same"])
     elif what == "kv":
         from specverify.bench.kv import REPETITIONS, measure
         from specverify.setup.selection import check_layout
