@@ -181,7 +181,12 @@ def bench(
     click.echo(page, err="-" in (json_file, html_file))
     if json_file is not None:
         write_json(json_file, figures)
-    if html_file is not None:
+    if html_file is not None and what in ("decode", "growth"):
+        from reports.html.bench import bench_page
+        from specverify import __version__
+
+        write_whole(html_file, bench_page(what, figures, __version__))
+    elif html_file is not None:
         from reports.html.selftest import figures_page
         from specverify import __version__
 
