@@ -117,13 +117,15 @@ class Lines:
         path: The file.
         run: The fields that are added to the line of each verdict (`run_fact`), together with the time in UTC, and with
             the case of a verdict that differs; without them, lines hold `verdict_line` alone.
+        durable: Whether each line is on the disk when it is added, so that it outlives the machine too.
 
     Raises:
         Unwritable: on entering, and on adding, when the system refuses.
     """
 
-    def __init__(self, path: str | Path, run: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, path: str | Path, run: Mapping[str, Any] | None = None, durable: bool = False) -> None:
         self.path = Path(path)
+        self._durable = durable
         self._run = run
         self._handle: int | None = None
         self._cut_off = False
@@ -168,6 +170,8 @@ class Lines:
             # A system call may write only a part, for example on a full disk.
             while line:
                 line = line[os.write(self._handle, line) :]
+            if self._durable:
+                os.fsync(self._handle)
         except OSError as error:
             raise Unwritable.because(self.path, error) from None
 

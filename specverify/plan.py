@@ -63,6 +63,7 @@ class Plan:
         memory: Bytes that the backend's process may hold, or None for most of the machine's memory.
         max_failures: Distinct causes after which no further case begins.
         focus: One of FOCI, or None for cases of every kind.
+        recorded: Whether verdicts tell what each run did, for `--trace`.
         agenda: The cases of a gate, in place of those that a search draws; None for a search.
     """
 
@@ -91,6 +92,7 @@ class Plan:
     draft_weights: str = ""
     draft_trees: str | None = None
     batch: int = 0
+    recorded: bool = False
     agenda: Agenda | None = None
 
     @property

@@ -5,45 +5,59 @@ imported, and the `FAULTS` of each are entered. A new fault is a decorated funct
 new file there, and a case in `tests/corpus`.
 """
 
+from functools import cache
 from importlib import import_module
 from pkgutil import walk_packages
+from typing import TYPE_CHECKING, Any
 
-from backends.base import Backend, Unsupported
-from backends.engine.seams import Seams
-from backends.faults.fault import Fault
-from reference.trace import Stage
+if TYPE_CHECKING:
+    from backends.base import Backend
+    from backends.faults.fault import Fault
 
-ALL: tuple[Fault, ...] = tuple(
-    sorted(
-        (
-            fault
-            for module in sorted(walk_packages(__path__, f"{__name__}."), key=lambda each: each.name)
-            for fault in getattr(import_module(module.name), "FAULTS", ())
-        ),
-        key=lambda fault: [*Stage].index(fault.stage),
+    ALL: tuple[Fault, ...]
+    """Every fault, in the order of the stages at which they strike, then by file."""
+
+
+@cache
+def _every() -> "tuple[Fault, ...]":
+    from reference.trace import Stage
+
+    found = (
+        fault
+        for module in sorted(walk_packages(__path__, f"{__name__}."), key=lambda each: each.name)
+        for fault in getattr(import_module(module.name), "FAULTS", ())
     )
-)
-"""Every fault, in the order of the stages at which they strike, then by file."""
+    return tuple(sorted(found, key=lambda fault: [*Stage].index(fault.stage)))
 
 
-def named(name: str) -> Fault:
+def __getattr__(name: str) -> Any:
+    """`ALL` when it is first asked for: the catalogue beside it is read without the engine that faults patch."""
+    if name == "ALL":
+        return _every()
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def named(name: str) -> "Fault":
     """The fault called `name`.
 
     Raises:
         KeyError: when there is none; the message names the command that lists them.
     """
-    for fault in ALL:
+    for fault in _every():
         if fault.name == name:
             return fault
     raise KeyError(f"no fault is called {name!r}; `specverify list faults` names them")
 
 
-def plant(backend: Backend, fault: Fault) -> None:
+def plant(backend: "Backend", fault: "Fault") -> None:
     """Plant `fault` in a backend that runs our engine; it stays as long as the backend object lives.
 
     Raises:
         Unsupported: for a backend without seams.
     """
+    from backends.base import Unsupported
+    from backends.engine.seams import Seams
+
     seams = getattr(backend, "seams", None)
     if not isinstance(seams, Seams):
         raise Unsupported(f"backend {backend.declaration.name} exposes no engine seams: no fault can be planted in it")

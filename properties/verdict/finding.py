@@ -6,6 +6,7 @@ from typing import Any
 
 from properties.accepted_ranks import RankCounts
 from properties.resolution import Resolution
+from properties.verdict.run_facts import RunFacts
 from reference.case import Case
 from reference.trace import Speculated, Stage, Trace
 
@@ -228,6 +229,7 @@ class Verdict:
         speculated: Counts of drafted tokens, where the backend tells them beside its stages.
         known: Names of the known failures that the case showed; their findings are not among `findings`.
         behind: Signatures of differences after a known failure, which may be its consequences.
+        run: What the run did, for the record of a run that keeps one.
     """
 
     case: Case
@@ -252,6 +254,7 @@ class Verdict:
     commit_fallbacks: Mapping[str, int] = field(default_factory=dict)
     known: tuple[str, ...] = ()
     behind: tuple[str, ...] = ()
+    run: RunFacts | None = None
 
     @property
     def judged(self) -> bool:

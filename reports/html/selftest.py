@@ -112,6 +112,13 @@ def _stages(report: SelfTest) -> Bars | None:
 
 def figures_page(title: str, what: str, figures: Mapping[str, Any], version: str) -> bytes:
     """The page of a bench or a calibration: its figures, and each list of rows among them as a table."""
+    single, tables = tables_of(figures)
+    facts = {"title": title, "what": what, "version": version, "single": single, "tables": tables}
+    return rendered("figures.html.j2", facts)
+
+
+def tables_of(figures: Mapping[str, Any]) -> tuple[list[tuple[str, str]], list[dict[str, Any]]]:
+    """Single figures as names and texts, and each list of rows among them as a table."""
     single = [(cut(name, 80), _told(value)) for name, value in figures.items() if not _is_table(value)]
     tables = []
     for name, value in figures.items():
@@ -119,8 +126,7 @@ def figures_page(title: str, what: str, figures: Mapping[str, Any], version: str
             columns = list(dict.fromkeys(key for row in value for key in row))
             rows = [[_told(row.get(key)) for key in columns] for row in value[:500]]
             tables.append({"name": cut(name, 80), "columns": [cut(str(key), 60) for key in columns], "rows": rows})
-    facts = {"title": title, "what": what, "version": version, "single": single, "tables": tables}
-    return rendered("figures.html.j2", facts)
+    return single, tables
 
 
 def _is_table(value: Any) -> bool:

@@ -7,6 +7,9 @@ from rich.table import Table
 from reports.format import clean, number, plural
 from reports.layout80 import printed
 
+TIMES = ("tpot_ms", "ttft_ms", "prefill_ms")
+"""The times of a way, in the order of the columns."""
+
 SHOWN = 3
 """Most texts of a way that are shown to differ."""
 
@@ -18,11 +21,16 @@ def decode_page(figures: dict[str, Any]) -> str:
         f"bench decode on {clean(str(facts['backend']))}, {clean(str(facts['device']))}: {facts['dtype']}, "
         f"{plural(facts['threads'], 'thread')}, {plural(facts['prompts'], 'prompt')}, greedy\n"
     )
-    parts = [head, _speeds(rows), _acceptance(rows), _stages(rows), _texts(figures["texts"])]
+    grids = [_grid(one) for one in figures["grids"]]
+    parts = [head, _speeds(rows), _times(rows), _acceptance(rows), *grids, _stages(rows), _texts(figures["texts"])]
     drafted = [one for one in rows if one["break_even"] is not None]
     if len(drafted) > 1:
         best = max(drafted, key=lambda one: one["tokens_per_s"])
         parts.append(f"fastest draft: {clean(best['way'])}, {best['speed_up']['mean']:.2f} times the target alone\n")
+    parts.append(_memory(rows))
+    parts += [f"{line}\n" for line in figures.get("missing", ())]
+    if figures.get("resumed"):
+        parts.append(f"{plural(figures['resumed'], 'prompt')} taken from the record of an earlier run\n")
     parts.append(f"memory: {facts['peak_resident_mb']:.0f} MB resident at most, all ways together\n")
     return "\n".join(part for part in parts if part)
 
@@ -41,15 +49,34 @@ def _speeds(rows: list[dict[str, Any]]) -> str:
     for one in rows:
         speed = one["speed_up"]
         cells = [f"{one['tokens_per_s']:.1f}", *(f"{speed[name]:.2f}" for name in ("mean", "p50", "p90", "p99"))]
-        times = ["-" if one[name] is None else f"{one[name]:.1f}" for name in ("tpot_ms", "ttft_ms", "prefill_ms")]
+        times = ["-" if one[name] is None else f"{one[name]:.1f}" for name in TIMES]
         table.add_row(clean(one["way"]), *cells, *times)
+    return printed(table)
+
+
+def _times(rows: list[dict[str, Any]]) -> str:
+    ranks = ("p50", "p90", "p99")
+    table = _table("times over turns in ms: each further token, first token, prefill", *ranks, *ranks, *ranks)
+    for one in rows:
+        spreads = [one["spreads"][name] for name in TIMES]
+        cells = ["-" if spread is None else f"{spread[rank]:.1f}" for spread in spreads for rank in ranks]
+        table.add_row(clean(one["way"]), *cells)
+    return printed(table)
+
+
+def _memory(rows: list[dict[str, Any]]) -> str:
+    names = ("target", "draft", "KV", "peak")
+    table = _table("memory in MiB: weights, KV caches, and the most in use during the way", *names)
+    for one in rows:
+        held = [one["memory"][name] for name in ("target_mb", "draft_mb", "kv_mb", "peak_mb")]
+        table.add_row(clean(one["way"]), *("-" if value is None else f"{value:.4g}" for value in held))
     return printed(table)
 
 
 def _acceptance(rows: list[dict[str, Any]]) -> str:
     table = _table(
         "accepted drafted tokens per step; break-even is the mean that a step's cost asks for",
-        "mean", "p50", "p90", "break-even", "steps", "drafts", "drafted", "rejected",
+        "mean", "p50", "p90", "p99", "break-even", "steps", "drafts", "drafted", "rejected",
     )  # fmt: skip
     shown = [one for one in rows if one["accepted"] is not None]
     if not shown:
@@ -58,6 +85,7 @@ def _acceptance(rows: list[dict[str, Any]]) -> str:
         taken = one["accepted"]
         table.add_row(
             clean(one["way"]), f"{taken['mean']:.2f}", f"{taken['p50']:.0f}", f"{taken['p90']:.0f}",
+            f"{taken['p99']:.0f}",
             f"{one['break_even']:.2f}", *(str(one[name]) for name in ("steps", "draft_calls", "drafted", "rejected")),
         )  # fmt: skip
     deepest = max(len(one["by_depth"]) for one in shown)
@@ -66,6 +94,33 @@ def _acceptance(rows: list[dict[str, Any]]) -> str:
         shares = [f"{share:.2f}" for share in one["by_depth"]]
         depths.add_row(clean(one["way"]), *shares, *[""] * (deepest - len(shares)))
     return printed(table) + "\n" + printed(depths)
+
+
+def _grid(grid: dict[str, Any]) -> str:
+    """The budgets of one draft: a row for each depth, a column for each number of nodes, and the best one."""
+    title = f"budgets of {clean(grid['draft'])}: × over the target alone, and accepted tokens per step"
+    table = Table(title=title, title_justify="left", box=None, padding=(0, 1, 0, 0))
+    table.add_column("levels", justify="right")
+    for nodes in grid["nodes"]:
+        table.add_column(plural(nodes, "node"), justify="right")
+    at = {(cell["nodes"], cell["depth"]): cell for cell in grid["cells"]}
+    for depth in grid["depths"]:
+        cells = [at.get((nodes, depth)) for nodes in grid["nodes"]]
+        table.add_row(str(depth), *("-" if cell is None else _budget(cell) for cell in cells))
+    best = grid["best"]
+    why = "it drafts nothing"
+    if best["accepted"] is not None:
+        why = f"it accepts {best['accepted']:.2f} per step and breaks even at {best['break_even']:.2f}"
+    line = (
+        f"best budget: {plural(best['nodes'], 'node')} in {plural(best['depth'], 'level')}, "
+        f"{best['speed_up']:.2f} times the target alone;\n{why}\n"
+    )
+    return printed(table) + line
+
+
+def _budget(cell: dict[str, Any]) -> str:
+    accepted = cell["accepted"]
+    return f"{cell['speed_up']:.2f}× {'-' if accepted is None else format(accepted, '.2f')}"
 
 
 def _stages(rows: list[dict[str, Any]]) -> str:

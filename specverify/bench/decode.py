@@ -5,45 +5,32 @@ generation. Every prompt is run in every way before the next prompt begins, in a
 prompt, so that a machine that slows down slows all ways. One untimed generation of each way comes first.
 """
 
-import resource
-from collections.abc import Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from backends.engine.backend import EngineBackend
 from reference.case import Case
 from reference.draft import Draft, Ngram
-from reference.draft_trees import Expansion
 from reference.malformed import Malformed
-from reference.trace import Array, Trace
-from reference.tree import RankTree
-from reports import writing
 from reports.progress import Progress
-from reports.record import Lines
-from specverify.bench.agreement import Agreement, compared, first_difference, noise_between, rows_of
-from specverify.bench.hugging_face import ASSISTED, LOOKUP, PLAIN, generated
-from specverify.bench.stage_clock import StageClock
-from specverify.bench.turn import Turn
-from specverify.checkpoints.cases import LOOKUP_ORDER, base_case, branches, ends_of
-from specverify.checkpoints.given_draft import TOP_K, given_draft
+from specverify.bench.budgets import ways_of
+from specverify.bench.decode_record import Measured, manifest_for, recorded, stray_of, take
+from specverify.bench.decode_run import Run
+from specverify.bench.hugging_face import ASSISTED, LOOKUP, PLAIN
+from specverify.bench.memory import MB, resident_bytes
+from specverify.bench.turn import TARGET, Turn, Way
+from specverify.checkpoints.cases import base_case, ends_of
+from specverify.checkpoints.given_draft import given_draft
 from specverify.checkpoints.opening import open_checkpoint
 from specverify.checkpoints.prompts import prompts_of
 from specverify.plan import Plan
+from specverify.records import merge
+from specverify.records.ranks import Ranks
+from specverify.records.write import Writer
 from specverify.setup.errors import UnusableInput
 from specverify.setup.subjects import manifest, open_planted
-
-TARGET = "target-only"
-"""The way that every other one is compared with: our engine without a draft."""
-
-WARM_TOKENS = 8
-"""Tokens of the untimed generation that comes first in each way."""
-
-NGRAM_DEPTH = 4
-"""Levels of an n-gram's tree where none is asked for."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +43,7 @@ class Asked:
         nodes: Budgets of drafted nodes; empty for the draft's own.
         depths: Levels below the root; empty for the draft's own.
         repeats: How often each way runs each prompt.
-        folder: Where the manifest and a JSON line for each turn are written; None writes neither.
+        folder: Where the record is written; a run goes on after the prompts that its record holds. None writes none.
     """
 
     plan: Plan
@@ -67,32 +54,64 @@ class Asked:
     folder: Path | None = None
 
 
-@dataclass
-class Measured:
-    """What a bench has measured.
+def measure(asked: Asked, ranks: Ranks) -> Measured:
+    """Time every way on every prompt of this rank, and wait for the other ranks.
 
-    Attributes:
-        ways: Names of the ways, the target alone first.
-        ours: Those of the ways that our engine runs with a draft.
-        turns: All timed generations, in the order in which they ran.
-        agreements: Comparisons of the texts with those of the target alone.
-        facts: Device, dtype, sizes and versions.
-    """
-
-    ways: list[str]
-    ours: list[str]
-    turns: list[Turn]
-    agreements: list[Agreement]
-    facts: dict[str, Any]
-
-
-def measure(asked: Asked) -> Measured:
-    """Time every way on every prompt.
+    Returns:
+        What rank 0 has put together of the whole shards; what this rank has measured, elsewhere.
 
     Raises:
-        UnusableInput: The backend is no engine of ours, or model, prompts or drafts cannot be used.
+        UnusableInput: The backend is no engine of ours, model, prompts or drafts cannot be used, the folder holds the
+            record of another run, or there are several ranks and no folder.
         MissingInput: This machine lacks something.
     """
+    if ranks.world > 1 and asked.folder is None:
+        raise UnusableInput("bench decode under torchrun needs --trace DIR: the shards of its ranks are files")
+    ranks.join()
+    backend, bases, drafts = _opened(asked)
+    theirs = [PLAIN, LOOKUP] if backend.declaration.device == "cpu" else []
+    if theirs and any(draft.model is not None for _, draft in drafts.values()):
+        theirs.append(ASSISTED)
+    run = Run(backend, bases, {name: draft for name, (_, draft) in drafts.items()}, [TARGET, *drafts, *theirs])
+    facts = run.facts | manifest(backend)
+    measured = Measured(run.ways, list(drafts), [], [], facts, [way for way, _ in drafts.values()])
+    numbers = ranks.mine(len(bases))
+    with ExitStack() as stack:
+        writer = None
+        if asked.folder is not None:
+            told = manifest_for(_told(asked), bases, drafts, run.ways, facts, (ranks.rank, ranks.world))
+            writer = stack.enter_context(Writer(ranks.folder(asked.folder), told))
+            take(measured, writer.before)
+            numbers = [number for number in numbers if number not in writer.before.prompts]
+        if numbers:
+            run.warm_up()
+        progress = stack.enter_context(Progress(len(numbers) * asked.repeats * len(run.ways)))
+        for number in numbers:
+            for turn in run.prompt(number, asked.repeats):
+                measured.turns.append(turn)
+                if writer is not None:
+                    writer.turn(asdict(turn))
+                progress.advance()
+            measured.agreements += run.agreements[number]
+            if writer is not None:
+                _write_strays(writer, run, number, measured.turns)
+                writer.prompt({"prompt": number, "agreements": [asdict(one) for one in run.agreements[number]]})
+    unmet = ranks.meet()
+    if ranks.world > 1 and ranks.rank == 0:
+        assert asked.folder is not None
+        shards = [merge.shard_folder(asked.folder, rank, ranks.world) for rank in range(ranks.world)]
+        whole = merge.merged(shards)
+        merge.write(whole, asked.folder)
+        measured = recorded(whole)
+    elif unmet is not None:
+        measured.missing.append(f"{unmet}; this shard is whole: `specverify trace merge` puts shards together")
+    peaks = [resident_bytes() / MB, *(one.peak_mb for one in measured.turns if one.peak_mb is not None)]
+    measured.facts["peak_resident_mb"] = max(peaks)
+    return measured
+
+
+def _opened(asked: Asked) -> tuple[EngineBackend, list[Case], dict[str, tuple[Way, Draft]]]:
+    """The backend, a case of the target alone for each prompt, and the ways with a draft by name."""
     plan = asked.plan
     backend = open_planted(plan.backend, None, plan.mode)
     if not isinstance(backend, EngineBackend):
@@ -105,123 +124,24 @@ def measure(asked: Asked) -> Measured:
     prompts = prompts_of(plan, checkpoint)
     bases = [base_case(checkpoint, prompt, number, plan, ends).plain_decode() for number, prompt in enumerate(prompts)]
     drafts = {
-        name: draft
+        way.name: (way, draft)
         for given in asked.drafts
-        for name, draft in _trees(given, given_draft(given, checkpoint, backend.declaration), asked)
+        for way, draft in ways_of(given, given_draft(given, checkpoint, backend.declaration), asked.nodes, asked.depths)
     }
     for number, base in enumerate(bases):
-        for name, draft in drafts.items():
+        for name, (_, draft) in drafts.items():
             _check_fits(name, base, draft, number)
-    theirs = [PLAIN, LOOKUP] if backend.declaration.device == "cpu" else []
-    if theirs and any(one.model is not None for one in drafts.values()):
-        theirs.append(ASSISTED)
-    run = _Run(backend, bases, drafts, [TARGET, *drafts, *theirs])
-    measured = Measured(run.ways, list(drafts), [], [], run.facts | manifest(backend))
-    run.warm_up()
-    with ExitStack() as stack:
-        lines = None
-        if asked.folder is not None:
-            asked.folder.mkdir(parents=True, exist_ok=True)
-            writing.write_json(asked.folder / "manifest.json", measured.facts | {"asked": _told(asked)})
-            lines = stack.enter_context(Lines(asked.folder / "turns.jsonl"))
-        progress = stack.enter_context(Progress(len(bases) * asked.repeats * len(run.ways)))
-        for number in range(len(bases)):
-            for turn in run.prompt(number, asked.repeats, measured.agreements):
-                measured.turns.append(turn)
-                if lines is not None:
-                    lines.append(asdict(turn))
-                progress.advance()
-    measured.facts["peak_resident_mb"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    return measured
+    return backend, bases, drafts
 
 
-class _Run:
-    """The open models and the ways of one bench."""
-
-    def __init__(self, backend: EngineBackend, bases: list[Case], drafts: dict[str, Draft], ways: list[str]) -> None:
-        self.ways = ways
-        self._bases, self._drafts = bases, drafts
-        self._clock = StageClock(backend.declaration.device)
-        self._backend = backend
-        backend.seams = self._clock.planted(backend.seams)
-        self.facts: dict[str, Any] = {
-            "backend": backend.declaration.name,
-            "dtype": bases[0].dtype,
-            "threads": torch.get_num_threads(),
-            "prompts": len(bases),
-            "longest_prompt": max(len(base.prompt) for base in bases),
-        }
-
-    def warm_up(self) -> None:
-        """Run each way once, on the first tokens of the first prompt, untimed."""
-        short = replace(self._bases[0], stops=replace(self._bases[0].stops, max_new_tokens=WARM_TOKENS))
-        for way in self.ways:
-            self._turn(way, short, 0, 0)
-
-    def prompt(self, number: int, repeats: int, agreements: list[Agreement]) -> Iterator[Turn]:
-        """Every way on one prompt, `repeats` times; the texts of the first time are compared."""
-        texts, rows = dict[str, Turn](), list[Array]()
-        noise = 0.0
-        for repeat in range(repeats):
-            others = self.ways[1:]
-            turning = (number + repeat) % max(1, len(others))
-            # The target alone comes first: its logits are what the others are compared with.
-            for way in (TARGET, *others[turning:], *others[:turning]):
-                turn, trace = self._turn(way, self._bases[number], number, repeat)
-                if repeat == 0:
-                    texts[way] = turn
-                    if way == TARGET and trace is not None:
-                        rows = rows_of(trace)
-                    elif trace is not None:
-                        at = first_difference(texts[TARGET].tokens, turn.tokens)
-                        same = min(len(turn.tokens), len(rows)) if at is None else at
-                        noise = max(noise, noise_between(rows, rows_of(trace), same))
-                yield turn
-        agreements += [compared(texts[TARGET], rows, turn, noise) for way, turn in texts.items() if way != TARGET]
-
-    def _turn(self, way: str, base: Case, number: int, repeat: int) -> tuple[Turn, Trace | None]:
-        if way in (PLAIN, LOOKUP, ASSISTED):
-            model = next((one for one in self._drafts.values() if one.model is not None), base.draft)
-            return generated(way, replace(base, draft=model) if way == ASSISTED else base, number, repeat), None
-        case = base if way == TARGET else replace(base, draft=self._drafts[way])
-        self._clock.start()
-        trace = self._backend.run(case)
-        seconds = self._clock.stop()
-        assert trace.accounting is not None
-        trees = [step.drafted.tree for step in trace.steps if step.drafted is not None]
-        turn = Turn(
-            number, repeat, way, trace.output, seconds, tuple(self._clock.steps),
-            tuple(len(step.emitted.tokens) for step in trace.steps if step.emitted is not None),
-            self._clock.prefilled, dict(self._clock.stages), trace.accounting.accept_lengths,
-            tuple(len(tree) - 1 for tree in trees), tuple(tree.height for tree in trees),
-            trace.accounting.draft_calls, dict(trace.fallbacks),
-        )  # fmt: skip
-        return turn, trace
-
-
-def _trees(given: str, draft: Draft | None, asked: Asked) -> Iterator[tuple[str, Draft]]:
-    """The ways of one draft: with its own tree, or one for each budget of nodes and each depth."""
-    name = given if len(given) < 24 else Path(given).name
-    if draft is None:
-        if given != Ngram.TAG:
-            raise UnusableInput(
-                f"bench decode --draft {given}: a scripted draft knows the text, so that no time means anything"
-            )
-        draft = Ngram(branches(NGRAM_DEPTH, NGRAM_DEPTH), LOOKUP_ORDER)
-    if not asked.nodes and not asked.depths:
-        yield name, draft
-        return
-    shape = draft.shape if isinstance(draft.shape, Expansion) else None  # type: ignore[attr-defined]
-    for depth in asked.depths or (shape.depth if shape else NGRAM_DEPTH,):
-        for nodes in asked.nodes or (shape.total - 1 if shape else depth,):
-            with suppress(Malformed):  # more nodes than so few levels can hold, or too deep a tree
-                tree = Expansion(TOP_K, depth, nodes + 1) if shape else _in_branches(nodes, depth)
-                yield f"{name} {nodes}x{depth}", replace(draft, shape=tree)  # type: ignore[type-var]
-
-
-def _in_branches(nodes: int, depth: int) -> RankTree:
-    """A static tree of branches from the root, each `depth` long, `nodes` together; a branch's rank is its number."""
-    return branches(*(min(depth, nodes - done) for done in range(0, nodes, depth)))
+def _write_strays(writer: Writer, run: Run, number: int, turns: list[Turn]) -> None:
+    """Write a dump for each text of this prompt that is not the target's and parts from it at no tie."""
+    of = {turn.way: turn for turn in turns if turn.prompt == number}
+    for agreement in run.agreements[number]:
+        if not agreement.agrees and (number, agreement.way) in run.strayed:
+            step = run.strayed[number, agreement.way]
+            name = f"prompt-{number}-{run.ways.index(agreement.way)}"
+            writer.failure(name, stray_of(of[agreement.way], agreement, *step))
 
 
 def _check_fits(name: str, base: Case, draft: Draft, number: int) -> None:

@@ -9,8 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from specverify.bench.decode import TARGET, Measured
-from specverify.bench.turn import Turn
+from reports.pages.decode import decode_page
+from specverify.bench.budgets import grids
+from specverify.bench.decode_record import Measured
+from specverify.bench.turn import TARGET, Turn
 
 PERCENTILES = (50, 90, 99)
 
@@ -20,10 +22,14 @@ def figures(measured: Measured) -> dict[str, Any]:
 
     Returns:
         facts; ways: for each way a row (see `row`); texts: for each way the numbers of equal texts, of texts that part
-        at a tie, and the first other ones.
+        at a tie, and the first other ones; grids: the budgets of each draft (`specverify.bench.budgets.grids`).
     """
     alone = {(turn.prompt, turn.repeat): turn for turn in measured.turns if turn.way == TARGET}
-    rows = [row(way, [turn for turn in measured.turns if turn.way == way], alone) for way in measured.ways]
+    rows = []
+    for way in measured.ways:
+        turns = [turn for turn in measured.turns if turn.way == way]
+        if turns:  # shards that are missing may have had all
+            rows.append(row(way, turns, alone) | {"memory": memory(turns)})
     texts = []
     for way in measured.ways[1:]:
         told = [one for one in measured.agreements if one.way == way]
@@ -35,7 +41,18 @@ def figures(measured: Measured) -> dict[str, Any]:
                 "other": [asdict(one) for one in told if not one.agrees],
             }
         )
-    return {"facts": measured.facts, "ways": rows, "texts": texts}
+    return {"facts": measured.facts, "ways": rows, "grids": grids(measured.drafted, rows), "texts": texts}
+
+
+def told(measured: Measured) -> tuple[dict[str, Any], str, int]:
+    """The figures of a bench, its page, and its exit code.
+
+    Returns:
+        The code is 1 where a text of our engine is not the target's own, 3 where a shard is missing.
+    """
+    content = figures(measured) | {"missing": measured.missing, "resumed": measured.resumed}
+    wrong = any(not one.agrees for one in measured.agreements if one.way in measured.ours)
+    return content, decode_page(content), 1 if wrong else 3 if measured.missing else 0
 
 
 def row(way: str, turns: list[Turn], alone: dict[tuple[int, int], Turn]) -> dict[str, Any]:
@@ -43,10 +60,11 @@ def row(way: str, turns: list[Turn], alone: dict[tuple[int, int], Turn]) -> dict
 
     Returns:
         tokens, seconds, tokens_per_s; speed_up over the target alone (mean and percentiles over turns); ttft_ms,
-        prefill_ms, tpot_ms (means over turns; None where the way shows none); accepted (drafted tokens per step, mean
+        prefill_ms, tpot_ms (means over turns; None where the way shows none) and `spreads` of these three (mean and
+        percentiles over turns); accepted (drafted tokens per step, mean
         and percentiles); by_depth (share of the trees that reach a depth in which it was accepted); steps,
-        draft_calls, drafted, rejected; break_even (accepted tokens per step at which the way is as fast as the target
-        alone: the cost of its step over that of the target's, less one); stages (share of the seconds).
+        draft_calls, verify_calls, drafted, rejected; break_even (accepted tokens per step at which the way is as fast
+        as the target alone: the cost of its step over that of the target's, less one); stages (share of the seconds).
     """
     tokens, seconds = sum(len(turn.tokens) for turn in turns), sum(turn.seconds for turn in turns)
     accepted = [one for turn in turns for one in turn.accepted]
@@ -72,16 +90,35 @@ def row(way: str, turns: list[Turn], alone: dict[tuple[int, int], Turn]) -> dict
         "ttft_ms": 1000 * float(np.mean([turn.first_token_s for turn in turns])),
         "prefill_ms": 1000 * float(np.mean(shown)) if shown else None,
         "tpot_ms": 1000 * float(np.mean(pace)) if pace else None,
+        "spreads": {
+            "ttft_ms": _milliseconds([turn.first_token_s for turn in turns]),
+            "prefill_ms": _milliseconds(shown),
+            "tpot_ms": _milliseconds(pace),
+        },
         "accepted": spread(accepted) if speculates else None,
         "by_depth": by_depth(accepted, heights) if speculates else [],
         "steps": sum(len(turn.steps) for turn in turns),
         "draft_calls": sum(turn.draft_calls for turn in turns),
+        "verify_calls": sum(len(turn.steps) for turn in turns) if turns[0].stages else None,
         "drafted": drafted,
         "rejected": drafted - sum(accepted),
         "break_even": _step_s(turns) / _step_s(list(alone.values())) - 1 if speculates else None,
         "stages": {name: spent / seconds for name, spent in stages.most_common()},
         "fallbacks": sum((Counter(turn.fallbacks) for turn in turns), Counter()),
     }
+
+
+def memory(turns: list[Turn]) -> dict[str, float | None]:
+    """MiB over the turns of one way: weights of target and draft, most of the KV caches, most that was in use."""
+    found: dict[str, float | None] = {}
+    for name in ("target_mb", "draft_mb", "kv_mb", "peak_mb"):
+        values = (getattr(turn, name) for turn in turns)
+        found[name] = max((value for value in values if value is not None), default=None)
+    return found
+
+
+def _milliseconds(seconds: list[float]) -> dict[str, float] | None:
+    return spread([1000 * one for one in seconds]) if seconds else None
 
 
 def spread(values: list[Any]) -> dict[str, float]:

@@ -12,6 +12,7 @@ import torch
 
 from backends.adapt.models import transformers_model
 from reference.case import Case
+from specverify.bench.memory import MB, Peak, weight_bytes
 from specverify.bench.turn import Turn
 
 PLAIN, LOOKUP, ASSISTED = "transformers", "transformers-lookup", "transformers-assisted"
@@ -43,6 +44,8 @@ class Times:
 def generated(way: str, case: Case, prompt: int, repeat: int) -> Turn:
     """One greedy generation of transformers for the prompt of `case`; the model stays open for the next."""
     network = transformers_model(case.model, case.dtype)
+    peak = Peak("cpu")
+    peak.start()
     given: dict[str, Any] = {}
     if way == LOOKUP:
         given["prompt_lookup_num_tokens"] = LOOKED_UP
@@ -63,6 +66,26 @@ def generated(way: str, case: Case, prompt: int, repeat: int) -> Turn:
             **given,
         )
     seconds = time.perf_counter() - began
+    held = _weights(way, case)
     tokens = tuple(told[0, len(case.prompt) :].tolist())
     steps = tuple(at - began for at in times.at)
-    return Turn(prompt, repeat, way, tokens, seconds, steps, emitted=tuple(times.counts))
+    return Turn(
+        prompt,
+        repeat,
+        way,
+        tokens,
+        seconds,
+        steps,
+        emitted=tuple(times.counts),
+        peak_mb=peak.mb(),
+        target_mb=held[0] / MB,
+        draft_mb=held[1] / MB,
+    )
+
+
+def _weights(way: str, case: Case) -> tuple[int, int]:
+    """Bytes of the weights of the target, and of the assistant or 0."""
+    target, drafting = weight_bytes(transformers_model(case.model, case.dtype)), 0
+    if way == ASSISTED and case.draft.model is not None:
+        drafting = weight_bytes(transformers_model(case.draft.model, case.dtype, role="draft"))
+    return target, drafting

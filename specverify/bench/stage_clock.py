@@ -19,6 +19,7 @@ from torch import Tensor
 from backends.engine.request import Request
 from backends.engine.seams import Seams
 from backends.engine.tracing import Revealer
+from specverify.bench.memory import cache_bytes, drafting_bytes, weight_bytes
 
 STAGES = ("prefill", "draft", "lower", "verify", "accept", "commit", "host")
 """Every stage that has seconds; `host` holds what none of the others holds."""
@@ -31,6 +32,8 @@ class StageClock:
         stages: Seconds of each stage.
         steps: For each step so far, the seconds from the start to its end.
         prefilled: Seconds from the start to the end of the prefill.
+        kv_bytes: Bytes of the KV caches of target and draft when the last request ended.
+        weights: Bytes of the weights of the target, and of the model of the draft or 0.
     """
 
     def __init__(self, device: str) -> None:
@@ -42,6 +45,7 @@ class StageClock:
         self.stages: defaultdict[str, float] = defaultdict(float)
         self.steps: list[float] = []
         self.prefilled = 0.0
+        self.kv_bytes, self.weights = 0, (0, 0)
         self._inside = ["host"]
         self._synchronise()
         self._began = self._last = time.perf_counter()
@@ -79,6 +83,15 @@ class StageClock:
         """Note the end of a step."""
         self._turn()
         self.steps.append(self._last - self._began)
+
+    @contextmanager
+    def standing(self) -> Iterator[None]:
+        """A time inside the `with` that no stage, no step and no sum counts."""
+        self._turn()
+        yield
+        self._synchronise()
+        now = time.perf_counter()
+        self._began, self._last = self._began + now - self._last, now
 
     def _turn(self) -> None:
         """Count the seconds since the last turn for the present stage."""
@@ -135,6 +148,11 @@ def _timed(request: type[Request], clock: StageClock) -> type[Request]:
                 clock.leave()
             super().settle(flat, heads)
             clock.stepped()
+            if self.finish is not None:
+                with clock.standing():
+                    clock.kv_bytes = cache_bytes(self.lease.caches)
+                    drafting = drafting_bytes(self.lease.owner or self.draft)
+                    clock.weights = weight_bytes(self.target.model), drafting
 
     return Timed
 

@@ -3,6 +3,9 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+TARGET = "target-only"
+"""The way that every other one is compared with: our engine without a draft."""
+
 
 @dataclass(frozen=True)
 class Turn:
@@ -23,6 +26,11 @@ class Turn:
         height: Levels below the root of each tree.
         draft_calls: Forwards of the draft.
         fallbacks: Reasons why attention took a slower path, with calls.
+        paths: Accepted rows of each tree, from the root on; empty where the way shows none.
+        kv_mb: MiB of the KV caches at the end of the text, of target and draft; None where the way shows none.
+        peak_mb: Most MiB in use during the turn: of the device, or resident; None where the system does not tell.
+        target_mb: MiB of the weights of the target; None where the way shows none.
+        draft_mb: MiB of the weights of the draft, 0 for a draft without weights.
     """
 
     prompt: int
@@ -39,6 +47,11 @@ class Turn:
     height: tuple[int, ...] = ()
     draft_calls: int = 0
     fallbacks: Mapping[str, int] = field(default_factory=dict)
+    paths: tuple[tuple[int, ...], ...] = ()
+    kv_mb: float | None = None
+    peak_mb: float | None = None
+    target_mb: float | None = None
+    draft_mb: float | None = None
 
     @property
     def first_token_s(self) -> float:
@@ -50,3 +63,20 @@ class Turn:
         """Seconds for each token after the first step's; None if that step brought all."""
         after = len(self.tokens) - self.emitted[0]
         return (self.seconds - self.steps[0]) / after if after else None
+
+
+@dataclass(frozen=True)
+class Way:
+    """The name of one draft with one tree.
+
+    Attributes:
+        name: The name of the way.
+        given: The name of the draft alone.
+        nodes: The budget of drafted nodes; None where the draft has its own tree.
+        depth: Levels below the root; None where the draft has its own tree.
+    """
+
+    name: str
+    given: str
+    nodes: int | None = None
+    depth: int | None = None

@@ -22,6 +22,8 @@ from specverify.campaign import campaign
 from specverify.campaign.messages import Opened
 from specverify.interrupts import Interrupts
 from specverify.plan import Plan
+from specverify.records import of_diff
+from specverify.records.write import Writer
 from specverify.setup.environment import environment
 from specverify.setup.report_files import check_apart
 
@@ -33,8 +35,11 @@ def diff(
     json_file: str | None,
     html_file: str | None = None,
     verbose: bool = False,
+    trace: Path | None = None,
 ) -> int:
     """Run `plan` and write its reports into the folder `report`; with `verbose`, the page has every count.
+
+    With `trace`, a record of the run is written there (`specverify.records`).
 
     Returns:
         0 agree, 1 differ, 2 wrong input, 3 could not judge, or could not write a requested report.
@@ -54,7 +59,7 @@ def diff(
     own = "the run's own results"
     check_apart({own: str(results), "--json": json_file, "--junit": junit_file, "--html": html_file})
     with Interrupts():  # an interrupt during the writing of reports waits until they are written
-        return _carried_out(plan, report, results, junit_file, json_file, html_file, verbose)
+        return _carried_out(plan, report, results, junit_file, json_file, html_file, verbose, trace)
 
 
 def _carried_out(
@@ -65,11 +70,16 @@ def _carried_out(
     json_file: str | None,
     html_file: str | None,
     verbose: bool,
+    trace: Path | None,
 ) -> int:
     """Run the campaign, print its pages and write its reports; the exit code."""
     identity = record.run_fact(__version__, plan.seed, plan.fault)
-    with record.Lines(results, identity) as lines, Progress(plan.drawn_and_saved) as progress:
-        tally, refused = campaign.run(plan, Recorder(plan, report, lines, progress))
+    with contextlib.ExitStack() as stack:
+        writer = None if trace is None else stack.enter_context(Writer(trace, of_diff.manifest_for(plan)))
+        lines = stack.enter_context(record.Lines(results, identity))
+        progress = stack.enter_context(Progress(plan.drawn_and_saved))
+        asked = replace(plan, recorded=writer is not None)
+        tally, refused = campaign.run(asked, Recorder(plan, report, lines, progress, writer))
     # A run that could not start has nothing to report, unless failures or cases came before the refusal.
     if refused is not None and not (tally.failures if refused == 2 else tally.cases):
         errors = "; ".join(" ".join(line.split()) for line in tally.errors)
@@ -104,8 +114,11 @@ def _unwritten(file: str, content: bytes) -> list[str]:
 class Recorder:
     """The `Listener` of `diff`: it writes each verdict and each failure to its file at once."""
 
-    def __init__(self, plan: Plan, folder: Path, lines: record.Lines, progress: Progress) -> None:
+    def __init__(
+        self, plan: Plan, folder: Path, lines: record.Lines, progress: Progress, writer: Writer | None = None
+    ) -> None:
         self._plan = plan
+        self._writer = writer
         self._folder = folder
         self._lines = lines
         self._progress = progress
@@ -139,6 +152,8 @@ class Recorder:
         self._progress.advance(1, failures=int(bool(verdict.findings)))
         try:
             self._lines.add(verdict)
+            if self._writer is not None:
+                self._writer.turn(of_diff.turn_for(verdict))
         except writing.Unwritable as why:
             return str(why)
         return None
@@ -151,6 +166,8 @@ class Recorder:
             self._before.add(str(path))  # the file of an earlier run, which must not be deleted below
         try:
             saved = replace(failure, file=str(bundle.save(self._folder, failure, self._environment)))
+            if self._writer is not None:
+                self._dumped(failure, before)
         except writing.Unwritable as why:
             return replace(failure, file=None if before is None else before.file), str(why)
         # The shrunk case has another id, and thus another file than the case as drawn.
@@ -158,6 +175,14 @@ class Recorder:
             with contextlib.suppress(OSError):
                 Path(before.file).unlink()
         return saved, None
+
+    def _dumped(self, failure: Failure, before: Failure | None) -> None:
+        """Write the dump of a failure in place of that of the case before it was made smaller."""
+        assert self._writer is not None
+        dump = of_diff.failure_for(failure, self._environment)
+        path = self._writer.failure(failure.verdict.case.id, dump)
+        if before is not None and before.verdict.case.id != failure.verdict.case.id:
+            path.with_stem(before.verdict.case.id).unlink(missing_ok=True)
 
     def recalled(self) -> None:
         """See `specverify.campaign.campaign.Listener`."""

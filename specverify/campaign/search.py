@@ -16,6 +16,7 @@ from properties.tally import Failure
 from properties.verdict.finding import Verdict
 from properties.verdict.invariant import Invariant, Oracle, taking_turns
 from properties.verdict.judge import judge
+from properties.verdict.run_facts import run_facts
 from properties.verdict.subject import Subject
 from reference.case import Case
 from reference.trace import Stage
@@ -212,6 +213,7 @@ class Search:
         return (self.stopped if self.halted is None else self.halted)()
 
 
-def stripped(verdict: Verdict) -> Verdict:
-    """The verdict without its trace, as workers send it to the campaign."""
-    return replace(verdict, trace=None)
+def stripped(verdict: Verdict, recorded: bool = False) -> Verdict:
+    """The verdict without its trace, as workers send it to the campaign; with what the run did if it is `recorded`."""
+    run = run_facts(verdict.trace) if recorded and verdict.trace is not None else None
+    return replace(verdict, trace=None, run=run)

@@ -141,7 +141,7 @@ def work(plan: Plan, tell: Tell, orders: Orders, judged: tuple[str, ...] = ()) -
         )
 
         def emit(verdict: Verdict) -> None:
-            tell(stripped(verdict))
+            tell(stripped(verdict, plan.recorded))
             while backend.complaints:
                 tell(Trouble(backend.complaints.pop(0)))
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from reference.architecture import Checkpoint
 from reference.files.regular import read_whole
+from specverify.checkpoints import prompt_cache
 from specverify.checkpoints.opening import DEMO, directory_of
 from specverify.plan import Plan
 from specverify.setup.errors import MissingInput, UnusableInput
@@ -30,8 +31,13 @@ def prompts_of(plan: Plan, checkpoint: Checkpoint) -> list[tuple[int, ...]]:
         lengths = rng.integers(1, 64, size=plan.cases)
         return [tuple(rng.integers(0, checkpoint.vocab_size, size=int(n)).tolist()) for n in lengths]
     texts = read_prompts(plan.prompts)[: plan.cases]
-    tokenizer = tokenizer_of(directory_of(plan.model))
-    encoded = [tuple(tokenizer(text).input_ids) for text in texts]
+    directory = directory_of(plan.model)
+
+    def encode(texts: list[str]) -> list[tuple[int, ...]]:
+        tokenizer = tokenizer_of(directory)
+        return [tuple(tokenizer(text).input_ids) for text in texts]
+
+    encoded = prompt_cache.cached(texts, directory, encode)
     for number, prompt in enumerate(encoded):
         if not prompt:
             raise UnusableInput(f"{plan.prompts}: prompt {number + 1} holds no token")

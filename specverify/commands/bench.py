@@ -8,33 +8,56 @@ import click
 from reference.case import DTYPES
 from specverify.plan import Plan
 
-DECODING = ("model", "prompts", "draft", "nodes", "depth", "new-tokens", "dtype", "repeat", "trace")
+DECODING = (
+    "model",
+    "prompts",
+    "draft",
+    "nodes",
+    "depth",
+    "sweep",
+    "new-tokens",
+    "dtype",
+    "repeat",
+    "trace",
+    "dist-backend",
+)
 """Options of `bench decode` alone."""
 
 
+KINDS = ("throughput", "kv", "attention", "isolation", "decode", "growth", "oracle")
+"""The benches."""
+
+
 @click.command()
-@click.argument(
-    "what", default="throughput", type=click.Choice(["throughput", "kv", "attention", "isolation", "decode"])
-)
-@click.option("--backend", help="throughput, isolation, decode: backend name or pkg.module:factory.")
+@click.argument("what", default="throughput", type=click.Choice(KINDS))
+@click.option("--backend", help="throughput, isolation, decode, growth: backend name or pkg.module:factory.")
 @click.option(
     "--cases", type=click.IntRange(min=1), help="throughput, isolation: cases (default 200); decode: prompts."
 )
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), help="attention: where (default cpu).")
 @click.option("--layout", metavar="NAME", help="kv: only this KV layout (default: each); decode: this one.")
-@click.option("--model", help="decode: checkpoint directory, hub id, or builtin:NAME.")
+@click.option("--model", help="decode, growth, oracle: checkpoint directory, hub id, or builtin:NAME.")
 @click.option("--prompts", help="decode: prompt file, or builtin:humaneval.")
 @click.option(
     "--draft", "drafts", multiple=True, metavar="DIR|ngram|model:DIR", help="decode: repeatable (default ngram)."
 )
 @click.option(
-    "--nodes", multiple=True, type=click.IntRange(1, 512), help="decode: budget of drafted nodes; repeatable."
+    "--nodes",
+    multiple=True,
+    type=click.IntRange(1, 512),
+    help="decode: budget of drafted nodes; growth, oracle: sizes of trees.",
 )
 @click.option("--depth", "depths", multiple=True, type=click.IntRange(1, 64), help="decode: tree levels; repeatable.")
+@click.option("--sweep", is_flag=True, help="decode: a grid of budgets, where --nodes or --depth does not give them.")
 @click.option("--new-tokens", type=click.IntRange(min=2), help="decode: tokens per prompt (default 64).")
-@click.option("--dtype", type=click.Choice(DTYPES), help="decode: working dtype (default float32).")
+@click.option("--dtype", type=click.Choice(DTYPES), help="decode, growth: working dtype (default float32).")
 @click.option("--repeat", type=click.IntRange(min=1), help="decode: rounds of every prompt (default 1).")
-@click.option("--trace", metavar="DIR", help="decode: write manifest.json, and turns.jsonl as turns end.")
+@click.option("--trace", metavar="DIR", help="decode: record the run, and go on after what DIR holds of it.")
+@click.option(
+    "--dist-backend",
+    type=click.Choice(["gloo", "nccl", "hccl"]),
+    help="decode under torchrun: how its processes meet (default gloo).",
+)
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
 @click.option("--json", "json_file", metavar="FILE|-", help="Write the figures as one JSON object.")
 @click.option("--html", "html_file", metavar="FILE", help="Write the figures as one HTML page.")
@@ -49,10 +72,12 @@ def bench(
     drafts: tuple[str, ...],
     nodes: tuple[int, ...],
     depths: tuple[int, ...],
+    sweep: bool,
     new_tokens: int | None,
     dtype: str | None,
     repeat: int | None,
     trace: str | None,
+    dist_backend: str | None,
     seed: int,
     json_file: str | None,
     html_file: str | None,
@@ -65,6 +90,8 @@ def bench(
     isolation: what a process of its own costs a backend: as many workers as `diff` has judge each case both ways, in
     turn. decode: greedy generation on a checkpoint by the target alone, by each draft and tree, and by transformers:
     speed, times of tokens, accepted tokens by depth, stages; exit 1 if a text of ours is not the target's own.
+    growth: the target's verify forward by nodes, batch and prefix, its head by vocabulary and scored rows.
+    oracle: trees of the NumPy oracle beside transformers' float64 forward of the same trees.
     """
     # Imports stand in the function, so that other commands and `--help` do not pay for them.
     from reports.pages.tables import attention_table, figures_table, kv_table
@@ -76,41 +103,58 @@ def bench(
         "isolation": ("backend", "cases"),
         "attention": ("device",),
         "kv": ("layout",),
+        "growth": ("backend", "model", "dtype", "nodes"),
+        "oracle": ("model", "nodes"),
         "decode": ("backend", "cases", "layout", *DECODING),
     }
     given = {
         "backend": backend, "cases": cases, "device": device, "layout": layout, "model": model, "prompts": prompts,
-        "draft": drafts, "nodes": nodes, "depth": depths, "new-tokens": new_tokens, "dtype": dtype, "repeat": repeat,
-        "trace": trace,
+        "draft": drafts, "nodes": nodes, "depth": depths, "sweep": sweep or None, "new-tokens": new_tokens,
+        "dtype": dtype, "repeat": repeat,
+        "trace": trace, "dist-backend": dist_backend,
     }  # fmt: skip
     for name, value in given.items():
         if value not in (None, ()) and name not in of[what]:
             wants = " and ".join(one for one, names in of.items() if name in names)
             raise click.UsageError(f"--{name} is for bench {wants}")
-    if what == "decode" and model is None:
-        raise click.UsageError("bench decode needs --model")
+    if what in ("decode", "growth") and model is None:
+        raise click.UsageError(f"bench {what} needs --model")
     check_apart({"--json": json_file, "--html": html_file})
     for file in filter(None, (json_file, html_file)):
         check(file)
     figures: dict[str, Any]
-    wrong = False
+    code = 0
     if what == "decode":
-        from reports.pages.decode import decode_page
-        from specverify.bench import decode, decode_figures
+        from specverify.bench.budgets import SWEPT_DEPTHS, SWEPT_NODES
+        from specverify.bench.decode import Asked
+        from specverify.bench.decode_command import decoded
+        from specverify.records.ranks import ranks_of
 
         plan = Plan(
             backend or "cpu-eager", model=model, prompts=prompts, cases=cases or 4, new_tokens=new_tokens or 64,
             dtypes=(dtype or "float32",), seed=seed, layout=layout,
         )  # fmt: skip
-        wanted = decode.Asked(
-            plan, drafts or ("ngram",), nodes, depths, repeat or 1, None if trace is None else Path(trace)
-        )
-        measured = decode.measure(wanted)
-        figures = decode_figures.figures(measured)
-        page, wrong = (
-            decode_page(figures),
-            any(not one.agrees for one in measured.agreements if one.way in measured.ours),
-        )
+        if sweep:
+            nodes, depths = nodes or SWEPT_NODES, depths or SWEPT_DEPTHS
+        folder, ranks = None if trace is None else Path(trace), ranks_of(backend=dist_backend or "gloo")
+        figures, page, code = decoded(Asked(plan, drafts or ("ngram",), nodes, depths, repeat or 1, folder), ranks)
+        if ranks.rank:  # the first rank alone writes files
+            click.echo(page, err=True)
+            return code
+    elif what == "growth":
+        from reports.pages.growth import growth_page
+        from specverify.bench.growth import forwards
+
+        assert model is not None
+        sizes = forwards.Sizes(nodes) if nodes else forwards.Sizes()
+        figures = forwards.measure(backend or "cpu-eager", model, dtype or "float32", sizes)
+        page = growth_page(figures)
+    elif what == "oracle":
+        from reports.pages.growth import oracle_page
+        from specverify.bench.growth import oracle
+
+        figures = oracle.measure(model, nodes or oracle.NODES)
+        page, code = oracle_page(figures), int(not figures["same"])
     elif what == "kv":
         from specverify.bench.kv import REPETITIONS, measure
         from specverify.setup.selection import check_layout
@@ -137,10 +181,15 @@ def bench(
     click.echo(page, err="-" in (json_file, html_file))
     if json_file is not None:
         write_json(json_file, figures)
-    if html_file is not None:
+    if html_file is not None and what in ("decode", "growth"):
+        from reports.html.bench import bench_page
+        from specverify import __version__
+
+        write_whole(html_file, bench_page(what, figures, __version__))
+    elif html_file is not None:
         from reports.html.selftest import figures_page
         from specverify import __version__
 
         sentence = "What checking costs. Times are ratios of what was measured side by side in this run."
         write_whole(html_file, figures_page(f"Bench: {what}", sentence, figures, __version__))
-    return int(wrong)
+    return code

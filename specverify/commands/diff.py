@@ -57,6 +57,7 @@ EVERY = 10**9
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the whole run.")
 @click.option("--jobs", type=click.IntRange(min=1), help="Worker processes (default: one per core, up to 4).")
 @click.option("--report", type=click.Path(path_type=Path), default=Path(".specverify"), help="Folder for reports.")
+@click.option("--trace", metavar="DIR", type=click.Path(path_type=Path), help="Record the run: `trace show DIR`.")
 @click.option("--junit", metavar="FILE", help="Write a JUnit XML report.")
 @click.option("--json", "json_file", metavar="FILE|-", help="Write the result as one JSON object.")
 @click.option("--html", metavar="FILE", help="Write the run as one HTML page, with pictures of each failure.")
@@ -93,6 +94,7 @@ def diff(
     seed: int,
     jobs: int | None,
     report: Path,
+    trace: Path | None,
     junit: str | None,
     json_file: str | None,
     html: str | None,
@@ -171,7 +173,7 @@ def diff(
         draft_trees=draft_trees,
         batch=batch or 0,
     )
-    return recorder.diff(plan, report, junit, json_file, html, verbose)
+    return recorder.diff(plan, report, junit, json_file, html, verbose, trace)
 
 
 def _backend_of(fault: str | None) -> str:

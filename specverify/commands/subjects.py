@@ -4,28 +4,27 @@ The subjects are backends, layouts, invariants, faults, the catalogue of reports
 tree.
 """
 
+import hashlib
+import json
 from collections.abc import Callable
-from typing import Any
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from backends import faults
-from backends.adapters import SHIPPED
-from backends.faults.unplanted import UNPLANTED, reports
-from backends.registry import FORMS, why_unavailable
-from backends.shipped import ROWS
-from properties.invariants import EVERY_INVARIANT
-from properties.strategies.models import GALLERY
-from reference.architecture import Architecture
-from reference.draft_trees.sampled import TREE_LAWS
-from reference.layout import KINDS
-from reference.rules import DRAWS, RULES, Rule
-from specverify.checkpoints.opening import BUILT_IN
-from specverify.commands.families import families
+from reports.writing import write_whole
+
+if TYPE_CHECKING:
+    from reference.architecture import Architecture
+
+LISTS = Path(".specverify") / "lists"
+"""The folder of lists that take seconds to make."""
 
 SUBJECTS = ("backends", "layouts", "invariants", "faults", "catalogue", "models", "families", "rules", "trees")
 
 
 def rows_of(subject: str) -> list[dict[str, Any]]:
     """The rows of one subject, as `--json` prints them."""
+    # Each subject imports what it lists when it is asked: some need torch, and most do not.
     made: dict[str, Callable[[], list[dict[str, Any]]]] = {
         "backends": backends,
         "layouts": layouts,
@@ -33,7 +32,7 @@ def rows_of(subject: str) -> list[dict[str, Any]]:
         "faults": plantable,
         "catalogue": catalogue,
         "models": models,
-        "families": families,
+        "families": _families,
         "rules": rules,
         "trees": trees,
     }
@@ -45,6 +44,10 @@ def backends() -> list[dict[str, Any]]:
 
     The last rows are forms of names for engines of the user, which cannot be opened without more words.
     """
+    from backends.adapters import SHIPPED
+    from backends.registry import FORMS, why_unavailable
+    from backends.shipped import ROWS
+
     emulated = {row.name for row in ROWS if row.emulated}
     forms = [
         {"name": form, "device": where, "emulated": False, "sentence": sentence, "unavailable": None}
@@ -65,6 +68,9 @@ def backends() -> list[dict[str, Any]]:
 
 def layouts() -> list[dict[str, Any]]:
     """Every KV layout, and the backends that declare it, including those that cannot be opened on this machine."""
+    from backends.shipped import ROWS
+    from reference.layout import KINDS
+
     return [
         {"name": kind, "sentence": traits.sentence, "backends": [row.name for row in ROWS if kind in row.layouts]}
         for kind, traits in KINDS.items()
@@ -73,14 +79,44 @@ def layouts() -> list[dict[str, Any]]:
 
 def invariants() -> list[dict[str, Any]]:
     """Every invariant with the stages it needs."""
+    from properties.invariants import EVERY_INVARIANT
+
     return [
         {"name": one.name, "sentence": one.statement, "needs": [stage.word for stage in sorted(one.needs)]}
         for one in EVERY_INVARIANT
     ]
 
 
+def _families() -> list[dict[str, Any]]:
+    from specverify.commands.families import families
+
+    return families()
+
+
 def plantable() -> list[dict[str, Any]]:
-    """Every fault that can be planted."""
+    """Every fault that can be planted.
+
+    Faults are patches of the engine, and to import them takes seconds. The rows are kept under the digest of the files
+    that they come from, so that they are made once for each version of these.
+    """
+    folder = Path(__file__).resolve().parents[2] / "backends" / "faults"
+    whole = hashlib.sha256()
+    for file in sorted(folder.rglob("*.py")):
+        whole.update(f"{file.relative_to(folder)}\0".encode() + file.read_bytes())
+    kept = LISTS / f"faults-{whole.hexdigest()[:32]}.json"
+    with suppress(OSError, ValueError):  # no such file yet, or a damaged one: the rows are made again
+        rows: list[dict[str, Any]] = json.loads(kept.read_text())
+        return rows
+    made = _planted()
+    with suppress(OSError):  # a place that takes no files costs the same seconds again, no more
+        LISTS.mkdir(parents=True, exist_ok=True)
+        write_whole(kept, json.dumps(made).encode())
+    return made
+
+
+def _planted() -> list[dict[str, Any]]:
+    from backends import faults
+
     return [
         {
             "name": fault.name,
@@ -97,10 +133,12 @@ def plantable() -> list[dict[str, Any]]:
 
 def catalogue() -> list[dict[str, Any]]:
     """Every report of the catalogue, with the faults planted for it, or the reason why no fault can be planted."""
-    rows = []
+    from backends.faults.unplanted import UNPLANTED, reports
+
+    faults, rows = plantable(), []
     for report in reports():
         # Several faults may reproduce one report.
-        planted = [fault.name for fault in faults.ALL if fault.id == report.id]
+        planted = [fault["name"] for fault in faults if fault["id"] == report.id]
         rows.append(
             {
                 "name": report.id,
@@ -116,12 +154,15 @@ def catalogue() -> list[dict[str, Any]]:
 
 def models() -> list[dict[str, Any]]:
     """The checkpoints that packages ship, and the gallery of seeded models from which cases are drawn."""
+    from properties.strategies.models import GALLERY
+    from specverify.checkpoints.opening import BUILT_IN
+
     drawn = [{"name": f"gallery:{at}", "sentence": _described(arch)} for at, arch in enumerate(GALLERY)]
     shipped = [{"name": f"builtin:{name}", "sentence": one.words} for name, one in BUILT_IN.items()]
     return [*shipped, *drawn]
 
 
-def _described(arch: Architecture) -> str:
+def _described(arch: "Architecture") -> str:
     windows = f", windows {'/'.join(map(str, arch.windows))}" if any(arch.windows) else ""
     tied = ", tied" if arch.tied else ""
     return (
@@ -132,6 +173,8 @@ def _described(arch: Architecture) -> str:
 
 def rules() -> list[dict[str, Any]]:
     """Every acceptance rule, and the ways to name siblings for which it keeps the target's law."""
+    from reference.rules import DRAWS, RULES, Rule
+
     rows = []
     for name, promise in RULES.items():
         # Siblings drawn with replacement may carry the same token.
@@ -155,6 +198,9 @@ def rules() -> list[dict[str, Any]]:
 
 def trees() -> list[dict[str, Any]]:
     """Every kind of drafted tree, and the ways to name its siblings for which a rule can be told their law."""
+    from reference.draft_trees.sampled import TREE_LAWS
+    from reference.rules import DRAWS
+
     return [
         {"name": one.name, "state": "any draws" if one.draws == DRAWS else ", ".join(one.draws), "draws": one.draws,
          "sentence": one.proposal}

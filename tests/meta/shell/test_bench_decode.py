@@ -12,11 +12,14 @@ from backends.adapt.models import words_tokenizer
 from backends.engine.accept import greedy_walk
 from backends.engine.composition import SEAMS
 from backends.engine.lower_tree import TreeTensors
+from reports.pages.decode import decode_page
 from specverify.bench.agreement import compared, first_difference, noise_between
+from specverify.bench.budgets import grids
 from specverify.bench.decode_figures import by_depth, row
 from specverify.bench.stage_clock import STAGES
-from specverify.bench.turn import Turn
+from specverify.bench.turn import Turn, Way
 from specverify.cli import main
+from specverify.records.read import check
 from tests.checkpoints import saved
 
 
@@ -25,6 +28,13 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = saved("llama", tmp_path_factory.mktemp("decode"))
     words_tokenizer([str(token) for token in range(32)]).save_pretrained(folder)
     return folder
+
+
+FIGURES = {
+    "facts": {"backend": "cpu-eager", "device": "cpu", "dtype": "float32", "threads": 1, "prompts": 1,
+              "peak_resident_mb": 1.0},
+    "ways": [], "texts": [],
+}  # fmt: skip
 
 
 def bench(*options: object) -> int:
@@ -52,6 +62,15 @@ def test_every_way_is_timed_and_its_text_is_compared(
         assert set(ways[name]["stages"]) <= set(STAGES)
         assert sum(ways[name]["stages"].values()) == pytest.approx(1)
         assert ways[name]["stages"]["verify"] > 0
+    for name in ("target-only", "ngram", drafted):
+        kept = ways[name]["memory"]
+        assert kept["target_mb"] == ways["transformers"]["memory"]["target_mb"] > 0
+        assert kept["kv_mb"] > 0
+        assert ways[name]["verify_calls"] == ways[name]["steps"]
+        assert set(ways[name]["spreads"]) == {"ttft_ms", "prefill_ms", "tpot_ms"}
+        assert ways[name]["spreads"]["ttft_ms"]["mean"] == pytest.approx(ways[name]["ttft_ms"])
+    assert [ways[name]["memory"]["draft_mb"] > 0 for name in ("ngram", drafted)] == [False, True]
+    assert ways[drafted]["memory"]["kv_mb"] > ways["ngram"]["memory"]["kv_mb"]  # the draft has a cache of its own
     # The draft is the target itself: every tree is accepted down to its last level, but where the text ends.
     assert ways[drafted]["accepted"]["p50"] == 4
     assert ways[drafted]["draft_calls"] > 0
@@ -62,6 +81,8 @@ def test_every_way_is_timed_and_its_text_is_compared(
         assert sum(turn["emitted"]) == len(turn["tokens"]) == 8
         assert turn["steps"] == sorted(turn["steps"])
         assert turn["steps"][-1] <= turn["seconds"]
+        for path, accepted in zip(turn["paths"], turn["accepted"], strict=True):
+            assert (path[0], len(path)) == (0, accepted + 1)
     assert json.loads((folder / "manifest.json").read_text())["asked"]["new_tokens"] == 8
 
 
@@ -71,18 +92,63 @@ def test_budgets_and_depths_are_ways(checkpoint: Path, tmp_path: Path) -> None:
     assert bench("--model", checkpoint, "--cases", 1, "--new-tokens", 6, *shapes, "--json", file) == 0
     ways = [one["way"] for one in json.loads(file.read_text())["ways"]]
     assert ways[1:-2] == ["ngram 2x1", "ngram 6x1", "ngram 2x3", "ngram 6x3"]
+    (grid,) = json.loads(file.read_text())["grids"]
+    assert (grid["nodes"], grid["depths"], len(grid["cells"])) == ([2, 6], [1, 3], 4)
+
+
+def test_the_best_budget_of_a_sweep_is_named() -> None:
+    ways = [Way(f"ngram {n}x{d}", "ngram", n, d) for n, d in ((2, 1), (4, 1), (4, 2))]
+    speeds = zip(ways, (1.0, 3.0, 2.0), strict=True)
+    rows = [
+        {
+            "way": way.name,
+            "tokens_per_s": pace,
+            "speed_up": {"mean": pace / 2},
+            "accepted": {"mean": 1.0},
+            "break_even": 0.5,
+        }
+        for way, pace in speeds
+    ]
+    (grid,) = grids(ways, rows)
+    assert grid["best"]["way"] == "ngram 4x1"
+    page = decode_page(FIGURES | {"grids": [grid]})
+    assert "best budget: 4 nodes in 1 level, 1.50 times the target alone" in page
+    (row,) = (line.split() for line in page.splitlines() if line.split()[:2] == ["2", "-"])
+    assert row == ["2", "-", "1.00×", "1.00"]
 
 
 def test_a_text_that_is_not_the_targets_own_is_told(
-    checkpoint: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def walk(tensors: TreeTensors, logits: Tensor) -> tuple[list[int], int]:
         path, bonus = greedy_walk(tensors, logits)
         return path, (bonus + 1) % 32 if len(tensors.token) > 1 else bonus
 
     monkeypatch.setattr("backends.compositions.SEAMS", replace(SEAMS, walk=walk))
-    assert bench("--model", checkpoint, "--cases", 1, "--new-tokens", 12, "--draft", f"model:{checkpoint}") == 1
+    assert (
+        bench(
+            "--model",
+            checkpoint,
+            "--cases",
+            1,
+            "--new-tokens",
+            12,
+            "--draft",
+            f"model:{checkpoint}",
+            "--trace",
+            tmp_path,
+        )
+        == 1
+    )
     assert "below the best logit" in " ".join(capsys.readouterr().out.split())
+    (dump,) = (tmp_path / "failures").iterdir()
+    told = json.loads(dump.read_text())
+    check("failure", told, "the dump")
+    rows = len(told["tree"]["parent"])
+    assert len(told["lowered"]["token"]) == rows > 1
+    # Every mask has the rows of the tree, and sees the committed columns and these rows.
+    assert all(len(mask) == rows for mask in told["lowered"]["visible"])
+    assert told["environment"]["torch"]
 
 
 WRONG = {

@@ -1,0 +1,107 @@
+"""Budgets of drafted nodes and levels: the ways of one draft, and their grid."""
+
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from reference.draft import Draft, Ngram
+from reference.draft_trees import Expansion
+from reference.malformed import Malformed
+from reference.tree import RankTree
+from specverify.bench.turn import Way
+from specverify.checkpoints.cases import LOOKUP_ORDER, branches
+from specverify.checkpoints.given_draft import TOP_K
+from specverify.setup.errors import UnusableInput
+
+NGRAM_DEPTH = 4
+"""Levels of an n-gram's tree where none is asked for."""
+
+SWEPT_NODES, SWEPT_DEPTHS = (4, 8, 16, 32), (1, 2, 4, 8)
+"""The budgets of a sweep where none are given."""
+
+LONGEST_NAME = 24
+"""Characters from which on the name of a draft is the last part of its path."""
+
+
+def ways_of(
+    given: str, draft: Draft | None, nodes: tuple[int, ...], depths: tuple[int, ...]
+) -> Iterator[tuple[Way, Draft]]:
+    """The ways of the draft that `--draft given` names: with its own tree, or one for each budget and each depth.
+
+    A pair that no tree can have (more nodes than so few levels hold, or more levels than the draft has) is left out.
+
+    Raises:
+        UnusableInput: The draft is scripted, or no pair has a tree.
+    """
+    name = given if len(given) < LONGEST_NAME else Path(given).name
+    if draft is None:
+        if given != Ngram.TAG:
+            raise UnusableInput(
+                f"bench decode --draft {given}: a scripted draft knows the text, so that no time means anything"
+            )
+        draft = Ngram(branches(NGRAM_DEPTH, NGRAM_DEPTH), LOOKUP_ORDER)
+    if not nodes and not depths:
+        yield Way(name, name), draft
+        return
+    shape = draft.shape if isinstance(draft.shape, Expansion) else None  # type: ignore[attr-defined]
+    made = 0
+    for depth in depths or (shape.depth if shape else NGRAM_DEPTH,):
+        for count in nodes or (shape.total - 1 if shape else depth,):
+            with suppress(Malformed):
+                tree = Expansion(TOP_K, depth, count + 1) if shape else _in_branches(count, depth)
+                shaped = replace(draft, shape=tree)  # type: ignore[type-var]
+                made += 1
+                yield Way(f"{name} {count}x{depth}", name, count, depth), shaped
+    if not made:
+        raise UnusableInput(f"bench decode --draft {given}: no tree has such a number of nodes in such few levels")
+
+
+def _in_branches(nodes: int, depth: int) -> RankTree:
+    """A static tree of branches from the root, each `depth` long, `nodes` together; a branch's rank is its number."""
+    return branches(*(min(depth, nodes - done) for done in range(0, nodes, depth)))
+
+
+def grids(ways: list[Way], rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The figures of budgets, draft by draft.
+
+    Args:
+        ways: The ways that were timed.
+        rows: The figures of each way (`specverify.bench.decode_figures.row`).
+
+    Returns:
+        For each draft that had several budgets: draft; nodes and depths (ascending); cells, each with nodes, depth,
+        way, tokens_per_s, speed_up (mean over turns), accepted (mean per step) and break_even; best (the cell with the
+        most tokens per second).
+    """
+    of = {one["way"]: one for one in rows}
+    found: list[dict[str, Any]] = []
+    for given in dict.fromkeys(way.given for way in ways if way.nodes is not None):
+        mine = [way for way in ways if way.given == given and way.nodes is not None]
+        cells: list[dict[str, Any]] = [_cell(way, of[way.name]) for way in mine]
+        if len(cells) < 2:
+            continue
+        found.append(
+            {
+                "draft": given,
+                "nodes": sorted({cell["nodes"] for cell in cells}),
+                "depths": sorted({cell["depth"] for cell in cells}),
+                "cells": cells,
+                "best": max(cells, key=lambda cell: float(cell["tokens_per_s"])),
+            }
+        )
+    return found
+
+
+def _cell(way: Way, row: dict[str, Any]) -> dict[str, Any]:
+    accepted = row["accepted"]
+    return {
+        "nodes": way.nodes,
+        "depth": way.depth,
+        "way": way.name,
+        "tokens_per_s": row["tokens_per_s"],
+        "speed_up": row["speed_up"]["mean"],
+        "accepted": None if accepted is None else accepted["mean"],
+        "break_even": row["break_even"],
+    }

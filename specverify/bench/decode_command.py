@@ -1,0 +1,21 @@
+"""The work of the command `bench decode`: figures, page and exit code."""
+
+from typing import Any
+
+from specverify.bench.decode import Asked, measure
+from specverify.bench.decode_figures import told
+from specverify.records.ranks import Ranks
+
+
+def decoded(asked: Asked, ranks: Ranks) -> tuple[dict[str, Any], str, int]:
+    """Run a bench.
+
+    Returns:
+        Figures, page and exit code, as `told`; a rank other than the first has no figures, and one line as its page.
+    """
+    measured = measure(asked, ranks)
+    if ranks.rank == 0:
+        return told(measured)
+    count = len({turn.prompt for turn in measured.turns})
+    line = f"rank {ranks.rank} of {ranks.world}: prompts finished: {count}"
+    return {}, "\n".join([line, *measured.missing]), 3 if measured.missing else 0

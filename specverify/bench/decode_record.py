@@ -1,0 +1,125 @@
+"""A `bench decode` as a record, and the bench that a record holds."""
+
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any
+
+from reference.case import Case
+from reference.case_json import case_to_json
+from reference.draft import Draft
+from reference.trace import Step
+from specverify.bench.agreement import Agreement
+from specverify.bench.turn import Turn, Way
+from specverify.records.dump import step_fact
+from specverify.records.read import BENCH, Fact, Record
+from specverify.records.write import digest_of, manifest_of
+
+
+@dataclass
+class Measured:
+    """What a bench has measured.
+
+    Attributes:
+        ways: Names of the ways, the target alone first.
+        ours: Those of the ways that our engine runs with a draft.
+        turns: All timed generations.
+        agreements: Comparisons of the texts with those of the target alone.
+        facts: Device, dtype, sizes and versions.
+        drafted: Those of the ways that our engine runs with a draft, each with its tree.
+        resumed: Number of prompts that an earlier run of the same record had finished.
+        missing: One line for each shard that is not whole.
+    """
+
+    ways: list[str]
+    ours: list[str]
+    turns: list[Turn]
+    agreements: list[Agreement]
+    facts: dict[str, Any]
+    drafted: list[Way] = field(default_factory=list)
+    resumed: int = 0
+    missing: list[str] = field(default_factory=list)
+
+
+def manifest_for(
+    asked: Fact,
+    bases: list[Case],
+    drafts: dict[str, tuple[Way, Draft]],
+    ways: list[str],
+    facts: Fact,
+    shard: tuple[int, int],
+) -> Fact:
+    """The manifest of a bench.
+
+    Args:
+        asked: The options.
+        bases: The cases of the target alone, one for each prompt.
+        drafts: The ways of our engine with a draft.
+        ways: Names of all ways, the target alone first.
+        facts: Device, dtype and sizes.
+        shard: Rank and number of ranks.
+    """
+    model = bases[0].model
+    digests = {name: _draft_digest(bases[0], draft) for name, (_, draft) in drafts.items()}
+    prompts = [digest_of(base.prompt) for base in bases]
+    named = [asdict(drafts[way][0]) if way in drafts else {"name": way} for way in ways]
+    checkpoint = {"name": str(getattr(model, "source", model.TAG)), "digest": str(getattr(model, "digest", ""))}
+    deciding = {"model": checkpoint["digest"], "drafts": digests, "prompts": prompts, "device": facts["device"]}
+    return manifest_of(
+        BENCH, asked, deciding, model=checkpoint, device=facts["device"], seed=asked["seed"],
+        drafts=[{"name": name, "digest": digest} for name, digest in digests.items()],
+        prompts=prompts, ways=named, facts=facts, **({} if shard == (0, 1) else {"shard": shard}),
+    )  # fmt: skip
+
+
+def _draft_digest(base: Case, draft: Draft) -> str:
+    """The digest of a draft as a case file describes it: its tree, and the digests of its files."""
+    return digest_of(case_to_json(replace(base, draft=draft))["draft"])
+
+
+def turn_of(line: Fact) -> Turn:
+    """The turn of a line of a record."""
+    given: dict[str, Any] = {one.name: line[one.name] for one in fields(Turn) if one.name in line}
+    for name, value in given.items():
+        if isinstance(value, list):
+            given[name] = tuple(tuple(one) if isinstance(one, list) else one for one in value)
+    return Turn(**given)
+
+
+def agreements_of(line: Fact) -> list[Agreement]:
+    """The comparisons that a line of a finished prompt holds."""
+    return [Agreement(**one) for one in line["agreements"]]
+
+
+def stray_of(turn: Turn, agreement: Agreement, number: int, step: Step) -> Fact:
+    """The dump of a text of ours that is not the target's: the step where it left it, the tree as it was lowered."""
+    return {
+        "prompt": turn.prompt,
+        "way": turn.way,
+        "finding": asdict(agreement),
+        "step": number,
+        **step_fact(step),
+    }
+
+
+def ways_in(record: Record) -> tuple[list[str], list[Way]]:
+    """The names of all ways of a record, and those of our engine with a draft."""
+    ways = record.manifest.get("ways", [])
+    drafted = [Way(**one) for one in ways if "given" in one]
+    return [one["name"] for one in ways], drafted
+
+
+def recorded(record: Record) -> Measured:
+    """The bench that a record holds."""
+    ways, drafted = ways_in(record)
+    measured = Measured(ways, [way.name for way in drafted], [], [], dict(record.manifest.get("facts", {})), drafted)
+    take(measured, record)
+    measured.resumed, measured.missing = 0, list(record.manifest.get("missing", []))
+    peaks = [one.peak_mb for one in measured.turns if one.peak_mb is not None]
+    measured.facts.setdefault("peak_resident_mb", max(peaks, default=0.0))
+    return measured
+
+
+def take(measured: Measured, record: Record) -> None:
+    """Add the finished prompts of a record."""
+    measured.turns += [turn_of(line) for line in record.finished]
+    measured.agreements += [one for line in record.prompts.values() for one in agreements_of(line)]
+    measured.resumed += len(record.prompts)

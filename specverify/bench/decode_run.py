@@ -1,0 +1,112 @@
+"""The open models of a `bench decode`, and the generations of every way."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from backends.engine.backend import EngineBackend
+from reference.case import Case
+from reference.draft import Draft
+from reference.trace import Array, Step, Trace
+from specverify.bench.agreement import Agreement, compared, first_difference, noise_between, rows_of
+from specverify.bench.hugging_face import ASSISTED, LOOKUP, PLAIN, generated
+from specverify.bench.memory import MB, Peak
+from specverify.bench.stage_clock import StageClock
+from specverify.bench.turn import TARGET, Turn
+
+WARM_TOKENS = 8
+"""Tokens of the untimed generation that comes first in each way."""
+
+
+class Run:
+    """The open models and the ways of one bench.
+
+    Attributes:
+        ways: Names of the ways, the target alone first.
+        facts: Backend, dtype, threads and sizes of the prompts.
+        agreements: For each prompt that has run, the comparisons of its texts with that of the target alone.
+        strayed: For each prompt and way whose text leaves that of the target alone, the step where it does.
+    """
+
+    def __init__(self, backend: EngineBackend, bases: list[Case], drafts: dict[str, Draft], ways: list[str]) -> None:
+        self.ways = ways
+        self._bases, self._drafts = bases, drafts
+        self._clock, self._peak = StageClock(backend.declaration.device), Peak(backend.declaration.device)
+        self._backend = backend
+        backend.seams = self._clock.planted(backend.seams)
+        self.agreements: dict[int, list[Agreement]] = {}
+        self.strayed: dict[tuple[int, str], tuple[int, Step]] = {}
+        self.facts: dict[str, Any] = {
+            "backend": backend.declaration.name,
+            "dtype": bases[0].dtype,
+            "threads": torch.get_num_threads(),
+            "prompts": len(bases),
+            "longest_prompt": max(len(base.prompt) for base in bases),
+        }
+
+    def warm_up(self) -> None:
+        """Run each way once, on the first tokens of the first prompt, untimed."""
+        short = replace(self._bases[0], stops=replace(self._bases[0].stops, max_new_tokens=WARM_TOKENS))
+        for way in self.ways:
+            self._turn(way, short, 0, 0)
+
+    def prompt(self, number: int, repeats: int) -> Iterator[Turn]:
+        """Every way on one prompt, `repeats` times; the texts of the first time are compared."""
+        texts, rows = dict[str, Turn](), list[Array]()
+        noise = 0.0
+        for repeat in range(repeats):
+            others = self.ways[1:]
+            turning = (number + repeat) % max(1, len(others))
+            # The target alone comes first: its logits are what the others are compared with.
+            for way in (TARGET, *others[turning:], *others[:turning]):
+                turn, trace = self._turn(way, self._bases[number], number, repeat)
+                if repeat == 0:
+                    texts[way] = turn
+                    if way == TARGET and trace is not None:
+                        rows = rows_of(trace)
+                    elif trace is not None:
+                        at = first_difference(texts[TARGET].tokens, turn.tokens)
+                        if at is not None:
+                            self.strayed[number, way] = _step_at(trace, at)
+                        same = min(len(turn.tokens), len(rows)) if at is None else at
+                        noise = max(noise, noise_between(rows, rows_of(trace), same))
+                yield turn
+        others = [way for way in texts if way != TARGET]
+        self.agreements[number] = [compared(texts[TARGET], rows, texts[way], noise) for way in others]
+
+    def _turn(self, way: str, base: Case, number: int, repeat: int) -> tuple[Turn, Trace | None]:
+        if way in (PLAIN, LOOKUP, ASSISTED):
+            model = next((one for one in self._drafts.values() if one.model is not None), base.draft)
+            return generated(way, replace(base, draft=model) if way == ASSISTED else base, number, repeat), None
+        case = base if way == TARGET else replace(base, draft=self._drafts[way])
+        self._peak.start()
+        self._clock.start()
+        trace = self._backend.run(case)
+        seconds = self._clock.stop()
+        assert trace.accounting is not None
+        trees = [step.drafted.tree for step in trace.steps if step.drafted is not None]
+        target, drafting = self._clock.weights
+        turn = Turn(
+            number, repeat, way, trace.output, seconds, tuple(self._clock.steps),
+            tuple(len(step.emitted.tokens) for step in trace.steps if step.emitted is not None),
+            self._clock.prefilled, dict(self._clock.stages), trace.accounting.accept_lengths,
+            tuple(len(tree) - 1 for tree in trees), tuple(tree.height for tree in trees),
+            trace.accounting.draft_calls, dict(trace.fallbacks),
+            tuple(step.accepted.path for step in trace.steps if step.accepted is not None),
+            self._clock.kv_bytes / MB, self._peak.mb(), target / MB, drafting / MB,
+        )  # fmt: skip
+        return turn, trace
+
+
+def _step_at(trace: Trace, at: int) -> tuple[int, Step]:
+    """The number of the step that emitted token `at` of the output, or of the last step, and the light part of it."""
+    done = 0
+    for number, step in enumerate(trace.steps):
+        assert step.emitted is not None
+        done += len(step.emitted.tokens)
+        if at < done or number == len(trace.steps) - 1:
+            # Logits of all nodes over a large vocabulary are not kept.
+            return number, replace(step, attended=None, scored=None, committed=None)
+    raise ValueError("a run without a step has no text that could differ")

@@ -1,0 +1,1 @@
+"""How the time of forwards grows, and the oracle's beside transformers'."""

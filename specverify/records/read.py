@@ -1,0 +1,155 @@
+"""Reading of a run's record, each part of it checked against the shipped schema."""
+
+import json
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+
+from reference.case_json import Validator, brief, dotted
+from reference.files.regular import read_whole
+from reference.malformed import Malformed
+from specverify.setup.errors import UnusableInput
+
+MANIFEST, TURNS, PROMPTS, FAILURES = "manifest.json", "turns.jsonl", "prompts.jsonl", "failures"
+"""The names inside the folder of a record."""
+
+VERSION = 1
+"""Version of the format; a reader refuses others."""
+
+BENCH, DIFF = "bench decode", "diff"
+"""The kinds of run that write records."""
+
+LARGEST = 1 << 31
+"""The largest file that is read, in bytes."""
+
+Fact = dict[str, Any]
+
+Key = tuple[int | str, int, str]
+"""Prompt, repeat and way: each turn of a run has a key of its own."""
+
+
+@dataclass
+class Record:
+    """A record as it was read.
+
+    Attributes:
+        folder: The folder.
+        manifest: What ran.
+        turns: The turns by their keys; of a turn that ran twice, the later one.
+        prompts: Lines of finished prompts, by number.
+        torn: Lines that a killed run left unfinished, and that were left out.
+    """
+
+    folder: Path
+    manifest: Fact
+    turns: dict[Key, Fact]
+    prompts: dict[int, Fact]
+    torn: int = 0
+
+    @property
+    def finished(self) -> list[Fact]:
+        """The turns of finished prompts, in order; for diff all turns."""
+        if self.manifest["kind"] == DIFF:
+            return list(self.turns.values())
+        return [turn for (prompt, *_), turn in self.turns.items() if prompt in self.prompts]
+
+    @property
+    def shard(self) -> tuple[int, int]:
+        """Rank and number of ranks; (0, 1) for a whole run."""
+        rank, world = self.manifest.get("shard", (0, 1))
+        return rank, world
+
+    @property
+    def unfinished(self) -> list[int]:
+        """Numbers of the prompts that this shard still has to run."""
+        rank, world = self.shard
+        return [one for one in range(rank, len(self.manifest.get("prompts", ())), world) if one not in self.prompts]
+
+
+@cache
+def schema() -> Fact:
+    """The JSON Schema of records, as the package ships it."""
+    content: Fact = json.loads((files("specverify.records") / "record.schema.json").read_text())
+    return content
+
+
+@cache
+def _validator(part: str) -> Any:
+    return Validator({"$defs": schema()["$defs"], "$ref": f"#/$defs/{part}"})
+
+
+def check(part: str, fact: Any, where: str) -> None:
+    """Refuse a fact that is no such part of a record.
+
+    Args:
+        part: The name of a definition of the schema: manifest, turn, prompt or failure.
+        fact: The decoded JSON.
+        where: The place, for the message.
+
+    Raises:
+        UnusableInput: in one line with the place, the field and what is wrong with it.
+    """
+    complaint = jsonschema.exceptions.best_match(_validator(part).iter_errors(fact))
+    if complaint is not None:
+        field = dotted(complaint.absolute_path)
+        raise UnusableInput(f"{where}: {field + ': ' if field else ''}{brief(complaint.message)}")
+
+
+def read(folder: Path) -> Record:
+    """The record in `folder`.
+
+    Raises:
+        UnusableInput: There is none, or a part of it is damaged; the line names the file, the line and the field.
+    """
+    path = folder / MANIFEST
+    manifest = _decoded(_text(path), str(path))
+    if isinstance(manifest, dict) and manifest.get("record") != VERSION:
+        raise UnusableInput(f"{path}: no record of version {VERSION}, the one known here")
+    check("manifest", manifest, str(path))
+    turns, torn = _lines(folder / TURNS, "turn")
+    prompts, also = _lines(folder / PROMPTS, "prompt")
+    keyed = {(one["prompt"], one.get("repeat", 0), one["way"]): one for one in turns}
+    return Record(folder, manifest, keyed, {one["prompt"]: one for one in prompts}, torn + also)
+
+
+def _lines(path: Path, part: str) -> tuple[list[Fact], int]:
+    """The lines of a file that may not be there, and the number of torn ones.
+
+    A killed writer leaves a line without its end. The next writer begins a line of its own, so that a torn line may
+    stand in the middle too.
+    """
+    if not path.exists():
+        return [], 0
+    found, torn = [], 0
+    for number, line in enumerate(_text(path).split("\n"), 1):
+        if not line:
+            continue
+        try:
+            fact = json.loads(line)
+        except ValueError:
+            if line.startswith("{") and not line.endswith("}"):
+                torn += 1
+                continue
+            raise UnusableInput(f"{path}:{number}: no JSON object") from None
+        check(part, fact, f"{path}:{number}")
+        found.append(fact)
+    return found, torn
+
+
+def _text(path: Path) -> str:
+    try:
+        # A torn last line may end inside a character.
+        return read_whole(path, LARGEST).decode("utf-8", "replace")
+    except (OSError, Malformed) as why:
+        raise UnusableInput(f"{path}: no record of a run: {getattr(why, 'strerror', None) or why}") from None
+
+
+def _decoded(text: str, where: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as why:
+        raise UnusableInput(f"{where}: not JSON ({brief(str(why))})") from None

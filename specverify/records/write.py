@@ -1,0 +1,114 @@
+"""Writing of a run's record: a manifest, lines, and dumps of failures.
+
+A line is on the disk when its call returns.
+"""
+
+import hashlib
+import json
+from datetime import datetime, timezone
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from reports import writing
+from reports.record import Lines
+from specverify.records.read import FAILURES, MANIFEST, PROMPTS, TURNS, VERSION, Fact, Record, check, read
+from specverify.setup.environment import environment
+from specverify.setup.errors import UnusableInput
+
+
+def digest_of(content: Any) -> str:
+    """The first 16 hex digits of the SHA-256 of a fact as JSON."""
+    whole = json.dumps(writing.jsonable(content), sort_keys=True)
+    return hashlib.sha256(whole.encode()).hexdigest()[:16]
+
+
+def manifest_of(kind: str, asked: Fact, deciding: Fact, **facts: Any) -> Fact:
+    """A manifest.
+
+    Args:
+        kind: `specverify.records.read.BENCH` or `DIFF`.
+        asked: The options of the command.
+        deciding: All that decides on the turns beside `asked`, such as digests of weights.
+        facts: Further fields of the schema.
+    """
+    found = environment()
+    kept = {name: value for name, value in asked.items() if name not in ("seed",) or kind != "diff"}
+    settings = digest_of([kind, kept, deciding, found["specverify"]])
+    head = {"record": VERSION, "kind": kind, "settings": settings}
+    told = {"started": datetime.now(timezone.utc).isoformat(timespec="seconds"), "environment": found, "asked": asked}
+    whole: Fact = writing.jsonable({**head, **told, **facts})
+    check("manifest", whole, MANIFEST)
+    return whole
+
+
+class Writer:
+    """Writes the record of a run into a folder, after the lines of the same run that are there already.
+
+    Args:
+        folder: The folder; it is made.
+        manifest: What runs.
+
+    Attributes:
+        before: The record that was there; empty for a new run.
+
+    Raises:
+        UnusableInput: The folder holds the record of another run.
+        Unwritable: The system refuses.
+    """
+
+    def __init__(self, folder: Path, manifest: Fact) -> None:
+        self.folder = folder
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as why:
+            raise writing.Unwritable.because(folder, why) from None
+        if (folder / MANIFEST).exists():
+            self.before = read(folder)
+            _check_same(self.before, manifest)
+        elif (folder / TURNS).exists() or (folder / PROMPTS).exists():
+            raise UnusableInput(f"{folder}: holds turns without a manifest; choose another folder")
+        else:
+            self.before = Record(folder, manifest, {}, {})
+            writing.write_json(folder / MANIFEST, manifest)
+        self._turns, self._prompts = Lines(folder / TURNS, durable=True), Lines(folder / PROMPTS, durable=True)
+
+    def __enter__(self) -> "Writer":
+        self._turns.__enter__()
+        self._prompts.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._turns.__exit__(kind, error, trace)
+        self._prompts.__exit__(kind, error, trace)
+
+    def turn(self, fact: Fact) -> None:
+        """Append a turn; it is on the disk when this returns."""
+        self._turns.append(fact)
+
+    def prompt(self, fact: Fact) -> None:
+        """Append that a prompt is finished; all of its turns have been appended."""
+        self._prompts.append(fact)
+
+    def failure(self, name: str, fact: Fact) -> Path:
+        """Write a dump whole into the folder of failures."""
+        folder = self.folder / FAILURES
+        try:
+            folder.mkdir(exist_ok=True)
+        except OSError as why:
+            raise writing.Unwritable.because(folder, why) from None
+        path = folder / f"{name}.json"
+        writing.write_json(path, {**fact, "environment": {**environment(), **fact.get("environment", {})}})
+        return path
+
+
+def _check_same(before: Record, manifest: Fact) -> None:
+    old = before.manifest
+    if (old["kind"], old["settings"]) == (manifest["kind"], manifest["settings"]):
+        return
+    asked = writing.jsonable(manifest["asked"])
+    names = [name for name in asked if old["asked"].get(name) != asked[name]]
+    what = f"its {names[0]} differs" if names else "its kind, weights, prompts or version differ"
+    raise UnusableInput(f"{before.folder}: holds the record of another run ({what}); choose another folder")

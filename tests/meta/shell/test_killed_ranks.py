@@ -1,0 +1,163 @@
+"""Ranks of a bench are killed: no finished prompt is lost, and the run that goes on gives what an undisturbed one does.
+
+The ranks are forks of this process, which has the imports, and meet through gloo.
+"""
+
+import json
+import os
+import random
+import signal
+import socket
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from backends.adapt.models import words_tokenizer
+from specverify.cli import main
+from specverify.records.merge import shard_folder
+from tests.checkpoints import saved
+
+WORLD, PROMPTS, TOKENS = 2, 6, 8
+KILLS = 20
+GRACE_S = 3.0
+"""How long the other rank may take to notice; torchrun then ends it, and so do we."""
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = saved("llama", tmp_path_factory.mktemp("ranks"))
+    words_tokenizer([str(token) for token in range(32)]).save_pretrained(folder)
+    return folder
+
+
+def asked(checkpoint: Path, folder: Path) -> list[str]:
+    words = ["--model", checkpoint, "--cases", PROMPTS, "--new-tokens", TOKENS, "--trace", folder]
+    return ["bench", "decode", *map(str, words)]
+
+
+def launched(checkpoint: Path, folder: Path) -> list[int]:
+    """The process ids of the ranks of one run, by rank."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port = found.getsockname()[1]
+    return [_rank(rank, port, checkpoint, folder) for rank in range(WORLD)]
+
+
+def _rank(rank: int, port: int, checkpoint: Path, folder: Path) -> int:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # newer Pythons warn of threads, which sleep here
+        child = os.fork()
+    if child:
+        return child
+    code = 70
+    try:
+        os.environ |= {
+            "RANK": str(rank), "WORLD_SIZE": str(WORLD), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
+        }  # fmt: skip
+        log = os.open(folder.parent / f"log-{rank}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        sys.stdout = sys.stderr = os.fdopen(os.dup(log), "w")
+        main(asked(checkpoint, folder))
+    except SystemExit as stopped:
+        code = int(stopped.code or 0)
+    finally:
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def finished(children: list[int], seconds: float) -> list[int | None]:
+    """The exit codes of the children that end within so many seconds, -9 for a killed one; the others are ended."""
+    codes: dict[int, int] = {}
+    deadline = time.monotonic() + seconds
+    while len(codes) < len(children):
+        late = time.monotonic() > deadline
+        for child in (one for one in children if one not in codes):
+            if late:
+                os.kill(child, signal.SIGKILL)
+            done, status = os.waitpid(child, 0 if late else os.WNOHANG)
+            if done:
+                codes[child] = os.waitstatus_to_exitcode(status)
+        time.sleep(0.01)
+    return [codes[child] for child in children]
+
+
+def done(folder: Path, rank: int) -> dict[int, list[str]]:
+    """The finished prompts of a rank, each with the lines of its turns."""
+    shard = shard_folder(folder, rank, WORLD)
+    if not (shard / "prompts.jsonl").exists():
+        return {}
+    whole = [line for line in (shard / "prompts.jsonl").read_text().split("\n") if line.endswith("}")]
+    turns = [line for line in (shard / "turns.jsonl").read_text().split("\n") if line.endswith("}")]
+    numbers = [json.loads(line)["prompt"] for line in whole]
+    return {at: [line for line in turns if json.loads(line)["prompt"] == at] for at in numbers}
+
+
+def killed_and_gone_on(checkpoint: Path, folder: Path, victim: int, wait: Callable[[], None]) -> list[int | None]:
+    """Kill a rank when `wait` returns, launch the run again, and hold that nothing that was finished ran again."""
+    children = launched(checkpoint, folder)
+    wait()
+    os.kill(children[victim], signal.SIGKILL)
+    codes = finished(children, GRACE_S)
+    before = [done(folder, rank) for rank in range(WORLD)]
+    assert finished(launched(checkpoint, folder), 60) == [0, 0], (folder.parent / "log-0").read_text()
+    for rank, prompts in enumerate(before):
+        after = done(folder, rank)
+        assert len(after) == PROMPTS // WORLD
+        for number, lines in prompts.items():
+            assert after[number] == lines
+    return codes
+
+
+def compared(one: Path, other: Path) -> int:
+    with pytest.raises(SystemExit) as stopped:
+        main(["trace", "compare", str(one), str(other)])
+    return int(stopped.value.code or 0)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The record of the same run in one process."""
+    folder = tmp_path_factory.mktemp("undisturbed") / "run"
+    with pytest.raises(SystemExit) as stopped:
+        main(asked(checkpoint, folder))
+    assert not stopped.value.code
+    return folder
+
+
+def test_a_rank_killed_between_two_prompts_loses_none(checkpoint: Path, undisturbed: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+
+    def wait() -> None:
+        deadline = time.monotonic() + 60
+        while not done(folder, 1) and time.monotonic() < deadline:
+            time.sleep(0.005)
+
+    codes = killed_and_gone_on(checkpoint, folder, 1, wait)
+    # Rank 0 noticed, merged what was whole, and said what is missing.
+    assert codes == [3, -9], (tmp_path / "log-0").read_text()
+    assert "shard 1 of 2 is missing" in (tmp_path / "log-0").read_text()
+    assert compared(undisturbed, folder) == 0
+
+
+@pytest.fixture(scope="module")
+def duration(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> float:
+    """Seconds that the ranks take where nobody kills them."""
+    folder, began = tmp_path_factory.mktemp("timed") / "run", time.monotonic()
+    assert finished(launched(checkpoint, folder), 60) == [0, 0], (folder.parent / "log-0").read_text()
+    return time.monotonic() - began
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", range(KILLS))
+def test_any_rank_killed_at_any_moment(
+    number: int, checkpoint: Path, undisturbed: Path, duration: float, tmp_path: Path
+) -> None:
+    rng = random.Random(number)
+    moment = rng.uniform(0, duration)
+    killed_and_gone_on(checkpoint, tmp_path / "run", rng.randrange(WORLD), lambda: time.sleep(moment))
+    assert compared(undisturbed, tmp_path / "run") == 0
