@@ -31,6 +31,7 @@ class Row:
         package: The package that its attention needs beside torch, and how to install it.
         soft_caps: Models with a soft cap that its attention computes (`reference.abilities.Abilities`).
         sinks: Whether its attention computes sinks.
+        unequal_widths: Whether its attention computes values of another width than keys.
         graphs: Whether verify forwards are recorded as CUDA graphs.
     """
 
@@ -49,18 +50,42 @@ class Row:
     graphs: bool = False
     soft_caps: str = "none"
     sinks: bool = False
+    unequal_widths: bool = False
 
 
 ROWS: tuple[Row, ...] = (
-    Row("cpu-eager", "eager", "cpu", "the engine with written-out attention, on the CPU", soft_caps="any", sinks=True),
-    Row("cpu-fused", "sdpa", "cpu", "the engine with torch's SDPA under the tree's mask, on the CPU", slow=True),
-    Row("cpu-fused-flex", "flex", "cpu", "the engine with FlexAttention, uncompiled, on the CPU", slow=True),
+    Row(
+        "cpu-eager",
+        "eager",
+        "cpu",
+        "the engine with written-out attention, on the CPU",
+        soft_caps="any",
+        sinks=True,
+        unequal_widths=True,
+    ),
+    Row(
+        "cpu-fused",
+        "sdpa",
+        "cpu",
+        "the engine with torch's SDPA under the tree's mask, on the CPU",
+        slow=True,
+        unequal_widths=True,
+    ),
+    Row(
+        "cpu-fused-flex",
+        "flex",
+        "cpu",
+        "the engine with FlexAttention, uncompiled, on the CPU",
+        slow=True,
+        unequal_widths=True,
+    ),
     Row(
         "cpu-fused-flex-compiled",
         "flex-compiled",
         "cpu",
         "the engine with FlexAttention, compiled where it compiles (seconds for each shape), on the CPU",
         slow=True,
+        unequal_widths=True,
     ),
     Row(
         "cuda-fused-sdpa",
@@ -68,6 +93,7 @@ ROWS: tuple[Row, ...] = (
         "cuda",
         "the engine with torch's SDPA under the tree's mask, on an NVIDIA device",
         twin="cpu-fused",
+        unequal_widths=True,
     ),
     Row(
         "cuda-fused-flashinfer",
@@ -85,6 +111,7 @@ ROWS: tuple[Row, ...] = (
         "cuda-fused-sdpa with whole verify forwards as CUDA graphs, where the KV layout is static",
         twin="cpu-fused",
         graphs=True,
+        unequal_widths=True,
     ),
     Row(
         "cuda-fused-flex",
@@ -92,6 +119,7 @@ ROWS: tuple[Row, ...] = (
         "cuda",
         "the engine with FlexAttention, compiled, on an NVIDIA device",
         twin="cpu-fused-flex",
+        unequal_widths=True,
     ),
     Row(
         "cpu-split",
@@ -100,6 +128,7 @@ ROWS: tuple[Row, ...] = (
         "the engine with attention split at the end of the prefix and merged, in torch, on the CPU",
         slow=True,
         sinks=True,
+        unequal_widths=True,
     ),
     Row(
         "triton-interpreted",
@@ -131,6 +160,7 @@ ROWS: tuple[Row, ...] = (
         twin="cpu-eager",
         soft_caps="any",
         sinks=True,
+        unequal_widths=True,
     ),
     Row(
         "ascend-eager",

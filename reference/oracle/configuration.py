@@ -55,7 +55,7 @@ def configured(where: Path) -> Architecture:
 PLAIN = {"rope_type": "default", "rope_theta": 10000.0, "original_max_position_embeddings": 64}
 SAMPLE: dict[str, Any] = {
     "vocab_size": 32, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 256, "rms_norm_eps": 1e-6,
+    "num_key_value_heads": 4, "head_dim": 8, "max_position_embeddings": 256, "rms_norm_eps": 1e-6,
 }  # fmt: skip
 """A small config.json, with which `fields_read` asks for the fields of a family."""
 
@@ -94,20 +94,22 @@ def _architecture(fields: Fields, family: OracleFamily) -> Architecture:
     hidden = fields.integer("hidden_size")
     layers = fields.integer("num_hidden_layers")
     try:
+        sizes = {
+            "heads": heads,
+            "kv_heads": fields.integer("num_key_value_heads", heads),
+            "head_dim": fields.integer("head_dim", hidden // max(1, heads)),
+        }
         return Architecture(
             family=family.name,
             vocab_size=fields.size("vocab_size"),
             hidden_size=hidden,
             intermediate_size=fields.integer("intermediate_size"),
-            heads=heads,
-            kv_heads=fields.integer("num_key_value_heads", heads),
-            head_dim=fields.integer("head_dim", hidden // max(1, heads)),
             windows=_windows(fields, family, layers),
             rope=_rope(fields, family),
             norm_eps=float(fields.number("rms_norm_eps", 1e-6)),
             max_positions=fields.size("max_position_embeddings"),
             tied=fields.flag("tie_word_embeddings"),
-            **family.fields(fields),
+            **{**sizes, **family.fields(fields)},
         )
     except Malformed as complaint:
         raise fields.refuse(f"{complaint}; correct it") from None

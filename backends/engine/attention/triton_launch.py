@@ -125,6 +125,7 @@ class TritonTree:
         """
         columns.refuse_cap("the Triton kernel")
         columns.refuse_sinks("the Triton kernel")
+        columns.refuse_unequal("the Triton kernel")
         if query.dtype == torch.float64:
             raise ValueError("the Triton kernel computes in float32, float16 and bfloat16, not in float64")
         packed = self.compact(query, columns)

@@ -9,9 +9,6 @@ STATE = "its layers have a recurrent state"
 BIAS_BY_DISTANCE = "its attention adds a bias by distance to the scores (ALiBi)"
 
 UNREAD: dict[str, str] = {
-    "deepseek_v2": LATENT,
-    "deepseek_v3": LATENT,
-    "kimi_k2": LATENT,
     "glm4_moe_lite": LATENT,
     "llama4": "its text model comes with a vision tower, and the oracle reads text models alone",
     "llama4_text": "its experts scale their inputs by the router, and the oracle has its dense layers alone",
