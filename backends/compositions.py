@@ -109,6 +109,7 @@ def compose(row: Row) -> EngineBackend:
         variant_interval=row.variant_interval,
         soft_caps=row.soft_caps,
         sinks=row.sinks,
+        unequal_widths=row.unequal_widths,
     )
 
 

@@ -31,6 +31,7 @@ class Row:
         package: The package that its attention needs beside torch, and how to install it.
         soft_caps: Models with a soft cap that its attention computes (`reference.abilities.Abilities`).
         sinks: Whether its attention computes sinks.
+        unequal_widths: Whether its attention computes values of another width than keys.
         graphs: Whether verify forwards are recorded as CUDA graphs.
     """
 
@@ -49,11 +50,27 @@ class Row:
     graphs: bool = False
     soft_caps: str = "none"
     sinks: bool = False
+    unequal_widths: bool = False
 
 
 ROWS: tuple[Row, ...] = (
-    Row("cpu-eager", "eager", "cpu", "the engine with written-out attention, on the CPU", soft_caps="any", sinks=True),
-    Row("cpu-fused", "sdpa", "cpu", "the engine with torch's SDPA under the tree's mask, on the CPU", slow=True),
+    Row(
+        "cpu-eager",
+        "eager",
+        "cpu",
+        "the engine with written-out attention, on the CPU",
+        soft_caps="any",
+        sinks=True,
+        unequal_widths=True,
+    ),
+    Row(
+        "cpu-fused",
+        "sdpa",
+        "cpu",
+        "the engine with torch's SDPA under the tree's mask, on the CPU",
+        slow=True,
+        unequal_widths=True,
+    ),
     Row(
         "cpu-fused-flex",
         "flex",
@@ -61,6 +78,7 @@ ROWS: tuple[Row, ...] = (
         "the engine with FlexAttention, uncompiled, on the CPU",
         slow=True,
         sinks=True,
+        unequal_widths=True,
     ),
     Row(
         "cpu-fused-flex-compiled",
@@ -69,6 +87,7 @@ ROWS: tuple[Row, ...] = (
         "the engine with FlexAttention, compiled where it compiles (seconds for each shape), on the CPU",
         slow=True,
         sinks=True,
+        unequal_widths=True,
     ),
     Row(
         "cuda-fused-sdpa",
@@ -76,6 +95,7 @@ ROWS: tuple[Row, ...] = (
         "cuda",
         "the engine with torch's SDPA under the tree's mask, on an NVIDIA device",
         twin="cpu-fused",
+        unequal_widths=True,
     ),
     Row(
         "cuda-fused-flashinfer",
@@ -93,6 +113,7 @@ ROWS: tuple[Row, ...] = (
         "cuda-fused-sdpa with whole verify forwards as CUDA graphs, where the KV layout is static",
         twin="cpu-fused",
         graphs=True,
+        unequal_widths=True,
     ),
     Row(
         "cuda-fused-flex",
@@ -101,6 +122,7 @@ ROWS: tuple[Row, ...] = (
         "the engine with FlexAttention, compiled, on an NVIDIA device",
         twin="cpu-fused-flex",
         sinks=True,
+        unequal_widths=True,
     ),
     Row(
         "cpu-split",
@@ -109,6 +131,7 @@ ROWS: tuple[Row, ...] = (
         "the engine with attention split at the end of the prefix and merged, in torch, on the CPU",
         slow=True,
         sinks=True,
+        unequal_widths=True,
     ),
     Row(
         "triton-interpreted",
@@ -142,6 +165,7 @@ ROWS: tuple[Row, ...] = (
         twin="cpu-eager",
         soft_caps="any",
         sinks=True,
+        unequal_widths=True,
     ),
     Row(
         "ascend-eager",

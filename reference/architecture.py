@@ -105,15 +105,8 @@ class Architecture:
     def __post_init__(self) -> None:
         if self.family not in FAMILIES:
             raise Malformed("family", f"{self.family!r} is none of {', '.join(FAMILIES)}")
-        for name in (
-            "vocab_size",
-            "hidden_size",
-            "intermediate_size",
-            "heads",
-            "kv_heads",
-            "head_dim",
-            "max_positions",
-        ):
+        widths = ("hidden_size", "intermediate_size", "heads", "kv_heads", "head_dim")
+        for name in ("vocab_size", *widths, "max_positions"):
             if getattr(self, name) < 1:
                 raise Malformed(name, f"{getattr(self, name)} is not a size")
         if not self.windows:
@@ -126,7 +119,7 @@ class Architecture:
             raise Malformed("score_cap", f"{self.score_cap} is no soft cap (above 0, up to 1e6; 0 for none)")
         if self.heads % self.kv_heads:
             raise Malformed("kv_heads", f"{self.heads} heads do not share {self.kv_heads} KV heads evenly")
-        if self.head_dim % 2:
+        if self.head_dim % 2 and self.words.projections is None:
             raise Malformed("head_dim", f"{self.head_dim} is odd; rotary embedding turns pairs")
         if not 0 < self.norm_eps <= 1:
             raise Malformed("norm_eps", f"{self.norm_eps} is not above 0 and at most 1")
@@ -175,8 +168,13 @@ class Architecture:
 
     @property
     def rotary_dim(self) -> int:
-        """The number of leading dimensions of a head that rotary embedding turns."""
+        """The number of dimensions of a head that rotary embedding turns: the first ones, or a latent head's last."""
         return int(self.setting("rotary_dim") if "rotary_dim" in self.words.settings else 0) or self.head_dim
+
+    @property
+    def value_dim(self) -> int:
+        """The width of a head of values; that of queries and keys but for latent attention."""
+        return int(self.setting("value_dim")) if "value_dim" in self.words.settings else self.head_dim
 
     @property
     def words(self) -> Family:
@@ -196,9 +194,10 @@ class Architecture:
     @property
     def weights(self) -> int:
         """Number of entries of the model's weight matrices; norms and most biases are not counted."""
-        attention = 2 * (self.heads + self.kv_heads) * self.head_dim
-        shapes = [s for layer in range(self.layers) for s in self.words.feed_forward(self, layer).values()]
-        blocks = sum(prod(s) for s in shapes if len(s) > 1)
+        other, attention = self.words.projections, 2 * (self.heads + self.kv_heads) * self.head_dim
+        attention, parts = (attention, ()) if other is None else (0, (other,))
+        shapes = [s for n in range(self.layers) for f in (*parts, self.words.feed_forward) for s in f(self, n).values()]
+        blocks: int = sum(prod(s) for s in shapes if len(s) > 1)
         return self.hidden_size * (self.vocab_size * (2 - self.tied) + self.layers * attention) + blocks
 
 

@@ -103,7 +103,7 @@ class Lowered:
 
 @dataclass(frozen=True)
 class Attended:
-    """The output of attention for each node: float [layers, heads, nodes, head_dim], before the output projection."""
+    """The output of attention for each node: float [layers, heads, nodes, value_dim], before the output projection."""
 
     output: Array
 

@@ -16,7 +16,12 @@ BASE: dict[str, Any] = {
 LATENT = {
     "kv_lora_rank": 16, "q_lora_rank": 16, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16,
     "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1, "moe_intermediate_size": 16,
-    "num_key_value_heads": 4,
+    "num_key_value_heads": 4, "head_dim": 8, "first_k_dense_replace": 1,
+}  # fmt: skip
+
+LATENT_ROPE = {
+    "rope_type": "yarn", "rope_theta": 1e4, "factor": 8.0, "original_max_position_embeddings": 32, "mscale": 0.7,
+    "mscale_all_dim": 1.1,
 }  # fmt: skip
 
 CAPPED = {"attn_logit_softcapping": 0.5, "final_logit_softcapping": 3.0}
@@ -63,7 +68,9 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt-oss": ("GptOss", {**EXPERTS, "sliding_window": 6, "rope_parameters": PLAIN_ROPE}),
     "mixtral": ("Mixtral", EXPERTS),
     "qwen3-moe": ("Qwen3Moe", {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}),
-    "deepseek-v3": ("DeepseekV3", LATENT),
+    "deepseek-v3": ("DeepseekV3", {**LATENT, "rope_parameters": LATENT_ROPE}),
+    "deepseek-v2": ("DeepseekV2", {**LATENT, "q_lora_rank": None, "n_group": 2, "topk_method": "group_limited_greedy"}),
+    "glm4-moe-lite": ("Glm4MoeLite", LATENT),
     "cohere2": ("Cohere2", {"sliding_window": 6, "sliding_window_pattern": 2}),
     "nemotron": ("Nemotron", {}),
     "bloom": ("Bloom", {"n_layer": 2, "n_head": 4}),
@@ -89,7 +96,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 """Family to the name of transformers' classes, and what its config has beside BASE."""
 
 MODEL_TYPES = {name: FAMILIES[name][0] for name in FAMILIES if name not in (
-    "llama", "mistral", "gemma2", "deepseek-v3", "cohere2", "nemotron", "bloom", "mamba",
+    "llama", "mistral", "gemma2", "glm4-moe-lite", "cohere2", "nemotron", "bloom", "mamba",
 )}  # fmt: skip
 """The checkpoints of families that cases draw rarely, each with the name of transformers' classes."""
 

@@ -17,14 +17,17 @@ SOME_WINDOWS = ("olmo3", "exaone4", "gemma3", "gpt_oss", "smollm3")
 """Families in which some layers have a window."""
 
 NORMED = ("qwen3_moe", "olmo2", "olmo3", "exaone4", "hunyuan_v1_dense", "apertus", "gemma3")
-BIASED = ("seed_oss", "glm4", "qwen2_moe", "glm4_moe", "granite", "olmo2", "gpt_oss", "qwen3_moe", "llama4_text")
-BIASED_OUTPUT = ("granite", "olmo2", "gpt_oss", "qwen3_moe", "llama4_text")
+LATENT = ("deepseek_v2", "deepseek_v3")
+BIASED = (
+    *LATENT, "seed_oss", "glm4", "qwen2_moe", "glm4_moe", "granite", "olmo2", "gpt_oss", "qwen3_moe", "llama4_text",
+)  # fmt: skip
+BIASED_OUTPUT = (*LATENT, "granite", "olmo2", "gpt_oss", "qwen3_moe", "llama4_text")
 
 
 def drawn(family: str, seed: int) -> Architecture:
     """A random architecture of `family`, the same one for the same seed."""
     rng = random.Random(f"{family} {seed}")
-    kv_heads, group = rng.randint(1, 3), rng.randint(1, 3)
+    kv_heads, group = rng.randint(1, 3), 1 if family in LATENT else rng.randint(1, 3)
     heads, layers = kv_heads * group, rng.randint(1, 3)
     biased = family in BIASED and rng.random() < 0.6
     head_dim = rng.choice((6, 8, 10) if "rotary_dim" in FAMILIES[family].settings else (4, 6, 8, 10))
@@ -45,6 +48,7 @@ def drawn(family: str, seed: int) -> Architecture:
         qkv_bias=biased,
         output_bias=biased and family in BIASED_OUTPUT,
         qk_norm=family in NORMED or (family in ("glm4_moe", "llama4_text") and rng.random() < 0.5),
+        settings=(("rotary_dim", 2.0),) if family in LATENT else (),  # replaced below; the default is wider than a head
     )
     if family == "ministral3" and not arch.rope.original:
         arch = replace(arch, rope=replace(ROPES["yarn"], original=rng.choice((4, 8))))
@@ -84,7 +88,7 @@ def _unrotated(arch: Architecture, rng: random.Random) -> tuple[int, ...]:
 
 def _settings(arch: Architecture, rng: random.Random) -> dict[str, float]:
     experts, groups = rng.randint(2, 5), 1
-    if arch.family == "glm4_moe" and rng.random() < 0.5:
+    if arch.family in ("glm4_moe", *LATENT) and rng.random() < 0.5:
         groups = rng.randint(2, 3)
         experts = 2 * groups
     open_groups = rng.randint(1, groups)
@@ -100,8 +104,12 @@ def _settings(arch: Architecture, rng: random.Random) -> dict[str, float]:
         "groups": groups,
         "top_groups": open_groups,
         "routed_scale": rng.choice((1.0, 2.5)),
-        # transformers divides by the number of turned dimensions less 2 for `dynamic`.
-        "rotary_dim": rng.choice((0, 0 if arch.rope.kind == "dynamic" else 2, arch.head_dim - 2)),
+        "rotary_dim": rng.choice(_rotary_widths(arch)),
+        "query_rank": rng.choice((0, rng.randint(3, 9))),
+        # transformers' DeepSeek-V2 turns pairs in place, and refuses rows of an odd width.
+        "latent_rank": rng.randint(2, 6) * 2 + (arch.family == "deepseek_v3" and rng.random() < 0.5),
+        "value_dim": rng.choice((arch.head_dim, rng.randint(2, 9))),
+        "interleaved": rng.randint(0, 1),
         "scale_beta": rng.choice((0.1, 0.5)),
         "embedding_multiplier": rng.choice((1.0, 3.0)),
         "attention_multiplier": rng.choice((0.125, 0.4)),
@@ -114,6 +122,14 @@ def _settings(arch: Architecture, rng: random.Random) -> dict[str, float]:
         "gate_limit": rng.choice((7.0, 0.8)),
     }
     return {name: float(values[name]) for name in arch.words.settings}
+
+
+def _rotary_widths(arch: Architecture) -> tuple[int, ...]:
+    # transformers divides by the number of turned dimensions less 2 for `dynamic`.
+    narrow = 4 if arch.rope.kind == "dynamic" else 2
+    if arch.family in LATENT:
+        return narrow, arch.head_dim - 2
+    return 0, narrow % 4, arch.head_dim - 2
 
 
 def listed(family: str) -> list[Architecture]:

@@ -21,12 +21,19 @@ class Cache:
     layers: int | None = None
     kv_heads: int | None = None
     head_dim: int | None = None
+    value_dim: int | None = None
 
     @cached_property
     def axes(self) -> tuple[Axis, ...]:
-        """The axes of the cache's keys, and of its values."""
+        """The axes of the cache's keys."""
         sizes = (("layers", self.layers), ("kv_heads", self.kv_heads), ("length", None), ("head_dim", self.head_dim))
         return sizes
+
+    @property
+    def value_axes(self) -> tuple[Axis, ...]:
+        """The axes of the cache's values, whose heads may have a width of their own (latent attention)."""
+        width = self.head_dim if self.value_dim is None else self.value_dim
+        return (*self.axes[:-1], ("head_dim", width))
 
 
 @dataclass(frozen=True)
@@ -91,4 +98,4 @@ def _architecture(model: Model) -> Architecture | None:
 def _cache(model: Model | None) -> Cache:
     """The axes of a model's cache."""
     arch = None if model is None else _architecture(model)
-    return Cache() if arch is None else Cache(arch.layers, arch.kv_heads, arch.head_dim)
+    return Cache() if arch is None else Cache(arch.layers, arch.kv_heads, arch.head_dim, arch.value_dim)

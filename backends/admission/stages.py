@@ -199,7 +199,7 @@ def _listed(value: Any) -> list[Any] | None:
 
 def _attended(value: object, sizes: Sizes, nodes: int | None) -> Attended:
     one, target = ours("attended", value, Attended), sizes.target
-    axes = (("layers", target.layers), ("heads", sizes.heads), ("nodes", nodes), ("head_dim", target.head_dim))
+    axes = (("layers", target.layers), ("heads", sizes.heads), ("nodes", nodes), target.value_axes[-1])
     return Attended(array("attended.output", one.output, "float", axes))
 
 
@@ -259,11 +259,11 @@ def _kv(name: str, value: object, cache: Cache) -> Kv | None:
     field, keys_field, values_field, first_field = KV_FIELDS[name]
     one = ours(field, value, Kv)
     keys = array(keys_field, one.keys, "float", cache.axes)
-    values = array(values_field, one.values, "float", cache.axes)
+    values = array(values_field, one.values, "float", cache.value_axes)
     first = wholes(first_field, one.first, 0)
     (layers, heads, _, width), other = keys.shape, values.shape
-    # For a checkpoint the case tells no sizes, but keys and values must still agree with each other.
-    if other[:2] != (layers, heads) or other[3] != width:
+    # For a checkpoint the case tells no sizes, but keys and values must still agree but for their widths.
+    if other[:2] != (layers, heads):
         same = Cache(layers, heads, width).axes
         raise refusal(values_field, one.values, worded("float", same))
     if first and len(first) != layers:

@@ -44,6 +44,7 @@ class AscendAtb:
         """See `columns.Attend`."""
         columns.refuse_cap("ATB's splitfuse attention")
         columns.refuse_sinks("ATB's splitfuse attention")
+        columns.refuse_unequal("ATB's splitfuse attention")
         if query.shape[-1] > LARGEST_HEAD or query.dtype not in (torch.float16, torch.bfloat16):
             columns.announce(f"eager: {query.dtype} with head dimension {query.shape[-1]} is nothing for splitfuse")
             return self.eager(query, columns, scaling)

@@ -141,6 +141,7 @@ class AscendFused:
         """See `columns.Attend`."""
         columns.refuse_cap("Ascend's fused attention")
         columns.refuse_sinks("Ascend's fused attention")
+        columns.refuse_unequal("Ascend's fused attention")
         why = _unfit(query, columns)
         if why is not None:
             columns.announce(f"eager: {why}")

@@ -44,6 +44,7 @@ class EngineBackend:
         variant_interval: int = 1,
         soft_caps: str = "any",
         sinks: bool = True,
+        unequal_widths: bool = True,
     ) -> None:
         self.declaration = Declaration(
             name=name,
@@ -64,9 +65,10 @@ class EngineBackend:
             variant_interval=variant_interval,
             soft_caps=soft_caps,
             sinks=sinks,
+            unequal_widths=unequal_widths,
             quantised=True,
         )
-        self._soft_caps, self._sinks = soft_caps, sinks
+        self._soft_caps, self._sinks, self._unequal = soft_caps, sinks, unequal_widths
         self.seams = seams
         self.mode = mode_of()
         self._model_cache = ModelCache(device, recorder=recorder)
@@ -80,10 +82,11 @@ class EngineBackend:
 
     @mode.setter
     def mode(self, mode: Mode) -> None:
-        # Written-out attention computes every soft cap and sinks, whatever the fused attention that it replaces can do.
+        # Written-out attention computes all of these, whatever the fused attention that it replaces.
         self._mode = mode
         caps = self._soft_caps if mode.fused else "any"
-        self.declaration = replace(self.declaration, soft_caps=caps, sinks=self._sinks or not mode.fused)
+        sinks, unequal = self._sinks or not mode.fused, self._unequal or not mode.fused
+        self.declaration = replace(self.declaration, soft_caps=caps, sinks=sinks, unequal_widths=unequal)
 
     def run(self, case: Case) -> Trace:
         """Run the generation that `case` describes; see `backends.base.Backend.run`."""

@@ -48,7 +48,7 @@ class AttentionInputs:
 
     Attributes:
         key: [B, Hkv, C, D], gathered. If `paging` is given and keys were not gathered, the rows of this forward alone.
-        value: As `key`.
+        value: As `key`; a head of values may have another width, the E of `Attend`.
         visible: bool [B, 1, T, C] on the device of the query; a padding row sees itself alone.
         prefix: int32 [B], on the CPU.
         paging: The same columns in their pages; None for layouts without pages, and if the lanes do not share a pool.
@@ -77,6 +77,15 @@ class AttentionInputs:
                 "FlexAttention"
             )
 
+    def refuse_unequal(self, path: str) -> None:
+        """Raise Unsupported if values have another width than keys, which the attention called `path` cannot hold."""
+        keys, values = self.key.shape[-1], self.value.shape[-1]
+        if keys != values:
+            raise Unsupported(
+                f"v_head_dim: {path} takes values as wide as keys, and here keys are {keys} wide and values {values}; "
+                "written-out attention takes both (cpu-eager, cuda-eager, or --mode reference), and so does cpu-split"
+            )
+
     def refuse_cap(self, path: str) -> None:
         """Raise Unsupported if there is a soft cap, which the attention called `path` does not compute."""
         if self.cap:
@@ -87,4 +96,4 @@ class AttentionInputs:
 
 
 Attend = Callable[[Tensor, AttentionInputs, float], Tensor]
-"""attend(query [B, H, T, D], columns, scaling) -> [B, H, T, D], in the query's dtype."""
+"""attend(query [B, H, T, D], columns, scaling) -> [B, H, T, E], in the query's dtype; E is the width of values."""

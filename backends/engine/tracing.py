@@ -68,7 +68,7 @@ class Revealer:
         if cache is None or not cache.length:
             return None
         held = [cache.held(layer) for layer in range(cache.layers)]
-        if not self._spend(sum(2 * keys.nbytes for _, keys, _ in held)):
+        if not self._spend(sum(keys.nbytes + values.nbytes for _, keys, values in held)):
             return None
         first = tuple(begin for begin, _, _ in held)
         keys = np.stack([_padded(columns, begin) for begin, columns, _ in held])

@@ -133,8 +133,14 @@ WIDE: tuple[Architecture, ...] = (
 LATER = next(at for at, arch in enumerate(GALLERY) if arch.words.rare)
 """The index from which on stand the architectures of families with `rare` set."""
 
-RARE = tuple(range(LATER, len(GALLERY))) * 2
-"""Indices of these architectures, as often as they are drawn beside four times all others: one case in five."""
+FIRST = tuple(at for at in range(LATER, len(GALLERY)) if GALLERY[at].family != GALLERY[at - 1].family)
+"""Indices of the first of them of each family."""
+
+RARE = (*range(LATER, len(GALLERY)), *FIRST)
+"""Indices of these architectures, as often as they are drawn beside four times all others: one case in five.
+
+The first of each family is drawn twice as often as the others.
+"""
 
 QUICK = 10
 """Architectures drawn twice as often as the others."""

@@ -37,8 +37,28 @@ class Sizes(Protocol):
         ...
 
     @property
+    def kv_heads(self) -> int:
+        """The number of heads of keys and values."""
+        ...
+
+    @property
     def head_dim(self) -> int:
         """The width of a head."""
+        ...
+
+    @property
+    def qkv_bias(self) -> bool:
+        """Whether the projections of attention's input have biases."""
+        ...
+
+    @property
+    def output_bias(self) -> bool:
+        """Whether the projection of attention's output has a bias."""
+        ...
+
+    @property
+    def qk_norm(self) -> bool:
+        """Whether queries and keys are normed."""
         ...
 
     @property
@@ -111,6 +131,8 @@ class Family:
         whole_query_key_norms: Whether these norms run over all heads of a row together, and not over each head.
         feed_forward: The tensors of the feed-forward block of a layer.
         attention_extras: The tensors of a layer's attention beside its projections and norms.
+        projections: The tensors of a layer's attention where it has others than q, k, v and o; None for those four.
+        probed: Function from settings and a number of codes to the settings of a transparent probe of such a model.
         mixes_rows: Whether the low bits of a row may depend on the other rows of a forward; see
             `reference.architecture.Checkpoint.mixes_rows`.
         sinks: Whether each head of attention has a sink, a score without a column.
@@ -131,6 +153,8 @@ class Family:
     whole_query_key_norms: bool = False
     feed_forward: Callable[[Sizes, int], Shapes] = gated
     attention_extras: Callable[[Sizes, int], Shapes] = no_tensors
+    projections: Callable[[Sizes, int], Shapes] | None = None
+    probed: Callable[[dict[str, float], int], dict[str, float]] = lambda settings, width: settings
     mixes_rows: bool = False
     sinks: bool = False
     check: Callable[[Sizes], None] = lambda arch: None

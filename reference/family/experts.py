@@ -32,13 +32,19 @@ def shared_size(arch: Sizes) -> int:
     return int(arch.setting("shared_experts")) * expert_size(arch) if "shared_experts" in arch.words.settings else 0
 
 
-def _blocks(arch: Sizes, layer: int) -> Shapes:
+def corrected(arch: Sizes) -> bool:
+    """Whether experts are scored by the sigmoid, and chosen by the sum of score and correction bias."""
+    return {"groups", "norm_topk"} <= set(arch.words.settings)
+
+
+def mixture(arch: Sizes, layer: int) -> Shapes:
+    """The tensors of the feed-forward block of `layer`."""
     hidden = arch.hidden_size
     if not has_experts(arch, layer):
         return gated_block("mlp", hidden, arch.intermediate_size)
     experts = int(arch.setting("experts"))
     table: dict[str, tuple[int, ...]] = {"mlp.gate.weight": (experts, hidden)}
-    if "groups" in arch.words.settings:
+    if corrected(arch):
         table["mlp.gate.e_score_correction_bias"] = (experts,)
     for expert in range(experts):
         table |= gated_block(f"mlp.experts.{expert}", hidden, expert_size(arch))
@@ -58,7 +64,8 @@ FROM_NONE = {"dense_layers", "shared_experts"}
 """The fields of them that may be 0."""
 
 
-def _check(arch: Sizes) -> None:
+def check_experts(arch: Sizes) -> None:
+    """Raise Malformed for counts of experts and groups that make no sense together."""
     own = {name: arch.setting(name) for name in arch.words.settings}
     for name in sorted(WHOLE & set(own)):
         least = 0 if name in FROM_NONE else 1
@@ -70,10 +77,11 @@ def _check(arch: Sizes) -> None:
     if own.get("norm_topk", 0) not in (0, 1):
         raise Malformed("settings", "norm_topk is neither 0 nor 1")
     chosen = int(own.get("top_groups", 1))
-    # A group is scored by its two best experts, and the chosen groups must hold the chosen experts.
-    if experts % groups or chosen > groups or (groups > 1 and experts // groups < 2):
+    # A corrected group is scored by its two best experts, and the chosen groups must hold the chosen experts.
+    least = 2 if corrected(arch) else 1
+    if experts % groups or chosen > groups or (groups > 1 and experts // groups < least):
         raise Malformed("settings", f"{experts} experts in {groups} groups of which {chosen} are chosen")
-    if "groups" in own and (experts < 2 or chosen * (experts // groups) < own["experts_per_token"]):
+    if "groups" in own and (experts < least or chosen * (experts // groups) < own["experts_per_token"]):
         raise Malformed("settings", f"{chosen} of {groups} groups hold fewer experts than a row takes")
     if "rotary_dim" in own:
         check_width(arch)
@@ -83,10 +91,10 @@ SIZES = {"vocab_size": 27, "hidden_size": 16, "intermediate_size": 24, "heads": 
 
 MIXTRAL = Family(
     "mixtral",
-    feed_forward=_blocks,
+    feed_forward=mixture,
     mixes_rows=True,
     rare=True,
-    check=_check,
+    check=check_experts,
     settings={"experts": 8.0, "experts_per_token": 2.0},
     drawn=(
         {**SIZES, "windows": (0, 0), "settings": (("experts", 4.0),)},
@@ -97,10 +105,10 @@ MIXTRAL = Family(
 
 QWEN2_MOE = Family(
     "qwen2_moe",
-    feed_forward=_blocks,
+    feed_forward=mixture,
     mixes_rows=True,
     rare=True,
-    check=_check,
+    check=check_experts,
     settings={
         "experts": 60.0,
         "experts_per_token": 4.0,
@@ -117,10 +125,10 @@ QWEN2_MOE = Family(
 
 QWEN3_MOE = Family(
     "qwen3_moe",
-    feed_forward=_blocks,
+    feed_forward=mixture,
     mixes_rows=True,
     rare=True,
-    check=_check,
+    check=check_experts,
     settings={
         "experts": 128.0,
         "experts_per_token": 8.0,
@@ -137,10 +145,10 @@ QWEN3_MOE = Family(
 
 GLM4_MOE = Family(
     "glm4_moe",
-    feed_forward=_blocks,
+    feed_forward=mixture,
     mixes_rows=True,
     rare=True,
-    check=_check,
+    check=check_experts,
     settings={
         "experts": 128.0,
         "experts_per_token": 8.0,

@@ -21,7 +21,7 @@ class Nodes:
 
     Attributes:
         logits: float64 [nodes, vocabulary].
-        attended: float64 [layers, heads, nodes, head_dim]; attention's output before the output projection.
+        attended: float64 [layers, heads, nodes, value_dim]; attention's output before the output projection.
     """
 
     logits: Array
@@ -35,7 +35,7 @@ class Inputs:
     Attributes:
         queries: float64 [layers, heads, nodes, head_dim].
         keys: float64 [layers, kv_heads, context + nodes, head_dim]; the context's columns come first.
-        values: As `keys`.
+        values: As `keys`, of width value_dim.
         scale: The factor of the products of queries and keys.
     """
 
@@ -60,7 +60,7 @@ def first_seen(reach: tuple[int, int], position: int) -> int:
 def attention(
     query: Array, keys: Array, values: Array, scale: float, cap: float = 0.0, sinks: Array | None = None
 ) -> Array:
-    """The attention output of one position: query [heads, d], keys and values [seen, kv_heads, d] -> [heads, d].
+    """The attention output of one position: query [heads, d], keys and values [seen, kv_heads, ...] -> [heads, e].
 
     A head's sink is a score whose column has no value: its share of the softmax is lost.
     """
@@ -73,7 +73,7 @@ def attention(
     peak = peak if beside is None else np.maximum(peak, beside)
     weights = np.exp(scores - peak)
     weights /= weights.sum(axis=-1, keepdims=True) + (0.0 if beside is None else np.exp(beside - peak))
-    mixed: Array = np.einsum("kgs,skd->kgd", weights, values).reshape(query.shape)
+    mixed: Array = np.einsum("kgs,skd->kgd", weights, values).reshape(len(query), -1)
     return mixed
 
 
@@ -82,9 +82,9 @@ class _Sequence:
     """One sequence run from scratch; `queries`, `attended` and `logits` are those of its last position."""
 
     keys: Array  # [layers, kv_heads, T, head_dim], rotated
-    values: Array  # [layers, kv_heads, T, head_dim]
+    values: Array  # [layers, kv_heads, T, value_dim]
     queries: Array  # [layers, heads, head_dim]
-    attended: Array  # [layers, heads, head_dim]
+    attended: Array  # [layers, heads, value_dim]
     logits: Array  # [vocabulary]
     states: Array  # [layers + 2, T, hidden size]; see Evaluator.states
 
@@ -136,8 +136,8 @@ class PathByPath:
         """Rotated keys and values of the sequence `tokens`."""
         if not tokens:
             arch = self.parameters.architecture
-            empty = np.empty((arch.layers, arch.kv_heads, 0, arch.head_dim))
-            return Kv(empty, empty)
+            sizes = (arch.layers, arch.kv_heads, 0)
+            return Kv(np.empty((*sizes, arch.head_dim)), np.empty((*sizes, arch.value_dim)))
         run = self._run(tokens)
         return Kv(run.keys, run.values)
 
@@ -162,7 +162,7 @@ class PathByPath:
         for layer, reach in enumerate(arch.reaches):
             normed = parameters.attention_input(layer, x)
             queries, keys, values = (project(normed, layer, name) for name in "qkv")
-            mixed, sinks = np.empty_like(queries), parameters.sinks(layer)
+            mixed, sinks = np.empty((length, arch.heads, arch.value_dim)), parameters.sinks(layer)
             for t in range(length):
                 first = first_seen(reach, t)
                 seen = slice(first, t + 1)

@@ -57,10 +57,12 @@ class Parameters:
         return x if norm is None else self.normed(x, f"model.layers.{layer}.{norm}")
 
     def projected(self, layer: int, name: str, x: Array) -> Array:
-        """The projection q, k or v of the input `x` [T, hidden] of attention: [T, heads, head_dim].
+        """The projection q, k or v of the input `x` [T, hidden] of attention: [T, heads, width].
 
         Queries and keys are normed where the family norms them before rotary embedding.
         """
+        if self.formulas.projected is not None:
+            return self.formulas.projected(self.architecture, self.state, layer, name, x)
         at, arch = f"model.layers.{layer}.self_attn.{name}", self.architecture
         y = linear(x, self.state, f"{at}_proj")
         normed = f"{at}_norm.weight" in self.state and not self.formulas.norms_turned
@@ -94,7 +96,7 @@ class Parameters:
         Args:
             layer: The layer.
             x: The residual stream before it, [T, hidden].
-            mixed: Its attention output before the output projection, [T, heads * head_dim].
+            mixed: Its attention output before the output projection, [T, heads * value_dim].
         """
         x, norms = self.between(layer, x, mixed), self.architecture.words.norms
         fed = self._feed_forward(layer, self._after(norms.before_feed_forward, layer, x))

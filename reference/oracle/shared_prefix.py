@@ -31,7 +31,7 @@ class _Context:
         self.length = 0
         self.tokens: Array = np.empty(0, dtype=np.int64)
         self.keys: Array = np.empty((arch.layers, arch.kv_heads, 0, arch.head_dim))
-        self.values: Array = np.empty_like(self.keys)
+        self.values: Array = np.empty((arch.layers, arch.kv_heads, 0, arch.value_dim))
 
     def shared(self, tokens: Array) -> int:
         """Length of the longest common prefix of this context and `tokens`."""
@@ -111,7 +111,7 @@ class SharedPrefix:
         depth = np.repeat(np.arange(len(levels)), [level.last - level.first for level in levels])
         positions = start + depth
         x = self.parameters.embedded(np.array(tree.token)[order])
-        attended = np.empty((arch.layers, arch.heads, len(order), arch.head_dim))
+        attended = np.empty((arch.layers, arch.heads, len(order), arch.value_dim))
         through: list[tuple[Array, ...]] = []
         states = [x]
         for layer, reach in enumerate(arch.reaches):
@@ -240,7 +240,7 @@ def _block_attention(
     np.exp(scores, out=scores)
     scores /= scores.sum(axis=-1, keepdims=True) + np.exp(beside - peak)
     mixed: Array = scores.reshape(kv_heads, -1, end - first) @ values[:, first:]
-    return mixed.reshape(heads, rows, width)
+    return mixed.reshape(heads, rows, -1)
 
 
 def _tree_attention(
@@ -274,7 +274,7 @@ def _tree_attention(
     group = heads // kv_heads
     # [kv_heads, nodes, group, d]: one product with the context per KV head, one with the path per node.
     asked = queries.reshape(kv_heads, group, nodes, width).swapaxes(1, 2).copy()
-    mixed = np.empty_like(asked)
+    mixed = np.empty((*asked.shape[:-1], values.shape[-1]))
     beside = np.array(-np.inf) if sinks is None else sinks.reshape(kv_heads, 1, group, 1)
     for depth, level in enumerate(levels):
         here = slice(level.first, level.last)
@@ -291,7 +291,7 @@ def _tree_attention(
             scores -= peak
             np.exp(scores, out=scores)
         total = far.sum(axis=-1, keepdims=True) + near.sum(axis=-1, keepdims=True) + np.exp(beside - peak)
-        seen = (far.reshape(*flat.shape[:2], -1) @ above_values[:, first:]).reshape(query.shape)
+        seen = (far.reshape(*flat.shape[:2], -1) @ above_values[:, first:]).reshape(*query.shape[:3], -1)
         mixed[:, here] = (seen + near @ values[:, path]) / total
-    joined: Array = mixed.swapaxes(1, 2).reshape(heads, nodes, width)
+    joined: Array = mixed.swapaxes(1, 2).reshape(heads, nodes, -1)
     return joined

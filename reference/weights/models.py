@@ -66,13 +66,16 @@ def shapes(arch: Architecture) -> dict[str, tuple[int, ...]]:
         at = f"model.layers.{layer}"
         for name in arch.words.norms.names:
             table[f"{at}.{name}.weight"] = (hidden,)
-        for name, out in (("q", wide), ("k", narrow), ("v", narrow)):
-            table[f"{at}.self_attn.{name}_proj.weight"] = (out, hidden)
-            if arch.qkv_bias:
-                table[f"{at}.self_attn.{name}_proj.bias"] = (out,)
-        table[f"{at}.self_attn.o_proj.weight"] = (hidden, wide)
-        if arch.output_bias:
-            table[f"{at}.self_attn.o_proj.bias"] = (hidden,)
+        if arch.words.projections is not None:
+            table |= {f"{at}.{name}": shape for name, shape in arch.words.projections(arch, layer).items()}
+        else:
+            for name, out in (("q", wide), ("k", narrow), ("v", narrow)):
+                table[f"{at}.self_attn.{name}_proj.weight"] = (out, hidden)
+                if arch.qkv_bias:
+                    table[f"{at}.self_attn.{name}_proj.bias"] = (out,)
+            table[f"{at}.self_attn.o_proj.weight"] = (hidden, wide)
+            if arch.output_bias:
+                table[f"{at}.self_attn.o_proj.bias"] = (hidden,)
         if arch.qk_norm and arch.words.query_key_gains:
             whole = arch.words.whole_query_key_norms
             for name, heads in (("q", arch.heads), ("k", arch.kv_heads)):
@@ -130,6 +133,7 @@ PROBE_CODES = 32
 def probe_architecture(arch: Architecture) -> Architecture:
     """`arch` resized so that its transparent weights can name PROBE_CODES rows; heads, windows and chunks stay."""
     wide = PROBE_CODES
+    own = arch.words.probed(dict(arch.settings), wide)
     return Architecture(
         family=arch.family,
         vocab_size=arch.heads * wide + 1,
@@ -152,7 +156,7 @@ def probe_architecture(arch: Architecture) -> Architecture:
         floor_scale=arch.floor_scale,
         attn_scale=arch.attn_scale,
         score_cap=arch.score_cap,
-        settings=arch.settings,
+        settings=tuple(sorted((name, value) for name, value in own.items() if value != arch.words.settings[name])),
     )
 
 
@@ -176,8 +180,13 @@ def _transparent(model: Seeded) -> dict[str, Array]:
     state["model.embed_tokens.weight"][1 : wide + 1, :wide] = np.eye(wide)
     # All other layers have a zero output projection: the residual stream passes them unchanged.
     at = f"model.layers.{model.probed_layer}.self_attn"
-    for head in range(arch.kv_heads):
-        state[f"{at}.v_proj.weight"][head * wide : (head + 1) * wide, :wide] = np.eye(wide)
+    if arch.words.projections is not None:  # latent vectors hold the codes, and each head's values are their latents
+        state[f"{at}.kv_a_proj_with_mqa.weight"][:wide, :wide] = np.eye(wide)
+        by_head = state[f"{at}.kv_b_proj.weight"].reshape(arch.heads, -1, wide)
+        by_head[:, -wide:] = np.eye(wide)
+    else:
+        for head in range(arch.kv_heads):
+            state[f"{at}.v_proj.weight"][head * wide : (head + 1) * wide, :wide] = np.eye(wide)
     state[f"{at}.o_proj.weight"][wide:blocks] = np.eye(arch.heads * wide)
     state["lm_head.weight"][: arch.heads * wide, wide:blocks] = np.eye(arch.heads * wide)
     return state

@@ -86,7 +86,14 @@ def _refused(family: OracleFamily) -> dict[str, str]:
 def _backends(name: str) -> list[str]:
     """The backends whose attention computes some drawn architecture of the family."""
     drawn = [arch for arch in GALLERY if arch.family == name]
-    return [row.name for row in ROWS if FAMILIES[name].sinks <= row.sinks and (row.soft_caps != "none" or _bare(drawn))]
+    equal = any(arch.value_dim == arch.head_dim for arch in drawn)
+    return [
+        row.name
+        for row in ROWS
+        if FAMILIES[name].sinks <= row.sinks
+        and (row.soft_caps != "none" or _bare(drawn))
+        and (row.unequal_widths or equal)
+    ]
 
 
 def _bare(drawn: list[Architecture]) -> bool:

@@ -192,7 +192,7 @@ def declared(engine: Declaration, component: Component, settings: Settings) -> D
         padded = ("padded_nodes",) if "padded_nodes" in takes else ()
         return replace(narrow, layout_settings=padded, least_window=1 if reach else 0)
     if contract is ATTENTION:
-        return replace(narrow, soft_caps="any" if "softcap" in takes else "none", sinks=False)
+        return replace(narrow, soft_caps="any" if "softcap" in takes else "none", sinks=False, unequal_widths=False)
     if contract is not SAMPLER:
         return narrow
     coined = set(COINS) <= takes

@@ -53,6 +53,7 @@ class FlashInfer:
         """Attention of `query` [B, H, T, D] over `columns`, [B, H, T, D] in the dtype of the query."""
         columns.refuse_cap("FlashInfer")
         columns.refuse_sinks("FlashInfer")
+        columns.refuse_unequal("FlashInfer")
         lanes, heads, rows, dim = query.shape
         if query.dtype not in DTYPES or dim not in HEAD_DIMS:
             dtype = str(query.dtype).removeprefix("torch.")

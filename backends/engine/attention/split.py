@@ -55,7 +55,8 @@ def partial(query: Tensor, keys: Keys, hidden: Tensor | None, scaling: float) ->
     if hidden is not None:
         scores = scores.masked_fill_(hidden, float("-inf"))
     if not scores.shape[-1]:  # no columns at all: `amax` has no value there
-        return torch.zeros_like(query), query.new_full(query.shape[:-1], float("-inf"))
+        none = query.new_zeros((*query.shape[:-1], value.shape[-1]))
+        return none, query.new_full(query.shape[:-1], float("-inf"))
     top = scores.amax(-1, keepdim=True)
     # If every column is hidden, minus infinity less itself would be NaN; against base 0 every weight is exp(-inf) = 0.
     base = top.masked_fill(top == float("-inf"), 0.0)
@@ -116,14 +117,14 @@ class Split:
     sink_part: Callable[[Tensor, Tensor], Partial] = sink_part
 
     def __call__(self, query: Tensor, columns: AttentionInputs, scaling: float) -> Tensor:
-        """Attention of `query` [B, H, T, D] over `columns`, in the dtype of the query.
+        """Attention of `query` [B, H, T, D] over `columns`, [B, H, T, width of values], in the dtype of the query.
 
         Raises:
             ValueError: see `compact.compact`.
         """
         columns.refuse_cap("attention split at the prefix")
         packed = self.compact(query, columns)
-        out = torch.empty_like(query, memory_format=torch.contiguous_format)
+        out = query.new_empty((*query.shape[:-1], columns.value.shape[-1]))
         for lane in range(len(query)):
             out[lane] = self._lane(query[lane], columns, lane, packed, scaling)
         return out
@@ -141,4 +142,4 @@ class Split:
         parts = [over_prefix, over_block]
         if columns.sinks is not None:
             parts.append(self.sink_part(rows, columns.sinks))
-        return self.merge(parts).reshape(query.shape)
+        return self.merge(parts).reshape(*query.shape[:2], -1)

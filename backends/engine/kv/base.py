@@ -25,11 +25,12 @@ class CacheSpec:
     Attributes:
         reaches: The reach of each layer.
         kv_heads: Number of KV heads.
-        head_dim: Length of a head.
+        head_dim: Length of a head of keys.
         capacity: The largest number of columns that a request may need, speculative rows included.
         rows: The largest number of rows that one forward may open.
         device: The device of the cache.
         dtype: The dtype of keys and values.
+        value_dim: Length of a head of values; 0 for that of keys.
     """
 
     reaches: tuple[Reach, ...]
@@ -39,6 +40,12 @@ class CacheSpec:
     rows: int
     device: torch.device
     dtype: torch.dtype
+    value_dim: int = 0
+
+    @property
+    def widths(self) -> tuple[int, int]:
+        """The length of a head of keys, and of one of values."""
+        return self.head_dim, self.value_dim or self.head_dim
 
     @property
     def layers(self) -> int:
@@ -46,10 +53,11 @@ class CacheSpec:
         return len(self.reaches)
 
     def empty(self, columns: int) -> Pair:
-        """Keys and values of zeros, [kv_heads, columns, head_dim] each."""
-        shape = (self.kv_heads, columns, self.head_dim)
-        zeros = torch.zeros(shape, dtype=self.dtype, device=self.device)
-        return zeros, zeros.clone()
+        """Keys and values of zeros, [kv_heads, columns, width] each."""
+        keys, values = (
+            torch.zeros((self.kv_heads, columns, width), dtype=self.dtype, device=self.device) for width in self.widths
+        )
+        return keys, values
 
 
 class KvCache(Protocol):

@@ -11,17 +11,12 @@ from backends.engine.kv.pages import Blocks
 
 
 class Pool:
-    """The pages of one model: keys and values [pages, size, kv_heads, head_dim] for each layer."""
+    """The pages of one model: keys and values [pages, size, kv_heads, width] for each layer."""
 
     def __init__(self, room: CacheSpec, pages: int, size: int) -> None:
-        shape = (pages, size, room.kv_heads, room.head_dim)
-        self.layers: list[Pair] = [
-            (
-                torch.zeros(shape, dtype=room.dtype, device=room.device),
-                torch.zeros(shape, dtype=room.dtype, device=room.device),
-            )
-            for _ in range(room.layers)
-        ]
+        shapes = [(pages, size, room.kv_heads, width) for width in room.widths]
+        keys, values = (torch.zeros(shape, dtype=room.dtype, device=room.device) for shape in shapes)
+        self.layers: list[Pair] = [(keys.clone(), values.clone()) for _ in range(room.layers)]
 
     def copy(self, source: int, target: int) -> None:
         """Copy the page `source` to the page `target` in every layer."""

@@ -79,7 +79,10 @@ class CausalLm:
         # Some configs lack these two fields; their values then follow from the number of heads.
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
         kv_heads = getattr(config, "num_key_value_heads", None) or heads
-        return CacheSpec(tuple(self.reaches), kv_heads, head_dim, capacity, rows, self.device, self.dtype)
+        value_dim = 0
+        if getattr(config, "qk_head_dim", None):  # of latent attention, where `head_dim` is the rotated part alone
+            head_dim, value_dim = config.qk_head_dim, config.v_head_dim
+        return CacheSpec(tuple(self.reaches), kv_heads, head_dim, capacity, rows, self.device, self.dtype, value_dim)
 
     @torch.no_grad()
     def forward(

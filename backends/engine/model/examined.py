@@ -79,12 +79,12 @@ def examine(model: CausalLm) -> None:
 def _refuse_shapes(seen: tuple[int, tuple[int, ...], tuple[int, ...]], room: CacheSpec) -> None:
     """Raise Unsupported if the keys or values of a layer do not have the shape that a cache of `room` holds."""
     layer, *pair = seen
-    wanted = (1, room.kv_heads, ROWS, room.head_dim)
-    for word, shape in zip(("keys", "values"), pair, strict=True):
+    for word, shape, width in zip(("keys", "values"), pair, room.widths, strict=True):
+        wanted = (1, room.kv_heads, ROWS, width)
         if shape != wanted:
             raise Unsupported(
                 f"layer {layer} caches {word} of shape {list(shape)}, and this engine's caches hold keys and values "
-                f"alike, here {list(wanted)}; multi-head latent attention (MLA), for one, is not known to it"
+                f"of every head, here {list(wanted)}; of multi-head latent attention (MLA), it knows DeepSeek-V2 and V3"
             )
 
 

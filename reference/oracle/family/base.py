@@ -151,7 +151,7 @@ class OracleFamily:
         slides: Function from the fields, the number of layers and the family's name to whether each layer has the
             window.
         fields: Function from the fields to those of `Architecture` that are no size: biases, norms of queries and keys,
-            caps, settings.
+            caps, settings; and to numbers of heads and their width where the usual fields do not say them.
         place: Function from an architecture, a name and a shape of `reference.weights.shapes` to its place in a
             checkpoint.
         partial_rotary: Whether `fields` reads `partial_rotary_factor`.

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from reference.architecture import Architecture
+from reference.family.experts import corrected
 from reference.files.fields import Fields
 from reference.oracle.family.base import OracleFamily, Place, all_or_none, partial_rotary, settings_of
 from reference.oracle.formulas.layer import Formulas, State, gated_block, sigmoid
@@ -33,15 +34,16 @@ def _open(arch: Architecture, scores: Array) -> Array:
     groups = int(arch.setting("groups")) if "groups" in arch.words.settings else 1
     if groups == 1:
         return scores
-    best = _of_groups(scores, groups)
+    best = _of_groups(arch, scores, groups)
     shut = np.ones(best.shape, dtype=bool)
     np.put_along_axis(shut, largest(best, int(arch.setting("top_groups"))), False, axis=-1)
     return np.where(np.repeat(shut, scores.shape[1] // groups, axis=1), -np.inf, scores)
 
 
-def _of_groups(scores: Array, groups: int) -> Array:
-    """The score of each group, the sum of its two best experts: [T, groups]."""
-    best: Array = -np.sort(-scores.reshape(len(scores), groups, -1), axis=-1)[..., :2]
+def _of_groups(arch: Architecture, scores: Array, groups: int) -> Array:
+    """The score of each group: the sum of its two best experts, or its best one in DeepSeek-V2; [T, groups]."""
+    count = 2 if corrected(arch) else 1
+    best: Array = -np.sort(-scores.reshape(len(scores), groups, -1), axis=-1)[..., :count]
     summed: Array = best.sum(axis=-1)
     return summed
 
@@ -62,7 +64,8 @@ def routed(arch: Architecture, state: State, at: str, x: Array) -> tuple[Array, 
     chosen = largest(_open(arch, scores), int(arch.setting("experts_per_token")))
     taken: Array = np.take_along_axis(weights, chosen, axis=-1)
     own = arch.words.settings
-    if "norm_topk" not in own or arch.setting("norm_topk"):
+    # Mixtral always scales the weights to the sum of 1, DeepSeek-V2 never does; neither has the setting.
+    if arch.setting("norm_topk") if "norm_topk" in own else "groups" not in own:
         least = LEAST if "groups" in own else 0.0
         taken = taken / (taken.sum(axis=-1, keepdims=True) + least)
     return chosen, taken * (arch.setting("routed_scale") if "routed_scale" in own else 1.0)
@@ -77,7 +80,7 @@ def margins(arch: Architecture, state: State, layer: int, x: Array) -> Array:
     own = arch.words.settings
     borders = [(_open(arch, scores), int(arch.setting("experts_per_token")))]
     if "groups" in own and arch.setting("groups") > 1:
-        borders.append((_of_groups(scores, int(arch.setting("groups"))), int(arch.setting("top_groups"))))
+        borders.append((_of_groups(arch, scores, int(arch.setting("groups"))), int(arch.setting("top_groups"))))
     least = np.full(len(x), np.inf)
     for row, count in borders:
         if count < row.shape[1]:
@@ -96,7 +99,8 @@ def mixed_over(chosen: Array, weights: Array, x: Array, expert: Callable[[int, A
     return mixed
 
 
-def _feed_forward(arch: Architecture, state: State, layer: int, x: Array) -> Array:
+def mixed_block(arch: Architecture, state: State, layer: int, x: Array) -> Array:
+    """The feed-forward block of `layer`, a mixture of experts or a gated block: [T, hidden] -> [T, hidden]."""
     at = f"model.layers.{layer}.mlp"
     if f"{at}.gate.weight" not in state:
         return gated_block(x, state, at)
@@ -110,7 +114,7 @@ def _feed_forward(arch: Architecture, state: State, layer: int, x: Array) -> Arr
     return mixed
 
 
-FORMULAS = Formulas(feed_forward=_feed_forward, router_margins=margins)
+FORMULAS = Formulas(feed_forward=mixed_block, router_margins=margins)
 
 
 def _mixtral_slides(fields: Fields, layers: int, family: str) -> list[bool]:

@@ -9,9 +9,6 @@ STATE = "its layers have a recurrent state"
 BIAS_BY_DISTANCE = "its attention adds a bias by distance to the scores (ALiBi)"
 
 UNREAD: dict[str, str] = {
-    "deepseek_v2": LATENT,
-    "deepseek_v3": LATENT,
-    "kimi_k2": LATENT,
     "glm4_moe_lite": LATENT,
     "llama4": "it has a vision tower; the text model alone has the model_type llama4_text",
     "gemma3": "it has a vision tower; the text model alone has the model_type gemma3_text",

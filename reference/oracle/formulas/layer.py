@@ -110,6 +110,9 @@ class Formulas:
         logits: From the products of hidden states and head [..., vocabulary] to logits.
         rope: The rotary embedding of a layer.
         norms_turned: Whether the norms of queries and keys come after rotary embedding.
+        projected: From the normed input [T, hidden] of attention to queries, keys or values [T, heads, width], where
+            these are no single projections; None elsewhere.
+        latent_rows: What a latent cache holds of such rows; None for a family without latent attention.
         query_factors: Factors of the queries of a layer at positions [T]: float64 [T].
         residual_scale: The factor of what a block adds to the residual stream.
         feed_forward: The feed-forward block of a layer from its normed input [T, hidden]; None for the gated block.
@@ -126,6 +129,8 @@ class Formulas:
     logits: Callable[[Architecture, Array], Array] = lambda arch, scored: scored
     rope: Callable[[Architecture, int], Rope] = lambda arch, layer: arch.rope
     norms_turned: bool = False
+    projected: Callable[[Architecture, State, int, str, Array], Array] | None = None
+    latent_rows: Callable[[Architecture, State, int, Array, Array, Array], tuple[Array, Array]] | None = None
     query_factors: Callable[[Architecture, int, Array], Array] = temperature
     residual_scale: Callable[[Architecture], float] = lambda arch: 1.0
     feed_forward: Callable[[Architecture, State, int, Array], Array] | None = None

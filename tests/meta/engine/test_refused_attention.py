@@ -26,7 +26,7 @@ from reference.tree import Tree
 from tests.checkpoints import saved
 
 REFUSED = {
-    "deepseek-v3": r"DeepseekV3ForCausalLM: layer 0 caches keys of shape .* latent attention \(MLA\)",
+    "glm4-moe-lite": r"Glm4MoeLiteForCausalLM: layer 0 caches keys of shape .* latent attention \(MLA\)",
     "bloom": r"BloomForCausalLM: this engine cannot run it",
     "mamba": r"MambaForCausalLM: (layers of kind linear_attention|this engine cannot run it)",
 }
@@ -45,14 +45,14 @@ def test_a_model_that_is_not_computed_is_declined_in_one_line(family: str, tmp_p
     assert "\n" not in str(told.value)
 
 
-@pytest.mark.parametrize("family", ["mistral", "mixtral", "qwen3-moe", "gpt-oss"])
+@pytest.mark.parametrize("family", ["mistral", "mixtral", "qwen3-moe", "gpt-oss", "deepseek-v3"])
 def test_a_model_that_is_computed_is_not_declined(family: str, tmp_path: Path) -> None:
     assert len(open_cpu().run(case_of(saved(family, tmp_path))).output) >= 1
 
 
 def test_a_refusal_is_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A checkpoint of real size takes long to load: twenty prompts must not load it twenty times to be declined."""
-    shelf, model = ModelCache("cpu"), identify(saved("deepseek-v3", tmp_path), understood=False)
+    shelf, model = ModelCache("cpu"), identify(saved("glm4-moe-lite", tmp_path), understood=False)
     with pytest.raises(Unsupported) as first:
         shelf.open(model, "float32")
     monkeypatch.setattr("backends.engine.model.models.from_disk", lambda model, dtype: pytest.fail("loaded again"))

@@ -32,7 +32,8 @@ class ModelFamily:
         arranged: From the state dict of `reference.weights`, with transformers' names, to that of the model, which may
             hold several of its tensors in one.
         completed: Gives a built-in model, in place, the buffers that no state dict holds.
-        prepared: Changes an open model, in place, where transformers' own code is wrong for a tree of rows.
+        prepared: Changes an open model, in place, where transformers' own code is wrong for a tree of rows, or hands
+            its cache something else than keys and values.
         exact: Float64 forms of modules that transformers computes in float32, by the name of their class.
         checkpoint: For each `model_type` that transformers does not know, a function from the content of config.json
             to a config.
@@ -110,8 +111,8 @@ def rope_of(arch: Architecture) -> dict[str, Any]:
     if arch.rope.kind == "dynamic" and arch.rotary_dim == 2:
         raise Unsupported(f"{arch.family} with 2 dimensions turned by dynamic: transformers divides by these less 2")
     fields = rope_parameters(arch.rope)
-    if "rotary_dim" not in arch.words.settings:
-        return fields
+    if "rotary_dim" not in arch.words.settings or arch.words.projections is not None:
+        return fields  # transformers knows the rotated width of latent attention by a field of its own
     factor = arch.rotary_dim / arch.head_dim
     if int(arch.head_dim * factor) != arch.rotary_dim:
         raise Unsupported(

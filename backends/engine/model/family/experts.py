@@ -83,11 +83,13 @@ class ExactGroupRouter(nn.Module):
         return products, weights * self.factor, chosen
 
 
-def _counts(arch: Architecture) -> dict[str, Any]:
+def counts(arch: Architecture) -> dict[str, Any]:
+    """The fields on experts that several families call alike."""
+    own = arch.words.settings
     return {
         "num_experts_per_tok": int(arch.setting("experts_per_token")),
         "moe_intermediate_size": int(arch.setting("expert_size")),
-        "norm_topk_prob": bool(arch.setting("norm_topk")),
+        "norm_topk_prob": bool(arch.setting("norm_topk") if "norm_topk" in own else 0),
     }
 
 
@@ -95,7 +97,7 @@ def _qwen(arch: Architecture) -> dict[str, Any]:
     no_irope(arch)
     no_window(arch)
     return {
-        **_counts(arch),
+        **counts(arch),
         "num_experts": int(arch.setting("experts")),
         "decoder_sparse_step": int(arch.setting("sparse_step")),
         "mlp_only_layers": [],
@@ -128,7 +130,7 @@ def _glm(arch: Architecture) -> dict[str, Any]:
     if not arch.setting("shared_experts"):
         raise Unsupported("glm4_moe without a shared expert: transformers' model always has one")
     return {
-        **_counts(arch),
+        **counts(arch),
         "n_routed_experts": int(arch.setting("experts")),
         "n_shared_experts": int(arch.setting("shared_experts")),
         "n_group": int(arch.setting("groups")),

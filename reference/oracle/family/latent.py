@@ -1,0 +1,205 @@
+"""Multi-head latent attention: DeepSeek-V2, DeepSeek-V3, Kimi K2.
+
+See `reference.family.latent`. Formulas after arXiv 2405.04434, section 2.1, and transformers' `models/deepseek_v3`: the
+latent vector and compressed queries go through a norm of their own epsilon; the scale of scores is that of the whole
+head, nope and rope, times the square of yarn's magnitude for `mscale_all_dim`.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from reference.architecture import Architecture
+from reference.files.fields import Fields, shown
+from reference.oracle.family.base import OracleFamily, rope_dictionary, settings_of
+from reference.oracle.family.experts import experts_named, margins, mixed_block
+from reference.oracle.formulas import rotary
+from reference.oracle.formulas.layer import Formulas, State, linear, rms_norm
+from reference.trace import Array
+
+EPSILON = 1e-6
+"""The epsilon of the norms of latent vectors and compressed queries, whatever `rms_norm_eps` says."""
+
+
+def compressed(arch: Architecture, state: State, layer: int, x: Array) -> tuple[Array, Array]:
+    """The latent vectors [T, rank] and the part of keys to be rotated [T, rotary_dim] of rows `x` [T, hidden]."""
+    at, rank = f"model.layers.{layer}.self_attn", int(arch.setting("latent_rank"))
+    both = linear(x, state, f"{at}.kv_a_proj_with_mqa")
+    return rms_norm(both[:, :rank], state[f"{at}.kv_a_layernorm.weight"], EPSILON), both[:, rank:]
+
+
+def _projected(arch: Architecture, state: State, layer: int, name: str, x: Array) -> Array:
+    """Queries, keys or values [T, heads, width] of rows `x` [T, hidden], not rotated yet."""
+    at, nope = f"model.layers.{layer}.self_attn", arch.head_dim - arch.rotary_dim
+    if name == "q":
+        if f"{at}.q_proj.weight" in state:
+            return linear(x, state, f"{at}.q_proj").reshape(len(x), arch.heads, -1)
+        narrow = rms_norm(linear(x, state, f"{at}.q_a_proj"), state[f"{at}.q_a_layernorm.weight"], EPSILON)
+        return linear(narrow, state, f"{at}.q_b_proj").reshape(len(x), arch.heads, -1)
+    latent, shared = compressed(arch, state, layer, x)
+    both = linear(latent, state, f"{at}.kv_b_proj").reshape(len(x), arch.heads, -1)
+    if name == "v":
+        return both[..., nope:]
+    repeated = np.repeat(shared[:, None], arch.heads, axis=1)
+    return np.concatenate([both[..., :nope], repeated], axis=-1)
+
+
+def _turned(arch: Architecture, x: Array, cos: Array, sin: Array) -> Array:
+    """Each head with its last dimensions turned; DeepSeek-V3 puts the first ones of all pairs before the second."""
+    nope = x.shape[-1] - 2 * cos.shape[-1]
+    part = x[..., nope:]
+    if "interleaved" not in arch.words.settings:
+        part = rotary.turn_neighbours(part, cos, sin)
+    else:
+        if arch.setting("interleaved"):
+            part = np.concatenate([part[..., 0::2], part[..., 1::2]], axis=-1)
+        part = rotary.turn(part, cos, sin)
+    return np.concatenate([x[..., :nope], part], axis=-1)
+
+
+def _scale(arch: Architecture) -> float:
+    rope, plain = arch.rope, 1 / math.sqrt(arch.head_dim)
+    if rope.kind == "default" or not rope.mscale_all_dim or rope.factor <= 1:
+        return plain
+    return plain * (0.1 * rope.mscale_all_dim * math.log(rope.factor) + 1.0) ** 2
+
+
+def latent_rows(arch: Architecture, state: State, layer: int, x: Array, cos: Array, sin: Array) -> tuple[Array, Array]:
+    """What a latent cache holds of rows `x` [T, hidden]: latent vectors [T, rank], rotated parts [T, rotary_dim]."""
+    latent, shared = compressed(arch, state, layer, x)
+    return latent, _turned(arch, shared, cos, sin)
+
+
+FORMULAS = Formulas(
+    feed_forward=mixed_block,
+    router_margins=margins,
+    projected=_projected,
+    turned=_turned,
+    score_scale=_scale,
+    latent_rows=latent_rows,
+)
+
+
+def _rope(fields: Fields) -> Any:
+    content = rope_dictionary(fields)
+    scaled = Fields(fields.where, content if isinstance(content, dict) else {}, {})
+    kind = scaled.get("rope_type") or scaled.get("type")
+    if kind == "longrope" and scaled.number("mscale_all_dim", 0.0):
+        raise fields.refuse("rope mscale_all_dim with longrope: its factor is not read; compare --against a backend")
+    return content
+
+
+def _only(fields: Fields, said: Mapping[str, Any]) -> None:
+    """Refuse a field with another value than the one that is computed; transformers does not read these fields."""
+    for name, computed in said.items():
+        value = fields.get(name)
+        if value is not None and (value != computed or isinstance(value, bool) != isinstance(computed, bool)):
+            raise fields.refuse(f"{name} is {shown(value)}; the oracle computes {shown(computed)} alone")
+
+
+def _attention(fields: Fields) -> tuple[dict[str, Any], dict[str, float]]:
+    rotated = fields.integer("qk_rope_head_dim")
+    biased, heads = fields.flag("attention_bias"), fields.integer("num_attention_heads")
+    sizes = {
+        "head_dim": fields.integer("qk_nope_head_dim") + rotated,
+        "kv_heads": fields.integer("num_key_value_heads", heads),
+        "qkv_bias": biased,
+        "output_bias": biased,
+    }
+    rank = 0 if fields.get("q_lora_rank") is None else fields.integer("q_lora_rank")
+    if fields.get("q_lora_rank") is not None and rank < 1:
+        raise fields.refuse(f"q_lora_rank is {rank}; null stands for queries without compression")
+    if rotated < 2:
+        raise fields.refuse(f"qk_rope_head_dim is {rotated}; rotary embedding turns pairs")
+    return sizes, {
+        "query_rank": rank,
+        "latent_rank": fields.integer("kv_lora_rank"),
+        "rotary_dim": rotated,
+        "value_dim": fields.integer("v_head_dim"),
+    }
+
+
+def _experts(fields: Fields, other: str, default: int) -> dict[str, float]:
+    return {
+        "experts": experts_named(fields, "n_routed_experts", other, default),
+        "experts_per_token": fields.integer("num_experts_per_tok"),
+        "expert_size": fields.integer("moe_intermediate_size"),
+        "shared_experts": fields.integer("n_shared_experts"),
+        "dense_layers": fields.integer("first_k_dense_replace"),
+        "routed_scale": fields.number("routed_scaling_factor"),
+        "groups": fields.integer("n_group", 1),
+        "top_groups": fields.integer("topk_group", 1),
+    }
+
+
+def _v3(fields: Fields) -> dict[str, Any]:
+    _only(fields, {"scoring_func": "sigmoid", "topk_method": "noaux_tc", "moe_layer_freq": 1})
+    sizes, own = _attention(fields)
+    own |= {
+        **_experts(fields, "num_local_experts", 256),
+        "norm_topk": float(fields.flag("norm_topk_prob", True)),
+        "interleaved": float(fields.flag("rope_interleave", True)),
+    }
+    return {**sizes, "settings": settings_of("deepseek_v3", own)}
+
+
+def _v2(fields: Fields) -> dict[str, Any]:
+    _only(fields, {"scoring_func": "softmax", "norm_topk_prob": False, "moe_layer_freq": 1, "mlp_bias": False})
+    sizes, own = _attention(fields)
+    own |= _experts(fields, "num_experts", 64)
+    method = fields.get("topk_method")
+    if method not in ("greedy", "group_limited_greedy"):
+        raise fields.refuse(f"topk_method is {shown(method)}, neither greedy nor group_limited_greedy")
+    if method == "greedy":
+        own |= {"groups": 1, "top_groups": 1}
+    return {**sizes, "settings": settings_of("deepseek_v2", own)}
+
+
+DEFAULTS = {
+    "kv_lora_rank": 512,
+    "q_lora_rank": 1536,
+    "qk_rope_head_dim": 64,
+    "qk_nope_head_dim": 128,
+    "v_head_dim": 128,
+}
+
+DEEPSEEK_V3 = OracleFamily(
+    "deepseek_v3",
+    FORMULAS,
+    model_types=("deepseek_v3", "kimi_k2"),
+    defaults={
+        **DEFAULTS,
+        "max_position_embeddings": 4096,
+        "n_shared_experts": 1,
+        "first_k_dense_replace": 3,
+        "n_group": 8,
+        "topk_group": 4,
+        "num_experts_per_tok": 8,
+        "moe_intermediate_size": 2048,
+        "routed_scaling_factor": 2.5,
+    },
+    fields=_v3,
+    rope=_rope,
+    refuses={"scoring_func": "sigmoid", "topk_method": "noaux_tc", "moe_layer_freq": "1"},
+    wide=("e_score_correction_bias",),
+)
+DEEPSEEK_V2 = OracleFamily(
+    "deepseek_v2",
+    FORMULAS,
+    model_types=("deepseek_v2",),
+    defaults={
+        **DEFAULTS,
+        "max_position_embeddings": 2048,
+        "n_shared_experts": 2,
+        "first_k_dense_replace": 0,
+        "topk_method": "greedy",
+        "num_experts_per_tok": 6,
+        "moe_intermediate_size": 1407,
+        "routed_scaling_factor": 1.0,
+    },
+    fields=_v2,
+    rope=_rope,
+    refuses={"scoring_func": "softmax", "norm_topk_prob": "false", "moe_layer_freq": "1", "mlp_bias": "false"},
+)
