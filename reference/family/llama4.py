@@ -54,7 +54,7 @@ LLAMA4_TEXT = Family(
     },
     drawn=(
         {"vocab_size": 29, "hidden_size": 16, "intermediate_size": 24, "heads": 2, "kv_heads": 1, "head_dim": 4,
-         "windows": (0, 0), "qk_norm": True, "chunks": (6, 0), "unrotated": (1,), "floor_scale": 4, "attn_scale": 0.5,
-         "settings": (("expert_size", 12.0), ("experts", 4.0), ("sparse_step", 2.0))},
+         "windows": (0, 0, 0), "qk_norm": True, "chunks": (6, 0, 6), "unrotated": (1,), "floor_scale": 4,
+         "attn_scale": 0.5, "settings": (("expert_size", 12.0), ("experts", 4.0), ("sparse_step", 2.0))},
     ),
 )  # fmt: skip

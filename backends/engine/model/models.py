@@ -275,9 +275,8 @@ def from_disk(model: Checkpoint, dtype: str) -> Any:
     logging.disable_progress_bar()  # a bar is written to standard error, which belongs to the commands
     chosen = LlamaForCausalLM if isinstance(config, LlamaConfig) else AutoModelForCausalLM
     try:
-        if (
-            source is None and chosen is AutoModelForCausalLM
-        ):  # the class that chooses by the config takes a folder alone
+        if source is None and chosen is AutoModelForCausalLM:
+            # The class that chooses by the config opens folders alone.
             with torch.device("meta"):
                 chosen = type(AutoModelForCausalLM.from_config(config))
         return chosen.from_pretrained(

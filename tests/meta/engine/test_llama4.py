@@ -16,6 +16,7 @@ from reference.architecture import Architecture, Seeded
 from reference.case import Case
 from reference.draft import Draft, Scripted
 from reference.oracle.configuration import UnreadableCheckpoint, configured
+from reference.oracle.decoder import Oracle
 from reference.sampling import Stops
 from reference.trace import Stage
 from reference.tree import Tree
@@ -51,6 +52,21 @@ def test_a_checkpoint_tempered_by_arrival_is_found_against_transformers(tmp_path
     found = judge(case_of(saved("llama4", tmp_path)), CONTEXT, TransformersOracle(), subject_of(backend)).first
     assert found is not None
     assert (found.invariant, found.stage) == ("attention.context-exact", Stage.ATTENDED)
+
+
+@pytest.mark.parametrize(
+    "fault", ["expert-router-fed-sibling-row", "shared-expert-skipped-when-wide", "query-temperature-by-arrival"]
+)
+def test_faults_of_experts_and_temperatures_strike_here_too(fault: str) -> None:
+    backend = open_cpu()
+    faults.plant(backend, faults.named(fault))
+    case = Case(
+        Seeded(listed("llama4_text")[0], 1), (1, 2, 3, 4, 9, 8, 7, 1, 0, 2), TREE, stops=Stops(4), dtype="float32"
+    )
+    assert judge(case, CONTEXT, Oracle(), subject_of(open_cpu())).findings == ()
+    found = judge(case, CONTEXT, Oracle(), subject_of(backend)).first
+    assert found is not None
+    assert (found.stage, found.step) == (Stage.ATTENDED, 0)
 
 
 CONFIG: dict[str, Any] = {
