@@ -103,6 +103,9 @@ class KvLayout:
         poison: The value that fills free, padded and stale cells before each step: none, a `large` finite number, `nan`
             where no attention reads the cell and `large` elsewhere, or a key of one of the `others`, the session's
             living requests (`large` where there is no other).
+        latent: Whether a model with latent attention (DeepSeek) caches latent vectors and rotated parts, one of each
+            for a row, in place of the keys and values of all heads. Attention then absorbs the projections that would
+            expand them. Without effect on other models.
     """
 
     commit: str = "path"
@@ -115,6 +118,7 @@ class KvLayout:
     draft_sync: str = field(default="keep", metadata=OMIT_DEFAULT)
     stay_in_chunk: bool = field(default=False, metadata=OMIT_DEFAULT)
     poison: str = field(default="", metadata=OMIT_DEFAULT)
+    latent: bool = field(default=False, metadata=OMIT_DEFAULT)
 
     def __post_init__(self) -> None:
         self._one_of("commit", COMMITS)

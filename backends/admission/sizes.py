@@ -48,6 +48,7 @@ class Sizes:
         draft_vocabulary: The number of ids that the draft scores; None unless it is one for all draft models.
         coins: The number of coins of one step on the tape; None for a backend that takes no tape.
         hidden: Width of the hidden states that the draft reads.
+        attended: Width of a head of attention's output; None for a checkpoint.
     """
 
     vocabulary: int
@@ -57,6 +58,7 @@ class Sizes:
     draft_vocabulary: int | None
     coins: int | None
     hidden: int | None = None
+    attended: int | None = None
 
     @property
     def last_token(self) -> int:
@@ -76,17 +78,21 @@ def sizes_of(case: Case, takes_tape: bool, switched: tuple[Draft, ...] = ()) -> 
     drafts = (case.draft, *switched)
     keeping = [one for one in drafts if one.model is not None or one.kv_sizes is not None]
     # A request that switches between models shows caches of different shapes in its steps; then none is checked.
-    caches = {Cache(*one.kv_sizes) if one.model is None and one.kv_sizes else _cache(one.model) for one in keeping}
+    caches = {
+        Cache(*one.kv_sizes) if one.model is None and one.kv_sizes else _cache(one.model, case.layout.latent)
+        for one in keeping
+    }
     # A draft may score tokens and keep no cache.
     widths = {len(one.vocabulary) or case.model.vocab_size for one in drafts if one.has_law}
     return Sizes(
         vocabulary=case.model.vocab_size,
         heads=arch.heads if arch is not None else None,
-        target=_cache(case.model),
+        target=_cache(case.model, case.layout.latent),
         draft=caches.pop() if len(caches) == 1 else Cache(),
         draft_vocabulary=widths.pop() if len(widths) == 1 else None,
         coins=stride(case.most_nodes) if takes_tape else None,
         hidden=None if arch is None or case.draft.reads is None else case.draft.reads.parts * arch.hidden_size,
+        attended=None if arch is None else arch.value_dim,
     )
 
 
@@ -95,7 +101,9 @@ def _architecture(model: Model) -> Architecture | None:
     return model.architecture if isinstance(model, Seeded) else None
 
 
-def _cache(model: Model | None) -> Cache:
-    """The axes of a model's cache."""
+def _cache(model: Model | None, latent: bool) -> Cache:
+    """The axes of a model's cache; `latent` asks for latent rows of a model that has them."""
     arch = None if model is None else _architecture(model)
+    if arch is not None and latent and "latent_rank" in arch.words.settings:
+        return Cache(arch.layers, 1, int(arch.setting("latent_rank")), arch.rotary_dim)
     return Cache() if arch is None else Cache(arch.layers, arch.kv_heads, arch.head_dim, arch.value_dim)

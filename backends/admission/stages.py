@@ -199,7 +199,7 @@ def _listed(value: Any) -> list[Any] | None:
 
 def _attended(value: object, sizes: Sizes, nodes: int | None) -> Attended:
     one, target = ours("attended", value, Attended), sizes.target
-    axes = (("layers", target.layers), ("heads", sizes.heads), ("nodes", nodes), target.value_axes[-1])
+    axes = (("layers", target.layers), ("heads", sizes.heads), ("nodes", nodes), ("head_dim", sizes.attended))
     return Attended(array("attended.output", one.output, "float", axes))
 
 

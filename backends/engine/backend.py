@@ -14,6 +14,7 @@ from backends.engine.sampling.rounds import Tables
 from backends.engine.seams import Seams
 from backends.engine.two_modes import in_mode
 from backends.flags import Mode, mode_of
+from reference.abilities import LAYOUT_SETTINGS
 from reference.case import Case
 from reference.draft_trees import TREE_KINDS
 from reference.layout import COMMITS, KINDS
@@ -66,6 +67,7 @@ class EngineBackend:
             soft_caps=soft_caps,
             sinks=sinks,
             unequal_widths=unequal_widths,
+            layout_settings=_layout_settings(unequal_widths),
             quantised=True,
         )
         self._soft_caps, self._sinks, self._unequal = soft_caps, sinks, unequal_widths
@@ -86,7 +88,13 @@ class EngineBackend:
         self._mode = mode
         caps = self._soft_caps if mode.fused else "any"
         sinks, unequal = self._sinks or not mode.fused, self._unequal or not mode.fused
-        self.declaration = replace(self.declaration, soft_caps=caps, sinks=sinks, unequal_widths=unequal)
+        self.declaration = replace(
+            self.declaration,
+            soft_caps=caps,
+            sinks=sinks,
+            unequal_widths=unequal,
+            layout_settings=_layout_settings(unequal),
+        )
 
     def run(self, case: Case) -> Trace:
         """Run the generation that `case` describes; see `backends.base.Backend.run`."""
@@ -113,3 +121,8 @@ class EngineBackend:
     def _refuse_dtype(self, case: Case) -> None:
         if case.dtype not in self.declaration.dtypes or case.dtype not in DTYPES:
             raise Unsupported(f"dtype {case.dtype}: {self.declaration.name} has {', '.join(self.declaration.dtypes)}")
+
+
+def _layout_settings(unequal_widths: bool) -> tuple[str, ...]:
+    """The settings of a KV layout; latent rows need attention over values of another width than keys."""
+    return tuple(one for one in LAYOUT_SETTINGS if unequal_widths or one != "latent")

@@ -6,6 +6,7 @@ in the pages of a pool. Every attention implementation has the signature `Attend
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 from torch import Tensor
 
@@ -37,6 +38,18 @@ class Paging:
         return int(self.key_cells.shape[1])
 
 
+class Absorbed(Protocol):
+    """The projections of latent attention that queries and output absorb (`attention/latent.py`)."""
+
+    def queries(self, query: Tensor) -> Tensor:
+        """Queries of keys as queries of latent rows."""
+        ...
+
+    def values(self, mixed: Tensor) -> Tensor:
+        """Mixed latent vectors as the output of attention."""
+        ...
+
+
 @dataclass(frozen=True)
 class AttentionInputs:
     """The columns to which B lanes of T rows each attend: a prefix, a block of open rows, then cells no row sees.
@@ -57,6 +70,8 @@ class AttentionInputs:
             path that does not compute the cap calls `refuse_cap`.
         sinks: The sink of each query head, [H], a score whose column has no value; None for no sinks. A path that does
             not compute them calls `refuse_sinks`.
+        absorbed: Where `key` and `value` are latent vectors and rotated parts of one KV head, the projections that
+            expand them; None for keys and values. No path sees it: `attention/latent.py` stands before all of them.
     """
 
     key: Tensor
@@ -67,6 +82,7 @@ class AttentionInputs:
     announce: Callable[[str], None]
     cap: float = 0.0
     sinks: Tensor | None = None
+    absorbed: Absorbed | None = None
 
     def refuse_sinks(self, path: str) -> None:
         """Raise Unsupported if there are sinks, which the attention called `path` does not compute."""

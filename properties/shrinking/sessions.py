@@ -15,7 +15,17 @@ from reference.tree import Shape
 Attempt = Callable[[], Case]
 """Makes a smaller case, or raises Malformed if the smaller case is not valid."""
 
-SETTINGS = ("padded_nodes", "prefill_chunk", "stay_in_chunk", "commit", "pages", "overhang", "draft_sync", "poison")
+SETTINGS = (
+    "padded_nodes",
+    "prefill_chunk",
+    "stay_in_chunk",
+    "commit",
+    "pages",
+    "overhang",
+    "draft_sync",
+    "poison",
+    "latent",
+)
 """Settings of a layout that are put to their defaults one by one."""
 
 

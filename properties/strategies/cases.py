@@ -80,7 +80,8 @@ def single_cases(
     held = draw(layouts(whole.longest, most_rows(draft), len(prompt), layout, bounded=bounded, within=within))
     stays = any(model.architecture.chunks) and "stay_in_chunk" not in set_aside(within)
     stay = stays and draw(st.booleans())
-    return replace(whole, layout=replace(held, stay_in_chunk=stay))
+    latent = "latent_rank" in model.architecture.words.settings and "latent" not in set_aside(within)
+    return replace(whole, layout=replace(held, stay_in_chunk=stay, latent=latent and draw(st.integers(0, 3)) > 0))
 
 
 @st.composite

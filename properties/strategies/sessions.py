@@ -256,5 +256,6 @@ def with_session(
     # A fork's prompt includes all tokens of its source, so that the sum of all lengths is the upper bound.
     longest = sum(one.longest for one in alone)
     least = max(one.longest for one in alone)
-    layout = draw(layouts(longest, most, len(case.prompt), kind, len(alone), alone=least, within=within))
+    held = draw(layouts(longest, most, len(case.prompt), kind, len(alone), alone=least, within=within))
+    layout = replace(held, latent=case.layout.latent)
     return replace(whole, layout=layout)

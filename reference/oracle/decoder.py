@@ -15,13 +15,13 @@ from reference.draft.hidden import HiddenStates
 from reference.oracle import acceptance, lowering, processing, stopping
 from reference.oracle.draft import Question, proposed
 from reference.oracle.draft.chunk import in_chunk
-from reference.oracle.evaluator import Evaluator, router_margins
+from reference.oracle.evaluator import Evaluator, latent_kv, router_margins
 from reference.oracle.formulas import rotary
 from reference.oracle.model import Inputs
 from reference.oracle.parameters import Parameters, load
 from reference.oracle.sampled_step import SampledStep, certain
 from reference.oracle.shared_prefix import SharedPrefix
-from reference.trace import Accounting, Array, Attended, Committed, Emitted, Scored, Step, Trace, frozen
+from reference.trace import Accounting, Array, Attended, Committed, Emitted, Kv, Scored, Step, Trace, frozen
 from reference.tree import Tree
 
 KV_STEPS = 4
@@ -75,6 +75,11 @@ class Oracle:
             Malformed: as the evaluator, where context and tree do not fit the model.
         """
         return router_margins(self.model(case.model, case.dtype), context, tree)
+
+    def _kv(self, case: Case, target: Evaluator, context: tuple[int, ...]) -> Kv | None:
+        """What the cache of the case's layout holds of `context`."""
+        latent = case.layout.latent and "latent_rank" in target.parameters.architecture.words.settings
+        return latent_kv(target, context) if latent else target.kv(context)
 
     def _run(self, case: Case) -> Trace:
         target = self.model(case.model, case.dtype)
@@ -131,7 +136,7 @@ class Oracle:
             committed=Committed(
                 # All tokens but the last: that one is the next pending root, without KV.
                 length=len(tokens) + len(kept) - 1,
-                before=target.kv(context) if number < KV_STEPS else None,
+                before=None if number >= KV_STEPS else self._kv(case, target, context),
             ),
         )
 

@@ -9,6 +9,7 @@ from typing import Protocol
 
 import numpy as np
 
+from reference.oracle.formulas import rotary
 from reference.oracle.model import Inputs, Nodes
 from reference.oracle.parameters import Parameters
 from reference.trace import Array, Kv
@@ -45,6 +46,24 @@ class Evaluator(Protocol):
     def kv(self, tokens: tuple[int, ...]) -> Kv:
         """Rotated keys and values of running `tokens` in sequence."""
         ...
+
+
+def latent_kv(evaluator: Evaluator, tokens: tuple[int, ...]) -> Kv | None:
+    """The latent rows of running `tokens` in sequence, [layers, 1, T, ...]: latent vectors as keys, rotated as values.
+
+    None where the evaluator has no weights to make them of.
+    """
+    parameters, length = evaluator.parameters, len(tokens)
+    arch, rows = parameters.architecture, parameters.formulas.latent_rows
+    if rows is None or not parameters.state:
+        return None
+    found, states = [], evaluator.states(tokens)
+    for layer in range(arch.layers):
+        cos, sin = rotary.table(np.arange(length), *parameters.frequencies(layer, length))
+        normed = parameters.attention_input(layer, states[layer])
+        found.append(rows(arch, parameters.state, layer, normed, cos, sin))
+    latent, rotated = (np.stack(kind)[:, None] for kind in zip(*found, strict=True))
+    return Kv(latent, rotated)
 
 
 def router_margins(evaluator: Evaluator, context: tuple[int, ...], tree: Tree) -> Array | None:

@@ -155,7 +155,7 @@ def check(query: Tensor, columns: AttentionInputs) -> None:
     if columns.paging is not None:
         key, value = columns.paging.key_cells, columns.paging.value_cells
     kv_heads = key.shape[2 if columns.paging is not None else 1]
-    if key.shape != value.shape:
+    if key.shape[:-1] != value.shape[:-1]:  # values may have another width
         raise ValueError(f"keys are {list(key.shape)}, values {list(value.shape)}")
     if key.shape[-1] != dim:
         raise ValueError(f"queries have {dim} numbers a head, keys {key.shape[-1]}")

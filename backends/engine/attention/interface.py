@@ -61,7 +61,7 @@ def through_interface(
     are those of `beside`. If the module has a `temperature` (Llama 4, see
     `model/family/llama4.py`), its queries are scaled by the rows' positions, `logical` or `position_ids`. A soft cap
     of the scores, `softcap`, and the sink of each head, `s_aux`, are passed on in the columns: a path computes them or
-    refuses them.
+    refuses them. A module with latent attention has `absorbed`, which is passed on where the cache holds latent rows.
 
     Raises:
         Unsupported: for an argument that this attention does not compute, a mask that the model has changed, or a
@@ -82,6 +82,9 @@ def through_interface(
         columns = replace(columns, cap=float(softcap))
     if s_aux is not None:
         columns = replace(columns, sinks=s_aux)
+    absorbed = getattr(module, "absorbed", None)
+    if absorbed is not None and lanes.latent:
+        columns = replace(columns, absorbed=absorbed)
     mixed = attend(query, columns, scaling)
     # transformers expects [B, T, H, D], and weights, which only output_attentions asks for.
     return mixed.transpose(1, 2).contiguous(), None

@@ -68,8 +68,13 @@ class Arena:
         """Caches for a request that will prefill `tokens`; they are empty, or begin with pages of the prefix cache."""
         if self.layout.traits.pages:
             return self.paged(target, draft, capacity, rows, tokens)
-        small = None if draft is None else self._plain(draft.room(capacity, rows))
-        return CacheLease(self._plain(target.room(capacity, rows)), small, owner=draft)
+        small = None if draft is None else self._plain(self._room(draft, capacity, rows))
+        return CacheLease(self._plain(self._room(target, capacity, rows)), small, owner=draft)
+
+    def _room(self, model: Model, capacity: int, rows: int) -> CacheSpec:
+        """The sizes of a cache of `model` in this layout."""
+        room = model.room(capacity, rows)
+        return room.as_latent() if self.layout.latent else room
 
     def _plain(self, room: CacheSpec) -> KvCache:
         return CACHES[self.layout.kind](self._seams, room, self.layout)
@@ -97,7 +102,7 @@ class Arena:
         Target and draft of a request share a block table, so a target that drafts for itself needs two pools.
         """
         if (model, role) not in self._pools:
-            room = model.room(capacity, rows)
+            room = self._room(model, capacity, rows)
             self._pools[model, role] = self._seams.pool(room, self.pages.total, self.layout.page_size)
         return self._pools[model, role]
 
@@ -131,7 +136,7 @@ class Arena:
         if draft is not None and lease.blocks is not None:
             small = self._seams.paged(self.pool(draft, "draft", capacity, rows), lease.blocks)
         elif draft is not None:
-            small = self._plain(draft.room(capacity, rows))
+            small = self._plain(self._room(draft, capacity, rows))
         return replace(lease, draft=small, owner=draft)
 
     def give_back(self, lease: CacheLease, tokens: tuple[int, ...] = ()) -> None:

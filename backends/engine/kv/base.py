@@ -3,7 +3,7 @@
 A cache holds committed columns, then the speculative rows that a forward has opened. A commit keeps some of these rows.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -31,6 +31,8 @@ class CacheSpec:
         device: The device of the cache.
         dtype: The dtype of keys and values.
         value_dim: Length of a head of values; 0 for that of keys.
+        latent_widths: For latent attention, the lengths of a latent vector and of a rotated part; None elsewhere.
+        latent: Whether the cache holds those, as keys and values of one head.
     """
 
     reaches: tuple[Reach, ...]
@@ -41,6 +43,15 @@ class CacheSpec:
     device: torch.device
     dtype: torch.dtype
     value_dim: int = 0
+    latent_widths: tuple[int, int] | None = None
+    latent: bool = False
+
+    def as_latent(self) -> "CacheSpec":
+        """The sizes of a cache of latent rows; unchanged for a model without latent attention."""
+        if self.latent_widths is None:
+            return self
+        rank, rotated = self.latent_widths
+        return replace(self, kv_heads=1, head_dim=rank, value_dim=rotated, latent=True)
 
     @property
     def widths(self) -> tuple[int, int]:
@@ -72,12 +83,14 @@ class KvCache(Protocol):
         rows: Number of open rows.
         most_rows: The largest number of rows that may be open at once; 0 for no limit.
         layers: Number of layers of the model.
+        latent: Whether its keys and values are latent vectors and rotated parts (`CacheSpec.latent`).
     """
 
     length: int
     rows: int
     most_rows: int
     layers: int
+    latent: bool
 
     def open(self, rows: int) -> None:
         """Make room for `rows` rows after the rows already open; committed columns do not change.
@@ -142,6 +155,13 @@ class KvCache(Protocol):
 
 class OutOfPages(Exception):
     """A pool has too few free pages for rows that must be written; the message says how many are needed and free."""
+
+
+def of_width(number: Poison, cells: Tensor) -> Poison:
+    """The poison of `cells` [..., width]: a key is repeated or cut to their width, since values may have another."""
+    if isinstance(number, float) or len(number) == cells.shape[-1]:
+        return number
+    return number[torch.arange(cells.shape[-1], device=number.device) % len(number)]
 
 
 def in_order(path: list[int]) -> bool:

@@ -9,7 +9,7 @@ import os
 import torch
 from torch import Tensor
 
-from backends.engine.kv.base import CacheSpec, KvCache, Pair, Poison, in_order, picked
+from backends.engine.kv.base import CacheSpec, KvCache, Pair, Poison, in_order, of_width, picked
 from reference.layout import FAST_SWITCH, NO_PREFIX, NOT_IN_ORDER
 
 
@@ -35,6 +35,7 @@ class Branch:
         self.branch: list[Pair] = []
         self.way: str | None = None
         self.layers = room.layers
+        self.latent = room.latent
         self.length = 0
         self.rows = 0
         self.most_rows = 0
@@ -153,7 +154,7 @@ class Branch:
         """Fill the cells after the committed columns."""
         for pair in self._buffers:
             for buffer in pair:
-                buffer[..., self.length :, :] = number
+                buffer[..., self.length :, :] = of_width(number, buffer)
 
     def release(self) -> None:
         """See `KvCache.release`."""

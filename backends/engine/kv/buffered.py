@@ -14,6 +14,7 @@ class Buffered:
     def __init__(self, room: CacheSpec) -> None:
         self.buffers = [room.empty(room.capacity) for _ in range(room.layers)]
         self.layers = room.layers
+        self.latent = room.latent
         self.length = 0
         self.rows = 0
         self.most_rows = 0

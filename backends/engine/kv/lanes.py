@@ -37,6 +37,11 @@ class BatchCache(Cache):  # type: ignore[misc]  # transformers is untyped here
         self._filler = filler
         self.fallbacks: list[str] = []
 
+    @property
+    def latent(self) -> bool:
+        """Whether the caches hold latent vectors and rotated parts; all caches of a batch are of one layout."""
+        return self.caches[0].latent
+
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any) -> tuple[Any, Any]:
         """Write this forward's rows [B, kv_heads, width, head_dim]; return attention's columns [B, kv_heads, C, D]."""
         lanes = []

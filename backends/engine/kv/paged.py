@@ -6,7 +6,7 @@ Columns lie in pages of a pool that requests share. A block table says which pag
 import torch
 from torch import Tensor
 
-from backends.engine.kv.base import CacheSpec, KvCache, Pair, Poison, picked
+from backends.engine.kv.base import CacheSpec, KvCache, Pair, Poison, of_width, picked
 from backends.engine.kv.pages import Blocks
 
 
@@ -15,6 +15,7 @@ class Pool:
 
     def __init__(self, room: CacheSpec, pages: int, size: int) -> None:
         shapes = [(pages, size, room.kv_heads, width) for width in room.widths]
+        self.latent = room.latent
         keys, values = (torch.zeros(shape, dtype=room.dtype, device=room.device) for shape in shapes)
         self.layers: list[Pair] = [(keys.clone(), values.clone()) for _ in range(room.layers)]
 
@@ -28,7 +29,7 @@ class Pool:
         """Write `number` into every cell of `pages`."""
         for pair in self.layers:
             for cells in pair:
-                cells[torch.tensor(pages, dtype=torch.long, device=cells.device)] = number
+                cells[torch.tensor(pages, dtype=torch.long, device=cells.device)] = of_width(number, cells)
 
 
 class Paged:
@@ -38,6 +39,7 @@ class Paged:
         self.pool = pool
         self.blocks = blocks
         self.layers = len(pool.layers)
+        self.latent = pool.latent
         self.length = length
         self.rows = 0
         self.most_rows = 0
@@ -131,7 +133,7 @@ class Paged:
             slots = torch.tensor([self.blocks.table[one // size] * size + one % size for one in spare])
             for pair in self.pool.layers:
                 for cells in pair:
-                    cells.flatten(0, 1)[slots.to(cells.device)] = number
+                    cells.flatten(0, 1)[slots.to(cells.device)] = of_width(number, cells)
 
     def _mine(self, column: int) -> bool:
         return self.blocks.pages.held[self.blocks.table[column // self.blocks.size]] == 1

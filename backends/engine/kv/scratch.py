@@ -6,7 +6,7 @@ The commit copies the accepted rows from the scratch buffer into the committed b
 import torch
 from torch import Tensor
 
-from backends.engine.kv.base import CacheSpec, Pair, Poison, picked
+from backends.engine.kv.base import CacheSpec, Pair, Poison, of_width, picked
 from backends.engine.kv.buffered import Buffered
 
 
@@ -59,6 +59,6 @@ class Scratch(Buffered):
         """Fill the free cells of both buffers."""
         for committed, rows in zip(self.buffers, self.scratch, strict=True):
             for buffer in committed:
-                buffer[..., self.length :, :] = number
+                buffer[..., self.length :, :] = of_width(number, buffer)
             for buffer in rows:
-                buffer[..., self.rows :, :] = number
+                buffer[..., self.rows :, :] = of_width(number, buffer)

@@ -6,7 +6,7 @@ A layer with a window or chunks keeps only the columns that a later row can stil
 import torch
 from torch import Tensor
 
-from backends.engine.kv.base import CacheSpec, KvCache, Pair, Poison, picked
+from backends.engine.kv.base import CacheSpec, KvCache, Pair, Poison, of_width, picked
 
 
 class Sliding:
@@ -26,6 +26,7 @@ class Sliding:
         self.buffers = [room.empty(size) for size in sizes]
         self._intact = [0] * room.layers  # for each layer, the first column that no later write has overwritten
         self.layers = room.layers
+        self.latent = room.latent
         self.length = 0
         self.rows = 0
         self.most_rows = room.rows if any(spans) else 0  # without a ring there is no limit
@@ -126,7 +127,7 @@ class Sliding:
             free = torch.ones(pair[0].shape[-2], dtype=torch.bool)
             free[self._cells(layer, first, self.length + self.rows).cpu()] = False
             for buffer in pair:
-                buffer[..., free.to(buffer.device), :] = number
+                buffer[..., free.to(buffer.device), :] = of_width(number, buffer)
 
     def release(self) -> None:
         """See `KvCache.release`."""

@@ -6,7 +6,7 @@ Rows are written in place, and attention reads the buffer from end to end under 
 import torch
 from torch import Tensor
 
-from backends.engine.kv.base import Pair, Poison, picked
+from backends.engine.kv.base import Pair, Poison, of_width, picked
 from backends.engine.kv.buffered import Buffered
 
 
@@ -56,4 +56,4 @@ class Static(Buffered):
         """Fill the cells after the open rows."""
         for pair in self.buffers:
             for buffer in pair:
-                buffer[..., self.length + self.rows :, :] = number
+                buffer[..., self.length + self.rows :, :] = of_width(number, buffer)

@@ -7,13 +7,14 @@ caches of the requests, and its attention is the function that the caller gives.
 import time
 from collections import Counter
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from backends.engine.attention.interface import INTERFACE, beside
+from backends.engine.attention.latent import over_latent_rows
 from backends.engine.columns import Attend, AttentionInputs
 from backends.engine.kv.base import CacheSpec, KvCache
 from backends.engine.kv.lanes import BatchCache
@@ -79,10 +80,12 @@ class CausalLm:
         # Some configs lack these two fields; their values then follow from the number of heads.
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
         kv_heads = getattr(config, "num_key_value_heads", None) or heads
-        value_dim = 0
-        if getattr(config, "qk_head_dim", None):  # of latent attention, where `head_dim` is the rotated part alone
-            head_dim, value_dim = config.qk_head_dim, config.v_head_dim
-        return CacheSpec(tuple(self.reaches), kv_heads, head_dim, capacity, rows, self.device, self.dtype, value_dim)
+        spec = CacheSpec(tuple(self.reaches), kv_heads, head_dim, capacity, rows, self.device, self.dtype)
+        if not getattr(config, "qk_head_dim", None):
+            return spec
+        # Of latent attention; its `head_dim` is the rotated part alone.
+        rows_of = (config.kv_lora_rank, config.qk_rope_head_dim)
+        return replace(spec, head_dim=config.qk_head_dim, value_dim=config.v_head_dim, latent_widths=rows_of)
 
     @torch.no_grad()
     def forward(
@@ -113,7 +116,7 @@ class CausalLm:
         Raises:
             OutOfPages: before the forward, if a cache has no room; caches that had room keep their rows open.
         """
-        widths = [len(one.tokens) for one in batch]
+        attend, widths = over_latent_rows(attend), [len(one.tokens) for one in batch]
         for one, rows in zip(batch, widths, strict=True):
             one.cache.open(rows)
         caches = [one.cache for one in batch]

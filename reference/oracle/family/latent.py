@@ -111,6 +111,8 @@ def _attention(fields: Fields) -> tuple[dict[str, Any], dict[str, float]]:
     rank = 0 if fields.get("q_lora_rank") is None else fields.integer("q_lora_rank")
     if fields.get("q_lora_rank") is not None and rank < 1:
         raise fields.refuse(f"q_lora_rank is {rank}; null stands for queries without compression")
+    if fields.get("head_dim") not in (None, rotated):  # transformers takes the rotary tables from this field
+        raise fields.refuse(f"head_dim is {shown(fields.get('head_dim'))}, and qk_rope_head_dim is {rotated}")
     if rotated < 2:
         raise fields.refuse(f"qk_rope_head_dim is {rotated}; rotary embedding turns pairs")
     return sizes, {

@@ -1,7 +1,8 @@
 """DeepSeek-V2, DeepSeek-V3 and Kimi K2: latent attention (MLA), and experts.
 
 transformers 5.23 hands its cache latent vectors and rotated parts, and expands them to keys and values after every
-read. The engine's caches hold the expanded keys and values: `Expanding` stands between.
+read. The engine's caches hold either, as the case's layout says: `Handed` stands between. Attention over latent rows is
+that of `backends.engine.attention.latent`.
 """
 
 from typing import Any
@@ -13,30 +14,34 @@ from transformers.models.deepseek_v2.modeling_deepseek_v2 import DeepseekV2Atten
 
 from backends.base import Unsupported
 from backends.engine.attention.interface import through_interface
+from backends.engine.attention.latent import Absorption
 from backends.engine.model.family.base import ModelFamily, no_irope, no_window, rope_parameters, same
 from backends.engine.model.family.experts import ExactGroupRouter, counts, stacked
 from backends.engine.model.float64_modules import ExactComplexRotary, rms_norm
 from reference.architecture import Architecture
 
 
-class Expanding:
-    """The cache argument of one layer's attention: expands what transformers hands over, and caches keys and values."""
+class Handed:
+    """The cache argument of one layer's attention: caches the latent rows that it is handed, or expands them."""
 
     def __init__(self, module: Any, lanes: Any) -> None:
         self.module = module
         self.lanes = lanes
 
     def update(self, latent: Tensor, rotated: Tensor, layer: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        """Write this forward's rows, [B, 1, T, rank] and [B, 1, T, rotary_dim]; return keys and values [B, H, C, D]."""
+        """Write this forward's rows, [B, 1, T, rank] and [B, 1, T, rotary_dim]; return the columns of the cache."""
+        if self.lanes.latent:
+            return self.lanes.update(latent, rotated, layer)  # type: ignore[no-any-return]
         key, value = type(self.module).expand_kv(self.module, latent, rotated)
         columns: tuple[Tensor, Tensor] = self.lanes.update(key, value, layer)
         return columns
 
 
-def expanded(network: Any) -> None:
-    """Change a model with latent attention, in place, so that its caches are updated through `Expanding`."""
+def handed(network: Any) -> None:
+    """Change a model with latent attention, in place, so that its caches are updated through `Handed`."""
     for layer in network.model.layers:
         layer.self_attn.expand_kv = _as_read
+        layer.self_attn.absorbed = Absorption(layer.self_attn)
         layer.self_attn.register_forward_pre_hook(_hand_over, with_kwargs=True)
 
 
@@ -47,7 +52,7 @@ def _as_read(key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
 def _hand_over(
     module: nn.Module, args: tuple[Any, ...], named: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    return args, {**named, "past_key_values": Expanding(module, named["past_key_values"])}
+    return args, {**named, "past_key_values": Handed(module, named["past_key_values"])}
 
 
 class ExactAttention(DeepseekV2Attention):  # type: ignore[misc]  # transformers is untyped here
@@ -169,7 +174,7 @@ DEEPSEEK_V3 = ModelFamily(
     DeepseekV3ForCausalLM,
     _v3,
     arranged=stacked,
-    prepared=expanded,
+    prepared=handed,
     exact={"DeepseekV3RMSNorm": rms_norm("variance_epsilon"), "DeepseekV3TopkRouter": ExactGroupRouter},
     checkpoint={"kimi_k2": _kimi},
 )
@@ -179,7 +184,7 @@ DEEPSEEK_V2 = ModelFamily(
     DeepseekV2ForCausalLM,
     _v2,
     arranged=stacked,
-    prepared=expanded,
+    prepared=handed,
     exact={
         "DeepseekV2RMSNorm": rms_norm("variance_epsilon"),
         "DeepseekV2TopkRouter": ExactSoftmaxRouter,

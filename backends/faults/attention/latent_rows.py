@@ -1,0 +1,103 @@
+"""Faults of latent attention: its rows, their rotated parts, its scale."""
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from backends.engine.kv.base import KvCache
+from backends.engine.seams import Seams
+from backends.faults.attention.model_blocks import in_network
+from backends.faults.fault import fault, faults_in
+from reference.trace import Stage
+
+
+@fault(
+    "latent-row-without-rope-part",
+    Stage.COMMITTED,
+    "own: engines hold latent vectors and rotated parts in two tensors, each with a copy of its own at a commit",
+    "latent rows, and an accepted path that is not a prefix of the row order",
+)
+def without_rope_part(seams: Seams) -> Seams:
+    """The commit moves the latent vectors of accepted rows, and leaves their rotated parts where they were.
+
+    The committed columns then have the rotated parts of the first rows of the block.
+    """
+
+    def commit(cache: KvCache, path: list[int]) -> str | None:
+        for layer in range(cache.layers if cache.latent else 0):
+            latent, rotated = cache.block(layer)
+            left = rotated.clone()
+            left[..., path, :] = rotated[..., : len(path), :]
+            cache.amend(layer, latent, left)
+        return seams.commit(cache, path)
+
+    return replace(seams, commit=commit)
+
+
+def _attentions(model: Any) -> list[Any]:
+    """The attention modules of a model with latent attention; none of another model."""
+    return [layer.self_attn for layer in model.model.layers if hasattr(layer.self_attn, "qk_rope_head_dim")]
+
+
+class _Shifted:
+    """The cache argument of one layer's attention, which writes the rotated part of the row before."""
+
+    def __init__(self, handed: Any) -> None:
+        self.handed = handed
+
+    def update(self, latent: Tensor, rotated: Tensor, layer: int, *_: Any, **__: Any) -> Any:
+        """See `backends.engine.model.family.latent.Handed`."""
+        return self.handed.update(latent, torch.cat([rotated[:, :, :1], rotated[:, :, :-1]], 2), layer)
+
+
+@fault(
+    "latent-rope-part-of-other-node",
+    Stage.ATTENDED,
+    "own: latent vectors and rotated parts reach a cache by two writes, and an index by arrival takes the row beside",
+    "a tree on a model with latent attention",
+)
+def rope_part_of_other_node(seams: Seams) -> Seams:
+    """A node of a tree has the rotated part of the row before it in the block, beside its own latent vector."""
+
+    def change(model: Any, tree: Callable[[], bool]) -> None:
+        def shifted(_: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> Any:
+            return (given, {**named, "past_key_values": _Shifted(named["past_key_values"])}) if tree() else None
+
+        for attention in _attentions(model):
+            attention.register_forward_pre_hook(shifted, with_kwargs=True)
+
+    return in_network(seams, change)
+
+
+@fault(
+    "latent-scale-by-nope-alone",
+    Stage.ATTENDED,
+    "own: kernels are given the unrotated and the rotated part of a head apart, and derive the scale from the former",
+    "a tree on a model with latent attention",
+)
+def scale_by_nope(seams: Seams) -> Seams:
+    """The scale of a tree's scores is that of heads without their rotated dimensions."""
+
+    def change(model: Any, tree: Callable[[], bool]) -> None:
+        for attention in _attentions(model):
+            attention.register_forward_pre_hook(_scaled(attention, tree), with_kwargs=True)
+
+    return in_network(seams, change)
+
+
+def _scaled(attention: Any, tree: Callable[[], bool]) -> Callable[..., None]:
+    """A hook that sets the scale of `attention` before each forward."""
+    right = attention.scaling
+    wrong = right * math.sqrt(attention.qk_head_dim / attention.qk_nope_head_dim)
+
+    def scaled(module: Any, _: tuple[Any, ...], __: dict[str, Any]) -> None:
+        module.scaling = wrong if tree() else right
+
+    return scaled
+
+
+FAULTS = faults_in(globals())
