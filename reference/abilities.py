@@ -17,8 +17,8 @@ from reference.sampling import Sampling
 from reference.session import ACTIONS
 
 PROCESSING = (
-    "repetition_penalty", "presence_penalty", "frequency_penalty", "bad_words", "min_tokens", "processors", "top_k",
-    "top_p", "min_p",
+    "repetition_penalty", "presence_penalty", "frequency_penalty", "bad_words", "min_tokens", "processors", "grammar",
+    "top_k", "top_p", "min_p",
 )  # fmt: skip
 """The fields of `Sampling` that process logits."""
 

@@ -139,6 +139,10 @@ class Case:
 
     def _check_sampling(self) -> None:
         """Raise Malformed where every token may be banned, or the rule cannot verify a tree of this draft."""
+        grammar = self.sampling.grammar
+        if grammar is not None and len(grammar.words) != self.model.vocab_size:
+            found = f"{len(grammar.words)} words for a vocabulary of {self.model.vocab_size}"
+            raise Malformed("sampling.grammar.words", found)
         ended = {word[-1] for word in self.sampling.bad_words}
         ended |= {*self.stops.eos, *self.stops.stop_tokens} if self.sampling.min_tokens else set()
         if len(ended) >= self.model.vocab_size:

@@ -18,6 +18,7 @@ from reference.draft import Draft
 from reference.family import FAMILIES
 from reference.files.json_parts import model_from_json
 from reference.files.json_words import plain
+from reference.grammar import Grammar
 from reference.layout import KvLayout
 from reference.malformed import Malformed, under
 from reference.rules import Rule
@@ -161,6 +162,9 @@ def _sampling(content: dict[str, Any]) -> Sampling:
         rest["bad_words"] = tuple(tuple(word) for word in content["bad_words"])
     if "processors" in content:
         rest["processors"] = tuple(content["processors"])
+    if "grammar" in content:
+        told: dict[str, Any] = {**content["grammar"], "words": tuple(content["grammar"]["words"])}
+        rest["grammar"] = _built("sampling.grammar", lambda: Grammar(**told))
     if "rule" in content:
         named: dict[str, Any] = dict(content["rule"])
         named |= {key: float(value) for key, value in named.items() if key != "name"}

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from reference.grammar import Grammar
 from reference.malformed import Malformed
 from reference.rules import DRAWS, OMIT_DEFAULT, Rule
 
@@ -11,8 +12,8 @@ class Sampling:
     """How a token is chosen at a node.
 
     Processing at a node sees prompt, output and the path from the root to that node. The order is that of transformers:
-    penalties, bad words, min_tokens and custom processors change logits; then temperature, top-k, top-p and min-p make
-    the law. `reference.oracle.processing` defines each of them.
+    penalties, bad words, min_tokens, custom processors and the grammar change logits; then temperature, top-k, top-p
+    and min-p make the law. `reference.oracle.processing` defines each of them.
 
     Attributes:
         temperature: 0 is greedy: the arg-max of the processed logits, the lowest id among equals.
@@ -23,6 +24,7 @@ class Sampling:
         frequency_penalty: Subtracted once for each time that a token is in output or path.
         bad_words: Token sequences that may not be completed.
         min_tokens: Number of first output tokens among which no eos or stop token may occur and no stop string ends.
+        grammar: The language of the output. Its mask is the last change of the logits, before the temperature.
         processors: Custom processors, `pkg.module:function`, each a pure function of (tokens, logits).
         top_k: Number of most probable tokens that are kept; tokens equal to the last one stay too. 0 keeps all.
         top_p: The most probable tokens are kept until their mass reaches this.
@@ -40,6 +42,7 @@ class Sampling:
     bad_words: tuple[tuple[int, ...], ...] = field(default=(), metadata=OMIT_DEFAULT)
     min_tokens: int = field(default=0, metadata=OMIT_DEFAULT)
     processors: tuple[str, ...] = field(default=(), metadata=OMIT_DEFAULT)
+    grammar: Grammar | None = field(default=None, metadata=OMIT_DEFAULT)
     top_k: int = field(default=0, metadata=OMIT_DEFAULT)
     top_p: float = field(default=1.0, metadata=OMIT_DEFAULT)
     min_p: float = field(default=0.0, metadata=OMIT_DEFAULT)
@@ -63,6 +66,8 @@ class Sampling:
             raise Malformed("bad_words", "an empty word bans nothing")
         if self.min_tokens < 0 or self.top_k < 0:
             raise Malformed("min_tokens" if self.min_tokens < 0 else "top_k", "is negative")
+        if self.grammar is not None and (self.bad_words or self.min_tokens or self.processors):
+            raise Malformed("grammar", "bad_words, min_tokens and processors may ban what it leaves: leave them out")
         if not 0.0 < self.top_p <= 1.0:
             raise Malformed("top_p", f"{self.top_p} is not in (0, 1]")
         if not 0.0 <= self.min_p <= 1.0:
@@ -82,12 +87,17 @@ class Sampling:
         """Whether any setting beyond the temperature changes logits or drops tokens."""
         plain = Sampling()
         names = ("repetition_penalty", "presence_penalty", "frequency_penalty", "bad_words", "min_tokens", "processors")
-        return any(getattr(self, name) != getattr(plain, name) for name in (*names, "top_k", "top_p", "min_p"))
+        return any(
+            getattr(self, name) != getattr(plain, name) for name in (*names, "grammar", "top_k", "top_p", "min_p")
+        )
 
 
 @dataclass(frozen=True)
 class Stops:
     """Where the output ends; every stop also holds inside an accepted block, and no token after it is emitted or kept.
+
+    An output after which a grammar leaves no token ends there (finish reason `grammar`), after eos and stop and before
+    length.
 
     Only a limit of length ends the output within the first `Sampling.min_tokens` tokens. A stop string that these
     tokens complete is passed over and does not end the output later either (vLLM's rule,

@@ -117,11 +117,15 @@ class Scored:
         law: The law of the next token at each node, after temperature and all processing; None if greedy.
         hidden: The hidden states that the draft of the case reads (`Draft.reads`), float [nodes, width]; None where the
             draft reads none.
+        legal, refused: bool [nodes, vocabulary] and [nodes]; the tokens that the request's grammar allows after each
+            node, and the nodes with a token that it does not allow on their path, whose rows of `legal` say nothing.
     """
 
     logits: Array
     law: Array | None = None
     hidden: Array | None = None
+    legal: Array | None = None
+    refused: Array | None = None
 
 
 @dataclass(frozen=True)
@@ -138,7 +142,7 @@ class Accepted:
 
 @dataclass(frozen=True)
 class Emitted:
-    """The tokens that this step added to the output, and why the run ended with this step: eos, stop, length, or None.
+    """The tokens that this step added to the output, and why the run ended with this step (`Trace.finish`), or None.
 
     `logprobs` holds the log-probability of each token under the target's unprocessed logits, where the backend reports
     it.
@@ -180,6 +184,7 @@ class Committed:
         fallback: Why a faster commit was not used, or None.
         way: The way that the commit took, one of `reference.layout.COMMITS`; None where the backend does not say, or
             its layout has one way.
+        matched: Number of output tokens that the matcher of the grammar has read after the step.
     """
 
     length: int
@@ -189,6 +194,7 @@ class Committed:
     draft: Kv | None = None
     fallback: str | None = None
     way: str | None = None
+    matched: int | None = None
 
 
 @dataclass(frozen=True)
@@ -249,7 +255,7 @@ class Trace:
     Attributes:
         steps: In order.
         output: Every emitted token.
-        finish: Why the run ended: eos, stop, length, or None when it ran out of steps.
+        finish: Why the run ended: eos, stop, grammar, length, or None when it ran out of steps.
         accounting: The backend's counters, if it keeps any.
         forward_s: Seconds inside the backend's own forwards; never compared.
         shared: The traces of all requests, where the case has a session; the other fields are request 0's.

@@ -143,6 +143,9 @@ PLAIN: dict[str, str] = {
         "At {node} the law gives {token} probability {observed}; temperature and processors, seeing that node's own "
         "path, give it {expected}{by}."
     ),
+    "serving.matcher-in-step": (
+        "After the step the grammar's matcher has read {observed} output tokens; it must have read {expected}."
+    ),
     "lossless.logprobs": (
         "The log-probability reported for {token} at {position} is {observed}; the target's is {expected}{by}."
     ),

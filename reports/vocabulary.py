@@ -221,6 +221,18 @@ SIDES: dict[tuple[str, str], str] = {
         "The greedy text left the reference's at {position}, and asked again the backend did not repeat it: token "
         "{observed} instead of {expected}. That is nondeterminism, not a divergence."
     ),
+    ("lossless.grammar-per-node", "mask"): (
+        "After the path to {node} the grammar calls {token} {expected}; the backend's mask calls it {observed}."
+    ),
+    ("lossless.grammar-per-node", "law"): (
+        "After the path to {node} {token} is {expected}, but the law gives it a probability."
+    ),
+    ("lossless.grammar-per-node", "path"): (
+        "The path to {node} is {expected} by the grammar; the backend takes it for {observed}."
+    ),
+    ("lossless.grammar-per-node", "output"): (
+        "The output leaves the grammar's language at {position}: token {observed} follows where {expected} may."
+    ),
     ("lossless.draft-independent", "finish"): (
         "With another draft the output ends for another reason: {observed} instead of {expected}."
     ),

@@ -32,7 +32,7 @@ from reference.tree import Tree
 
 Part = TypeVar("Part")
 
-FINISHES = ("eos", "stop", "length")
+FINISHES = ("eos", "stop", "grammar", "length")
 """The reasons for which a run ends; None stands for a run that ended with its steps."""
 
 NODE = ("a node", "nodes")
@@ -214,6 +214,8 @@ def _scored(value: object, sizes: Sizes, nodes: int | None) -> Scored:
         logits,
         _optional("scored.law", one.law, (rows, vocabulary)),
         _optional("scored.hidden", one.hidden, (rows, ("width", sizes.hidden))),
+        None if one.legal is None else array("scored.legal", one.legal, "bool", (rows, vocabulary)),
+        None if one.refused is None else array("scored.refused", one.refused, "bool", (rows,)),
     )
 
 
@@ -249,7 +251,8 @@ def _committed(value: object, sizes: Sizes) -> Committed:
     fallback = None if one.fallback is None else word("committed.fallback", one.fallback)
     way = None if one.way is None else word("committed.way", one.way)
     length = whole("committed.length", one.length)
-    return Committed(length, before, verified, after, _kv("draft", one.draft, sizes.draft), fallback, way)
+    matched = None if one.matched is None else whole("committed.matched", one.matched, 0)
+    return Committed(length, before, verified, after, _kv("draft", one.draft, sizes.draft), fallback, way, matched)
 
 
 def _kv(name: str, value: object, cache: Cache) -> Kv | None:

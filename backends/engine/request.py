@@ -13,6 +13,7 @@ from torch import Tensor
 from backends.engine import stops
 from backends.engine.draft.base import Draft, Proposal
 from backends.engine.draft.truncation import truncated
+from backends.engine.guided.guide import opened
 from backends.engine.kv.arena import CacheLease
 from backends.engine.kv.branch import Branch
 from backends.engine.lower_tree import TreeTensors, check_structure
@@ -67,6 +68,7 @@ class Request:
         steps: What each step so far reveals.
         finish: The reason why the request ended, or None.
         at: The current stage, to which a StageFailure assigns an exception.
+        guide: The position in its grammar; None without one. It stays when the caches are given away.
         verified: Hidden states of its rows in the verify forward, [R, width]; None if its draft reads none.
     """
 
@@ -87,6 +89,8 @@ class Request:
         self.steps: list[Step] = []
         self._hidden: list[Tensor] = []  # of every committed token, where the draft reads them
         self.block: Block | None = None
+        grammar = case.sampling.grammar
+        self.guide = None if grammar is None else opened(grammar, case.stops.eos)
 
     def prefill(self) -> None:
         """Commit every token but the pending root; tokens whose KV the cache already holds are not run again."""
@@ -158,6 +162,8 @@ class Request:
         self.at = Stage.EMITTED
         accepted = [*(tree.token[row] for row in path[1:]), bonus]
         emitted, self.finish = self.seams.clip(accepted, self._written, self._limits)
+        if self.guide is not None:
+            emitted, self.finish = self.seams.sampling.guided.advance(self.guide, emitted, self.finish)
         self._written = stops.follow(self._written, emitted, self._limits)
         # The i-th emitted token was chosen at the i-th row of the path, from its unprocessed logits.
         logprobs = self.seams.logprobs(logits)[path[: len(emitted)], emitted[: len(path)]].tolist()
@@ -180,7 +186,7 @@ class Request:
                 reveal.drafted(block.proposal, told, self.case.draft.reads),
                 reveal.lowered(tensors),
                 attended,
-                reveal.scored(logits, law, self._scored_states(tensors)),
+                reveal.scored(logits, law, self._scored_states(tensors), None if chance is None else chance.masks),
                 Accepted(tuple(path), bonus, None if law is None or chance is None else chance.spent),
                 Emitted(tuple(emitted), self.finish, tuple(logprobs)),
                 self._committed(block.before, verified, fallback),
@@ -216,7 +222,7 @@ class Request:
         sampling = self.case.sampling
         if sampling.greedy and not sampling.processes:
             return None
-        return StepSampling(self.case, self.told, self.coined, self.target.device, self.seams.sampling)
+        return StepSampling(self.case, self.told, self.coined, self.target.device, self.seams.sampling, self.guide)
 
     @property
     def told(self) -> tuple[int, ...]:
@@ -231,7 +237,9 @@ class Request:
     def _committed(self, before: Kv | None, verified: Kv | None, fallback: str | None) -> Committed:
         reveal, cache = self._reveal, self.lease.target
         way = cache.way if isinstance(cache, Branch) else None  # other layouts have one way to commit
-        return Committed(cache.length, before, verified, reveal.kv(cache), reveal.kv(self.draft.cache), fallback, way)
+        read = None if self.guide is None else self.guide.read
+        after, draft = reveal.kv(cache), reveal.kv(self.draft.cache)
+        return Committed(cache.length, before, verified, after, draft, fallback, way, read)
 
     @property
     def trace(self) -> Trace:

@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 
 from backends.engine.draft.base import Proposal
+from backends.engine.guided.guide import Masks
 from backends.engine.kv.base import KvCache
 from backends.engine.lower_tree import TreeTensors
 from reference.draft.hidden import HeadInput, HiddenStates
@@ -54,9 +55,13 @@ class Revealer:
         fields = {name: array(getattr(tensors, name)) for name in Lowered.__dataclass_fields__ if name != "visible"}
         return Lowered(**fields, visible=tuple(masks[id(mask)] for mask in tensors.visible))
 
-    def scored(self, logits: Tensor, law: Tensor | None, hidden: Tensor | None = None) -> Scored:
-        """The logits, the law computed from them, and the hidden states that the draft reads, one row per node."""
-        return Scored(array(logits), None if law is None else array(law), None if hidden is None else array(hidden))
+    def scored(
+        self, logits: Tensor, law: Tensor | None, hidden: Tensor | None = None, masks: Masks | None = None
+    ) -> Scored:
+        """The logits, their law, the hidden states that the draft reads, and the grammar's masks: one row per node."""
+        shown = (None, None) if masks is None else (array(masks.legal), array(masks.refused))
+        told = (None if one is None else array(one) for one in (law, hidden))
+        return Scored(array(logits), *told, *shown)
 
     def kv(self, cache: KvCache | None) -> Kv | None:
         """A copy of a cache, [layers, kv_heads, length, head_dim].

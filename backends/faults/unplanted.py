@@ -10,7 +10,7 @@ from pathlib import Path
 
 UNPLANTED: dict[str, str] = {
     "BZ-008": "It is a mask of training: no draft is trained here.",
-    "BZ-018": "No grammar constrains a request: that comes with guided decoding.",
+    "BZ-018": "A grammar holds from the first output token: no reasoning comes before it.",
     "BZ-022": "No layer has a recurrent state that a cache of prefixes could keep: every model is a transformer.",
     "BZ-045": "Each forward of a draft reads its own request's block table when it runs: no merged graph of several "
     "positions reads it later, and no context parallelism re-indexes it.",
@@ -18,7 +18,6 @@ UNPLANTED: dict[str, str] = {
     "over the vocabulary that an allocator could recycle.",
     "BZ-065": "A tree is lowered by itself, from parents that are in it: no array of the batch holds a neighbour's "
     "entries behind its own, and no parent is absent.",
-    "BZ-080": "No grammar constrains a request: that comes with guided decoding.",
     "BZ-099": "It moves the ends of decisions by one rounding: only a coin in that gap, one draw in about 2^24, would "
     "tell, and there right samplers differ as well.",
     "BZ-111": "No layer has a recurrent state that a crop could forget: every model is a transformer.",

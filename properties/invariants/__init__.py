@@ -3,7 +3,7 @@
 The name of a file or folder here is the prefix of its invariants: `cache/` holds `cache.isolation`.
 """
 
-from properties.invariants import acceptance, attention, cache, draft, lossless, pair, structure
+from properties.invariants import acceptance, attention, cache, draft, lossless, pair, serving, structure
 from properties.verdict.invariant import Invariant
 
 ALL: tuple[Invariant, ...] = (
@@ -13,6 +13,7 @@ ALL: tuple[Invariant, ...] = (
     *cache.INVARIANTS,
     *draft.INVARIANTS,
     *lossless.INVARIANTS,
+    *serving.INVARIANTS,
 )
 
 WITHOUT_ORACLE = frozenset(
@@ -24,7 +25,8 @@ WITHOUT_ORACLE = frozenset(
         *(f"cache.{name}" for name in ("page-boundary", "allocator-conserves")),
         *(f"draft.{name}" for name in ("rollback", "vocabulary-map")),
         *(f"lossless.{name}" for name in ("completes", "stops", "state-isolated", "accounting", "deterministic")),
-        *(f"lossless.{name}" for name in ("processors-per-node", "seeded", "takes-part")),
+        *(f"lossless.{name}" for name in ("processors-per-node", "seeded", "takes-part", "grammar-per-node")),
+        "serving.matcher-in-step",
     }
 )
 """Names of the invariants of ALL that read the backend's own runs and no oracle."""

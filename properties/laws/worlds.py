@@ -9,6 +9,7 @@ import numpy as np
 
 from properties.verdict.variants import dice
 from reference.case import Case
+from reference.grammar import Grammar
 from reference.probability_world import World
 from reference.rules import DRAWS
 from reference.sampling import Sampling, Stops
@@ -23,6 +24,12 @@ HEAVY = (
 
 KINDS = ("heavy", "peaked", "random", "random", "zeros", "narrow", "equal", "ties")
 """The kinds of rows from which a world is drawn; a kind named twice is drawn twice as often."""
+
+LANGUAGES = ("(ab|bb?)*c?", "(a|b)*a?b", "(a|cb){1,2}b*")
+"""The grammars of worlds, over `WORDS`."""
+
+WORDS = tuple(word.encode().hex() for word in ("a", "b", "c", "ab", "bb", "ba"))
+"""The words of a world's tokens, as many as it has."""
 
 ROWS = 128
 """Most rows of a table; contexts beyond that share rows."""
@@ -46,7 +53,7 @@ def world_of(case: Case, salt: str = "world") -> World:
     drafts = 2 if sampling.rule.name == "specinfer" else 1
     rows = min(ROWS, sum(vocab**depth for depth in range(cut.height + 1)))
     target, tables = laws_of(kind, rng, rows, vocab, drafts)
-    settings, stops = _settings(sampling, vocab, kind)
+    settings, stops = _settings(sampling, vocab, kind, LANGUAGES[int(case.id, 16) % len(LANGUAGES)])
     # A prompt of its own, because the world's vocabulary is smaller than the case's.
     prompt = tuple(int(token) for token in rng.integers(0, vocab, size=3))
     with np.errstate(divide="ignore"):
@@ -88,14 +95,16 @@ def laws_of(kind: str, rng: np.random.Generator, rows: int, vocab: int, drafts: 
     return target / target.sum(-1, keepdims=True), tables / tables.sum(-1, keepdims=True)
 
 
-def _settings(sampling: Sampling, vocab: int, kind: str) -> tuple[Sampling, Stops]:
+def _settings(sampling: Sampling, vocab: int, kind: str, language: str) -> tuple[Sampling, Stops]:
     """The case's sampling adapted to a small vocabulary, so that no row has all its tokens banned."""
-    fitting = replace(sampling, tape=(), processors=(), bad_words=(), min_tokens=0)
+    fitting = replace(sampling, tape=(), processors=(), bad_words=(), min_tokens=0, grammar=None)
     # These rows have tokens of probability 0 already: a ban might leave none.
     if kind in ("zeros", "narrow"):
         return fitting, Stops()
     if sampling.bad_words:
         fitting = replace(fitting, bad_words=((1,), (2, 0)) if vocab > 3 else ((2, 0),))
+    if sampling.grammar is not None:
+        fitting = replace(fitting, grammar=Grammar("regex", language, WORDS[:vocab]))
     if sampling.min_tokens:
         fitting = replace(fitting, min_tokens=min(sampling.min_tokens, 2))
     if sampling.top_k > 0:

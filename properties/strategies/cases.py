@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from properties.strategies.acceptance import continuation, first_law, postponed, retold
 from properties.strategies.draft import any_draft
+from properties.strategies.grammars import followed, guided
 from properties.strategies.layouts import layouts
 from properties.strategies.models import far_architectures, far_targets, targets
 from properties.strategies.prompts import MARKS, far_prompts, prompts
@@ -30,6 +31,9 @@ LASTING = Stops(12)
 
 GREEDY = 7
 """Zeros among which the temperatures are drawn, four of them in full: most cases are greedy."""
+
+GUIDED = 8
+"""One case in this many and one that processes logits, about one in 25 of all, has a grammar in place of bans."""
 
 FAR = 20
 """One case in this many has a long prompt."""
@@ -75,6 +79,12 @@ def single_cases(
     ranked = first_law(model, prompt, temperature)
     settings = draw(samplings(model, draft, stops, temperature, processors, ranked, within))
     sampling = with_min_tokens(settings, least, model, stops)
+    admits = sampling.processes and (within is None or "grammar" in within.processed)
+    if admits and draw(st.integers(0, GUIDED - 1)) == GUIDED - 1:
+        sampling, stops = draw(guided(sampling, stops, model.vocab_size))
+        if sampling.grammar is not None and draft.trees is not None:
+            legal = followed(model, prompt, sampling, stops)
+            draft = Scripted(retold(draft.trees, (prompt[-1], *ahead), (prompt[-1], *legal), model.vocab_size))
     whole = Case(model, prompt, draft, KvLayout(), sampling, stops, dtype)
     bounded = any((*model.architecture.windows, *model.architecture.chunks))
     held = draw(layouts(whole.longest, most_rows(draft), len(prompt), layout, bounded=bounded, within=within))

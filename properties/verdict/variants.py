@@ -121,6 +121,10 @@ def relabelled(case: Case) -> tuple[Case, tuple[int, ...]]:
     pieces = tuple(held.pieces[new.index(token)] for token in range(len(new))) if held.pieces else ()
     stops = replace(held, eos=renamed(held.eos), stop_tokens=renamed(held.stop_tokens), pieces=pieces)
     sampling = replace(case.sampling, bad_words=tuple(renamed(word) for word in case.sampling.bad_words))
+    grammar = sampling.grammar
+    if grammar is not None:
+        words = tuple(grammar.words[new.index(token)] for token in range(len(new)))
+        sampling = replace(sampling, grammar=replace(grammar, words=words))
     model = replace(case.model, relabel=seed)
     return replace(
         case,

@@ -12,7 +12,7 @@ import numpy as np
 from reference.architecture import Model
 from reference.case import Case
 from reference.draft.hidden import HiddenStates
-from reference.oracle import acceptance, lowering, processing, stopping
+from reference.oracle import acceptance, lowering, processing, sampled_step, stopping
 from reference.oracle.draft import Question, proposed
 from reference.oracle.draft.chunk import in_chunk
 from reference.oracle.evaluator import Evaluator, latent_kv, router_margins
@@ -86,6 +86,7 @@ class Oracle:
         arch = target.parameters.architecture
         # Refused before the first step: no engine with a cache can equal the definition on such a run.
         rotary.check_span(arch.rope, arch.max_positions, len(case.prefix), case.longest)
+        sampled_step.check_grammar(case)
         draft = None if case.draft.model is None else self.model(case.draft.model, case.dtype)
         output: tuple[int, ...] = ()
         finish = None
@@ -121,22 +122,25 @@ class Oracle:
             drafted = replace(drafted, proposal=frozen(proposal))
             accepted = sampled.accept(tree, law, proposal)
         block = (*[tree.token[node] for node in accepted.path[1:]], accepted.bonus)
-        kept, finish = stopping.clipped(block, output, case.stops, len(case.prompt), case.sampling.min_tokens)
+        least, grammar = case.sampling.min_tokens, case.sampling.grammar
+        kept, finish = stopping.clipped(block, output, case.stops, len(case.prompt), least, grammar)
         # Log-probabilities are those of the unprocessed logits. The emitted tokens may be fewer than the rows.
         rows = [nodes.logits[node] for node in accepted.path]
+        states = None if reads is None else _states(target, reads, context, tree)
         logprobs = tuple(processing.logprob(row, token) for row, token in zip(rows, kept, strict=False))
         return Step(
             context=context,
             drafted=drafted,
             lowered=lowering.lower(tree, len(context), target.parameters.architecture),
             attended=Attended(nodes.attended),
-            scored=Scored(nodes.logits, law, None if reads is None else _states(target, reads, context, tree)),
+            scored=Scored(nodes.logits, law, states, *sampled.masks(tree)),
             accepted=accepted,
             emitted=Emitted(kept, finish, logprobs),
             committed=Committed(
                 # All tokens but the last: that one is the next pending root, without KV.
                 length=len(tokens) + len(kept) - 1,
                 before=None if number >= KV_STEPS else self._kv(case, target, context),
+                matched=None if grammar is None else len(output) + len(kept),
             ),
         )
 

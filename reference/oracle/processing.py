@@ -9,12 +9,15 @@ import numpy as np
 
 from reference import user_processors
 from reference.malformed import Malformed
+from reference.oracle.language import legal_after
 from reference.sampling import Sampling, Stops
 from reference.trace import Array
 
 
 def scores(logits: Array, sampling: Sampling, stops: Stops, prompt: tuple[int, ...], output: tuple[int, ...]) -> Array:
-    """Logits [V] after penalties, bad words, min_tokens and custom processors, as float64 [V].
+    """Logits [V] after penalties, bad words, min_tokens, custom processors and the grammar, as float64 [V].
+
+    Where the grammar leaves no token, because the text has ended or is refused, the row has no grammar.
 
     Args:
         logits: The node's logits.
@@ -44,6 +47,10 @@ def scores(logits: Array, sampling: Sampling, stops: Stops, prompt: tuple[int, .
             row[token] = -math.inf
     for name in sampling.processors:
         row = user_processors.applied(name, context, row)
+    if sampling.grammar is not None:
+        legal = legal_after(sampling.grammar, stops.eos, output)
+        masked = np.where(legal.tokens, row, -math.inf)
+        row = row if np.isneginf(masked).all() else masked
     return row
 
 

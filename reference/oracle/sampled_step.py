@@ -7,9 +7,11 @@ import numpy as np
 
 from reference import tape
 from reference.case import Case
+from reference.malformed import Malformed, under
 from reference.oracle import acceptance, processing, tree_growth
 from reference.oracle.coin_source import Taped
-from reference.trace import Accepted, Array
+from reference.oracle.language import legal_after
+from reference.trace import Accepted, Array, frozen
 from reference.tree import Tree
 
 
@@ -50,6 +52,15 @@ class SampledStep:
             ]
         )
 
+    def masks(self, tree: Tree) -> tuple[Array, Array] | tuple[None, None]:
+        """The legal tokens after each node [nodes, vocabulary], and whether it is refused [nodes]; None: no grammar."""
+        grammar, ends = self._case.sampling.grammar, self._case.stops.eos
+        if grammar is None:
+            return None, None
+        paths = [self._output + tree.tokens_to(node)[1:] for node in range(len(tree))]
+        known = [legal_after(grammar, ends, path) for path in paths]
+        return frozen([one.tokens for one in known]), frozen([one.refused for one in known])
+
     def siblings(self, below: tuple[int, ...], logits: Array, path: tuple[int, ...]) -> tuple[list[int], Array]:
         """The tokens of the children `below`, drawn in row order, and the law that the verifier is given for each.
 
@@ -85,6 +96,14 @@ class SampledStep:
         path, weights = acceptance.verify(self.chance, sampling.rule, sampling.draws, tree, rows, told, self.drawn)
         bonus = self.chance.choose("bonus", 0, weights)
         return Accepted(path, bonus, tuple(tape.place(kind, node, self._nodes) for kind, node in self.chance.used))
+
+
+def check_grammar(case: Case) -> None:
+    """Raise Malformed if the grammar of `case` is not of its dialect, or leaves no first token."""
+    if case.sampling.grammar is not None:
+        with under("sampling.grammar"):
+            if legal_after(case.sampling.grammar, case.stops.eos, ()).closed:
+                raise Malformed("", "no token of the vocabulary begins a text of the language")
 
 
 def certain(tree: Tree, vocab: int) -> Array:

@@ -1,27 +1,35 @@
 """Stopping: the first token that ends the output, also inside an accepted block."""
 
+from reference.grammar import Grammar
+from reference.oracle.language import closed
 from reference.sampling import Stops
 
 Block = tuple[int, ...]
 
 
-def ending(output: Block, stops: Stops, prompt: int = 0, min_tokens: int = 0) -> str | None:
-    """Why an output that ends with `output[-1]` is complete: eos, stop or length; None while it may go on.
+def ending(
+    output: Block, stops: Stops, prompt: int = 0, min_tokens: int = 0, grammar: Grammar | None = None
+) -> str | None:
+    """Why an output that ends with `output[-1]` is complete: eos, stop, grammar or length; None while it may go on.
 
     A token of `Stops.eos` ends the output as `eos`, also where it is a stop token or completes a stop string; `eos` and
-    `stop` both come before `length`. The first `min_tokens` tokens end the output by length alone.
+    `stop` come before `grammar`, which means that no token may follow, and that before `length`. The first `min_tokens`
+    tokens end the output by length alone.
 
     Args:
         output: The emitted tokens, at least one.
         stops: The request's stops.
         prompt: Number of tokens in the prompt.
         min_tokens: The request's `Sampling.min_tokens`.
+        grammar: The request's grammar.
     """
     if len(output) > min_tokens:
         if output[-1] in stops.eos:
             return "eos"
         if output[-1] in stops.stop_tokens or completes(output, stops):
             return "stop"
+    if closed(grammar, stops.eos, output):
+        return "grammar"
     return "length" if len(output) >= stops.room(prompt) else None
 
 
@@ -36,13 +44,18 @@ def completes(output: Block, stops: Stops) -> bool:
 
 
 def clipped(
-    block: Block, emitted: Block, stops: Stops, prompt: int = 0, min_tokens: int = 0
+    block: Block,
+    emitted: Block,
+    stops: Stops,
+    prompt: int = 0,
+    min_tokens: int = 0,
+    grammar: Grammar | None = None,
 ) -> tuple[Block, str | None]:
     """The part of `block` that is still output after `emitted`, and why the output ends with this part, or None."""
     kept: Block = ()
     for token in block:
         kept += (token,)
-        why = ending(emitted + kept, stops, prompt, min_tokens)
+        why = ending(emitted + kept, stops, prompt, min_tokens, grammar)
         if why is not None:
             return kept, why
     return kept, None

@@ -141,7 +141,8 @@ class Recorded:
             why = f"end.output: {strange} is not in the vocabulary of {case.model.vocab_size}"
             raise UnreadableLine(self.end_line or self.lines[-1], why)
         if "finish" not in told:
-            told["finish"] = ending(output, case.stops, len(case.prompt), case.sampling.min_tokens)
+            least, grammar = case.sampling.min_tokens, case.sampling.grammar
+            told["finish"] = ending(output, case.stops, len(case.prompt), least, grammar)
         if not steps and output:
             # Tokens alone: one step that emits them all.
             self.lines = [self.end_line]

@@ -73,7 +73,7 @@ def _parts() -> tuple[dict[str, Any], dict[str, Any]]:
     ending["required"] = []
     ending["description"] = (
         "The end of a run. `output`: every emitted token; left out, the tokens of the steps. `finish`: eos, stop, "
-        "length or null; left out, it is not judged. A run without this line was cut off after its last step."
+        "grammar, length or null; left out, it is not judged. A run without this line was cut off after its last step."
     )
     request = object_of(Request, fields(Request), found)
     found["Stops"]["required"] = ["max_new_tokens"]

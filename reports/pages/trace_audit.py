@@ -52,6 +52,8 @@ FIELDS = {
     "lossless.logprobs": "emitted.logprobs",
     "lossless.processors-per-node": "scored.law",
     "lossless.stops": "emitted.tokens",
+    "lossless.grammar-per-node": "scored.legal",
+    "serving.matcher-in-step": "committed.matched",
 }
 """The field that an invariant compares, where its finding does not name one."""
 

@@ -5,7 +5,7 @@ path from the root to the node. Then temperature, top-k, top-p and min-p make th
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -26,6 +26,8 @@ class History:
         tail: int64 [B, N, T]; the last T tokens, -1 before the first token.
         emitted: int64 [B, N]; number of output tokens before the node's next token.
         sequence: Returns prompt + output + path of one request and node, for custom processors.
+        legal: bool [B, N, V]; the tokens that the grammar allows after each node, none after a refused node; None for
+            a request without a grammar.
     """
 
     seen: Tensor
@@ -33,6 +35,7 @@ class History:
     tail: Tensor
     emitted: Tensor
     sequence: Callable[[int, int], tuple[int, ...]]
+    legal: Tensor | None = field(default=None, kw_only=True)
 
 
 def history(trees: Forest, prompt: tuple[int, ...], output: tuple[int, ...], sampling: Sampling, vocab: int) -> History:
@@ -76,7 +79,7 @@ def widened(logits: Tensor) -> Tensor:
 
 
 def scores(logits: Tensor, sampling: Sampling, stops: Stops, past: History) -> Tensor:
-    """Logits [B, N, V] after penalties, bad words, min_tokens and custom processors; 16-bit logits become float32.
+    """Logits [B, N, V] after penalties, bans, custom processors and the grammar; 16-bit logits become float32.
 
     Rounding to 16 bits after a penalty would turn different logits into ties, and so change an arg-max.
     """
@@ -99,7 +102,16 @@ def scores(logits: Tensor, sampling: Sampling, stops: Stops, past: History) -> T
         logits = _banned(logits, [*stops.eos, *stops.stop_tokens], past.emitted < sampling.min_tokens)
     for name in sampling.processors:
         logits = _custom(name, logits, past)
-    return logits
+    return logits if past.legal is None else masked(logits, past.legal)
+
+
+def masked(logits: Tensor, legal: Tensor) -> Tensor:
+    """The logits with -inf for tokens that are not `legal`; a row in which that leaves no token stays as it is.
+
+    A softmax of such a row would be NaN. It belongs to a node behind which nothing is emitted.
+    """
+    left = logits.masked_fill(~legal, -torch.inf)
+    return torch.where(left.isneginf().all(-1, keepdim=True), logits, left)
 
 
 def _banned(logits: Tensor, tokens: list[int], where: Tensor) -> Tensor:

@@ -5,11 +5,13 @@ The engine's own sampling runs on tables of logits or laws, many requests at onc
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from backends.engine.guided.guide import opened
 from backends.engine.sampling import processing, stream
 from backends.engine.sampling.coins import Coins, rounded
 from backends.engine.sampling.drawing import named
@@ -176,4 +178,12 @@ def _children(
 def _past(world: World, trees: Forest, seams: SamplingSeams) -> processing.History | None:
     if not world.sampling.processes:
         return None
-    return seams.history(trees, world.prompt, (), world.sampling, world.vocab)
+    past = seams.history(trees, world.prompt, (), world.sampling, world.vocab)
+    grammar = world.sampling.grammar
+    if grammar is None:
+        return past
+    # One walk for each tree that differs: of many requests few do.
+    unlike, which = torch.unique(trees.token, dim=0, return_inverse=True)
+    guide, guided = opened(grammar, world.stops.eos), seams.guided
+    rows = [guided.masks(guide, world.shape, tokens, guided.take_back).legal for tokens in unlike.tolist()]
+    return replace(past, legal=torch.stack(rows).to(trees.token.device)[which])

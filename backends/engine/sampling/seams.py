@@ -4,11 +4,12 @@ Each decision is one function, which a planted fault replaces by its name.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
+from backends.engine.guided.guide import GuidedSeams
 from backends.engine.sampling import coins, processing
 from backends.engine.sampling.coins import Below, Coins, Inverse
 from backends.engine.sampling.forest import Forest
@@ -128,6 +129,7 @@ class SamplingSeams:
         verifier: The whole verification, in place of the program of the rule: from trees, the target's laws and the
             proposals [B, N, V] and the coins to accepted rows [B, height + 1], root first, then -1, and the token after
             them [B]. None for the program.
+        guided: The functions of guided decoding.
     """
 
     scores: Callable[[Tensor, Sampling, Stops, History], Tensor] = processing.scores
@@ -149,3 +151,4 @@ class SamplingSeams:
     below: Below = coins.below
     inverse: Inverse = coins.inverse
     verifier: Callable[[Forest, Tensor, Tensor, Coins], tuple[Tensor, Tensor]] | None = None
+    guided: GuidedSeams = field(default_factory=GuidedSeams)

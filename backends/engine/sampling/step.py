@@ -4,9 +4,12 @@ A request that neither samples nor processes logits needs none of it. The functi
 one.
 """
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
+from backends.engine.guided.guide import Guide, Masks
 from backends.engine.sampling import processing
 from backends.engine.sampling.coins import Coins, rounded, spent_by
 from backends.engine.sampling.drawing import named
@@ -23,12 +26,21 @@ class StepSampling:
 
     Attributes:
         samples: Whether tokens are sampled; False for greedy decoding with processed logits.
+        masks: The masks on the tree that was processed last; None without a grammar.
     """
 
     def __init__(
-        self, case: Case, output: tuple[int, ...], number: int, device: torch.device, seams: SamplingSeams
+        self,
+        case: Case,
+        output: tuple[int, ...],
+        number: int,
+        device: torch.device,
+        seams: SamplingSeams,
+        guide: Guide | None = None,
     ) -> None:
         self.case = case
+        self.masks: Masks | None = None
+        self._guide = guide
         self._output = output
         self._seams = seams
         self.samples = not case.sampling.greedy
@@ -128,4 +140,9 @@ class StepSampling:
         if not sampling.processes:
             return None
         trees = forest(shape, torch.tensor([token], device=logits.device))
-        return self._seams.history(trees, self.case.prompt, self._output, sampling, logits.shape[-1])
+        past = self._seams.history(trees, self.case.prompt, self._output, sampling, logits.shape[-1])
+        if self._guide is None:
+            return past
+        guided = self._seams.guided
+        self.masks = guided.masks(self._guide, shape, token, guided.take_back)
+        return replace(past, legal=self.masks.legal[None].to(logits.device))

@@ -74,7 +74,8 @@ def last_slot_patched(seams: Seams) -> Seams:
         return Hollow(**vars(past), patched=patched)
 
     def law(logits: Tensor, sampling: Sampling, stops: Stops, past: History | None) -> Tensor:
-        return right.target_law(logits, sampling, stops, past.patched if isinstance(past, Hollow) else past)
+        read = replace(past.patched, legal=past.legal) if isinstance(past, Hollow) else past
+        return right.target_law(logits, sampling, stops, read)
 
     sampling = replace(right, history=history, target_law=law, bonus_law=law)
     return replace(seams, request=Patched, sampling=sampling)

@@ -252,7 +252,7 @@ def _renamed(world: World, new: tuple[int, ...]) -> World:
     height, vocab = world.shape.height, world.vocab
     if len(world.target) < sum(vocab**depth for depth in range(height + 1)):
         raise NotApplicable("contexts share rows")
-    if world.sampling.bad_words or world.sampling.min_tokens or world.sampling.top_p < 1.0:
+    if world.sampling.bad_words or world.sampling.grammar or world.sampling.min_tokens or world.sampling.top_p < 1:
         raise NotApplicable("settings that name tokens, or break ties by id")
     target, drafts = world.target.copy(), world.drafts.copy()
     old_of = np.argsort(new)

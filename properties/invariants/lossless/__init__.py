@@ -3,11 +3,12 @@
 A greedy request emits the tokens of plain decode; a sampled request emits tokens from the same law.
 """
 
-from properties.invariants.lossless import distribution, output, processing, promises, sessions, takes_part
+from properties.invariants.lossless import distribution, guided, output, processing, promises, sessions, takes_part
 
 INVARIANTS = (
     *output.INVARIANTS,
     *processing.INVARIANTS,
+    *guided.INVARIANTS,
     *distribution.INVARIANTS,
     *sessions.INVARIANTS,
     *takes_part.INVARIANTS,

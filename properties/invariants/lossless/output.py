@@ -94,6 +94,7 @@ def draft_independent(case: Case, oracle: Oracle, subject: Subject) -> Iterator[
 def stops(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     """Each block is cut where the output ends: no token after the end is emitted or cached, and no step follows."""
     trace, prompt, least = subject(case), len(case.prompt), case.sampling.min_tokens
+    grammar = case.sampling.grammar
     before: tuple[int, ...] = ()
     for number, step in enumerate(trace.steps):
         if step.emitted is None:
@@ -103,7 +104,7 @@ def stops(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
             before += step.emitted.tokens
             continue
         block = (*(step.drafted.tree.token[node] for node in step.accepted.path[1:]), step.accepted.bonus)
-        wanted, why = clipped(block, before, case.stops, prompt, least)
+        wanted, why = clipped(block, before, case.stops, prompt, least, grammar)
         yield Compared(len(block))
         if (step.emitted.tokens, step.emitted.finish) != (wanted, why):
             yield _stops_finding(number, (wanted, why), (step.emitted.tokens, step.emitted.finish))
@@ -119,10 +120,10 @@ def stops(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     if before and before != trace.output:
         yield _stops_finding(last, before, trace.output)
     out = trace.output
-    early = next((at for at in range(1, len(out)) if ending(out[:at], case.stops, prompt, least)), None)
+    early = next((at for at in range(1, len(out)) if ending(out[:at], case.stops, prompt, least, grammar)), None)
     if early is not None:
         yield _stops_finding(last, f"an end after {early} tokens", f"{len(trace.output)} tokens")
-    finish = ending(trace.output, case.stops, prompt, least)
+    finish = ending(trace.output, case.stops, prompt, least, grammar)
     if trace.finish is None and finish is None and not case.steps:
         yield _stops_finding(last, "an end by a stop or a length", f"an end after {len(trace.output)} tokens without")
     elif finish != trace.finish and not (case.steps and trace.finish is None and finish is None):

@@ -137,7 +137,7 @@ WRONG: tuple[tuple[str, str, Change, str, str], ...] = (
     ("output a float tensor", "output", lambda one: torch.tensor(one).float(), ": torch.float32 tensor [6]", TOKENS),
     ("output beyond the vocabulary", "output", lambda one: (*one[:-1], 17), "[5]: 17", TOKEN),
     ("output of 80 digits", "output", lambda one: (*one[:-1], 10**80), "[5]: an int of 266 bits", TOKEN),
-    ("a finish of its own", "finish", lambda _: "max_tokens", ": 'max_tokens'", "eos, stop, length or None"),
+    ("a finish of its own", "finish", lambda _: "max_tokens", ": 'max_tokens'", "eos, stop, grammar, length or None"),
     ("finish a bool", "finish", lambda _: True, ": True", "a str"),
     ("steps a dict", "steps", lambda one: dict(enumerate(one)), ": dict", "a tuple of reference.trace.Step"),
     ("steps a generator", "steps", lambda one: (step for step in one),

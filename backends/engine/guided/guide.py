@@ -1,0 +1,160 @@
+"""The guide of a request: its matcher, and its masks on a drafted tree.
+
+`GuidedSeams` holds what a planted fault may replace.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.util import find_spec
+
+import torch
+from torch import Tensor
+
+from backends.base import Unsupported
+from backends.engine.guided.matcher import Matcher, PlainMatcher
+from reference.grammar import Grammar
+from reference.tree import Shape
+
+
+@dataclass(frozen=True)
+class Masks:
+    """The legal tokens at every node of a tree.
+
+    Attributes:
+        legal: bool [nodes, V]; after a node that ends the text, and after a refused one, no token is.
+        refused: bool [nodes]; whether a token on the path to the node is not legal. Its row of `legal` says nothing.
+    """
+
+    legal: Tensor
+    refused: Tensor
+
+
+@dataclass
+class Guide:
+    """The grammar of one request and its position; a request keeps it when its caches are given away.
+
+    Attributes:
+        matcher: The position behind the tokens that were read.
+        ends: Token ids that end the text.
+        size: Number of tokens of the vocabulary.
+        read: Number of output tokens that the matcher has read, an end token included.
+        over: Whether an end token was read.
+        lost: Whether an output token was not legal; the output has no grammar from there on.
+    """
+
+    matcher: Matcher
+    ends: tuple[int, ...]
+    size: int
+    read: int = 0
+    over: bool = False
+    lost: bool = False
+
+    def row(self) -> Tensor:
+        """The tokens that may follow here, end tokens included: bool [V]."""
+        if self.over or self.lost:
+            return torch.zeros(self.size, dtype=torch.bool)
+        row = self.matcher.legal().clone()
+        # The words of end tokens are no text.
+        row[list(self.ends)] = self.matcher.complete()
+        return row
+
+    def goes_on(self, token: int) -> bool:
+        """Read one token of the output; False if it is not legal."""
+        if self.over or self.lost:
+            self.lost = True
+        elif token in self.ends:
+            self.over = self.matcher.complete()
+            self.lost = not self.over
+        else:
+            self.lost = not self.matcher.push(token)
+        self.read += not self.lost
+        return not self.lost
+
+
+def opened(grammar: Grammar, ends: tuple[int, ...]) -> Guide:
+    """A guide at the beginning of the output.
+
+    Raises:
+        Unsupported: The library is not installed, or refuses the grammar.
+    """
+    if grammar.library == "plain":
+        return Guide(PlainMatcher(grammar), ends, len(grammar.words))
+    if find_spec(grammar.library) is None:
+        raise Unsupported(
+            f"the library {grammar.library} is not installed: pip install 'specverify-decoding[grammars]'"
+        )
+    matcher: Matcher
+    if grammar.library == "xgrammar":
+        from backends.engine.guided.by_xgrammar import XgrammarMatcher
+
+        matcher = XgrammarMatcher(grammar)
+    else:
+        from backends.engine.guided.by_llguidance import LlguidanceMatcher
+
+        matcher = LlguidanceMatcher(grammar)
+    return Guide(matcher, ends, len(grammar.words))
+
+
+def masks(guide: Guide, shape: Shape, token: list[int], taken_back: Callable[[Guide], None]) -> Masks:
+    """The masks of a tree below the last token that the guide has read, by walking it depth first.
+
+    A token is pushed before the nodes below it are asked and taken back behind the last of them, so that the guide ends
+    where it began.
+
+    Args:
+        guide: The guide, whose last token is the root of the tree.
+        shape: The tree.
+        token: The token of each node.
+        taken_back: Takes the last token back.
+    """
+    legal = torch.zeros(len(shape), guide.size, dtype=torch.bool)
+    refused = torch.ones(len(shape), dtype=torch.bool)
+
+    def walk(node: int) -> None:
+        refused[node] = guide.lost
+        legal[node] = guide.row()
+        for child in shape.children[node]:
+            # Below a token that is not legal every node stays refused; the walk does not go there.
+            if bool(legal[node, token[child]]):
+                if token[child] in guide.ends:
+                    refused[child] = False
+                elif guide.matcher.push(token[child]):
+                    walk(child)
+                    taken_back(guide)
+
+    walk(0)
+    return Masks(legal, refused)
+
+
+def take_back(guide: Guide) -> None:
+    """Take the last token back that was pushed."""
+    guide.matcher.pop()
+
+
+def advance(guide: Guide, emitted: list[int], finish: str | None) -> tuple[list[int], str | None]:
+    """Read the emitted tokens, and cut them behind a token that none may follow.
+
+    Returns:
+        The tokens to emit, and the reason to end: `eos` and `stop` come before `grammar`, and that before `length`.
+    """
+    for at, token in enumerate(emitted):
+        guide.goes_on(token)
+        last = at == len(emitted) - 1
+        if not guide.lost and not bool(guide.row().any()):
+            return emitted[: at + 1], finish if last and finish in ("eos", "stop") else "grammar"
+    return emitted, finish
+
+
+@dataclass(frozen=True)
+class GuidedSeams:
+    """The functions of guided decoding; the defaults are the fault-free engine.
+
+    Attributes:
+        masks: From a guide and a tree to its masks.
+        take_back: Takes back the last token that the walk over a tree pushed.
+        advance: Reads the emitted tokens.
+    """
+
+    masks: Callable[[Guide, Shape, list[int], Callable[[Guide], None]], Masks] = masks
+    take_back: Callable[[Guide], None] = take_back
+    advance: Callable[[Guide, list[int], str | None], tuple[list[int], str | None]] = advance

@@ -1,0 +1,260 @@
+"""Faults of guided decoding.
+
+They lie in the masks of a tree, in the position of the matcher, and in the place where the mask enters the law.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from backends.engine.guided.guide import Guide, GuidedSeams, Masks, opened
+from backends.engine.request import Request
+from backends.engine.sampling.processing import History, truncated
+from backends.engine.sampling.seams import SamplingSeams
+from backends.engine.seams import Seams
+from backends.faults.fault import fault, faults_in
+from reference.sampling import Sampling, Stops
+from reference.trace import Stage
+from reference.tree import Shape
+
+TakeBack = Callable[[Guide], None]
+
+
+def _sampling(seams: Seams, change: Callable[[SamplingSeams], SamplingSeams]) -> Seams:
+    return replace(seams, sampling=change(seams.sampling))
+
+
+def _guided(seams: Seams, change: Callable[[GuidedSeams], GuidedSeams]) -> Seams:
+    return _sampling(seams, lambda sampling: replace(sampling, guided=change(sampling.guided)))
+
+
+@fault(
+    "matcher-advanced-twice",
+    Stage.COMMITTED,
+    "sgl-project/sglang #29110: the grammar is given a token a second time",
+    "a grammar that goes on with the last token of a block once more",
+)
+def advanced_twice(seams: Seams) -> Seams:
+    """The matcher reads the last token of a block twice: once when it is verified, and once when it is sent."""
+
+    def change(guided: GuidedSeams) -> GuidedSeams:
+        def advance(guide: Guide, emitted: list[int], finish: str | None) -> tuple[list[int], str | None]:
+            kept, why = guided.advance(guide, emitted, finish)
+            if why is None and bool(guide.row()[kept[-1]]):
+                guide.goes_on(kept[-1])
+            return kept, why
+
+        return replace(guided, advance=advance)
+
+    return _guided(seams, change)
+
+
+@fault(
+    "grammar-mask-of-parent",
+    Stage.SCORED,
+    "family of vllm-project/vllm #49738: rows of the grammar's bitmask are shifted against the drafted tokens",
+    "a grammar, and a drafted token behind which other tokens are legal than before it",
+)
+def mask_of_parent(seams: Seams) -> Seams:
+    """Each node below the root has the grammar's mask of its parent: the rows of the bitmask are one token behind."""
+
+    def change(guided: GuidedSeams) -> GuidedSeams:
+        def masks(guide: Guide, shape: Shape, token: list[int], taken_back: TakeBack) -> Masks:
+            made = guided.masks(guide, shape, token, taken_back)
+            return replace(made, legal=made.legal[list(shape.parent)])
+
+        return replace(guided, masks=masks)
+
+    return _guided(seams, change)
+
+
+@fault(
+    "grammar-mask-of-flat-chain",
+    Stage.SCORED,
+    "catalogue BZ-080: grammar bitmask computed for a flat chain, applied to a tree",
+    "a grammar, and a tree with siblings whose tokens are legal",
+)
+def flat_chain(seams: Seams) -> Seams:
+    """The grammar's masks are computed as if the rows of the tree were one chain.
+
+    Every row extends the row before it, whatever its parent is.
+    """
+
+    def change(guided: GuidedSeams) -> GuidedSeams:
+        def masks(guide: Guide, shape: Shape, token: list[int], taken_back: TakeBack) -> Masks:
+            chain = Shape((0, *range(len(shape) - 1)))
+            return guided.masks(guide, chain, token, taken_back)
+
+        return replace(guided, masks=masks)
+
+    return _guided(seams, change)
+
+
+@fault(
+    "matcher-kept-behind-rejected-branch",
+    Stage.SCORED,
+    "family of catalogue BZ-080: the matcher of a tree is not taken back when the walk leaves a branch",
+    "a grammar, and two legal siblings",
+)
+def not_taken_back(seams: Seams) -> Seams:
+    """The matcher stays behind a branch that the walk over the tree has left.
+
+    The mask of a later sibling is that of a text with both siblings. The matcher is put right after the walk.
+    """
+
+    def change(guided: GuidedSeams) -> GuidedSeams:
+        def masks(guide: Guide, shape: Shape, token: list[int], taken_back: TakeBack) -> Masks:
+            left: list[Guide] = []
+            made = guided.masks(guide, shape, token, left.append)
+            for one in left:
+                taken_back(one)
+            return made
+
+        return replace(guided, masks=masks)
+
+    return _guided(seams, change)
+
+
+@fault(
+    "end-of-text-legal-everywhere",
+    Stage.SCORED,
+    "vllm-project/vllm #37506: the end of text is let through where the grammar cannot end",
+    "a grammar, an end token, and a node where the text is not complete",
+)
+def ends_anywhere(seams: Seams) -> Seams:
+    """The grammar's mask allows the end of text at every node, whether the text is complete or not."""
+
+    def change(guided: GuidedSeams) -> GuidedSeams:
+        def masks(guide: Guide, shape: Shape, token: list[int], taken_back: TakeBack) -> Masks:
+            made = guided.masks(guide, shape, token, taken_back)
+            legal = made.legal.clone()
+            legal[:, list(guide.ends)] = True
+            return replace(made, legal=legal)
+
+        return replace(guided, masks=masks)
+
+    return _guided(seams, change)
+
+
+@fault(
+    "grammar-after-truncation",
+    Stage.SCORED,
+    "family of vllm-project/vllm #44297: the mask enters after the other processors have cut the row",
+    "a sampling request with a grammar and top-k, top-p or min-p",
+)
+def mask_last(seams: Seams) -> Seams:
+    """The grammar's mask is applied to the law that top-k, top-p and min-p have cut, and not to the logits."""
+
+    def change(sampling: SamplingSeams) -> SamplingSeams:
+        def law(logits: Tensor, settings: Sampling, stops: Stops, past: History | None) -> Tensor:
+            if past is None or past.legal is None:
+                return sampling.target_law(logits, settings, stops, past)
+            whole = sampling.target_law(logits, settings, stops, replace(past, legal=None))
+            kept = whole * past.legal
+            total = kept.sum(-1, keepdim=True)
+            # Where truncation has left no legal token, the right law stands in: the fault would have none.
+            right = sampling.target_law(logits, settings, stops, past)
+            return torch.where(total > 0, kept / total, right)
+
+        return replace(sampling, target_law=law, bonus_law=law)
+
+    return _sampling(seams, change)
+
+
+@fault(
+    "residual-without-grammar",
+    Stage.ACCEPTED,
+    "family of vllm-project/vllm PR #36138: the mask holds for one of the laws that a step draws from",
+    "a sampling request with a grammar, a drafted token that is rejected, and a token that is not legal",
+)
+def raw_residual(seams: Seams) -> Seams:
+    """After a rejection the next token is drawn from the residual of the law without the grammar.
+
+    The residual holds what the mask took away from the law.
+    """
+
+    def change(sampling: SamplingSeams) -> SamplingSeams:
+        raw: list[Tensor] = []
+
+        def target(logits: Tensor, settings: Sampling, stops: Stops, past: History | None) -> Tensor:
+            masked = sampling.target_law(logits, settings, stops, past)
+            free = None if past is None else replace(past, legal=None)
+            raw[:] = [masked if past is None else sampling.target_law(logits, settings, stops, free)]
+            return masked
+
+        def last(rows: Tensor, at: Tensor, left: Tensor, stopped: Tensor, rejected: Tensor) -> Tensor:
+            drawn = sampling.last_law(rows, at, left, stopped, rejected)
+            if not raw:  # a law that was given as a table has no grammar
+                return drawn
+            each = torch.arange(len(at), device=at.device)
+            # What the mask took away from the law comes back in the residual.
+            wrong = left + (raw.pop()[each, at] - rows[each, at]).clamp(min=0)
+            return torch.where(stopped[:, None], wrong / wrong.sum(-1, keepdim=True), drawn)
+
+        return replace(sampling, target_law=target, bonus_law=target, last_law=last)
+
+    return _sampling(seams, change)
+
+
+@fault(
+    "bonus-under-grammar-of-root",
+    Stage.ACCEPTED,
+    "sgl-project/sglang #15050: the mask of the token after the path is not that of the last accepted node",
+    "a sampling request with a grammar, and an accepted token behind which other tokens are legal",
+)
+def root_bonus(seams: Seams) -> Seams:
+    """The token after the accepted path is drawn under the grammar's mask of the first row of the tree."""
+
+    def change(sampling: SamplingSeams) -> SamplingSeams:
+        def law(logits: Tensor, settings: Sampling, stops: Stops, past: History | None) -> Tensor:
+            if past is not None and past.legal is not None:
+                past = replace(past, legal=past.legal[:, :1].expand_as(past.legal))
+            return sampling.target_law(logits, settings, stops, past)
+
+        return replace(sampling, bonus_law=law)
+
+    return _sampling(seams, change)
+
+
+@fault(
+    "draft-claimed-without-grammar",
+    Stage.DRAFTED,
+    "family of catalogue BZ-018: the law that the verifier is told of is not the one that the grammar has masked",
+    "a sampling request with a grammar and a drawn draft",
+)
+def raw_claim(seams: Seams) -> Seams:
+    """Drafted tokens are drawn under the grammar, but the verifier is told the draft's law without it."""
+
+    def change(sampling: SamplingSeams) -> SamplingSeams:
+        def handed(drawn_from: Tensor, logits: Tensor, settings: Sampling) -> Tensor:
+            if settings.grammar is None:
+                return sampling.handed_over(drawn_from, logits, settings)
+            return truncated(logits / settings.temperature, settings)
+
+        return replace(sampling, handed_over=handed)
+
+    return _sampling(seams, change)
+
+
+@fault(
+    "matcher-reset-by-eviction",
+    Stage.SCORED,
+    "sgl-project/sglang #29110: a request that was taken back has a grammar at the beginning of its text",
+    "a session in which a request with a grammar is evicted after a step, restored, and goes on",
+)
+def forgotten(seams: Seams) -> Seams:
+    """A request that was evicted goes on with a matcher at the beginning of its grammar."""
+
+    class Forgetful(Request):
+        def prefill(self) -> None:
+            super().prefill()
+            grammar = self.case.sampling.grammar
+            if grammar is not None and self.steps:  # no first prefill: the request was restored
+                self.guide = opened(grammar, self.case.stops.eos)
+
+    return replace(seams, request=Forgetful)
+
+
+FAULTS = faults_in(globals())

@@ -1,0 +1,99 @@
+"""The invariant of guided decoding: the mask at every node, and the output.
+
+The legal tokens are computed from the grammar, byte by byte, for each path anew (`reference.oracle.language`). That a
+masked law is also drawn from exactly is the matter of `acceptance.law-joint`, whose world then has a grammar.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from properties.invariants.own_laws import output_before
+from properties.verdict.finding import Compared, Finding
+from properties.verdict.invariant import Fact, Invariant, Oracle, needing
+from properties.verdict.subject import Subject
+from reference.case import Case
+from reference.oracle.language import Legal, legal_after
+from reference.trace import Array, Scored, Stage, Step
+
+NAME = "lossless.grammar-per-node"
+
+
+def guided(case: Case) -> bool:
+    """Whether the request has a grammar."""
+    return case.sampling.grammar is not None
+
+
+def _legal(case: Case, output: tuple[int, ...]) -> Legal:
+    assert case.sampling.grammar is not None
+    return legal_after(case.sampling.grammar, case.stops.eos, output)
+
+
+def grammar_per_node(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
+    """Masks and refused nodes are those of each node's own path, laws keep to them, and so does the output."""
+    trace = subject(case)
+    for number, step in enumerate(trace.steps):
+        if step.scored is None or step.drafted is None:
+            continue
+        for compared, finding in _nodes(case, step, step.scored, number):
+            yield Compared(compared)
+            if finding is not None:
+                yield finding
+                return
+    steps = [number for number, step in enumerate(trace.steps) if step.emitted for _ in step.emitted.tokens]
+    for position, token in enumerate(trace.output):
+        legal = _legal(case, trace.output[:position])
+        yield Compared()
+        if not legal.tokens[token]:
+            allowed = tuple(np.flatnonzero(legal.tokens).tolist())
+            step_number = steps[position] if position < len(steps) else 0
+            where: dict[str, int | str] = {"position": position, "token": token, "side": "output"}
+            yield Finding(NAME, Stage.EMITTED, step_number, where, allowed, token)
+            return
+
+
+def _nodes(case: Case, step: Step, scored: Scored, number: int) -> Iterator[tuple[int, Finding | None]]:
+    """For each node, how many numbers were compared, and what is wrong."""
+    assert step.drafted is not None
+    tree, output = step.drafted.tree, output_before(case, step)
+    for node in range(len(tree)):
+        true = _legal(case, output + tree.tokens_to(node)[1:])
+        compared, finding = 0, None
+        if scored.refused is not None:
+            compared += 1
+            if bool(scored.refused[node]) != true.refused:
+                told = ["legal", "refused"]
+                seen = told[bool(scored.refused[node])]
+                finding = Finding(NAME, Stage.SCORED, number, {"node": node, "side": "path"}, told[true.refused], seen)
+        if not true.refused:
+            for side, row in (("mask", scored.legal), ("law", _named(scored.law, node, true))):
+                if row is None or finding is not None:
+                    continue
+                # A law may leave legal tokens out, but names no other; a mask names exactly the legal ones.
+                own = row[node] if side == "mask" else row
+                wrong = own != true.tokens if side == "mask" else own & ~true.tokens
+                compared += len(own)
+                if wrong.any():
+                    token = int(wrong.argmax())
+                    where: dict[str, int | str] = {"node": node, "token": token, "side": side}
+                    told = ["not legal", "legal"]
+                    expected, observed = told[bool(true.tokens[token])], told[bool(own[token])]
+                    finding = Finding(NAME, Stage.SCORED, number, where, expected, observed)
+        yield compared, finding
+
+
+def _named(law: Array | None, node: int, true: Legal) -> Array | None:
+    """The tokens that the law gives any probability; None behind the end of a text, where no law is drawn from."""
+    return None if law is None or not true.tokens.any() else law[node] != 0.0
+
+
+INVARIANTS = (
+    Invariant(
+        NAME,
+        "At every node the grammar allows the tokens that its language allows after the node's own path, and the "
+        "output is of the language.",
+        needing(Stage.EMITTED),
+        grammar_per_node,
+        guided,
+    ),
+)

@@ -1,0 +1,62 @@
+"""Strategies for grammars: small languages, and vocabularies that spell them."""
+
+from dataclasses import replace
+from random import Random
+
+from hypothesis import strategies as st
+
+from properties.strategies.acceptance import LOOKAHEAD, ORACLE, continuation
+from reference.architecture import Seeded
+from reference.case import Case
+from reference.grammar import Grammar
+from reference.sampling import Sampling, Stops
+
+LANGUAGES = (
+    ("regex", "(ab|b)*c?", ("a", "b", "c", "ab", "bb", "bc")),
+    ("regex", "(a|b)*a(a|b){2}", ("a", "b", "ab", "ba", "aba", "bb")),
+    ("regex", "(0|1[01]*)([.][01]{1,2})?", ("0", "1", ".", "10", "01", "1.", ".0")),
+    ("regex", "[^a\n]{1,4}(a[^a\n]{1,3})*", ("a", "b", "é", "b€", b"\xe2", b"\x82", b"\xac", "ab", "€a")),
+    ("regex", "((é|€)[ab]?){1,}", ("é", "a", "b", "€", b"\xc3", b"\xa9", b"\xe2\x82", b"\xac", "éa", b"\xacb")),
+    ("ebnf", 'root ::= "(" root ")" | "a" | "b" root', ("(", ")", "a", "b", "((", "a)", "b(", "bb", "))")),
+    ("ebnf", 'root ::= item ("," item)*\nitem ::= [0-2]{1,3} | "x" root', ("0", "1", "2", ",", "x", "12", "x1", ",x")),
+    (
+        "json_schema",
+        '{"type": "array", "items": {"enum": [1, 12, null, "a"]}, "minItems": 1, "maxItems": 6}',
+        ("[", "]", "1", "2", ",", '"a"', "12", ",1", "null", "nu", "ll", '"', "a", "[1"),
+    ),
+)
+"""Kinds, texts, and words of which the first ones, or some of them, spell every text."""
+
+FOREIGN = ("z", "~", "", "za", b"\xff")
+"""Words that no language has; the empty one belongs to a token without text."""
+
+
+@st.composite
+def guided(draw: st.DrawFn, settings: Sampling, stops: Stops, vocab: int) -> tuple[Sampling, Stops]:
+    """The settings with a grammar in place of bans, and mostly with an end token; as they are for few tokens.
+
+    Every word of the language's own stands in the vocabulary; most of its other tokens repeat them.
+    """
+    kind, text, own = draw(st.sampled_from(LANGUAGES))
+    if vocab < len(own) + len(FOREIGN):
+        return settings, stops
+    # One number decides the words: a list of choices for each token would fill the buffer that shrinking works on.
+    dice = Random(draw(st.integers(0, 255)))
+    rest = [dice.choice(own) if dice.random() < 0.75 else dice.choice(FOREIGN) for _ in range(vocab - len(own) - 1)]
+    words = [*own, FOREIGN[0], *rest]
+    dice.shuffle(words)
+    grammar = Grammar(kind, text, tuple((one.encode() if isinstance(one, str) else one).hex() for one in words))
+    ends = stops.eos
+    if not ends and draw(st.integers(0, 3)):
+        # A token that no text needs, so that ends of text leave the language as it is.
+        ends = (next(token for token, word in enumerate(words) if word in FOREIGN),)
+    stops = replace(stops, eos=ends)
+    made = replace(settings, grammar=grammar, bad_words=(), min_tokens=0, processors=())
+    return made, stops
+
+
+def followed(model: Seeded, prompt: tuple[int, ...], sampling: Sampling, stops: Stops) -> tuple[int, ...]:
+    """The next LOOKAHEAD greedy tokens under the grammar; behind the end of a text, the model's own."""
+    plain = Sampling(grammar=sampling.grammar)
+    first = ORACLE(Case(model, prompt, sampling=plain, stops=Stops(LOOKAHEAD, stops.eos), dtype="float64")).output
+    return (*first, *continuation(model, prompt + first))[:LOOKAHEAD]

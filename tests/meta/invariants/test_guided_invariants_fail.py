@@ -1,0 +1,109 @@
+"""The invariants of guided decoding fail on planted faults and wrong traces, and pass what is not shown."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from backends import faults
+from properties.invariants import ALL
+from properties.verdict.judge import judge
+from properties.verdict.subject import Subject
+from reference.case import Case
+from reference.oracle.decoder import Oracle
+from reference.trace import Stage, Step, Trace, frozen
+from reports import bundle
+from reports.vocabulary import account
+from specverify.setup.subjects import open_planted, subject_of
+
+CORPUS = Path(__file__).resolve().parents[2] / "corpus"
+NAMES = ("lossless.grammar-per-node", "serving.matcher-in-step")
+INVARIANTS = [one for one in ALL if one.name in NAMES]
+CASE = bundle.load(CORPUS / "grammar-mask-of-parent.json").case
+PLANTED = {
+    "lossless.grammar-per-node": (
+        "grammar-mask-of-parent",
+        "grammar-mask-of-flat-chain",
+        "matcher-kept-behind-rejected-branch",
+        "end-of-text-legal-everywhere",
+        "matcher-reset-by-eviction",
+    ),
+    "serving.matcher-in-step": ("matcher-advanced-twice",),
+}
+
+
+@pytest.mark.parametrize(("name", "fault"), [(name, one) for name, known in PLANTED.items() for one in known])
+def test_a_planted_fault_fails_the_invariant(name: str, fault: str) -> None:
+    case = bundle.load(CORPUS / f"{fault}.json").case
+    asked = [one for one in INVARIANTS if one.name == name]
+    found = judge(case, asked, Oracle(), subject_of(open_planted("cpu-eager", fault)))
+    assert found.first is not None
+    assert found.first.stage is faults.named(fault).stage
+    assert not judge(case, asked, Oracle(), subject_of(open_planted("cpu-eager", None))).findings
+
+
+def told(change: Callable[[Step], Step]) -> Subject:
+    """The oracle as a backend, its first step changed."""
+
+    def run(case: Case) -> Trace:
+        trace = Oracle()(case)
+        return replace(trace, steps=(change(trace.steps[0]), *trace.steps[1:]))
+
+    return Subject("changed", run, frozenset(Stage))
+
+
+def scored(**fields: object) -> Callable[[Step], Step]:
+    def change(step: Step) -> Step:
+        assert step.scored is not None
+        return replace(step, scored=replace(step.scored, **fields))  # type: ignore[arg-type]
+
+    return change
+
+
+def matched(count: int | None) -> Callable[[Step], Step]:
+    def change(step: Step) -> Step:
+        assert step.committed is not None
+        return replace(step, committed=replace(step.committed, matched=count))
+
+    return change
+
+
+SHAPE = (2, CASE.model.vocab_size)
+
+
+@pytest.mark.parametrize(
+    ("change", "name", "side"),
+    [
+        (scored(legal=frozen(np.ones(SHAPE, dtype=bool))), NAMES[0], "mask"),
+        (scored(refused=frozen([True, False])), NAMES[0], "path"),
+        (scored(law=frozen(np.full(SHAPE, 1 / SHAPE[1]))), NAMES[0], "law"),
+        (matched(0), NAMES[1], "matcher"),
+        (matched(9), NAMES[1], "matcher"),
+    ],
+)
+def test_a_wrong_trace_fails_the_invariant(change: Callable[[Step], Step], name: str, side: str) -> None:
+    verdict = judge(CASE, INVARIANTS, Oracle(), told(change))
+    assert [(one.invariant, one.where["side"]) for one in verdict.findings] == [(name, side)]
+    assert account(verdict.findings[0])
+
+
+def test_an_output_outside_the_language_fails_where_no_mask_is_shown() -> None:
+    def run(case: Case) -> Trace:
+        trace = Oracle()(replace(case, sampling=replace(case.sampling, grammar=None)))
+        steps = [replace(step, scored=None, drafted=None, committed=None) for step in trace.steps]
+        return replace(trace, steps=tuple(steps))
+
+    case = bundle.load(CORPUS / "residual-without-grammar.json").case
+    verdict = judge(case, INVARIANTS, Oracle(), Subject("free", run, frozenset({Stage.EMITTED})))
+    assert [(one.invariant, one.where["side"]) for one in verdict.findings] == [(NAMES[0], "output")]
+    assert verdict.outcomes[NAMES[1]] == "unobserved"
+
+
+def test_what_is_not_shown_is_not_checked() -> None:
+    verdict = judge(CASE, INVARIANTS, Oracle(), told(matched(None)))
+    assert verdict.outcomes[NAMES[1]] == "unobserved"
+    plain = replace(CASE, sampling=replace(CASE.sampling, grammar=None))
+    verdict = judge(plain, INVARIANTS, Oracle(), told(lambda step: step))
+    assert {verdict.outcomes[name] for name in NAMES} == {"not_applicable"}

@@ -1,0 +1,250 @@
+"""Legal tokens of grammars: the oracle against all strings, the plain matcher and the libraries against the oracle."""
+
+import itertools
+import json
+import random
+import re
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from importlib.util import find_spec
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from backends.base import Unsupported
+from backends.engine.guided.guide import masks, opened, take_back
+from properties.strategies.grammars import LANGUAGES
+from reference.grammar import CONVENTIONS, LIBRARIES, Convention, Grammar
+from reference.malformed import Malformed
+from reference.oracle.language import legal_after
+from reference.tree import Shape
+
+WORDS = ("a", "b", "c", "ab", "bc", "aba", "0", "1", "10", ".", "é", b"\xc3", b"\xa9", "(", ")", "[", "]", ",", "")
+HEX = tuple((word if isinstance(word, bytes) else word.encode()).hex() for word in WORDS)
+END = len(WORDS) - 1
+
+
+def spelled(*words: str) -> tuple[int, ...]:
+    return tuple(WORDS.index(word) for word in words)
+
+
+def allowed(grammar: Grammar, output: tuple[int, ...]) -> set[int]:
+    return set(legal_after(grammar, (END,), output).tokens.nonzero()[0].tolist())
+
+
+@pytest.mark.parametrize(
+    ("text", "alphabet"),
+    [
+        ("(ab|bc)*c?", "abc"),
+        ("a{1,3}b?(c|10)", "abc10"),
+        ("(0|1[01]{0,2})(\\.[01]{1,2})?", "01."),
+        ("(a|b)*a(a|b){2}", "ab"),
+        ("[^b0-9]{2,4}(b|c)?", "abc"),
+        ("((a?b)*c){1,2}", "abc"),
+    ],
+)
+def test_the_oracle_allows_what_all_strings_of_the_language_go_on_with(text: str, alphabet: str) -> None:
+    size = 8 if len(alphabet) < 4 else 6
+    strings = map("".join, itertools.chain(*(itertools.product(alphabet, repeat=k) for k in range(size + 1))))
+    language = {one for one in strings if re.fullmatch(text, one)}
+    begun = {one[:cut] for one in language for cut in range(len(one) + 1)}
+    grammar = Grammar("regex", text, HEX)
+    inside = [at for at, word in enumerate(WORDS) if isinstance(word, str) and word and set(word) <= set(alphabet)]
+    compared = 0
+    for output in itertools.chain(*(itertools.product(inside, repeat=k) for k in range(3))):
+        so_far = "".join(str(WORDS[token]) for token in output)
+        if so_far not in begun or len(so_far) > size - 5:
+            continue
+        wanted = {at for at in inside if so_far + str(WORDS[at]) in begun}
+        assert allowed(grammar, output) & {*inside, END} == wanted | ({END} if so_far in language else set())
+        compared += 1
+    assert compared > 1
+
+
+def test_a_text_ends_is_refused_or_closed() -> None:
+    grammar = Grammar("regex", "ab?", HEX)
+    assert allowed(grammar, ()) == {*spelled("a", "ab")}
+    assert allowed(grammar, spelled("a")) == {*spelled("b"), END}
+    assert allowed(grammar, spelled("ab")) == {END}
+    assert legal_after(grammar, (END,), spelled("b")).refused
+    over = legal_after(grammar, (END,), (*spelled("a"), END))
+    assert over.closed
+    assert not over.refused
+    assert legal_after(grammar, (END,), (END,)).refused
+    assert legal_after(grammar, (END,), (*spelled("a"), END, *spelled("b"))).refused
+    # Without an end token nothing may follow a text that is complete.
+    assert legal_after(grammar, (), spelled("ab")).closed
+
+
+def test_a_character_may_be_spread_over_tokens() -> None:
+    grammar = Grammar("regex", "[^a]b", HEX)
+    assert WORDS.index(b"\xc3") in allowed(grammar, ())
+    assert WORDS.index(b"\xa9") not in allowed(grammar, ())
+    assert allowed(grammar, (WORDS.index(b"\xc3"),)) == {WORDS.index(b"\xa9")}
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "why"),
+    [
+        ("regex", "(a", "is not closed"),
+        ("regex", "a)", "nothing to close"),
+        ("regex", "*a", "nothing to repeat"),
+        ("regex", "a.b", "is refused"),
+        ("regex", "\\d", "is refused"),
+        ("regex", "a{3,1}", "is refused"),
+        ("regex", "[b-a]", "backwards"),
+        ("ebnf", 'root ::= root "a" | "b"', "before it has matched"),
+        ("ebnf", 'root ::= "a" root', "matches no text"),
+        ("ebnf", 'start ::= "a"', "no rule root"),
+        ("ebnf", 'root ::= "a" other', "no rule other"),
+        ("json_schema", "{", "is no JSON"),
+        ("json_schema", '{"type": "string"}', "libraries read it"),
+        ("json_schema", '{"type": "integer"}', "libraries read it"),
+        ("json_schema", '{"oneOf": []}', "libraries read it"),
+        ("json_schema", '{"type": "object", "properties": {}}', "additionalProperties"),
+    ],
+)
+def test_a_grammar_outside_the_dialect_is_refused_in_one_line(kind: str, text: str, why: str) -> None:
+    with pytest.raises(Malformed, match=why) as refused:
+        legal_after(Grammar(kind, text, HEX), (END,), ())
+    assert "\n" not in str(refused.value)
+
+
+def outputs(grammar: Grammar, dice: random.Random, ends: tuple[int, ...]) -> Iterator[tuple[int, tuple[int, ...]]]:
+    """Outputs that go on with legal tokens, and now and then with another one; each with its next token."""
+    output: tuple[int, ...] = ()
+    for _ in range(9):
+        legal = [int(one) for one in legal_after(grammar, ends, output).tokens.nonzero()[0] if one not in ends]
+        token = dice.choice(legal) if legal and dice.random() < 0.9 else dice.randrange(len(grammar.words))
+        yield token, output
+        if token not in legal:
+            return
+        output += (token,)
+
+
+def agree(grammar: Grammar, ends: tuple[int, ...], dice: random.Random) -> int:
+    """Walk through the grammar with the engine's matcher, back and forth, and compare it with the oracle."""
+    guide, compared = opened(grammar, ends), 0
+    for token, output in outputs(grammar, dice, ends):
+        true = legal_after(grammar, ends, output)
+        assert guide.row().tolist() == true.tokens.tolist(), (grammar.kind, grammar.text, output)
+        compared += 1
+        if token in ends:
+            return compared
+        legal = bool(true.tokens[token])
+        if legal and guide.matcher.push(token):
+            guide.matcher.pop()
+            assert guide.row().tolist() == true.tokens.tolist()
+        assert guide.goes_on(token) == legal
+    return compared
+
+
+SCHEMAS = (
+    {"type": "object", "properties": {"a": {"type": "integer", "minimum": 0}, "b": {"const": "c"}}, "required": ["b"],
+     "additionalProperties": False},
+    {"type": "array", "items": {"enum": [1, 10, "ab", None]}, "minItems": 2},
+    {"anyOf": [{"type": "boolean"}, {"type": "string", "pattern": "^[a-c]{1,2}0?$"}]},
+    {"type": "array", "items": {"type": "null"}, "maxItems": 1},
+)  # fmt: skip
+JSON_HEX = tuple(
+    word.encode().hex()
+    for word in ("{", "}", "[", "]", '"', ":", ",", *"abcntrufelsw01", '{"', '"b":', "ab", "10", "tr", "null", "],")
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 2**20))
+def test_the_plain_matcher_agrees_with_the_oracle(number: int) -> None:
+    dice = random.Random(number)
+    kind, text, own = dice.choice(LANGUAGES)
+    words = [*own, *(dice.choice(own) for _ in range(6)), ""]
+    dice.shuffle(words)
+    told = tuple((word if isinstance(word, bytes) else word.encode()).hex() for word in words)
+    assert agree(Grammar(kind, text, told), (told.index(""),), dice)
+    assert agree(Grammar("json_schema", json.dumps(dice.choice(SCHEMAS)), JSON_HEX), (), dice)
+
+
+def test_a_library_that_is_absent_is_refused_by_name() -> None:
+    for library in LIBRARIES[1:]:
+        if find_spec(library) is None:
+            with pytest.raises(Unsupported, match=rf"the library {library} is not installed: pip install"):
+                opened(Grammar("regex", "a", HEX, library), ())
+
+
+WITH_LIBRARIES = pytest.mark.skipif(
+    any(find_spec(library) is None for library in LIBRARIES[1:]), reason="pip install '.[grammars]'"
+)
+
+
+def drawn_regex(dice: random.Random, depth: int = 3) -> str:
+    """A regular expression over the letters of WORDS."""
+    kind = dice.randrange(7) if depth else 0
+    if kind <= 1:
+        return dice.choice(["a", "b", "c", "é", "[ab]", "[^a]", "[a-c0]", "\\.", "10", "0", "\\("])
+    one, other = (drawn_regex(dice, depth - 1) for _ in range(2))
+    counted = f"({one})" + dice.choice(["*", "+", "?", "{2}", "{1,3}", "{2,}"])
+    return [one + other, f"({one}|{other})", counted, one + other, counted][kind - 2]
+
+
+def drawn_grammar(dice: random.Random, number: int) -> Grammar:
+    """A grammar of one of the three kinds."""
+    if number % 5 == 3:
+        schema = dice.choice(SCHEMAS)
+        return Grammar(
+            "json_schema", json.dumps({"type": "array", "items": schema, "maxItems": 1 + number % 3}), JSON_HEX
+        )
+    if number % 5 == 4:
+        classes = dice.sample(["[ab]", "[^()]", '"ab"', '"é"', "[0-1]{1,2}"], 3)
+        text = f'root ::= "(" root ")" | {classes[0]} | item root\nitem ::= {classes[1]} {classes[2]}?'
+        return Grammar("ebnf", text, HEX)
+    return Grammar("regex", drawn_regex(dice), HEX)
+
+
+@WITH_LIBRARIES
+@pytest.mark.slow
+def test_brute_force_and_both_libraries_agree_on_the_nodes_of_drawn_trees() -> None:
+    dice, nodes, refused = random.Random(5), Counter[str](), 0
+    for number in range(50):
+        grammar = drawn_grammar(dice, number)
+        ends = (END,) if grammar.words == HEX else ()
+        guides = {one: opened(replace(grammar, library=one), ends) for one in LIBRARIES}
+        for _ in range(30):
+            shape = Shape((0, *(dice.randrange(node) for node in range(1, 12))))
+            paths: list[tuple[int, ...]] = [()]
+            for node in range(1, len(shape)):
+                path = paths[shape.parent[node]]
+                legal = legal_after(grammar, ends, path).tokens.nonzero()[0].tolist()
+                token = dice.choice(legal) if legal and dice.random() < 0.85 else dice.randrange(len(grammar.words))
+                paths.append((*path, token))
+            tokens = [0, *(path[-1] for path in paths[1:])]
+            true = [legal_after(grammar, ends, path) for path in paths]
+            for library, guide in guides.items():
+                made = masks(guide, shape, tokens, take_back)
+                assert made.refused.tolist() == [one.refused for one in true], (library, grammar, tokens)
+                for node, one in enumerate(true):
+                    if not one.refused:
+                        assert made.legal[node].tolist() == one.tokens.tolist(), (library, grammar, paths[node])
+                        nodes[library] += 1
+            refused += sum(one.refused for one in true)
+    assert refused > 1000
+    assert all(nodes[library] >= 10_000 for library in LIBRARIES)
+
+
+@WITH_LIBRARIES
+@pytest.mark.slow
+@pytest.mark.parametrize("one", CONVENTIONS, ids=lambda one: f"{one.kind}: {one.grammar}")
+def test_a_convention_is_a_difference_between_the_libraries(one: Convention) -> None:
+    words = tuple(bytes([byte]).hex() for byte in range(256))
+
+    def takes(library: str) -> bool:
+        try:
+            guide = opened(Grammar(one.kind, one.grammar, words, library), ())
+        except Unsupported:
+            return False
+        return all(map(guide.matcher.push, one.text.encode())) and guide.matcher.complete()
+
+    assert (takes("xgrammar"), takes("llguidance")) == (one.xgrammar, one.llguidance)
+    with pytest.raises(Malformed):
+        legal_after(Grammar(one.kind, one.grammar, words), (), ())
