@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from reference.family import FAMILIES, Family
 from reference.malformed import Malformed
-from reference.quantised import QUANTISED, check_quantised
+from reference.quantisation.rows import QUANTISED, check_quantised
 from reference.rules import OMIT_DEFAULT
 
 LARGEST = 2**22

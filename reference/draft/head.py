@@ -16,7 +16,7 @@ from reference.draft.static import Static
 from reference.draft_trees import DraftTree, draft_tree_from_json
 from reference.files.head_files import FILES_SCHEMA, HeadFiles
 from reference.malformed import Malformed, under
-from reference.quantised import QUANTISED, check_quantised
+from reference.quantisation.rows import QUANTISED, check_quantised
 from reference.rules import OMIT_DEFAULT
 from reference.tree import RankTree, Shape, Tree
 

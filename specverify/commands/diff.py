@@ -8,7 +8,7 @@ import click
 from backends.flags import MODES
 from backends.servers.address import PREFIX as SERVER
 from reference.case import DTYPES
-from reference.quantised import QUANTISED
+from reference.quantisation.rows import QUANTISED
 from specverify.commands import guard_options, sampling_options
 from specverify.plan import DEFAULT_CASES, FOCI, TRANSFORMERS, Plan, default_cases, default_dtypes, default_jobs
 

@@ -1,8 +1,9 @@
 """Weight-absorbed attention over latent rows (multi-head latent attention).
 
-After arXiv 2405.04434, section 2.1.2. A latent cache holds one latent vector and one rotated part for each row. The projections that would expand them are
-absorbed: the one of keys by the queries, the one of values by the output. All query heads then share one KV head, whose
-keys are latent vector and rotated part, and whose values are the latent vector alone.
+After arXiv 2405.04434, section 2.1.2. A latent cache holds one latent vector and one rotated part for each row. The
+projections that would expand them are absorbed: the one of keys by the queries, the one of values by the output. All
+query heads then share one KV head, whose keys are latent vector and rotated part, and whose values are the latent
+vector alone.
 """
 
 from dataclasses import dataclass, replace

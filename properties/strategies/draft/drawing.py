@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from reference.architecture import Seeded
-from reference.quantised import QUANTISED
+from reference.quantisation.rows import QUANTISED
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,11 @@
-"""Quantised weights as numbers: the rule of `reference.quantised.QUANTISED`.
+"""Quantised weights as numbers: the rule of `reference.quantisation.rows.QUANTISED`.
 
 Each number is rounded by arithmetic alone, in float64, where an e4m3 number and its step are exact.
 """
 
 import numpy as np
 
-from reference.quantised import QUANTISED
+from reference.quantisation.rows import QUANTISED
 from reference.trace import Array
 
 QUANTISED_NAMES = ("_proj.weight", "fc.weight", ".linear.weight")

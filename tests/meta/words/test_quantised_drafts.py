@@ -19,7 +19,7 @@ from reference.draft import LanguageModel
 from reference.malformed import Malformed
 from reference.oracle.formulas.quantised import dequantised, nearest_e4m3
 from reference.oracle.parameters import load, load_head
-from reference.quantised import QUANTISED
+from reference.quantisation.rows import QUANTISED
 from reference.sampling import Stops
 from reference.tree import RankTree
 from specverify.setup.subjects import open_planted, subject_of

@@ -1,4 +1,4 @@
-"""Quantised: the written rule for weights of eight bits.
+"""Rows: the rule for weights of eight bits with a scale for each row.
 
 A draft may run on weights of fewer bits than its target. Oracle and engine round them by this rule, each with code of
 its own.

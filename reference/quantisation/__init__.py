@@ -1,0 +1,1 @@
+"""Quantisation: the written rules for weights of few bits, one file each."""
