@@ -85,6 +85,11 @@ class EngineBackend:
         caps = self._soft_caps if mode.fused else "any"
         self.declaration = replace(self.declaration, soft_caps=caps, sinks=self._sinks or not mode.fused)
 
+    @property
+    def models(self) -> ModelCache:
+        """The models that are kept open between runs."""
+        return self._model_cache
+
     def run(self, case: Case) -> Trace:
         """Run the generation that `case` describes; see `backends.base.Backend.run`."""
         self._refuse_dtype(case)
