@@ -126,7 +126,7 @@ def _opened(asked: Asked) -> tuple[EngineBackend, list[Case], dict[str, tuple[Wa
     assert plan.model is not None
     checkpoint = open_checkpoint(plan.model)
     ends = ends_of(checkpoint)
-    prompts = prompts_of(plan, checkpoint)
+    prompts = prompts_of(plan, checkpoint, keeps=True)
     if asked.lengths:
         prompts = [prompt for length in asked.lengths for prompt in lengthened(prompts, length)]
     bases = [base_case(checkpoint, prompt, number, plan, ends).plain_decode() for number, prompt in enumerate(prompts)]
