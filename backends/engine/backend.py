@@ -96,6 +96,11 @@ class EngineBackend:
             layout_settings=_layout_settings(unequal),
         )
 
+    @property
+    def models(self) -> ModelCache:
+        """The models that are kept open between runs."""
+        return self._model_cache
+
     def run(self, case: Case) -> Trace:
         """Run the generation that `case` describes; see `backends.base.Backend.run`."""
         self._refuse_dtype(case)

@@ -22,7 +22,9 @@ def decode_page(figures: dict[str, Any]) -> str:
         f"{plural(facts['threads'], 'thread')}, {plural(facts['prompts'], 'prompt')}, greedy\n"
     )
     grids = [_grid(one) for one in figures["grids"]]
-    parts = [head, _speeds(rows), _times(rows), _acceptance(rows), *grids, _stages(rows), _texts(figures["texts"])]
+    lengths = _lengths(figures.get("lengths", []))
+    parts = [head, _speeds(rows), _times(rows), _acceptance(rows), *grids, lengths, _stages(rows)]
+    parts.append(_texts(figures["texts"]))
     drafted = [one for one in rows if one["break_even"] is not None]
     if len(drafted) > 1:
         best = max(drafted, key=lambda one: one["tokens_per_s"])
@@ -94,6 +96,19 @@ def _acceptance(rows: list[dict[str, Any]]) -> str:
         shares = [f"{share:.2f}" for share in one["by_depth"]]
         depths.add_row(clean(one["way"]), *shares, *[""] * (deepest - len(shares)))
     return printed(table) + "\n" + printed(depths)
+
+
+def _lengths(rows: list[dict[str, Any]]) -> str:
+    """Ways by the length of the prompts; empty where prompts had their own."""
+    if not rows:
+        return ""
+    table = _table("by tokens of the prompt", "tokens", "tok/s", "×", "accepted", "TPOT ms", "TTFT ms", "prefill")
+    for one in rows:
+        taken = one["accepted"]
+        times = ["-" if one[name] is None else f"{one[name]:.1f}" for name in TIMES]
+        cells = [str(one["context"]), f"{one['tokens_per_s']:.1f}", f"{one['speed_up']['mean']:.2f}"]
+        table.add_row(clean(one["way"]), *cells, "-" if taken is None else f"{taken['mean']:.2f}", *times)
+    return printed(table)
 
 
 def _grid(grid: dict[str, Any]) -> str:

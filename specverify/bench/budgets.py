@@ -10,6 +10,7 @@ from reference.draft import Draft, Ngram
 from reference.draft_trees import Expansion
 from reference.malformed import Malformed
 from reference.tree import RankTree
+from specverify.bench.growth.contexts import check_windowed
 from specverify.bench.turn import Way
 from specverify.checkpoints.cases import LOOKUP_ORDER, branches
 from specverify.checkpoints.given_draft import TOP_K
@@ -23,6 +24,18 @@ SWEPT_NODES, SWEPT_DEPTHS = (4, 8, 16, 32), (1, 2, 4, 8)
 
 LONGEST_NAME = 24
 """Characters from which on the name of a draft is the last part of its path."""
+
+
+def windows_of(way: Way, draft: Draft, windows: tuple[int, ...]) -> Iterator[tuple[Way, Draft]]:
+    """The way as it is, and once for each window; a draft that cannot have one is refused.
+
+    Raises:
+        UnusableInput: As `check_windowed`.
+    """
+    yield way, draft
+    for window in windows:
+        check_windowed(way.given, draft)
+        yield replace(way, name=f"{way.name} w{window}", window=window), draft
 
 
 def ways_of(
@@ -77,8 +90,8 @@ def grids(ways: list[Way], rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """
     of = {one["way"]: one for one in rows}
     found: list[dict[str, Any]] = []
-    for given in dict.fromkeys(way.given for way in ways if way.nodes is not None):
-        mine = [way for way in ways if way.given == given and way.nodes is not None]
+    for given in dict.fromkeys(way.given for way in ways if way.nodes is not None and way.window is None):
+        mine = [way for way in ways if way.given == given and way.nodes is not None and way.window is None]
         cells: list[dict[str, Any]] = [_cell(way, of[way.name]) for way in mine]
         if len(cells) < 2:
             continue

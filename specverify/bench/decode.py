@@ -15,9 +15,10 @@ from reference.case import Case
 from reference.draft import Draft, Ngram
 from reference.malformed import Malformed
 from reports.progress import Progress
-from specverify.bench.budgets import ways_of
+from specverify.bench.budgets import ways_of, windows_of
 from specverify.bench.decode_record import Measured, manifest_for, recorded, stray_of, take
 from specverify.bench.decode_run import Run
+from specverify.bench.growth.contexts import lengthened
 from specverify.bench.hugging_face import ASSISTED, LOOKUP, PLAIN
 from specverify.bench.memory import MB, resident_bytes
 from specverify.bench.turn import TARGET, Turn, Way
@@ -43,6 +44,8 @@ class Asked:
         nodes: Budgets of drafted nodes; empty for the draft's own.
         depths: Levels below the root; empty for the draft's own.
         repeats: How often each way runs each prompt.
+        windows: Tokens of its context that a draft sees, each a way beside that of the whole context.
+        lengths: Lengths to which every prompt is brought; empty for its own.
         folder: Where the record is written; a run goes on after the prompts that its record holds. None writes none.
     """
 
@@ -51,6 +54,8 @@ class Asked:
     nodes: tuple[int, ...] = ()
     depths: tuple[int, ...] = ()
     repeats: int = 1
+    windows: tuple[int, ...] = ()
+    lengths: tuple[int, ...] = ()
     folder: Path | None = None
 
 
@@ -72,8 +77,8 @@ def measure(asked: Asked, ranks: Ranks) -> Measured:
     theirs = [PLAIN, LOOKUP] if backend.declaration.device == "cpu" else []
     if theirs and any(draft.model is not None for _, draft in drafts.values()):
         theirs.append(ASSISTED)
-    run = Run(backend, bases, {name: draft for name, (_, draft) in drafts.items()}, [TARGET, *drafts, *theirs])
-    facts = run.facts | manifest(backend)
+    run = Run(backend, bases, drafts, [TARGET, *drafts, *theirs])
+    facts = run.facts | manifest(backend) | ({"lengths": asked.lengths} if asked.lengths else {})
     measured = Measured(run.ways, list(drafts), [], [], facts, [way for way, _ in drafts.values()])
     numbers = ranks.mine(len(bases))
     with ExitStack() as stack:
@@ -121,12 +126,15 @@ def _opened(asked: Asked) -> tuple[EngineBackend, list[Case], dict[str, tuple[Wa
     assert plan.model is not None
     checkpoint = open_checkpoint(plan.model)
     ends = ends_of(checkpoint)
-    prompts = prompts_of(plan, checkpoint)
+    prompts = prompts_of(plan, checkpoint, keeps=True)
+    if asked.lengths:
+        prompts = [prompt for length in asked.lengths for prompt in lengthened(prompts, length)]
     bases = [base_case(checkpoint, prompt, number, plan, ends).plain_decode() for number, prompt in enumerate(prompts)]
     drafts = {
         way.name: (way, draft)
         for given in asked.drafts
-        for way, draft in ways_of(given, given_draft(given, checkpoint, backend.declaration), asked.nodes, asked.depths)
+        for one in ways_of(given, given_draft(given, checkpoint, backend.declaration), asked.nodes, asked.depths)
+        for way, draft in windows_of(*one, asked.windows)
     }
     for number, base in enumerate(bases):
         for name, (_, draft) in drafts.items():
@@ -155,6 +163,6 @@ def _told(asked: Asked) -> dict[str, Any]:
     plan = asked.plan
     return {
         "model": plan.model, "prompts": plan.prompts, "cases": plan.cases, "new_tokens": plan.new_tokens,
-        "drafts": asked.drafts, "nodes": asked.nodes, "depths": asked.depths, "repeats": asked.repeats,
-        "seed": plan.seed, "layout": plan.layout,
+        "drafts": asked.drafts, "nodes": asked.nodes, "depths": asked.depths, "windows": asked.windows,
+        "lengths": asked.lengths, "repeats": asked.repeats, "seed": plan.seed, "layout": plan.layout,
     }  # fmt: skip

@@ -22,7 +22,8 @@ def figures(measured: Measured) -> dict[str, Any]:
 
     Returns:
         facts; ways: for each way a row (see `row`); texts: for each way the numbers of equal texts, of texts that part
-        at a tie, and the first other ones; grids: the budgets of each draft (`specverify.bench.budgets.grids`).
+        at a tie, and the first other ones; grids: the budgets of each draft (`specverify.bench.budgets.grids`);
+        lengths: a row for each way and length of the prompts, where lengths were asked for.
     """
     alone = {(turn.prompt, turn.repeat): turn for turn in measured.turns if turn.way == TARGET}
     rows = []
@@ -30,6 +31,12 @@ def figures(measured: Measured) -> dict[str, Any]:
         turns = [turn for turn in measured.turns if turn.way == way]
         if turns:  # shards that are missing may have had all
             rows.append(row(way, turns, alone) | {"memory": memory(turns)})
+    lengths = []
+    if measured.facts.get("lengths"):
+        of = {(way, turn.context): None for way in measured.ways for turn in measured.turns if turn.way == way}
+        for way, context in of:
+            mine = [turn for turn in measured.turns if (turn.way, turn.context) == (way, context)]
+            lengths.append({"context": context} | row(way, mine, alone))
     texts = []
     for way in measured.ways[1:]:
         told = [one for one in measured.agreements if one.way == way]
@@ -41,7 +48,13 @@ def figures(measured: Measured) -> dict[str, Any]:
                 "other": [asdict(one) for one in told if not one.agrees],
             }
         )
-    return {"facts": measured.facts, "ways": rows, "grids": grids(measured.drafted, rows), "texts": texts}
+    return {
+        "facts": measured.facts,
+        "ways": rows,
+        "grids": grids(measured.drafted, rows),
+        "lengths": lengths,
+        "texts": texts,
+    }
 
 
 def told(measured: Measured) -> tuple[dict[str, Any], str, int]:

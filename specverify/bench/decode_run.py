@@ -11,10 +11,11 @@ from reference.case import Case
 from reference.draft import Draft
 from reference.trace import Array, Step, Trace
 from specverify.bench.agreement import Agreement, compared, first_difference, noise_between, rows_of
+from specverify.bench.growth.contexts import windowed
 from specverify.bench.hugging_face import ASSISTED, LOOKUP, PLAIN, generated
 from specverify.bench.memory import MB, Peak
 from specverify.bench.stage_clock import StageClock
-from specverify.bench.turn import TARGET, Turn
+from specverify.bench.turn import TARGET, Turn, Way
 
 WARM_TOKENS = 8
 """Tokens of the untimed generation that comes first in each way."""
@@ -30,9 +31,13 @@ class Run:
         strayed: For each prompt and way whose text leaves that of the target alone, the step where it does.
     """
 
-    def __init__(self, backend: EngineBackend, bases: list[Case], drafts: dict[str, Draft], ways: list[str]) -> None:
+    def __init__(
+        self, backend: EngineBackend, bases: list[Case], drafts: dict[str, tuple[Way, Draft]], ways: list[str]
+    ) -> None:
         self.ways = ways
-        self._bases, self._drafts = bases, drafts
+        self._bases = bases
+        self._drafts = {name: draft for name, (_, draft) in drafts.items()}
+        self._windows = {name: way.window for name, (way, _) in drafts.items()}
         self._clock, self._peak = StageClock(backend.declaration.device), Peak(backend.declaration.device)
         self._backend = backend
         backend.seams = self._clock.planted(backend.seams)
@@ -81,10 +86,11 @@ class Run:
             model = next((one for one in self._drafts.values() if one.model is not None), base.draft)
             return generated(way, replace(base, draft=model) if way == ASSISTED else base, number, repeat), None
         case = base if way == TARGET else replace(base, draft=self._drafts[way])
-        self._peak.start()
-        self._clock.start()
-        trace = self._backend.run(case)
-        seconds = self._clock.stop()
+        with windowed(self._backend, case, self._windows.get(way)):
+            self._peak.start()
+            self._clock.start()
+            trace = self._backend.run(case)
+            seconds = self._clock.stop()
         assert trace.accounting is not None
         trees = [step.drafted.tree for step in trace.steps if step.drafted is not None]
         target, drafting = self._clock.weights
@@ -96,6 +102,7 @@ class Run:
             trace.accounting.draft_calls, dict(trace.fallbacks),
             tuple(step.accepted.path for step in trace.steps if step.accepted is not None),
             self._clock.kv_bytes / MB, self._peak.mb(), target / MB, drafting / MB,
+            len(base.prompt),
         )  # fmt: skip
         return turn, trace
 

@@ -80,6 +80,7 @@ def generated(way: str, case: Case, prompt: int, repeat: int) -> Turn:
         peak_mb=peak.mb(),
         target_mb=held[0] / MB,
         draft_mb=held[1] / MB,
+        context=len(case.prompt),
     )
 
 

@@ -30,6 +30,7 @@ class Turn:
         kv_mb: MiB of the KV caches at the end of the text, of target and draft; None where the way shows none.
         peak_mb: Most MiB in use during the turn: of the device, or resident; None where the system does not tell.
         target_mb: MiB of the weights of the target; None where the way shows none.
+        context: Tokens of the prompt.
         draft_mb: MiB of the weights of the draft, 0 for a draft without weights.
     """
 
@@ -52,6 +53,7 @@ class Turn:
     peak_mb: float | None = None
     target_mb: float | None = None
     draft_mb: float | None = None
+    context: int = 0
 
     @property
     def first_token_s(self) -> float:
@@ -74,9 +76,11 @@ class Way:
         given: The name of the draft alone.
         nodes: The budget of drafted nodes; None where the draft has its own tree.
         depth: Levels below the root; None where the draft has its own tree.
+        window: Tokens of its context that the draft sees; None for all.
     """
 
     name: str
     given: str
     nodes: int | None = None
     depth: int | None = None
+    window: int | None = None

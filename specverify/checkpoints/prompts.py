@@ -19,8 +19,10 @@ LARGEST_PROMPTS = 256 * 2**20
 """Largest prompt file that is read, in bytes."""
 
 
-def prompts_of(plan: Plan, checkpoint: Checkpoint) -> list[tuple[int, ...]]:
+def prompts_of(plan: Plan, checkpoint: Checkpoint, keeps: bool = False) -> list[tuple[int, ...]]:
     """Token ids of the first `plan.cases` prompts; random ids if the plan names no prompts.
+
+    With `keeps`, the token ids are kept by digest (`specverify.checkpoints.prompt_cache`) and read from there.
 
     Raises:
         UnusableInput, MissingInput: The prompts cannot be read.
@@ -37,7 +39,7 @@ def prompts_of(plan: Plan, checkpoint: Checkpoint) -> list[tuple[int, ...]]:
         tokenizer = tokenizer_of(directory)
         return [tuple(tokenizer(text).input_ids) for text in texts]
 
-    encoded = prompt_cache.cached(texts, directory, encode)
+    encoded = prompt_cache.cached(texts, directory, encode) if keeps else encode(texts)
     for number, prompt in enumerate(encoded):
         if not prompt:
             raise UnusableInput(f"{plan.prompts}: prompt {number + 1} holds no token")

@@ -15,6 +15,8 @@ DECODING = (
     "nodes",
     "depth",
     "sweep",
+    "draft-window",
+    "prompt-length",
     "new-tokens",
     "dtype",
     "repeat",
@@ -49,6 +51,8 @@ KINDS = ("throughput", "kv", "attention", "isolation", "decode", "growth", "orac
 )
 @click.option("--depth", "depths", multiple=True, type=click.IntRange(1, 64), help="decode: tree levels; repeatable.")
 @click.option("--sweep", is_flag=True, help="decode: a grid of budgets, where --nodes or --depth does not give them.")
+@click.option("--draft-window", "windows", multiple=True, type=click.IntRange(min=1), help="decode: tokens it sees.")
+@click.option("--prompt-length", "lengths", multiple=True, type=click.IntRange(min=1), help="decode: repeatable.")
 @click.option("--new-tokens", type=click.IntRange(min=2), help="decode: tokens per prompt (default 64).")
 @click.option("--dtype", type=click.Choice(DTYPES), help="decode, growth: working dtype (default float32).")
 @click.option("--repeat", type=click.IntRange(min=1), help="decode: rounds of every prompt (default 1).")
@@ -73,6 +77,8 @@ def bench(
     nodes: tuple[int, ...],
     depths: tuple[int, ...],
     sweep: bool,
+    windows: tuple[int, ...],
+    lengths: tuple[int, ...],
     new_tokens: int | None,
     dtype: str | None,
     repeat: int | None,
@@ -109,7 +115,8 @@ def bench(
     }
     given = {
         "backend": backend, "cases": cases, "device": device, "layout": layout, "model": model, "prompts": prompts,
-        "draft": drafts, "nodes": nodes, "depth": depths, "sweep": sweep or None, "new-tokens": new_tokens,
+        "draft": drafts, "nodes": nodes, "depth": depths, "sweep": sweep or None,
+        "draft-window": windows, "prompt-length": lengths, "new-tokens": new_tokens,
         "dtype": dtype, "repeat": repeat,
         "trace": trace, "dist-backend": dist_backend,
     }  # fmt: skip
@@ -137,7 +144,8 @@ def bench(
         if sweep:
             nodes, depths = nodes or SWEPT_NODES, depths or SWEPT_DEPTHS
         folder, ranks = None if trace is None else Path(trace), ranks_of(backend=dist_backend or "gloo")
-        figures, page, code = decoded(Asked(plan, drafts or ("ngram",), nodes, depths, repeat or 1, folder), ranks)
+        wanted = Asked(plan, drafts or ("ngram",), nodes, depths, repeat or 1, windows, lengths, folder)
+        figures, page, code = decoded(wanted, ranks)
         if ranks.rank:  # the first rank alone writes files
             click.echo(page, err=True)
             return code

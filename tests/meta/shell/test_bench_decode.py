@@ -1,6 +1,7 @@
 """`bench decode` times what it says it times, and tells a wrong text; no time itself is asserted."""
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from reports.pages.decode import decode_page
 from specverify.bench.agreement import compared, first_difference, noise_between
 from specverify.bench.budgets import grids
 from specverify.bench.decode_figures import by_depth, row
+from specverify.bench.growth.contexts import lengthened
 from specverify.bench.stage_clock import STAGES
 from specverify.bench.turn import Turn, Way
 from specverify.cli import main
@@ -203,3 +205,30 @@ def test_a_difference_inside_the_noise_is_a_tie() -> None:
     assert compared(target, rows, other, 0.01).tied
     assert not compared(target, rows, other, 1e-4).agrees
     assert noise_between(rows, [rows[0] + 0.5, rows[1]], 1) == pytest.approx(0.5)
+
+
+def test_prompts_are_brought_to_a_length_by_those_before_them() -> None:
+    assert lengthened([(1, 2, 3), (4, 5)], 4) == [(5, 1, 2, 3), (2, 3, 4, 5)]
+    assert lengthened([(1, 2, 3), (4, 5)], 2) == [(2, 3), (4, 5)]
+    assert lengthened([(1,)], 3) == [(1, 1, 1)]
+
+
+def test_a_draft_that_sees_a_window_is_a_way_and_so_is_each_length(checkpoint: Path, tmp_path: Path) -> None:
+    twin = shutil.copytree(checkpoint, tmp_path / "twin")
+    file, draft = tmp_path / "out.json", f"model:{twin}"
+    asked = ("--model", checkpoint, "--cases", 1, "--new-tokens", 6, "--draft", draft, "--draft-window", 1)
+    assert bench(*asked, "--prompt-length", 8, "--prompt-length", 30, "--json", file) == 0
+    told = json.loads(file.read_text())
+    ours = [one for one in told["ways"] if one["accepted"] is not None]
+    assert [one["way"].rpartition(" ")[2] for one in ours][1:] == ["w1"]
+    # The draft has the target's weights: with all of the context it guesses right, and with one token it does not.
+    assert ours[0]["accepted"]["mean"] > ours[1]["accepted"]["mean"]
+    assert [(one["way"], one["context"]) for one in told["lengths"][:2]] == [("target-only", 8), ("target-only", 30)]
+    assert [(one["equal"], one["other"]) for one in told["texts"]] == [(2, [])] * len(told["texts"])
+
+
+def test_a_window_of_a_draft_without_a_cache_is_refused(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench("--model", checkpoint, "--draft-window", 4) == 2
+    assert "ngram keeps no keys and values" in capsys.readouterr().err
+    assert bench("--model", checkpoint, "--draft", f"model:{checkpoint}", "--draft-window", 4) == 2
+    assert "the draft is the target itself" in capsys.readouterr().err
