@@ -21,6 +21,7 @@ from specverify.isolation.limits import BUILT_IN_S, CHECKPOINT_S, Patience
 from specverify.isolation.wanted import Wanted
 from specverify.setup import processors
 from specverify.setup.errors import MissingInput, UnusableInput
+from specverify.setup.grammars import check_grammars
 from specverify.setup.selection import invariants_matching
 
 
@@ -80,6 +81,7 @@ def replay(
     # Before the case is run: a processor is the user's code, and only named ones may run.
     processors.admit(named, saved.case.model.vocab_size)
     processors.check_admitted(saved.case, file)
+    check_grammars(saved.case, file)
     case = placed(saved, models, file, understood=against is None, heads=heads)
     small = not isinstance(case.model, Checkpoint)
     wanted = Wanted(name, fault, mode, threads=1 if small else 0)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from backends.base import Unsupported
 from backends.engine.guided.matcher import Matcher
+from backends.engine.guided.tokens import Token, rule_tokens
 from reference.grammar import Grammar
 
 SETTINGS = {"whitespace_flexible": False, "item_separator": ",", "key_separator": ":"}
@@ -20,6 +21,12 @@ class LlguidanceMatcher(Matcher):
 
     Where the grammar forces the next bytes, the library's mask names the tokenizer's own token for them alone. Every
     way to spell them is legal here, so that each token which agrees with the forced bytes is asked for.
+
+    Its `rollback` is not used: with llguidance 1.9.1 a mask may lack legal tokens after some rollbacks (rules `item*`
+    with `item ::= [ab] [01]{0,2}`), and a copy of the matcher costs two microseconds.
+
+    The library lexes: of two terminals the one that matches more is taken, and the grammar `"ab" | [ab] root` then has
+    no text "abab". EBNF rules are written for it with terminals of one character, of which none matches more.
     """
 
     def __init__(self, grammar: Grammar) -> None:
@@ -27,6 +34,7 @@ class LlguidanceMatcher(Matcher):
 
         self._size = len(grammar.words)
         self._words = _spelled(grammar.words)
+        self._before: list[Any] = []
         self._matcher = llguidance.LLMatcher(_vocabulary(grammar.words), _text(grammar))
         if self._matcher.is_error():
             why = " ".join(self._matcher.get_error().split())
@@ -52,11 +60,21 @@ class LlguidanceMatcher(Matcher):
     def push(self, token: int) -> bool:
         """See `Matcher`."""
         # `consume_token` would leave the matcher in an error for good.
-        return not self._matcher.is_stopped() and self._matcher.try_consume_tokens([token]) == 1
+        if self._matcher.is_stopped():
+            return False
+        before = self._matcher.deep_copy()
+        taken = bool(self._matcher.try_consume_tokens([token]) == 1)
+        if taken:
+            self._before.append(before)
+        return taken
 
     def pop(self) -> None:
         """See `Matcher`."""
-        self._matcher.rollback(1)
+        self._matcher = self._before.pop()
+
+    def keep(self) -> None:
+        """See `Matcher`."""
+        self._before.clear()
 
 
 def _agree(word: bytes, forced: bytes) -> bool:
@@ -70,14 +88,30 @@ def _spelled(words: tuple[str, ...]) -> tuple[bytes, ...]:
 
 def _text(grammar: Grammar) -> str:
     import llguidance
-    from llguidance.gbnf_to_lark import any_to_lark
 
     matcher = llguidance.LLMatcher
     if grammar.kind == "regex":
         return str(matcher.grammar_from_regex(grammar.text))
     if grammar.kind == "ebnf":
-        return str(matcher.grammar_from_lark(any_to_lark(grammar.text)))
+        return str(matcher.grammar_from_lark(_lark(grammar.text)))
     return str(matcher.grammar_from_json_schema(grammar.text, overrides=SETTINGS))
+
+
+def _lark(text: str) -> str:
+    """EBNF rules in the syntax of Lark, with the rule `start` for `root`."""
+    rules = rule_tokens(text)
+    names = {name: "start" if name == "root" else f"rule{at}" for at, name in enumerate(rules)}
+
+    def written(token: Token) -> str:
+        if token.kind == "set":
+            return "/[" + "".join(f"\\x{{{first:x}}}-\\x{{{last:x}}}" for first, last in token.spans) + "]/"
+        if token.kind == "count":
+            return f"{{{token.least},{token.most if token.most >= 0 else ''}}}"
+        return names[token.name] if token.kind == "call" else token.kind
+
+    # A count stands right behind what it repeats.
+    lines = (f"{names[name]}: {' '.join(map(written, body))}".replace(" {", "{") for name, body in rules.items())
+    return "\n".join(lines) + "\n"
 
 
 @lru_cache(maxsize=16)

@@ -67,6 +67,7 @@ class Guide:
             self.lost = not self.over
         else:
             self.lost = not self.matcher.push(token)
+            self.matcher.keep()
         self.read += not self.lost
         return not self.lost
 

@@ -32,6 +32,9 @@ class Matcher(ABC):
     def pop(self) -> None:
         """Take the last token back that `push` took."""
 
+    def keep(self) -> None:  # noqa: B027
+        """Keep the tokens that were pushed for good: `pop` does not go behind this place."""
+
 
 Trie = dict[int, "Trie"]
 
@@ -77,6 +80,10 @@ class PlainMatcher(Matcher):
     def pop(self) -> None:
         """See `Matcher`."""
         self._states.pop()
+
+    def keep(self) -> None:
+        """See `Matcher`."""
+        del self._states[:-1]
 
 
 @lru_cache(maxsize=64)

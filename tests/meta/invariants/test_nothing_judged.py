@@ -21,6 +21,7 @@ from reference.draft.hidden import HiddenStates
 from reference.draft.layer_head import HeadLayer
 from reference.draft.trie import Trie
 from reference.draft_trees import Dispatch, Expansion, named_tree
+from reference.grammar import Grammar
 from reference.layout import KvLayout
 from reference.sampling import Sampling, Stops
 from reference.session import Action, Mate, Session
@@ -72,6 +73,14 @@ CASES = {
         dtype="float64",
     ),
     "cut": Case(MODEL, PROMPT, FORK, sampling=Sampling(1.3, top_k=3, seed=2), stops=Stops(4), dtype="float64"),
+    "guided": Case(
+        Seeded(GALLERY[0], 0),
+        (1, 2),
+        Scripted((Tree((0, 0, 0, 1), (2, 0, 1, 1)),)),
+        sampling=Sampling(1.6, seed=3, grammar=Grammar("regex", "(ab|b)*c?", ("61", "62", "6162", "63", ""))),
+        stops=Stops(4, eos=(4,)),
+        dtype="float64",
+    ),
     "company": Case(
         MODEL,
         PROMPT,
@@ -145,6 +154,7 @@ ELSEWHERE = {
         "draft.switched",
     ),
     "sharing": ("draft.shared",),
+    "guided": ("lossless.grammar-per-node", "serving.matcher-in-step"),
     "warm": ("cache.prefix-reuse",),
 }
 """Invariants that speak of another case than `tree`."""

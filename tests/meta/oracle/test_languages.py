@@ -197,7 +197,7 @@ def drawn_grammar(dice: random.Random, number: int) -> Grammar:
         )
     if number % 5 == 4:
         classes = dice.sample(["[ab]", "[^()]", '"ab"', '"é"', "[0-1]{1,2}"], 3)
-        text = f'root ::= "(" root ")" | {classes[0]} | item root\nitem ::= {classes[1]} {classes[2]}?'
+        text = f'root ::= "(" root ")" | {classes[0]} | item root\nitem ::= {classes[1]} ({classes[2]})?'
         return Grammar("ebnf", text, HEX)
     return Grammar("regex", drawn_regex(dice), HEX)
 
@@ -230,6 +230,30 @@ def test_brute_force_and_both_libraries_agree_on_the_nodes_of_drawn_trees() -> N
             refused += sum(one.refused for one in true)
     assert refused > 1000
     assert all(nodes[library] >= 10_000 for library in LIBRARIES)
+
+
+@WITH_LIBRARIES
+@pytest.mark.slow
+def test_llguidance_lexes_rules_that_are_given_to_it_as_they_are() -> None:
+    from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
+    from llguidance.gbnf_to_lark import any_to_lark
+
+    class Bytes:
+        eos_token_id, bos_token_id, special_token_ids = 256, None, [256]
+        tokens = [*(bytes([byte]) for byte in range(256)), b"</s>"]  # noqa: RUF012
+
+        def __call__(self, text: bytes) -> list[int]:
+            return list(text)
+
+    text = 'root ::= "ab" | [ab] root'
+    tokenizer = LLTokenizer(TokenizerWrapper(Bytes()), n_vocab=257, eos_token=256, slices=[])
+    as_it_is = LLMatcher(tokenizer, LLMatcher.grammar_from_lark(any_to_lark(text)))
+    assert as_it_is.try_consume_tokens(list(b"abab")) < 4
+    words = tuple(bytes([byte]).hex() for byte in range(256))
+    for library in LIBRARIES:
+        guide = opened(Grammar("ebnf", text, words, library), ())
+        assert all(map(guide.matcher.push, b"abab"))
+        assert guide.matcher.complete()
 
 
 @WITH_LIBRARIES
