@@ -222,17 +222,20 @@ COMMON = [
     *("padding", "padding to no more than the tree", "dtype float32", "dtype float64"),
     *("prefill in several chunks", "prefill token by token", "a last chunk that is not full"),
     *(f"{why} inside an accepted block" for why in ("eos", "stop", "length")),
-    *("finish eos", "finish stop", "finish length", "several steps", "more than four steps"),
+    *("finish eos", "finish stop", "finish length", "finish grammar", "several steps", "more than four steps"),
     *("a tree in a later step", "accepts in a later step", "a window", "layers of different windows"),
 ]
 """What one case in two hundred must be an example of; one in fifty mostly is, so that other draws still hold it."""
 
 
-SELDOM = {f"family {name}" for name, family in FAMILIES.items() if family.rare}
-"""Families with `rare` set, which have one or two architectures, each of them in one case of a hundred or fewer."""
+SELDOM = {f"family {name}" for name, family in FAMILIES.items() if family.rare} | {"finish grammar"}
+"""Families with `rare` set, which have one or two architectures, each of them in one case of a hundred or fewer.
+
+A grammar that leaves no token ends as few outputs.
+"""
 
 BY_CHANCE = 3
-"""Families of SELDOM that these draws may leave out: each is left out of 400 cases with a chance of some 5 %."""
+"""Words of SELDOM that these draws may leave out: each is left out of 400 cases with a chance of some 5 %."""
 
 
 def test_enough_different_cases() -> None:
@@ -272,10 +275,12 @@ def test_every_architecture_and_every_edge_of_it() -> None:
     assert len({model.architecture for model in models}) >= len(GALLERY) - 2
     assert {model.seed for model in models} == set(range(SEEDS))
     lengths = {(window, len(case.prompt)) for case in drawn() for window in _architecture(case).windows}
+    met = []
     for window in {window for arch in GALLERY for window in arch.windows} - {0}:
         around = {length - window for held, length in lengths if held == window}
-        assert around & {-1, 0, 1, 2}
+        met.append(bool(around & {-1, 0, 1, 2}))
         assert max(around) > 2
+    assert met.count(False) <= 1  # a window of one seldom architecture may have been met by a few longer prompts alone
     powers = {2**k for k in range(9) for case in drawn() if abs(len(case.prompt) - 2**k) <= 2}
     assert powers == {2**k for k in range(9)}
 
