@@ -95,9 +95,19 @@ def laws_of(kind: str, rng: np.random.Generator, rows: int, vocab: int, drafts: 
     return target / target.sum(-1, keepdims=True), tables / tables.sum(-1, keepdims=True)
 
 
+BESIDE = 1.0 + 1.0 / 64.0
+"""Factor of a threshold in a world, whose designed laws hold shares such as 1 in 5.
+
+A probability that equals a threshold but for rounding is accepted by one right sampler and rejected by another.
+"""
+
+
 def _settings(sampling: Sampling, vocab: int, kind: str, language: str) -> tuple[Sampling, Stops]:
     """The case's sampling adapted to a small vocabulary, so that no row has all its tokens banned."""
     fitting = replace(sampling, tape=(), processors=(), bad_words=(), min_tokens=0, grammar=None)
+    if sampling.rule.threshold_single < 1.0:
+        beside = replace(sampling.rule, threshold_single=sampling.rule.threshold_single * BESIDE)
+        fitting = replace(fitting, rule=beside)
     # These rows have tokens of probability 0 already: a ban might leave none.
     if kind in ("zeros", "narrow"):
         return fitting, Stops()

@@ -1,7 +1,7 @@
 """Quantised weights as numbers.
 
-The rule is that of `reference.quantisation.rows.QUANTISED`. Each number is rounded by arithmetic alone, in float64, where
-an e4m3 number and its step are exact.
+The rule is that of `reference.quantisation.rows.QUANTISED`. Each number is rounded by arithmetic alone, in
+float64, where an e4m3 number and its step are exact.
 """
 
 import numpy as np

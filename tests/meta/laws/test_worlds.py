@@ -1,0 +1,30 @@
+"""Worlds of a case: their designed laws never lie on a threshold of the case's rule."""
+
+import numpy as np
+import pytest
+
+from properties.laws.worlds import world_of
+from properties.strategies.models import GALLERY
+from reference.architecture import Seeded
+from reference.case import Case
+from reference.draft import LanguageModel
+from reference.rules import Rule
+from reference.sampling import Sampling
+from reference.tree import RankTree
+
+MODEL = Seeded(GALLERY[1], 0)
+
+
+@pytest.mark.parametrize("single", [0.2, 0.5])
+def test_no_designed_probability_lies_on_a_threshold(single: float) -> None:
+    """A row of 1, 1, 1, 2 fifths holds 0.2, which rounding alone sets above or below a threshold of 0.2."""
+    rule = Rule("target-only", threshold_single=single, threshold_acc=0.5)
+    case = Case(MODEL, (3, 1), LanguageModel(MODEL, RankTree((0, 0), (0, 0))), sampling=Sampling(2.5, rule=rule))
+    tied = 0
+    for salt in range(60):
+        world = world_of(case, str(salt))
+        law = np.exp(world.target / 2.5)
+        tied += bool((np.abs(law - single) < 1e-9).any())
+        assert (np.abs(law - world.sampling.rule.threshold_single) > 1e-9).all()
+    assert tied  # the fifths and halves are still drawn
+    assert world_of(case).sampling.rule.threshold_acc == 0.5
