@@ -143,6 +143,9 @@ PLAIN: dict[str, str] = {
         "At {node} the law gives {token} probability {observed}; temperature and processors, seeing that node's own "
         "path, give it {expected}{by}."
     ),
+    "lossless.grammar-per-node": (
+        "The grammar does not hold at {node}: {token} is {expected} there, and the backend made it {observed}."
+    ),
     "serving.matcher-in-step": (
         "After the step the grammar's matcher has read {observed} output tokens; it must have read {expected}."
     ),

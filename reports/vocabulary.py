@@ -225,7 +225,7 @@ SIDES: dict[tuple[str, str], str] = {
         "After the path to {node} the grammar calls {token} {expected}; the backend's mask calls it {observed}."
     ),
     ("lossless.grammar-per-node", "law"): (
-        "After the path to {node} {token} is {expected}, but the law gives it a probability."
+        "After the path to {node} {token} is {expected}, but the law gives it a probability of {observed}."
     ),
     ("lossless.grammar-per-node", "path"): (
         "The path to {node} is {expected} by the grammar; the backend takes it for {observed}."

@@ -73,5 +73,7 @@ def parted(
 def _rows(finding: Finding, step: Step, tree: Tree) -> list[int]:
     """The context and the path to the finding's node; all rows of the step where the finding names no node."""
     above, node = len(step.context), finding.where.get("node")
-    nodes = range(len(tree)) if not isinstance(node, int) else tree.path(node)
+    # A finding about a variant of the case may name a node that the case's own tree lacks.
+    named = isinstance(node, int) and node < len(tree)
+    nodes = tree.path(node) if isinstance(node, int) and named else tuple(range(len(tree)))
     return [*range(above), *(above + one for one in nodes)]

@@ -41,19 +41,27 @@ class Absorption:
         return by_head[:, :nope], by_head[:, nope:]
 
 
-def over_latent_rows(attend: Attend) -> Attend:
-    """`attend`, which is given columns of latent rows as columns of one KV head; other columns pass unchanged."""
+@dataclass(frozen=True)
+class OverLatentRows:
+    """An attention that is given columns of latent rows as columns of one KV head; other columns pass unchanged.
 
-    def absorbed(query: Tensor, columns: AttentionInputs, scaling: float) -> Tensor:
+    Two of them are equal if their attentions are, since recordings of forwards are kept by their attention.
+
+    Attributes:
+        attend: The attention.
+    """
+
+    attend: Attend
+
+    def __call__(self, query: Tensor, columns: AttentionInputs, scaling: float) -> Tensor:
+        """See `Attend`."""
         by = columns.absorbed
         if by is None:
-            return attend(query, columns, scaling)
+            return self.attend(query, columns, scaling)
         pages = columns.paging
         if pages is not None:
             whole = torch.cat([pages.key_cells, pages.value_cells], -1)
             pages = replace(pages, key_cells=whole, value_cells=pages.key_cells)
         keys = torch.cat([columns.key, columns.value], -1)
         shared = replace(columns, key=keys, value=columns.key, paging=pages, absorbed=None)
-        return by.values(attend(by.queries(query), shared, scaling))
-
-    return absorbed
+        return by.values(self.attend(by.queries(query), shared, scaling))

@@ -159,3 +159,7 @@ class GuidedSeams:
     masks: Callable[[Guide, Shape, list[int], Callable[[Guide], None]], Masks] = masks
     take_back: Callable[[Guide], None] = take_back
     advance: Callable[[Guide, list[int], str | None], tuple[list[int], str | None]] = advance
+
+
+GUIDED = GuidedSeams()
+"""The functions of the fault-free engine; one object, since a compiled verification makes no new one."""

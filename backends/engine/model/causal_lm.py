@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from backends.engine.attention.interface import INTERFACE, beside
-from backends.engine.attention.latent import over_latent_rows
+from backends.engine.attention.latent import OverLatentRows
 from backends.engine.columns import Attend, AttentionInputs
 from backends.engine.kv.base import CacheSpec, KvCache
 from backends.engine.kv.lanes import BatchCache
@@ -116,7 +116,7 @@ class CausalLm:
         Raises:
             OutOfPages: before the forward, if a cache has no room; caches that had room keep their rows open.
         """
-        attend, widths = over_latent_rows(attend), [len(one.tokens) for one in batch]
+        attend, widths = OverLatentRows(attend), [len(one.tokens) for one in batch]
         for one, rows in zip(batch, widths, strict=True):
             one.cache.open(rows)
         caches = [one.cache for one in batch]

@@ -4,12 +4,12 @@ Each decision is one function, which a planted fault replaces by its name.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from backends.engine.guided.guide import GuidedSeams
+from backends.engine.guided.guide import GUIDED, GuidedSeams
 from backends.engine.sampling import coins, processing
 from backends.engine.sampling.coins import Below, Coins, Inverse
 from backends.engine.sampling.forest import Forest
@@ -151,4 +151,4 @@ class SamplingSeams:
     below: Below = coins.below
     inverse: Inverse = coins.inverse
     verifier: Callable[[Forest, Tensor, Tensor, Coins], tuple[Tensor, Tensor]] | None = None
-    guided: GuidedSeams = field(default_factory=GuidedSeams)
+    guided: GuidedSeams = GUIDED

@@ -165,9 +165,10 @@ def test_a_rule_compiles_without_a_break_in_the_graph(name: str) -> None:
     token = torch.tensor(rng.integers(0, vocab, size=(batch, 5)))
     target, proposal = (torch.tensor(rng.dirichlet(np.ones(vocab), (batch, 5))) for _ in range(2))
     uniforms = torch.tensor(rng.random((batch, stride(5))))
+    seams = SamplingSeams()
 
     def run(uniforms: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        made = verify(forest(shape, token), target, proposal, Coins(uniforms, 5), Rule(name), True, SamplingSeams())
+        made = verify(forest(shape, token), target, proposal, Coins(uniforms, 5), Rule(name), True, seams)
         return made.path, made.tokens
 
     compiled = torch.compile(run, backend="eager", fullgraph=True)

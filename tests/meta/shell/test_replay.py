@@ -39,7 +39,20 @@ def specverify(capfd: pytest.CaptureFixture[str], *arguments: str) -> tuple[int,
 def found(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str]]:
     """A folder in which `diff` met a planted fault, and how that run ended."""
     folder = tmp_path_factory.mktemp("found")
-    command = [sys.executable, "-m", "specverify", "diff", "--fault", FAULT, "--cases", "40", "--jobs", "1"]
+    command = [
+        sys.executable,
+        "-m",
+        "specverify",
+        "diff",
+        "--fault",
+        FAULT,
+        "--cases",
+        "40",
+        "--jobs",
+        "1",
+        "--seed",
+        "1",
+    ]
     command += ["--report", "out", "--json", "-", "--junit", "out/junit.xml"]
     ended = subprocess.run(command, cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, timeout=200)
     return folder, ended

@@ -68,6 +68,8 @@ class _Without:
         self.rope_parameters = {**config.rope_parameters, BETA: 0.0}
 
     def __getattr__(self, name: str) -> Any:
+        if name == "_config":  # a copy is asked for its methods before it has any field
+            raise AttributeError(name)
         return getattr(self._config, name)
 
 
