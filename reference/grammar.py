@@ -14,7 +14,7 @@ KINDS = ("regex", "json_schema", "ebnf")
 """How a grammar is written."""
 
 LIBRARIES = ("plain", "xgrammar", "llguidance")
-"""What an engine computes its masks with; `plain` is code of the engine's own."""
+"""Libraries by which an engine computes its masks; `plain` is code of the engine's own."""
 
 LONGEST = 65536
 """Most characters of a grammar."""

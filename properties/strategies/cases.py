@@ -33,7 +33,7 @@ GREEDY = 7
 """Zeros among which the temperatures are drawn, four of them in full: most cases are greedy."""
 
 GUIDED = 8
-"""One case in this many and one that processes logits, about one in 25 of all, has a grammar in place of bans."""
+"""Share of cases with processed logits that have a grammar in place of bans: 1 in this many, some 1 in 25 of all."""
 
 FAR = 20
 """One case in this many has a long prompt."""

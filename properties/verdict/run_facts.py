@@ -7,7 +7,7 @@ from reference.trace import Trace
 
 @dataclass(frozen=True)
 class RunFacts:
-    """What a run did, without its numbers.
+    """Facts of a run without its numbers.
 
     Attributes:
         tokens: The output; of a session, that of request 0.

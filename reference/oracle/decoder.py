@@ -77,7 +77,7 @@ class Oracle:
         return router_margins(self.model(case.model, case.dtype), context, tree)
 
     def _kv(self, case: Case, target: Evaluator, context: tuple[int, ...]) -> Kv | None:
-        """What the cache of the case's layout holds of `context`."""
+        """The columns that the cache of the case's layout holds of `context`."""
         latent = case.layout.latent and "latent_rank" in target.parameters.architecture.words.settings
         return latent_kv(target, context) if latent else target.kv(context)
 

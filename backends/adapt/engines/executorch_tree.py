@@ -26,7 +26,7 @@ OPEN_PROGRAMS = 16
 """Programs that stay open, each with a cache of its own."""
 
 HIDDEN = -1e9
-"""What is added to the score of a slot that a row does not see."""
+"""The number that is added to the score of a slot that a row does not see."""
 
 LONGEST = SLOTS - 192
 """The most tokens of a request: the slots beside them are for a tree of 160 nodes, and for idle rows."""

@@ -24,7 +24,7 @@ INTERFACE = "specverify"
 
 
 _BESIDE: ContextVar[tuple[Attend, "BatchCache", list[Reach]]] = ContextVar("_BESIDE")
-"""What `beside` was given; a context belongs to one thread."""
+"""The arguments of `beside`; a context belongs to one thread."""
 
 
 @contextmanager

@@ -67,7 +67,7 @@ def _scale(arch: Architecture) -> float:
 
 
 def latent_rows(arch: Architecture, state: State, layer: int, x: Array, cos: Array, sin: Array) -> tuple[Array, Array]:
-    """What a latent cache holds of rows `x` [T, hidden]: latent vectors [T, rank], rotated parts [T, rotary_dim]."""
+    """The latent rows of `x` [T, hidden]: latent vectors [T, rank], and rotated parts [T, rotary_dim]."""
     latent, shared = compressed(arch, state, layer, x)
     return latent, _turned(arch, shared, cos, sin)
 
