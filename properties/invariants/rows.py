@@ -50,16 +50,20 @@ def attended_beyond(name: str, step: int, seen: Array, true: Array, error: Noise
             return
 
 
-def logits_beyond(name: str, step: int, seen: Array, true: Array, limit: float) -> Iterator[Finding | Compared]:
-    """Findings for nodes whose logits [nodes, V] lie more than `limit` (rms) from `true`, worst first."""
+def logits_beyond(name: str, number: int, step: Step, true: Array, error: Noise) -> Iterator[Finding | Compared]:
+    """Findings for nodes of step `number` whose logits lie too far from `true` [nodes, V], worst first."""
+    assert step.scored is not None
+    seen = step.scored.logits
     yield Compared(rows_of(true))
     if seen.shape != true.shape:
-        yield Finding(name, Stage.SCORED, step, {"side": "shape"}, str(true.shape), str(seen.shape))
+        yield Finding(name, Stage.SCORED, number, {"side": "shape"}, str(true.shape), str(seen.shape))
         return
-    for (node,), measure in beyond(seen, true, limit):
+    for (node,), measure in beyond(seen, true, error.of_logits()):
+        if error.amplification.excuses(step, node, measure):
+            continue
         token = int(np.nan_to_num(np.abs(seen[node] - true[node]), nan=np.inf).argmax())
         where: dict[str, int | str] = {"node": node, "token": token}
-        yield Finding(name, Stage.SCORED, step, where, float(true[node, token]), float(seen[node, token]), measure)
+        yield Finding(name, Stage.SCORED, number, where, float(true[node, token]), float(seen[node, token]), measure)
 
 
 def compared(
@@ -88,6 +92,8 @@ def compared(
                 yield Finding(name, Stage.ATTENDED, 0, place, *values, measure)
                 return
     for (at,), measure in beyond(other.scored.logits[others], base.scored.logits[rows], error.of_logits(pair=True)):
+        if error.amplification.excuses(base, rows[at], measure):
+            continue
         token = int(np.abs(other.scored.logits[others[at]] - base.scored.logits[rows[at]]).argmax())
         values_at = float(base.scored.logits[rows[at], token]), float(other.scored.logits[others[at], token])
         yield Finding(name, Stage.SCORED, 0, {"node": rows[at], "token": token, **where}, *values_at, measure)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from properties.tolerance.amplification import Amplification
 from properties.tolerance.bounds import INNER, LOGITS, PAIR
 from properties.verdict.invariant import Oracle, Unobserved
 from properties.verdict.subject import NoTrace, Subject
@@ -51,6 +52,7 @@ class Noise:
         values: Sigma of each layer's values.
         inner_scale: Rms of (attended, keys, values) over all layers.
         control_ties: Tokens of the control other than the oracle's choice.
+        amplification: How much more of the roundings a row of logits may show than the control's rows do.
     """
 
     dtype: str
@@ -63,6 +65,7 @@ class Noise:
     values: Array
     inner_scale: tuple[float, float, float]
     control_ties: int
+    amplification: Amplification
 
     def of_logits(self, pair: bool = False) -> float:
         """The largest rms distance that a row of logits may have; `pair` for two runs of the backend."""
@@ -181,6 +184,7 @@ def _measure(control: Case, oracle: Oracle, subject: Subject) -> Noise:
         values=floors["values"],
         inner_scale=(sizes[0], sizes[1], sizes[2]),
         control_ties=ties,
+        amplification=Amplification(control, tree, oracle),
     )
 
 

@@ -15,7 +15,7 @@ from reference.draft.hidden import HiddenStates
 from reference.oracle import acceptance, lowering, processing, sampled_step, stopping
 from reference.oracle.draft import Question, proposed
 from reference.oracle.draft.chunk import in_chunk
-from reference.oracle.evaluator import Evaluator, latent_kv, router_margins
+from reference.oracle.evaluator import Evaluator, amplification, latent_kv, router_margins
 from reference.oracle.formulas import rotary
 from reference.oracle.model import Inputs
 from reference.oracle.parameters import Parameters, load
@@ -75,6 +75,14 @@ class Oracle:
             Malformed: as the evaluator, where context and tree do not fit the model.
         """
         return router_margins(self.model(case.model, case.dtype), context, tree)
+
+    def amplification(self, case: Case, context: tuple[int, ...], tree: Tree) -> Array | None:
+        """See `reference.oracle.evaluator.amplification`; on the target of `case`.
+
+        Raises:
+            Malformed: as the evaluator, where context and tree do not fit the model.
+        """
+        return amplification(self.evaluator, self.model(case.model, case.dtype).parameters, context, tree)
 
     def _kv(self, case: Case, target: Evaluator, context: tuple[int, ...]) -> Kv | None:
         """The columns that the cache of the case's layout holds of `context`."""

@@ -2,9 +2,12 @@
 
 The naive evaluator (`PathByPath`) and the prefix-sharing one (`SharedPrefix`) have it. `router_margins` says how near
 the rows of a model with experts lie to another choice of experts. The choice jumps where two scores are equal: a row
-there may go through either expert, and its numbers with it.
+there may go through either expert, and its numbers with it. `amplification` says how much of the roundings inside a
+model a row shows: a norm behind a nearly vanishing sum shows many times what other rows show.
 """
 
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
@@ -14,6 +17,12 @@ from reference.oracle.model import Inputs, Nodes
 from reference.oracle.parameters import Parameters
 from reference.trace import Array, Kv
 from reference.tree import Tree
+
+PERTURBED = 2.0**-24
+"""Relative size of the changes of weights by which `amplification` probes a model, small enough for linear answers."""
+
+PERTURBATIONS = 4
+"""Number of random changes of all weights that `amplification` averages over."""
 
 
 class Evaluator(Protocol):
@@ -83,3 +92,23 @@ def router_margins(evaluator: Evaluator, context: tuple[int, ...], tree: Tree) -
         mixed = attended[layer].swapaxes(0, 1).reshape(len(whole), -1)
         found.append(parameters.router_margins(layer, states[layer], mixed))
     return np.stack([one for one in found if one is not None])
+
+
+def amplification(
+    evaluate: Callable[[Parameters], Evaluator], parameters: Parameters, context: tuple[int, ...], tree: Tree
+) -> Array | None:
+    """Rms change of each node's logits over the relative change of weights that made it, [nodes].
+
+    Each weight is multiplied by 1 + `PERTURBED` * (a normal number); the change is the rms over the vocabulary and over
+    `PERTURBATIONS` such models. None where the evaluator holds no weights (plain transformers).
+    """
+    if not parameters.state:
+        return None
+    base, squares = evaluate(parameters).nodes(context, tree).logits, np.zeros(len(tree))
+    for seed in range(PERTURBATIONS):
+        normal = np.random.default_rng(seed).standard_normal
+        state = {name: one * (1 + PERTURBED * normal(one.shape)) for name, one in parameters.state.items()}
+        moved = evaluate(replace(parameters, state=state)).nodes(context, tree).logits
+        squares += np.mean(np.square((moved - base) / PERTURBED), axis=-1)
+    found: Array = np.sqrt(squares / PERTURBATIONS)
+    return found

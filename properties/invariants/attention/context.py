@@ -43,7 +43,7 @@ def context_exact(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact
                     met, fact = True, _with_column(case, oracle, true, step.attended.output, fact, error)
                 yield fact
         assert true.scored is not None
-        for fact in logits_beyond(name, number, step.scored.logits, true.scored.logits, error.of_logits()):
+        for fact in logits_beyond(name, number, step, true.scored.logits, error):
             met = met or isinstance(fact, Finding)
             yield fact
     if not met and not error.measured <= error.ceiling:
