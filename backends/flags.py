@@ -25,7 +25,7 @@ FLAGS = {
 
 @dataclass(frozen=True)
 class Mode:
-    """Which forwards run fused attention.
+    """The modes that say which forwards run fused attention.
 
     Attributes:
         fused: Whether any forward does.

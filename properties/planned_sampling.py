@@ -24,7 +24,7 @@ ALONE_SHARE = 0.6
 def expected(
     within: Abilities, tokens_alone: bool, tables: bool = False, focused: bool = False, interval: int = 1
 ) -> Expected | None:
-    """What a drawn case adds to the sampling of a run, or None where no case samples.
+    """The draws that a drawn case adds to the sampling of a run, or None where no case samples.
 
     Args:
         within: The abilities within which cases are drawn.

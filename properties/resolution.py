@@ -24,7 +24,7 @@ LEAST = 1e-9
 
 @dataclass(frozen=True)
 class Resolution:
-    """What the bets of a stream would have done under each tilt of GRID; all figures add up over bets.
+    """The gains of a stream's bets under each tilt of GRID; all figures add up over bets.
 
     Attributes:
         draws: Number of bets.

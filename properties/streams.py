@@ -25,7 +25,7 @@ def stream_of(invariant: str, case: Case) -> str:
 
 @dataclass(frozen=True)
 class Planned:
-    """What the sampling of a run was to see, as told before its first case.
+    """The shifts that the sampling of a run was to see, told before its first case.
 
     Attributes:
         draws: About as many draws as the run was to make.
@@ -39,7 +39,7 @@ class Planned:
 
 @dataclass(frozen=True)
 class Expected:
-    """What one drawn case adds to the sampling of a run.
+    """The draws that a drawn case adds to the sampling of a run.
 
     Attributes:
         draws: About as many draws as a case makes on average.
@@ -52,7 +52,7 @@ class Expected:
     bar: float
 
     def over(self, cases: int) -> Planned | None:
-        """What so many cases are to show; None where they make no draws."""
+        """The shifts that so many cases are to show; None where they make no draws."""
         count = round(cases * self.draws)
         return Planned(count, self.bet.times(count).smallest(self.bar)) if count else None
 

@@ -67,7 +67,7 @@ def rows(tally: Tally) -> list[tuple[str, str]]:
 
 
 def speculation(tally: Tally) -> list[tuple[str, str]]:
-    """What the counts of an engine without visible acceptance say about its speculation."""
+    """The speculation of an engine without visible acceptance, as its counts tell it."""
     counts = tally.speculation
     if not tally.opened or not by_own_count(tally.declared):
         return []

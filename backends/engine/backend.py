@@ -79,7 +79,7 @@ class EngineBackend:
 
     @property
     def mode(self) -> Mode:
-        """Which forwards run fused attention; initially the mode that the environment's flags select."""
+        """The mode of fused attention: which forwards run it; at first the mode that the environment's flags select."""
         return self._mode
 
     @mode.setter

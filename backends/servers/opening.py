@@ -160,7 +160,7 @@ def _seeded(server: Server) -> bool:
 
 
 def _said(server: Server, question: Question) -> object:
-    """What the server answers, in ids or in texts: no checkpoint, whose tokenizer would read texts, is known yet."""
+    """The server's answer, in ids or in texts: no checkpoint, whose tokenizer would read texts, is known yet."""
     if not isinstance(server.dialect, OpenAI):
         return server.asked(question).tokens
     # Every tokenizer knows digits.

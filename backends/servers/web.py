@@ -105,7 +105,7 @@ class Web:
         self._open = urllib.request.build_opener(NoRedirect, *proxies).open
 
     def ask(self, path: str, body: Any, read: Callable[[Any], Content], prompt: str = "") -> Content:
-        """What `read` makes of the JSON that the server answers to `body` (None for a GET request).
+        """The value that `read` makes of the JSON that the server answers to `body` (None for a GET request).
 
         Args:
             path: The path below the server's root.

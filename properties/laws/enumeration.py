@@ -138,7 +138,7 @@ def probe_cube(asked: Asked, low: Array, high: Array) -> Array:
 
 
 def used(evaluate: Evaluate, tape: Array, *, grid: int = 2**53, seed: int = 0, tries: int = 64) -> Array:
-    """Which coins of `tape`, float64 [coins], matter: bool [coins].
+    """For each coin of `tape`, float64 [coins], whether it matters: bool [coins].
 
     A coin matters if the outcome changes along its axis while the others stay; it is tried at 0, at the last place of
     the grid, and once in each of `tries` equal intervals.

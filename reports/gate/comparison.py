@@ -17,7 +17,7 @@ LESS = 0.02
 
 @dataclass
 class Comparison:
-    """What two results differ in; each line begins with the run that it is about.
+    """The differences of two results; each line begins with the run that it is about.
 
     Attributes:
         failing: Failures of the second result that the first has not.

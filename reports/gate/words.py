@@ -11,7 +11,7 @@ HEADLINE = {"agree": "AGREE", "differ": "DIFFER", "unjudged": "COULD NOT JUDGE"}
 
 
 def verdict(result: GateResult) -> str:
-    """What the gate found, in one or two sentences."""
+    """The gate's findings in one or two sentences."""
     differ = [run for run in result.runs if run.exit_code == 1]
     red = [one for one in result.known if one.state in RED]
     parts = []

@@ -159,7 +159,7 @@ def _rows(tally: Tally) -> list[tuple[str, str]]:
 
 
 def _drawn(log: RunLog) -> list[Bars]:
-    """What the cases were like, a chart for each feature."""
+    """A chart for each feature of the cases."""
     charts = []
     for feature, counts in log.drawn.items():
         ordered = Counter(dict(counts.most_common()))
@@ -182,7 +182,7 @@ def _accepted(tally: Tally) -> Bars | None:
 
 
 def _conditions(log: RunLog, looked_s: float) -> dict[str, Any] | None:
-    """Which conditions under which reported faults show were met by the cases, as far as there was time to look."""
+    """The conditions under which reported faults show, met by cases or not, as far as there was time to look."""
     until = time.monotonic() + looked_s
     met: Counter[str] = Counter()
     looked = 0

@@ -13,7 +13,7 @@ WHAT = (
     "Defects that were reported in public are planted in an engine, one at a time, and the checks must find each. "
     "Between them the engine runs without a defect, and the checks must stay quiet."
 )
-"""What a self-test is, for somebody who never met one."""
+"""The explanation of a self-test for a reader who never met one."""
 
 CLASSES = (1, 5, 20, 60, 200, 1000)
 """Upper ends of the classes of cases until a fault was caught."""

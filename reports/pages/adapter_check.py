@@ -79,7 +79,7 @@ def examination_page(
 
 
 def _gain(added: Sequence[str]) -> str:
-    """What showing one stage more would do."""
+    """The gain of one stage more, as a clause."""
     if not added:
         return "adds no invariant; it says where a wrong number began"
     return f"lets {plural(len(added), 'invariant')} more speak, where they apply: {', '.join(added)}"

@@ -47,7 +47,7 @@ def power(tally: Tally) -> list[tuple[str, str]]:
 
 
 def planned_line(planned: Planned) -> str:
-    """What the sampling of a run is to see, in one sentence."""
+    """The shifts that the sampling of a run is to see, in one sentence."""
     return (
         f"about {plural(planned.draws, 'draw')} of whole generations, in which a shift of about "
         f"{percent(planned.smallest)} of the draws to or from the likeliest token would show"
@@ -55,7 +55,7 @@ def planned_line(planned: Planned) -> str:
 
 
 def _line(stream: Stream, smallest: float) -> str:
-    """What one stream would have seen."""
+    """The shifts that one stream would have seen."""
     told = f"{plural(stream.draws, 'draw')} for {clean(stream.name)}, in which a shift of {percent(smallest)}"
     weak = "; that is weak: it would show gross faults alone" if smallest > GROSS else ""
     return f"{told} would have shown with probability .99{weak}"

@@ -26,7 +26,7 @@ _LABELLED = re.compile(rf"^( {{{MARGIN}}})([A-Za-z][A-Za-z ]{{0,{LABEL - 1}}}?)(
 
 @dataclass(frozen=True)
 class Screen:
-    """What a page is printed on; a file unless told otherwise.
+    """The screen or file that a page is printed on; a file unless told otherwise.
 
     Attributes:
         width: Columns, from 80 to WIDEST.
@@ -73,7 +73,7 @@ def _columns(file: TextIO, variables: Mapping[str, str], terminal: bool) -> int:
 
 
 def _painted(line: str) -> str:
-    """One line of a page in colours."""
+    """A line of a page in colours."""
     headline = next((word for word in HEADLINES if line.startswith((f"{word}  ", f"{word}\n")) or line == word), None)
     if headline is not None:
         return _styled(headline, f"{BOLD};{HEADLINES[headline]}") + line[len(headline) :]

@@ -61,7 +61,7 @@ def opening(tally: Tally, width: int = WIDTH) -> str:
 
 
 def _wrong(finding: Finding) -> str:
-    """What a backend did wrong, for a reader who knows none of our words."""
+    """The error of a backend, for a reader who knows none of the project's words."""
     if finding.where.get("side") == STAGE_UNKNOWN or finding.expected == FINISHED:
         return "did not finish a case"
     return WRONG[finding.stage]

@@ -99,7 +99,7 @@ class Examination:
         return rows
 
     def never_drawn(self) -> list[str]:
-        """What cases never ask of this adapter, because its declaration leaves it out."""
+        """The abilities that cases never ask of this adapter, because its declaration leaves it out."""
         said = self.declaration
         lacks = [
             ("dtypes", [one for one in DTYPES if one not in said.dtypes]),

@@ -36,7 +36,7 @@ from specverify.setup.subjects import manifest, open_planted
 
 @dataclass(frozen=True)
 class Asked:
-    """What a bench is to time.
+    """The order for a bench: ways, prompts and trees to time.
 
     Attributes:
         plan: Backend, model, prompts, new tokens, dtype, layout and seed.

@@ -16,7 +16,7 @@ from specverify.records.write import digest_of, manifest_of
 
 @dataclass
 class Measured:
-    """What a bench has measured.
+    """The measurements of a bench.
 
     Attributes:
         ways: Names of the ways, the target alone first.

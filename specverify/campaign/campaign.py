@@ -65,7 +65,7 @@ class Listener(Protocol):
         """
 
     def recalled(self) -> None:
-        """What came so far are cases of an earlier run; those that follow are new."""
+        """Mark the cases so far as those of an earlier run; the cases that follow are new."""
 
     def waited(self) -> None:
         """No message came for a moment."""

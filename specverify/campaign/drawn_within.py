@@ -35,7 +35,7 @@ def drawn_within(plan: Plan, declared: Declaration, oracle: Oracle) -> Abilities
 
 
 def dtypes_of(plan: Plan, declared: Declaration, oracle: Oracle) -> tuple[str, ...]:
-    """Those of the plan's dtypes in which both sides can be asked.
+    """The plan's dtypes in which both sides can be asked.
 
     Raises:
         Unknown: There is none.
@@ -51,7 +51,7 @@ def dtypes_of(plan: Plan, declared: Declaration, oracle: Oracle) -> tuple[str, .
 
 
 def sampling_of(plan: Plan, within: Abilities, oracle: Oracle, tables: bool, names: tuple[str, ...]) -> Expected | None:
-    """What a drawn case of the plan adds to its sampling; None where no invariant of `names` asks for it."""
+    """The draws that a case of the plan adds to its sampling; None where no invariant of `names` asks for it."""
     if plan.model is not None or not FOCUSED & set(names):
         return None
     interval = within.variant_interval if isinstance(within, Declaration) else 1

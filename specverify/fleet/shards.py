@@ -35,7 +35,7 @@ DECIDING = {
     "shards": "numbers of shards",
     "settings": "profiles or options",
 }
-"""What the shards of one gate have in common, in words."""
+"""The facts that the shards of one gate have in common, in words."""
 
 
 def _of(head: Head, name: str) -> object:

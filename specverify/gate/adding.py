@@ -11,7 +11,7 @@ from specverify.gate.ledger import NARROW, Entry
 from specverify.setup.errors import MissingInput, UnusableInput
 
 FIXED, FAILS, UNJUDGED = "fixed", "fails", "could not judge"
-"""What became of a known failure."""
+"""The fate of a known failure that was added."""
 
 
 def entry_from(

@@ -27,7 +27,7 @@ def changed_since(reference: str, folder: Path) -> list[str]:
 
 
 def matching(names: list[str], globs: tuple[str, ...]) -> list[str]:
-    """Those of `names` that one of `globs` matches; `*` stands for slashes too."""
+    """The entries of `names` that one of `globs` matches; `*` stands for slashes too."""
     return [name for name in names if any(fnmatchcase(name, glob) for glob in globs)]
 
 

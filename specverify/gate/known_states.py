@@ -10,7 +10,7 @@ from specverify.gate.saved_cases import SavedCases
 
 @dataclass(frozen=True)
 class KnownStates:
-    """What the runs of a gate say about its ledger.
+    """The state of a gate's ledger after its runs.
 
     Attributes:
         result: The result of the gate, whose runs are over.

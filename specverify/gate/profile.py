@@ -106,7 +106,7 @@ class Profile:
 
 @dataclass(frozen=True)
 class Wishes:
-    """What the command line asks beside the profile.
+    """The wishes of the command line beside the profile.
 
     Attributes:
         backends: The only backends to run; empty for all of the profile.

@@ -49,7 +49,7 @@ DECIDING = ("time_budget", "dtypes", "layouts", "invariants", "against", "proces
 """The keys of a profile that decide on the cases, beside backends, their number and the seeds."""
 
 RunPlan = Callable[[Plan, campaign.Listener], tuple[Tally, int | None]]
-"""What judges a plan: its tally, and the exit code if a start failed."""
+"""The judge of a plan: it returns the tally, and the exit code if a start failed."""
 
 Keep = Callable[[int, object], None]
 

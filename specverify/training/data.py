@@ -38,7 +38,7 @@ LEAST_TOKENS = 64
 
 @dataclass(frozen=True)
 class Data:
-    """What a run learns from.
+    """The texts and states that a run learns from.
 
     Attributes:
         cache: The shards.

@@ -13,7 +13,7 @@ WHOLE = (torch.int32, torch.int64)
 
 
 def _inside(slots: Tensor, room: int, family: str, rule: str = "slot-range") -> Tensor:
-    """Which of `slots` lie in 0..room-1.
+    """For each of `slots` whether it lies in 0..room-1.
 
     A slot outside is refused, or dropped while a probe asks for the kernel's behaviour.
     """

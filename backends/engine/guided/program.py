@@ -21,7 +21,7 @@ DEEPEST = 10_000
 
 @dataclass(frozen=True)
 class Instruction:
-    """One instruction.
+    """An instruction of the automaton's program.
 
     Attributes:
         kind: `read` a byte from `low` to `high`, `go` to all of `targets`, `call` the code at `targets[0]`, `return`,

@@ -66,7 +66,7 @@ def slot_from_position(seams: Seams) -> Seams:
     "a layer with a window or chunk behind one without, and a context longer than it",
 )
 def masks_by_group(seams: Seams) -> Seams:
-    """What attention needs for each layer is listed by KV groups, and bound to layers in that order.
+    """The facts that attention needs for each layer are listed by KV groups, and bound to layers in that order.
 
     The list begins with the layers of the shortest window or chunk, while the model reads it in the order of its
     layers.

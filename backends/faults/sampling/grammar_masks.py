@@ -5,6 +5,7 @@ They lie in the masks of a tree, in the position of the matcher, and in the plac
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -20,6 +21,7 @@ from reference.trace import Stage
 from reference.tree import Shape
 
 TakeBack = Callable[[Guide], None]
+MakeMasks = Callable[[Guide, Shape, list[int], TakeBack], Masks]
 
 
 def _sampling(seams: Seams, change: Callable[[SamplingSeams], SamplingSeams]) -> Seams:
@@ -28,6 +30,11 @@ def _sampling(seams: Seams, change: Callable[[SamplingSeams], SamplingSeams]) ->
 
 def _guided(seams: Seams, change: Callable[[GuidedSeams], GuidedSeams]) -> Seams:
     return _sampling(seams, lambda sampling: replace(sampling, guided=change(sampling.guided)))
+
+
+def _masking(seams: Seams, wrong: Callable[[MakeMasks, Guide, Shape, list[int], TakeBack], Masks]) -> Seams:
+    """The seams with masks made by `wrong`, which is given the right function first."""
+    return _guided(seams, lambda guided: replace(guided, masks=partial(wrong, guided.masks)))
 
 
 @fault(
@@ -60,14 +67,11 @@ def advanced_twice(seams: Seams) -> Seams:
 def mask_of_parent(seams: Seams) -> Seams:
     """Each node below the root has the grammar's mask of its parent: the rows of the bitmask are one token behind."""
 
-    def change(guided: GuidedSeams) -> GuidedSeams:
-        def masks(guide: Guide, shape: Shape, token: list[int], taken_back: TakeBack) -> Masks:
-            made = guided.masks(guide, shape, token, taken_back)
-            return replace(made, legal=made.legal[list(shape.parent)])
+    def masks(right: MakeMasks, guide: Guide, shape: Shape, token: list[int], taken_back: TakeBack) -> Masks:
+        made = right(guide, shape, token, taken_back)
+        return replace(made, legal=made.legal[list(shape.parent)])
 
-        return replace(guided, masks=masks)
-
-    return _guided(seams, change)
+    return _masking(seams, masks)
 
 
 @fault(
@@ -82,14 +86,11 @@ def flat_chain(seams: Seams) -> Seams:
     Every row extends the row before it, whatever its parent is.
     """
 
-    def change(guided: GuidedSeams) -> GuidedSeams:
-        def masks(guide: Guide, shape: Shape, token: list[int], taken_back: TakeBack) -> Masks:
-            chain = Shape((0, *range(len(shape) - 1)))
-            return guided.masks(guide, chain, token, taken_back)
+    def masks(right: MakeMasks, guide: Guide, shape: Shape, token: list[int], taken_back: TakeBack) -> Masks:
+        chain = Shape((0, *range(len(shape) - 1)))
+        return right(guide, chain, token, taken_back)
 
-        return replace(guided, masks=masks)
-
-    return _guided(seams, change)
+    return _masking(seams, masks)
 
 
 @fault(
@@ -104,17 +105,14 @@ def not_taken_back(seams: Seams) -> Seams:
     The mask of a later sibling is that of a text with both siblings. The matcher is put right after the walk.
     """
 
-    def change(guided: GuidedSeams) -> GuidedSeams:
-        def masks(guide: Guide, shape: Shape, token: list[int], taken_back: TakeBack) -> Masks:
-            left: list[Guide] = []
-            made = guided.masks(guide, shape, token, left.append)
-            for one in left:
-                taken_back(one)
-            return made
+    def masks(right: MakeMasks, guide: Guide, shape: Shape, token: list[int], taken_back: TakeBack) -> Masks:
+        left: list[Guide] = []
+        made = right(guide, shape, token, left.append)
+        for one in left:
+            taken_back(one)
+        return made
 
-        return replace(guided, masks=masks)
-
-    return _guided(seams, change)
+    return _masking(seams, masks)
 
 
 @fault(
@@ -126,16 +124,13 @@ def not_taken_back(seams: Seams) -> Seams:
 def ends_anywhere(seams: Seams) -> Seams:
     """The grammar's mask allows the end of text at every node, whether the text is complete or not."""
 
-    def change(guided: GuidedSeams) -> GuidedSeams:
-        def masks(guide: Guide, shape: Shape, token: list[int], taken_back: TakeBack) -> Masks:
-            made = guided.masks(guide, shape, token, taken_back)
-            legal = made.legal.clone()
-            legal[:, list(guide.ends)] = True
-            return replace(made, legal=legal)
+    def masks(right: MakeMasks, guide: Guide, shape: Shape, token: list[int], taken_back: TakeBack) -> Masks:
+        made = right(guide, shape, token, taken_back)
+        legal = made.legal.clone()
+        legal[:, list(guide.ends)] = True
+        return replace(made, legal=legal)
 
-        return replace(guided, masks=masks)
-
-    return _guided(seams, change)
+    return _masking(seams, masks)
 
 
 @fault(

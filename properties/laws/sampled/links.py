@@ -228,7 +228,7 @@ class Links:
 
     @property
     def resolution(self) -> Resolution:
-        """What the bets on the likeliest token, or on acceptance if drafts are shown, would have seen."""
+        """The shifts that bets on the likeliest token, or on acceptance if drafts are shown, would have seen."""
         return max(self._seen.values(), key=lambda one: one.draws).told
 
     @property

@@ -88,7 +88,7 @@ class Partners:
 
     @property
     def resolution(self) -> Resolution:
-        """What the bets on the likeliest token would have seen."""
+        """The shifts that the bets on the likeliest token would have seen."""
         return self._gathered.told
 
 

@@ -31,7 +31,7 @@ EMPTY = Expression("empty")
 
 @dataclass(frozen=True)
 class Character(Expression):
-    """One character of `ranges` in UTF-8, of which the bytes `head` have been read."""
+    """A character of `ranges` in UTF-8, of which the bytes `head` have been read."""
 
     ranges: Ranges = ()
     head: bytes = b""
@@ -96,7 +96,7 @@ def repeated(part: Expression, least: int, most: int | None) -> Expression:
 
 
 def character(ranges: Ranges) -> Expression:
-    """One character of `ranges`, surrogates left out."""
+    """A character of `ranges`, surrogates left out."""
     kept: list[tuple[int, int]] = []
     for first, last in ranges:
         pieces = ((first, min(last, 0xD7FF)), (max(first, 0xE000), last))

@@ -24,7 +24,7 @@ MARKS = 4
 
 @dataclass(frozen=True)
 class Line:
-    """One series of a plot.
+    """A series of a plot: its name and its points.
 
     Attributes:
         name: Its name in the legend.

@@ -21,7 +21,7 @@ DECLARATION = {
     # temperature, top_k, top_p, min_p, seed.
     "takes": ["checkpoint", "stops"],
 }
-"""What the program says of itself before the first request."""
+"""The program's description of itself before the first request."""
 
 
 @lru_cache(maxsize=64)

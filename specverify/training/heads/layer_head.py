@@ -42,7 +42,7 @@ class LayerHeadModule(TrainedHead):
 
     @abstractmethod
     def fused(self, embedded: Tensor, held: Tensor) -> tuple[Tensor, Tensor]:
-        """What attention reads [..., width] and the residual [..., hidden], of embeddings and held states."""
+        """The input of attention [..., width] and the residual [..., hidden], of embeddings and held states."""
 
     @abstractmethod
     def scored(self, outputs: Tensor) -> Tensor:
@@ -148,7 +148,7 @@ class LayerHeadModule(TrainedHead):
 
 
 def _entering(layer: DecoderLayer, outputs: Tensor) -> tuple[Tensor, Tensor]:
-    """What a further layer's attention reads, and its residual, of the outputs of the layer before."""
+    """The input of a further layer's attention, and its residual, of the outputs of the layer before."""
     assert isinstance(layer, FurtherLayer)
     return layer.input_layernorm(outputs), outputs
 
