@@ -16,8 +16,12 @@ ACTIONS = {
     "restore": "an evicted request is prefilled again with all its tokens",
     "fork": "request[1] enters: its prompt is all tokens of request[0] so far, then its own; they share that prefix",
     "switch": "the request drafts by `draft` from now on",
+    "hand-over": "the request leaves as a packet of bytes for another server, and goes on there",
 }
 """Every action and its effect. A request that met a stop is over: its pages are freed, and it takes no more steps."""
+
+EARLY = ("hand-over",)
+"""Actions that an engine does not know unless it says so."""
 
 
 @dataclass(frozen=True)

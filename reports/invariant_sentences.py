@@ -146,6 +146,9 @@ PLAIN: dict[str, str] = {
     "lossless.grammar-per-node": (
         "The grammar does not hold at {node}: {token} is {expected} there, and the backend made it {observed}."
     ),
+    "serving.hand-over": (
+        "After its hand-over the request gave {observed}; where it stays with one server it gives {expected}{by}."
+    ),
     "serving.matcher-in-step": (
         "After the step the grammar's matcher has read {observed} output tokens; it must have read {expected}."
     ),

@@ -14,6 +14,7 @@ from backends.engine import stops
 from backends.engine.draft.base import Draft, Proposal
 from backends.engine.draft.truncation import truncated
 from backends.engine.guided.guide import opened
+from backends.engine.handover.carrying import Carrying
 from backends.engine.kv.arena import CacheLease
 from backends.engine.kv.branch import Branch
 from backends.engine.lower_tree import TreeTensors, check_structure
@@ -53,7 +54,7 @@ class Counters:
     lengths: list[int] = field(default_factory=list)
 
 
-class Request:
+class Request(Carrying):
     """A request from its prompt to its stop, root pending: the committed cache lacks the last token alone.
 
     Attributes:

@@ -4,8 +4,9 @@ Each seam has a name and a contract, so that a composition or a planted fault ca
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from backends.engine.handover.seams import HandOverSeams
 from backends.engine.kv.arena import Arena
 from backends.engine.model.causal_lm import Rows
 from backends.engine.request import Request
@@ -20,8 +21,10 @@ class Seams(StepSeams):
         gather: From the requests of a batch, each with its tree, to their rows in the verify forward.
         arena: The class that hands out caches and takes them back.
         request: The class of one request and the phases of its step.
+        hand_over: The functions of a hand-over.
     """
 
     gather: Callable[[list[Request]], list[Rows]]
     arena: type[Arena]
     request: type[Request]
+    hand_over: HandOverSeams = field(default_factory=HandOverSeams)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from backends.base import StageFailure, Unsupported
 from backends.engine.draft import Draft, Opening, opened
+from backends.engine.handover.passing import passed
 from backends.engine.kv.arena import CacheLease, refuse_small_pool
 from backends.engine.kv.base import OutOfPages
 from backends.engine.model.models import ModelCache
@@ -23,7 +24,7 @@ from reference.case import Case
 from reference.draft import most_rows
 from reference.malformed import Malformed
 from reference.session import Account, Action, Session
-from reference.trace import Shared, Trace
+from reference.trace import Shared, Stage, Trace
 
 
 class Server:
@@ -105,6 +106,8 @@ class Server:
             self._evicted.add(number)
         elif action.kind == "restore":
             self._restore(number)
+        elif action.kind == "hand-over":
+            self._hand_over(number)
         else:
             assert action.kind == "switch"
             assert action.draft is not None
@@ -148,6 +151,24 @@ class Server:
         with _naming(request):
             request.prefill()
 
+    def _hand_over(self, number: int) -> None:
+        """Send the request as a packet, from which it enters again; it stays where no page is free for it twice."""
+        old, over = self.requests[number], self._seams.hand_over
+        lease = self._lease(old.case, ())
+        if not self._room(lease, len(old.tokens)):
+            self._arena.give_back(lease)
+            return
+        with _naming(old):
+            old.at = Stage.COMMITTED
+            rooms = [self._arena.room(one, self._capacity, self._rows) for one in old.sends(self._target)]
+            sent = passed(old, number, rooms, over)
+            draft = self._draft(old.case, lease, sent.draft_steps)
+            new = self._seams.request(old.case, self._target, lease, draft, self._seams)
+            new.carry_on(sent, old.steps, over)
+        new.hops = old.hops + 1
+        self._arena.give_back(old.lease)
+        self.requests[number] = new
+
     def _switch(self, request: Request, case: Case) -> None:
         if case.draft.reads not in (None, request.case.draft.reads):
             raise Unsupported("a switch to a draft that reads hidden states: those of earlier tokens were not kept")
@@ -158,6 +179,7 @@ class Server:
             request.lease = self._arena.with_draft(request.lease, model, self._capacity, self._rows)
         calls = request.draft.calls
         request.case, request.draft = case, self._draft(case, request.lease)
+        request.draft_since = request.coined
         request.draft.calls += calls  # the request's count of draft forwards goes on across drafts
 
     def _step(self, numbers: tuple[int, ...]) -> None:
@@ -227,10 +249,10 @@ class Server:
         known = tokens if case.draft.reads is None else ()
         return self._arena.lease(self._target, self._models.draft(case, self._seams), self._capacity, self._rows, known)
 
-    def _draft(self, case: Case, lease: CacheLease) -> Draft:
+    def _draft(self, case: Case, lease: CacheLease, taken: int = 0) -> Draft:
         model, trie = self._models.draft(case, self._seams), self._tries.of(case.draft)
         draft = opened(
-            Opening(case, model, lease.draft, self._seams, self._target, lambda: self._batch_size, shared=trie)
+            Opening(case, model, lease.draft, self._seams, self._target, lambda: self._batch_size, trie, taken)
         )
         if draft.reads != case.draft.reads:
             raise Unsupported(

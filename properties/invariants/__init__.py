@@ -3,7 +3,7 @@
 The name of a file or folder here is the prefix of its invariants: `cache/` holds `cache.isolation`.
 """
 
-from properties.invariants import acceptance, attention, cache, draft, lossless, pair, serving, structure
+from properties.invariants import acceptance, attention, cache, draft, hand_over, lossless, pair, serving, structure
 from properties.verdict.invariant import Invariant
 
 ALL: tuple[Invariant, ...] = (
@@ -14,6 +14,7 @@ ALL: tuple[Invariant, ...] = (
     *draft.INVARIANTS,
     *lossless.INVARIANTS,
     *serving.INVARIANTS,
+    *hand_over.INVARIANTS,
 )
 
 WITHOUT_ORACLE = frozenset(

@@ -25,17 +25,25 @@ def same_bits(name: str, case: Case, subject: Subject, layout: KvLayout, variant
     base, other = subject(case), subject(replace(case, layout=layout))
     # Not strict: runs of different lengths are a finding about the output, below.
     for (place, one), (_, twin) in zip(requests(base), requests(other), strict=False):
-        where = {**place, "variant": variant}
-        for number, (step, twin_step) in enumerate(zip(one.steps, twin.steps, strict=False)):
-            for stage, seen, true in _arrays(twin_step, step):
-                yield Compared(rows_of(true))
-                if seen.shape != true.shape or not np.array_equal(seen, true, equal_nan=True):
-                    values = ("the same bits", _first_unlike(seen, true))
-                    yield Finding(name, stage, number, where, *values)
-                    return
-        if one.output != twin.output:
-            yield Finding(name, Stage.EMITTED, max(len(one.steps) - 1, 0), where, one.output, twin.output)
+        found = False
+        for fact in unlike_bits(name, one, twin, {**place, "variant": variant}):
+            found = found or isinstance(fact, Finding)
+            yield fact
+        if found:
             return
+
+
+def unlike_bits(name: str, one: Trace, twin: Trace, where: dict[str, int | str]) -> Iterator[Finding | Compared]:
+    """A finding where attention, logits, caches or output of request `twin` differ in a bit from those of `one`."""
+    for number, (step, twin_step) in enumerate(zip(one.steps, twin.steps, strict=False)):
+        for stage, seen, true in _arrays(twin_step, step):
+            yield Compared(rows_of(true))
+            if seen.shape != true.shape or not np.array_equal(seen, true, equal_nan=True):
+                values = ("the same bits", _first_unlike(seen, true))
+                yield Finding(name, stage, number, where, *values)
+                return
+    if one.output != twin.output:
+        yield Finding(name, Stage.EMITTED, max(len(one.steps) - 1, 0), where, one.output, twin.output)
 
 
 def _arrays(seen: Step, true: Step) -> Iterator[tuple[Stage, Array, Array]]:

@@ -68,10 +68,10 @@ class Arena:
         """Caches for a request that will prefill `tokens`; they are empty, or begin with pages of the prefix cache."""
         if self.layout.traits.pages:
             return self.paged(target, draft, capacity, rows, tokens)
-        small = None if draft is None else self._plain(self._room(draft, capacity, rows))
-        return CacheLease(self._plain(self._room(target, capacity, rows)), small, owner=draft)
+        small = None if draft is None else self._plain(self.room(draft, capacity, rows))
+        return CacheLease(self._plain(self.room(target, capacity, rows)), small, owner=draft)
 
-    def _room(self, model: Model, capacity: int, rows: int) -> CacheSpec:
+    def room(self, model: Model, capacity: int, rows: int) -> CacheSpec:
         """The sizes of a cache of `model` in this layout."""
         room = model.room(capacity, rows)
         return room.as_latent() if self.layout.latent else room
@@ -102,7 +102,7 @@ class Arena:
         Target and draft of a request share a block table, so a target that drafts for itself needs two pools.
         """
         if (model, role) not in self._pools:
-            room = self._room(model, capacity, rows)
+            room = self.room(model, capacity, rows)
             self._pools[model, role] = self._seams.pool(room, self.pages.total, self.layout.page_size)
         return self._pools[model, role]
 
@@ -136,7 +136,7 @@ class Arena:
         if draft is not None and lease.blocks is not None:
             small = self._seams.paged(self.pool(draft, "draft", capacity, rows), lease.blocks)
         elif draft is not None:
-            small = self._plain(self._room(draft, capacity, rows))
+            small = self._plain(self.room(draft, capacity, rows))
         return replace(lease, draft=small, owner=draft)
 
     def give_back(self, lease: CacheLease, tokens: tuple[int, ...] = ()) -> None:

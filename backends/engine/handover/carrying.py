@@ -1,0 +1,113 @@
+"""The part of a request that lets it leave one server and go on in another."""
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from backends.engine import stops
+from backends.engine.draft.base import Draft
+from backends.engine.guided.guide import Guide
+from backends.engine.handover.packet import BadHandOver
+from backends.engine.handover.seams import HandOverSeams
+from backends.engine.handover.state import Carried, columns_of
+from backends.engine.kv.arena import CacheLease, Model
+from backends.engine.model.causal_lm import CausalLm
+from reference.case import Case
+from reference.trace import Step
+
+
+class Counting(Protocol):
+    """The counters of a request: drafted tokens, and the accepted ones of each step."""
+
+    proposed: int
+    lengths: list[int]
+
+
+class Carrying:
+    """A request that can be carried: `carried` is its state between two steps, `carry_on` takes such a state over.
+
+    Attributes:
+        hops: How many times the request was handed over.
+        draft_since: The number of steps that the request had taken when its draft was opened.
+    """
+
+    case: Case
+    target: CausalLm
+    tokens: list[int]
+    lease: CacheLease
+    draft: Draft
+    guide: Guide | None
+    position: int
+    steps: list[Step]
+    counters: Counting
+    hops: int = 0
+    draft_since: int = 0
+    _hidden: list[Tensor]
+    _limits: stops.Limits
+    _written: stops.Written
+
+    @property
+    def sends_draft(self) -> bool:
+        """Whether its draft's keys and values are sent; a head's rows are run again on the hidden states."""
+        return self.lease.draft is not None and self.case.draft.reads is None
+
+    def sends(self, target: Model) -> list[Model]:
+        """The models whose keys and values are sent: the target, and the model of a draft that is no head."""
+        owner = self.lease.owner
+        return [target, owner] if self.sends_draft and isinstance(owner, CausalLm) else [target]
+
+    @property
+    def hidden_width(self) -> int:
+        """The width of the hidden states that its draft reads; 0 if it reads none."""
+        reads = self.case.draft.reads
+        return 0 if reads is None else reads.parts * int(self.target.model.config.hidden_size)
+
+    def carried(self) -> Carried:
+        """The state that a packet holds; keys and values are copies.
+
+        A draft model may have read the root already, for a tree that was thrown away: that column stays behind.
+        """
+        text, cache = tuple(self.tokens), self.lease.draft
+        emitted = self.steps[-1].emitted if self.steps else None
+        return Carried(
+            tokens=text,
+            position=self.position,
+            lengths=tuple(self.counters.lengths),
+            proposed=self.counters.proposed,
+            draft_calls=self.draft.calls,
+            draft_steps=len(self.counters.lengths) - self.draft_since,
+            matched=None if self.guide is None else self.guide.read,
+            logprob=None if emitted is None or emitted.logprobs is None else emitted.logprobs[-1],
+            target=columns_of(self.lease.target, len(text) - 1),
+            draft=columns_of(cache, len(text) - 1) if cache is not None and self.sends_draft else None,
+            hidden=torch.cat(self._hidden) if self._hidden else None,
+        )
+
+    def carry_on(self, sent: Carried, steps: list[Step], over: HandOverSeams) -> None:
+        """Take over the state `sent` of a request that another server has begun; this one was just made.
+
+        Args:
+            sent: The state.
+            steps: The steps that it has revealed so far; no packet holds them, since no decode needs them.
+            over: The functions of the hand-over.
+
+        Raises:
+            BadHandOver: The grammar reads the text otherwise than the sender says.
+        """
+        self.tokens, self.position, self.steps = list(sent.tokens), sent.position, steps
+        self.counters.proposed, self.counters.lengths = sent.proposed, list(sent.lengths)
+        self._hidden = [] if sent.hidden is None else [sent.hidden]
+        output = self.tokens[len(self.case.prompt) :]
+        self._written = stops.follow(stops.Written(), output, self._limits)
+        if self.guide is not None:
+            over.read_again(self.guide, output)
+            if self.guide.read != sent.matched:
+                raise BadHandOver(
+                    f"the sender's grammar has read {sent.matched} tokens, the receiver's {self.guide.read}"
+                )
+        over.fill(self.lease.target, sent.target)
+        if sent.draft is not None and self.lease.draft is not None:
+            over.fill(self.lease.draft, sent.draft)
+        self.draft.calls += sent.draft_calls
+        self.draft_since = len(sent.lengths) - sent.draft_steps

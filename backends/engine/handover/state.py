@@ -1,0 +1,107 @@
+"""The state of a request that leaves, and its return into the caches of another request.
+
+Keys and values travel, and the hidden states that a head reads. The rows of a head do not: the receiver runs them again
+on those states, as after every verification. Stop rules and the grammar follow from the text, so that the receiver
+makes them anew, and the packet says how far the grammar had read.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from backends.engine.kv.base import KvCache
+
+
+@dataclass(frozen=True)
+class Columns:
+    """The committed columns of one cache.
+
+    Attributes:
+        length: The number of committed columns.
+        first: The first column that each layer still holds.
+        keys: For each layer [kv_heads, length - first, width].
+        values: The same for values, whose width may be another.
+    """
+
+    length: int
+    first: tuple[int, ...]
+    keys: tuple[Tensor, ...]
+    values: tuple[Tensor, ...]
+
+
+@dataclass(frozen=True)
+class Carried:
+    """The state of a request between two of its steps.
+
+    Attributes:
+        tokens: Prompt and output so far; the last one is the pending root.
+        position: The rotary position of that root.
+        lengths: The number of accepted drafted tokens of each step so far; every step has used up its coins.
+        proposed: Number of drafted tokens so far.
+        draft_calls: Number of forwards of the draft so far.
+        draft_steps: Number of steps that the request has taken with its draft.
+        matched: Number of output tokens that its grammar has read; None without a grammar.
+        logprob: The log-probability of the last output token; None where there is no output.
+        target: The columns of the target's cache, one for each token but the root.
+        draft: The columns of a draft model's cache; None for other drafts.
+        hidden: Hidden states of all tokens but the root, [len(tokens) - 1, width]; None if the draft reads none.
+    """
+
+    tokens: tuple[int, ...]
+    position: int
+    lengths: tuple[int, ...]
+    proposed: int
+    draft_calls: int
+    draft_steps: int
+    matched: int | None
+    logprob: float | None
+    target: Columns
+    draft: Columns | None
+    hidden: Tensor | None
+
+
+class Held(Protocol):
+    """A cache as `columns_of` reads it."""
+
+    length: int
+    layers: int
+
+    def held(self, layer: int) -> tuple[int, Tensor, Tensor]:
+        """See `KvCache.held`."""
+        ...
+
+
+def columns_of(cache: Held, most: int) -> Columns:
+    """The committed columns of `cache`, at most the first `most`."""
+    length, held = min(cache.length, most), [cache.held(layer) for layer in range(cache.layers)]
+    first = tuple(min(begin, length) for begin, _, _ in held)
+    cut = [length - begin for begin in first]
+    return Columns(
+        length,
+        first,
+        tuple(keys[..., :count, :] for (_, keys, _), count in zip(held, cut, strict=True)),
+        tuple(values[..., :count, :] for (_, _, values), count in zip(held, cut, strict=True)),
+    )
+
+
+def fill(cache: KvCache, sent: Columns) -> None:
+    """Commit the columns `sent` in an empty cache, in blocks that the cache admits.
+
+    A layer with a window may have dropped its first columns. Zeros stand for them, which no later row can see.
+    """
+    width = cache.most_rows or max(sent.length, 1)
+    for begin in range(0, sent.length, width):
+        end = min(begin + width, sent.length)
+        cache.open(end - begin)
+        for layer, first in enumerate(sent.first):
+            pair = (sent.keys[layer], sent.values[layer])
+            cache.write(layer, *(_between(one, first, begin, end) for one in pair))
+        cache.commit(list(range(end - begin)))
+
+
+def _between(held: Tensor, first: int, begin: int, end: int) -> Tensor:
+    """The columns `begin` to `end` of `held` [heads, columns, width], which begins with column `first`."""
+    dropped = held.new_zeros(held.shape[0], max(0, min(first, end) - begin), held.shape[2])
+    return torch.cat([dropped, held[:, max(begin - first, 0) : max(end - first, 0)]], 1)

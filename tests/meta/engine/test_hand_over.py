@@ -1,0 +1,185 @@
+"""A request that is handed over goes on as if it had stayed, and a packet that does not fit is told in one line."""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load, save
+from torch import Tensor
+
+from backends.compositions import open_cpu
+from backends.engine.handover.packet import BadHandOver, Expected, packed, unpacked
+from backends.engine.handover.state import Carried, Columns
+from backends.engine.kv.base import CacheSpec
+from backends.engine.reach import Reach
+from properties.invariants.hand_over import NAME
+from properties.strategies.models import GALLERY
+from properties.verdict.judge import judge
+from reference.architecture import Seeded
+from reference.case import Case
+from reference.draft import LanguageModel, Ngram, Scripted
+from reference.layout import KINDS, KvLayout
+from reference.sampling import Sampling, Stops
+from reference.session import Action, Mate, Session
+from reference.tree import RankTree, Tree
+from specverify.setup.subjects import subject_of
+from tests.corruption import BY_NAME, ORACLE
+
+PROMPT = (6, 3, 11, 4, 9, 2, 14)
+BRANCHES = RankTree((0, 0, 0, 1), (0, 1, 0, 0))
+FORK = Tree((0, 0, 0, 1), (PROMPT[-1], 3, 2, 1))
+GOES = tuple(
+    Action(kind, tuple(requests))
+    for kind, *requests in (
+        ("add", 0), ("add", 1), ("hand-over", 0), ("step", 0, 1), ("hand-over", 1), ("step", 1, 0), ("hand-over", 0),
+        ("hand-over", 0), ("preempt", 0), ("hand-over", 0), ("step", 0, 1), ("evict", 0), ("restore", 0),
+        ("hand-over", 0), ("step", 0),
+    )
+)  # fmt: skip
+
+
+def session(**changed: Any) -> Case:
+    model = changed.pop("model", Seeded(GALLERY[1], 0))
+    alone = Case(model, PROMPT, changed.pop("draft", Scripted((FORK, FORK, FORK))), stops=Stops(9))
+    mate = Mate((*PROMPT[:3], PROMPT[-1]), alone.draft, stops=Stops(9))
+    return replace(alone, session=Session((mate,), GOES), **changed)
+
+
+def judged(case: Case) -> set[str]:
+    """The invariants that compared something; none of them found a difference."""
+    verdict = judge(case, tuple(BY_NAME.values()), ORACLE, subject_of(open_cpu()))
+    assert not verdict.findings, verdict.findings
+    assert verdict.unsupported is None
+    return {name for name, outcome in verdict.outcomes.items() if outcome == "checked"}
+
+
+@pytest.mark.parametrize("kind", list(KINDS))
+def test_a_request_goes_on_in_every_layout(kind: str) -> None:
+    windowed = Seeded(GALLERY[5], 0) if kind == "sliding" else Seeded(GALLERY[1], 0)
+    assert NAME in judged(session(model=windowed, layout=KvLayout(kind=kind, page_size=2 if KINDS[kind].pages else 0)))
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"draft": LanguageModel(Seeded(GALLERY[1], 0), BRANCHES)},
+        {"draft": Ngram(BRANCHES, 3)},
+        {"sampling": Sampling(temperature=1.0, seed=3)},
+    ],
+    ids=["draft model", "n-gram", "sampling"],
+)
+def test_a_request_takes_its_draft_and_its_coins_along(changed: dict[str, Any]) -> None:
+    assert NAME in judged(session(**changed))
+
+
+SPEC = CacheSpec((Reach(), Reach(window=2)), 2, 4, 40, 8, torch.device("cpu"), torch.float32)
+ROOT = len(PROMPT) + 1
+ASKED = Case(Seeded(GALLERY[1], 0), PROMPT, LanguageModel(Seeded(GALLERY[1], 0), BRANCHES), stops=Stops(9))
+
+
+def columns(length: int) -> Columns:
+    first = (0, length - 1)
+    held = [tuple(torch.ones(2, length - begin, 4) for begin in first) for _ in range(2)]
+    return Columns(length, first, held[0], held[1])
+
+
+STATE = Carried((*PROMPT, 5, 2), ROOT, (1,), 3, 4, 1, None, -0.5, columns(ROOT), columns(ROOT - 2), None)
+EXPECTED = Expected(ASKED, 3, 1, SPEC, SPEC, 0)
+
+
+def test_a_packet_holds_the_state() -> None:
+    data = packed(STATE, ASKED, 3, 1)
+    found = unpacked(data, EXPECTED)
+    assert replace(found, target=STATE.target, draft=STATE.draft) == STATE
+    assert found.draft is not None
+    assert STATE.draft is not None
+    for one, other in ((found.target, STATE.target), (found.draft, STATE.draft)):
+        assert (one.length, one.first) == (other.length, other.first)
+        assert all(map(torch.equal, (*one.keys, *one.values), (*other.keys, *other.values)))
+
+
+def altered(
+    facts: Callable[[dict[str, Any]], Any] | None = None, tensors: Mapping[str, Tensor | None] | None = None
+) -> bytes:
+    """The packet with other facts, and with tensors put in or (None) left out."""
+    data = packed(STATE, ASKED, 3, 1)
+    header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+    told = json.loads(header["__metadata__"]["facts"])
+    if facts is not None:
+        facts(told)
+    held = {**load(data), **(tensors or {})}
+    return save({name: one for name, one in held.items() if one is not None}, {"facts": json.dumps(told)})
+
+
+def fact(**told: Any) -> bytes:
+    return altered(lambda facts: facts.update(told))
+
+
+BAD: dict[str, tuple[bytes, str]] = {
+    "cut off": (packed(STATE, ASKED, 3, 1)[:-9], "no whole safetensors file"),
+    "no safetensors": (b"\x80\x04", "no whole safetensors file"),
+    "no facts": (save({"hidden": torch.ones(1)}), "format is None"),
+    "another format": (fact(format="nixl 2"), "format is 'nixl 2'"),
+    "a fact less": (altered(lambda facts: facts.pop("position")), "lacks position"),
+    "a fact more": (fact(pickle="x"), "has a fact 'pickle'"),
+    "another request": (packed(STATE, ASKED, 2, 1), "is of request 2; request 3"),
+    "twice": (packed(STATE, ASKED, 3, 0), "hand-over 0 of its request; 1 is expected"),
+    "another draft": (packed(STATE, replace(ASKED, draft=Scripted()), 3, 1), "the draft of the sender has the digest"),
+    "another model": (packed(STATE, replace(ASKED, model=Seeded(GALLERY[1], 1)), 3, 1), "the model of the sender"),
+    "another dtype": (packed(STATE, replace(ASKED, dtype="float64"), 3, 1), "the dtype of the sender"),
+    "other settings": (packed(STATE, replace(ASKED, sampling=Sampling(temperature=1.0)), 3, 1), "the sampling of the"),
+    "a token too high": (fact(tokens=[*PROMPT, 5, 99]), "no list of ids below"),
+    "another text": (fact(tokens=[1, *PROMPT[1:], 5, 2]), "does not begin with the prompt"),
+    "more steps than tokens": (fact(lengths=[0, 0, 0]), "more steps than the 2 output tokens"),
+    "a script ahead": (fact(draft_steps=2), "the draft has taken 2 steps"),
+    "another position": (fact(position=ROOT - 1), "position is 7; the text has 9 tokens"),
+    "coins below none": (fact(proposed=-1), "proposed is -1"),
+    "a grammar that is not there": (fact(matched=2), "the grammar has read 2 tokens"),
+    "no log-probability": (fact(logprob=None), "log-probability of the last of 2"),
+    "KV without its last column": (
+        packed(replace(STATE, target=columns(ROOT - 1)), ASKED, 3, 1),
+        "target cache has 7 columns; the text has 8",
+    ),
+    "KV ahead": (packed(replace(STATE, draft=columns(ROOT + 1)), ASKED, 3, 1), "draft cache has 9 columns"),
+    "no draft KV": (packed(replace(STATE, draft=None), ASKED, 3, 1), "has no draft cache"),
+    "a layer less": (altered(None, {"target.values.1": None}), "tensor target.values.1 is missing"),
+    "a layer more": (altered(None, {"target.keys.2": torch.ones(2, 8, 4)}), "target.keys.2 belongs to nothing"),
+    "another width": (altered(None, {"target.keys.0": torch.ones(2, 8, 6)}), "expected torch.float32 [2, 8, 4]"),
+    "other heads": (altered(None, {"target.keys.0": torch.ones(1, 8, 4)}), "is torch.float32 [1, 8, 4]"),
+    "half the bits": (altered(None, {"target.keys.0": torch.ones(2, 8, 4).half()}), "is torch.float16"),
+    "not a number": (altered(None, {"draft.keys.0": torch.full((2, 6, 4), float("nan"))}), "not finite"),
+    "a window cut": (
+        altered(lambda facts: facts["target"].update(first=[1, 7]), {"target.keys.0": torch.ones(2, 7, 4)}),
+        "layer 0 of the target cache begins at column 1; its rows see column 0",
+    ),
+    "hidden states unasked": (altered(None, {"hidden": torch.ones(8, 16)}), "the draft reads none"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", list(BAD))
+def test_a_packet_that_does_not_fit_is_told_in_one_line(name: str) -> None:
+    data, why = BAD[name]
+    with pytest.raises(BadHandOver) as told:
+        unpacked(data, EXPECTED)
+    assert why in str(told.value)
+    assert "\n" not in str(told.value)
+    assert len(str(told.value)) < 160
+
+
+@pytest.mark.parametrize(
+    ("hidden", "why"),
+    [
+        (None, "reads hidden states of width 16, and the packet has none"),
+        (torch.ones(ROOT - 1, 16), "hidden states are [7, 16]; expected [8, 16]"),
+        (torch.ones(ROOT, 12), "hidden states are [8, 12]; expected [8, 16]"),
+        (torch.full((ROOT, 16), float("inf")), "not finite"),
+    ],
+    ids=["missing", "late", "of another draft", "not finite"],
+)
+def test_hidden_states_that_do_not_fit_are_told(hidden: Tensor | None, why: str) -> None:
+    with pytest.raises(BadHandOver) as told:
+        unpacked(packed(replace(STATE, hidden=hidden), ASKED, 3, 1), replace(EXPECTED, hidden=16))
+    assert why in str(told.value)
