@@ -14,7 +14,7 @@ from reference.family import FAMILIES
 from reference.layout import KvLayout
 from reference.rules import DRAWS
 from reference.sampling import Sampling
-from reference.session import ACTIONS
+from reference.session import ACTIONS, EARLY
 
 PROCESSING = (
     "repetition_penalty", "presence_penalty", "frequency_penalty", "bad_words", "min_tokens", "processors", "grammar",
@@ -103,7 +103,7 @@ class Abilities:
     layouts: tuple[str, ...] = ("branch",)
     layout_settings: tuple[str, ...] = LAYOUT_SETTINGS
     sessions: bool = False
-    actions: tuple[str, ...] = tuple(ACTIONS)
+    actions: tuple[str, ...] = tuple(one for one in ACTIONS if one not in EARLY)
     most_requests: int = 0
     takes_tape: bool = False
     greedy: bool = True

@@ -20,6 +20,7 @@ from reference.draft_trees import TREE_KINDS
 from reference.layout import COMMITS, KINDS
 from reference.probability_world import Blocks, Given, World
 from reference.rules import RULES
+from reference.session import ACTIONS
 from reference.trace import Array, Stage, Trace
 
 
@@ -57,6 +58,7 @@ class EngineBackend:
             commits=COMMITS,
             layouts=layouts or tuple(KINDS),
             sessions=True,
+            actions=tuple(ACTIONS),
             takes_tape=True,
             max_temperature=float("inf"),
             rules=tuple(RULES),

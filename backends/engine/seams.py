@@ -4,10 +4,11 @@ Each seam has a name and a contract, so that a composition or a planted fault ca
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from backends.engine.kv.arena import Arena
 from backends.engine.model.causal_lm import Rows
+from backends.engine.overlap.seams import OverlapSeams
 from backends.engine.request import Request
 from backends.engine.step_seams import StepSeams
 
@@ -20,8 +21,10 @@ class Seams(StepSeams):
         gather: From the requests of a batch, each with its tree, to their rows in the verify forward.
         arena: The class that hands out caches and takes them back.
         request: The class of one request and the phases of its step.
+        overlap: The decisions of launched steps.
     """
 
     gather: Callable[[list[Request]], list[Rows]]
     arena: type[Arena]
     request: type[Request]
+    overlap: OverlapSeams = field(default_factory=OverlapSeams)

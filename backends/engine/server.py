@@ -51,7 +51,8 @@ class Server:
         drafts = [one.draft for one in plans] + [one.draft for one in self.session.actions if one.draft is not None]
         self._rows = max(case.layout.padded_nodes, *map(most_rows, drafts)) + 1
         # A fork may come at any time and begins with all tokens of its source, so one request may need room for all.
-        self._capacity = sum(one.longest for one in plans) + self._rows
+        # A request of a session may be launched once more before the host knows that it is over.
+        self._capacity = sum(one.longest for one in plans) + self._rows * (1 if case.session is None else 2)
         pages = case.layout.pages_for(self._capacity) * len(plans) if case.layout.traits.pages else 0
         if case.session is None:  # in a session a request waits until others give pages back
             refuse_small_pool(case.layout, self._capacity)
@@ -63,15 +64,18 @@ class Server:
         Raises:
             StageFailure: for every error, with the stage in which it occurred.
         """
-        numbers = self._possible(action)
-        if action.kind == "step":
-            self._step(numbers)
+        self._apply(action, self._possible(action))
+        self.accounts.append(self._account())
+
+    def _apply(self, action: Action, numbers: tuple[int, ...]) -> None:
+        """Apply `action` to the requests `numbers`, which admit it."""
+        if action.kind in ("step", "first"):
+            self._step(numbers, action.kind == "first")
         elif action.kind == "fork" and len(numbers) == 2:
             self._fork(*numbers)
         elif action.kind != "fork":
             for number in numbers:
                 self._one(action, number)
-        self.accounts.append(self._account())
 
     def _possible(self, action: Action) -> tuple[int, ...]:
         new = set(range(1 + len(self.session.mates))) - set(self.requests)
@@ -79,8 +83,9 @@ class Server:
         if action.kind == "fork":
             source, twin = action.requests
             return action.requests if source in living and twin in new else ()
-        may = {"add": new, "restore": self._evicted, "cancel": living | self._evicted}.get(action.kind, living)
-        return tuple(one for one in action.requests if one in may)
+        may = {"add": new, "restore": self._evicted, "cancel": living | self._evicted, "resolve": {*self.requests}}
+        admits = may.get(action.kind, living)
+        return tuple(one for one in action.requests if one in admits)
 
     @property
     def living(self) -> set[int]:
@@ -95,7 +100,7 @@ class Server:
         if action.kind == "preempt":
             if self._ready(request):
                 self._batch_size = 1  # the tree is thrown away, whatever batch it was meant for
-                with _naming(request):
+                with naming(request):
                     request.propose()
                 request.abandon()
         elif action.kind == "cancel":
@@ -133,7 +138,7 @@ class Server:
             return
         self.requests[number] = request
         self._tries.learn(number, case.draft, request.tokens)
-        with _naming(request):
+        with naming(request):
             request.prefill()
 
     def _restore(self, number: int) -> None:
@@ -144,9 +149,12 @@ class Server:
             return
         self._evicted.discard(number)
         request.lease = lease
-        request.draft.resume(lease.draft)
-        with _naming(request):
+        self._resume(number, request)
+        with naming(request):
             request.prefill()
+
+    def _resume(self, number: int, request: Request) -> None:
+        request.draft.resume(request.lease.draft)
 
     def _switch(self, request: Request, case: Case) -> None:
         if case.draft.reads not in (None, request.case.draft.reads):
@@ -160,35 +168,49 @@ class Server:
         request.case, request.draft = case, self._draft(case, request.lease)
         request.draft.calls += calls  # the request's count of draft forwards goes on across drafts
 
-    def _step(self, numbers: tuple[int, ...]) -> None:
+    def _step(self, numbers: tuple[int, ...], bare: bool = False) -> None:
         self._poison()
         numbers = tuple(number for number in numbers if self._ready(self.requests[number]))
         batch = [self.requests[number] for number in numbers]
         if not batch:
             return
+        for request, (flat, heads) in zip(batch, self._forward(batch, bare), strict=True):
+            with naming(request):
+                request.settle(flat, heads)
+        for number, request in zip(numbers, batch, strict=True):
+            self._tries.learn(number, request.case.draft, request.tokens)
+            if self.requests[number].finish is not None:
+                self._end(number)
+
+    def _forward(self, batch: list[Request], bare: bool = False) -> list[tuple[Tensor, list[Tensor]]]:
+        """Draft a tree for each request of `batch` and verify them in one forward; the root alone if `bare`.
+
+        Returns:
+            For each request the logits of its rows, and the attention outputs of these rows by layer.
+        """
         self._batch_size = self._told_size(batch)
         for request in batch:  # drafts run one by one, only the verify forward is batched
-            with _naming(request):
-                request.propose()
+            with naming(request):
+                if bare:
+                    request.propose_root()
+                else:
+                    request.propose()
         heads: list[Tensor] = []
         rows = self._seams.gather(batch)
         # One tap for the whole batch: drafts of several requests may read different hidden states.
         reads = [one.case.draft.reads for one in batch if one.case.draft.reads is not None]
         tap = self._seams.tap(*reads) if reads else None
-        with _naming(batch[0]):
+        with naming(batch[0]):
             flat = self._target.forward(
                 rows, self._seams.attend, filler=self._arena.filler, lanes=self._seams.kv.lanes, watch=heads, tap=tap
             )
+        results = []
         for lane, request in enumerate(batch):
             mine = request.case.draft.reads
             # None again where the request has switched to a draft that reads none.
             request.verified = None if tap is None or mine is None else tap.taken[mine][lane, : len(rows[lane].tokens)]
-            with _naming(request):
-                request.settle(flat[lane], [one[lane, :, : len(rows[lane].tokens)] for one in heads])
-        for number, request in zip(numbers, batch, strict=True):
-            self._tries.learn(number, request.case.draft, request.tokens)
-            if self.requests[number].finish is not None:
-                self._end(number)
+            results.append((flat[lane], [one[lane, :, : len(rows[lane].tokens)] for one in heads]))
+        return results
 
     def _told_size(self, batch: list[Request]) -> int:
         """The number of requests of `batch`; for a case without a session, the number that its draft tells."""
@@ -217,7 +239,7 @@ class Server:
         if number in self._evicted:  # its caches went back when it was evicted
             self._evicted.discard(number)
         else:
-            self._arena.give_back(request.lease, tuple(request.tokens))
+            self._arena.give_back(request.lease, tuple(request.resolved))
 
     def _poison(self) -> None:
         self._arena.poison([self.requests[number].lease for number in sorted(self.living)])
@@ -227,10 +249,10 @@ class Server:
         known = tokens if case.draft.reads is None else ()
         return self._arena.lease(self._target, self._models.draft(case, self._seams), self._capacity, self._rows, known)
 
-    def _draft(self, case: Case, lease: CacheLease) -> Draft:
+    def _draft(self, case: Case, lease: CacheLease, taken: int = 0) -> Draft:
         model, trie = self._models.draft(case, self._seams), self._tries.of(case.draft)
         draft = opened(
-            Opening(case, model, lease.draft, self._seams, self._target, lambda: self._batch_size, shared=trie)
+            Opening(case, model, lease.draft, self._seams, self._target, lambda: self._batch_size, trie, taken)
         )
         if draft.reads != case.draft.reads:
             raise Unsupported(
@@ -267,7 +289,7 @@ class Server:
 
 
 @contextmanager
-def _naming(request: Request) -> Iterator[None]:
+def naming(request: Request) -> Iterator[None]:
     """Turn every exception inside the `with` into a StageFailure at the request's current stage."""
     try:
         yield

@@ -26,7 +26,8 @@ WITHOUT_ORACLE = frozenset(
         *(f"draft.{name}" for name in ("rollback", "vocabulary-map")),
         *(f"lossless.{name}" for name in ("completes", "stops", "state-isolated", "accounting", "deterministic")),
         *(f"lossless.{name}" for name in ("processors-per-node", "seeded", "takes-part", "grammar-per-node")),
-        "serving.matcher-in-step",
+        *(f"serving.{name}" for name in ("matcher-in-step", "frames-in-epoch", "writes-in-owned-pages")),
+        *(f"serving.{name}" for name in ("no-placeholder", "steps-after-finish")),
     }
 )
 """Names of the invariants of ALL that read the backend's own runs and no oracle."""

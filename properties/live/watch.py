@@ -140,6 +140,11 @@ class Watch:
         Raises:
             Differs: An invariant is violated.
         """
+        assert self.case.session is not None
+        if self.case.session.overlapped:  # what is still in flight is compared too
+            for number in sorted(self.living):
+                self.do(Action("resolve", (number,)))
+                self.do(Action("resolve", (number,)))
         for number in sorted(self.living | self.evicted):
             self.do(Action("cancel", (number,)))
         if thoroughly:

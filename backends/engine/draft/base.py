@@ -108,6 +108,7 @@ class Opening:
         target: The target, with whose weights a head may score; None where the engine does not run it.
         batch_size: Tells, whenever a tree is drafted, how many requests step together.
         shared: The trie that the request shares with others; None for a draft that learns from the request alone.
+        taken: Number of steps that the request has taken with an earlier draft of the same case.
     """
 
     case: Case
@@ -117,6 +118,7 @@ class Opening:
     target: CausalLm | None = None
     batch_size: Callable[[], int] = lambda: 1
     shared: NgramTrie | None = None
+    taken: int = 0
 
 
 OPENERS: dict[str, Callable[[Opening], Draft]] = {}

@@ -14,15 +14,15 @@ from reference.tree import Tree
 
 
 class ScriptedDraft:
-    """Proposes `trees` in order, one per step."""
+    """Proposes `trees` in order, one per step, from the tree of step `taken` on."""
 
     cache: KvCache | None = None
     calls = 0
     reads: HiddenStates | None = None
 
-    def __init__(self, trees: tuple[Tree, ...]) -> None:
+    def __init__(self, trees: tuple[Tree, ...], taken: int = 0) -> None:
         self._trees = trees
-        self._at = 0
+        self._at = taken
 
     def propose(self, tokens: list[int], chance: StepSampling | None = None, hidden: Tensor | None = None) -> Proposal:
         """Return the next tree of the script, with the engine's own pending token as its root."""
@@ -44,4 +44,4 @@ class ScriptedDraft:
 def opened(opening: Opening) -> ScriptedDraft:
     """Open a draft with the trees of the case."""
     assert opening.case.draft.trees is not None
-    return ScriptedDraft(opening.case.draft.trees)
+    return ScriptedDraft(opening.case.draft.trees, opening.taken)

@@ -1,0 +1,6 @@
+"""The invariants `serving.*`: what a server keeps beside its caches is in step with the text."""
+
+from properties.invariants.serving import matchers, overlap
+from properties.verdict.invariant import Invariant
+
+INVARIANTS: tuple[Invariant, ...] = (*matchers.INVARIANTS, *overlap.INVARIANTS)

@@ -1,0 +1,57 @@
+"""Strategies for sessions of a server that runs a step ahead: which steps are launched, and when they are resolved."""
+
+from dataclasses import replace
+
+from hypothesis import strategies as st
+
+from properties.strategies.grammars import guided
+from reference.abilities import Abilities
+from reference.architecture import Seeded
+from reference.case import Case
+from reference.draft import Draft
+from reference.session import OVERLAPPED, Action
+
+AHEAD = 5
+"""Of so many sessions that admit it, one is served a step ahead."""
+
+GUIDED_AHEAD = 4
+"""Of so many of those whose case has no grammar, one gets it: a matcher is read at a launch and at a resolution."""
+
+
+def takes_ahead(drafts: list[Draft], within: Abilities | None) -> bool:
+    """Whether requests with these drafts may be launched ahead on the engine."""
+    if within is not None and not {*OVERLAPPED} <= {*within.actions}:
+        return False
+    return not any(draft.shared or draft.dispatch is not None for draft in drafts)
+
+
+@st.composite
+def ahead(draw: st.DrawFn, actions: tuple[Action, ...], count: int) -> tuple[Action, ...]:
+    """`actions` on `count` requests with most steps launched, mostly in runs, and their results resolved at any time.
+
+    In the end everything in flight is resolved.
+    """
+    found: list[Action] = []
+    for action in actions:
+        found.append(action)
+        if action.kind != "step" or draw(st.integers(0, 5)) == 5:
+            continue
+        found[-1] = Action("launch", action.requests)
+        for _ in range(draw(st.sampled_from((0, 1, 1, 2)))):
+            if draw(st.integers(0, 2)) == 2:
+                found.append(Action("resolve", (draw(st.sampled_from(action.requests)),)))
+            found.append(Action("launch", tuple(draw(st.permutations(action.requests)))))
+        if draw(st.integers(0, 2)) == 0:
+            found.append(Action("resolve", (draw(st.integers(0, count - 1)),)))
+    return (*found, *(Action("resolve", (one,)) for one in range(count) for _ in range(2)))
+
+
+@st.composite
+def guided_ahead(draw: st.DrawFn, case: Case, within: Abilities | None) -> Case:
+    """`case`, in one of GUIDED_AHEAD with a grammar if the engine has any."""
+    admits = within is None or "grammar" in within.processed
+    if case.sampling.grammar is not None or not admits or draw(st.integers(0, GUIDED_AHEAD - 1)) < GUIDED_AHEAD - 1:
+        return case
+    assert isinstance(case.model, Seeded)
+    sampling, stops = draw(guided(case.sampling, case.stops, case.model.vocab_size))
+    return replace(case, sampling=sampling, stops=stops)
