@@ -26,11 +26,13 @@ def takes_ahead(drafts: list[Draft], within: Abilities | None) -> bool:
 
 
 @st.composite
-def ahead(draw: st.DrawFn, actions: tuple[Action, ...], count: int) -> tuple[Action, ...]:
+def ahead(draw: st.DrawFn, actions: tuple[Action, ...], count: int, within: Abilities | None) -> tuple[Action, ...]:
     """`actions` on `count` requests with most steps launched, mostly in runs, and their results resolved at any time.
 
-    In the end everything in flight is resolved.
+    Behind some launches a request is evicted and restored, if the engine does that. In the end everything in flight is
+    resolved.
     """
+    evicts = within is None or {"evict", "restore"} <= {*within.actions}
     found: list[Action] = []
     for action in actions:
         found.append(action)
@@ -40,9 +42,15 @@ def ahead(draw: st.DrawFn, actions: tuple[Action, ...], count: int) -> tuple[Act
         for _ in range(draw(st.sampled_from((0, 1, 1, 2)))):
             if draw(st.integers(0, 2)) == 2:
                 found.append(Action("resolve", (draw(st.sampled_from(action.requests)),)))
-            found.append(Action("launch", tuple(draw(st.permutations(action.requests)))))
-        if draw(st.integers(0, 2)) == 0:
+            # Mostly a part of the batch in another order, so that rows change their requests.
+            order = draw(st.permutations(action.requests))
+            found.append(Action("launch", tuple(order[: draw(st.integers(1, len(order)))])))
+        happens = draw(st.sampled_from(("", "resolve", "lost", "lost")))
+        if happens == "resolve":
             found.append(Action("resolve", (draw(st.integers(0, count - 1)),)))
+        elif happens == "lost" and evicts:
+            gone = draw(st.sampled_from(action.requests))
+            found += [Action("evict", (gone,)), Action("restore", (gone,)), Action("launch", action.requests)]
     return (*found, *(Action("resolve", (one,)) for one in range(count) for _ in range(2)))
 
 

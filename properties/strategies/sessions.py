@@ -249,7 +249,7 @@ def with_session(
     # A ring's or a far prompt's case costs enough without it.
     drafts = [case.draft, *(mate.draft for mate in company)]
     if takes_ahead(drafts, within) and most_actions == MOST_ACTIONS and draw(st.integers(0, AHEAD - 1)) == AHEAD - 1:
-        happened = draw(ahead(happened, 1 + len(company)))
+        happened = draw(ahead(happened, 1 + len(company), within))
         case = draw(guided_ahead(case, within))
     if not greedy:
         # Sampled tokens depend on the draft, so that a switch would change the oracle's answer.

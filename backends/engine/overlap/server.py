@@ -116,8 +116,8 @@ class OverlapServer(Server):
         for part, request, pages in zip(parts, batch, owned, strict=True):
             self._futures.put(part.place, part.verdict.accepted)
             request.tokens.append(part.place.placeholder)
-            inputs, written = _inputs(request, part), _written(request, part)
-            self._happened("launched", part, inputs=inputs, owned=pages, written=written)
+            place, inputs, written = part.place, _inputs(request, part), _written(request, part)
+            self.events.append(Event("launched", self._action, place.number, place.frame, inputs, pages, written))
         self._last = Frame(parts, wait)
         self._frames.append(self._last)
         self._launches += 1
@@ -159,7 +159,7 @@ class OverlapServer(Server):
                 with naming(request):
                     self._take(number, request, part)
             else:
-                self._happened("skipped", part)
+                self.events.append(Event("skipped", self._action, part.place.number, part.place.frame))
 
     def _take(self, number: int, request: Request, part: Launched) -> None:
         emission = self._overlap.read(request, part)
@@ -178,9 +178,6 @@ class OverlapServer(Server):
             request.tokens += ahead
         elif number not in self._over:
             self._end(number)
-
-    def _happened(self, kind: str, part: Launched, **shown: tuple[int, ...]) -> None:
-        self.events.append(Event(kind, self._action, part.place.number, part.place.frame, **shown))
 
     def _account(self) -> Account:
         account = super()._account()

@@ -31,12 +31,13 @@ def one_step_reserved(seams: Seams) -> Seams:
 
     The device is up to a block further: its rows lie behind the reserved columns.
     """
-    return replace(seams, overlap=replace(seams.overlap, reserved=lambda rows: rows))
+    # `rows` is one more than the largest block.
+    return replace(seams, overlap=replace(seams.overlap, reserved=lambda rows: rows - 1))
 
 
 @fault(
     "host-length-on-device",
-    Stage.LOWERED,
+    Stage.COMMITTED,
     "family of catalogue BZ-057: host seq_lens are not those of the device (vllm-project/vllm-ascend PR #8461)",
     "a launch while a step of the request is in flight",
 )
