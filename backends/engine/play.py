@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
+from backends.engine.ahead.server import OverlapServer
 from backends.engine.model.models import ModelCache
-from backends.engine.overlap.server import OverlapServer
 from backends.engine.seams import Seams
 from backends.engine.server import Server
 from reference.case import Case

@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from properties.live.openings import MOST_MATES, Declines
 from properties.live.watch import Differs, SessionStats, Watch, located
 from properties.shrinking.cases import size
-from properties.strategies.ahead import takes_ahead
+from properties.strategies.serving.ahead import takes_ahead
 from properties.strategies.sessions import BRANCHES
 from properties.verdict.finding import Verdict
 from properties.verdict.invariant import Oracle

@@ -5,10 +5,10 @@ from dataclasses import replace
 from hypothesis import strategies as st
 
 from properties.strategies.acceptance import continuation, retold
-from properties.strategies.ahead import AHEAD, ahead, guided_ahead, takes_ahead
 from properties.strategies.layouts import layouts
 from properties.strategies.models import other_drafts
 from properties.strategies.prompts import LONGEST
+from properties.strategies.serving.ahead import AHEAD, ahead, guided_ahead, takes_ahead
 from properties.strategies.trees import as_many
 from properties.strategies.within import fitted
 from reference.abilities import Abilities

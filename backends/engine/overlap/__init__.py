@@ -1,1 +1,1 @@
-"""The server's overlap: a step is launched before the host has seen the results of the last one."""
+"""The parts of overlapped scheduling: what a launched step holds and reserves."""

@@ -1,4 +1,7 @@
-"""The commit of a launched step as the host keeps it: a stop may cut the path that the device kept whole."""
+"""The commit of a launched step as the host keeps it.
+
+The device keeps the whole accepted path; a stop may cut it.
+"""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Reservations: the columns and positions that a step needs whose predecessor the host has not seen."""
+"""The columns and positions that a step needs while another is in flight."""
 
 from reference.case import Case
 

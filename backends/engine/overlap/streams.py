@@ -1,4 +1,4 @@
-"""Where launched work runs: at once on a CPU, on a stream of its own on a CUDA device."""
+"""Streams of launched work: at once on a CPU, one of its own on a CUDA device."""
 
 from collections.abc import Callable
 from typing import Protocol, TypeVar

@@ -1,1 +1,1 @@
-"""The state of one speculative step of a request, from its drafted tree to its emitted tokens."""
+"""The state of one speculative step of a request."""

@@ -4,10 +4,12 @@ What belongs to a launched step is kept, counted, read or freed by the wrong mea
 """
 
 from dataclasses import replace
+from weakref import WeakSet
 
 from torch import Tensor
 
 from backends.engine.kv.arena import CacheLease
+from backends.engine.kv.pages import Blocks
 from backends.engine.overlap.frame import Frame, Launched, Place
 from backends.engine.request import Request
 from backends.engine.sampling.forest import Forest
@@ -174,19 +176,21 @@ def reservation_not_freed(seams: Seams) -> Seams:
 
     Pages are freed up to the committed length, not up to the allocated one.
     """
-    reserved: list[int] = []
+    ahead: WeakSet[Blocks] = WeakSet()
 
-    def ahead(rows: int) -> int:
-        reserved.append(rows)
-        return seams.overlap.reserved(rows)
+    class Reserving(seams.request):  # type: ignore[misc,name-defined]
+        def propose(self) -> None:
+            if len(self.tokens) > len(self.resolved) and self.lease.blocks is not None:
+                ahead.add(self.lease.blocks)
+            super().propose()
 
     class Short(seams.arena):  # type: ignore[misc,name-defined]
         def give_back(self, lease: CacheLease, tokens: tuple[int, ...] = ()) -> None:
-            if lease.blocks is not None and reserved:
+            if lease.blocks in ahead:
                 del lease.blocks.table[-(-lease.target.length // lease.blocks.size) :]
             super().give_back(lease, tokens)
 
-    return replace(seams, arena=Short, overlap=replace(seams.overlap, reserved=ahead))
+    return replace(seams, arena=Short, request=Reserving)
 
 
 @fault(

@@ -1,4 +1,4 @@
-"""The invariants `serving.*`: what a server keeps beside its caches is in step with the text."""
+"""The invariants `serving.*`: a server's state is in step with the text."""
 
 from properties.invariants.serving import matchers, overlap
 from properties.verdict.invariant import Invariant

@@ -1,7 +1,7 @@
-"""Invariants of a server that runs a step ahead of its host, judged by the events of launched steps.
+"""Invariants of a server that runs a step ahead of its host.
 
-Requests, evictions and ends are read from the session's actions and from the texts, and not from the engine's own
-epochs.
+They judge the events of launched steps. Requests, evictions and ends are read from the session's actions and from the
+texts, and not from the engine's own epochs.
 """
 
 from collections import Counter

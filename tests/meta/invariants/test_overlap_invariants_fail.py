@@ -17,7 +17,8 @@ from properties.verdict.judge import judge
 from properties.verdict.subject import Subject
 from reference.architecture import Seeded
 from reference.case import Case
-from reference.draft import Ngram, Scripted, Trie
+from reference.draft import Ngram, Scripted
+from reference.draft.trie import Trie
 from reference.layout import KvLayout
 from reference.malformed import Malformed
 from reference.oracle.decoder import Oracle

@@ -1,4 +1,7 @@
-"""Strategies for sessions of a server that runs a step ahead: which steps are launched, and when they are resolved."""
+"""Strategies for sessions of a server that runs a step ahead of its host.
+
+They draw which steps are launched, and when their results are resolved.
+"""
 
 from dataclasses import replace
 
