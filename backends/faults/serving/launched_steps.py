@@ -119,7 +119,7 @@ def stale_frame_kept(seams: Seams) -> Seams:
 
 @fault(
     "results-routed-by-row",
-    Stage.EMITTED,
+    Stage.DRAFTED,
     "sgl-project/sglang FutureMap by batch row; of the family of catalogue BZ-136: one row stands for another",
     "two steps in flight whose batches have unlike requests in one row",
 )
@@ -186,7 +186,7 @@ def reservation_not_freed(seams: Seams) -> Seams:
 
     class Short(seams.arena):  # type: ignore[misc,name-defined]
         def give_back(self, lease: CacheLease, tokens: tuple[int, ...] = ()) -> None:
-            if lease.blocks in ahead:
+            if lease.blocks is not None and lease.blocks in ahead:
                 del lease.blocks.table[-(-lease.target.length // lease.blocks.size) :]
             super().give_back(lease, tokens)
 
