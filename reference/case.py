@@ -109,6 +109,9 @@ class Case:
                 self.alone(number)
                 _check_no_batches(session.mates[number - 1].draft)
         _check_no_batches(self.draft)
+        if session.early and any(draft.shared or draft.dispatch is not None for draft in self._drafts):
+            # Such a draft needs the texts, or the batches, of steps whose results are still on the way.
+            raise Malformed("session.actions", "launch, first: a draft shares a trie, or has trees by batch size")
         for at, action in enumerate(session.actions):
             if action.draft is not None:
                 mine = self.alone(action.requests[0])

@@ -17,10 +17,25 @@ ACTIONS = {
     "fork": "request[1] enters: its prompt is all tokens of request[0] so far, then its own; they share that prefix",
     "switch": "the request drafts by `draft` from now on",
     "hand-over": "the request leaves as a packet of bytes for another server, and goes on there",
+    "first": "the requests named take a step without a draft: a first token does not wait for the draft's prefill",
+    "launch": "the requests named take a step in one forward, whose results stay on the device",
+    "resolve": "the host takes the results of launched steps in their order, up to the oldest of the request named",
 }
-"""Every action and its effect. A request that met a stop is over: its pages are freed, and it takes no more steps."""
+"""Every action and its effect. A request that met a stop is over: its pages are freed, and it takes no more steps.
 
-EARLY = ("hand-over",)
+Between `launch` and `resolve` the host knows neither the tokens nor how many they are. At most two launched steps of a
+request are in flight: the oldest are resolved before a third. A step that is not launched, a fork and a switch read
+texts, so that everything in flight is resolved before them. Results that are in flight when their request is evicted
+never count: the steps are taken again after it is restored.
+"""
+
+OVERLAPPED = ("launch", "resolve")
+"""Actions of a server that runs a step ahead of its host; an engine without them is asked for none."""
+
+BATCHES = ("step", "preempt", "first", "launch")
+"""Actions that name a batch: one request or more, in this order."""
+
+EARLY = ("first", "hand-over", *OVERLAPPED)
 """Actions that an engine does not know unless it says so."""
 
 
@@ -55,7 +70,7 @@ class Action:
         if len(set(self.requests)) < len(self.requests):
             raise Malformed("requests", "a request is named twice")
         # None stands for any number from one upwards.
-        wanted = {"fork": 2, "step": None, "preempt": None}.get(self.kind, 1)
+        wanted = {"fork": 2, **dict.fromkeys(BATCHES)}.get(self.kind, 1)
         if not self.requests or (wanted is not None and len(self.requests) != wanted):
             raise Malformed("requests", f"{self.kind} takes {wanted or 'at least one'}, not {len(self.requests)}")
         # Both ways at once: a switch without a draft, and a draft without a switch.
@@ -69,6 +84,16 @@ class Session:
 
     mates: tuple[Mate, ...] = ()
     actions: tuple[Action, ...] = ()
+
+    @property
+    def early(self) -> bool:
+        """Whether a step is taken before its draft or its predecessor is ready."""
+        return any(action.kind in ("first", "launch") for action in self.actions)
+
+    @property
+    def overlapped(self) -> bool:
+        """Whether steps are launched before the results of earlier ones are known."""
+        return any(action.kind == "launch" for action in self.actions)
 
     def __post_init__(self) -> None:
         for at, action in enumerate(self.actions):
@@ -96,3 +121,30 @@ class Account:
     kept: tuple[int, ...]
     committed: dict[int, int]
     allocated: dict[int, int]
+
+
+@dataclass(frozen=True)
+class Event:
+    """The launch of one request's step, or the moment at which the host takes or skips its results.
+
+    Attributes:
+        kind: `launched`, `counted` (the host took the results) or `skipped` (it threw them away).
+        action: The number of the action in which this happened.
+        request: The request that the step was launched for, or that the results counted for.
+        frame: The number of the launch, counted from 0; the requests of one forward share it.
+        inputs: For `launched`, the output tokens that the draft read, then the tokens of the verified rows.
+        owned: For `launched`, the pages of the request's block table when the host launched the step.
+        written: For `launched`, the pages that hold the columns of the verified rows.
+        tokens: For `counted`, the emitted tokens.
+        step: For `counted`, the number of the request's step that they are.
+    """
+
+    kind: str
+    action: int
+    request: int
+    frame: int
+    inputs: tuple[int, ...] = ()
+    owned: tuple[int, ...] = ()
+    written: tuple[int, ...] = ()
+    tokens: tuple[int, ...] = ()
+    step: int = 0

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from reference.draft.hidden import HeadInput
-from reference.session import Account
+from reference.session import Account, Event
 from reference.tree import Tree
 
 Array = npt.NDArray[Any]
@@ -281,14 +281,15 @@ class Shared:
 
     Attributes:
         requests: Each request's own trace, by number; None for a request that never entered.
-        prompts: The prompt of each request as it entered; a fork's begins with the tokens of the request it came from.
-            Empty for a request that never entered.
+        prompts: The prompt of each request as it entered, or empty; a fork's begins with the text of its source.
         accounts: Pages and columns after each action.
+        events: What happened to launched steps, in order.
     """
 
     requests: tuple[Trace | None, ...]
     prompts: tuple[tuple[int, ...], ...]
     accounts: tuple[Account, ...] = ()
+    events: tuple[Event, ...] = ()
 
 
 def frozen(array: Any, dtype: Any = None) -> Array:

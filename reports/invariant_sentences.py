@@ -152,6 +152,15 @@ PLAIN: dict[str, str] = {
     "serving.matcher-in-step": (
         "After the step the grammar's matcher has read {observed} output tokens; it must have read {expected}."
     ),
+    "serving.frames-in-epoch": (
+        "When the host met the results of a launched step, they were not taken as its request says: expected "
+        "{expected}, got {observed}."
+    ),
+    "serving.writes-in-owned-pages": (
+        "The request owned pages {expected} when its step was launched, and the step wrote to pages {observed} as well."
+    ),
+    "serving.no-placeholder": "A launched step read {observed}, which is no token: expected {expected}.",
+    "serving.steps-after-finish": ("A request that had ended went on: expected {expected}, got {observed}."),
     "lossless.logprobs": (
         "The log-probability reported for {token} at {position} is {observed}; the target's is {expected}{by}."
     ),

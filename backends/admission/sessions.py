@@ -10,7 +10,7 @@ from backends.admission.misshapen import refusal
 from backends.admission.numbers import TOKEN, WHOLE, whole, wholes
 from reference.case import Case
 from reference.malformed import Malformed
-from reference.session import Account
+from reference.session import Account, Event
 from reference.trace import Trace
 
 Entry = TypeVar("Entry")
@@ -82,6 +82,44 @@ def _account(field: str, value: object, requests: int) -> Account:
             found = f"no entry for request {min(missing)}"
             raise refusal(f"{field}.{name}", None, "one for each request with a block table", found)
     return made
+
+
+EVENTS = ("launched", "counted", "skipped")
+"""The kinds of event."""
+
+
+def admitted_events(value: object, case: Case) -> tuple[Event, ...]:
+    """The events of launched steps; an empty tuple where the backend shows none.
+
+    Tokens may be any integers: `serving.no-placeholder` judges what a step has read.
+
+    Raises:
+        Misshapen: naming the event that cannot be read.
+    """
+    assert case.session is not None
+    if not isinstance(value, (tuple, list)):
+        raise refusal("shared.events", value, "a tuple of reference.session.Event")
+    last = len(case.session.actions) - 1
+    return tuple(_event(f"shared.events[{at}]", one, last, len(case.session.mates)) for at, one in enumerate(value))
+
+
+def _event(field: str, value: object, last: int, mates: int) -> Event:
+    """One event."""
+    if not isinstance(value, Event):
+        raise refusal(field, value, "reference.session.Event")
+    if value.kind not in EVENTS:
+        raise refusal(f"{field}.kind", value.kind, f"one of {', '.join(EVENTS)}")
+    return Event(
+        value.kind,
+        whole(f"{field}.action", value.action, 0, last),
+        whole(f"{field}.request", value.request, 0, mates),
+        whole(f"{field}.frame", value.frame, 0, MOST_PAGES),
+        wholes(f"{field}.inputs", value.inputs),
+        wholes(f"{field}.owned", value.owned),
+        wholes(f"{field}.written", value.written),
+        wholes(f"{field}.tokens", value.tokens),
+        whole(f"{field}.step", value.step, 0),
+    )
 
 
 def _is_tuple(value: object) -> bool:

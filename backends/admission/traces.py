@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from backends.admission.misshapen import Misshapen, refusal
 from backends.admission.numbers import TOKEN, real, whole, wholes, word
-from backends.admission.sessions import admitted_accounts, admitted_prompts
+from backends.admission.sessions import admitted_accounts, admitted_events, admitted_prompts
 from backends.admission.sizes import Sizes, sizes_of
 from backends.admission.stages import admitted_step, finish_word, ours
 from backends.base import Declaration
@@ -112,7 +112,8 @@ class LiveDoor:
             raise refusal("shared.requests", one.requests, f"a trace or None for each of {requests} requests", found)
         traces = tuple(self._member(trace, number) for number, trace in enumerate(one.requests))
         prompts = admitted_prompts(one.prompts, self._case, traces)
-        return Shared(traces, prompts, admitted_accounts(one.accounts, requests))
+        events = admitted_events(one.events, self._case)
+        return Shared(traces, prompts, admitted_accounts(one.accounts, requests), events)
 
     def _member(self, value: object, number: int) -> Trace | None:
         """The trace of one request of a session; None for a request that never entered."""

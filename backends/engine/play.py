@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from backends.engine.ahead.server import OverlapServer
 from backends.engine.model.models import ModelCache
 from backends.engine.seams import Seams
 from backends.engine.server import Server
@@ -19,7 +20,7 @@ def serve(case: Case, shelf: ModelCache, seams: Seams) -> Server:
         StageFailure, Unsupported: as `play`.
     """
     # An empty session in place of None, so that the trace shows every request and its account.
-    server = Server(case if case.session is not None else replace(case, session=Session()), shelf, seams)
+    server = OverlapServer(case if case.session is not None else replace(case, session=Session()), shelf, seams)
     for action in server.session.actions:
         server.do(action)
     return server

@@ -5,7 +5,8 @@ lower a tree), its own batched verify forward over `rows`, and `settle` (accept,
 that an exception can be assigned to a stage.
 """
 
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -20,38 +21,12 @@ from backends.engine.kv.branch import Branch
 from backends.engine.lower_tree import TreeTensors, check_structure
 from backends.engine.model.causal_lm import CausalLm, Rows
 from backends.engine.sampling.step import StepSampling
+from backends.engine.step.state import Block, Counters, Emission, Verification
 from backends.engine.step_seams import StepSeams
 from backends.engine.tracing import Revealer
 from reference.case import Case
 from reference.trace import Accepted, Accounting, Committed, Emitted, Kv, Stage, Step, Trace
 from reference.tree import Tree
-
-
-@dataclass
-class Block:
-    """The state of a step between `propose` and `settle`.
-
-    Attributes:
-        proposal: The tree that is verified, after truncation to the chunk of its root.
-        nodes: For each row of that tree, its row in the tree as it was drafted.
-        chance: The coins and the history of the step; None for plain greedy decoding.
-        tensors: The lowered tree.
-        before: A copy of the target's committed KV at the beginning of the step.
-    """
-
-    proposal: Proposal
-    nodes: list[int]
-    chance: StepSampling | None
-    tensors: TreeTensors
-    before: Kv | None
-
-
-@dataclass
-class Counters:
-    """The counters of a request: drafted tokens without roots, and the accepted drafted tokens of each step."""
-
-    proposed: int = 0
-    lengths: list[int] = field(default_factory=list)
 
 
 class Request(Carrying):
@@ -61,7 +36,7 @@ class Request(Carrying):
         case: What is asked of the engine.
         target: The model that verifies.
         seams: The functions of a step; a request may replace them between two phases.
-        tokens: Prompt and output so far.
+        tokens: Prompt and output so far; a placeholder stands for the tokens of each step whose results are on the way.
         lease: The caches of the request.
         draft: The draft that proposes its trees.
         block: The state between `propose` and `settle`; None outside.
@@ -71,6 +46,7 @@ class Request(Carrying):
         at: The current stage, to which a StageFailure assigns an exception.
         guide: The position in its grammar; None without one. It stays when the caches are given away.
         verified: Hidden states of its rows in the verify forward, [R, width]; None if its draft reads none.
+        filled: From tokens with placeholders to the tokens that the device has in their places.
     """
 
     def __init__(self, case: Case, target: CausalLm, lease: CacheLease, draft: Draft, seams: StepSeams) -> None:
@@ -81,6 +57,7 @@ class Request(Carrying):
         self.finish: str | None = None
         self.at = Stage.DRAFTED
         self.verified: Tensor | None = None
+        self.filled: Callable[[list[int]], list[int]] = list
         self.target = target
         self.seams = seams
         self._reveal = Revealer()
@@ -110,7 +87,14 @@ class Request(Carrying):
         chance = self._chance()
         # A greedy request with penalties has a `chance` for its scores, but draws no token of its draft.
         sampled = chance if chance is not None and chance.samples else None
-        proposal = self.draft.propose(self.tokens, sampled, self._states())
+        self._lower(self.draft.propose(self.known, sampled, self._states()), chance)
+
+    def propose_root(self) -> None:
+        """Lower the root alone; the draft is not asked, so that a first token need not wait for the draft's prefill."""
+        self.at = Stage.DRAFTED
+        self._lower(Proposal(Tree((0,), (self.known[-1],))), self._chance(), bare=True)
+
+    def _lower(self, proposal: Proposal, chance: StepSampling | None, bare: bool = False) -> None:
         layout, reaches = self.case.layout, self.target.reaches
         nodes = list(range(len(proposal.tree)))
         if layout.stay_in_chunk:
@@ -120,7 +104,7 @@ class Request(Carrying):
         self.at = Stage.LOWERED
         tensors = self.seams.lower_tree(proposal.tree, cache.length, self.position, reaches, layout.padded_nodes)
         check_structure(tensors, cache.length, self.case.max_positions)
-        self.block = Block(proposal, nodes, chance, tensors, before)
+        self.block = Block(proposal, nodes, chance, tensors, before, bare)
         self.at = Stage.ATTENDED
 
     def abandon(self) -> None:
@@ -142,10 +126,19 @@ class Request(Carrying):
             flat: Logits of the request's rows in the verify forward, [R, vocabulary].
             heads: Attention outputs of these rows by layer, [heads, R, head_dim].
         """
+        verdict = self.accept(flat, heads)
+        emission = self.emit(verdict)
+        # As many rows as emitted tokens: the root and the accepted rows, but not the last emitted token, whose KV is
+        # not written yet. It is the next root.
+        committed = self.commit(verdict, verdict.path[: len(emission.tokens)])
+        self.record(verdict, emission, committed)
+
+    def accept(self, flat: Tensor, heads: list[Tensor]) -> Verification:
+        """Accept a path of the tree; `flat` and `heads` as in `settle`."""
         assert self.block is not None
         block, self.block, case, reveal = self.block, None, self.case, self._reveal
         tree, tensors, chance = block.proposal.tree, block.tensors, block.chance
-        context = tuple(self.tokens[:-1])
+        context = tuple(self.known[:-1])
         attended = reveal.attended(heads, tensors)
         self.at = Stage.SCORED
         logits = self.seams.score(flat, tensors.retrieve_index)
@@ -161,38 +154,50 @@ class Request(Carrying):
         else:
             path, bonus, law, told = chance.accept(tree, logits, block.proposal.proposal)
         self.at = Stage.EMITTED
+        shown = Step(
+            context,
+            reveal.drafted(block.proposal, told, self.case.draft.reads),
+            reveal.lowered(tensors),
+            attended,
+            reveal.scored(logits, law, self._scored_states(tensors), None if chance is None else chance.masks),
+            Accepted(tuple(path), bonus, None if law is None or chance is None else chance.spent),
+        )
         accepted = [*(tree.token[row] for row in path[1:]), bonus]
-        emitted, self.finish = self.seams.clip(accepted, self._written, self._limits)
+        return Verification(block, shown, path, accepted, logits, verified)
+
+    def emit(self, verdict: Verification) -> Emission:
+        """Cut the accepted tokens where the output ends; the grammar reads those that are left."""
+        path = verdict.path
+        emitted, self.finish = self.seams.clip(verdict.accepted, self._written, self._limits)
         if self.guide is not None:
             emitted, self.finish = self.seams.sampling.guided.advance(self.guide, emitted, self.finish)
         self._written = stops.follow(self._written, emitted, self._limits)
         # The i-th emitted token was chosen at the i-th row of the path, from its unprocessed logits.
-        logprobs = self.seams.logprobs(logits)[path[: len(emitted)], emitted[: len(path)]].tolist()
-        # As many rows as emitted tokens: the root and the accepted rows, but not the last emitted token, whose KV is
-        # not written yet. It is the next root.
-        kept = path[: len(emitted)]
+        logprobs = self.seams.logprobs(verdict.logits)[path[: len(emitted)], emitted[: len(path)]].tolist()
+        return Emission(emitted, self.finish, tuple(logprobs))
+
+    def commit(self, verdict: Verification, kept: list[int]) -> Committed:
+        """Keep the rows `kept` of the verified tree in the target's cache, and in the draft's those that it was fed."""
         self.at = Stage.COMMITTED
+        block = verdict.block
         fallback = self.seams.commit(self.lease.target, kept)
         self.position += self.seams.advance(len(kept))
         # The draft knows its tree as it drafted it, before rows beyond the chunk were cut.
-        self.draft.settle([block.nodes[row] for row in kept])
-        self.tokens += emitted
+        if not block.bare:
+            self.draft.settle([block.nodes[row] for row in kept])
         if self.verified is not None:
-            self._hidden.append(self.accepted_states(self.verified, tree, kept))
-        self.counters.proposed += len(tree) - 1
-        self.counters.lengths.append(len(path) - 1)  # the whole path, even if a stop cuts the emitted tokens
-        self.steps.append(
-            Step(
-                context,
-                reveal.drafted(block.proposal, told, self.case.draft.reads),
-                reveal.lowered(tensors),
-                attended,
-                reveal.scored(logits, law, self._scored_states(tensors), None if chance is None else chance.masks),
-                Accepted(tuple(path), bonus, None if law is None or chance is None else chance.spent),
-                Emitted(tuple(emitted), self.finish, tuple(logprobs)),
-                self._committed(block.before, verified, fallback),
-            )
-        )
+            self._hidden.append(self.accepted_states(self.verified, block.proposal.tree, kept))
+        return self._committed(block.before, verdict.verified, fallback)
+
+    def record(self, verdict: Verification, emission: Emission, committed: Committed) -> None:
+        """Add the emitted tokens to the text, and the step to what the request reveals."""
+        self.tokens += emission.tokens
+        self.counters.proposed += len(verdict.block.proposal.tree) - 1
+        self.counters.lengths.append(len(verdict.path) - 1)  # the whole path, even if a stop cuts the emitted tokens
+        told = Emitted(tuple(emission.tokens), emission.finish, emission.logprobs)
+        read = None if self.guide is None else self.guide.read
+        self.bare += verdict.block.bare
+        self.steps.append(replace(verdict.shown, emitted=told, committed=replace(committed, matched=read)))
 
     def accepted_states(self, verified: Tensor, tree: Tree, kept: list[int]) -> Tensor:
         """The hidden states of the committed rows, [len(kept), width], in the order of the path.
@@ -226,21 +231,41 @@ class Request(Carrying):
         return StepSampling(self.case, self.told, self.coined, self.target.device, self.seams.sampling, self.guide)
 
     @property
+    def known(self) -> list[int]:
+        """Prompt and output so far as the device knows them, which is up to a step further than the host."""
+        return self.filled(self.tokens)
+
+    @property
+    def resolved(self) -> list[int]:
+        """Prompt and output so far as the host knows them."""
+        return [token for token in self.tokens if token >= 0]
+
+    @property
     def told(self) -> tuple[int, ...]:
         """The output so far, which penalties and custom processors read."""
-        return tuple(self.tokens[len(self.case.prompt) :])
+        return tuple(self.known[len(self.case.prompt) :])
 
     @property
     def coined(self) -> int:
         """The number of steps whose coins are used up: every step owns coins, even if it draws none."""
-        return len(self.counters.lengths)
+        return len(self.counters.lengths) + len(self.tokens) - len(self.resolved)
+
+    def rewind(self) -> None:
+        """Go back to what the host knows: results on the way are forgotten, and the caches are to be prefilled."""
+        self.tokens = self.resolved
+        self.position = len(self.tokens) - 1
+        output = list(self.told)
+        self._written = stops.follow(stops.Written(), output, self._limits)
+        grammar = self.case.sampling.grammar
+        if grammar is not None:
+            self.guide = opened(grammar, self.case.stops.eos)
+            self.seams.sampling.guided.advance(self.guide, output, None)
 
     def _committed(self, before: Kv | None, verified: Kv | None, fallback: str | None) -> Committed:
         reveal, cache = self._reveal, self.lease.target
         way = cache.way if isinstance(cache, Branch) else None  # other layouts have one way to commit
-        read = None if self.guide is None else self.guide.read
         after, draft = reveal.kv(cache), reveal.kv(self.draft.cache)
-        return Committed(cache.length, before, verified, after, draft, fallback, way, read)
+        return Committed(cache.length, before, verified, after, draft, fallback, way)
 
     @property
     def trace(self) -> Trace:
@@ -254,7 +279,7 @@ class Request(Carrying):
             rejected=counters.proposed - taken,
             accept_lengths=tuple(counters.lengths),
         )
-        return Trace(tuple(self.steps), tuple(self.tokens[len(self.case.prompt) :]), self.finish, accounting)
+        return Trace(tuple(self.steps), tuple(self.resolved[len(self.case.prompt) :]), self.finish, accounting)
 
 
 def gather(batch: list[Request]) -> list[Rows]:

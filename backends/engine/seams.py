@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from backends.engine.handover.seams import HandOverSeams
 from backends.engine.kv.arena import Arena
 from backends.engine.model.causal_lm import Rows
+from backends.engine.overlap.seams import OverlapSeams
 from backends.engine.request import Request
 from backends.engine.step_seams import StepSeams
 
@@ -22,9 +23,11 @@ class Seams(StepSeams):
         arena: The class that hands out caches and takes them back.
         request: The class of one request and the phases of its step.
         hand_over: The functions of a hand-over.
+        overlap: The decisions of launched steps.
     """
 
     gather: Callable[[list[Request]], list[Rows]]
     arena: type[Arena]
     request: type[Request]
     hand_over: HandOverSeams = field(default_factory=HandOverSeams)
+    overlap: OverlapSeams = field(default_factory=OverlapSeams)

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from backends.base import StageFailure, Unsupported
 from backends.engine.draft import Draft, Opening, opened
-from backends.engine.handover.passing import passed
 from backends.engine.kv.arena import CacheLease, refuse_small_pool
 from backends.engine.kv.base import OutOfPages
 from backends.engine.model.models import ModelCache
@@ -24,7 +23,7 @@ from reference.case import Case
 from reference.draft import most_rows
 from reference.malformed import Malformed
 from reference.session import Account, Action, Session
-from reference.trace import Shared, Stage, Trace
+from reference.trace import Shared, Trace
 
 
 class Server:
@@ -52,7 +51,8 @@ class Server:
         drafts = [one.draft for one in plans] + [one.draft for one in self.session.actions if one.draft is not None]
         self._rows = max(case.layout.padded_nodes, *map(most_rows, drafts)) + 1
         # A fork may come at any time and begins with all tokens of its source, so one request may need room for all.
-        self._capacity = sum(one.longest for one in plans) + self._rows
+        # A request of a session may be launched once more before the host knows that it is over.
+        self._capacity = sum(one.longest for one in plans) + self._rows * (1 if case.session is None else 2)
         pages = case.layout.pages_for(self._capacity) * len(plans) if case.layout.traits.pages else 0
         if case.session is None:  # in a session a request waits until others give pages back
             refuse_small_pool(case.layout, self._capacity)
@@ -64,15 +64,18 @@ class Server:
         Raises:
             StageFailure: for every error, with the stage in which it occurred.
         """
-        numbers = self._possible(action)
-        if action.kind == "step":
-            self._step(numbers)
+        self._apply(action, self._possible(action))
+        self.accounts.append(self._account())
+
+    def _apply(self, action: Action, numbers: tuple[int, ...]) -> None:
+        """Apply `action` to the requests `numbers`, which admit it."""
+        if action.kind in ("step", "first"):
+            self._step(numbers, action.kind == "first")
         elif action.kind == "fork" and len(numbers) == 2:
             self._fork(*numbers)
         elif action.kind != "fork":
             for number in numbers:
                 self._one(action, number)
-        self.accounts.append(self._account())
 
     def _possible(self, action: Action) -> tuple[int, ...]:
         new = set(range(1 + len(self.session.mates))) - set(self.requests)
@@ -80,8 +83,9 @@ class Server:
         if action.kind == "fork":
             source, twin = action.requests
             return action.requests if source in living and twin in new else ()
-        may = {"add": new, "restore": self._evicted, "cancel": living | self._evicted}.get(action.kind, living)
-        return tuple(one for one in action.requests if one in may)
+        may = {"add": new, "restore": self._evicted, "cancel": living | self._evicted, "resolve": {*self.requests}}
+        admits = may.get(action.kind, living)
+        return tuple(one for one in action.requests if one in admits)
 
     @property
     def living(self) -> set[int]:
@@ -96,7 +100,7 @@ class Server:
         if action.kind == "preempt":
             if self._ready(request):
                 self._batch_size = 1  # the tree is thrown away, whatever batch it was meant for
-                with _naming(request):
+                with naming(request):
                     request.propose()
                 request.abandon()
         elif action.kind == "cancel":
@@ -106,11 +110,8 @@ class Server:
             self._evicted.add(number)
         elif action.kind == "restore":
             self._restore(number)
-        elif action.kind == "hand-over":
-            self._hand_over(number)
         else:
-            assert action.kind == "switch"
-            assert action.draft is not None
+            assert action.draft is not None, "a switch, which names its draft"
             self._switch(request, replace(request.case, draft=action.draft))
 
     def _add(self, number: int) -> None:
@@ -136,7 +137,7 @@ class Server:
             return
         self.requests[number] = request
         self._tries.learn(number, case.draft, request.tokens)
-        with _naming(request):
+        with naming(request):
             request.prefill()
 
     def _restore(self, number: int) -> None:
@@ -147,27 +148,12 @@ class Server:
             return
         self._evicted.discard(number)
         request.lease = lease
-        request.draft.resume(lease.draft)
-        with _naming(request):
+        self._resume(number, request)
+        with naming(request):
             request.prefill()
 
-    def _hand_over(self, number: int) -> None:
-        """Send the request as a packet, from which it enters again; it stays where no page is free for it twice."""
-        old, over = self.requests[number], self._seams.hand_over
-        lease = self._lease(old.case, ())
-        if not self._room(lease, len(old.tokens)):
-            self._arena.give_back(lease)
-            return
-        with _naming(old):
-            old.at = Stage.COMMITTED
-            rooms = [self._arena.room(one, self._capacity, self._rows) for one in old.sends(self._target)]
-            sent = passed(old, number, rooms, over)
-            draft = self._draft(old.case, lease, sent.draft_steps)
-            new = self._seams.request(old.case, self._target, lease, draft, self._seams)
-            new.carry_on(sent, old.steps, over)
-        new.hops = old.hops + 1
-        self._arena.give_back(old.lease)
-        self.requests[number] = new
+    def _resume(self, number: int, request: Request) -> None:
+        request.draft.resume(request.lease.draft)
 
     def _switch(self, request: Request, case: Case) -> None:
         if case.draft.reads not in (None, request.case.draft.reads):
@@ -179,38 +165,52 @@ class Server:
             request.lease = self._arena.with_draft(request.lease, model, self._capacity, self._rows)
         calls = request.draft.calls
         request.case, request.draft = case, self._draft(case, request.lease)
-        request.draft_since = request.coined
+        request.draft_since = request.drafted_steps
         request.draft.calls += calls  # the request's count of draft forwards goes on across drafts
 
-    def _step(self, numbers: tuple[int, ...]) -> None:
+    def _step(self, numbers: tuple[int, ...], bare: bool = False) -> None:
         self._poison()
         numbers = tuple(number for number in numbers if self._ready(self.requests[number]))
         batch = [self.requests[number] for number in numbers]
         if not batch:
             return
+        for request, (flat, heads) in zip(batch, self._forward(batch, bare), strict=True):
+            with naming(request):
+                request.settle(flat, heads)
+        for number, request in zip(numbers, batch, strict=True):
+            self._tries.learn(number, request.case.draft, request.tokens)
+            if request.finish is not None:
+                self._end(number)
+
+    def _forward(self, batch: list[Request], bare: bool = False) -> list[tuple[Tensor, list[Tensor]]]:
+        """Draft a tree for each request of `batch` and verify them in one forward; the root alone if `bare`.
+
+        Returns:
+            For each request the logits of its rows, and the attention outputs of these rows by layer.
+        """
         self._batch_size = self._told_size(batch)
         for request in batch:  # drafts run one by one, only the verify forward is batched
-            with _naming(request):
-                request.propose()
+            with naming(request):
+                if bare:
+                    request.propose_root()
+                else:
+                    request.propose()
         heads: list[Tensor] = []
         rows = self._seams.gather(batch)
         # One tap for the whole batch: drafts of several requests may read different hidden states.
         reads = [one.case.draft.reads for one in batch if one.case.draft.reads is not None]
         tap = self._seams.tap(*reads) if reads else None
-        with _naming(batch[0]):
+        with naming(batch[0]):
             flat = self._target.forward(
                 rows, self._seams.attend, filler=self._arena.filler, lanes=self._seams.kv.lanes, watch=heads, tap=tap
             )
+        results = []
         for lane, request in enumerate(batch):
             mine = request.case.draft.reads
             # None again where the request has switched to a draft that reads none.
             request.verified = None if tap is None or mine is None else tap.taken[mine][lane, : len(rows[lane].tokens)]
-            with _naming(request):
-                request.settle(flat[lane], [one[lane, :, : len(rows[lane].tokens)] for one in heads])
-        for number, request in zip(numbers, batch, strict=True):
-            self._tries.learn(number, request.case.draft, request.tokens)
-            if self.requests[number].finish is not None:
-                self._end(number)
+            results.append((flat[lane], [one[lane, :, : len(rows[lane].tokens)] for one in heads]))
+        return results
 
     def _told_size(self, batch: list[Request]) -> int:
         """The number of requests of `batch`; for a case without a session, the number that its draft tells."""
@@ -239,7 +239,7 @@ class Server:
         if number in self._evicted:  # its caches went back when it was evicted
             self._evicted.discard(number)
         else:
-            self._arena.give_back(request.lease, tuple(request.tokens))
+            self._arena.give_back(request.lease, tuple(request.resolved))
 
     def _poison(self) -> None:
         self._arena.poison([self.requests[number].lease for number in sorted(self.living)])
@@ -289,7 +289,7 @@ class Server:
 
 
 @contextmanager
-def _naming(request: Request) -> Iterator[None]:
+def naming(request: Request) -> Iterator[None]:
     """Turn every exception inside the `with` into a StageFailure at the request's current stage."""
     try:
         yield

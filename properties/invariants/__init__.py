@@ -3,7 +3,7 @@
 The name of a file or folder here is the prefix of its invariants: `cache/` holds `cache.isolation`.
 """
 
-from properties.invariants import acceptance, attention, cache, draft, hand_over, lossless, pair, serving, structure
+from properties.invariants import acceptance, attention, cache, draft, lossless, pair, serving, structure
 from properties.verdict.invariant import Invariant
 
 ALL: tuple[Invariant, ...] = (
@@ -14,7 +14,6 @@ ALL: tuple[Invariant, ...] = (
     *draft.INVARIANTS,
     *lossless.INVARIANTS,
     *serving.INVARIANTS,
-    *hand_over.INVARIANTS,
 )
 
 WITHOUT_ORACLE = frozenset(
@@ -27,7 +26,8 @@ WITHOUT_ORACLE = frozenset(
         *(f"draft.{name}" for name in ("rollback", "vocabulary-map")),
         *(f"lossless.{name}" for name in ("completes", "stops", "state-isolated", "accounting", "deterministic")),
         *(f"lossless.{name}" for name in ("processors-per-node", "seeded", "takes-part", "grammar-per-node")),
-        "serving.matcher-in-step",
+        *(f"serving.{name}" for name in ("matcher-in-step", "frames-in-epoch", "writes-in-owned-pages")),
+        *(f"serving.{name}" for name in ("no-placeholder", "steps-after-finish")),
     }
 )
 """Names of the invariants of ALL that read the backend's own runs and no oracle."""

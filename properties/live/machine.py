@@ -15,6 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from properties.live.openings import MOST_MATES, Declines
 from properties.live.watch import Differs, SessionStats, Watch, located
 from properties.shrinking.cases import size
+from properties.strategies.serving.ahead import takes_ahead
 from properties.strategies.sessions import BRANCHES
 from properties.verdict.finding import Verdict
 from properties.verdict.invariant import Oracle
@@ -125,6 +126,35 @@ def machine(
             everyone = [number for kind in ("new", "living", "evicted") for number in self._of(kind)]
             order = data.draw(st.permutations(data.draw(st.sampled_from((self._of("living"), everyone))) or [0]))
             self._do(Action("step", tuple(order[: data.draw(st.integers(1, len(order)))])))
+
+        @precondition(lambda self: self._of("living") and self._ahead())
+        @rule(data=st.data(), times=st.sampled_from((1, 2, 2, 3)), resolved=st.integers(0, 2))
+        def launch(self, data: st.DataObject, times: int, resolved: int) -> None:
+            """Launch steps of some requests, once or more in a row; the results of some are resolved behind them."""
+            for _ in range(times):
+                order = data.draw(st.permutations(self._of("living") or [0]))
+                self._do(Action("launch", tuple(order[: data.draw(st.integers(1, len(order)))])))
+            if not resolved:
+                self._do(Action("resolve", (data.draw(st.sampled_from(order)),)))
+
+        @precondition(lambda self: self._ahead() and self._launched())
+        @rule(data=st.data())
+        def resolve(self, data: st.DataObject) -> None:
+            """Resolve the results in flight up to those of a request, which may have left meanwhile."""
+            self._do(Action("resolve", (data.draw(st.sampled_from(self._launched())),)))
+
+        def _ahead(self) -> bool:
+            """Whether this session's steps may be launched ahead of the host."""
+            if self.watch is None or self.watch.case.session is None:
+                return False
+            drafts = [self.watch.case.draft, *(mate.draft for mate in self.watch.case.session.mates)]
+            return takes_ahead(drafts, subject.abilities)
+
+        def _launched(self) -> list[int]:
+            """Requests that some launch has named."""
+            session = None if self.watch is None else self.watch.case.session
+            actions = () if session is None else session.actions
+            return sorted({one for action in actions if action.kind == "launch" for one in action.requests})
 
         @precondition(lambda self: self._of("living"))
         @rule()

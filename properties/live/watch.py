@@ -49,6 +49,7 @@ class SessionStats:
         compared: Times that a request's output was compared with the oracle's.
         ties: Requests whose output differs from the oracle's although no invariant is violated (near-ties).
         declined: Sessions that the backend declined, by its reason.
+        events: Launches of steps ahead of the host, and results that it took or skipped.
     """
 
     sessions: int = 0
@@ -61,6 +62,7 @@ class SessionStats:
     compared: int = 0
     ties: int = 0
     declined: Counter[str] = field(default_factory=Counter)
+    events: Counter[str] = field(default_factory=Counter)
 
 
 class Watch:
@@ -140,6 +142,11 @@ class Watch:
         Raises:
             Differs: An invariant is violated.
         """
+        assert self.case.session is not None
+        if self.case.session.overlapped:  # what is still in flight is compared too
+            for number in sorted(self.living):
+                self.do(Action("resolve", (number,)))
+                self.do(Action("resolve", (number,)))
         for number in sorted(self.living | self.evicted):
             self.do(Action("cancel", (number,)))
         if thoroughly:
@@ -148,6 +155,8 @@ class Watch:
                 raise Differs(verdict)
             self._played.judged += 1
         self._played.sessions += 1
+        if self._told.shared is not None:
+            self._played.events.update(one.kind for one in self._told.shared.events)
 
     # The state of each request after an action.
 

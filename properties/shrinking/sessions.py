@@ -9,7 +9,7 @@ from reference.case import Case
 from reference.draft import Draft, Scripted, largest
 from reference.layout import PLAIN, KvLayout
 from reference.sampling import Sampling, Stops
-from reference.session import Action, Mate, Session
+from reference.session import BATCHES, Action, Mate, Session
 from reference.tree import Shape
 
 Attempt = Callable[[], Case]
@@ -82,7 +82,7 @@ def fewer_mates(case: Case) -> Iterator[Attempt]:
     for number in range(1, len(session.mates) + 1):
         yield partial(_without_mate, case, number)
     for at, action in enumerate(session.actions):
-        if action.kind in ("step", "preempt") and len(action.requests) > 1:
+        if action.kind in BATCHES and len(action.requests) > 1:
             for gone in action.requests:
                 left = tuple(one for one in action.requests if one != gone)
                 yield partial(_changed, case, at, replace(action, requests=left))
@@ -121,7 +121,7 @@ def _without_mate(case: Case, gone: int) -> Case:
     kept = []
     for action in case.session.actions:
         # Steps and preemptions take any number of requests, and only lose this one.
-        if gone in action.requests and action.kind not in ("step", "preempt"):
+        if gone in action.requests and action.kind not in BATCHES:
             continue
         named = tuple(one - (one > gone) for one in action.requests if one != gone)
         if named:

@@ -52,7 +52,7 @@ class Seen:
                 inside.add(action.requests[1])
             elif action.kind in ("cancel", "evict"):
                 inside -= set(action.requests)
-            elif action.kind == "step":
+            elif action.kind in ("step", "launch"):
                 # A request that was named and is not there takes no part in the forward.
                 together = tuple(one for one in action.requests if one in inside)
                 met += [together] if len(together) > 1 else []

@@ -8,6 +8,7 @@ from properties.strategies.acceptance import continuation, retold
 from properties.strategies.layouts import layouts
 from properties.strategies.models import other_drafts
 from properties.strategies.prompts import LONGEST
+from properties.strategies.serving.ahead import AHEAD, ahead, guided_ahead, takes_ahead
 from properties.strategies.trees import as_many
 from properties.strategies.within import fitted
 from reference.abilities import Abilities
@@ -245,6 +246,11 @@ def with_session(
         case = replace(case, draft=common)
     most_actions = MOST_FAR_ACTIONS if len(case.prompt) > LONGEST else MOST_ACTIONS
     happened = draw(actions(1 + len(company), most_actions, within))
+    # A ring's or a far prompt's case costs enough without it.
+    drafts = [case.draft, *(mate.draft for mate in company)]
+    if takes_ahead(drafts, within) and most_actions == MOST_ACTIONS and draw(st.integers(0, AHEAD - 1)) == AHEAD - 1:
+        happened = draw(ahead(happened, 1 + len(company), within))
+        case = draw(guided_ahead(case, within))
     if not greedy:
         # Sampled tokens depend on the draft, so that a switch would change the oracle's answer.
         happened = tuple(one for one in happened if one.kind != "switch")
@@ -254,8 +260,10 @@ def with_session(
     drafts = [one.draft for one in alone] + [one.draft for one in happened if one.draft is not None]
     most = max(map(most_rows, drafts))
     # A fork's prompt includes all tokens of its source, so that the sum of all lengths is the upper bound.
-    longest = sum(one.longest for one in alone)
-    least = max(one.longest for one in alone)
+    # A request that is launched ahead needs room for one block more.
+    more = 1 + max(most, case.layout.padded_nodes) if whole.session is not None and whole.session.overlapped else 0
+    longest = sum(one.longest for one in alone) + more
+    least = max(one.longest for one in alone) + more
     held = draw(layouts(longest, most, len(case.prompt), kind, len(alone), alone=least, within=within))
     layout = replace(held, latent=case.layout.latent)
     return replace(whole, layout=layout)

@@ -26,9 +26,9 @@ class Member:
 def members(case: Case, trace: Trace) -> Iterator[Member]:
     """The requests that entered and took a step.
 
-    A request that switched drafts on the way, or whose draft learns from other requests, becomes a script of the trees
-    that it proposed. The draft of a request whose trees depend on batches is told the sizes of its batches; where the
-    trace does not tell them, the request becomes a script too.
+    A request that switched drafts on the way or took a step without its draft, or whose draft learns from other
+    requests, becomes a script of the trees that it proposed. The draft of a request whose trees depend on batches is
+    told the sizes of its batches; where the trace does not tell them, the request becomes a script too.
     """
     assert case.session is not None
     if trace.shared is None:
@@ -40,7 +40,8 @@ def members(case: Case, trace: Trace) -> Iterator[Member]:
         alone = replace(case.alone(number), prompt=trace.shared.prompts[number], draft=Scripted())
         draft = case.alone(number).draft
         switches = any(action.kind == "switch" and number in action.requests for action in case.session.actions)
-        retold = switches or draft.shared
+        bare = any(action.kind == "first" and number in action.requests for action in case.session.actions)
+        retold = switches or bare or draft.shared
         if draft.dispatch is not None:
             batches = (sizes or {}).get(number, ())
             retold = retold or len(batches) != len(one.steps)

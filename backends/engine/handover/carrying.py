@@ -29,7 +29,8 @@ class Carrying:
 
     Attributes:
         hops: How many times the request was handed over.
-        draft_since: The number of steps that the request had taken when its draft was opened.
+        bare: How many of its steps asked no draft.
+        draft_since: The number of the others that the request had taken when its draft was opened.
     """
 
     case: Case
@@ -42,10 +43,21 @@ class Carrying:
     steps: list[Step]
     counters: Counting
     hops: int = 0
+    bare: int = 0
     draft_since: int = 0
     _hidden: list[Tensor]
     _limits: stops.Limits
     _written: stops.Written
+
+    @property
+    def drafted_steps(self) -> int:
+        """The number of steps so far that asked a draft for their tree."""
+        return len(self.steps) - self.bare
+
+    @property
+    def draft_steps(self) -> int:
+        """The number of those that asked the draft of now."""
+        return self.drafted_steps - self.draft_since
 
     @property
     def sends_draft(self) -> bool:
@@ -76,7 +88,7 @@ class Carrying:
             lengths=tuple(self.counters.lengths),
             proposed=self.counters.proposed,
             draft_calls=self.draft.calls,
-            draft_steps=len(self.counters.lengths) - self.draft_since,
+            draft_steps=self.draft_steps,
             matched=None if self.guide is None else self.guide.read,
             logprob=None if emitted is None or emitted.logprobs is None else emitted.logprobs[-1],
             target=columns_of(self.lease.target, len(text) - 1),
@@ -110,4 +122,4 @@ class Carrying:
         if sent.draft is not None and self.lease.draft is not None:
             over.fill(self.lease.draft, sent.draft)
         self.draft.calls += sent.draft_calls
-        self.draft_since = len(sent.lengths) - sent.draft_steps
+        self.draft_since = self.drafted_steps - sent.draft_steps

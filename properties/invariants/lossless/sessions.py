@@ -9,7 +9,7 @@ from properties.verdict.session_members import members
 from properties.verdict.subject import Subject
 from properties.verdict.variants import dice
 from reference.case import Case
-from reference.session import Session
+from reference.session import BATCHES, Session
 from reference.trace import Stage
 
 
@@ -17,8 +17,7 @@ def schedule_independent(case: Case, oracle: Oracle, subject: Subject) -> Iterat
     """With every batch in reverse order, each request keeps its numbers and tokens."""
     assert case.session is not None
     turned = tuple(
-        replace(one, requests=one.requests[::-1]) if one.kind in ("step", "preempt") else one
-        for one in case.session.actions
+        replace(one, requests=one.requests[::-1]) if one.kind in BATCHES else one for one in case.session.actions
     )
     accounts = accounts_of(subject(case))
     together = [

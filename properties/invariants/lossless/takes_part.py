@@ -15,9 +15,10 @@ from reference.trace import Shared, Stage, Trace
 def takes_part(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     """Each request takes every step that names it until it ends, and leaves when it is cancelled or evicted.
 
-    The actions are replayed on request numbers alone, which gives the steps that each request is due. In a pool with
-    limited pages any request may have to wait, so steps are not counted there; instead, no request may wait for pages
-    that no other request holds. Without a session, a request takes at most as many steps as its case allows.
+    The actions are replayed on request numbers alone, which gives the steps that each request is due. A launched step
+    may count later or never: it makes no step due. In a pool with limited pages any request may have to wait, so steps
+    are not counted there; instead, no request may wait for pages that no other request holds. Without a session, a
+    request takes at most as many steps as its case allows.
     """
     name = "lossless.takes-part"
     trace = subject(case)
@@ -41,7 +42,7 @@ def takes_part(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     if case.layout.pages:
         yield from _waits(case, trace.shared)
         return
-    steps, living, evicted = Counter[int](), set[int](), set[int]()
+    steps, living, evicted, launched = Counter[int](), set[int](), set[int](), Counter[int]()
     for action in case.session.actions:
         named = set(action.requests)
         if action.kind == "add":
@@ -55,8 +56,10 @@ def takes_part(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
             if from_it and twin not in steps and trace.shared.prompts[twin] not in ((), own):
                 living.add(twin)
                 steps[twin] = 0
-        elif action.kind == "step":
+        elif action.kind in ("step", "first"):
             steps.update(named & living)
+        elif action.kind == "launch":
+            launched.update(named & living)
         elif action.kind == "restore":
             living |= named & evicted
             evicted -= named
@@ -67,7 +70,7 @@ def takes_part(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     for number, due in sorted(steps.items()):
         one = _request(trace, number)
         taken = 0 if one is None else len(one.steps)
-        if one is None or taken > due or (taken < due and one.finish is None):
+        if one is None or taken > due + launched[number] or (taken < due and one.finish is None):
             yield Finding(
                 name, Stage.DRAFTED, taken, {"request": number}, due, "it is not there" if one is None else taken
             )

@@ -15,7 +15,7 @@ from backends.engine.handover.packet import BadHandOver, Expected, packed, unpac
 from backends.engine.handover.state import Carried, Columns
 from backends.engine.kv.base import CacheSpec
 from backends.engine.reach import Reach
-from properties.invariants.hand_over import NAME
+from properties.invariants.serving.hand_over import NAME
 from properties.strategies.models import GALLERY
 from properties.verdict.judge import judge
 from reference.architecture import Seeded

@@ -99,6 +99,15 @@ CASES = {
             ),
         ),
     ),
+    "ahead": Case(
+        MODEL,
+        PROMPT,
+        OWN,
+        KvLayout(kind="paged", page_size=2),
+        stops=Stops(4),
+        dtype="float64",
+        session=Session((), actions("add 0", *("launch 0",) * 6, "resolve 0", "resolve 0")),
+    ),
     "sharing": Case(
         MODEL,
         PROMPT,
@@ -154,6 +163,12 @@ ELSEWHERE = {
         "draft.switched",
     ),
     "sharing": ("draft.shared",),
+    "ahead": (
+        "serving.frames-in-epoch",
+        "serving.writes-in-owned-pages",
+        "serving.no-placeholder",
+        "serving.steps-after-finish",
+    ),
     "guided": ("lossless.grammar-per-node", "serving.matcher-in-step"),
     "warm": ("cache.prefix-reuse",),
 }
@@ -296,6 +311,10 @@ PARTS: Mapping[str, tuple[Callable[[Trace], Trace], tuple[str, ...]]] = {
     "accounts": (
         lambda trace: replace(trace, shared=trace.shared and replace(trace.shared, accounts=())),
         ("cache.allocator-conserves", "cache.prefix-reuse", "draft.switched", "draft.shared"),
+    ),
+    "events": (
+        lambda trace: replace(trace, shared=trace.shared and replace(trace.shared, events=())),
+        ELSEWHERE["ahead"],
     ),
     "requests": (
         lambda trace: replace(trace, shared=None),

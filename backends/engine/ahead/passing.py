@@ -1,0 +1,46 @@
+"""The server that hands requests over, to itself: each leaves as bytes and enters again from them.
+
+What it sends, and what it refuses, is what two servers would; `backends.engine.handover` knows nothing of either.
+"""
+
+from backends.engine.handover.packet import Expected
+from backends.engine.request import Request
+from backends.engine.server import Server, naming
+from reference.session import Action
+from reference.trace import Stage
+
+
+class HandOverServer(Server):
+    """A server that knows the action `hand-over`."""
+
+    def _one(self, action: Action, number: int) -> None:
+        if action.kind == "hand-over":
+            self._hand_over(number)
+        else:
+            super()._one(action, number)
+
+    def _hand_over(self, number: int) -> None:
+        """Send the request as a packet, from which it enters again; it stays where no page is free for it twice."""
+        old, over = self.requests[number], self._seams.hand_over
+        lease = self._lease(old.case, ())
+        if not self._room(lease, len(old.tokens)):
+            self._arena.give_back(lease)
+            return
+        with naming(old):
+            old.at = Stage.COMMITTED
+            data = over.packed(over.leaves(old.carried()), old.case, number, old.hops)
+            sent = over.unpacked(data, self._expected(old, number))
+            draft = self._draft(old.case, lease, sent.draft_steps)
+            new = self._seams.request(old.case, self._target, lease, draft, self._seams)
+            new.bare = old.bare
+            new.carry_on(sent, old.steps, over)
+        new.hops = old.hops + 1
+        self._arena.give_back(old.lease)
+        self.requests[number] = new
+
+    def _expected(self, request: Request, number: int) -> Expected:
+        """The request as the receiver waits for it."""
+        rooms = [self._arena.room(one, self._capacity, self._rows) for one in request.sends(self._target)]
+        target, draft = (*rooms, None)[:2]
+        assert target is not None
+        return Expected(request.case, number, request.hops, target, draft, request.hidden_width)

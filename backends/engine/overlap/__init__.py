@@ -1,0 +1,1 @@
+"""The parts of overlapped scheduling: what a launched step holds and reserves."""

@@ -1,0 +1,26 @@
+"""The commit of a launched step as the host keeps it.
+
+The device keeps the whole accepted path; a stop may cut it.
+"""
+
+from dataclasses import replace
+
+from reference.trace import Committed, Kv, frozen
+
+
+def cut_to(committed: Committed, length: int) -> Committed:
+    """`committed` with the first `length` columns; a cache that has let columns go is not shown then."""
+    if committed.length <= length:
+        return committed
+    return replace(
+        committed, length=length, after=_shorter(committed.after, length), draft=_shorter(committed.draft, length)
+    )
+
+
+def _shorter(held: Kv | None, length: int) -> Kv | None:
+    if held is None or held.length <= length:
+        return held
+    # A layer with a window has let go of columns that it would still hold at this length.
+    if held.first or not length:
+        return None
+    return Kv(frozen(held.keys[:, :, :length]), frozen(held.values[:, :, :length]))

@@ -1,0 +1,1 @@
+"""The state of one speculative step of a request."""

@@ -1,0 +1,73 @@
+"""The records that the phases of a step hand to one another.
+
+`Block` stands between drafting and the verify forward, `Verification` between acceptance and commit, `Emission` after
+the stop rules.
+"""
+
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from backends.engine.draft.base import Proposal
+from backends.engine.lower_tree import TreeTensors
+from backends.engine.sampling.step import StepSampling
+from reference.trace import Kv, Step
+
+
+@dataclass
+class Block:
+    """The state of a step between `propose` and `settle`.
+
+    Attributes:
+        proposal: The tree that is verified, after truncation to the chunk of its root.
+        nodes: For each row of that tree, its row in the tree as it was drafted.
+        chance: The coins and the history of the step; None for plain greedy decoding.
+        tensors: The lowered tree.
+        before: A copy of the target's committed KV at the beginning of the step.
+        bare: Whether the draft was not asked: the tree is the root alone.
+    """
+
+    proposal: Proposal
+    nodes: list[int]
+    chance: StepSampling | None
+    tensors: TreeTensors
+    before: Kv | None
+    bare: bool = False
+
+
+@dataclass(frozen=True)
+class Verification:
+    """The verdict on a tree.
+
+    Attributes:
+        block: The verified tree.
+        shown: What the step reveals up to here.
+        path: The accepted rows, root first.
+        accepted: The tokens of these rows without the root's, then the bonus.
+        logits: The target's logits, [nodes, vocabulary].
+        verified: A copy of the target's committed KV after the forward.
+    """
+
+    block: Block
+    shown: Step
+    path: list[int]
+    accepted: list[int]
+    logits: Tensor
+    verified: Kv | None
+
+
+@dataclass(frozen=True)
+class Emission:
+    """The emitted tokens of a step, the reason why the request ended with them or None, and their log-probabilities."""
+
+    tokens: list[int]
+    finish: str | None
+    logprobs: tuple[float, ...]
+
+
+@dataclass
+class Counters:
+    """The counters of a request: drafted tokens without roots, and the accepted drafted tokens of each step."""
+
+    proposed: int = 0
+    lengths: list[int] = field(default_factory=list)

@@ -1,0 +1,259 @@
+"""Faults of a server that runs a step ahead of its host.
+
+What belongs to a launched step is kept, counted, read or freed by the wrong measure: the host's or the device's.
+"""
+
+from dataclasses import replace
+from weakref import WeakSet
+
+from torch import Tensor
+
+from backends.engine.kv.arena import CacheLease
+from backends.engine.kv.pages import Blocks
+from backends.engine.overlap.frame import Frame, Launched, Place
+from backends.engine.request import Request
+from backends.engine.sampling.forest import Forest
+from backends.engine.sampling.processing import History
+from backends.engine.seams import Seams
+from backends.engine.step.state import Emission
+from backends.faults.fault import fault, faults_in
+from backends.faults.serving.overlap import Hollow
+from reference.sampling import Sampling, Stops
+from reference.trace import Stage
+
+
+@fault(
+    "reservation-of-one-step",
+    Stage.ATTENDED,
+    "family of catalogue BZ-083: device writes run ahead of the allocated capacity (NVIDIA/TensorRT-LLM PR #16280)",
+    "pages, and a launch whose predecessor in flight has accepted rows and whose block crosses into another page",
+)
+def one_step_reserved(seams: Seams) -> Seams:
+    """A launch reserves pages for one block beyond the length that the host knows, which is a step old.
+
+    The device is up to a block further: its rows lie behind the reserved columns.
+    """
+    # `rows` is one more than the largest block.
+    return replace(seams, overlap=replace(seams.overlap, reserved=lambda rows: rows - 1))
+
+
+@fault(
+    "host-length-on-device",
+    Stage.COMMITTED,
+    "family of catalogue BZ-057: host seq_lens are not those of the device (vllm-project/vllm-ascend PR #8461)",
+    "a launch while a step of the request is in flight",
+)
+def host_length(seams: Seams) -> Seams:
+    """A step that is launched ahead is lowered at the length that the host knows, which lacks the step in flight.
+
+    The target's cache is cut to the host's length, so that the rows of the step in flight are overwritten.
+    """
+
+    class Late(seams.request):  # type: ignore[misc,name-defined]
+        def propose(self) -> None:
+            if len(self.tokens) > len(self.resolved):
+                self.lease.target.crop(len(self.resolved) - 1)
+            super().propose()
+
+    return replace(seams, request=Late)
+
+
+def _over_too(part: Launched, epoch: int, over: bool) -> bool:
+    return part.place.epoch == epoch
+
+
+@fault(
+    "overrun-emitted",
+    Stage.EMITTED,
+    "sgl-project/sglang, overlapped scheduling: a finished request runs once more, and its results must be skipped",
+    "a request that ends while a step of it is in flight",
+)
+def overrun_emitted(seams: Seams) -> Seams:
+    """The step that a request ran after its end counts: its tokens are emitted behind the end.
+
+    A frame is skipped for its epoch alone, and not because its request is over.
+    """
+    return replace(seams, overlap=replace(seams.overlap, counts=_over_too))
+
+
+@fault(
+    "launched-block-not-cut",
+    Stage.EMITTED,
+    "family of catalogue BZ-027: slots that do not count are emitted",
+    "a launched step with an end before its last accepted token",
+)
+def block_not_cut(seams: Seams) -> Seams:
+    """A launched block in which the output ends is emitted whole: the host looks for an end, but cuts nothing.
+
+    The reason to end is right, and the tokens behind it are part of the text.
+    """
+    right = seams.overlap.read
+
+    def read(request: Request, part: Launched) -> Emission:
+        emission, verdict = right(request, part), part.verdict
+        if len(emission.tokens) < len(verdict.accepted):
+            told = seams.logprobs(verdict.logits)[verdict.path, verdict.accepted].tolist()
+            part.emission = Emission(verdict.accepted, emission.finish, tuple(told))
+        return part.emission or emission
+
+    return replace(seams, overlap=replace(seams.overlap, read=read))
+
+
+def _stale_too(part: Launched, epoch: int, over: bool) -> bool:
+    return not over
+
+
+@fault(
+    "stale-frame-kept",
+    Stage.EMITTED,
+    "vllm-project/vllm issue #48245: output in flight at a preemption is counted afterwards",
+    "a request that is evicted with a step in flight",
+)
+def stale_frame_kept(seams: Seams) -> Seams:
+    """Results that were in flight when their request was evicted count when they are resolved.
+
+    The epoch of a frame is not compared: the step is emitted, and taken again after the restoration.
+    """
+    return replace(seams, overlap=replace(seams.overlap, counts=_stale_too))
+
+
+@fault(
+    "results-routed-by-row",
+    Stage.DRAFTED,
+    "sgl-project/sglang FutureMap by batch row; of the family of catalogue BZ-136: one row stands for another",
+    "two steps in flight whose batches have unlike requests in one row",
+)
+def routed_by_row(seams: Seams) -> Seams:
+    """The results of a frame go to the requests that stand in its rows in the batch that was launched last.
+
+    A row of the batch is taken for the request, though requests have joined, left or changed places since.
+    """
+
+    def owner(part: Launched, launched: Frame) -> int:
+        row = part.place.row
+        return launched.parts[row].place.number if row < len(launched.parts) else part.place.number
+
+    return replace(seams, overlap=replace(seams.overlap, owner=owner))
+
+
+@fault(
+    "future-tokens-by-row",
+    Stage.DRAFTED,
+    "sgl-project/sglang FutureMap by batch row: a row that another batch has overwritten",
+    "a request whose row another request took in a later launch, before its own next launch",
+)
+def futures_by_row(seams: Seams) -> Seams:
+    """The device keeps one block of unknown tokens for each row of the batch: a later launch overwrites another's.
+
+    The next step of a request then begins behind the tokens of whichever request had its row last.
+    """
+
+    class ByRow(seams.overlap.futures):  # type: ignore[misc,name-defined]
+        def put(self, place: Place, tokens: list[int]) -> None:
+            super().put(place, tokens)
+            row = [key for key in self.blocks if self.rows.get(key) == place.row]
+            self.rows[place.number, place.placeholder] = place.row
+            for key in row:
+                self.blocks[key] = list(tokens)
+
+        @property
+        def rows(self) -> dict[tuple[int, int], int]:
+            """The row of each block."""
+            known: dict[tuple[int, int], int] = self.__dict__.setdefault("row_of", {})
+            return known
+
+    return replace(seams, overlap=replace(seams.overlap, futures=ByRow))
+
+
+@fault(
+    "reservation-not-freed",
+    Stage.COMMITTED,
+    "sgl-project/sglang PR #12224: only committed KV is released, and what was allocated ahead leaks",
+    "pages, and a request that leaves after a launch ahead of the host",
+)
+def reservation_not_freed(seams: Seams) -> Seams:
+    """A request that leaves gives back the pages of its committed columns, and keeps those reserved for launches ahead.
+
+    Pages are freed up to the committed length, not up to the allocated one.
+    """
+    ahead: WeakSet[Blocks] = WeakSet()
+
+    class Reserving(seams.request):  # type: ignore[misc,name-defined]
+        def propose(self) -> None:
+            if len(self.tokens) > len(self.resolved) and self.lease.blocks is not None:
+                ahead.add(self.lease.blocks)
+            super().propose()
+
+    class Short(seams.arena):  # type: ignore[misc,name-defined]
+        def give_back(self, lease: CacheLease, tokens: tuple[int, ...] = ()) -> None:
+            if lease.blocks is not None and lease.blocks in ahead:
+                del lease.blocks.table[-(-lease.target.length // lease.blocks.size) :]
+            super().give_back(lease, tokens)
+
+    return replace(seams, arena=Short, request=Reserving)
+
+
+@fault(
+    "grammar-reads-frame-twice",
+    Stage.COMMITTED,
+    "vllm-project/vllm issue #29821; sgl-project/sglang: a grammar is advanced before the next mask and at resolution",
+    "a request with a grammar that is launched while a step of it is in flight",
+)
+def grammar_reads_twice(seams: Seams) -> Seams:
+    """The grammar reads the tokens of a frame before the masks of the next launch, and again when it is resolved.
+
+    That a frame was read is not remembered.
+    """
+    right = seams.overlap.read
+
+    def read(request: Request, part: Launched) -> Emission:
+        again = part.emission is not None
+        emission = right(request, part)
+        if again and request.guide is not None:
+            seams.sampling.guided.advance(request.guide, list(emission.tokens), None)
+        return emission
+
+    return replace(seams, overlap=replace(seams.overlap, read=read))
+
+
+@fault(
+    "penalties-without-flying-tokens",
+    Stage.SCORED,
+    "vllm-project/vllm issues #27878, #52461: penalties read the token ids of a step ago",
+    "a request that samples under penalties or bad words, launched while a step of it is in flight",
+)
+def stale_penalties(seams: Seams) -> Seams:
+    """The target's penalties of a step that is launched ahead read the output that the host knows.
+
+    Tokens in flight count as if they were not there; drafts are penalised rightly.
+    """
+    right = seams.sampling
+
+    class Behind(seams.request):  # type: ignore[misc,name-defined]
+        @property
+        def told(self) -> tuple[int, ...]:
+            output, known = super().told, len(self.resolved) - len(self.case.prompt)
+            if self.case.sampling.greedy:
+                return tuple(output)
+            # A token below 0 is one that the host does not have: -1 - token.
+            return (*output[:known], *(-1 - token for token in output[known:]))
+
+    def history(
+        trees: Forest, prompt: tuple[int, ...], output: tuple[int, ...], sampling: Sampling, vocab: int
+    ) -> History:
+        whole = tuple(token if token >= 0 else -1 - token for token in output)
+        past = right.history(trees, prompt, whole, sampling, vocab)
+        if whole == output:
+            return past
+        known = tuple(token for token in output if token >= 0)
+        return Hollow(**vars(past), patched=right.history(trees, prompt, known, sampling, vocab))
+
+    def law(logits: Tensor, sampling: Sampling, stops: Stops, past: History | None) -> Tensor:
+        read = replace(past.patched, legal=past.legal) if isinstance(past, Hollow) else past
+        return right.target_law(logits, sampling, stops, read)
+
+    sampling = replace(right, history=history, target_law=law, bonus_law=law)
+    return replace(seams, request=Behind, sampling=sampling)
+
+
+FAULTS = faults_in(globals())

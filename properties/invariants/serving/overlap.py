@@ -1,0 +1,196 @@
+"""Invariants of a server that runs a step ahead of its host.
+
+They judge the events of launched steps. Requests, evictions and ends are read from the session's actions and from the
+texts, and not from the engine's own epochs.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+
+from properties.invariants.same_request import present
+from properties.verdict.finding import Compared, Finding
+from properties.verdict.invariant import Fact, Invariant, NotApplicable, Oracle, Unobserved, needing
+from properties.verdict.subject import Subject
+from reference.case import Case
+from reference.session import Event
+from reference.trace import Shared, Stage
+
+MOST_AFTER_END = 1
+"""Steps of a request that may be in flight when the host learns that it has ended."""
+
+Where = dict[str, int | str]
+
+
+def _told(case: Case, subject: Subject) -> Shared:
+    """The session's part of the trace.
+
+    Raises:
+        Unobserved: the backend shows no events although it launched steps.
+        NotApplicable: no step was launched.
+    """
+    shared = subject(case).shared
+    if shared is None or not shared.accounts:
+        raise Unobserved("the trace does not say what the requests of the session did")
+    if not shared.events:
+        assert case.session is not None
+        named = [at for at, one in enumerate(case.session.actions) if one.kind == "launch"]
+        if any(present(shared.accounts, at) & set(case.session.actions[at].requests) for at in named):
+            raise Unobserved("the trace does not show the events of launched steps")
+        raise NotApplicable("no request that a launch names was there")
+    return shared
+
+
+def frames_in_epoch(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
+    """Results count once, in the order of the launches, for the request of their launch, if nothing ended it before.
+
+    An eviction or a cancellation between launch and resolution throws results away, and so does an end of the text;
+    nothing else does. The tokens of counted results are those that the request's steps emit.
+    """
+    name = "serving.frames-in-epoch"
+    shared = _told(case, subject)
+    launched = {(one.request, one.frame): one for one in shared.events if one.kind == "launched"}
+    emitted = _emitted(shared)
+    ended, settled = set[int](), set[tuple[int, int]]()
+    taken = dict.fromkeys(emitted, 0)
+    for event in shared.events:
+        key = (event.request, event.frame)
+        if event.kind == "launched":
+            continue
+        where: Where = {"request": event.request, "frame": event.frame, "action": event.action}
+        if key not in launched or key in settled:
+            yield Finding(name, Stage.EMITTED, 0, where, "results of a launch of this request, once", event.kind)
+            return
+        settled.add(key)
+        lost = _lost(case, shared, launched[key], event) or ("it had ended" if event.request in ended else None)
+        yield Compared()
+        if (event.kind == "counted") == (lost is not None):
+            expected = "they count" if lost is None else f"they do not count: {lost}"
+            yield Finding(name, Stage.EMITTED, taken[event.request], where, expected, f"they were {event.kind}")
+            return
+        if event.kind == "counted":
+            steps = emitted[event.request]
+            if not taken[event.request] <= event.step < len(steps) or steps[event.step][0] != event.tokens:
+                expected = "a step with its tokens, behind those that counted before"
+                yield Finding(name, Stage.EMITTED, taken[event.request], where, expected, event.tokens)
+                return
+            taken[event.request] = event.step + 1
+            ended |= {event.request} if steps[event.step][1] is not None else set()
+
+
+def _emitted(shared: Shared) -> dict[int, list[tuple[tuple[int, ...], str | None]]]:
+    """For each request that entered, the tokens and the end of each step."""
+    return {
+        number: [(one.emitted.tokens, one.emitted.finish) for one in trace.steps if one.emitted is not None]
+        for number, trace in enumerate(shared.requests)
+        if trace is not None
+    }
+
+
+def _lost(case: Case, shared: Shared, launch: Event, event: Event) -> str | None:
+    """Why the results of `launch` are lost when the host meets them in `event`, or None."""
+    assert case.session is not None
+    for at in range(launch.action + 1, event.action + 1):
+        action = case.session.actions[at]
+        gone = action.kind in ("evict", "cancel") and launch.request in action.requests
+        if gone and launch.request in present(shared.accounts, at):
+            return f"action {at}, {action.kind}"
+        if gone and action.kind == "cancel":
+            return f"action {at}, cancel"
+    return None
+
+
+def writes_in_owned_pages(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
+    """The rows of a launched step lie in pages that the request's block table held when the host launched it."""
+    shared = _told(case, subject)
+    steps = Counter[int]()
+    for event in shared.events:
+        steps[event.request] += event.kind == "counted"
+        if event.kind == "launched" and event.written:
+            yield Compared(len(event.written))
+            foreign = sorted(set(event.written) - set(event.owned))
+            if foreign:
+                where: Where = {"request": event.request, "frame": event.frame, "action": event.action}
+                name = "serving.writes-in-owned-pages"
+                yield Finding(name, Stage.ATTENDED, steps[event.request], where, sorted(event.owned), foreign)
+                return
+
+
+def no_placeholder(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
+    """What a launched step reads are tokens: no number that stands for one which the host does not know yet."""
+    shared = _told(case, subject)
+    steps = Counter[int]()
+    for event in shared.events:
+        steps[event.request] += event.kind == "counted"
+        if event.kind == "launched":
+            yield Compared(len(event.inputs))
+            strange = [token for token in event.inputs if not 0 <= token < case.model.vocab_size]
+            if strange:
+                where: Where = {"request": event.request, "frame": event.frame, "action": event.action}
+                expected = f"tokens below {case.model.vocab_size}"
+                name = "serving.no-placeholder"
+                yield Finding(name, Stage.LOWERED, steps[event.request], where, expected, strange[0])
+                return
+
+
+def steps_after_finish(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
+    """Once the host knows that a request has ended, none of its steps is launched; at most one was before."""
+    shared = _told(case, subject)
+    emitted = _emitted(shared)
+    over = set[int]()
+    counted, after = Counter[int](), Counter[int]()
+    for event in shared.events:
+        request = event.request
+        if event.kind == "counted":
+            counted[request] = event.step
+            steps = emitted.get(request, [])
+            over |= {request} if event.step < len(steps) and steps[event.step][1] is not None else set()
+        elif request in over:
+            after[request] += event.kind == "skipped"
+            yield Compared()
+            if event.kind == "launched" or after[request] > MOST_AFTER_END:
+                where: Where = {"request": request, "frame": event.frame, "action": event.action}
+                name, most = "serving.steps-after-finish", f"at most {MOST_AFTER_END} step, launched before"
+                observed = "launched after" if event.kind == "launched" else after[request]
+                yield Finding(name, Stage.EMITTED, counted[request], where, most, observed)
+                return
+    yield Compared(len(over))
+
+
+def _overlapped(case: Case) -> bool:
+    return case.session is not None and case.session.overlapped
+
+
+INVARIANTS = (
+    Invariant(
+        "serving.frames-in-epoch",
+        "The results of a launched step count once, for the request and the epoch that it was launched for.",
+        needing(Stage.EMITTED),
+        frames_in_epoch,
+        _overlapped,
+        speaks_of="session",
+    ),
+    Invariant(
+        "serving.writes-in-owned-pages",
+        "A launched step writes to pages that its request owned when it was launched.",
+        needing(),
+        writes_in_owned_pages,
+        lambda case: _overlapped(case) and case.layout.traits.pages,
+        speaks_of="session",
+    ),
+    Invariant(
+        "serving.no-placeholder",
+        "No placeholder for an unknown token reaches a draft or the target.",
+        needing(),
+        no_placeholder,
+        _overlapped,
+        speaks_of="session",
+    ),
+    Invariant(
+        "serving.steps-after-finish",
+        "A request that has ended runs at most once more, and only if the host did not know of its end.",
+        needing(Stage.EMITTED),
+        steps_after_finish,
+        _overlapped,
+        speaks_of="session",
+    ),
+)

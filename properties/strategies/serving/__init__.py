@@ -1,0 +1,1 @@
+"""Strategies for how a server schedules the steps of a session."""

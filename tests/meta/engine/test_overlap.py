@@ -1,0 +1,143 @@
+"""A server a step ahead of its host: early first tokens, streams, and thousands of drawn interleavings."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from backends.engine.overlap.cutting import cut_to
+from backends.engine.overlap.frame import Place
+from backends.engine.overlap.futures import Futures
+from backends.engine.overlap.reservation import fits, reserved
+from backends.engine.overlap.streams import CudaStream, Immediate, stream_on
+from properties.invariants import ALL
+from properties.live.play import ROUND, play
+from properties.live.watch import SessionStats
+from properties.strategies.models import GALLERY
+from properties.verdict.judge import judge
+from reference.architecture import Seeded
+from reference.case import Case
+from reference.draft import LanguageModel, Scripted
+from reference.layout import KINDS, KvLayout
+from reference.oracle.decoder import Oracle
+from reference.sampling import Stops
+from reference.session import Action, Mate, Session
+from reference.trace import Committed, Kv, Trace, frozen
+from reference.tree import RankTree
+from specverify.conformance.sessions import refuse
+from specverify.setup.subjects import open_planted, subject_of
+
+STEPS = 20_000
+"""Steps of single requests that the slow test launches ahead."""
+
+
+def act(kind: str, *requests: int) -> Action:
+    return Action(kind, requests)
+
+
+def served(*actions: Action) -> tuple[Case, Trace]:
+    """A request with a model draft and its mate, served by `actions`; no invariant finds anything."""
+    model = Seeded(GALLERY[1], 0)
+    draft = LanguageModel(model, RankTree((0, 0, 0, 1), (0, 0, 1, 0)))
+    mate = Mate((2, 9, 4), Scripted(), stops=Stops(5))
+    layout = KvLayout(kind="paged", page_size=2)
+    case = Case(model, (3, 14, 5), draft, layout, stops=Stops(7), session=Session((mate,), actions))
+    subject = subject_of(open_planted("cpu-eager", None))
+    asked = [one for one in ALL if one.every == 1 and one.name != "lossless.draft-independent"]
+    assert not judge(case, asked, Oracle(), subject).findings
+    return case, subject(case)
+
+
+def test_a_first_token_does_not_wait_for_the_draft_and_the_order_changes_no_text() -> None:
+    rest = (act("step", 0, 1),) * 6
+    early = served(act("add", 0), act("first", 0), act("add", 1), act("first", 1, 0), *rest)[1]
+    late = served(act("add", 0), act("add", 1), *rest)[1]
+    first = early.steps[0]
+    # The draft has run nothing before the first token is there.
+    assert first.drafted is not None
+    assert len(first.drafted.tree) == 1
+    assert first.committed is not None
+    assert first.committed.draft is None
+    assert early.steps[2].drafted is not None
+    assert len(early.steps[2].drafted.tree) == 4
+    assert early.shared is not None
+    assert late.shared is not None
+    for one, other in zip(early.shared.requests, late.shared.requests, strict=True):
+        assert one is not None
+        assert other is not None
+        assert (one.output, one.finish) == (other.output, other.finish)
+
+
+def test_a_placeholder_stands_for_the_tokens_of_its_own_launch() -> None:
+    futures = Futures()
+    one, other = Place(3, 0, 7, 0), Place(4, 0, 7, 1)
+    futures.put(one, [5, 6])
+    futures.put(other, [8])
+    assert one.placeholder == other.placeholder == -8
+    assert futures.filled(3, [1, 2, -8]) == [1, 2, 5, 6]
+    assert futures.filled(4, [1, -8]) == [1, 8]
+    futures.drop(one)
+    with pytest.raises(KeyError):
+        futures.filled(3, [1, -8])
+    assert futures.filled(4, [-8]) == [8]
+
+
+def test_two_blocks_are_reserved_and_positions_count_what_is_in_flight() -> None:
+    assert reserved(5) == 10
+    case = Case(Seeded(GALLERY[1], 0), (1, 2))
+    most = case.max_positions
+    # A bare root may accept one token in flight, and stands on one position itself.
+    assert fits(case, most - 1, 1)
+    assert not fits(case, most, 1)
+
+
+def test_a_cut_commit_shows_the_columns_that_the_host_keeps() -> None:
+    columns = frozen(torch.arange(8.0).reshape(1, 1, 4, 2).numpy())
+    held = Kv(columns, columns)
+    whole = Committed(4, held, held, held, held)
+    assert cut_to(whole, 4) is whole
+    short = cut_to(whole, 3)
+    assert short.length == 3
+    assert short.before is held
+    assert short.after is not None
+    assert short.after.keys.tolist() == columns[:, :, :3].tolist()
+    # A ring has let go of columns: what it would hold at this length is not known.
+    assert cut_to(replace(whole, after=replace(held, first=(1,))), 3).after is None
+
+
+def test_a_cpu_executes_at_launch() -> None:
+    done: list[int] = []
+    stream = stream_on(torch.device("cpu"))
+    assert isinstance(stream, Immediate)
+    result, wait = stream.launch(lambda: done.append(1) or 7)  # type: ignore[func-returns-value]
+    assert (result, done) == (7, [1])
+    wait()
+
+
+@pytest.mark.cuda
+def test_a_cuda_stream_executes_in_order_and_tells_when_it_is_done() -> None:
+    device = torch.device("cuda")
+    stream = stream_on(device)
+    assert isinstance(stream, CudaStream)
+    cells = torch.zeros(512, 512, device=device)
+    waits = [stream.launch(lambda: cells.add_(1.0).matmul(cells).shape)[1] for _ in range(8)]
+    for wait in waits:
+        wait()
+    assert float(cells.max()) == 8.0
+
+
+@pytest.mark.slow
+def test_twenty_thousand_launched_steps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Live sessions of every layout; each action is checked, and one session in eight by every invariant."""
+    subject, oracle, played = subject_of(open_planted("cpu-eager", None)), Oracle(), SessionStats()
+    number = 0
+    while played.events["launched"] < STEPS:
+        kind = tuple(KINDS)[number % len(KINDS)]
+        refuse(play(subject, oracle, played, kind, sessions=ROUND, number=7_000 + number, judged=8), tmp_path)
+        number += 1
+        if number % 8 == 0:
+            with capsys.disabled():
+                print(played.sessions, dict(played.events), flush=True)  # noqa: T201
+    assert played.events["skipped"] > 0
+    assert played.events["launched"] >= played.events["counted"] + played.events["skipped"]
