@@ -190,6 +190,7 @@ ROWS: tuple[Row, ...] = (
         "the engine with Ascend's fused-infer attention",
         dtypes=THREE,
         twin="ascend-fused-emulated",
+        unequal_widths=True,
     ),
     Row(
         "ascend-fused-emulated",
@@ -198,6 +199,7 @@ ROWS: tuple[Row, ...] = (
         "EMULATED: the engine with Ascend's fused-infer attention, by its contract on the CPU",
         dtypes=THREE,
         emulated=True,
+        unequal_widths=True,
     ),
     Row(
         "ascend-fused-atb",

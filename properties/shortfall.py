@@ -29,18 +29,31 @@ def shortfalls(tally: Tally) -> list[str]:
 
 def _missing(tally: Tally) -> Iterator[str]:
     # A run that was stopped gives its own reason in `stopped`.
-    if tally.stopped is None and tally.cases < tally.wanted:
-        yield f"{tally.wanted - tally.cases} of {tally.wanted} cases were not judged, and nothing says why"
+    if tally.stopped is not None or tally.cases >= tally.wanted:
+        return
+    declined = sum(tally.unsupported.values())
+    # The further cases of a prompt are made from the run that comes first, so that one declined run leaves none.
+    why = ", and nothing says why"
+    if declined == tally.cases > 0:
+        why = f": they need a run like those that were declined ({_most_often(tally)})"
+    elif declined:
+        why = f"; {declined} of the {tally.cases} before them were declined (most often: {_most_often(tally)})"
+    yield f"{tally.wanted - tally.cases} of {tally.wanted} cases were not judged{why}"
 
 
 def _declined(tally: Tally) -> Iterator[str]:
     declined = sum(tally.unsupported.values())
     if declined > DECLINED_FLOOR * tally.cases:
-        most = max(tally.unsupported.items(), key=lambda item: item[1])[0]
-        yield f"{declined} of {tally.cases} cases were declined (most often: {most}): what is left is no run"
+        said = f"(most often: {_most_often(tally)}): what is left is no run"
+        yield f"{declined} of {tally.cases} cases were declined {said}"
     elif tally.cases - declined - tally.judged > DECLINED_FLOOR * tally.cases:
         silent = tally.cases - declined - tally.judged
         yield f"no invariant could be judged in {silent} of {tally.cases} cases: the traces reveal too little"
+
+
+def _most_often(tally: Tally) -> str:
+    """The reason for which most of the declined cases were declined."""
+    return max(tally.unsupported.items(), key=lambda item: item[1])[0]
 
 
 def _cut_short(tally: Tally) -> Iterator[str]:

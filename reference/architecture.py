@@ -177,6 +177,12 @@ class Architecture:
         return int(self.setting("value_dim")) if "value_dim" in self.words.settings else self.head_dim
 
     @property
+    def mixes_rows(self) -> bool:
+        """Whether some layer has experts, so that the low bits of a row may depend on the other rows of a forward."""
+        dense = self.setting("dense_layers") if "dense_layers" in self.words.settings else 0
+        return self.words.mixes_rows and dense < self.layers
+
+    @property
     def words(self) -> Family:
         """The family's entry in `reference.family`: norms, settings and architectures to draw."""
         return FAMILIES[self.family]
@@ -257,7 +263,7 @@ class Seeded:
     @property
     def mixes_rows(self) -> bool:
         """Whether the low bits of a row may depend on the other rows of the forward; see `Checkpoint.mixes_rows`."""
-        return self.architecture.words.mixes_rows
+        return self.architecture.mixes_rows
 
 
 @dataclass(frozen=True)

@@ -11,12 +11,16 @@ from torch import Tensor
 
 from backends.ascend.eager import ascend_eager
 from backends.ascend.encodings import boolean
-from backends.ascend.operands import BLOCK, LARGEST_BLOCK, Operands, gathered, in_pages
+from backends.ascend.latent import LatentAsked, ask_latent, infer_latent, of_tree, takes
+from backends.ascend.operands import BLOCK, LARGEST_BLOCK, Operands, equally_wide, gathered, in_pages
 from backends.ascend.operators.masked import WIDE_OPEN
 from backends.engine.columns import Attend, AttentionInputs
 
 ALIGNED = 16
 """The multiple of which fused-infer attention takes head dimensions."""
+
+LATENT_BLOCK = 16
+"""The multiple of which it takes blocks of latent rows."""
 
 
 @dataclass(frozen=True)
@@ -118,8 +122,10 @@ class AscendFused:
     A query of one row goes to a kernel that ignores its mask past 512 columns (vllm-ascend issue 15503). Where such a
     row sees its whole lane, the call has no mask; elsewhere the row is passed twice, which selects the other kernel.
     Fused-infer attention does not take float32, so float32 goes to fusion attention. Other head dimensions are filled
-    with zeros, and columns in pages of other sizes are gathered first. None of these is a fallback, because a fused
-    operator computes each of them. A call that falls back to `eager` is announced.
+    with zeros, and columns in pages of other sizes are gathered first. So are columns whose keys and values differ in
+    width; the narrower are filled with zeros. Latent rows go to version 2 of fused-infer attention (`latent.py`) where
+    it takes them; others are rows of one KV head. None of these is a fallback, because a fused operator computes each
+    of them. A call that falls back to `eager` is announced.
 
     Attributes:
         pages: Makes operands of columns that lie in pages.
@@ -127,6 +133,7 @@ class AscendFused:
         encode: Makes the operators' mask from the rows' visible columns.
         ask: Makes a call from query, operands, mask and scale.
         unmasked: Whether a query of one row needs no mask.
+        ask_latent: Makes a call over latent rows from query, operands, mask of the tree and scale.
         eager: The attention that takes over where the operators cannot run, and in mode `reference`.
     """
 
@@ -135,22 +142,36 @@ class AscendFused:
     encode: Callable[[Tensor], Tensor] = boolean
     ask: Callable[[Tensor, Operands, Tensor | None, float], Asked] = ask
     unmasked: Callable[[Tensor, list[int]], bool] = whole
+    ask_latent: Callable[[Tensor, Operands, Tensor | None, float], LatentAsked] = ask_latent
     eager: Attend = ascend_eager
 
     def __call__(self, query: Tensor, columns: AttentionInputs, scaling: float) -> Tensor:
         """See `columns.Attend`."""
         columns.refuse_cap("Ascend's fused attention")
         columns.refuse_sinks("Ascend's fused attention")
-        columns.refuse_unequal("Ascend's fused attention")
+        if columns.latent and query.dtype != torch.float32:
+            held, rows = self._placed(columns, LATENT_BLOCK), query.shape[2]
+            if takes(query, held):
+                mask = self.encode(of_tree(held, rows))[:, 0] if rows > 1 else None
+                return infer_latent(self.ask_latent(query, held, mask, scaling))
         why = _unfit(query, columns)
         if why is not None:
             columns.announce(f"eager: {why}")
             return self.eager(query, columns, scaling)
-        # Fusion attention reads no pages, so the columns are gathered.
-        if query.dtype == torch.float32:
+        values = columns.value.shape[-1]
+        if columns.key.shape[-1] != values:
+            query, held = equally_wide(query, self.columns(columns))
+        elif query.dtype == torch.float32:
+            # Fusion attention reads no pages, so the columns are gathered.
             held = self.columns(columns)
+        else:
+            held = self._placed(columns, BLOCK)
+        return self._by_heads(query, held, scaling)[..., :values]
+
+    def _by_heads(self, query: Tensor, held: Operands, scaling: float) -> Tensor:
+        """Attention over keys and values of one width, by the operator for the query's dtype."""
+        if query.dtype == torch.float32:
             return fusion(self.ask(query, held, self.encode(held.visible), scaling))
-        held = self._placed(columns)
         rows = query.shape[2]
         if rows > 1:
             return infer(self.ask(query, held, self.encode(held.visible), scaling))
@@ -161,12 +182,12 @@ class AscendFused:
         twice = query.repeat(1, 1, 2, 1)
         return infer(self.ask(twice, held, self.encode(held.visible), scaling))[:, :, :1]
 
-    def _placed(self, columns: AttentionInputs) -> Operands:
-        """The operands in their pages where the operator reads pages of that size, otherwise gathered."""
+    def _placed(self, columns: AttentionInputs, block: int) -> Operands:
+        """The operands in their pages where these hold a multiple of `block` columns, otherwise gathered."""
         paging = columns.paging
         if paging is None:
             return self.columns(columns)
-        if paging.size % BLOCK or paging.size > LARGEST_BLOCK:
+        if paging.size % block or paging.size > LARGEST_BLOCK:
             return self.columns(columns)
         return self.pages(columns)
 
@@ -177,8 +198,9 @@ def _unfit(query: Tensor, columns: AttentionInputs) -> str | None:
     if query.dtype not in (torch.float32, torch.float16, torch.bfloat16):
         return f"no fused operator takes {query.dtype}"
     # Rules fia.head-dim-512 and fia.gqa.
-    if query.shape[-1] > 512:
-        return f"head dimension {query.shape[-1]}, at most 512"
+    dim = max(query.shape[-1], columns.value.shape[-1])
+    if dim > 512:
+        return f"head dimension {dim}, at most 512"
     if groups > 64:
         return f"{groups} query heads on one KV head, at most 64"
     return None

@@ -121,3 +121,15 @@ def packed(operands: Operands, size: int) -> Operands:
     table = torch.arange(batch * each, dtype=torch.int32, device=cells[0].device).view(batch, each)
     wide = torch.nn.functional.pad(operands.visible, (0, spare))
     return replace(operands, key=cells[0], value=cells[1], visible=wide, table=table)
+
+
+def equally_wide(query: Tensor, held: Operands) -> tuple[Tensor, Operands]:
+    """Query and gathered columns with keys and values of one width.
+
+    The narrower are filled with zeros: in queries and keys they change no score, in values they are outputs to be cut.
+    """
+    wide = max(held.key.shape[-1], held.value.shape[-1])
+    query, key, value = (
+        torch.nn.functional.pad(one, (0, wide - one.shape[-1])) for one in (query, held.key, held.value)
+    )
+    return query, replace(held, key=key, value=value)

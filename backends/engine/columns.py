@@ -72,6 +72,8 @@ class AttentionInputs:
             not compute them calls `refuse_sinks`.
         absorbed: Where `key` and `value` are latent vectors and rotated parts of one KV head, the projections that
             expand them; None for keys and values. No path sees it: `attention/latent.py` stands before all of them.
+        latent: Whether the columns are latent rows of one KV head, made ready by `attention/latent.py`: keys then begin
+            with the values. A path may take them as keys and values of two widths.
     """
 
     key: Tensor
@@ -83,6 +85,7 @@ class AttentionInputs:
     cap: float = 0.0
     sinks: Tensor | None = None
     absorbed: Absorbed | None = None
+    latent: bool = False
 
     def refuse_sinks(self, path: str) -> None:
         """Raise Unsupported if there are sinks, which the attention called `path` does not compute."""

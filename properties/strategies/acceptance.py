@@ -136,3 +136,18 @@ def retold(trees: tuple[Tree, ...], old: tuple[int, ...], new: tuple[int, ...], 
             break
         old, new = old[len(path) :], new[len(path) :]
     return tuple(told)
+
+
+def in_other_rows(trees: tuple[Tree, ...], ahead: tuple[int, ...], vocab: int) -> tuple[Tree, ...]:
+    """The successive `trees`, each with a node in row 1 that a target with the greedy tokens `ahead` rejects.
+
+    The accepted paths then lie in other rows than those to which a commit brings them.
+    """
+    told = []
+    for tree in trees:
+        path = accepted_path(tree, ahead)
+        wrong = (ahead[0] + 1) % vocab if ahead else 0
+        parent = (0, 0, *(one + (one > 0) for one in tree.parent[1:]))
+        told.append(Tree(parent, (tree.token[0], wrong, *tree.token[1:])))
+        ahead = ahead[len(path) :]
+    return tuple(told)

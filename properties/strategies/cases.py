@@ -8,7 +8,7 @@ from dataclasses import replace
 from hypothesis import assume
 from hypothesis import strategies as st
 
-from properties.strategies.acceptance import continuation, first_law, postponed, retold
+from properties.strategies.acceptance import continuation, first_law, in_other_rows, postponed, retold
 from properties.strategies.draft import any_draft
 from properties.strategies.grammars import followed, guided
 from properties.strategies.layouts import layouts
@@ -34,6 +34,9 @@ GREEDY = 7
 
 GUIDED = 8
 """Share of cases with processed logits that have a grammar in place of bans: 1 in this many, some 1 in 25 of all."""
+
+LATENT = 8
+"""Of so many cases on a model with latent attention, all but one hold latent rows."""
 
 FAR = 20
 """One case in this many has a long prompt."""
@@ -85,13 +88,17 @@ def single_cases(
         if sampling.grammar is not None and draft.trees is not None:
             legal = followed(model, prompt, sampling, stops)
             draft = Scripted(retold(draft.trees, (prompt[-1], *ahead), (prompt[-1], *legal), model.vocab_size))
+    latent = "latent_rank" in model.architecture.words.settings and "latent" not in set_aside(within)
+    latent = latent and draw(st.integers(0, LATENT - 1)) > 0
+    branching = within is None or within.trees != "chains"
+    if latent and sampling.greedy and branching and draft.trees and draw(st.integers(0, 2)):
+        draft = Scripted(in_other_rows(draft.trees, ahead, model.vocab_size))
     whole = Case(model, prompt, draft, KvLayout(), sampling, stops, dtype)
     bounded = any((*model.architecture.windows, *model.architecture.chunks))
     held = draw(layouts(whole.longest, most_rows(draft), len(prompt), layout, bounded=bounded, within=within))
     stays = any(model.architecture.chunks) and "stay_in_chunk" not in set_aside(within)
     stay = stays and draw(st.booleans())
-    latent = "latent_rank" in model.architecture.words.settings and "latent" not in set_aside(within)
-    return replace(whole, layout=replace(held, stay_in_chunk=stay, latent=latent and draw(st.integers(0, 3)) > 0))
+    return replace(whole, layout=replace(held, stay_in_chunk=stay, latent=latent))
 
 
 @st.composite

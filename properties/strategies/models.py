@@ -136,10 +136,19 @@ LATER = next(at for at, arch in enumerate(GALLERY) if arch.words.rare)
 FIRST = tuple(at for at in range(LATER, len(GALLERY)) if GALLERY[at].family != GALLERY[at - 1].family)
 """Indices of the first of them of each family."""
 
-RARE = (*range(LATER, len(GALLERY)), *FIRST)
+LATENT = tuple(at for at, arch in enumerate(GALLERY) if "latent_rank" in arch.words.settings)
+"""Indices of models with latent attention, whose rows are cached, paged and moved in a form of their own."""
+
+RARE = (*range(LATER, len(GALLERY)), *FIRST, *LATENT)
 """Indices of these architectures, as often as they are drawn beside four times all others: one case in five.
 
-The first of each family is drawn twice as often as the others.
+The first of each family, and models with latent attention, are drawn twice as often as the others.
+"""
+
+NARROW = 6
+"""How many times more models with latent attention are drawn in 16 bits.
+
+Models with experts are left out there, and the kernels for latent rows run there alone.
 """
 
 QUICK = 10
@@ -167,8 +176,11 @@ def targets(within: Abilities | None = None, dtype: str = "float32") -> st.Searc
 
 def _clear(held: Sequence[Architecture], dtype: str) -> Sequence[Architecture]:
     """The members of `held` without ties between experts in `dtype`; all of them where none is left."""
-    narrow = dtype in ("bfloat16", "float16")
-    return [arch for arch in held if not (narrow and arch.words.mixes_rows)] or held
+    if dtype not in ("bfloat16", "float16"):
+        return held
+    dense = [arch for arch in held if not arch.mixes_rows]
+    latent = {arch for arch in dense if "latent_rank" in arch.words.settings}
+    return [*dense, *sorted(latent, key=dense.index) * NARROW] or held
 
 
 def wide(within: Abilities) -> tuple[Architecture, ...]:

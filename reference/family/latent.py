@@ -94,6 +94,10 @@ DEEPSEEK_V3 = Family(
         {**SIZES, "settings": (("dense_layers", 1.0), ("expert_size", 8.0), ("experts", 4.0),
                                ("experts_per_token", 2.0), ("groups", 2.0), ("latent_rank", 8.0), ("query_rank", 6.0),
                                ("rotary_dim", 2.0), ("top_groups", 1.0), ("value_dim", 4.0))},
+        # Without experts, so that it is drawn in 16 bits too.
+        {**SIZES, "vocab_size": 21, "head_dim": 8,
+         "settings": (("dense_layers", 2.0), ("latent_rank", 12.0), ("query_rank", 0.0), ("rotary_dim", 4.0),
+                      ("value_dim", 6.0))},
         {**SIZES, "vocab_size": 35, "heads": 3, "kv_heads": 3, "hidden_size": 18, "head_dim": 10,
          "rope": {"kind": "yarn", "factor": 8.0, "original": 64, "mscale": 1.0, "mscale_all_dim": 1.0},
          "settings": (("dense_layers", 0.0), ("expert_size", 8.0), ("experts", 6.0), ("experts_per_token", 3.0),

@@ -29,7 +29,7 @@ from specverify.isolation import door
 from specverify.plan import Plan, drawn_dtypes
 from specverify.setup import processors
 from specverify.setup.errors import MissingInput, UnusableInput
-from specverify.setup.selection import Unknown, check_declared, check_dtypes, invariants_matching
+from specverify.setup.selection import Unknown, check_declared, check_dtypes, check_latent, invariants_matching
 
 Tell = Callable[[object], None]
 
@@ -103,6 +103,7 @@ def work(plan: Plan, tell: Tell, orders: Orders, judged: tuple[str, ...] = ()) -
             backend = open_ones.enter_context(door.opened(plan.wanted, plan.patience, plan.memory))
             if plan.layout is not None:
                 check_declared(plan.layout, plan.backend, backend.declaration.layouts)
+                check_latent(plan.layout, plan.backend, backend.declaration.layout_settings)
             check_dtypes(plan.dtypes, plan.backend, backend.declaration.dtypes)
             plan = replace(plan, dtypes=plan.dtypes or drawn_dtypes(backend.declaration.dtypes))
             if plan.model is None:

@@ -289,7 +289,7 @@ def base_case(checkpoint: Checkpoint, prompt: tuple[int, ...], number: int, plan
             checkpoint,
             prompt,
             Ngram(LOOKUP, LOOKUP_ORDER),
-            layout_of(plan.layout),
+            layout_of(plan.layout, checkpoint),
             stops=Stops(plan.new_tokens, ends),
             dtype=plan.dtypes[0],
         )

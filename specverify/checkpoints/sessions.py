@@ -5,13 +5,19 @@ Actions that are impossible when their turn comes do nothing: a request that has
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from reference.abilities import Abilities
+from reference.architecture import Checkpoint
 from reference.case import Case
+from reference.family import FAMILIES
+from reference.files.fields import read_json, shown
 from reference.layout import KINDS, PLAIN, KvLayout
 from reference.malformed import Malformed
+from reference.oracle.configuration import BY_TYPE
 from reference.session import Action, Mate, Session
 from specverify.setup.errors import UnusableInput
+from specverify.setup.selection import kind_of
 
 SESSION_LEVEL = (
     "lossless.schedule-independent",
@@ -29,11 +35,29 @@ CONTINUED = 3
 """Tokens with which a fork goes on."""
 
 
-def layout_of(name: str | None) -> KvLayout:
-    """The layout that `--layout` names, with its fastest way to commit; `branch` if it names none."""
-    traits = KINDS[name or PLAIN]
+def layout_of(name: str | None, checkpoint: Checkpoint) -> KvLayout:
+    """The layout that `--layout` names, with its fastest way to commit; `branch` if it names none.
+
+    Raises:
+        UnusableInput: It names latent rows, and the checkpoint's family has none.
+    """
+    asked = name or PLAIN
+    kind, latent = kind_of(asked), asked != kind_of(asked)
+    if latent:
+        _check_latent(asked, Path(checkpoint.source) / "config.json")
+    traits = KINDS[kind]
     commit = "fast" if "fast" in traits.commits else traits.commits[0]
-    return KvLayout(commit, kind=name or PLAIN, page_size=PAGE if traits.pages else 0)
+    return KvLayout(commit, kind=kind, page_size=PAGE if traits.pages else 0, latent=latent)
+
+
+def _check_latent(asked: str, where: Path) -> None:
+    """Raise UnusableInput if `where`, a config.json, is of no family that has latent rows."""
+    model_type = read_json(where).get("model_type")
+    known = {kind: "latent_rank" in FAMILIES[family.name].settings for kind, family in BY_TYPE.items()}
+    if not known.get(str(model_type), False):
+        having = " and ".join(kind for kind, latent in known.items() if latent)
+        said = f"{where.parent} is of model_type {shown(model_type)}, which has no latent rows ({having} have them)"
+        raise UnusableInput(f"--layout {asked}: {said}")
 
 
 def side_by_side(cases: Sequence[Case], batch: int) -> Iterator[Case]:

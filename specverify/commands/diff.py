@@ -137,7 +137,8 @@ def diff(
     if layout is not None:
         from specverify.setup.selection import check_layout
 
-        check_layout(layout, (name, against) if against not in (None, TRANSFORMERS) else (name,))
+        names = (name, against) if against not in (None, TRANSFORMERS) else (name,)
+        check_layout(layout, names, latent=model is not None)
     if keep_going and max_failures is not None:
         raise click.UsageError("--keep-going and --max-failures contradict each other: give one of them")
     if model is None:  # with a checkpoint, the worker tries the processors on the checkpoint's vocabulary

@@ -143,7 +143,7 @@ def check_models(profile: Profile, backends: tuple[str, ...]) -> None:
     """
     for model in profile.models:
         if model.layout is not None:
-            check_layout(model.layout, backends)
+            check_layout(model.layout, backends, latent=True)
         check_options(model.draft, model.draft_weights, model.draft_trees)
 
 

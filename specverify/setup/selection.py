@@ -44,21 +44,44 @@ def check_globs(globs: tuple[str, ...]) -> None:
             raise Unknown(f"no invariant matches {glob!r}: `specverify list invariants` names them")
 
 
-def check_layout(layout: str, backends: tuple[str, ...]) -> None:
+LATENT = ",latent"
+"""The end of a layout on the command line that asks for latent rows, as `paged,latent`."""
+
+
+def kind_of(layout: str) -> str:
+    """The kind of KV layout that the command line's word `layout` names; latent rows are no part of it."""
+    return layout.removesuffix(LATENT)
+
+
+def check_layout(layout: str, backends: tuple[str, ...], latent: bool = False) -> None:
     """Check that a KV layout exists, and that those of `backends` that are ours declare it.
 
     A backend that is not ours is checked when it is opened, in a process of its own.
 
+    Args:
+        layout: A kind of layout; or with `latent`, one that asks for latent rows.
+        backends: Names of backends.
+        latent: Whether latent rows may be asked for, which a checkpoint's family must have.
+
     Raises:
         Unknown: The layout does not exist, or a backend does not declare it.
     """
-    if layout not in KINDS:
-        raise Unknown(f"no KV layout is called {layout!r}: known are {', '.join(KINDS)}")
+    kind = kind_of(layout)
+    if kind not in KINDS:
+        raise Unknown(f"no KV layout is called {kind!r}: known are {', '.join(KINDS)}")
+    if kind != layout and not latent:
+        raise Unknown(f"{layout} needs --model: drawn cases hold latent rows in every layout, where the model has them")
     for backend in backends:
         # The registry's rows are read, so that nothing is opened for this check.
         declared = next((row.layouts for row in ROWS if row.name == backend), None)
         if declared is not None:
-            check_declared(layout, backend, declared)
+            check_declared(kind, backend, declared)
+
+
+def check_latent(layout: str, backend: str, settings: tuple[str, ...]) -> None:
+    """Raise Unknown if `layout` asks for latent rows, and `backend` does not name them in its layout `settings`."""
+    if kind_of(layout) != layout and "latent" not in settings:
+        raise Unknown(f"{backend} declares no latent rows, which {layout} asks for")
 
 
 def check_dtypes(asked: tuple[str, ...], backend: str, declared: tuple[str, ...]) -> None:
@@ -69,10 +92,11 @@ def check_dtypes(asked: tuple[str, ...], backend: str, declared: tuple[str, ...]
 
 
 def check_declared(layout: str, backend: str, declared: tuple[str, ...]) -> None:
-    """Check that `layout` is among the KV layouts that `backend` declares.
+    """Check that the kind of `layout` is among the KV layouts that `backend` declares.
 
     Raises:
         Unknown: It is not.
     """
-    if layout not in declared:
-        raise Unknown(f"{backend} declares no KV layout {layout}: it has {', '.join(declared) or 'none'}")
+    kind = kind_of(layout)
+    if kind not in declared:
+        raise Unknown(f"{backend} declares no KV layout {kind}: it has {', '.join(declared) or 'none'}")

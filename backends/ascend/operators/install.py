@@ -10,13 +10,14 @@ from typing import Any
 
 import torch
 
-from backends.ascend.operators import cache_writes, infer_attention, rotary_norm, schemas, shapes
+from backends.ascend.operators import cache_writes, rotary_norm, schemas, shapes
+from backends.ascend.operators.fused_infer import attention
 from backends.ascend.operators.fusion_attention import fusion_attention
 from backends.ascend.operators.splitfuse import splitfuse
 
 KERNELS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
-    "npu_fused_infer_attention_score": (infer_attention.version_1, shapes.infer_attention),
-    "npu_fused_infer_attention_score_v2": (infer_attention.version_2, shapes.infer_attention),
+    "npu_fused_infer_attention_score": (attention.version_1, shapes.infer_attention),
+    "npu_fused_infer_attention_score_v2": (attention.version_2, shapes.infer_attention),
     "npu_fusion_attention": (fusion_attention, shapes.fusion_attention),
     "npu_scatter_nd_update_": (cache_writes.scatter_nd_update_, shapes.first),
     "npu_scatter_pa_kv_cache": (cache_writes.scatter_pa_kv_cache, shapes.nothing),

@@ -47,10 +47,7 @@ class Cache:
 
 def check_table(table: Tensor, batch: int, size: int, rows: int) -> None:
     """Check a block table and a block size for `batch` requests of `rows` query rows each."""
-    said = f"blockTable only support int32 when PA enable, got {table.dtype}"
-    demand(table.dtype == torch.int32, "fia.table-int32", said)
-    said = f"the block table must be (B = {batch}, blocks), but is {list(table.shape)}"
-    demand(table.dim() == 2 and table.shape[0] == batch, "fia.table-shape", said)
+    check_ids(table, batch)
     # One row goes to the incremental kernel, which takes smaller blocks.
     if rows == 1:
         said = f"blockSize={size}, it need align to 16 when kv dtype is fp16/bf16, and can't be 0 or greater than 512"
@@ -58,6 +55,14 @@ def check_table(table: Tensor, batch: int, size: int, rows: int) -> None:
     else:
         said = f"block size({size}) should be a multiple of 128, and can't greater than 512 when PA enable"
         demand(0 < size <= 512 and size % 128 == 0, "fia.block-size", said)
+
+
+def check_ids(table: Tensor, batch: int) -> None:
+    """Check dtype and shape of a block table for `batch` requests."""
+    said = f"blockTable only support int32 when PA enable, got {table.dtype}"
+    demand(table.dtype == torch.int32, "fia.table-int32", said)
+    said = f"the block table must be (B = {batch}, blocks), but is {list(table.shape)}"
+    demand(table.dim() == 2 and table.shape[0] == batch, "fia.table-shape", said)
 
 
 def cache_of(key: Tensor, value: Tensor, heads: int, dim: int, size: int, layout: str) -> Cache:

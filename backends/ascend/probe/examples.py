@@ -33,6 +33,7 @@ from backends.ascend.probe.calls import (
     split,
     update,
 )
+from backends.ascend.probe.latent_examples import LATENT_EXAMPLES
 
 
 def _narrow(dim: int) -> Arguments:
@@ -194,6 +195,7 @@ EXAMPLES: tuple[Example, ...] = (
         lambda: ragged(**CAUSAL, atten_mask=compressed(torch.device("cpu"))),
         lambda: ragged(**CAUSAL, atten_mask=compressed(torch.device("cpu")), actual_seq_lengths_kv=[C - 1, C]),
     ),
+    *LATENT_EXAMPLES,
     Example("fa.layout", fusion, lambda: fusion(input_layout="NBSD")),
     Example("fa.dtype", fusion, lambda: fusion(value=numbers(B, KV, C, D).double())),
     Example("fa.heads", fusion, lambda: fusion(head_num=2 * N)),

@@ -13,12 +13,19 @@ import torch
 from torch import Tensor
 
 from backends.ascend.encodings import boolean
+from backends.ascend.operators.fused_infer.latent import LATENT_DIM, ROPE_DIM
 from backends.ascend.operators.rules import RULES, as_the_kernel_does
 from backends.ascend.probe.calls import Arguments, arguments, operator_of
 from backends.ascend.probe.examples import EXAMPLES
 
 ON_THE_HOST = ("context_lens", "seq_len")
 """Tensor arguments that ATB reads on the host."""
+
+LATENT = "npu_fused_infer_attention_score_v2"
+"""The operator whose numbers are those of latent rows."""
+
+NUMBERED = ("npu_fused_infer_attention_score", LATENT, "npu_fusion_attention")
+"""The operators whose attention of a tree is compared with float64."""
 
 COMPLAINTS = (RuntimeError, ValueError, TypeError)
 """The exceptions with which torch and torch_npu refuse a call, by the host's checks or the schema's."""
@@ -80,7 +87,7 @@ def probe(site: ProbeSite) -> list[Probed]:
                     continue
                 kept, broken = (_said(site, name, make()) for make in (example.right, example.wrong))
                 found.append(Probed(rule.id, name, rule.verdict, *_judged(rule.verdict, kept, broken)))
-        found += [_numbers(site, name) for name in ("npu_fused_infer_attention_score", "npu_fusion_attention")]
+        found += [_numbers(site, name) for name in NUMBERED]
     return found
 
 
@@ -125,26 +132,40 @@ def _judged(verdict: str, kept: str | None, broken: str | None) -> tuple[str, st
     return ("holds", "taken, its result undefined") if broken is None else ("struck", f"now refused: {broken}")
 
 
+def _uneven_tree() -> Tensor:
+    """The visibility of a tree behind nine columns, bool [6, 15]; neither causal nor symmetric."""
+    parents, prefix = (0, 0, 0, 1, 1, 4), 9
+    visible = torch.zeros(len(parents), prefix + len(parents), dtype=torch.bool)
+    visible[:, :prefix] = True
+    for row, parent in enumerate(parents):
+        visible[row, prefix:] = visible[parent, prefix:] if row else False
+        visible[row, prefix + row] = True
+    return visible
+
+
 def _numbers(site: ProbeSite, name: str) -> Probed:
     """Compare the attention of an asymmetric tree with float64; a wrong mask polarity or scale is far off."""
-    # The tree branches unevenly, so that its mask is neither causal nor symmetric.
-    parents, prefix, dim = (0, 0, 0, 1, 1, 4), 9, 32
-    rows, columns = len(parents), prefix + len(parents)
-    visible = torch.zeros(rows, columns, dtype=torch.bool)
-    visible[:, :prefix] = True
-    for row in range(rows):
-        visible[row, prefix:] = visible[parents[row], prefix:] if row else False
-        visible[row, prefix + row] = True
-    make = torch.Generator().manual_seed(5)
-    query, key, value = (torch.randn(1, 2, size, dim, generator=make).half() for size in (rows, columns, columns))
-    heads = {"head_num": 2} if name == "npu_fusion_attention" else {"num_heads": 2}
-    given = {"query": query, "key": key, "value": value, "scale": dim**-0.5, "input_layout": "BNSD", **heads}
-    mask = boolean(visible[None, None])
+    visible = _uneven_tree()
+    rows, columns = visible.shape
+    make, latent = torch.Generator().manual_seed(5), name == LATENT
+    dim, kv_heads = (LATENT_DIM + ROPE_DIM, 1) if latent else (32, 2)
+    sizes = ((2, rows), (kv_heads, columns), (kv_heads, columns))
+    query, key, value = (torch.randn(1, heads, size, dim, generator=make).half() for heads, size in sizes)
+    own: Arguments = {"head_num": 2} if name == "npu_fusion_attention" else {"num_heads": 2}
+    given: Arguments = {"scale": dim**-0.5, "input_layout": "BNSD", **own}
+    if latent:
+        value = key[..., :LATENT_DIM].contiguous()
+        tree = boolean(visible[None, :, columns - rows :])
+        given |= {"num_key_value_heads": 1, "sparse_mode": 9, "query": query[..., :LATENT_DIM].contiguous()}
+        given |= {"key": value, "value": value, "atten_mask": tree}
+        given |= {f"{part}_rope": one[..., LATENT_DIM:].contiguous() for part, one in (("query", query), ("key", key))}
+    else:
+        given |= {"query": query, "key": key, "value": value, "atten_mask": boolean(visible[None, None])}
     absent = _absent(site, name)
     if absent is not None:
         return Probed("numbers", name, "right", "not run", absent)
     try:
-        out = _run(site, name, {**given, "atten_mask": mask})[0]
+        out = _run(site, name, given)[0]
     except COMPLAINTS as why:
         return Probed("numbers", name, "right", "struck", " ".join(str(why).split())[:160])
     scores = (query.double() @ key.double().transpose(-1, -2) * dim**-0.5).masked_fill(~visible, float("-inf"))

@@ -63,5 +63,5 @@ class OverLatentRows:
             whole = torch.cat([pages.key_cells, pages.value_cells], -1)
             pages = replace(pages, key_cells=whole, value_cells=pages.key_cells)
         keys = torch.cat([columns.key, columns.value], -1)
-        shared = replace(columns, key=keys, value=columns.key, paging=pages, absorbed=None)
+        shared = replace(columns, key=keys, value=columns.key, paging=pages, absorbed=None, latent=True)
         return by.values(self.attend(by.queries(query), shared, scaling))

@@ -110,6 +110,38 @@ def expert_full(seams: Seams) -> Seams:
 
 
 @fault(
+    "expert-factor-on-output",
+    Stage.ATTENDED,
+    "own: kernels of experts weigh what leaves an expert, and Llama 4 weighs what enters it",
+    "a tree on a Llama 4 model with experts",
+)
+def factor_on_output(seams: Seams) -> Seams:
+    """The router's factor of a tree's row multiplies the output of an expert in place of its input."""
+
+    def change(model: Any, tree: Callable[[], bool]) -> None:
+        for layer in model.model.layers:
+            block = getattr(layer, "feed_forward", None)
+            if hasattr(block, "router"):
+                _weigh_output(block, tree)
+
+    return in_network(seams, change)
+
+
+def _weigh_output(block: Any, tree: Callable[[], bool]) -> None:
+    routed: list[Tensor] = []
+
+    def noted(_: nn.Module, given: tuple[Any, ...], told: tuple[Tensor, ...]) -> None:
+        routed[:] = [given[0], told[0].transpose(0, 1).reshape(-1, 1)]
+
+    # The module of experts gets the rows of one expert after those of another, already weighed.
+    block.router.register_forward_hook(noted)
+    block.experts.register_forward_pre_hook(
+        lambda _, __: (routed[0].repeat(len(routed[1]) // len(routed[0]), 1),) if tree() else None
+    )
+    block.experts.register_forward_hook(lambda _, __, told: told * routed[1] if tree() else None)
+
+
+@fault(
     "rotary-table-of-other-layers",
     Stage.ATTENDED,
     "own: models with a rotary table for each kind of layer run on engines that hold one",

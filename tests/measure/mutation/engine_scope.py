@@ -35,6 +35,7 @@ BESIDE: dict[str, tuple[str, ...]] = {
     "backends.ascend.eager": ("ascend-eager-emulated",),
     "backends.ascend.encodings": ("ascend-fused-emulated", "ascend-fused-atb-emulated"),
     "backends.ascend.fused": ("ascend-fused-emulated",),
+    "backends.ascend.latent": ("ascend-fused-emulated",),
     "backends.ascend.operands": ("ascend-fused-emulated", "ascend-fused-atb-emulated"),
     "backends.ascend.writes": ("ascend-fused-emulated", "ascend-fused-atb-emulated", "ascend-eager-emulated"),
 }

@@ -144,7 +144,7 @@ def test_leaks_are_seen_at_prefix_2048_bit_by_bit(dtype: torch.dtype) -> None:
 
 def test_a_fault_of_a_call_is_planted_where_the_call_is() -> None:
     ours = [fault for fault in faults.ALL if fault.name.startswith("ascend-")]
-    assert len(ours) == 20
+    assert len(ours) == 24
     for fault in ours:
         assert fault.plant(open_backend(fault.on).seams) is not None  # type: ignore[attr-defined]
         with pytest.raises(Unsupported, match=r"a fault of calls to .*: plant it in ascend-fused"):

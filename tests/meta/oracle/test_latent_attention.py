@@ -63,11 +63,11 @@ def test_every_invariant_holds_over_latent_rows(kind: str) -> None:
 
 
 def test_a_path_for_equal_widths_refuses_others_by_name() -> None:
-    case = in_latent_rows("deepseek_v3", "branch", "float32")
-    for name in ("ascend-fused-emulated", "triton-interpreted"):
+    case = in_latent_rows("deepseek_v3", "branch", "bfloat16")
+    for name in ("ascend-eager-emulated", "ascend-fused-atb-emulated", "triton-interpreted"):
         declared = opened(name).declaration
         assert "heads of values of another width than keys in a deepseek_v3 model" in str(declared.outside(case))
-        equal = in_latent_rows("deepseek_v2", "branch", "float32")
+        equal = in_latent_rows("deepseek_v2", "branch", "bfloat16")
         assert "KV layout with latent" in str(declared.outside(equal))
     key = torch.zeros(1, 1, 2, 4)
     columns = AttentionInputs(key, key[..., :3], torch.ones(1), torch.zeros(1), None, lambda why: None)

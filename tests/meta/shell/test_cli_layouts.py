@@ -132,6 +132,7 @@ WRONG = {
         "plain_engine:plain declares no KV layout sliding: it has branch, static",
     ),
     "backend": (["--layout", "paged", "--backend", "nowhere:plain"], "cannot import 'nowhere'"),
+    "latent rows": (["--layout", "paged,latent"], "paged,latent needs --model: drawn cases hold latent rows"),
     "checkpoint": (["--layout", "pagged", "--model", "somewhere"], "no KV layout is called 'pagged'"),
 }
 

@@ -155,6 +155,10 @@ def tally(**facts: Any) -> Tally:
 BUDGET = "time budget of 5 s used up"
 SHORT: dict[str, tuple[dict[str, Any], str]] = {
     "missing": ({"cases": 17}, "23 of 40 cases were not judged, and nothing says why"),
+    "some declined": (
+        {"cases": 17, "unsupported": {"no": 2, "never": 1}},
+        "23 of 40 cases were not judged; 3 of the 17 before them were declined (most often: no)",
+    ),
     "declined": ({"unsupported": {"no": 21}}, "21 of 40 cases were declined (most often: no)"),
     "silent": ({"judged": 19}, "no invariant could be judged in 21 of 40 cases"),
     "one case": ({"cases": 1, "judged": 1, "stopped": BUDGET}, f"{BUDGET} after 1 of 40 cases: give it more time"),
@@ -174,6 +178,15 @@ def test_each_shortfall_has_its_line(name: str) -> None:
     facts, line = SHORT[name]
     (said,) = shortfalls(tally(**facts))
     assert said.startswith(line)
+
+
+def test_cases_that_a_declined_run_leaves_out_have_its_reason() -> None:
+    """Such as those of a prompt on a checkpoint, which are made from the prompt's plain decoding."""
+    said = shortfalls(tally(cases=1, wanted=3, judged=0, unsupported={"softcap: SDPA computes none": 1}))
+    assert said == [
+        "2 of 3 cases were not judged: they need a run like those that were declined (softcap: SDPA computes none)",
+        "1 of 1 cases were declined (most often: softcap: SDPA computes none): what is left is no run",
+    ]
 
 
 def test_a_run_that_is_whole_or_says_why_it_is_not_falls_short_of_nothing() -> None:

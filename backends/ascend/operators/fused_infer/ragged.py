@@ -9,7 +9,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from backends.ascend.operators.infer_call import Call
+from backends.ascend.operators.fused_infer.call import Call
 from backends.ascend.operators.masked import attend, by_mode, check_compressed
 from backends.ascend.operators.pages import cache_of
 from backends.ascend.operators.rules import demand

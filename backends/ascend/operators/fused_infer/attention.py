@@ -1,6 +1,6 @@
 """npu_fused_infer_attention_score, emulated on the CPU by its documented contract.
 
-Quantisation and MLA are left out.
+Quantisation is left out; `latent` has the calls over latent rows.
 """
 
 from collections.abc import Sequence
@@ -9,11 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from backends.ascend.operators.infer_call import Call
+from backends.ascend.operators.fused_infer.call import Call
+from backends.ascend.operators.fused_infer.latent import Rope, latent_attention
+from backends.ascend.operators.fused_infer.ragged import ragged
 from backends.ascend.operators.layouts import LAYOUTS, RANKS, from_bnsd, to_bnsd
 from backends.ascend.operators.masked import WIDE_OPEN, attend, by_mode, check_compressed
 from backends.ascend.operators.pages import Cache, cache_of, check_table
-from backends.ascend.operators.ragged import ragged
 from backends.ascend.operators.rules import NotEmulated, defined, demand
 
 
@@ -57,6 +58,20 @@ def version_1(
     return out, lse if softmax_lse_flag else torch.empty(0, dtype=torch.float32)
 
 
+_PLAIN: dict[str, Any] = {
+    "atten_mask": None,
+    "block_table": None,
+    "pre_tokens": WIDE_OPEN,
+    "next_tokens": WIDE_OPEN,
+    "input_layout": "BSH",
+    "num_key_value_heads": 0,
+    "sparse_mode": 0,
+    "inner_precise": 0,
+    "block_size": 0,
+}
+"""The defaults of arguments that both versions call alike."""
+
+
 def version_2(
     query: Tensor,
     key: Tensor,
@@ -67,26 +82,32 @@ def version_2(
     num_query_heads: int = 1,
     softmax_scale: float = 1.0,
     return_softmax_lse: bool = False,
+    query_rope: Tensor | None = None,
+    key_rope: Tensor | None = None,
     **others: Any,
 ) -> tuple[Tensor, Tensor]:
-    """Version 2, which renames five arguments and is otherwise the same operator; only MLA has its sparse mode 9."""
-    return version_1(
-        query,
-        key,
-        value,
-        actual_seq_lengths=actual_seq_qlen,
-        actual_seq_lengths_kv=actual_seq_kvlen,
-        num_heads=num_query_heads,
-        scale=softmax_scale,
-        softmax_lse_flag=return_softmax_lse,
-        **others,
-    )
+    """Version 2, which renames five arguments, and which over latent rows takes sparse mode 9."""
+    renamed: dict[str, Any] = {
+        "actual_seq_lengths": actual_seq_qlen,
+        "actual_seq_lengths_kv": actual_seq_kvlen,
+        "num_heads": num_query_heads,
+        "scale": softmax_scale,
+        "softmax_lse_flag": return_softmax_lse,
+    }
+    said = "queryRope and keyRope should both be null or not null"
+    demand((query_rope is None) == (key_rope is None), "fia.rope-pair", said)
+    if query_rope is None or key_rope is None:
+        return version_1(query, key, value, **renamed, **others)
+    own = {name: others.pop(name, default) for name, default in _PLAIN.items()}
+    _refuse_others(others)
+    out, lse = latent_attention(Call(query, key, value, **renamed, **own), Rope(query_rope, key_rope))
+    return out, lse if return_softmax_lse else torch.empty(0, dtype=torch.float32)
 
 
 def _refuse_others(others: dict[str, Any]) -> None:
     """Refuse arguments that the emulation does not compute, unless they have their neutral value."""
     for name, given in others.items():
-        if given not in (None, 0, False):
+        if isinstance(given, Tensor) or given not in (None, 0, False):
             raise NotEmulated(f"{name} of npu_fused_infer_attention_score")
 
 

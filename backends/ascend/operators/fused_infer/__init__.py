@@ -1,0 +1,1 @@
+"""Fused-infer attention: with a batch axis, ragged, and over latent rows."""

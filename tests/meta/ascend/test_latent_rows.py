@@ -1,0 +1,184 @@
+"""Attention over latent rows by Ascend's operators: version 2 of fused-infer attention under the mask of a tree."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from backends.ascend.fused import AscendFused
+from backends.ascend.latent import LatentAsked, ask_latent
+from backends.ascend.operands import Operands
+from backends.ascend.operators.install import install
+from backends.ascend.operators.rules import AscendContractError, NotEmulated
+from backends.ascend.probe.calls import arguments
+from backends.ascend.probe.latent_examples import latent
+from backends.compositions import opened
+from backends.engine.columns import AttentionInputs, Paging
+from properties.invariants import ALL
+from properties.verdict.judge import judge
+from reference.layout import KvLayout
+from reference.oracle.decoder import Oracle
+from specverify.setup.subjects import subject_of
+from tests.drawn_families import listed
+from tests.meta.oracle.test_rare_families import case_for
+from tests.tiers import gated
+
+install()
+
+V2 = "npu_fused_infer_attention_score_v2"
+BOUND = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
+"""Against attention in float64 on normal inputs, which is rounded to 8 or 11 bits."""
+
+
+def attention(query: Tensor, key: Tensor, value: Tensor, visible: Tensor, scale: float) -> Tensor:
+    """Attention in float64 of all heads over one KV head."""
+    scores = (query.double() @ key.double().transpose(-1, -2) * scale).masked_fill(~visible, float("-inf"))
+    return torch.softmax(scores, -1) @ value.double()
+
+
+def columns(kind: str, dtype: torch.dtype, heads: int, rows: int, prefixes: tuple[int, int]) -> tuple[Any, ...]:
+    """Query, latent rows of two lanes with an asymmetric tree, the second one row shorter, and what is meant."""
+    torch.manual_seed(heads * rows)
+    own, width = (rows, max(1, rows - 1)), max(prefixes) + rows
+    query, key = torch.randn(2, heads, rows, 10).to(dtype), torch.randn(2, 1, width, 10).to(dtype)
+    visible = torch.zeros(2, 1, rows, width, dtype=torch.bool)
+    for lane, prefix in enumerate(prefixes):
+        visible[lane, :, : own[lane], :prefix] = True
+        for row in range(rows):
+            visible[lane, 0, row, prefix + row] = True
+            if 0 < row < own[lane]:
+                above = (row - 1) // 2
+                visible[lane, 0, row, prefix:] |= visible[lane, 0, above, prefix:]
+    wanted = attention(query, key, key[..., :8], visible, 0.3)
+    paging = None
+    if kind.startswith("paged"):
+        size = int(kind.removeprefix("paged"))
+        each = -(-width // size)
+        order = torch.randperm(2 * each + 1)
+        cells = torch.full((2 * each + 1, size, 1, 10), float("nan"), dtype=dtype)
+        lengths = torch.tensor([prefix + mine for prefix, mine in zip(prefixes, own, strict=True)], dtype=torch.int32)
+        for lane in range(2):
+            for at in range(int(lengths[lane])):
+                cells[order[lane * each + at // size], at % size] = key[lane, :, at]
+        table = order[: 2 * each].view(2, each).to(torch.int32)
+        paging = Paging(cells, cells[..., :8], table, lengths)
+    told: list[str] = []
+    starts = torch.tensor(prefixes, dtype=torch.int32)
+    held = AttentionInputs(key, key[..., :8], visible, starts, paging, told.append, latent=True)
+    return query, held, wanted, own[1], told
+
+
+def asking(made: list[LatentAsked]) -> AscendFused:
+    """The attention, which notes each of its calls over latent rows."""
+
+    def ask(query: Tensor, held: Operands, mask: Tensor | None, scaling: float) -> LatentAsked:
+        made.append(ask_latent(query, held, mask, scaling))
+        return made[-1]
+
+    return AscendFused(ask_latent=ask)
+
+
+@pytest.mark.parametrize("dtype", list(BOUND))
+def test_latent_rows_are_attended_as_meant_and_by_which_operator(dtype: torch.dtype) -> None:
+    for kind in ("gathered", "paged16", "paged3"):
+        for heads, rows, prefixes in (
+            (4, 7, (37, 21)),
+            (1, 1, (5, 2)),
+            (2, 16, (4, 0)),
+            (3, 5, (9, 4)),
+            (4, 17, (3, 1)),
+        ):
+            made: list[LatentAsked] = []
+            query, held, wanted, own, told = columns(kind, dtype, heads, rows, prefixes)
+            out = asking(made)(query, held, 0.3).double()
+            assert out.shape == wanted.shape
+            out[1, :, own:], wanted[1, :, own:] = 0.0, 0.0  # nobody reads what a padding row gets
+            assert float((out - wanted).abs().max()) < BOUND[dtype], (kind, heads, rows)
+            assert told == []
+            fits = dtype != torch.float32 and heads != 3 and rows <= 16 and not (rows == 16 and kind != "gathered")
+            assert len(made) == fits, (kind, heads, rows)
+            if fits:
+                assert (made[0].table is None) == (kind != "paged16")
+                assert made[0].sparse_mode == (9 if rows > 1 else 0)
+
+
+def test_rows_that_a_trees_mask_cannot_say_go_to_the_other_operators() -> None:
+    """A row that does not see a column before the last rows: a window, or a branch that is open beside it."""
+    made: list[LatentAsked] = []
+    query, held, _, _, _ = columns("gathered", torch.float16, 4, 7, (37, 21))
+    narrow = held.visible.clone()
+    narrow[..., :5] = False
+    out = asking(made)(query, replace(held, visible=narrow), 0.3).double()
+    wanted = attention(query, held.key, held.value, narrow, 0.3)
+    assert float((out - wanted)[0].abs().max()) < BOUND[torch.float16]
+    assert made == []
+
+
+def call(**given: Any) -> Tensor:
+    """The output of version 2 on these arguments."""
+    out: Tensor = getattr(torch.ops.npu, V2)(**arguments(V2, given))[0]
+    return out
+
+
+def test_sparse_mode_9_is_the_tree_and_sparse_mode_3_the_chain() -> None:
+    given = latent(rows=5)
+    query, key = (torch.cat([given[one], given[f"{one}_rope"]], -1) for one in ("query", "key"))
+    rows, width = query.shape[2], key.shape[2]
+    mask = torch.tensor([[0, 1, 1, 1, 1], [0, 0, 1, 1, 1], [0, 1, 0, 1, 1], [0, 0, 1, 0, 1], [0, 1, 0, 1, 0]]).bool()
+    visible = torch.ones(rows, width, dtype=torch.bool)
+    visible[:, width - rows :] = ~mask
+    wanted = attention(query, key, given["value"], visible, 0.05)
+    both = torch.stack([mask, mask])
+    for scored in (both, both.to(torch.int8)):
+        assert float((call(**{**given, "atten_mask": scored}).double() - wanted).abs().max()) < 2e-3
+    wrong = call(**{**given, "atten_mask": both.transpose(1, 2).contiguous()})
+    assert float((wrong.double() - wanted).abs().max()) > 0.1
+    chain = torch.triu(torch.ones(2048, 2048, dtype=torch.bool), 1)
+    wanted = attention(query, key, given["value"], torch.ones(rows, width).tril(width - rows).bool(), 0.05)
+    assert float((call(**{**given, "atten_mask": chain, "sparse_mode": 3}).double() - wanted).abs().max()) < 2e-3
+    names = ("query", "key", "value", "query_rope", "key_rope")
+    flat = {name: given[name].transpose(1, 2).flatten(2).contiguous() for name in names}
+    found = call(**{**given, **flat, "atten_mask": both, "input_layout": "BSH"})
+    assert torch.equal(found, call(**{**given, "atten_mask": both}).transpose(1, 2).flatten(2))
+
+
+def test_what_is_not_emulated_is_not_guessed() -> None:
+    for changes in ({"input_layout": "TND"}, {"sparse_mode": 4}, {"sparse_mode": 0}, {"inner_precise": 2}):
+        with pytest.raises(NotEmulated, match="query_rope"):
+            call(**latent(**changes))
+    for changes in ({"num_heads": 8}, {"num_heads": 128, "input_layout": "BSH"}):
+        given = latent(**changes)
+        flat = {name: given[name].flatten(2) for name in ("query", "query_rope")} if "input_layout" in changes else {}
+        with pytest.raises(AscendContractError, match=r"fia\.(heads|layout)"):
+            call(**{**given, **flat})
+    plain = latent()
+    rope = plain.pop("query_rope"), plain.pop("key_rope")
+    with pytest.raises(AscendContractError, match=r"fia\.sparse-mode"):
+        call(**plain)
+    with pytest.raises(NotEmulated, match="query_rope of npu_fused_infer_attention_score"):
+        torch.ops.npu.npu_fused_infer_attention_score(
+            plain["query"], plain["key"], plain["value"], query_rope=rope[0], key_rope=rope[1], num_heads=4,
+            num_key_value_heads=1, input_layout="BNSD",
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", gated(["branch", "paged", "static", "prefix"], lambda at: at < 2))
+def test_deepseeks_tree_runs_by_the_operator(kind: str) -> None:
+    backend, made = opened("ascend-fused-emulated"), list[LatentAsked]()
+    backend.seams = replace(backend.seams, attend=asking(made))
+    # Without experts, whose ties would explain any difference in 16 bits.
+    plain = listed("deepseek_v3")[0]
+    arch = replace(plain, settings=tuple(sorted({**dict(plain.settings), "dense_layers": 2.0}.items())))
+    case = case_for(
+        arch, KvLayout(kind=kind, page_size=16 if kind in ("paged", "prefix") else 0, latent=True), "bfloat16"
+    )
+    judged = ("attention.context-exact", "cache.commit-equivalence", "structure.mask-is-ancestry")
+    verdict = judge(case, tuple(one for one in ALL if one.name in judged), Oracle(), subject_of(backend))
+    assert verdict.findings == ()
+    assert set(verdict.outcomes.values()) == {"checked"}
+    assert backend.run(case).fallbacks == {}
+    trees = [one for one in made if one.mask is not None]
+    assert trees
+    assert any(one.table is not None for one in trees) == (kind in ("paged", "prefix"))
