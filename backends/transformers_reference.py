@@ -8,20 +8,22 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from inspect import signature
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
-from transformers import AttentionInterface, AttentionMaskInterface
+from transformers import AttentionInterface, AttentionMaskInterface, DynamicCache
 from transformers.masking_utils import eager_mask
 from transformers.models.gemma2.modeling_gemma2 import eager_attention_forward as eager_with_cap
 
 from backends.base import Unsupported
 from backends.engine.model.models import DTYPES, built_in, from_disk
+from backends.engine.reach import RECURRENT
 from reference.architecture import Model, Seeded
+from reference.family.recurrent import RecurrentState
 from reference.trace import Array
 
 INTERFACE = "specverify-plain"
@@ -106,6 +108,9 @@ class _Layer:
     mask: Tensor | None
 
 
+KINDS = ("output", "query", "key", "value")
+"""The tensors of a recorded call of attention."""
+
 _seen: ContextVar[list[_Layer]] = ContextVar("_seen")
 
 
@@ -167,6 +172,8 @@ class PlainTransformers:
             # "eager" is the experts' code in the model's own file; other values replace it by grouped products.
             self.config._experts_implementation = "eager"
         self.reaches = _reaches(self.config)
+        kinds = getattr(self.config, "layer_types", None) or []
+        self._attending = [layer for layer in range(len(self.reaches)) if not kinds or kinds[layer] not in RECURRENT]
         self.scale = 1.0
         cap = getattr(self.config, "score_cap", 0.0)  # set by `config_of` if the model's class has no soft cap
         self._capped = {"softcap": cap} if cap else {}
@@ -188,17 +195,19 @@ class PlainTransformers:
         name = type(self._network).__name__
         if mode.narrow:
             raise Unsupported(f"{name}: transformers computes {', '.join(sorted(mode.narrow))} narrower than float64")
-        if [one.index for one in layers] != list(range(len(self.reaches))):
+        if [one.index for one in layers] != self._attending:
             raise Unsupported(
                 f"{name}: layers {[one.index for one in layers]} call attention through transformers' attention "
-                f"interface, where each of {len(self.reaches)} should, once"
+                f"interface, where each of {self._attending} should, once"
             )
-        for one, reach in zip(layers, self.reaches, strict=True):
-            self._check_mask(one, reach)
-        self.scale = layers[0].scale
-        stacked = (
-            torch.stack([getattr(one, kind) for one in layers]).numpy() for kind in ("output", "query", "key", "value")
-        )
+        for one in layers:
+            self._check_mask(one, self.reaches[one.index])
+        # A layer with a recurrent state attends to nothing: zeros stand for its columns.
+        blank = replace(layers[0], **{kind: torch.zeros_like(getattr(layers[0], kind)) for kind in KINDS})
+        at = {one.index: one for one in layers}
+        layers = [at.get(index, blank) for index in range(len(self.reaches))]
+        self.scale = next(iter(at.values())).scale
+        stacked = (torch.stack([getattr(one, kind) for one in layers]).numpy() for kind in KINDS)
         return Sequence(logits.numpy(), *stacked)
 
     def states(self, tokens: tuple[int, ...]) -> Array:
@@ -231,6 +240,23 @@ class PlainTransformers:
         states: Array = torch.stack([*said[:-1], last[0], said[-1]])[:, 0].numpy()
         return states
 
+    def recurrent(self, tokens: tuple[int, ...]) -> RecurrentState | None:
+        """The recurrent state that transformers' own cache holds behind `tokens`; None for a model without any."""
+        layers = [layer for layer in range(len(self.reaches)) if layer not in self._attending]
+        if not layers or not tokens:
+            return None
+        held, noted = DynamicCache(config=self.config), _seen.set([])
+        try:
+            with wide():
+                self._network(torch.tensor([tokens]), use_cache=True, past_key_values=held, **self._capped)
+        finally:
+            _seen.reset(noted)
+        # transformers keeps as many inputs as the convolution is wide, channels first; the oldest one is never read.
+        return RecurrentState(
+            tuple(held.layers[layer].conv_states[0][0].T[1:].numpy() for layer in layers),
+            tuple(held.layers[layer].recurrent_states[0][0].numpy() for layer in layers),
+        )
+
     def _check_mask(self, layer: _Layer, reach: tuple[int, int]) -> None:
         """Raise Unsupported unless the mask hides exactly the columns after a row and those out of its reach."""
         length = layer.query.shape[1]
@@ -260,7 +286,8 @@ def _reaches(config: Any) -> tuple[tuple[int, int], ...]:
     """
     window: int = getattr(config, "sliding_window", None) or 0
     chunk: int = getattr(config, "attention_chunk_size", None) or 0
-    known = {"full_attention": (0, 0), "sliding_attention": (window, 0), "chunked_attention": (0, chunk)}
+    whole = dict.fromkeys(("full_attention", *RECURRENT), (0, 0))
+    known = {**whole, "sliding_attention": (window, 0), "chunked_attention": (0, chunk)}
     kinds = getattr(config, "layer_types", None)
     if not kinds:
         return ((window, 0),) * int(config.num_hidden_layers)

@@ -146,6 +146,10 @@ PLAIN: dict[str, str] = {
     "lossless.grammar-per-node": (
         "The grammar does not hold at {node}: {token} is {expected} there, and the backend made it {observed}."
     ),
+    "cache.recurrent-equivalence": (
+        "After the step the recurrent state of {layer}, its {kind}, is {observed}; running the emitted "
+        "tokens in sequence leaves {expected}{by}."
+    ),
     "serving.matcher-in-step": (
         "After the step the grammar's matcher has read {observed} output tokens; it must have read {expected}."
     ),

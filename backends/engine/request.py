@@ -22,6 +22,7 @@ from backends.engine.sampling.step import StepSampling
 from backends.engine.step_seams import StepSeams
 from backends.engine.tracing import Revealer
 from reference.case import Case
+from reference.family.recurrent import RecurrentState
 from reference.trace import Accepted, Accounting, Committed, Emitted, Kv, Stage, Step, Trace
 from reference.tree import Tree
 
@@ -36,6 +37,7 @@ class Block:
         chance: The coins and the history of the step; None for plain greedy decoding.
         tensors: The lowered tree.
         before: A copy of the target's committed KV at the beginning of the step.
+        recurrent: A copy of the target's recurrent state then.
     """
 
     proposal: Proposal
@@ -43,6 +45,7 @@ class Block:
     chance: StepSampling | None
     tensors: TreeTensors
     before: Kv | None
+    recurrent: RecurrentState | None
 
 
 @dataclass
@@ -119,7 +122,7 @@ class Request:
         self.at = Stage.LOWERED
         tensors = self.seams.lower_tree(proposal.tree, cache.length, self.position, reaches, layout.padded_nodes)
         check_structure(tensors, cache.length, self.case.max_positions)
-        self.block = Block(proposal, nodes, chance, tensors, before)
+        self.block = Block(proposal, nodes, chance, tensors, before, self._reveal.recurrent(cache))
         self.at = Stage.ATTENDED
 
     def abandon(self) -> None:
@@ -132,7 +135,8 @@ class Request:
         """The rows of the request in the verify forward."""
         assert self.block is not None
         tensors = self.block.tensors
-        return Rows(tensors.token, tensors.position, tensors.visible, self.lease.target)
+        above = [-1, *tensors.parent[1:].tolist()]
+        return Rows(tensors.token, tensors.position, tensors.visible, self.lease.target, above)
 
     def settle(self, flat: Tensor, heads: list[Tensor]) -> None:
         """Accept a path of the tree, emit its tokens and commit its rows.
@@ -189,7 +193,7 @@ class Request:
                 reveal.scored(logits, law, self._scored_states(tensors), None if chance is None else chance.masks),
                 Accepted(tuple(path), bonus, None if law is None or chance is None else chance.spent),
                 Emitted(tuple(emitted), self.finish, tuple(logprobs)),
-                self._committed(block.before, verified, fallback),
+                self._committed(block, verified, fallback),
             )
         )
 
@@ -234,12 +238,13 @@ class Request:
         """The number of steps whose coins are used up: every step owns coins, even if it draws none."""
         return len(self.counters.lengths)
 
-    def _committed(self, before: Kv | None, verified: Kv | None, fallback: str | None) -> Committed:
+    def _committed(self, block: Block, verified: Kv | None, fallback: str | None) -> Committed:
         reveal, cache = self._reveal, self.lease.target
         way = cache.way if isinstance(cache, Branch) else None  # other layouts have one way to commit
         read = None if self.guide is None else self.guide.read
         after, draft = reveal.kv(cache), reveal.kv(self.draft.cache)
-        return Committed(cache.length, before, verified, after, draft, fallback, way, read)
+        states = block.recurrent, reveal.recurrent(cache)
+        return Committed(cache.length, block.before, verified, after, draft, fallback, way, read, *states)
 
     @property
     def trace(self) -> Trace:

@@ -136,7 +136,10 @@ LATER = next(at for at, arch in enumerate(GALLERY) if arch.words.rare)
 FIRST = tuple(at for at in range(LATER, len(GALLERY)) if GALLERY[at].family != GALLERY[at - 1].family)
 """Indices of the first of them of each family."""
 
-RARE = (*range(LATER, len(GALLERY)), *FIRST)
+RECURRENT = tuple(at for at, arch in enumerate(GALLERY) if arch.recurrent)
+"""Indices of models with a recurrent state, which are drawn four times as often: about one case in thirty."""
+
+RARE = (*range(LATER, len(GALLERY)), *FIRST, *RECURRENT * 3)
 """Indices of these architectures, as often as they are drawn beside four times all others: one case in five.
 
 The first of each family is drawn twice as often as the others.

@@ -140,6 +140,7 @@ class Oracle:
                 # All tokens but the last: that one is the next pending root, without KV.
                 length=len(tokens) + len(kept) - 1,
                 before=None if number >= KV_STEPS else self._kv(case, target, context),
+                recurrent_before=None if number >= KV_STEPS else target.recurrent(context),
                 matched=None if grammar is None else len(output) + len(kept),
             ),
         )
