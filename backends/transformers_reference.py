@@ -20,6 +20,7 @@ from transformers.masking_utils import eager_mask
 from transformers.models.gemma2.modeling_gemma2 import eager_attention_forward as eager_with_cap
 
 from backends.base import Unsupported
+from backends.engine.model.hidden import last_norm
 from backends.engine.model.models import DTYPES, built_in, from_disk
 from backends.engine.reach import RECURRENT
 from reference.architecture import Model, Seeded
@@ -203,7 +204,14 @@ class PlainTransformers:
         for one in layers:
             self._check_mask(one, self.reaches[one.index])
         # A layer with a recurrent state attends to nothing: zeros stand for its columns.
-        blank = replace(layers[0], **{kind: torch.zeros_like(getattr(layers[0], kind)) for kind in KINDS})
+        first = layers[0]
+        blank = replace(
+            first,
+            query=torch.zeros_like(first.query),
+            key=torch.zeros_like(first.key),
+            value=torch.zeros_like(first.value),
+            output=torch.zeros_like(first.output),
+        )
         at = {one.index: one for one in layers}
         layers = [at.get(index, blank) for index in range(len(self.reaches))]
         self.scale = next(iter(at.values())).scale
@@ -222,7 +230,7 @@ class PlainTransformers:
         body = self._network.base_model
         # The base of a text model of several modalities (Llama 4) is the model with its head.
         body = body if hasattr(body, "layers") else getattr(body, "model", body)
-        norm = getattr(body, "norm", None)
+        norm = last_norm(body)
         if norm is None:
             raise Unsupported(f"{type(self._network).__name__} has no last norm under the name that decoders give it")
         last: list[torch.Tensor] = []
@@ -252,9 +260,11 @@ class PlainTransformers:
         finally:
             _seen.reset(noted)
         # transformers keeps as many inputs as the convolution is wide, channels first; the oldest one is never read.
+        windows = [held.layers[layer].conv_states[0][0].T[1:].numpy() for layer in layers]
+        memories = [held.layers[layer].recurrent_states[0] for layer in layers]
+        blank = torch.zeros(1, 0, 0, 0)  # a layer that has a convolution alone
         return RecurrentState(
-            tuple(held.layers[layer].conv_states[0][0].T[1:].numpy() for layer in layers),
-            tuple(held.layers[layer].recurrent_states[0][0].numpy() for layer in layers),
+            tuple(windows), tuple((blank if memory is None else memory)[0].numpy() for memory in memories)
         )
 
     def _check_mask(self, layer: _Layer, reach: tuple[int, int]) -> None:

@@ -16,10 +16,10 @@ ONE_WINDOW = ("mixtral", "ministral3", "phi3")
 SOME_WINDOWS = ("olmo3", "exaone4", "gemma3", "gpt_oss", "smollm3")
 """Families in which some layers have a window."""
 
-HYBRID = ("qwen3_next",)
+HYBRID = ("qwen3_next", "lfm2")
 """Families in which some layers have a recurrent state."""
 
-NORMED = ("qwen3_next", "qwen3_moe", "olmo2", "olmo3", "exaone4", "hunyuan_v1_dense", "apertus", "gemma3")
+NORMED = (*HYBRID, "qwen3_moe", "olmo2", "olmo3", "exaone4", "hunyuan_v1_dense", "apertus", "gemma3")
 LATENT = ("deepseek_v2", "deepseek_v3")
 BIASED = (
     *LATENT, "seed_oss", "glm4", "qwen3_next", "qwen2_moe", "glm4_moe", "granite", "olmo2", "gpt_oss", "qwen3_moe",
@@ -68,7 +68,7 @@ def drawn(family: str, seed: int) -> Architecture:
 def _first_settings(family: str) -> tuple[tuple[str, float], ...]:
     """Settings that are replaced later, where the family's defaults do not fit a small model."""
     if family in HYBRID:
-        return (("attention_every", 2.0),)
+        return (("attention_every", 2.0),) if family == "qwen3_next" else (("attention_layers", 2.0),)
     return (("rotary_dim", 2.0),) if family in LATENT else ()
 
 
@@ -107,6 +107,7 @@ def _settings(arch: Architecture, rng: random.Random) -> dict[str, float]:
         experts = 0
     key_heads = rng.randint(1, 2)
     values = {
+        "attention_layers": rng.randint(1, 2**arch.layers - 1),
         "attention_every": rng.randint(1, arch.layers),
         "key_heads": key_heads,
         "value_heads": key_heads * rng.randint(1, 2),

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from backends.base import Unsupported
 
-RECURRENT = ("linear_attention",)
+RECURRENT = ("linear_attention", "conv")
 """The kinds of layers that have a recurrent state in place of attention, under transformers' names."""
 
 
@@ -60,7 +60,7 @@ def reaches_of(config: Any) -> list[Reach]:
     known = {
         "full_attention": Reach(),
         # A layer with a recurrent state: its columns are zeros, and nothing attends to them.
-        "linear_attention": Reach(),
+        **dict.fromkeys(RECURRENT, Reach()),
         "sliding_attention": Reach(window=window),
         "chunked_attention": Reach(chunk=chunk),
     }

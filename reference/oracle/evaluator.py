@@ -5,7 +5,7 @@ the rows of a model with experts lie to another choice of experts. The choice ju
 there may go through either expert, and its numbers with it.
 """
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
@@ -49,9 +49,19 @@ class Evaluator(Protocol):
         """Rotated keys and values of running `tokens` in sequence."""
         ...
 
+
+@runtime_checkable
+class Recurring(Protocol):
+    """An evaluator that knows the recurrent state behind a text."""
+
     def recurrent(self, tokens: tuple[int, ...]) -> RecurrentState | None:
-        """The recurrent state behind `tokens`; None for a model without such layers, or where it is not known."""
+        """The recurrent state behind `tokens`; None for a model without layers that have one."""
         ...
+
+
+def recurrent_state(evaluator: Evaluator, tokens: tuple[int, ...]) -> RecurrentState | None:
+    """The recurrent state behind `tokens`; None for a model without any, and for an evaluator that does not know it."""
+    return evaluator.recurrent(tokens) if isinstance(evaluator, Recurring) else None
 
 
 def latent_kv(evaluator: Evaluator, tokens: tuple[int, ...]) -> Kv | None:

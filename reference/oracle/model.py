@@ -134,7 +134,7 @@ class PathByPath:
         return Kv(run.keys, run.values)
 
     def recurrent(self, tokens: tuple[int, ...]) -> RecurrentState | None:
-        """See `Evaluator`."""
+        """See `Recurring`."""
         layers = self.parameters.architecture.recurrent
         if not layers:
             return None
@@ -159,7 +159,7 @@ class PathByPath:
 
         x = parameters.embedded(np.array(tokens))
         states = [x]
-        kept_keys, kept_values, asked, attended = [], [], [], []
+        kept_keys, kept_values, asked, attended = list[Array](), list[Array](), list[Array](), list[Array]()
         recurrent: list[Held] = []
         for layer, reach in enumerate(arch.reaches):
             if layer in arch.recurrent:

@@ -170,7 +170,7 @@ class SharedPrefix:
         return Kv(keys, values)
 
     def recurrent(self, tokens: tuple[int, ...]) -> RecurrentState | None:
-        """See `Evaluator`."""
+        """See `Recurring`."""
         layers = self.parameters.architecture.recurrent
         if not layers:
             return None

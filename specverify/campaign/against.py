@@ -189,7 +189,7 @@ class ByTransformers:
         return Kv(run.keys[:, :, : len(tokens)], run.values[:, :, : len(tokens)])
 
     def recurrent(self, tokens: tuple[int, ...]) -> RecurrentState | None:
-        """See `Evaluator`."""
+        """See `Recurring`."""
         return self._plain.recurrent(tokens)
 
     def _rows(self, context: tuple[int, ...], tree: Tree) -> "list[tuple[Sequence, int]]":

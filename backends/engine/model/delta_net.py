@@ -25,7 +25,7 @@ class TreeDeltaNet(Qwen3NextGatedDeltaNet):  # type: ignore[misc]  # transformer
 
         Padding rows, of which the caches know nothing, have zeros as their output.
         """
-        lanes, (batch, width, _) = cache_params, hidden_states.shape
+        lanes, (batch, width) = cache_params, hidden_states.shape[:2]
         parts = self.fix_query_key_value_ordering(self.in_proj_qkvz(hidden_states), self.in_proj_ba(hidden_states))
         query, key, value, gate, rate, rise = parts
         entering = torch.cat([one.reshape(batch, width, -1) for one in (query, key, value)], -1)
@@ -67,7 +67,7 @@ class TreeDeltaNet(Qwen3NextGatedDeltaNet):  # type: ignore[misc]  # transformer
         window, memory = held
         seen = torch.cat([window, entering[None]])
         mixed = nn.functional.silu((seen * self.conv1d.weight[:, 0].T).sum(0)).to(memory.dtype)
-        query, key, value = mixed.split([self.key_dim, self.key_dim, self.value_dim])
+        query, key, value = torch.tensor_split(mixed, (self.key_dim, 2 * self.key_dim))
         group = self.num_v_heads // self.num_k_heads
         query, key = (_normed(one.view(self.num_k_heads, -1)).repeat_interleave(group, 0) for one in (query, key))
         memory = memory * decay[:, None, None]

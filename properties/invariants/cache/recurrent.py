@@ -26,53 +26,54 @@ def recurrent_equivalence(case: Case, oracle: Oracle, subject: Subject) -> Itera
     The window of the convolution is judged by itself. Other requests of a session, evictions and forks act between
     two steps.
     """
-    looked, truths = False, 0
+    looked = False
+    known: tuple[int, ...] = ()
     left: tuple[tuple[int, ...], RecurrentState | None] = ((), None)
     for number, tokens, record in commits(case, subject):
+        known = tokens or known
         if left[1] is not None and record.recurrent_before is not None:
             yield from _against(case, oracle, number - 1, left[0], record.recurrent_before, {"side": "between"})
         left = (tokens, record.recurrent)
-        if record.recurrent is not None:
+        if record.recurrent is not None and tokens:
             looked = True
             yield from _against(case, oracle, number, tokens, record.recurrent, {})
-        truths += bool(tokens)
-    if not truths:
+    if not known:
         raise NotApplicable("nothing was committed")
     if not looked:
+        if _true(case, oracle, known) is None:
+            raise NotApplicable("the reference knows no recurrent state of the target")
         raise Unobserved("the backend does not reveal its recurrent state")
+
+
+def _true(case: Case, oracle: Oracle, tokens: tuple[int, ...]) -> RecurrentState | None:
+    """The reference's recurrent state behind `tokens`."""
+    record = oracle(kv_case(case, tokens)).steps[0].committed
+    return None if record is None else record.recurrent_before
 
 
 def _against(
     case: Case, oracle: Oracle, number: int, tokens: tuple[int, ...], seen: RecurrentState, where: dict[str, int | str]
 ) -> Iterator[Fact]:
     """A finding at the first layer whose window or memory after `tokens` is not the oracle's."""
-    record = oracle(kv_case(case, tokens)).steps[0].committed
-    true = None if record is None else record.recurrent_before
-    if not tokens or true is None:
+    true = _true(case, oracle, tokens)
+    if true is None:
         raise Unobserved("the reference knows no recurrent state")
-    if len(seen.windows) != len(true.windows):
-        yield Compared()
-        yield Finding(
-            NAME, Stage.COMMITTED, number, {**where, "side": "shape"}, str(len(true.windows)), str(len(seen.windows))
-        )
+    shapes = [[one.shape for one in (*state.windows, *state.memories)] for state in (true, seen)]
+    yield Compared(sum(shape[0] for shape in shapes[0]))
+    if shapes[0] != shapes[1]:
+        place: dict[str, int | str] = {**where, "side": "shape"}
+        yield Finding(NAME, Stage.COMMITTED, number, place, str(shapes[0]), str(shapes[1]))
         return
-    for layer, pairs in enumerate(
-        zip(zip(seen.windows, true.windows, strict=True), zip(seen.memories, true.memories, strict=True), strict=True)
-    ):
-        for kind, (held, wanted) in zip(("window", "memory"), pairs, strict=True):
-            yield Compared(max(1, len(wanted)))
-            if held.shape != wanted.shape:
-                shapes = str(wanted.shape), str(held.shape)
-                yield Finding(NAME, Stage.COMMITTED, number, {**where, "side": "shape"}, *shapes)
-                return
-            limit = bound(case.dtype, len(true.windows), wanted)
-            measure = distance(held, wanted) / limit if limit else 0.0
+    for layer in range(len(true.windows)):
+        for kind, field in (("window", "windows"), ("memory", "memories")):
+            held, wanted = (getattr(state, field)[layer] for state in (seen, true))
+            measure = distance(held, wanted) / bound(case.dtype, len(true.windows), wanted)
             if measure > 1:
                 # A checkpoint's case names no layers: those with a recurrent state are counted among themselves.
                 at = case.model.architecture.recurrent[layer] if isinstance(case.model, Seeded) else layer
-                place: dict[str, int | str] = {"layer": at, "kind": kind, **where}
                 row = int(np.nan_to_num(np.abs(held - wanted), nan=np.inf).reshape(len(wanted), -1).max(1).argmax())
                 values = brief(wanted[row].ravel()), brief(held[row].ravel())
+                place = {"layer": at, "kind": kind, **where}
                 yield Finding(NAME, Stage.COMMITTED, number, place, *values, measure)
                 return
 

@@ -13,7 +13,7 @@ from reference.files.fields import Fields, shown
 from reference.oracle.family.base import OracleFamily, Place, partial_rotary, settings_of
 from reference.oracle.family.experts import experts_named, margins, mixed_block
 from reference.oracle.formulas.layer import Formulas, State, linear, rms_norm, sigmoid, silu
-from reference.oracle.formulas.recurrence import Held, Recurrence
+from reference.oracle.formulas.recurrence import Held, Recurrence, convolved
 from reference.trace import Array
 
 LEAST = 1e-6
@@ -32,18 +32,6 @@ def _begin(arch: Architecture) -> Held:
     keys, values, wide, width = _sizes(arch)
     channels = 2 * keys * wide + values * width
     return np.zeros((int(arch.setting("conv_width")) - 1, channels)), np.zeros((values, wide, width))
-
-
-def convolved(window: Array, row: Array, taps: Array) -> tuple[Array, Array]:
-    """The convolution of a path at its last row, and the window behind it.
-
-    Args:
-        window: The inputs before the row, [width - 1, channels].
-        row: The row's own input, [channels].
-        taps: The weights of each channel, the last one for the row itself, [channels, width].
-    """
-    seen = np.vstack([window, row])
-    return np.einsum("kc,ck->c", seen, taps), seen[1:]
 
 
 def delta_rule(memory: Array, query: Array, key: Array, value: Array, decay: Array, rate: Array) -> tuple[Array, Array]:

@@ -42,3 +42,15 @@ class Recurrence:
             state, outputs[at] = self.step(arch, weights, layer, held[above] if above >= 0 else start, row)
             held.append(state)
         return held, outputs
+
+
+def convolved(window: Array, row: Array, taps: Array) -> tuple[Array, Array]:
+    """The convolution of a path at its last row, and the window behind it.
+
+    Args:
+        window: The inputs before the row, [width - 1, channels].
+        row: The row's own input, [channels].
+        taps: The weights of each channel, the last one for the row itself, [channels, width].
+    """
+    seen = np.vstack([window, row])
+    return np.einsum("kc,ck->c", seen, taps), seen[1:]

@@ -7,7 +7,6 @@ from properties.strategies.models import GALLERY
 from reference.architecture import Architecture, Seeded
 from reference.family.recurrent import RecurrentState
 from reference.malformed import Malformed
-from reference.oracle.evaluator import Evaluator
 from reference.oracle.model import PathByPath
 from reference.oracle.parameters import load
 from reference.oracle.shared_prefix import SharedPrefix
@@ -24,10 +23,10 @@ def apart(one: RecurrentState | None, other: RecurrentState | None) -> float:
     assert one is not None
     assert other is not None
     pairs = zip(one.windows + one.memories, other.windows + other.memories, strict=True)
-    return max(float(np.abs(mine - theirs).max()) for mine, theirs in pairs)
+    return max(float(np.abs(mine - theirs).max(initial=0.0)) for mine, theirs in pairs)
 
 
-def evaluators(arch: Architecture) -> tuple[Evaluator, Evaluator]:
+def evaluators(arch: Architecture) -> tuple[PathByPath, SharedPrefix]:
     parameters = load(Seeded(arch, 1), "float64")
     return PathByPath(parameters), SharedPrefix(parameters)
 
