@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from inspect import signature
 from typing import Any
 
@@ -205,13 +205,8 @@ class PlainTransformers:
             self._check_mask(one, self.reaches[one.index])
         # A layer with a recurrent state attends to nothing: zeros stand for its columns.
         first = layers[0]
-        blank = replace(
-            first,
-            query=torch.zeros_like(first.query),
-            key=torch.zeros_like(first.key),
-            value=torch.zeros_like(first.value),
-            output=torch.zeros_like(first.output),
-        )
+        zeros = [torch.zeros_like(one) for one in (first.query, first.key, first.value, first.output)]
+        blank = _Layer(-1, first.scale, zeros[0], zeros[1], zeros[2], zeros[3], None)
         at = {one.index: one for one in layers}
         layers = [at.get(index, blank) for index in range(len(self.reaches))]
         self.scale = next(iter(at.values())).scale
@@ -260,12 +255,10 @@ class PlainTransformers:
         finally:
             _seen.reset(noted)
         # transformers keeps as many inputs as the convolution is wide, channels first; the oldest one is never read.
-        windows = [held.layers[layer].conv_states[0][0].T[1:].numpy() for layer in layers]
-        memories = [held.layers[layer].recurrent_states[0] for layer in layers]
+        windows = tuple(held.layers[layer].conv_states[0][0].T[1:].numpy() for layer in layers)
         blank = torch.zeros(1, 0, 0, 0)  # a layer that has a convolution alone
-        return RecurrentState(
-            tuple(windows), tuple((blank if memory is None else memory)[0].numpy() for memory in memories)
-        )
+        memories = (held.layers[layer].recurrent_states[0] for layer in layers)
+        return RecurrentState(windows, tuple((blank if one is None else one)[0].numpy() for one in memories))
 
     def _check_mask(self, layer: _Layer, reach: tuple[int, int]) -> None:
         """Raise Unsupported unless the mask hides exactly the columns after a row and those out of its reach."""

@@ -1,4 +1,4 @@
-"""RecurrentStates: the recurrent state of one request and one model, with one state for each open row.
+"""RecurrentStates: the recurrent state of a request, one for each open row.
 
 A KV cache keeps columns and a mask chooses among them. A recurrent state is a sum over a path: each row of a tree goes
 on from the state of its parent, and a commit keeps the state of the last accepted row, whatever its depth or place.

@@ -145,8 +145,8 @@ class CausalLm:
         began = time.perf_counter()
         logits = None
         # Only the verify forward is watched, so prefills and drafts are not recorded. A replay runs no hook, so a
-        # forward with a tap is not recorded either, nor one that reads states which no static buffer holds.
-        if self.graphs is not None and watch is not None and tap is None and not self.recurrent:
+        # forward with a tap is not recorded either.
+        if self.graphs is not None and watch is not None and tap is None:
             recorded = self.graphs.run(self._network, inputs, Still(caches, widths, filler), attend)
             if isinstance(recorded, str):  # the reason why nothing was recorded: a fallback in every layer
                 cache.fallbacks += [recorded] * len(self.reaches)

@@ -1,4 +1,4 @@
-"""The gated delta rule of Qwen3-Next over a tree of rows, in place of transformers' own forward.
+"""The gated delta rule of Qwen3-Next, over a tree of rows.
 
 transformers runs the rows of a forward as one chain, whatever the mask: a row of another branch would change the state
 of every row behind it. Here each row goes on from the state of its parent, which the request's states hold.

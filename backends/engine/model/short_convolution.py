@@ -1,4 +1,4 @@
-"""The short convolution of LFM2 over a tree of rows, in place of transformers' own forward.
+"""The short convolution of LFM2, over a tree of rows.
 
 transformers convolves each row with the rows before it, whatever the mask. Here each row is convolved with the last
 inputs of its own path, which the request's states hold.

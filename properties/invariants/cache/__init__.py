@@ -1,4 +1,4 @@
-"""Invariants of the KV cache: commits, layouts, pages that requests share, recurrent state."""
+"""Invariants of caches: commits, layouts, shared pages, recurrent state."""
 
 from properties.invariants.cache import commits, layouts, pages, recurrent
 

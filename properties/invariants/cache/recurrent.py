@@ -1,4 +1,4 @@
-"""The invariant of recurrent state: it is that of the emitted tokens, run in sequence, and of no other row."""
+"""The invariant of recurrent state: it is that of the emitted tokens alone."""
 
 from collections.abc import Iterator
 

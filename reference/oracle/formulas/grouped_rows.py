@@ -1,4 +1,4 @@
-"""Attention of many rows at once, of a block of context or of a tree, with no other column read."""
+"""Attention of many rows at once, of a block of context or of a tree."""
 
 import numpy as np
 

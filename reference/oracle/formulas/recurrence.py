@@ -1,4 +1,4 @@
-"""Recurrence: the formulas of a layer with a recurrent state in place of attention.
+"""Recurrence: the formulas of a layer with a recurrent state.
 
 A layer takes one row after the other along a path of tokens. What it keeps of the path is its state: the last inputs
 of a convolution, and a matrix for each value head.

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from backends.adapt.engines.hf_generate import open_assisted, open_early_exit, open_lookup
 from properties.strategies.models import GALLERY
 from reference.architecture import Architecture, Seeded
 from reference.family.recurrent import RecurrentState
@@ -63,3 +64,11 @@ def test_a_model_without_attention_is_refused() -> None:
     fields = {**vars(arch), "settings": tuple(sorted({**dict(arch.settings), "attention_every": 3.0}.items()))}
     with pytest.raises(Malformed, match="no layer has attention"):
         Architecture(**fields)
+
+
+def test_adapters_of_generate_decline_hybrids_by_name() -> None:
+    """transformers' `generate` crops keys and values, and refuses to speculate where a state would stay behind."""
+    for family in HYBRID:
+        arch = next(one for one in GALLERY if one.family == family)
+        for open_adapter in (open_assisted, open_lookup, open_early_exit):
+            assert open_adapter().declaration.not_loaded(arch) == f"model family {family}"

@@ -1,4 +1,4 @@
-"""Qwen3-Next: the gated delta rule behind a convolution, and attention whose output a gate multiplies.
+"""Qwen3-Next: the gated delta rule, and attention whose output has a gate.
 
 After transformers' `models/qwen3_next` and arXiv 2412.06464, section 3.1. Norms multiply by one plus their weight; the
 norm behind the delta rule multiplies by its weight, and then by silu of a gate.

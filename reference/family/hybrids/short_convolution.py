@@ -1,4 +1,4 @@
-"""LFM2: layers with a gated short convolution in place of attention, and layers with attention.
+"""LFM2: layers with a gated short convolution in place of attention.
 
 After transformers' `models/lfm2`. The convolution has no other state than its last inputs. Queries and keys are normed.
 Which layers have attention follows no rule: the setting `attention_layers` has one bit for each, the first the lowest.
@@ -39,8 +39,8 @@ LFM2 = Family(
         "conv_width": 3.0,  # the number of inputs of the convolution, the row's own included
     },
     drawn=(
-        {**SIZES, "vocab_size": 31, "windows": (0, 0), "tied": True, "settings": (("attention_layers", 2.0),)},
+        {**SIZES, "vocab_size": 31, "windows": (0, 0), "tied": True, "settings": (("attention_layers", 1.0),)},
         {**SIZES, "vocab_size": 22, "windows": (0, 0, 0),
-         "settings": (("attention_layers", 2.0), ("conv_width", 4.0))},
+         "settings": (("attention_layers", 5.0), ("conv_width", 4.0))},
     ),
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""LFM2: a short convolution between two gates, in place of attention; see `reference.family.short_convolution`."""
+"""LFM2: a short convolution between two gates, in place of attention."""
 
 from typing import Any
 

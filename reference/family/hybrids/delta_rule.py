@@ -1,6 +1,6 @@
-"""Hybrids: families in which some layers have a recurrent state in place of attention.
+"""Qwen3-Next: layers with the gated delta rule in place of attention.
 
-Qwen3-Next, after transformers' `models/qwen3_next`: layers with the gated delta rule (arXiv 2412.06464) behind a short
+After transformers' `models/qwen3_next`: layers with the gated delta rule (arXiv 2412.06464) behind a short
 convolution, and every so many layers one with attention whose output a gate multiplies. A recurrent layer has two
 states: a matrix for each value head, and the last inputs of its convolution. Both belong to a path of tokens, and no
 mask repairs them. Blocks are gated ones, or mixtures of experts as in Qwen 2 MoE.

@@ -1,4 +1,4 @@
-"""Qwen3-Next: gated delta rule and convolution in most layers, attention with an output gate in the others."""
+"""Qwen3-Next: gated delta rule in most layers, gated attention in the others."""
 
 from typing import Any
 
