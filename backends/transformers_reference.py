@@ -15,13 +15,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
-from transformers import AttentionInterface, AttentionMaskInterface
+from transformers import AttentionInterface, AttentionMaskInterface, DynamicCache
 from transformers.masking_utils import eager_mask
 from transformers.models.gemma2.modeling_gemma2 import eager_attention_forward as eager_with_cap
 
 from backends.base import Unsupported
+from backends.engine.model.hidden import last_norm
 from backends.engine.model.models import DTYPES, built_in, from_disk
+from backends.engine.reach import RECURRENT
 from reference.architecture import Model, Seeded
+from reference.family.recurrent import RecurrentState
 from reference.trace import Array
 
 INTERFACE = "specverify-plain"
@@ -106,6 +109,9 @@ class _Layer:
     mask: Tensor | None
 
 
+KINDS = ("output", "query", "key", "value")
+"""The tensors of a recorded call of attention."""
+
 _seen: ContextVar[list[_Layer]] = ContextVar("_seen")
 
 
@@ -167,6 +173,8 @@ class PlainTransformers:
             # "eager" is the experts' code in the model's own file; other values replace it by grouped products.
             self.config._experts_implementation = "eager"
         self.reaches = _reaches(self.config)
+        kinds = getattr(self.config, "layer_types", None) or []
+        self._attending = [layer for layer in range(len(self.reaches)) if not kinds or kinds[layer] not in RECURRENT]
         self.scale = 1.0
         cap = getattr(self.config, "score_cap", 0.0)  # set by `config_of` if the model's class has no soft cap
         self._capped = {"softcap": cap} if cap else {}
@@ -188,17 +196,21 @@ class PlainTransformers:
         name = type(self._network).__name__
         if mode.narrow:
             raise Unsupported(f"{name}: transformers computes {', '.join(sorted(mode.narrow))} narrower than float64")
-        if [one.index for one in layers] != list(range(len(self.reaches))):
+        if [one.index for one in layers] != self._attending:
             raise Unsupported(
                 f"{name}: layers {[one.index for one in layers]} call attention through transformers' attention "
-                f"interface, where each of {len(self.reaches)} should, once"
+                f"interface, where each of {self._attending} should, once"
             )
-        for one, reach in zip(layers, self.reaches, strict=True):
-            self._check_mask(one, reach)
-        self.scale = layers[0].scale
-        stacked = (
-            torch.stack([getattr(one, kind) for one in layers]).numpy() for kind in ("output", "query", "key", "value")
-        )
+        for one in layers:
+            self._check_mask(one, self.reaches[one.index])
+        # A layer with a recurrent state attends to nothing: zeros stand for its columns.
+        first = layers[0]
+        zeros = [torch.zeros_like(one) for one in (first.query, first.key, first.value, first.output)]
+        blank = _Layer(-1, first.scale, zeros[0], zeros[1], zeros[2], zeros[3], None)
+        at = {one.index: one for one in layers}
+        layers = [at.get(index, blank) for index in range(len(self.reaches))]
+        self.scale = next(iter(at.values())).scale
+        stacked = (torch.stack([getattr(one, kind) for one in layers]).numpy() for kind in KINDS)
         return Sequence(logits.numpy(), *stacked)
 
     def states(self, tokens: tuple[int, ...]) -> Array:
@@ -213,7 +225,7 @@ class PlainTransformers:
         body = self._network.base_model
         # The base of a text model of several modalities (Llama 4) is the model with its head.
         body = body if hasattr(body, "layers") else getattr(body, "model", body)
-        norm = getattr(body, "norm", None)
+        norm = last_norm(body)
         if norm is None:
             raise Unsupported(f"{type(self._network).__name__} has no last norm under the name that decoders give it")
         last: list[torch.Tensor] = []
@@ -230,6 +242,23 @@ class PlainTransformers:
         # transformers puts the normed output in the last place, so the last layer's own output goes before it.
         states: Array = torch.stack([*said[:-1], last[0], said[-1]])[:, 0].numpy()
         return states
+
+    def recurrent(self, tokens: tuple[int, ...]) -> RecurrentState | None:
+        """The recurrent state that transformers' own cache holds behind `tokens`; None for a model without any."""
+        layers = [layer for layer in range(len(self.reaches)) if layer not in self._attending]
+        if not layers or not tokens:
+            return None
+        held, noted = DynamicCache(config=self.config), _seen.set([])
+        try:
+            with wide():
+                self._network(torch.tensor([tokens]), use_cache=True, past_key_values=held, **self._capped)
+        finally:
+            _seen.reset(noted)
+        # transformers keeps as many inputs as the convolution is wide, channels first; the oldest one is never read.
+        windows = tuple(held.layers[layer].conv_states[0][0].T[1:].numpy() for layer in layers)
+        blank = torch.zeros(1, 0, 0, 0)  # a layer that has a convolution alone
+        memories = (held.layers[layer].recurrent_states[0] for layer in layers)
+        return RecurrentState(windows, tuple((blank if one is None else one)[0].numpy() for one in memories))
 
     def _check_mask(self, layer: _Layer, reach: tuple[int, int]) -> None:
         """Raise Unsupported unless the mask hides exactly the columns after a row and those out of its reach."""
@@ -260,7 +289,8 @@ def _reaches(config: Any) -> tuple[tuple[int, int], ...]:
     """
     window: int = getattr(config, "sliding_window", None) or 0
     chunk: int = getattr(config, "attention_chunk_size", None) or 0
-    known = {"full_attention": (0, 0), "sliding_attention": (window, 0), "chunked_attention": (0, chunk)}
+    whole = dict.fromkeys(("full_attention", *RECURRENT), (0, 0))
+    known = {**whole, "sliding_attention": (window, 0), "chunked_attention": (0, chunk)}
     kinds = getattr(config, "layer_types", None)
     if not kinds:
         return ((window, 0),) * int(config.num_hidden_layers)

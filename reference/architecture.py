@@ -13,7 +13,7 @@ from reference.quantisation.rows import QUANTISED, check_quantised
 from reference.rules import OMIT_DEFAULT
 
 LARGEST = 2**22
-"""Most weights of a built-in model: a case file is small and must not ask for the memory of a machine."""
+"""Most weights of a built-in model: a case file is small."""
 
 LONGEST = 4096
 """Most positions of a built-in model."""
@@ -117,6 +117,8 @@ class Architecture:
         self._check_settings()
         if not 0 <= self.score_cap <= 1e6:
             raise Malformed("score_cap", f"{self.score_cap} is no soft cap (above 0, up to 1e6; 0 for none)")
+        if len(self.recurrent) == self.layers:
+            raise Malformed("settings", "no layer has attention")
         if self.heads % self.kv_heads:
             raise Malformed("kv_heads", f"{self.heads} heads do not share {self.kv_heads} KV heads evenly")
         if self.head_dim % 2 and self.words.projections is None:
@@ -193,6 +195,11 @@ class Architecture:
         return tuple(zip(self.windows, self.chunks or (0,) * self.layers, strict=True))
 
     @property
+    def recurrent(self) -> tuple[int, ...]:
+        """The layers that have a recurrent state in place of attention, ascending; their keys and values are zeros."""
+        return tuple(layer for layer in range(self.layers) if self.words.recurrent(self, layer) is not None)
+
+    @property
     def layers(self) -> int:
         """Number of decoder layers."""
         return len(self.windows)
@@ -201,10 +208,11 @@ class Architecture:
     def weights(self) -> int:
         """Number of entries of the model's weight matrices; norms and most biases are not counted."""
         other, attention = self.words.projections, 2 * (self.heads + self.kv_heads) * self.head_dim
-        attention, parts = (attention, ()) if other is None else (0, (other,))
-        shapes = [s for n in range(self.layers) for f in (*parts, self.words.feed_forward) for s in f(self, n).values()]
-        blocks: int = sum(prod(s) for s in shapes if len(s) > 1)
-        return self.hidden_size * (self.vocab_size * (2 - self.tied) + self.layers * attention) + blocks
+        attention, parts = (attention, (self.words.recurrent,)) if other is None else (0, (other,))
+        tables = [f(self, n) or {} for n in range(self.layers) for f in (*parts, self.words.feed_forward)]
+        blocks: int = sum(prod(shape) for table in tables for shape in table.values() if len(shape) > 1)
+        attending = self.layers - len(self.recurrent)
+        return self.hidden_size * (self.vocab_size * (2 - self.tied) + attending * attention) + blocks
 
 
 @dataclass(frozen=True)

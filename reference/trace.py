@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from reference.draft.hidden import HeadInput
+from reference.family.recurrent import RecurrentState
 from reference.session import Account, Event
 from reference.tree import Tree
 
@@ -185,6 +186,8 @@ class Committed:
         way: The way that the commit took, one of `reference.layout.COMMITS`; None where the backend does not say, or
             its layout has one way.
         matched: Number of output tokens that the matcher of the grammar has read after the step.
+        recurrent_before: The target's recurrent state at the start of the step; None for a model without any.
+        recurrent: The same after the commit.
     """
 
     length: int
@@ -195,6 +198,8 @@ class Committed:
     fallback: str | None = None
     way: str | None = None
     matched: int | None = None
+    recurrent_before: RecurrentState | None = None
+    recurrent: RecurrentState | None = None
 
 
 @dataclass(frozen=True)
@@ -237,12 +242,7 @@ class Accounting:
 
 @dataclass(frozen=True)
 class Speculated:
-    """Counts of drafted tokens over a run, as an engine tells them that shows no steps.
-
-    Attributes:
-        proposed: Drafted tokens that the target verified.
-        accepted: Those of them that it accepted.
-    """
+    """Counts of drafted tokens over a run that shows no steps: those that were verified, those of them accepted."""
 
     proposed: int
     accepted: int

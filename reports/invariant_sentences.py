@@ -149,6 +149,10 @@ PLAIN: dict[str, str] = {
     "serving.hand-over": (
         "After its hand-over the request gave {observed}; where it stays with one server it gives {expected}{by}."
     ),
+    "cache.recurrent-equivalence": (
+        "After the step the recurrent state of {layer}, its {kind}, is {observed}; running the emitted "
+        "tokens in sequence leaves {expected}{by}."
+    ),
     "serving.matcher-in-step": (
         "After the step the grammar's matcher has read {observed} output tokens; it must have read {expected}."
     ),

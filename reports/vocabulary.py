@@ -160,6 +160,10 @@ SIDES: dict[tuple[str, str], str] = {
         "When the next step began, the {kind} at {slot} of the {cache} was no longer what the commit had left there, "
         "nor that of decoding the accepted tokens alone: {observed} instead of {expected}{by}."
     ),
+    ("cache.recurrent-equivalence", "between"): (
+        "When the next step began, the recurrent state of {layer}, its {kind}, was not that of the emitted tokens: "
+        "{observed} instead of {expected}{by}."
+    ),
     ("cache.fast-equals-full", "way"): "The step asked for {expected}; it was committed otherwise: {observed}.",
     ("cache.untouched-slots", "length"): (
         "The step did not leave the committed length as it must: expected {expected}, got {observed}."

@@ -57,6 +57,12 @@ MULTIPLIED = {
     "embedding_multiplier": 12.0, "attention_multiplier": 0.3, "residual_multiplier": 0.22, "logits_scaling": 4.0,
 }  # fmt: skip
 
+RECURRENT = {
+    "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "shared_expert_intermediate_size": 20,
+    "layer_types": ["linear_attention", "full_attention"], "linear_num_key_heads": 2, "linear_num_value_heads": 4,
+    "linear_key_head_dim": 6, "linear_value_head_dim": 5, "linear_conv_kernel_dim": 3, "head_dim": 8,
+}  # fmt: skip
+
 ROUTED = {"num_experts_per_tok": 2, "moe_intermediate_size": 24}
 
 EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
@@ -91,6 +97,8 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "apertus": ("Apertus", {"rope_parameters": {**LLAMA3_ROPE, **BAND}}),
     "llama4": ("Llama4", IROPE),
     "llama4-dense-first": ("Llama4", {**IROPE, "interleave_moe_layer_step": 2, "rope_parameters": BANDLESS_ROPE}),
+    "qwen3-next": ("Qwen3Next", RECURRENT),
+    "lfm2": ("Lfm2", {"layer_types": ["conv", "full_attention"], "conv_L_cache": 4, "block_multiple_of": 16}),
     "gemma3": ("Gemma3", {"sliding_window": 6, "layer_types": HYBRID, "query_pre_attn_scalar": 6}),
 }  # fmt: skip
 """Family to the name of transformers' classes, and what its config has beside BASE."""

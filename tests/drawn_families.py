@@ -16,19 +16,23 @@ ONE_WINDOW = ("mixtral", "ministral3", "phi3")
 SOME_WINDOWS = ("olmo3", "exaone4", "gemma3", "gpt_oss", "smollm3")
 """Families in which some layers have a window."""
 
-NORMED = ("qwen3_moe", "olmo2", "olmo3", "exaone4", "hunyuan_v1_dense", "apertus", "gemma3")
+HYBRID = ("qwen3_next", "lfm2")
+"""Families in which some layers have a recurrent state."""
+
+NORMED = (*HYBRID, "qwen3_moe", "olmo2", "olmo3", "exaone4", "hunyuan_v1_dense", "apertus", "gemma3")
 LATENT = ("deepseek_v2", "deepseek_v3")
 BIASED = (
-    *LATENT, "seed_oss", "glm4", "qwen2_moe", "glm4_moe", "granite", "olmo2", "gpt_oss", "qwen3_moe", "llama4_text",
+    *LATENT, "seed_oss", "glm4", "qwen3_next", "qwen2_moe", "glm4_moe", "granite", "olmo2", "gpt_oss", "qwen3_moe",
+    "llama4_text",
 )  # fmt: skip
-BIASED_OUTPUT = (*LATENT, "granite", "olmo2", "gpt_oss", "qwen3_moe", "llama4_text")
+BIASED_OUTPUT = (*LATENT, "qwen3_next", "granite", "olmo2", "gpt_oss", "qwen3_moe", "llama4_text")
 
 
 def drawn(family: str, seed: int) -> Architecture:
     """A random architecture of `family`, the same one for the same seed."""
     rng = random.Random(f"{family} {seed}")
     kv_heads, group = rng.randint(1, 3), 1 if family in LATENT else rng.randint(1, 3)
-    heads, layers = kv_heads * group, rng.randint(1, 3)
+    heads, layers = kv_heads * group, rng.randint(2 if family in HYBRID else 1, 3)
     biased = family in BIASED and rng.random() < 0.6
     head_dim = rng.choice((6, 8, 10) if "rotary_dim" in FAMILIES[family].settings else (4, 6, 8, 10))
     arch = Architecture(
@@ -48,7 +52,7 @@ def drawn(family: str, seed: int) -> Architecture:
         qkv_bias=biased,
         output_bias=biased and family in BIASED_OUTPUT,
         qk_norm=family in NORMED or (family in ("glm4_moe", "llama4_text") and rng.random() < 0.5),
-        settings=(("rotary_dim", 2.0),) if family in LATENT else (),  # replaced below; the default is wider than a head
+        settings=_first_settings(family),
     )
     if family == "ministral3" and not arch.rope.original:
         arch = replace(arch, rope=replace(ROPES["yarn"], original=rng.choice((4, 8))))
@@ -59,6 +63,13 @@ def drawn(family: str, seed: int) -> Architecture:
         arch = replace(arch, unrotated=bare, floor_scale=rng.choice((0, 1, 3)), attn_scale=rng.choice((0.1, 0.7)))
     settings = {name: value for name, value in _settings(arch, rng).items() if value != FAMILIES[family].settings[name]}
     return replace(arch, unrotated=bare, settings=tuple(sorted(settings.items())))
+
+
+def _first_settings(family: str) -> tuple[tuple[str, float], ...]:
+    """Settings that are replaced later, where the family's defaults do not fit a small model."""
+    if family in HYBRID:
+        return (("attention_every", 2.0),) if family == "qwen3_next" else (("attention_layers", 2.0),)
+    return (("rotary_dim", 2.0),) if family in LATENT else ()
 
 
 def _windows(family: str, layers: int, rng: random.Random) -> tuple[int, ...]:
@@ -92,9 +103,19 @@ def _settings(arch: Architecture, rng: random.Random) -> dict[str, float]:
         groups = rng.randint(2, 3)
         experts = 2 * groups
     open_groups = rng.randint(1, groups)
+    if arch.family in HYBRID and rng.random() < 0.5:
+        experts = 0
+    key_heads = rng.randint(1, 2)
     values = {
+        "attention_layers": rng.randint(1, 2**arch.layers - 1),
+        "attention_every": rng.randint(1, arch.layers),
+        "key_heads": key_heads,
+        "value_heads": key_heads * rng.randint(1, 2),
+        "key_width": rng.randint(1, 5),
+        "value_width": rng.randint(1, 5),
+        "conv_width": rng.randint(2, 5),
         "experts": experts,
-        "experts_per_token": rng.randint(1, open_groups * (experts // groups)),
+        "experts_per_token": rng.randint(1, max(1, open_groups * (experts // groups))),
         "expert_size": rng.randint(3, 12),
         "shared_size": rng.randint(3, 12),
         "shared_experts": rng.randint(1, 2),

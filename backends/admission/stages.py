@@ -14,6 +14,7 @@ from backends.admission.misshapen import Misshapen, refusal
 from backends.admission.numbers import TOKEN, reals, whole, wholes, word
 from backends.admission.sizes import Cache, Sizes
 from reference.draft.hidden import HeadInput, HiddenStates
+from reference.family.recurrent import RecurrentState
 from reference.malformed import Malformed
 from reference.trace import (
     Accepted,
@@ -252,7 +253,27 @@ def _committed(value: object, sizes: Sizes) -> Committed:
     way = None if one.way is None else word("committed.way", one.way)
     length = whole("committed.length", one.length)
     matched = None if one.matched is None else whole("committed.matched", one.matched, 0)
-    return Committed(length, before, verified, after, _kv("draft", one.draft, sizes.draft), fallback, way, matched)
+    states = (_recurrent(name, getattr(one, name)) for name in ("recurrent_before", "recurrent"))
+    draft = _kv("draft", one.draft, sizes.draft)
+    return Committed(length, before, verified, after, draft, fallback, way, matched, *states)
+
+
+def _recurrent(name: str, value: object) -> RecurrentState | None:
+    """Windows and memories of floats, as many of one kind as of the other; an invariant judges their shapes."""
+    if value is None:
+        return None
+    one = ours(f"committed.{name}", value, RecurrentState)
+    axes: dict[str, tuple[Axis, ...]] = {
+        "windows": (("inputs", None), ("channels", None)),
+        "memories": (("heads", None), ("key width", None), ("value width", None)),
+    }
+    found = {
+        kind: tuple(array(f"committed.{name}.{kind}", held, "float", shape) for held in getattr(one, kind))
+        for kind, shape in axes.items()
+    }
+    if len(found["windows"]) != len(found["memories"]):
+        raise refusal(f"committed.{name}", one, "as many windows as memories")
+    return RecurrentState(**found)
 
 
 def _kv(name: str, value: object, cache: Cache) -> Kv | None:

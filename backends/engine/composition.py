@@ -6,6 +6,7 @@ from backends.engine.draft import filling
 from backends.engine.draft.truncation import inside_chunk
 from backends.engine.kv.arena import Arena
 from backends.engine.kv.base import KvCache
+from backends.engine.kv.recurrent import commit_states
 from backends.engine.kv.seams import KvSeams
 from backends.engine.lower_tree import lower_tree
 from backends.engine.model.hidden import HiddenTap
@@ -17,8 +18,10 @@ from backends.engine.trees.growth import GrowthSeams
 
 
 def commit(cache: KvCache, path: list[int]) -> str | None:
-    """Keep the accepted rows `path` in the way of the cache's layout; see `KvCache.commit`."""
-    return cache.commit(path)
+    """Keep the accepted rows `path` in the way of the cache's layout, and the states of the last of them."""
+    why = cache.commit(path)
+    commit_states(cache, path)
+    return why
 
 
 SEAMS = Seams(

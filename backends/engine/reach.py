@@ -10,6 +10,9 @@ from torch import Tensor
 
 from backends.base import Unsupported
 
+RECURRENT = ("linear_attention", "conv")
+"""The kinds of layers that have a recurrent state in place of attention, under transformers' names."""
+
 
 @dataclass(frozen=True)
 class Reach:
@@ -56,6 +59,8 @@ def reaches_of(config: Any) -> list[Reach]:
     kinds = getattr(config, "layer_types", None) or []
     known = {
         "full_attention": Reach(),
+        # A layer with a recurrent state: its columns are zeros, and nothing attends to them.
+        **dict.fromkeys(RECURRENT, Reach()),
         "sliding_attention": Reach(window=window),
         "chunked_attention": Reach(chunk=chunk),
     }

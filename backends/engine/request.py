@@ -104,7 +104,7 @@ class Request(Carrying):
         self.at = Stage.LOWERED
         tensors = self.seams.lower_tree(proposal.tree, cache.length, self.position, reaches, layout.padded_nodes)
         check_structure(tensors, cache.length, self.case.max_positions)
-        self.block = Block(proposal, nodes, chance, tensors, before, bare)
+        self.block = Block(proposal, nodes, chance, tensors, before, self._reveal.recurrent(cache), bare)
         self.at = Stage.ATTENDED
 
     def abandon(self) -> None:
@@ -117,7 +117,8 @@ class Request(Carrying):
         """The rows of the request in the verify forward."""
         assert self.block is not None
         tensors = self.block.tensors
-        return Rows(tensors.token, tensors.position, tensors.visible, self.lease.target)
+        above = [-1, *tensors.parent[1:].tolist()]
+        return Rows(tensors.token, tensors.position, tensors.visible, self.lease.target, above)
 
     def settle(self, flat: Tensor, heads: list[Tensor]) -> None:
         """Accept a path of the tree, emit its tokens and commit its rows.
@@ -187,7 +188,7 @@ class Request(Carrying):
             self.draft.settle([block.nodes[row] for row in kept])
         if self.verified is not None:
             self._hidden.append(self.accepted_states(self.verified, block.proposal.tree, kept))
-        return self._committed(block.before, verdict.verified, fallback)
+        return self._committed(block, verdict.verified, fallback)
 
     def record(self, verdict: Verification, emission: Emission, committed: Committed) -> None:
         """Add the emitted tokens to the text, and the step to what the request reveals."""
@@ -261,11 +262,12 @@ class Request(Carrying):
             self.guide = opened(grammar, self.case.stops.eos)
             self.seams.sampling.guided.advance(self.guide, output, None)
 
-    def _committed(self, before: Kv | None, verified: Kv | None, fallback: str | None) -> Committed:
+    def _committed(self, block: Block, verified: Kv | None, fallback: str | None) -> Committed:
         reveal, cache = self._reveal, self.lease.target
         way = cache.way if isinstance(cache, Branch) else None  # other layouts have one way to commit
         after, draft = reveal.kv(cache), reveal.kv(self.draft.cache)
-        return Committed(cache.length, before, verified, after, draft, fallback, way)
+        states = block.recurrent, reveal.recurrent(cache)
+        return Committed(cache.length, block.before, verified, after, draft, fallback, way, None, *states)
 
     @property
     def trace(self) -> Trace:

@@ -7,8 +7,10 @@ from torch import Tensor
 from backends.engine.draft.base import Proposal
 from backends.engine.guided.guide import Masks
 from backends.engine.kv.base import KvCache
+from backends.engine.kv.recurrent import states_of
 from backends.engine.lower_tree import TreeTensors
 from reference.draft.hidden import HeadInput, HiddenStates
+from reference.family.recurrent import RecurrentState
 from reference.trace import Array, Attended, Drafted, Kv, Lowered, Scored, frozen
 
 BUDGET_BYTES = 256 * 2**20
@@ -83,6 +85,17 @@ class Revealer:
         self._latest = copy, *(one for one in self._latest if one is not copy)
         self._latest = self._latest[:2]
         return copy
+
+    def recurrent(self, cache: KvCache) -> RecurrentState | None:
+        """A copy of the recurrent states beside `cache`; None for a model without such layers, or before they ran."""
+        states = states_of(cache)
+        if states is None or not states.committed:
+            return None
+        held = [states.committed[layer] for layer in sorted(states.committed)]
+        if not self._spend(sum(one.nbytes for pair in held for one in pair)):
+            return None
+        windows, memories = zip(*held, strict=True)
+        return RecurrentState(tuple(array(one) for one in windows), tuple(array(one) for one in memories))
 
     def _spend(self, nbytes: int) -> bool:
         # One copy that does not fit ends the budget for good: no later, smaller copy is revealed after a gap.

@@ -11,7 +11,6 @@ from pathlib import Path
 UNPLANTED: dict[str, str] = {
     "BZ-008": "It is a mask of training: no draft is trained here.",
     "BZ-018": "A grammar holds from the first output token: no reasoning comes before it.",
-    "BZ-022": "No layer has a recurrent state that a cache of prefixes could keep: every model is a transformer.",
     "BZ-045": "Each forward of a draft reads its own request's block table when it runs: no merged graph of several "
     "positions reads it later, and no context parallelism re-indexes it.",
     "BZ-056": "A token is drawn by one coin and the inverse of the cumulative law, on one stream: there is no noise "
@@ -20,11 +19,10 @@ UNPLANTED: dict[str, str] = {
     "entries behind its own, and no parent is absent.",
     "BZ-099": "It moves the ends of decisions by one rounding: only a coin in that gap, one draw in about 2^24, would "
     "tell, and there right samplers differ as well.",
-    "BZ-111": "No layer has a recurrent state that a crop could forget: every model is a transformer.",
-    "BZ-122": "No layer has a recurrent state that a branch could take from another: every model is a transformer.",
     "BZ-125": "Its cause is not known; sums in another order for wider blocks differ by roundings, which are ties here "
     "and no fault.",
-    "BZ-171": "No layer has a recurrent state that is rounded between tokens: every model is a transformer.",
+    "BZ-171": "A row runs through a recurrent layer by the same code, alone or with others: no second "
+    "kernel rounds the state elsewhere.",
 }
 """The catalogue id of each report that cannot be planted, with the reason."""
 

@@ -55,7 +55,7 @@ def configured(where: Path) -> Architecture:
 
 PLAIN = {"rope_type": "default", "rope_theta": 10000.0, "original_max_position_embeddings": 64}
 SAMPLE: dict[str, Any] = {
-    "vocab_size": 32, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "vocab_size": 32, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4, "num_attention_heads": 4,
     "num_key_value_heads": 4, "head_dim": 8, "qk_rope_head_dim": 8, "max_position_embeddings": 256,
     "rms_norm_eps": 1e-6,
 }  # fmt: skip

@@ -15,7 +15,7 @@ from reference.draft.hidden import HiddenStates
 from reference.oracle import acceptance, lowering, processing, sampled_step, stopping
 from reference.oracle.draft import Question, proposed
 from reference.oracle.draft.chunk import in_chunk
-from reference.oracle.evaluator import Evaluator, amplification, latent_kv, router_margins
+from reference.oracle.evaluator import Evaluator, amplification, latent_kv, recurrent_state, router_margins
 from reference.oracle.formulas import rotary
 from reference.oracle.model import Inputs
 from reference.oracle.parameters import Parameters, load
@@ -148,6 +148,7 @@ class Oracle:
                 # All tokens but the last: that one is the next pending root, without KV.
                 length=len(tokens) + len(kept) - 1,
                 before=None if number >= KV_STEPS else self._kv(case, target, context),
+                recurrent_before=None if number >= KV_STEPS else recurrent_state(target, context),
                 matched=None if grammar is None else len(output) + len(kept),
             ),
         )

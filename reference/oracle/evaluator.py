@@ -8,11 +8,13 @@ model a row shows: a norm behind a nearly vanishing sum shows many times what ot
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
+from reference.family.recurrent import RecurrentState
 from reference.oracle.formulas import rotary
+from reference.oracle.formulas.levels import levels_of
 from reference.oracle.model import Inputs, Nodes
 from reference.oracle.parameters import Parameters
 from reference.trace import Array, Kv
@@ -57,6 +59,20 @@ class Evaluator(Protocol):
         ...
 
 
+@runtime_checkable
+class Recurring(Protocol):
+    """An evaluator that knows the recurrent state behind a text."""
+
+    def recurrent(self, tokens: tuple[int, ...]) -> RecurrentState | None:
+        """The recurrent state behind `tokens`; None for a model without layers that have one."""
+        ...
+
+
+def recurrent_state(evaluator: Evaluator, tokens: tuple[int, ...]) -> RecurrentState | None:
+    """The recurrent state behind `tokens`; None for a model without any, and for an evaluator that does not know it."""
+    return evaluator.recurrent(tokens) if isinstance(evaluator, Recurring) else None
+
+
 def latent_kv(evaluator: Evaluator, tokens: tuple[int, ...]) -> Kv | None:
     """The latent rows of running `tokens` in sequence, [layers, 1, T, ...]: latent vectors as keys, rotated as values.
 
@@ -75,6 +91,14 @@ def latent_kv(evaluator: Evaluator, tokens: tuple[int, ...]) -> Kv | None:
     return Kv(latent, rotated)
 
 
+def recurred_tree(parameters: Parameters, layer: int, x: Array, tree: Tree) -> Array:
+    """`Parameters.recurred` of the rows `x` [nodes, hidden] of a whole tree, whose root follows no token."""
+    order, levels = levels_of(tree)
+    above = [-1, *(int(path[-2]) for level in levels[1:] for path in level.paths)]
+    _, between = parameters.recurred(layer, x[order], parameters.start(), above)
+    return between[np.argsort(order)]
+
+
 def router_margins(evaluator: Evaluator, context: tuple[int, ...], tree: Tree) -> Array | None:
     """`Formulas.router_margins` of the tokens of `context` and then the nodes of `tree`: [layers, context + nodes].
 
@@ -89,8 +113,11 @@ def router_margins(evaluator: Evaluator, context: tuple[int, ...], tree: Tree) -
     states, attended = evaluator.node_states((), whole), evaluator.nodes((), whole).attended
     found = []
     for layer in range(parameters.architecture.layers):
-        mixed = attended[layer].swapaxes(0, 1).reshape(len(whole), -1)
-        found.append(parameters.router_margins(layer, states[layer], mixed))
+        if layer in parameters.architecture.recurrent:
+            between = recurred_tree(parameters, layer, states[layer], whole)
+        else:
+            between = parameters.between(layer, states[layer], attended[layer].swapaxes(0, 1).reshape(len(whole), -1))
+        found.append(parameters.router_margins(layer, between))
     return np.stack([one for one in found if one is not None])
 
 

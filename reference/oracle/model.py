@@ -8,8 +8,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from reference.family.recurrent import RecurrentState
 from reference.oracle.formulas import rotary
 from reference.oracle.formulas.layer import capped
+from reference.oracle.formulas.reach import first_seen
+from reference.oracle.formulas.recurrence import Held
 from reference.oracle.parameters import Parameters
 from reference.trace import Array, Kv
 from reference.tree import Tree
@@ -45,18 +48,6 @@ class Inputs:
     scale: float
 
 
-def first_seen(reach: tuple[int, int], position: int) -> int:
-    """The first position that `position` may attend to, in a layer of this window and chunk (`Architecture.reaches`).
-
-    >>> [first_seen(reach, 9) for reach in ((0, 0), (3, 0), (0, 4))]
-    [0, 7, 8]
-    """
-    window, chunk = reach
-    if chunk:
-        return position - position % chunk
-    return max(0, position + 1 - window) if window else 0
-
-
 def attention(
     query: Array, keys: Array, values: Array, scale: float, cap: float = 0.0, sinks: Array | None = None
 ) -> Array:
@@ -87,6 +78,7 @@ class _Sequence:
     attended: Array  # [layers, heads, value_dim]
     logits: Array  # [vocabulary]
     states: Array  # [layers + 2, T, hidden size]; see Evaluator.states
+    recurrent: list[Held]  # of the layers with a recurrent state, after the last position
 
 
 class PathByPath:
@@ -141,6 +133,15 @@ class PathByPath:
         run = self._run(tokens)
         return Kv(run.keys, run.values)
 
+    def recurrent(self, tokens: tuple[int, ...]) -> RecurrentState | None:
+        """See `Recurring`."""
+        layers = self.parameters.architecture.recurrent
+        if not layers:
+            return None
+        held = self._run(tokens).recurrent if tokens else [self.parameters.start() for _ in layers]
+        windows, memories = zip(*held, strict=True)
+        return RecurrentState(windows, memories)
+
     def _run(self, tokens: tuple[int, ...]) -> _Sequence:
         parameters, arch = self.parameters, self.parameters.architecture
         formulas, length = parameters.formulas, len(tokens)
@@ -158,8 +159,22 @@ class PathByPath:
 
         x = parameters.embedded(np.array(tokens))
         states = [x]
-        kept_keys, kept_values, asked, attended = [], [], [], []
+        kept_keys, kept_values, asked, attended = list[Array](), list[Array](), list[Array](), list[Array]()
+        recurrent: list[Held] = []
         for layer, reach in enumerate(arch.reaches):
+            if layer in arch.recurrent:
+                held, between = parameters.recurred(layer, x, parameters.start(), range(-1, length - 1))
+                x = parameters.fed(layer, between)
+                states.append(x)
+                recurrent.append(held[-1])
+                for kept, shape in (
+                    (kept_keys, (arch.kv_heads, length, arch.head_dim)),
+                    (kept_values, (arch.kv_heads, length, arch.value_dim)),
+                    (asked, (arch.heads, arch.head_dim)),
+                    (attended, (arch.heads, arch.value_dim)),
+                ):
+                    kept.append(np.zeros(shape))
+                continue
             normed = parameters.attention_input(layer, x)
             queries, keys, values = (project(normed, layer, name) for name in "qkv")
             mixed, sinks = np.empty((length, arch.heads, arch.value_dim)), parameters.sinks(layer)
@@ -181,4 +196,5 @@ class PathByPath:
             np.stack(attended),
             parameters.logits(states[-1][-1]),
             np.stack(states),
+            recurrent,
         )

@@ -3,7 +3,7 @@
 Weights are rounded to the engine's working dtype first, so the oracle computes the model that the engine holds.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -17,6 +17,7 @@ from reference.oracle.family import FAMILIES
 from reference.oracle.formulas import rotary
 from reference.oracle.formulas.layer import Formulas, gated_block, linear, rms_norm
 from reference.oracle.formulas.quantised import QUANTISED_NAMES, dequantised
+from reference.oracle.formulas.recurrence import Held
 from reference.trace import Array
 from reference.weights import head_weights, seeded
 
@@ -98,12 +99,38 @@ class Parameters:
             x: The residual stream before it, [T, hidden].
             mixed: Its attention output before the output projection, [T, heads * value_dim].
         """
-        x, norms = self.between(layer, x, mixed), self.architecture.words.norms
+        return self.fed(layer, self.between(layer, x, mixed))
+
+    def fed(self, layer: int, x: Array) -> Array:
+        """The residual stream after `layer`, from that between its attention and its feed-forward block."""
+        norms = self.architecture.words.norms
         fed = self._feed_forward(layer, self._after(norms.before_feed_forward, layer, x))
         return x + self.formulas.residual_scale(self.architecture) * self._after(norms.after_feed_forward, layer, fed)
 
+    def start(self) -> Held:
+        """The recurrent state of a layer before the first token."""
+        assert self.formulas.recurrence is not None
+        return self.formulas.recurrence.begin(self.architecture)
+
+    def recurred(self, layer: int, x: Array, start: Held, parent: Sequence[int]) -> tuple[list[Held], Array]:
+        """The state after each row of a recurrent layer, and the residual stream between it and the feed-forward block.
+
+        Args:
+            layer: The layer.
+            x: The residual stream before it, [T, hidden].
+            start: The state from which rows go on that have no row above.
+            parent: The row above each row, which comes before it; -1 for none.
+        """
+        formulas, arch = self.formulas, self.architecture
+        assert formulas.recurrence is not None
+        held, added = formulas.recurrence.below(arch, self.state, layer, start, self.attention_input(layer, x), parent)
+        return held, x + formulas.residual_scale(arch) * added
+
     def between(self, layer: int, x: Array, mixed: Array) -> Array:
         """The residual stream between attention and the feed-forward block of `layer`; arguments as `finished`."""
+        gate = self.formulas.output_gate
+        if gate is not None:
+            mixed = mixed * gate(self.architecture, self.state, layer, self.attention_input(layer, x))
         attended = linear(mixed, self.state, f"model.layers.{layer}.self_attn.o_proj")
         added = self._after(self.architecture.words.norms.after_attention, layer, attended)
         return x + self.formulas.residual_scale(self.architecture) * added
@@ -114,11 +141,11 @@ class Parameters:
             return self.formulas.feed_forward(self.architecture, self.state, layer, x)
         return gated_block(x, self.state, f"model.layers.{layer}.mlp", self.formulas.activation)
 
-    def router_margins(self, layer: int, x: Array, mixed: Array) -> Array | None:
-        """`Formulas.router_margins` of the rows; arguments as `finished`; None for a family without experts."""
+    def router_margins(self, layer: int, between: Array) -> Array | None:
+        """`Formulas.router_margins` of rows `between` attention and the block; None for a family without experts."""
         if self.formulas.router_margins is None:
             return None
-        x = self._after(self.architecture.words.norms.before_feed_forward, layer, self.between(layer, x, mixed))
+        x = self._after(self.architecture.words.norms.before_feed_forward, layer, between)
         return self.formulas.router_margins(self.architecture, self.state, layer, x)
 
     @property

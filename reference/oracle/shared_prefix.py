@@ -7,10 +7,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from reference.family.recurrent import RecurrentState
 from reference.oracle.formulas import rotary
-from reference.oracle.formulas.layer import capped
-from reference.oracle.formulas.levels import Level, levels_of
-from reference.oracle.model import Inputs, Nodes, PathByPath, first_seen
+from reference.oracle.formulas.grouped_rows import block_attention, by_row, tree_attention
+from reference.oracle.formulas.levels import levels_of
+from reference.oracle.formulas.recurrence import Held
+from reference.oracle.model import Inputs, Nodes, PathByPath
 from reference.oracle.parameters import Parameters
 from reference.trace import Array, Kv
 from reference.tree import Tree
@@ -32,6 +34,8 @@ class _Context:
         self.tokens: Array = np.empty(0, dtype=np.int64)
         self.keys: Array = np.empty((arch.layers, arch.kv_heads, 0, arch.head_dim))
         self.values: Array = np.empty((arch.layers, arch.kv_heads, 0, arch.value_dim))
+        # By recurrent layer, the state before the first token and after each token.
+        self.recurrent: dict[int, list[Held]] = {layer: [parameters.start()] for layer in arch.recurrent}
 
     def shared(self, tokens: Array) -> int:
         """Length of the longest common prefix of this context and `tokens`."""
@@ -41,6 +45,7 @@ class _Context:
 
     def reserve(self, source: "_Context", kept: int, needed: int) -> None:
         """Make room for `needed` tokens, the first `kept` of them copied from `source` (possibly itself)."""
+        self.recurrent = {layer: held[: kept + 1] for layer, held in source.recurrent.items()}
         if self is source and needed <= len(self.tokens):
             return
         # Half as much again, so that a context growing token by token is copied rarely.
@@ -114,14 +119,21 @@ class SharedPrefix:
         attended = np.empty((arch.layers, arch.heads, len(order), arch.value_dim))
         through: list[tuple[Array, ...]] = []
         states = [x]
+        parents = [-1, *(int(path[-2]) for level in levels[1:] for path in level.paths)]
         for layer, reach in enumerate(arch.reaches):
+            if layer in arch.recurrent:
+                _, between = self.parameters.recurred(layer, x, held.recurrent[layer][start], parents)
+                attended[layer], x = 0.0, self.parameters.fed(layer, between)
+                through.append(self._no_attention(len(order)))
+                states.append(x)
+                continue
             queries, keys, values = self._project(layer, x, held.long, positions)
             through.append((queries, keys, values))
             above = held.keys[layer, :, :start], held.values[layer, :, :start]
             sinks = self.parameters.sinks(layer)
-            mixed = _tree_attention(queries * self._scale, *above, keys, values, levels, reach, arch.score_cap, sinks)
+            mixed = tree_attention(queries * self._scale, *above, keys, values, levels, reach, arch.score_cap, sinks)
             attended[layer] = mixed
-            x = self.parameters.finished(layer, x, _by_row(mixed))
+            x = self.parameters.finished(layer, x, by_row(mixed))
             states.append(x)
         row = np.argsort(order)
         states = [state[row] for state in states]
@@ -157,6 +169,21 @@ class SharedPrefix:
         keys.flags.writeable = values.flags.writeable = False
         return Kv(keys, values)
 
+    def recurrent(self, tokens: tuple[int, ...]) -> RecurrentState | None:
+        """See `Recurring`."""
+        layers = self.parameters.architecture.recurrent
+        if not layers:
+            return None
+        held = self._context(tokens, rotary.is_long(self.parameters.architecture.rope, len(tokens)))
+        windows, memories = zip(*(held.recurrent[layer][len(tokens)] for layer in layers), strict=True)
+        return RecurrentState(windows, memories)
+
+    def _no_attention(self, rows: int) -> tuple[Array, ...]:
+        """Queries, keys and values of zeros, for a layer without attention."""
+        arch = self.parameters.architecture
+        shapes = ((arch.heads, arch.head_dim), (arch.kv_heads, arch.head_dim), (arch.kv_heads, arch.value_dim))
+        return tuple(np.zeros((heads, rows, width)) for heads, width in shapes)
+
     def _context(self, tokens: tuple[int, ...], long: bool) -> _Context:
         """A context that begins with `tokens`: a remembered one, one that was extended, or a new branch."""
         wanted = np.array(tokens, dtype=np.int64)
@@ -181,14 +208,22 @@ class SharedPrefix:
         start, end = held.length, held.length + len(tokens)
         x = self.parameters.embedded(tokens)
         for layer, reach in enumerate(arch.reaches):
+            if layer in arch.recurrent:
+                behind, between = self.parameters.recurred(
+                    layer, x, held.recurrent[layer][start], range(-1, end - start - 1)
+                )
+                held.recurrent[layer] += behind
+                held.keys[layer, :, start:end] = held.values[layer, :, start:end] = 0.0
+                x = self.parameters.fed(layer, between)
+                continue
             queries, keys, values = self._project(layer, x, held.long, np.arange(start, end))
             held.keys[layer, :, start:end] = keys
             held.values[layer, :, start:end] = values
             if layer + 1 < arch.layers:  # the last layer's output for context tokens is never used
                 seen = held.keys[layer, :, :end], held.values[layer, :, :end]
                 sinks = self.parameters.sinks(layer)
-                mixed = _block_attention(queries * self._scale, *seen, reach, arch.score_cap, sinks)
-                x = self.parameters.finished(layer, x, _by_row(mixed))
+                mixed = block_attention(queries * self._scale, *seen, reach, arch.score_cap, sinks)
+                x = self.parameters.finished(layer, x, by_row(mixed))
         held.tokens[start:end] = tokens
         held.length = end
 
@@ -207,91 +242,3 @@ class SharedPrefix:
         queries, keys, values = (parameters.projected(layer, name, normed).swapaxes(0, 1) for name in "qkv")
         queries, keys = (parameters.turned(layer, name, y, cos, sin) for name, y in (("q", queries), ("k", keys)))
         return queries * parameters.formulas.query_factors(arch, layer, positions)[:, None], keys, values
-
-
-def _by_row(mixed: Array) -> Array:
-    """Attention [heads, T, head_dim] as the output projection reads it: [T, heads * head_dim]."""
-    rows: Array = mixed.swapaxes(0, 1).reshape(mixed.shape[1], -1)
-    return rows
-
-
-def _block_attention(
-    queries: Array, keys: Array, values: Array, reach: tuple[int, int], cap: float, sinks: Array | None
-) -> Array:
-    """Causal attention of the last T rows: queries [heads, T, d], keys and values [kv_heads, end, d], T <= end.
-
-    Queries are scaled already. `reach`, `cap` and `sinks` are the layer's window and chunk, the soft cap of its scores,
-    and the sink of each head.
-    """
-    heads, rows, width = queries.shape
-    kv_heads, end, _ = keys.shape
-    row = np.arange(end - rows, end)[:, None]
-    begin = np.array([[first_seen(reach, position)] for position in range(end - rows, end)])
-    first = int(begin[0, 0])  # no later row sees a column before this one
-    column = np.arange(first, end)
-    hidden = (column > row) | (column < begin)
-    grouped = queries.reshape(kv_heads, -1, width)
-    scores = capped((grouped @ keys[:, first:].swapaxes(1, 2)).reshape(heads, rows, -1), cap)
-    scores += np.where(hidden, -np.inf, 0.0)
-    peak = scores.max(axis=-1, keepdims=True)
-    beside = np.array(-np.inf) if sinks is None else sinks[:, None, None]
-    peak = np.maximum(peak, beside)
-    scores -= peak
-    np.exp(scores, out=scores)
-    scores /= scores.sum(axis=-1, keepdims=True) + np.exp(beside - peak)
-    mixed: Array = scores.reshape(kv_heads, -1, end - first) @ values[:, first:]
-    return mixed.reshape(heads, rows, -1)
-
-
-def _tree_attention(
-    queries: Array,
-    above_keys: Array,
-    above_values: Array,
-    keys: Array,
-    values: Array,
-    levels: list[Level],
-    reach: tuple[int, int],
-    cap: float,
-    sinks: Array | None,
-) -> Array:
-    """Attention of every node over the context and its own path, gathered row by row; no other column is read.
-
-    Args:
-        queries: [heads, nodes, d], scaled, nodes in the order of `levels`.
-        above_keys: [kv_heads, context, d], as `above_values`.
-        above_values: See above_keys.
-        keys: [kv_heads, nodes, d], as `values`.
-        values: See keys.
-        levels: The nodes by depth.
-        reach: The layer's window and chunk, counted along a node's own sequence.
-        cap: The soft cap of the scores, 0 for none.
-        sinks: The sink of each head, [heads], or None.
-
-    Returns:
-        [heads, nodes, d].
-    """
-    (heads, nodes, width), (kv_heads, context, _) = queries.shape, above_keys.shape
-    group = heads // kv_heads
-    # [kv_heads, nodes, group, d]: one product with the context per KV head, one with the path per node.
-    asked = queries.reshape(kv_heads, group, nodes, width).swapaxes(1, 2).copy()
-    mixed = np.empty((*asked.shape[:-1], values.shape[-1]))
-    beside = np.array(-np.inf) if sinks is None else sinks.reshape(kv_heads, 1, group, 1)
-    for depth, level in enumerate(levels):
-        here = slice(level.first, level.last)
-        first = first_seen(reach, context + depth)  # a logical position
-        path = level.paths[:, max(0, first - context) :]
-        query = asked[:, here]
-        flat = query.reshape(kv_heads, -1, width)
-        far = capped((flat @ above_keys[:, first:].swapaxes(1, 2)).reshape(*query.shape[:3], -1), cap)
-        near = capped(query @ keys[:, path].swapaxes(2, 3), cap)
-        # One softmax over context (`far`, may be empty) and path (`near`, which always holds the node itself).
-        peak = np.maximum(far.max(axis=-1, keepdims=True, initial=-np.inf), near.max(axis=-1, keepdims=True))
-        peak = np.maximum(peak, beside)
-        for scores in (far, near):
-            scores -= peak
-            np.exp(scores, out=scores)
-        total = far.sum(axis=-1, keepdims=True) + near.sum(axis=-1, keepdims=True) + np.exp(beside - peak)
-        seen = (far.reshape(*flat.shape[:2], -1) @ above_values[:, first:]).reshape(*query.shape[:3], -1)
-        mixed[:, here] = (seen + near @ values[:, path]) / total
-    joined: Array = mixed.swapaxes(1, 2).reshape(heads, nodes, -1)
-    return joined

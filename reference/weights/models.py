@@ -66,17 +66,21 @@ def shapes(arch: Architecture) -> dict[str, tuple[int, ...]]:
         at = f"model.layers.{layer}"
         for name in arch.words.norms.names:
             table[f"{at}.{name}.weight"] = (hidden,)
-        if arch.words.projections is not None:
+        mixer = arch.words.recurrent(arch, layer)
+        if mixer is not None:
+            table |= {f"{at}.{name}": shape for name, shape in mixer.items()}
+        elif arch.words.projections is not None:
             table |= {f"{at}.{name}": shape for name, shape in arch.words.projections(arch, layer).items()}
         else:
-            for name, out in (("q", wide), ("k", narrow), ("v", narrow)):
+            asked = wide * (2 if arch.words.gated_attention else 1)
+            for name, out in (("q", asked), ("k", narrow), ("v", narrow)):
                 table[f"{at}.self_attn.{name}_proj.weight"] = (out, hidden)
                 if arch.qkv_bias:
                     table[f"{at}.self_attn.{name}_proj.bias"] = (out,)
             table[f"{at}.self_attn.o_proj.weight"] = (hidden, wide)
             if arch.output_bias:
                 table[f"{at}.self_attn.o_proj.bias"] = (hidden,)
-        if arch.qk_norm and arch.words.query_key_gains:
+        if arch.qk_norm and arch.words.query_key_gains and mixer is None:
             whole = arch.words.whole_query_key_norms
             for name, heads in (("q", arch.heads), ("k", arch.kv_heads)):
                 table[f"{at}.self_attn.{name}_norm.weight"] = (arch.head_dim * (heads if whole else 1),)

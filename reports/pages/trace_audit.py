@@ -54,6 +54,7 @@ FIELDS = {
     "lossless.stops": "emitted.tokens",
     "lossless.grammar-per-node": "scored.legal",
     "serving.matcher-in-step": "committed.matched",
+    "cache.recurrent-equivalence": "committed.recurrent",
 }
 """The field that an invariant compares, where its finding does not name one."""
 

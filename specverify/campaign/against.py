@@ -17,6 +17,7 @@ from properties.verdict.peer import Peer
 from properties.verdict.subject import Declined, NoTrace, Subject
 from reference.architecture import Architecture, Model, Rope, Seeded
 from reference.case import Case
+from reference.family.recurrent import RecurrentState
 from reference.oracle.decoder import Oracle as NumpyOracle
 from reference.oracle.evaluator import Evaluator
 from reference.oracle.formulas import rotary
@@ -186,6 +187,10 @@ class ByTransformers:
         """Keys and values of the sequence `tokens`, as attention gets them."""
         run = self._run(tokens or (0,))
         return Kv(run.keys[:, :, : len(tokens)], run.values[:, :, : len(tokens)])
+
+    def recurrent(self, tokens: tuple[int, ...]) -> RecurrentState | None:
+        """See `Recurring`."""
+        return self._plain.recurrent(tokens)
 
     def _rows(self, context: tuple[int, ...], tree: Tree) -> "list[tuple[Sequence, int]]":
         """For each node, the run of a path through it, and the node's row in that run."""

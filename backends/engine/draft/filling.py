@@ -11,6 +11,7 @@ from torch import Tensor
 
 from backends.engine.draft.base import Proposal
 from backends.engine.kv.base import KvCache
+from backends.engine.kv.recurrent import commit_states
 from backends.engine.reach import Reach
 from backends.engine.sampling.step import StepSampling
 from backends.engine.step_seams import StepSeams
@@ -225,3 +226,4 @@ def branch_rows(shape: Shape, level: list[int], slots: dict[int, int], root: int
 def roll_back(cache: KvCache, fed: list[int]) -> None:
     """Keep the open rows `fed`, in the order of their positions, and no other."""
     cache.commit(fed)
+    commit_states(cache, fed)

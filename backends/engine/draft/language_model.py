@@ -9,6 +9,7 @@ from torch import Tensor
 from backends.engine.draft.base import Opening, Proposal, opens
 from backends.engine.draft.filling import CachedTreeFilling
 from backends.engine.kv.base import KvCache
+from backends.engine.kv.recurrent import commit_states, crop_states
 from backends.engine.model.causal_lm import CausalLm, Rows
 from backends.engine.sampling.step import StepSampling
 from backends.engine.step_seams import StepSeams
@@ -66,6 +67,7 @@ class ModelDraft(CachedTreeFilling):
     def abandon(self) -> None:
         """Close the open rows; the KV of the root stays, and so do its scores, for the next `propose`."""
         self.cache.commit([])
+        commit_states(self.cache, [])
 
     def catch_up(self, tokens: list[int]) -> Tensor:
         """Feed the tokens that the cache lacks, the root last; return the root's scores [1, draft vocabulary]."""
@@ -75,6 +77,7 @@ class ModelDraft(CachedTreeFilling):
                 return self.root_scores
             # A forked cache, or one taken over at a switch, holds the root's KV without its scores: feed it again.
             self.cache.crop(start - 1)
+            crop_states(self.cache, start - 1)
             start -= 1
         # A ring admits few open rows at once, so earlier tokens go by prefill, in blocks that fit.
         last = max(start, len(tokens) - (self.cache.most_rows or len(tokens)))
@@ -95,7 +98,8 @@ class ModelDraft(CachedTreeFilling):
         positions, masks = self.branch(level, root, self.causal_lm.reaches)
         inputs = torch.tensor([token[node] for node in level])
         self.calls += 1
-        rows = Rows(inputs, positions, masks, self.cache)
+        above = [self.slots.get(self.shape.parent[node], self.cache.length - 1) - self.cache.length for node in level]
+        rows = Rows(inputs, positions, masks, self.cache, above)
         (logits,) = self.causal_lm.forward([rows], self.seams.draft_attend, lanes=self.seams.kv.single)
         return logits[:, self.named_ids.to(logits.device)]
 

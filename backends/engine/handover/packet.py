@@ -20,6 +20,7 @@ from torch import Tensor
 
 from backends.engine.handover.state import Carried, Columns
 from backends.engine.kv.base import CacheSpec
+from backends.engine.kv.recurrent import Held
 from reference.case import Case
 from reference.case_json import case_to_json
 
@@ -73,6 +74,8 @@ def packed(carried: Carried, case: Case, room: int, hop: int) -> bytes:
         facts[role] = None if columns is None else {"length": columns.length, "first": columns.first}
         for kind in ("keys", "values") if columns is not None else ():
             tensors |= {f"{role}.{kind}.{layer}": one for layer, one in enumerate(getattr(columns, kind))}
+        for layer, (window, memory) in ((columns and columns.recurrent) or {}).items():
+            tensors |= {f"{role}.window.{layer}": window, f"{role}.memory.{layer}": memory}
     kept = {name: one.detach().cpu().contiguous().clone() for name, one in tensors.items()}
     return bytes(save(kept, {"facts": json.dumps(facts)}))
 
@@ -191,7 +194,25 @@ def _columns(
         for kind, width in zip(found, spec.widths, strict=True):
             shape = (spec.kv_heads, length - begin, width)
             found[kind].append(_tensor(tensors, f"{role}.{kind}.{layer}", shape, spec))
-    return Columns(length, tuple(first), tuple(found["keys"]), tuple(found["values"]))
+    states = _states(tensors, role, spec, length)
+    return Columns(length, tuple(first), tuple(found["keys"]), tuple(found["values"]), states)
+
+
+def _states(tensors: dict[str, Tensor], role: str, spec: CacheSpec, length: int) -> Held | None:
+    """The recurrent states of a cache; takes their tensors out of `tensors`."""
+    if not spec.recurrent:
+        return None
+    found: Held = {}
+    for layer in range(spec.layers):
+        pair = [tensors.pop(f"{role}.{kind}.{layer}", None) for kind in ("window", "memory")]
+        window, memory = pair
+        if (window is None) != (memory is None):
+            raise BadHandOver(f"layer {layer} of the {role} has half of its recurrent state")
+        if window is not None and memory is not None:
+            found[layer] = (window.to(spec.device), memory.to(spec.device))
+    if length and len(found) != spec.recurrent:
+        raise BadHandOver(f"the {role} has recurrent states of {len(found)} layers; {spec.recurrent} are expected")
+    return found
 
 
 def _tensor(tensors: dict[str, Tensor], name: str, shape: tuple[int, ...], spec: CacheSpec) -> Tensor:

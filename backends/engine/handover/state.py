@@ -6,12 +6,12 @@ makes them anew, and the packet says how far the grammar had read.
 """
 
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from backends.engine.kv.base import KvCache
+from backends.engine.kv.recurrent import Held, states_of
 
 
 @dataclass(frozen=True)
@@ -23,12 +23,14 @@ class Columns:
         first: The first column that each layer still holds.
         keys: For each layer [kv_heads, length - first, width].
         values: The same for values, whose width may be another.
+        recurrent: The recurrent state of each layer after these columns; None beside a model without any.
     """
 
     length: int
     first: tuple[int, ...]
     keys: tuple[Tensor, ...]
     values: tuple[Tensor, ...]
+    recurrent: Held | None = None
 
 
 @dataclass(frozen=True)
@@ -62,27 +64,18 @@ class Carried:
     hidden: Tensor | None
 
 
-class Held(Protocol):
-    """A cache as `columns_of` reads it."""
-
-    length: int
-    layers: int
-
-    def held(self, layer: int) -> tuple[int, Tensor, Tensor]:
-        """See `KvCache.held`."""
-        ...
-
-
-def columns_of(cache: Held, most: int) -> Columns:
+def columns_of(cache: KvCache, most: int) -> Columns:
     """The committed columns of `cache`, at most the first `most`."""
     length, held = min(cache.length, most), [cache.held(layer) for layer in range(cache.layers)]
     first = tuple(min(begin, length) for begin, _, _ in held)
     cut = [length - begin for begin in first]
+    states = states_of(cache)
     return Columns(
         length,
         first,
         tuple(keys[..., :count, :] for (_, keys, _), count in zip(held, cut, strict=True)),
         tuple(values[..., :count, :] for (_, _, values), count in zip(held, cut, strict=True)),
+        None if states is None else dict(states.kept[length]),
     )
 
 
@@ -99,6 +92,9 @@ def fill(cache: KvCache, sent: Columns) -> None:
             pair = (sent.keys[layer], sent.values[layer])
             cache.write(layer, *(_between(one, first, begin, end) for one in pair))
         cache.commit(list(range(end - begin)))
+    states = states_of(cache)
+    if states is not None and sent.recurrent is not None:
+        states.begin(sent.length, dict(sent.recurrent))
 
 
 def _between(held: Tensor, first: int, begin: int, end: int) -> Tensor:

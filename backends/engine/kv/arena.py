@@ -12,6 +12,8 @@ from backends.engine.kv.base import CacheSpec, KvCache, Poison
 from backends.engine.kv.layouts import CACHES
 from backends.engine.kv.paged import Pool
 from backends.engine.kv.pages import Blocks
+from backends.engine.kv.prefix import Key
+from backends.engine.kv.recurrent import Held, stand_beside, states_of
 from backends.engine.kv.seams import KvSeams
 from reference.layout import KvLayout
 
@@ -59,6 +61,8 @@ class Arena:
         self.layout = layout
         self._seams = seams or KvSeams()
         self._pools: dict[tuple[Model, str], Pool] = {}
+        # Recurrent states of target and draft after kept tokens that end at the end of a page.
+        self._borders: dict[Key, tuple[Held | None, Held | None]] = {}
         self.pages = self._seams.pages(layout.pages or range(pages))
         self.prefix = self._seams.prefix(self.pages, layout.page_size) if layout.traits.keeps_prefixes else None
 
@@ -69,7 +73,16 @@ class Arena:
         if self.layout.traits.pages:
             return self.paged(target, draft, capacity, rows, tokens)
         small = None if draft is None else self._plain(self.room(draft, capacity, rows))
-        return CacheLease(self._plain(self.room(target, capacity, rows)), small, owner=draft)
+        lease = CacheLease(self._plain(self.room(target, capacity, rows)), small, owner=draft)
+        self._with_states(lease, target, draft)
+        return lease
+
+    def _with_states(self, lease: CacheLease, target: Model | None, draft: Model | None) -> None:
+        """Put recurrent states beside the caches of `target` and `draft`, those given, where the models have any."""
+        border = self.layout.page_size if self.prefix is not None else 0
+        for model, cache in ((target, lease.target), (draft, lease.draft)):
+            if model is not None and cache is not None and model.room(0, 0).recurrent:
+                stand_beside(cache, self._seams.states(border))
 
     def room(self, model: Model, capacity: int, rows: int) -> CacheSpec:
         """The sizes of a cache of `model` in this layout."""
@@ -85,16 +98,38 @@ class Arena:
         """Caches in pages, which begin with the pages of the prefix cache that hold a beginning of `tokens`."""
         blocks = self._seams.blocks(self.pages, self.layout.page_size, self.layout.overhang)
         known = [] if self.prefix is None else self.prefix.match(draft, tokens)
+        known, held = self._with_known_states(known, target, draft, tokens)
         blocks.adopt(known)
         reused = len(known) * self.layout.page_size
         small = None if draft is None else self._seams.paged(self.pool(draft, "draft", capacity, rows), blocks, reused)
-        return CacheLease(
+        lease = CacheLease(
             self._seams.paged(self.pool(target, "target", capacity, rows), blocks, reused),
             small,
             blocks,
             draft,
             reused,
         )
+        self._with_states(lease, target, draft)
+        for cache, states in zip((lease.target, lease.draft), held, strict=True):
+            beside = None if cache is None else states_of(cache)
+            if beside is not None and states is not None:
+                beside.begin(reused, states)
+        return lease
+
+    def _with_known_states(
+        self, known: list[int], target: Model, draft: Model | None, tokens: tuple[int, ...]
+    ) -> tuple[list[int], tuple[Held | None, Held | None]]:
+        """The first of the pages `known` behind which the recurrent states are known too, and those states.
+
+        All of `known` for models without such states.
+        """
+        if not any(model.room(0, 0).recurrent for model in (target, draft) if model is not None):
+            return known, (None, None)
+        for count in range(len(known), 0, -1):
+            held = self._borders.get((draft, tokens[: count * self.layout.page_size]))
+            if held is not None:
+                return known[:count], held
+        return [], (None, None)
 
     def pool(self, model: Model, role: str, capacity: int, rows: int) -> Pool:
         """The pool of a model in one role.
@@ -127,8 +162,17 @@ class Arena:
             lease.target.begin_as(source.target)
             if same and lease.draft is not None and source.draft is not None:
                 lease.draft.begin_as(source.draft)
+        self.fork_states(source.target, lease.target)
+        if same and lease.draft is not None and source.draft is not None:
+            self.fork_states(source.draft, lease.draft)
         lease.owner, lease.reused = draft, columns
         return lease
+
+    def fork_states(self, source: KvCache, twin: KvCache) -> None:
+        """Let the recurrent states beside `twin` begin as those beside `source`, at the length of `twin`."""
+        old, new = states_of(source), states_of(twin)
+        if old is not None and new is not None:
+            new.begin_as(old, twin.length)
 
     def with_draft(self, lease: CacheLease, draft: Model | None, capacity: int, rows: int) -> CacheLease:
         """`lease` with the same target cache and an empty cache for another draft model, in the same blocks."""
@@ -137,7 +181,9 @@ class Arena:
             small = self._seams.paged(self.pool(draft, "draft", capacity, rows), lease.blocks)
         elif draft is not None:
             small = self._plain(self.room(draft, capacity, rows))
-        return replace(lease, draft=small, owner=draft)
+        other = replace(lease, draft=small, owner=draft)
+        self._with_states(other, None, draft)
+        return other
 
     def give_back(self, lease: CacheLease, tokens: tuple[int, ...] = ()) -> None:
         """Take back the caches of a request that is over or evicted.
@@ -149,10 +195,22 @@ class Arena:
             both = min(lease.target.length, lease.draft.length if lease.draft is not None else len(tokens))
             # Before the release: a page without a holder would be free at once.
             self.prefix.insert(lease.owner, tokens[:both], lease.blocks.table)
+            self.keep_states(lease, tokens[:both])
         # In pages, both caches release the same block table; the second time it is empty.
         if lease.draft is not None:
             lease.draft.release()
         lease.target.release()
+
+    def keep_states(self, lease: CacheLease, tokens: tuple[int, ...]) -> None:
+        """Keep the recurrent states of `lease` behind each full page of `tokens`; forget those of pages let go."""
+        assert self.prefix is not None
+        beside = [None if cache is None else states_of(cache) for cache in (lease.target, lease.draft)]
+        size = self.layout.page_size
+        for end in range(size, len(tokens) + 1, size) if any(beside) else ():
+            held = [None if states is None else states.kept.get(end) for states in beside]
+            if all(one is not None for one, states in zip(held, beside, strict=True) if states is not None):
+                self._borders.setdefault((lease.owner, tokens[:end]), (held[0], held[1]))
+        self._borders = {key: held for key, held in self._borders.items() if key in self.prefix.entries}
 
     def poison(self, leases: Sequence[CacheLease] = ()) -> None:
         """Fill every free page, and the free and stale cells of `leases`, with the poison of `layout.poison`.

@@ -33,6 +33,7 @@ class CacheSpec:
         value_dim: Length of a head of values; 0 for that of keys.
         latent_widths: For latent attention, the lengths of a latent vector and of a rotated part; None elsewhere.
         latent: Whether the cache holds those, as keys and values of one head.
+        recurrent: Number of layers with a recurrent state, which stands beside the cache.
     """
 
     reaches: tuple[Reach, ...]
@@ -45,6 +46,7 @@ class CacheSpec:
     value_dim: int = 0
     latent_widths: tuple[int, int] | None = None
     latent: bool = False
+    recurrent: int = 0
 
     def as_latent(self) -> "CacheSpec":
         """The sizes of a cache of latent rows; unchanged for a model without latent attention."""

@@ -11,6 +11,7 @@ from backends.engine.kv.overwrite import Overwrite
 from backends.engine.kv.paged import Paged, Pool
 from backends.engine.kv.pages import Blocks, Pages
 from backends.engine.kv.prefix import PrefixCache
+from backends.engine.kv.recurrent import RecurrentStates
 from backends.engine.kv.scratch import Scratch
 from backends.engine.kv.sliding import Sliding
 from backends.engine.kv.static import Static
@@ -28,6 +29,7 @@ class KvSeams:
         prefix: The prefix cache.
         lanes: The caches of a batch as one cache, for verify forwards.
         single: The same for forwards of one request: prefills and draft forwards.
+        states: The recurrent states that stand beside a cache.
     """
 
     branch: type[Branch] = Branch
@@ -42,3 +44,4 @@ class KvSeams:
     prefix: type[PrefixCache] = PrefixCache
     lanes: type[BatchCache] = BatchCache
     single: type[BatchCache] = BatchCache
+    states: type[RecurrentStates] = RecurrentStates

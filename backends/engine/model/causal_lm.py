@@ -18,9 +18,10 @@ from backends.engine.attention.latent import OverLatentRows
 from backends.engine.columns import Attend, AttentionInputs
 from backends.engine.kv.base import CacheSpec, KvCache
 from backends.engine.kv.lanes import BatchCache
+from backends.engine.kv.recurrent import RecurrentStates, commit_states, stand_beside, states_of
 from backends.engine.model.graphs import Graphs, Inputs, Still
 from backends.engine.model.hidden import HiddenTap
-from backends.engine.reach import Reach, reaches_of
+from backends.engine.reach import RECURRENT, Reach, reaches_of
 from reference.draft.hidden import HiddenStates
 
 
@@ -33,12 +34,15 @@ class Rows:
         positions: int64 [R]; the position of each row for rotary embedding.
         visible: bool [R, C] for each layer, C = committed columns + open rows, these R rows included.
         cache: The cache in which the forward opens and writes R rows.
+        parents: For each row the open row above it, as `RecurrentStates.open` takes them; None for a chain below the
+            committed tokens. Layers with attention see the tree by their masks.
     """
 
     tokens: Tensor
     positions: Tensor
     visible: list[Tensor]
     cache: KvCache
+    parents: list[int] | None = None
 
 
 class CausalLm:
@@ -46,6 +50,7 @@ class CausalLm:
 
     Attributes:
         reaches: The reach of each layer.
+        recurrent: The layers that have a recurrent state in place of attention.
         forward_s: Seconds spent in forwards since the model was loaded, device synchronised.
         calls: Number of forwards since the model was loaded.
         attention_calls: Number of layers that ran in forwards since the model was loaded.
@@ -62,6 +67,7 @@ class CausalLm:
         self._kinds: list[str] = list(getattr(config, "layer_types", None) or [])
         self._cap: float = getattr(config, "score_cap", 0.0)
         self.reaches = reaches_of(config)
+        self.recurrent = [layer for layer, kind in enumerate(self._kinds) if kind in RECURRENT]
         self.forward_s = 0.0
         self.calls = 0
         self.attention_calls = 0
@@ -81,6 +87,7 @@ class CausalLm:
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
         kv_heads = getattr(config, "num_key_value_heads", None) or heads
         spec = CacheSpec(tuple(self.reaches), kv_heads, head_dim, capacity, rows, self.device, self.dtype)
+        spec = replace(spec, recurrent=len(self.recurrent))
         if not getattr(config, "qk_head_dim", None):
             return spec
         # Of latent attention; its `head_dim` is the rotated part alone.
@@ -119,8 +126,13 @@ class CausalLm:
         attend, widths = OverLatentRows(attend), [len(one.tokens) for one in batch]
         for one, rows in zip(batch, widths, strict=True):
             one.cache.open(rows)
+            if self.recurrent:
+                # A cache that no arena made, as in an examination, has no states yet.
+                states = states_of(one.cache) or stand_beside(one.cache, RecurrentStates())
+                states.open(range(-1, rows - 1) if one.parents is None else one.parents)
         caches = [one.cache for one in batch]
         cache = lanes(caches, widths, filler)
+        self._write_zeros(cache)
         # transformers looks masks up by the kind of layer; all layers of one kind have the same reach, so any of them
         # gives the mask. A model without kinds takes one mask.
         kinds = self._kinds or [""]
@@ -144,6 +156,9 @@ class CausalLm:
         if logits is None:
             with tap.on(self.model.base_model) if tap is not None else nullcontext():
                 logits = self._network(inputs, cache, _watched(attend, watch), score)
+        for layer in self.recurrent if watch else ():  # such a layer calls no attention
+            assert watch is not None
+            watch.insert(layer, torch.zeros_like(watch[0]))
         if self.device.type != "cpu":  # a device runs asynchronously: wait, or the clock would measure the launch
             torch.accelerator.synchronize()
         self.forward_s += time.perf_counter() - began
@@ -168,6 +183,17 @@ class CausalLm:
             )
         logits: Tensor = output.logits if score else output[0]  # hidden states of the body, which no caller reads
         return logits
+
+    def _write_zeros(self, lanes: BatchCache) -> None:
+        """Write rows of zeros in layers without attention, so that every layer of a cache holds the same columns."""
+        if self.recurrent:
+            room, shape = self.room(0, 0), (len(lanes.caches), lanes.width)
+            keys, values = (
+                torch.zeros(shape[0], room.kv_heads, shape[1], wide, dtype=self.dtype, device=self.device)
+                for wide in room.widths
+            )
+            for layer in self.recurrent:
+                lanes.update(keys, values, layer)
 
     def _mask(self, lanes: BatchCache, batch: list[Rows], layer: int) -> Tensor:
         return lanes.masks(layer, [one.visible[layer] for one in batch]).to(self.device)
@@ -209,6 +235,7 @@ class CausalLm:
         given = Rows(torch.tensor(tokens), rows, causal(rows, self.reaches), cache)
         (logits,) = self.forward([given], attend, score, lanes=lanes, tap=tap)
         cache.commit(list(range(len(tokens))))
+        commit_states(cache, list(range(len(tokens))))
         return logits
 
 

@@ -64,12 +64,13 @@ def examine(model: CausalLm) -> None:
     vocabulary = model.model.config.vocab_size
     given = Rows(rows % vocabulary, rows, causal(rows, model.reaches), Branch(room, "path"))
     (logits,) = model.forward([given], watched, lanes=Watching)
-    if len(attended) != room.layers:
+    attending = room.layers - len(model.recurrent)
+    if len(attended) != attending:
         raise Unsupported(
-            f"{len(attended)} of {room.layers} layers call attention through transformers' attention interface, "
+            f"{len(attended)} of {attending} layers call attention through transformers' attention interface, "
             "where this engine's attention takes its place"
         )
-    layers = [layer for layer, _, _ in lanes[0].shapes]
+    layers = sorted(layer for layer, _, _ in lanes[0].shapes)
     if layers != list(range(room.layers)):
         raise Unsupported(f"layers {layers} write keys and values, where this engine caches those of each layer once")
     if logits.shape != (ROWS, vocabulary):

@@ -34,7 +34,7 @@ class HiddenTap:
         """
         # The base of a text model of several modalities (Llama 4) is the model with its head.
         body = body if hasattr(body, "layers") else getattr(body, "model", body)
-        layers, norm = getattr(body, "layers", None), getattr(body, "norm", None)
+        layers, norm = getattr(body, "layers", None), last_norm(body)
         if layers is None or norm is None:
             raise Unsupported(f"{type(body).__name__} has no layers and norm whose hidden states a draft could read")
         found: dict[int | str, Tensor] = {}
@@ -58,6 +58,11 @@ class HiddenTap:
         A number is the residual stream after that layer, -1 the input of the first; `normed` is the last norm's output.
         """
         return list(reads.layers) or ["normed"]
+
+
+def last_norm(body: Any) -> Any:
+    """The last norm of a transformers decoder, under the name of most of them or of LFM2; None if it has neither."""
+    return getattr(body, "norm", None) or getattr(body, "embedding_norm", None)
 
 
 def _hooked(layers: Any, place: int, found: dict[int | str, Tensor]) -> Any:

@@ -91,7 +91,8 @@ class ModelCache:
             except Unsupported as why:
                 self._refused[model, dtype] = str(why)
                 raise
-            if self._recorder is not None:
+            # No static buffer of a recording holds a recurrent state.
+            if self._recorder is not None and not self._open[key].recurrent:
                 self._open[key].graphs = Graphs(self._recorder)
             # Beside a checkpoint only one other model stays open, which is enough for a target and its draft.
             while len(self._open) > (self._keep if isinstance(model, Seeded) else 2):

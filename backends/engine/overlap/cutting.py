@@ -9,12 +9,11 @@ from reference.trace import Committed, Kv, frozen
 
 
 def cut_to(committed: Committed, length: int) -> Committed:
-    """`committed` with the first `length` columns; a cache that has let columns go is not shown then."""
+    """`committed` with the first `length` columns; recurrent states, and caches that let columns go, are not shown."""
     if committed.length <= length:
         return committed
-    return replace(
-        committed, length=length, after=_shorter(committed.after, length), draft=_shorter(committed.draft, length)
-    )
+    after, draft = _shorter(committed.after, length), _shorter(committed.draft, length)
+    return replace(committed, length=length, after=after, draft=draft, recurrent=None)
 
 
 def _shorter(held: Kv | None, length: int) -> Kv | None:

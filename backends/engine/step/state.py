@@ -11,6 +11,7 @@ from torch import Tensor
 from backends.engine.draft.base import Proposal
 from backends.engine.lower_tree import TreeTensors
 from backends.engine.sampling.step import StepSampling
+from reference.family.recurrent import RecurrentState
 from reference.trace import Kv, Step
 
 
@@ -24,6 +25,7 @@ class Block:
         chance: The coins and the history of the step; None for plain greedy decoding.
         tensors: The lowered tree.
         before: A copy of the target's committed KV at the beginning of the step.
+        recurrent: A copy of the target's recurrent state then; None for a model without one.
         bare: Whether the draft was not asked: the tree is the root alone.
     """
 
@@ -32,6 +34,7 @@ class Block:
     chance: StepSampling | None
     tensors: TreeTensors
     before: Kv | None
+    recurrent: RecurrentState | None = None
     bare: bool = False
 
 

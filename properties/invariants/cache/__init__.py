@@ -1,5 +1,5 @@
-"""Invariants of the KV cache: commits, layouts, and pages that requests share."""
+"""Invariants of caches: commits, layouts, shared pages, recurrent state."""
 
-from properties.invariants.cache import commits, layouts, pages
+from properties.invariants.cache import commits, layouts, pages, recurrent
 
-INVARIANTS = (*commits.INVARIANTS, *layouts.INVARIANTS, *pages.INVARIANTS)
+INVARIANTS = (*commits.INVARIANTS, *layouts.INVARIANTS, *pages.INVARIANTS, *recurrent.INVARIANTS)

@@ -23,7 +23,7 @@ from reference.trace import Array, Committed, Kv, Stage, Step
 NEEDS = needing(Stage.COMMITTED)
 
 
-def _commits(case: Case, subject: Subject) -> Iterator[tuple[int, tuple[int, ...], Committed]]:
+def commits(case: Case, subject: Subject) -> Iterator[tuple[int, tuple[int, ...], Committed]]:
     """For each step that reveals its commit: its number, the tokens that must be cached afterwards, the record."""
     for number, step in enumerate(subject(case).steps):
         if step.committed is not None and step.emitted is not None:
@@ -73,7 +73,7 @@ def _nothing_looked_at(case: Case, subject: Subject, why: str) -> Exception:
 def isolation(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     """The verify forward leaves the committed cache bit-identical: it writes to the tree's own slots alone."""
     looked = 0
-    for number, _, record in _commits(case, subject):
+    for number, _, record in commits(case, subject):
         if record.before is None or record.verified is None:
             continue
         looked += record.before.length
@@ -91,7 +91,7 @@ def isolation(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
 def untouched_slots(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     """A commit only appends: every slot that was committed before the step has the same bits after it."""
     looked = 0
-    for number, _, record in _commits(case, subject):
+    for number, _, record in commits(case, subject):
         if record.before is None or record.after is None:
             continue
         looked += record.before.length
@@ -112,7 +112,7 @@ def commit_equivalence(case: Case, oracle: Oracle, subject: Subject) -> Iterator
     error = noise(case, oracle, subject)
     looked = False
     left: tuple[tuple[int, ...], Kv | None] = ((), None)
-    for number, tokens, record in _commits(case, subject):
+    for number, tokens, record in commits(case, subject):
         if left[1] is not None and record.before is not None and not _same_bits(record.before, left[1]):
             asked = kv_case(case, left[0])
             yield from _against("target", number - 1, record.before, left[0], asked, oracle, error, side="between")

@@ -27,7 +27,6 @@ UNREAD: dict[str, str] = {
     "falcon": f"{LAYER_NORM}, and in some checkpoints {BIAS_BY_DISTANCE.removeprefix('its ')}",
     "mamba": STATE,
     "mamba2": STATE,
-    "qwen3_next": STATE,
     "jamba": STATE,
 }
 """The value of `model_type`, and the reason, as the end of a sentence on the model."""

@@ -12,6 +12,7 @@ import numpy as np
 
 from reference.architecture import Architecture, Rope
 from reference.oracle.formulas import rotary
+from reference.oracle.formulas.recurrence import Recurrence
 from reference.trace import Array
 
 Unary = Callable[[Array], Array]
@@ -113,6 +114,9 @@ class Formulas:
         projected: From the normed input [T, hidden] of attention to queries, keys or values [T, heads, width], where
             these are no single projections; None elsewhere.
         latent_rows: What a latent cache holds of such rows; None for a family without latent attention.
+        output_gate: From the normed input [T, hidden] of attention to the factors of its output before the output
+            projection, [T, heads * head_dim]; None for a family without such a gate.
+        recurrence: The formulas of layers with a recurrent state; None for a family without such layers.
         query_factors: Factors of the queries of a layer at positions [T]: float64 [T].
         residual_scale: The factor of what a block adds to the residual stream.
         feed_forward: The feed-forward block of a layer from its normed input [T, hidden]; None for the gated block.
@@ -131,6 +135,8 @@ class Formulas:
     norms_turned: bool = False
     projected: Callable[[Architecture, State, int, str, Array], Array] | None = None
     latent_rows: Callable[[Architecture, State, int, Array, Array, Array], tuple[Array, Array]] | None = None
+    output_gate: Callable[[Architecture, State, int, Array], Array] | None = None
+    recurrence: Recurrence | None = None
     query_factors: Callable[[Architecture, int, Array], Array] = temperature
     residual_scale: Callable[[Architecture], float] = lambda arch: 1.0
     feed_forward: Callable[[Architecture, State, int, Array], Array] | None = None

@@ -148,7 +148,8 @@ def test_what_is_not_emulated_is_not_guessed() -> None:
     for changes in ({"input_layout": "TND"}, {"sparse_mode": 4}, {"sparse_mode": 0}, {"inner_precise": 2}):
         with pytest.raises(NotEmulated, match="query_rope"):
             call(**latent(**changes))
-    for changes in ({"num_heads": 8}, {"num_heads": 128, "input_layout": "BSH"}):
+    wrong: tuple[dict[str, Any], ...] = ({"num_heads": 8}, {"num_heads": 128, "input_layout": "BSH"})
+    for changes in wrong:
         given = latent(**changes)
         flat = {name: given[name].flatten(2) for name in ("query", "query_rope")} if "input_layout" in changes else {}
         with pytest.raises(AscendContractError, match=r"fia\.(heads|layout)"):

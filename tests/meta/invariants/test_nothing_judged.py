@@ -48,7 +48,10 @@ def actions(*words: str) -> tuple[Action, ...]:
     return tuple(Action(kind, tuple(map(int, numbers))) for kind, *numbers in told)
 
 
+HYBRID = Seeded(next(arch for arch in GALLERY if arch.recurrent), 0)
+
 CASES = {
+    "hybrid": Case(HYBRID, PROMPT, LanguageModel(HYBRID, OWN.shape), stops=Stops(4), dtype="float64"),
     "tree": Case(MODEL, PROMPT, FORK, stops=Stops(4), dtype="float64"),
     "head": Case(MODEL, PROMPT, HEAD, stops=Stops(4), dtype="float64"),
     "grown": Case(MODEL, PROMPT, GROWN, stops=Stops(4), dtype="float64"),
@@ -171,6 +174,7 @@ ELSEWHERE = {
     ),
     "guided": ("lossless.grammar-per-node", "serving.matcher-in-step"),
     "warm": ("cache.prefix-reuse",),
+    "hybrid": ("cache.recurrent-equivalence",),
 }
 """Invariants that speak of another case than `tree`."""
 

@@ -1,0 +1,136 @@
+"""RecurrentStates: the recurrent state of a request, one for each open row.
+
+A KV cache keeps columns and a mask chooses among them. A recurrent state is a sum over a path: each row of a tree goes
+on from the state of its parent, and a commit keeps the state of the last accepted row, whatever its depth or place.
+"""
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from backends.engine.kv.base import KvCache
+
+LayerState = tuple[Tensor, Tensor]
+"""The window of a layer's convolution [width - 1, channels], and its memory [value heads, key width, value width]."""
+
+Held = dict[int, LayerState]
+"""The state of each recurrent layer; no entry for a layer that has not run: it begins with zeros."""
+
+
+class RecurrentStates:
+    """The committed states of a request, and the states of the rows that a forward has opened.
+
+    No tensor is changed in place: a row's state is made anew from that of the row above, so that states may be shared.
+
+    Attributes:
+        length: Number of committed tokens.
+        border: The states at multiples of this length are kept; 0 for none.
+        kept: The states after so many committed tokens. The last two lengths are kept, for a draft that feeds its root
+            once more, and those at borders.
+        parents: For each open row the row above it, -1 for the committed tokens.
+        rows: For each recurrent layer, the state after each open row that has run.
+    """
+
+    def __init__(self, border: int = 0) -> None:
+        self.length = 0
+        self.border = border
+        self.kept: dict[int, Held] = {0: {}}
+        self.parents: list[int] = []
+        self.rows: dict[int, dict[int, LayerState]] = {}
+
+    @property
+    def committed(self) -> Held:
+        """The states after the committed tokens."""
+        return self.kept[self.length]
+
+    def open(self, parents: Sequence[int]) -> None:
+        """Open a row for each of `parents`: the number of the open row above it, or -1 for the committed tokens."""
+        self.parents += parents
+
+    def order(self, first: int) -> list[int]:
+        """The open rows from `first` on, each after the row above it."""
+        rows, found = list(range(first, len(self.parents))), list[int]()
+        while rows:
+            ready = [row for row in rows if self.parents[row] < first or self.parents[row] in found]
+            if not ready:
+                raise ValueError(f"rows {rows} follow no committed token")
+            found += ready
+            rows = [row for row in rows if row not in ready]
+        return found
+
+    def above(self, layer: int, row: int) -> LayerState | None:
+        """The state from which `row` goes on in `layer`; None for the state of zeros before the first token."""
+        parent = self.parents[row]
+        return self.committed.get(layer) if parent < 0 else self.rows[layer][parent]
+
+    def put(self, layer: int, row: int, state: LayerState) -> None:
+        """Note the state of `layer` after `row`."""
+        self.rows.setdefault(layer, {})[row] = state
+
+    def commit(self, path: list[int]) -> None:
+        """Commit the open rows `path`, in the order of their positions, and close the others."""
+        for row in path:
+            self.keep({layer: held[row] for layer, held in self.rows.items()})
+        self.close()
+
+    def keep(self, held: Held) -> None:
+        """Commit one token, after which the states are `held`."""
+        self.length += 1
+        self.kept[self.length] = held
+        old = self.length - 2
+        if old > 0 and not (self.border and old % self.border == 0):
+            self.kept.pop(old, None)
+
+    def close(self) -> None:
+        """Close all open rows."""
+        self.parents, self.rows = [], {}
+
+    def crop(self, length: int) -> None:
+        """Forget the committed tokens from `length` on, and every open row.
+
+        Raises:
+            ValueError: if no state of that length is kept.
+        """
+        if length not in self.kept:
+            raise ValueError(f"a recurrent state after {length} tokens is not kept, only {sorted(self.kept)}")
+        self.kept = {at: held for at, held in self.kept.items() if at <= length}
+        self.length = length
+        self.close()
+
+    def begin_as(self, other: "RecurrentStates", length: int) -> None:
+        """Begin with the states of `other` after `length` tokens."""
+        if length not in other.kept:
+            raise ValueError(f"a recurrent state after {length} tokens is not kept, only {sorted(other.kept)}")
+        self.begin(length, dict(other.kept[length]))
+
+    def begin(self, length: int, held: Held) -> None:
+        """Begin with the states `held` after `length` tokens."""
+        self.length, self.kept = length, {0: {}, length: held}
+        self.close()
+
+
+def states_of(cache: KvCache) -> RecurrentStates | None:
+    """The recurrent states that stand beside `cache`; None beside the cache of a model without them."""
+    held = getattr(cache, "recurrent_states", None)
+    assert held is None or isinstance(held, RecurrentStates)
+    return held
+
+
+def stand_beside(cache: KvCache, states: RecurrentStates) -> RecurrentStates:
+    """Put `states` beside `cache`, whose layout knows nothing of them, and return them."""
+    cache.recurrent_states = states  # type: ignore[attr-defined]
+    return states
+
+
+def commit_states(cache: KvCache, path: list[int]) -> None:
+    """Commit the recurrent states of the open rows `path`, where there are any beside `cache`."""
+    states = states_of(cache)
+    if states is not None:
+        states.commit(path)
+
+
+def crop_states(cache: KvCache, length: int) -> None:
+    """Forget the recurrent states after more than `length` tokens, where there are any beside `cache`."""
+    states = states_of(cache)
+    if states is not None:
+        states.crop(length)

@@ -1,0 +1,88 @@
+"""The gated delta rule of Qwen3-Next, over a tree of rows.
+
+transformers runs the rows of a forward as one chain, whatever the mask: a row of another branch would change the state
+of every row behind it. Here each row goes on from the state of its parent, which the request's states hold.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextGatedDeltaNet
+
+from backends.engine.kv.lanes import BatchCache
+from backends.engine.kv.recurrent import LayerState, states_of
+
+LEAST = 1e-6
+"""Added to the sum of squares by which queries and keys are normed."""
+
+
+class TreeDeltaNet(Qwen3NextGatedDeltaNet):  # type: ignore[misc]  # transformers is untyped here
+    """The layer of transformers, with its weights, over rows that form a tree."""
+
+    def forward(self, hidden_states: Tensor, cache_params: BatchCache, attention_mask: Any = None, **_: Any) -> Tensor:
+        """The layer's output [B, T, hidden] for rows `hidden_states` [B, T, hidden] whose states `cache_params` has.
+
+        Padding rows, of which the caches know nothing, have zeros as their output.
+        """
+        lanes, (batch, width) = cache_params, hidden_states.shape[:2]
+        parts = self.fix_query_key_value_ordering(self.in_proj_qkvz(hidden_states), self.in_proj_ba(hidden_states))
+        query, key, value, gate, rate, rise = parts
+        entering = torch.cat([one.reshape(batch, width, -1) for one in (query, key, value)], -1)
+        # As transformers: the decay in float32 whatever the working dtype, and the memory with it.
+        wide = torch.promote_types(hidden_states.dtype, torch.float32)
+        decay = (-self.A_log.to(wide).exp() * nn.functional.softplus(rise.to(wide) + self.dt_bias)).exp()
+        rate = rate.sigmoid().to(wide)
+        read = hidden_states.new_zeros(batch, width, self.num_v_heads, self.head_v_dim)
+        for lane, (cache, rows) in enumerate(zip(lanes.caches, lanes.rows, strict=True)):
+            states = states_of(cache)
+            assert states is not None
+            first = len(states.parents) - rows
+            for row in states.order(first):
+                at = lane, row - first
+                held = states.above(self.layer_idx, row) or self.blank(entering, wide)
+                state, out = self.step(held, entering[at], decay[at], rate[at])
+                states.put(self.layer_idx, row, state)
+                read[at] = out
+        normed = self.norm(read.reshape(-1, self.head_v_dim), gate.reshape(-1, self.head_v_dim))
+        mixed: Tensor = self.out_proj(normed.reshape(batch, width, -1))
+        return mixed
+
+    def blank(self, entering: Tensor, wide: torch.dtype) -> LayerState:
+        """The state of zeros before the first token; the window in the dtype of `entering`, the memory in `wide`."""
+        return (
+            entering.new_zeros(self.conv_kernel_size - 1, self.conv_dim),
+            entering.new_zeros(self.num_v_heads, self.head_k_dim, self.head_v_dim, dtype=wide),
+        )
+
+    def step(self, held: LayerState, entering: Tensor, decay: Tensor, rate: Tensor) -> tuple[LayerState, Tensor]:
+        """One row: the state after it, and what its query reads from the memory, [value heads, value width].
+
+        Args:
+            held: The state before it.
+            entering: The row's input of the convolution, [channels].
+            decay: The share of the memory that stays, [value heads].
+            rate: The share of the error that is corrected, [value heads].
+        """
+        window, memory = held
+        seen = torch.cat([window, entering[None]])
+        mixed = nn.functional.silu((seen * self.conv1d.weight[:, 0].T).sum(0)).to(memory.dtype)
+        query, key, value = torch.tensor_split(mixed, (self.key_dim, 2 * self.key_dim))
+        group = self.num_v_heads // self.num_k_heads
+        query, key = (_normed(one.view(self.num_k_heads, -1)).repeat_interleave(group, 0) for one in (query, key))
+        memory = memory * decay[:, None, None]
+        error = value.view(self.num_v_heads, -1) - (memory * key[:, :, None]).sum(1)
+        memory = memory + key[:, :, None] * (rate[:, None] * error)[:, None]
+        out = (memory * query[:, :, None]).sum(1) / self.head_k_dim**0.5
+        return (seen[1:], memory), out.to(entering.dtype)
+
+
+def _normed(x: Tensor) -> Tensor:
+    return x * torch.rsqrt((x * x).sum(-1, keepdim=True) + LEAST)
+
+
+def over_trees(network: Any) -> None:
+    """Let every layer of `network` with the gated delta rule run its rows as a tree, in place."""
+    for module in network.modules():
+        if type(module) is Qwen3NextGatedDeltaNet:
+            module.__class__ = TreeDeltaNet  # the weights and settings of the module stay

@@ -1,0 +1,54 @@
+"""LFM2: a gated short convolution in most layers, attention in the others."""
+
+from typing import Any
+
+from transformers import Lfm2Config, Lfm2ForCausalLM
+
+from backends.base import Unsupported
+from backends.engine.model.family.base import ModelFamily, no_irope, no_window
+from backends.engine.model.float64_modules import rms_norm
+from backends.engine.model.short_convolution import over_trees
+from reference.architecture import Architecture
+
+NAMES = {
+    "self_attn.o_proj": "self_attn.out_proj",
+    "self_attn.q_norm": "self_attn.q_layernorm",
+    "self_attn.k_norm": "self_attn.k_layernorm",
+    "mlp.gate_proj": "feed_forward.w1",
+    "mlp.up_proj": "feed_forward.w3",
+    "mlp.down_proj": "feed_forward.w2",
+    "model.norm": "model.embedding_norm",
+}
+"""Parts of names in `reference.weights`, and those of transformers."""
+
+
+def _renamed(name: str) -> str:
+    for ours, theirs in NAMES.items():
+        name = name.replace(f"{ours}.", f"{theirs}.")
+    return name
+
+
+def _fields(arch: Architecture) -> dict[str, Any]:
+    """The fields of the config that other families lack."""
+    no_irope(arch)
+    no_window(arch)
+    if not arch.qk_norm:
+        raise Unsupported("lfm2 without norms of queries and keys: transformers' model always has them")
+    return {
+        "norm_eps": arch.norm_eps,
+        "layer_types": ["conv" if layer in arch.recurrent else "full_attention" for layer in range(arch.layers)],
+        "conv_L_cache": int(arch.setting("conv_width")),
+        "conv_bias": False,
+        "block_auto_adjust_ff_dim": False,
+    }
+
+
+LFM2 = ModelFamily(
+    "lfm2",
+    Lfm2Config,
+    Lfm2ForCausalLM,
+    _fields,
+    renamed=_renamed,
+    prepared=over_trees,
+    exact={"Lfm2RMSNorm": rms_norm("variance_epsilon")},
+)

@@ -1,0 +1,297 @@
+"""Faults of recurrent state.
+
+The state is that of another row than the last accepted one, it is lost or shared, or rows are scanned as a chain.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from backends.engine.kv.arena import Arena, CacheLease
+from backends.engine.kv.recurrent import Held, LayerState, RecurrentStates, states_of
+from backends.engine.request import Request
+from backends.engine.seams import Seams
+from backends.faults.fault import fault, faults_in
+from reference.trace import Stage
+
+
+def _holding(seams: Seams, states: type[RecurrentStates]) -> Seams:
+    """The seams with `states` as the class of recurrent states."""
+    return replace(seams, kv=replace(seams.kv, states=states))
+
+
+def _last(states: RecurrentStates) -> Held:
+    """The states after the last open row; empty if no row is open."""
+    row = len(states.parents) - 1
+    return {layer: held[row] for layer, held in states.rows.items() if row in held}
+
+
+@fault(
+    "recurrent-state-by-depth",
+    Stage.COMMITTED,
+    "vLLM keeps the state of slot accepted - 1, which is right for chains alone",
+    "recurrent layers; an accepted path that is not a prefix of the row order",
+)
+def by_depth(seams: Seams) -> Seams:
+    """The recurrent state kept is that of the row whose number is the accepted count, not that of the accepted node.
+
+    Rows of a chain are numbered by their depth; rows of a tree are not.
+    """
+
+    class ByDepth(RecurrentStates):
+        def commit(self, path: list[int]) -> None:
+            super().commit(list(range(len(path))))
+
+    return _holding(seams, ByDepth)
+
+
+@fault(
+    "recurrent-state-not-rolled-back",
+    Stage.COMMITTED,
+    "catalogue BZ-111: crop() does not roll back recurrent states",
+    "recurrent layers; a rejected row behind the last accepted one",
+)
+def not_rolled_back(seams: Seams) -> Seams:
+    """Rejected rows are cropped from the KV cache and from the convolution, but the recurrent memory keeps them.
+
+    The memory after the whole forward stays; keys, values and the convolution's window are those of the accepted rows.
+    """
+
+    class Cropped(RecurrentStates):
+        def commit(self, path: list[int]) -> None:
+            behind = _last(self)
+            super().commit(path)
+            if path:
+                held = {at: (window, behind[at][1]) for at, (window, _) in self.committed.items() if at in behind}
+                self.kept[self.length] = held
+
+    return _holding(seams, Cropped)
+
+
+@fault(
+    "recurrent-window-of-last-row",
+    Stage.COMMITTED,
+    "public reports of hybrids: the convolution's state is a second state, and is rolled back apart from the first",
+    "recurrent layers; a rejected row behind the last accepted one",
+)
+def window_of_last_row(seams: Seams) -> Seams:
+    """The recurrent memory is that of the accepted node, but the convolution's window ends at the last row.
+
+    The next token is convolved with inputs of rejected tokens.
+    """
+
+    class Windows(RecurrentStates):
+        def commit(self, path: list[int]) -> None:
+            behind = _last(self)
+            super().commit(path)
+            if path:
+                held = {at: (behind[at][0], memory) for at, (_, memory) in self.committed.items() if at in behind}
+                self.kept[self.length] = held
+
+    return _holding(seams, Windows)
+
+
+@fault(
+    "recurrent-state-of-last-row",
+    Stage.COMMITTED,
+    "vLLM issue #39273: a hybrid's state after all drafted tokens stays when some are rejected",
+    "recurrent layers; a rejected row behind the last accepted one",
+)
+def of_last_row(seams: Seams) -> Seams:
+    """After verification the recurrent state is that of the last row of the block, accepted or not.
+
+    A padding row counts as the last row too.
+    """
+
+    class Last(RecurrentStates):
+        def commit(self, path: list[int]) -> None:
+            behind = _last(self)
+            super().commit(path)
+            if path and behind:
+                self.kept[self.length] = behind
+
+    return _holding(seams, Last)
+
+
+@fault(
+    "recurrent-rows-scanned-in-order",
+    Stage.ATTENDED,
+    "transformers runs the rows of a forward as one chain through a recurrent layer, whatever the mask",
+    "recurrent layers; a tree with a side branch",
+)
+def scanned_in_order(seams: Seams) -> Seams:
+    """The rows of a tree run through recurrent layers as one chain, in row order: no mask repairs that.
+
+    Each row goes on from the state of the row before it, which may lie on another branch.
+    """
+
+    class Scanned(RecurrentStates):
+        def order(self, first: int) -> list[int]:
+            return list(range(first, len(self.parents)))
+
+        def above(self, layer: int, row: int) -> LayerState | None:
+            return self.rows[layer][row - 1] if row else self.committed.get(layer)
+
+    return _holding(seams, Scanned)
+
+
+@fault(
+    "recurrent-cell-of-neighbour",
+    Stage.ATTENDED,
+    "catalogue BZ-122: hybrid cell copy missing, stale source in recurrent slot search",
+    "recurrent layers; a node whose parent is not the first row",
+)
+def cell_of_neighbour(seams: Seams) -> Seams:
+    """A new branch reads the recurrent state of the cell beside its parent's, which belongs to another branch.
+
+    The source of a copied cell is one row off; where that row has not run yet, the parent's own cell is read.
+    """
+
+    class Beside(RecurrentStates):
+        def above(self, layer: int, row: int) -> LayerState | None:
+            beside = self.parents[row] - 1
+            other = self.rows.get(layer, {}).get(beside) if beside >= 0 else None
+            return super().above(layer, row) if other is None else other
+
+    return _holding(seams, Beside)
+
+
+@fault(
+    "recurrent-slot-zero-without-drafts",
+    Stage.ATTENDED,
+    "vLLM issue #52942: a step without drafts reads slot 0 of a block of several",
+    "recurrent layers; a step of one row after a block of several",
+)
+def slot_zero(seams: Seams) -> Seams:
+    """A step without drafts goes on from slot 0 of the block before it, however many rows of that were accepted.
+
+    Slot 0 holds the state after the block's root.
+    """
+
+    class Slots(RecurrentStates):
+        def __init__(self, border: int = 0) -> None:
+            super().__init__(border)
+            self.zero: Held = {}
+
+        def close(self) -> None:
+            rows = len(self.parents)
+            self.zero = {layer: held[0] for layer, held in self.rows.items() if 0 in held} if rows > 1 else {}
+            super().close()
+
+        def above(self, layer: int, row: int) -> LayerState | None:
+            alone = len(self.parents) == 1 and layer in self.zero
+            return self.zero[layer] if alone else super().above(layer, row)
+
+    return _holding(seams, Slots)
+
+
+@fault(
+    "recurrent-window-not-continued",
+    Stage.ATTENDED,
+    "transformers issue #45513: several tokens behind a cached prefix are convolved as if nothing came before",
+    "recurrent layers; two rows or more behind committed tokens",
+)
+def window_not_continued(seams: Seams) -> Seams:
+    """A block of several rows is convolved as if no token came before it; a single row is convolved rightly.
+
+    The recurrent memory goes on from the committed tokens, the window of the convolution begins with zeros.
+    """
+
+    class Anew(RecurrentStates):
+        def above(self, layer: int, row: int) -> LayerState | None:
+            held = super().above(layer, row)
+            if held is None or self.parents[row] >= 0 or len(self.parents) == 1:
+                return held
+            return torch.zeros_like(held[0]), held[1]
+
+    return _holding(seams, Anew)
+
+
+@fault(
+    "recurrent-state-lost-by-eviction",
+    Stage.COMMITTED,
+    "public reports of servers: after an eviction the pages come back and the recurrent slot does not",
+    "recurrent layers; a request that is evicted and restored",
+)
+def lost_by_eviction(seams: Seams) -> Seams:
+    """A request that was evicted has its keys and values again when it is restored, but an empty recurrent state.
+
+    The next token goes on from zeros.
+    """
+
+    class Emptied(seams.request):  # type: ignore[name-defined,misc]
+        def prefill(self) -> None:
+            super().prefill()
+            states = states_of(self.lease.target)
+            if self.steps and states is not None:
+                states.kept[states.length] = {
+                    layer: (torch.zeros_like(window), torch.zeros_like(memory))
+                    for layer, (window, memory) in states.committed.items()
+                }
+
+    request: type[Request] = Emptied
+    return replace(seams, request=request)
+
+
+@fault(
+    "recurrent-state-shared-by-fork",
+    Stage.COMMITTED,
+    "public reports of parallel sampling on hybrids: copies of a request share one recurrent slot",
+    "recurrent layers; a fork, and steps of both requests",
+)
+def shared_by_fork(seams: Seams) -> Seams:
+    """A fork takes the recurrent state of its source by reference, so that each step of one changes the other's.
+
+    Keys and values are in pages of their own from then on; the state is one slot that both write.
+    """
+
+    class Shared(RecurrentStates):
+        def __init__(self, border: int = 0) -> None:
+            super().__init__(border)
+            self.shared = False
+
+        def begin_as(self, other: RecurrentStates, length: int) -> None:
+            super().begin_as(other, length)
+            self.shared = True
+            if isinstance(other, Shared):
+                other.shared = True
+
+        def keep(self, held: Held) -> None:
+            slot: Any = self.committed
+            if self.shared and slot:
+                for layer, state in held.items():
+                    for old, new in zip(slot[layer], state, strict=True):
+                        old.copy_(new)
+                held = slot
+            super().keep(held)
+
+    return _holding(seams, Shared)
+
+
+@fault(
+    "recurrent-state-of-prefix-advanced",
+    Stage.ATTENDED,
+    "catalogue BZ-022: prefix cache serves recurrent state that contains rejected drafts",
+    "recurrent layers; a prefix cache; a request that begins with pages of one that went on behind their end",
+)
+def prefix_advanced(seams: Seams) -> Seams:
+    """The prefix cache keeps, beside the last full page, the recurrent state that the request had when it ended.
+
+    That state has read tokens behind the page, and the next request reads them again.
+    """
+
+    class Advanced(seams.arena):  # type: ignore[name-defined,misc]
+        def keep_states(self, lease: CacheLease, tokens: tuple[int, ...]) -> None:
+            end = len(tokens) // self.layout.page_size * self.layout.page_size
+            for cache in lease.caches:
+                states = states_of(cache)
+                if states is not None and end in states.kept:
+                    states.kept[end] = states.committed
+            super().keep_states(lease, tokens)
+
+    arena: type[Arena] = Advanced
+    return replace(seams, arena=arena)
+
+
+FAULTS = faults_in(globals())

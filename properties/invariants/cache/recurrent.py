@@ -1,0 +1,109 @@
+"""The invariant of recurrent state: it is that of the emitted tokens alone."""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from properties.invariants.cache.commits import commits
+from properties.invariants.rows import brief
+from properties.tolerance.bounds import INNER
+from properties.tolerance.closeness import EXACT, PRIOR, UNIT, kv_case
+from properties.verdict.finding import Compared, Finding
+from properties.verdict.invariant import Fact, Invariant, NotApplicable, Oracle, Unobserved, needing
+from properties.verdict.subject import Subject
+from reference.architecture import Seeded
+from reference.case import Case
+from reference.family.recurrent import RecurrentState
+from reference.trace import Array, Stage
+
+NAME = "cache.recurrent-equivalence"
+
+
+def recurrent_equivalence(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
+    """After each step, and when the next one begins, the recurrent state is that of running the emitted tokens.
+
+    A state is a sum over a path, so that it must be that of the last accepted node, whatever the node's depth or row.
+    The window of the convolution is judged by itself. Other requests of a session, evictions and forks act between
+    two steps.
+    """
+    looked = False
+    known: tuple[int, ...] = ()
+    left: tuple[tuple[int, ...], RecurrentState | None] = ((), None)
+    for number, tokens, record in commits(case, subject):
+        known = tokens or known
+        if left[1] is not None and record.recurrent_before is not None:
+            yield from _against(case, oracle, number - 1, left[0], record.recurrent_before, {"side": "between"})
+        left = (tokens, record.recurrent)
+        if record.recurrent is not None and tokens:
+            looked = True
+            yield from _against(case, oracle, number, tokens, record.recurrent, {})
+    if not known:
+        raise NotApplicable("nothing was committed")
+    if not looked:
+        if _true(case, oracle, known) is None:
+            raise NotApplicable("the reference knows no recurrent state of the target")
+        raise Unobserved("the backend does not reveal its recurrent state")
+
+
+def _true(case: Case, oracle: Oracle, tokens: tuple[int, ...]) -> RecurrentState | None:
+    """The reference's recurrent state behind `tokens`."""
+    record = oracle(kv_case(case, tokens)).steps[0].committed
+    return None if record is None else record.recurrent_before
+
+
+def _against(
+    case: Case, oracle: Oracle, number: int, tokens: tuple[int, ...], seen: RecurrentState, where: dict[str, int | str]
+) -> Iterator[Fact]:
+    """A finding at the first layer whose window or memory after `tokens` is not the oracle's."""
+    true = _true(case, oracle, tokens)
+    if true is None:
+        raise Unobserved("the reference knows no recurrent state")
+    shapes = [[one.shape for one in (*state.windows, *state.memories)] for state in (true, seen)]
+    yield Compared(sum(shape[0] for shape in shapes[0]))
+    if shapes[0] != shapes[1]:
+        place: dict[str, int | str] = {**where, "side": "shape"}
+        yield Finding(NAME, Stage.COMMITTED, number, place, str(shapes[0]), str(shapes[1]))
+        return
+    for layer in range(len(true.windows)):
+        for kind, field in (("window", "windows"), ("memory", "memories")):
+            held, wanted = (getattr(state, field)[layer] for state in (seen, true))
+            measure = distance(held, wanted) / bound(case.dtype, len(true.windows), wanted)
+            if measure > 1:
+                # A checkpoint's case names no layers: those with a recurrent state are counted among themselves.
+                at = case.model.architecture.recurrent[layer] if isinstance(case.model, Seeded) else layer
+                row = int(np.nan_to_num(np.abs(held - wanted), nan=np.inf).reshape(len(wanted), -1).max(1).argmax())
+                values = brief(wanted[row].ravel()), brief(held[row].ravel())
+                place = {"layer": at, "kind": kind, **where}
+                yield Finding(NAME, Stage.COMMITTED, number, place, *values, measure)
+                return
+
+
+def distance(seen: Array, true: Array) -> float:
+    """The root mean square of the difference; infinity where it is not a number."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        size = float(np.sqrt(np.mean(np.square(seen.astype(np.float64) - true)))) if true.size else 0.0
+    return size if np.isfinite(size) else np.inf
+
+
+def bound(dtype: str, layers: int, true: Array) -> float:
+    """The largest rms distance that a state may have: in float64 that of rule N, else so many a-priori sigmas."""
+    size = float(np.sqrt(np.mean(np.square(true)))) if true.size else 0.0
+    if dtype == "float64":
+        return EXACT * max(1.0, size)
+    return INNER[dtype].sigmas * PRIOR[dtype][1] * float(np.sqrt(layers)) * UNIT[dtype] * max(size, 1e-2)
+
+
+def _recurs(case: Case) -> bool:
+    """Whether the target has layers with a recurrent state; a checkpoint's layers are not known to the case."""
+    return not isinstance(case.model, Seeded) or bool(case.model.architecture.recurrent)
+
+
+INVARIANTS = (
+    Invariant(
+        NAME,
+        "The recurrent state of layers without attention is that of running the emitted tokens in sequence.",
+        needing(Stage.EMITTED, Stage.COMMITTED),
+        recurrent_equivalence,
+        _recurs,
+    ),
+)

@@ -1,0 +1,107 @@
+"""LFM2: a short convolution between two gates, in place of attention."""
+
+from typing import Any
+
+import numpy as np
+
+from reference.architecture import Architecture
+from reference.files.fields import Fields, shown
+from reference.oracle.family.base import OracleFamily, Place, settings_of
+from reference.oracle.formulas.layer import Formulas, State, linear
+from reference.oracle.formulas.recurrence import Held, Recurrence, convolved
+from reference.trace import Array
+
+
+def _begin(arch: Architecture) -> Held:
+    return np.zeros((int(arch.setting("conv_width")) - 1, arch.hidden_size)), np.zeros((0, 0, 0))
+
+
+def _step(arch: Architecture, state: State, layer: int, held: Held, row: Array) -> tuple[Held, Array]:
+    at = f"model.layers.{layer}.conv"
+    entering, leaving, value = np.split(linear(row, state, f"{at}.in_proj"), 3)
+    mixed, window = convolved(held[0], entering * value, state[f"{at}.conv.weight"][:, 0])
+    return (window, held[1]), linear(leaving * mixed, state, f"{at}.out_proj")
+
+
+KINDS = ("conv", "full_attention")
+
+
+def _attention_layers(fields: Fields, layers: int) -> int:
+    """The setting `attention_layers` of `layer_types`, or of `full_attn_idxs`."""
+    types, named = fields.get("layer_types"), fields.get("full_attn_idxs")
+    if types is None:
+        named = list(range(layers)) if named is None else named
+        if not isinstance(named, list) or any(not isinstance(one, int) or not 0 <= one < layers for one in named):
+            raise fields.refuse(f"full_attn_idxs is {shown(named)}, no list of layers; correct it")
+        types = [KINDS[layer in named] for layer in range(layers)]
+    if not isinstance(types, list) or len(types) != layers or any(kind not in KINDS for kind in types):
+        raise fields.refuse(f"layer_types must say {' or '.join(KINDS)} for each of {layers} layers")
+    return sum(1 << layer for layer, kind in enumerate(types) if kind == KINDS[1])
+
+
+def _inner(fields: Fields) -> int:
+    """The inner width of a gated block, which transformers derives from `intermediate_size` where the file asks."""
+    inner = fields.integer("block_ff_dim", fields.integer("intermediate_size", 12288))
+    if not fields.flag("block_auto_adjust_ff_dim", True):
+        return inner
+    inner = int(fields.number("block_ffn_dim_multiplier", 1.0) * int(2 * inner / 3))
+    multiple = fields.integer("block_multiple_of", 256)
+    if multiple < 1:
+        raise fields.refuse(f"block_multiple_of is {multiple}; correct it")
+    return -(-inner // multiple) * multiple
+
+
+def _fields(fields: Fields) -> dict[str, Any]:
+    if fields.flag("conv_bias"):
+        raise fields.refuse("conv_bias is true; the oracle computes convolutions without biases")
+    own = {
+        "attention_layers": _attention_layers(fields, fields.integer("num_hidden_layers")),
+        "conv_width": fields.integer("conv_L_cache", 3),
+    }
+    return {
+        "intermediate_size": _inner(fields),
+        "norm_eps": float(fields.number("norm_eps", 1e-5)),
+        "qk_norm": True,
+        "settings": settings_of("lfm2", own),
+    }
+
+
+NAMES = (
+    (".self_attn.o_proj.", ".self_attn.out_proj."),
+    ("_norm.weight", "_layernorm.weight"),
+    (".mlp.gate_proj.", ".feed_forward.w1."),
+    (".mlp.up_proj.", ".feed_forward.w3."),
+    (".mlp.down_proj.", ".feed_forward.w2."),
+    ("model.norm.", "model.embedding_norm."),
+)
+"""Ends and parts of names, and those of transformers; the second holds for the norms of queries and keys alone."""
+
+
+def stored_name(name: str) -> str:
+    """The name of a tensor of `reference.weights` in a checkpoint of LFM2."""
+    for ours, theirs in NAMES:
+        if ours != "_norm.weight" or ".self_attn." in name:
+            name = name.replace(ours, theirs)
+    return name
+
+
+def _no_slides(fields: Fields, layers: int, family: str) -> list[bool]:
+    return [False] * layers
+
+
+LFM2 = OracleFamily(
+    "lfm2",
+    Formulas(recurrence=Recurrence(_begin, _step)),
+    model_types=("lfm2",),
+    defaults={
+        "max_position_embeddings": 128000,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "rope_theta": 1000000.0,
+        "tie_word_embeddings": True,
+    },
+    slides=_no_slides,
+    fields=_fields,
+    place=lambda arch, name, shape: Place(stored_name(name), shape),
+    refuses={"conv_bias": "false"},
+)

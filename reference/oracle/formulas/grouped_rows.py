@@ -1,0 +1,96 @@
+"""Attention of many rows at once, of a block of context or of a tree."""
+
+import numpy as np
+
+from reference.oracle.formulas.layer import capped
+from reference.oracle.formulas.levels import Level
+from reference.oracle.formulas.reach import first_seen
+from reference.trace import Array
+
+
+def by_row(mixed: Array) -> Array:
+    """Attention [heads, T, head_dim] as the output projection reads it: [T, heads * head_dim]."""
+    rows: Array = mixed.swapaxes(0, 1).reshape(mixed.shape[1], -1)
+    return rows
+
+
+def block_attention(
+    queries: Array, keys: Array, values: Array, reach: tuple[int, int], cap: float, sinks: Array | None
+) -> Array:
+    """Causal attention of the last T rows: queries [heads, T, d], keys and values [kv_heads, end, d], T <= end.
+
+    Queries are scaled already. `reach`, `cap` and `sinks` are the layer's window and chunk, the soft cap of its scores,
+    and the sink of each head.
+    """
+    heads, rows, width = queries.shape
+    kv_heads, end, _ = keys.shape
+    row = np.arange(end - rows, end)[:, None]
+    begin = np.array([[first_seen(reach, position)] for position in range(end - rows, end)])
+    first = int(begin[0, 0])  # no later row sees a column before this one
+    column = np.arange(first, end)
+    hidden = (column > row) | (column < begin)
+    grouped = queries.reshape(kv_heads, -1, width)
+    scores = capped((grouped @ keys[:, first:].swapaxes(1, 2)).reshape(heads, rows, -1), cap)
+    scores += np.where(hidden, -np.inf, 0.0)
+    peak = scores.max(axis=-1, keepdims=True)
+    beside = np.array(-np.inf) if sinks is None else sinks[:, None, None]
+    peak = np.maximum(peak, beside)
+    scores -= peak
+    np.exp(scores, out=scores)
+    scores /= scores.sum(axis=-1, keepdims=True) + np.exp(beside - peak)
+    mixed: Array = scores.reshape(kv_heads, -1, end - first) @ values[:, first:]
+    return mixed.reshape(heads, rows, -1)
+
+
+def tree_attention(
+    queries: Array,
+    above_keys: Array,
+    above_values: Array,
+    keys: Array,
+    values: Array,
+    levels: list[Level],
+    reach: tuple[int, int],
+    cap: float,
+    sinks: Array | None,
+) -> Array:
+    """Attention of every node over the context and its own path, gathered row by row; no other column is read.
+
+    Args:
+        queries: [heads, nodes, d], scaled, nodes in the order of `levels`.
+        above_keys: [kv_heads, context, d], as `above_values`.
+        above_values: See above_keys.
+        keys: [kv_heads, nodes, d], as `values`.
+        values: See keys.
+        levels: The nodes by depth.
+        reach: The layer's window and chunk, counted along a node's own sequence.
+        cap: The soft cap of the scores, 0 for none.
+        sinks: The sink of each head, [heads], or None.
+
+    Returns:
+        [heads, nodes, d].
+    """
+    (heads, nodes, width), (kv_heads, context, _) = queries.shape, above_keys.shape
+    group = heads // kv_heads
+    # [kv_heads, nodes, group, d]: one product with the context per KV head, one with the path per node.
+    asked = queries.reshape(kv_heads, group, nodes, width).swapaxes(1, 2).copy()
+    mixed = np.empty((*asked.shape[:-1], values.shape[-1]))
+    beside = np.array(-np.inf) if sinks is None else sinks.reshape(kv_heads, 1, group, 1)
+    for depth, level in enumerate(levels):
+        here = slice(level.first, level.last)
+        first = first_seen(reach, context + depth)  # a logical position
+        path = level.paths[:, max(0, first - context) :]
+        query = asked[:, here]
+        flat = query.reshape(kv_heads, -1, width)
+        far = capped((flat @ above_keys[:, first:].swapaxes(1, 2)).reshape(*query.shape[:3], -1), cap)
+        near = capped(query @ keys[:, path].swapaxes(2, 3), cap)
+        # One softmax over context (`far`, may be empty) and path (`near`, which always holds the node itself).
+        peak = np.maximum(far.max(axis=-1, keepdims=True, initial=-np.inf), near.max(axis=-1, keepdims=True))
+        peak = np.maximum(peak, beside)
+        for scores in (far, near):
+            scores -= peak
+            np.exp(scores, out=scores)
+        total = far.sum(axis=-1, keepdims=True) + near.sum(axis=-1, keepdims=True) + np.exp(beside - peak)
+        seen = (far.reshape(*flat.shape[:2], -1) @ above_values[:, first:]).reshape(*query.shape[:3], -1)
+        mixed[:, here] = (seen + near @ values[:, path]) / total
+    joined: Array = mixed.swapaxes(1, 2).reshape(heads, nodes, -1)
+    return joined

@@ -1,0 +1,56 @@
+"""Recurrence: the formulas of a layer with a recurrent state.
+
+A layer takes one row after the other along a path of tokens. What it keeps of the path is its state: the last inputs
+of a convolution, and a matrix for each value head.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from reference.architecture import Architecture
+from reference.trace import Array
+
+Held = tuple[Array, Array]
+"""The window of the convolution [width - 1, channels], and the memory [value heads, key width, value width]."""
+
+
+@dataclass(frozen=True)
+class Recurrence:
+    """The formulas of a family's layers with a recurrent state.
+
+    Attributes:
+        begin: The state of a layer before the first token.
+        step: From the layer's weights, its number, the state before a row, and the row's normed input [hidden] to the
+            state after the row and the layer's output [hidden].
+    """
+
+    begin: Callable[[Architecture], Held]
+    step: Callable[[Architecture, dict[str, Array], int, Held, Array], tuple[Held, Array]]
+
+    def below(
+        self, arch: Architecture, weights: dict[str, Array], layer: int, start: Held, rows: Array, parent: Sequence[int]
+    ) -> tuple[list[Held], Array]:
+        """The state after each row and the outputs [T, hidden] of `rows` [T, hidden], which are normed inputs.
+
+        Row t goes on from the state of row `parent[t]`, which comes before it; from `start` where that is -1.
+        """
+        held: list[Held] = []
+        outputs = np.empty_like(rows)
+        for at, (row, above) in enumerate(zip(rows, parent, strict=True)):
+            state, outputs[at] = self.step(arch, weights, layer, held[above] if above >= 0 else start, row)
+            held.append(state)
+        return held, outputs
+
+
+def convolved(window: Array, row: Array, taps: Array) -> tuple[Array, Array]:
+    """The convolution of a path at its last row, and the window behind it.
+
+    Args:
+        window: The inputs before the row, [width - 1, channels].
+        row: The row's own input, [channels].
+        taps: The weights of each channel, the last one for the row itself, [channels, width].
+    """
+    seen = np.vstack([window, row])
+    return np.einsum("kc,ck->c", seen, taps), seen[1:]

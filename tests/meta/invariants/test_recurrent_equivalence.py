@@ -1,0 +1,88 @@
+"""The invariant of recurrent state fails on planted faults and wrong states, and passes none that is not shown."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from backends import faults
+from backends.compositions import open_cpu
+from properties.invariants import ALL
+from properties.strategies.models import GALLERY
+from properties.verdict.judge import judge
+from properties.verdict.subject import Subject
+from reference.architecture import Seeded
+from reference.case import Case
+from reference.draft import LanguageModel
+from reference.family.recurrent import RecurrentState
+from reference.oracle.decoder import Oracle
+from reference.sampling import Stops
+from reference.trace import Stage, Trace
+from reference.tree import RankTree
+from reports import bundle
+from reports.vocabulary import account
+from specverify.setup.subjects import open_planted, subject_of
+
+CORPUS = Path(__file__).resolve().parents[2] / "corpus"
+NAME = "cache.recurrent-equivalence"
+(INVARIANT,) = (one for one in ALL if one.name == NAME)
+MODEL = Seeded(next(arch for arch in GALLERY if arch.recurrent), 0)
+TREE = RankTree((0, 0, 0), (0, 0, 1))
+CASE = Case(MODEL, (1, 2), LanguageModel(MODEL, TREE), stops=Stops(3), dtype="float64")
+PLANTED = (
+    "recurrent-state-by-depth",
+    "recurrent-state-not-rolled-back",
+    "recurrent-window-of-last-row",
+    "recurrent-state-of-last-row",
+    "recurrent-state-lost-by-eviction",
+    "recurrent-state-shared-by-fork",
+)
+
+
+@pytest.mark.parametrize("fault", PLANTED)
+def test_a_planted_fault_fails_the_invariant(fault: str) -> None:
+    case = bundle.load(CORPUS / f"{fault}.json").case
+    found = judge(case, (INVARIANT,), Oracle(), subject_of(open_planted("cpu-eager", fault)))
+    assert found.first is not None
+    assert found.first.stage is faults.named(fault).stage
+    assert account(found.first)
+    assert not judge(case, (INVARIANT,), Oracle(), subject_of(open_cpu())).findings
+
+
+def told(change: Callable[[RecurrentState], RecurrentState | None]) -> Subject:
+    """The engine, the state after its first step changed."""
+
+    def run(case: Case) -> Trace:
+        trace = open_cpu().run(case)
+        first = trace.steps[0]
+        assert first.committed is not None
+        assert first.committed.recurrent is not None
+        committed = replace(first.committed, recurrent=change(first.committed.recurrent))
+        return replace(trace, steps=(replace(first, committed=committed), *trace.steps[1:]))
+
+    return Subject("changed", run, frozenset(Stage))
+
+
+@pytest.mark.parametrize(
+    ("change", "where"),
+    [
+        (lambda state: replace(state, windows=(state.windows[0] + 1e-6, *state.windows[1:])), "window"),
+        (lambda state: replace(state, memories=(state.memories[0] * np.nan, *state.memories[1:])), "memory"),
+        (lambda state: replace(state, memories=(state.memories[0][:1], *state.memories[1:])), "shape"),
+        (lambda state: RecurrentState((*state.windows, *state.windows), (*state.memories, *state.memories)), "shape"),
+    ],
+)
+def test_a_wrong_state_is_told(change: Callable[[RecurrentState], RecurrentState], where: str) -> None:
+    found = judge(CASE, (INVARIANT,), Oracle(), told(change))
+    assert found.first is not None
+    assert where in found.first.where.values()
+
+
+def test_what_is_not_shown_is_not_checked() -> None:
+    assert judge(replace(CASE, stops=Stops(1)), (INVARIANT,), Oracle(), told(lambda _: None)).outcomes == {
+        NAME: "unobserved"
+    }
+    plain = replace(CASE, model=Seeded(GALLERY[0], 0), draft=LanguageModel(Seeded(GALLERY[0], 0), TREE))
+    assert judge(plain, (INVARIANT,), Oracle(), subject_of(open_cpu())).outcomes == {NAME: "not_applicable"}

@@ -1,0 +1,74 @@
+"""Recurrent states of hybrids: within 1e-9 of transformers' own, along every path of a tree, in both evaluators."""
+
+import numpy as np
+import pytest
+
+from backends.adapt.engines.hf_generate import open_assisted, open_early_exit, open_lookup
+from properties.strategies.models import GALLERY
+from reference.architecture import Architecture, Seeded
+from reference.family.recurrent import RecurrentState
+from reference.malformed import Malformed
+from reference.oracle.model import PathByPath
+from reference.oracle.parameters import load
+from reference.oracle.shared_prefix import SharedPrefix
+from reference.tree import Tree
+from specverify.campaign.against import ByTransformers
+from tests.drawn_families import HYBRID, drawn
+from tests.tiers import gated
+
+TREE = Tree((0, 0, 0, 1, 2, 1), (1, 3, 0, 2, 4, 1))
+
+
+def apart(one: RecurrentState | None, other: RecurrentState | None) -> float:
+    """The largest difference of two states."""
+    assert one is not None
+    assert other is not None
+    pairs = zip(one.windows + one.memories, other.windows + other.memories, strict=True)
+    return max(float(np.abs(mine - theirs).max(initial=0.0)) for mine, theirs in pairs)
+
+
+def evaluators(arch: Architecture) -> tuple[PathByPath, SharedPrefix]:
+    parameters = load(Seeded(arch, 1), "float64")
+    return PathByPath(parameters), SharedPrefix(parameters)
+
+
+@pytest.mark.parametrize(
+    ("family", "seed"), gated([(family, seed) for seed in range(20) for family in HYBRID], lambda at: at < len(HYBRID))
+)
+def test_the_state_behind_a_text_is_that_of_transformers(family: str, seed: int) -> None:
+    arch = drawn(family, seed)
+    if not arch.recurrent:
+        return
+    plain = ByTransformers(Seeded(arch, 1), "float64")
+    for tokens in ((1,), (1, 3, 2), (4, 2, 0, 1, 3, 1, 1, 2)):
+        for evaluator in evaluators(arch):
+            assert apart(evaluator.recurrent(tokens), plain.recurrent(tokens)) < 1e-9
+
+
+def test_a_node_goes_on_from_the_state_of_its_parent() -> None:
+    """Each node has the logits of its path as a plain sequence, in both evaluators, whatever rows stand before it."""
+    arch = next(one for one in GALLERY if one.recurrent)
+    for evaluator in evaluators(arch):
+        whole = evaluator.nodes((2, 5), TREE).logits
+        for node in range(len(TREE)):
+            path = TREE.tokens_to(node)
+            alone = evaluator.nodes((2, 5), Tree((0, *range(len(path) - 1)), path)).logits[-1]
+            assert np.abs(alone - whole[node]).max() < 1e-12
+        # A scan in row order would give node 2 the state behind node 1.
+        scanned = evaluator.nodes((2, 5), Tree((0, 0, 1), TREE.token[:3])).logits[2]
+        assert np.abs(scanned - whole[2]).max() > 1e-3
+
+
+def test_a_model_without_attention_is_refused() -> None:
+    arch = next(one for one in GALLERY if one.recurrent)
+    fields = {**vars(arch), "settings": tuple(sorted({**dict(arch.settings), "attention_every": 3.0}.items()))}
+    with pytest.raises(Malformed, match="no layer has attention"):
+        Architecture(**fields)
+
+
+def test_adapters_of_generate_decline_hybrids_by_name() -> None:
+    """transformers' `generate` crops keys and values, and refuses to speculate where a state would stay behind."""
+    for family in HYBRID:
+        arch = next(one for one in GALLERY if one.family == family)
+        for open_adapter in (open_assisted, open_lookup, open_early_exit):
+            assert open_adapter().declaration.not_loaded(arch) == f"model family {family}"
