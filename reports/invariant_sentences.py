@@ -146,6 +146,7 @@ PLAIN: dict[str, str] = {
     "lossless.grammar-per-node": (
         "The grammar does not hold at {node}: {token} is {expected} there, and the backend made it {observed}."
     ),
+    "lossless.ranks-agree": "Out of step: {rank} has {observed} where rank 0 has {expected}.",
     "serving.matcher-in-step": (
         "After the step the grammar's matcher has read {observed} output tokens; it must have read {expected}."
     ),

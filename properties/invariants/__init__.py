@@ -25,7 +25,10 @@ WITHOUT_ORACLE = frozenset(
         *(f"cache.{name}" for name in ("page-boundary", "allocator-conserves")),
         *(f"draft.{name}" for name in ("rollback", "vocabulary-map")),
         *(f"lossless.{name}" for name in ("completes", "stops", "state-isolated", "accounting", "deterministic")),
-        *(f"lossless.{name}" for name in ("processors-per-node", "seeded", "takes-part", "grammar-per-node")),
+        *(
+            f"lossless.{name}"
+            for name in ("processors-per-node", "seeded", "takes-part", "grammar-per-node", "ranks-agree")
+        ),
         "serving.matcher-in-step",
     }
 )
