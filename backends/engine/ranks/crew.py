@@ -62,6 +62,11 @@ class Crew:
             self._ranks.append(one)
         self._greet()
 
+    @property
+    def processes(self) -> list[int]:
+        """The id of each rank's process."""
+        return [one.pid or 0 for one in self._ranks]
+
     def _greet(self) -> None:
         hello = [facts for _, facts in self._answers()]
         for rank, facts in enumerate(hello):

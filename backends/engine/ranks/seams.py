@@ -24,7 +24,7 @@ def partial(group: Group, rows: Tensor, weight: Tensor, bias: Tensor | None, nam
         rows: [B, T, inputs of this rank].
         weight: [outputs, inputs of this rank].
         bias: [outputs], or None.
-        name: The name of the projection in the model.
+        name: The name of the projection in the model; `last` stands for the number of the last layer.
     """
     mine = torch.nn.functional.linear(rows, weight, bias if group.rank == 0 else None)
     wide = mine if mine.dtype == torch.float64 else mine.float()

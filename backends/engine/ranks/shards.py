@@ -155,8 +155,9 @@ def _sharded(whole: Any, rank: int, ranks: int) -> Any:
             setattr(attention, name, _outputs(getattr(attention, name), rows))
         for name in ("gate_proj", "up_proj"):
             setattr(block, name, _outputs(getattr(block, name), inner))
-        attention.o_proj = _inputs(attention.o_proj, queries, f"layers.{number}.o_proj")
-        block.down_proj = _inputs(block.down_proj, inner, f"layers.{number}.down_proj")
+        where = number if number < len(model.model.layers) - 1 else "last"
+        attention.o_proj = _inputs(attention.o_proj, queries, f"layers.{where}.o_proj")
+        block.down_proj = _inputs(block.down_proj, inner, f"layers.{where}.down_proj")
     return model
 
 

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from backends.engine.ranks.group import Group
 from backends.engine.ranks.seams import own_part
+from backends.engine.sampling import coins
 from backends.engine.seams import Seams
 from backends.faults.fault import fault, faults_in
 from reference.trace import Stage
@@ -42,16 +43,14 @@ def shard_sized_draws(seams: Seams) -> Seams:
 
     def draw(group: Group, coin: Tensor, weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         mine, first = own_part(group, weights, 0.0)
-        running = mine.cumsum(-1)
-        mass = running[:, -1:]
-        named = first + (running <= coin[:, None] * mass).sum(-1).clamp(max=mine.shape[-1] - 1)
-        masses, names = torch.cat(group.all_gather(mass), -1), torch.stack(group.all_gather(named), -1)
-        edges = masses.cumsum(-1) / masses.sum(-1, keepdim=True)
-        edges = torch.where(edges >= edges[:, -1:], torch.ones_like(edges), edges)
-        rank = (edges <= coin[:, None]).sum(-1, keepdim=True)
-        token = names.gather(-1, rank)[:, 0].clamp(max=weights.shape[-1] - 1)
-        # No interval is known in which this draw stays; the coin's own neighbourhood is the least one.
-        return token, coin, torch.nextafter(coin, torch.ones_like(coin))
+        mass = mine.sum(-1, keepdim=True)
+        named, *ends = coins.inverse(coin, torch.where(mass > 0, mine, torch.ones_like(mine)))
+        masses, names = torch.cat(group.all_gather(mass), -1), torch.stack(group.all_gather(first + named), -1)
+        rank, *bounds = coins.inverse(coin, masses)
+        own_low, own_high = (torch.stack(group.all_gather(one), -1).gather(-1, rank[:, None])[:, 0] for one in ends)
+        # The coin decides twice: the draw stays the same where both decisions do.
+        low, high = torch.maximum(bounds[0], own_low), torch.minimum(bounds[1], own_high)
+        return names.gather(-1, rank[:, None])[:, 0], low, high
 
     return _ranks(seams, draw=draw)
 
@@ -142,7 +141,7 @@ def forgotten_sum(seams: Seams) -> Seams:
 
     def partial(group: Group, rows: Tensor, weight: Tensor, bias: Tensor | None, name: str) -> Tensor:
         summed = ranks.partial(group, rows, weight, bias, name)
-        if rows.shape[1] == 1 or not name.endswith("down_proj"):
+        if rows.shape[1] == 1 or name != "layers.last.down_proj":
             return summed
         return torch.nn.functional.linear(rows, weight, bias)
 
@@ -156,9 +155,12 @@ def forgotten_sum(seams: Seams) -> Seams:
     "a model on several ranks whose output projections have biases",
 )
 def bias_everywhere(seams: Seams) -> Seams:
-    """Every rank adds the bias of a projection before the sum, which then holds it once for each rank."""
+    """Every rank adds the bias of the last layer's projections before the sum, which then holds it once for each."""
+    ranks = seams.sampling.ranks
 
     def partial(group: Group, rows: Tensor, weight: Tensor, bias: Tensor | None, name: str) -> Tensor:
+        if not name.startswith("layers.last."):
+            return ranks.partial(group, rows, weight, bias, name)
         return group.all_reduce(torch.nn.functional.linear(rows, weight, bias))
 
     return _ranks(seams, partial=partial)

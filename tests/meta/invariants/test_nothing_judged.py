@@ -50,6 +50,7 @@ def actions(*words: str) -> tuple[Action, ...]:
 
 CASES = {
     "tree": Case(MODEL, PROMPT, FORK, stops=Stops(4), dtype="float64"),
+    "sharded": Case(MODEL, PROMPT, FORK, stops=Stops(3), ranks=2),
     "head": Case(MODEL, PROMPT, HEAD, stops=Stops(4), dtype="float64"),
     "grown": Case(MODEL, PROMPT, GROWN, stops=Stops(4), dtype="float64"),
     "tabled": Case(MODEL, PROMPT, TABLED, stops=Stops(4), dtype="float64"),
@@ -154,6 +155,7 @@ ELSEWHERE = {
         "draft.switched",
     ),
     "sharing": ("draft.shared",),
+    "sharded": ("lossless.ranks-agree",),
     "guided": ("lossless.grammar-per-node", "serving.matcher-in-step"),
     "warm": ("cache.prefix-reuse",),
 }
