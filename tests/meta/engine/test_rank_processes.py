@@ -32,7 +32,7 @@ LAWS = [one for one in ALL if one.name in ("acceptance.law-exact", "acceptance.l
 
 
 @pytest.fixture
-def backend() -> Iterator[RankedBackend]:
+def ranked() -> Iterator[RankedBackend]:
     made = opened("cpu-ranks")
     assert isinstance(made, RankedBackend)
     yield made
@@ -52,10 +52,10 @@ def drawn(number: int, ranks: int) -> Case:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_processes_stay_in_step(backend: RankedBackend, ranks: int) -> None:
+def test_processes_stay_in_step(ranked: RankedBackend, ranks: int) -> None:
     steps, number = 0, 0
     while steps < STEPS:
-        trace = backend.run(drawn(number, ranks))
+        trace = ranked.run(drawn(number, ranks))
         assert trace.ranks is not None
         assert len(trace.ranks) == ranks
         assert all(one == trace.ranks[0] for one in trace.ranks)
@@ -65,18 +65,18 @@ def test_processes_stay_in_step(backend: RankedBackend, ranks: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [2, 4])
 @pytest.mark.parametrize("number", [1, 5, 7])
-def test_the_law_of_processes_is_exact_by_coins(backend: RankedBackend, ranks: int, number: int) -> None:
+def test_the_law_of_processes_is_exact_by_coins(ranked: RankedBackend, ranks: int, number: int) -> None:
     case = replace(drawn(number, ranks), stops=Stops(4), dtype="float64")
-    verdict = judge(case, LAWS, Oracle(), subject_of(backend))
+    verdict = judge(case, LAWS, Oracle(), subject_of(ranked))
     assert not verdict.findings
     assert {verdict.outcomes[one.name] for one in LAWS} == {"checked"}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_processes_and_threads_make_the_same_run(backend: RankedBackend, ranks: int) -> None:
+def test_processes_and_threads_make_the_same_run(ranked: RankedBackend, ranks: int) -> None:
     case = replace(drawn(1, ranks), stops=Stops(8), dtype="float64")
-    one, other = backend.run(case), opened("cpu-eager").run(case)
+    one, other = ranked.run(case), opened("cpu-eager").run(case)
     assert one.output == other.output
     assert one.ranks == other.ranks
 
