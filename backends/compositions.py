@@ -28,8 +28,8 @@ from backends.engine.kv.lanes import PagedLanes
 from backends.engine.kv.paged import Paged
 from backends.engine.kv.seams import KvSeams
 from backends.engine.model.graphs import CudaRecorder
-from backends.engine.ranks.backend import RankedBackend
 from backends.engine.seams import Seams
+from backends.ranked import RankedBackend
 from backends.shipped import ROWS, Row
 
 CALLED = {"cuda": "an NVIDIA device", "npu": "an Ascend device"}

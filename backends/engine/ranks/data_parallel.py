@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 import torch
 
+from backends.engine.collectives.group import Group
 from backends.engine.model.models import ModelCache
-from backends.engine.ranks.group import Group
 from backends.engine.seams import Seams
 from backends.engine.server import Server
 from reference.case import Case

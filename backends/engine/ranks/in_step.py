@@ -7,9 +7,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from backends.engine.collectives.group import Group
 from backends.engine.lower_tree import TreeTensors
 from backends.engine.model.causal_lm import CausalLm
-from backends.engine.ranks.group import Group
 from backends.engine.ranks.shards import ShardedLm
 from backends.engine.sampling import coins, processing
 from backends.engine.sampling.seams import Law, SamplingSeams

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 
 from backends.base import StageFailure, Unsupported
+from backends.engine.collectives.group import OutOfStep
 from backends.engine.model.models import ModelCache
 from backends.engine.play import alone
-from backends.engine.ranks.group import OutOfStep
 from backends.engine.ranks.in_step import in_step, sampling_in_step
 from backends.engine.ranks.play import RankServer, is_out_of_step
 from backends.engine.ranks.processes import TRANSPORTS, ProcessGroup, join

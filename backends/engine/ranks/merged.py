@@ -52,8 +52,12 @@ def _step(steps: Sequence[Step], ranks: int, kv_heads: int) -> Step:
     committed = first.committed
     if committed is not None:
         every = [step.committed for step in steps if step.committed is not None]
-        kept = {name: _kv([getattr(one, name) for one in every], kv_heads) for name in ("before", "verified", "after")}
-        committed = replace(committed, **kept)
+        committed = replace(
+            committed,
+            before=_kv([one.before for one in every], kv_heads),
+            verified=_kv([one.verified for one in every], kv_heads),
+            after=_kv([one.after for one in every], kv_heads),
+        )
     return replace(first, attended=attended, committed=committed)
 
 

@@ -4,9 +4,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TypeVar
 
+from backends.engine.collectives.group import Group, OutOfStep
 from backends.engine.model.models import ModelCache
 from backends.engine.play import alone
-from backends.engine.ranks.group import Group, OutOfStep
 from backends.engine.ranks.in_step import in_step
 from backends.engine.ranks.merged import merged
 from backends.engine.ranks.shards import ShardedLm

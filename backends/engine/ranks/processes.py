@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from backends.engine.ranks.group import Group, OutOfStep, told_apart
+from backends.engine.collectives.group import Group, OutOfStep, told_apart
 
 TRANSPORTS = {"gloo": "cpu", "nccl": "cuda", "hccl": "npu"}
 """The transports of torch.distributed, each with the device of its tensors."""

@@ -14,10 +14,10 @@ from weakref import WeakKeyDictionary
 from torch import Tensor, nn
 
 from backends.base import Unsupported
+from backends.engine.collectives.group import Group
+from backends.engine.collectives.seams import RankSeams
 from backends.engine.kv.base import CacheSpec
 from backends.engine.model.causal_lm import CausalLm
-from backends.engine.ranks.group import Group
-from backends.engine.ranks.seams import RankSeams
 from reference.parallel.ranks import kv_part, part
 
 CLASSES = (

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from backends.engine.ranks.group import Group
+from backends.engine.collectives.group import Group
 from backends.engine.ranks.in_step import sampling_in_step
 from backends.engine.ranks.threads import Meeting
 from backends.engine.sampling.rounds import Tables

@@ -11,7 +11,7 @@ from typing import Generic, TypeVar
 
 from torch import Tensor
 
-from backends.engine.ranks.group import REDUCTIONS, Group, OutOfStep, told_apart
+from backends.engine.collectives.group import REDUCTIONS, Group, OutOfStep, told_apart
 
 Result = TypeVar("Result")
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from backends.engine.collectives.seams import RANK_SEAMS, RankSeams
 from backends.engine.guided.guide import GUIDED, GuidedSeams
-from backends.engine.ranks.seams import RANK_SEAMS, RankSeams
 from backends.engine.sampling import coins, processing
 from backends.engine.sampling.coins import Below, Coins, Inverse
 from backends.engine.sampling.forest import Forest

@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from backends.engine.ranks.group import Group
-from backends.engine.ranks.seams import own_part
+from backends.engine.collectives.group import Group
+from backends.engine.collectives.seams import own_part
 from backends.engine.sampling import coins
 from backends.engine.seams import Seams
 from backends.faults.fault import fault, faults_in

@@ -12,9 +12,9 @@ import pytest
 from backends.base import Unavailable
 from backends.compositions import opened
 from backends.engine.composition import SEAMS
-from backends.engine.ranks.backend import RankedBackend
 from backends.engine.ranks.crew import Crew
 from backends.engine.ranks.member import Facts
+from backends.ranked import RankedBackend
 from properties.invariants import ALL
 from properties.strategies.models import GALLERY, small
 from properties.verdict.judge import judge

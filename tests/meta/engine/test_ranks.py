@@ -10,9 +10,9 @@ from torch import Tensor
 
 from backends.base import Unsupported
 from backends.compositions import open_cpu
-from backends.engine.ranks import seams
+from backends.engine.collectives import seams
+from backends.engine.collectives.group import Group, OutOfStep
 from backends.engine.ranks.data_parallel import step_together
-from backends.engine.ranks.group import Group, OutOfStep
 from backends.engine.ranks.threads import Meeting
 from backends.engine.sampling import coins
 from properties.strategies.models import GALLERY

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from backends.engine.ranks.group import Group
+from backends.engine.collectives.group import Group
 from reference.parallel.ranks import part
 
 

@@ -4,11 +4,16 @@ A group keeps the sequence of its collectives, so that the sequences of all rank
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-REDUCTIONS = {"sum": torch.add, "max": torch.maximum, "min": torch.minimum}
+REDUCTIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "sum": torch.add,
+    "max": torch.maximum,
+    "min": torch.minimum,
+}
 """The reductions of `Group.all_reduce`."""
 
 
