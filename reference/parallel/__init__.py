@@ -1,1 +1,1 @@
-"""Tensor parallelism: which part of a model each rank holds, and what a rank reveals of its run."""
+"""Tensor parallelism: the parts of ranks, and the records of their runs."""

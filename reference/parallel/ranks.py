@@ -1,4 +1,4 @@
-"""Ranks: the parts of a target that tensor parallelism gives to each, and the record of each rank's run.
+"""Ranks: the part of a target that each holds, and the record of its run.
 
 Heads, inner width and vocabulary are cut into contiguous parts. Where there are fewer KV heads than ranks, several
 ranks hold the same KV head (as vLLM's and SGLang's QKV projections do).

@@ -1,6 +1,7 @@
-"""The seams of ranks: the replaceable functions of a sharded target, and of sampling in step.
+"""The seams of ranks: a sharded target, and sampling in step.
 
-In every function `group` is the rank's door to the others, and all ranks call the function together.
+Each is a replaceable function. In every function `group` is the rank's door to the others, and all ranks call the
+function together.
 """
 
 from collections.abc import Callable

@@ -1,1 +1,1 @@
-"""Tensor parallelism: a target over several ranks, and sampling in which all ranks stay in step."""
+"""Tensor parallelism: a target over several ranks that stay in step."""

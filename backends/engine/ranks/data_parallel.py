@@ -1,7 +1,8 @@
-"""Data parallelism: ranks with requests of their own, which step together however unequal their acceptance is.
+"""Data parallelism: ranks with requests of their own, which step together.
 
-Each rank holds the whole target. Before a step the ranks tell each other their rows, as engines do whose experts are
-spread over ranks. A rank whose requests are over steps along with no rows until no rank has any.
+They do so however unequal their acceptance is. Each rank holds the whole target. Before a step the ranks tell each
+other their rows, as engines do whose experts are spread over ranks. A rank whose requests are over steps along with
+no rows until no rank has any.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,7 @@
-"""The engine's seams as one rank plays them: a sharded target, and decisions that all ranks share."""
+"""The engine's seams as one rank plays them.
+
+The target is sharded, and decisions are shared by all ranks.
+"""
 
 from collections.abc import Callable
 from dataclasses import replace

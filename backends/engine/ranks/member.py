@@ -1,4 +1,4 @@
-"""The process of one rank: it joins the others, and then answers what the crew asks of all ranks."""
+"""The process of one rank, which answers what the crew asks of all ranks."""
 
 import sys
 from collections.abc import Callable, Mapping, MutableSequence

@@ -1,4 +1,7 @@
-"""The playing of a case on ranks that are threads: every rank has a server with its part of target and caches."""
+"""The playing of a case on ranks that are threads.
+
+Every rank has a server with its part of target and caches.
+"""
 
 from collections.abc import Callable
 from dataclasses import replace

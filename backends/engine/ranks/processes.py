@@ -1,7 +1,8 @@
-"""Ranks as processes that talk by torch.distributed: gloo on the CPU, nccl or hccl on devices.
+"""Ranks as processes that talk by torch.distributed.
 
-Before each collective the ranks exchange its name and shape, so that ranks that have parted say so and do not wait for
-one another. Over nccl and hccl this file has not been run.
+The transport is gloo on the CPU, nccl or hccl on devices. Before each collective the ranks exchange its name and
+shape, so that ranks that have parted say so and do not wait for one another. Over nccl and hccl this file has not
+been run.
 """
 
 import os

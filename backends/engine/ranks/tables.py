@@ -1,4 +1,4 @@
-"""Sampling on tables by all ranks together, each of which reads its part of every row."""
+"""Sampling on tables by all ranks together, each with its part of a row."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""Ranks as threads of one process, which take turns: a cheap form for drawn cases.
+"""Ranks as threads of one process that take turns, which is cheap for draws.
 
 Only one rank runs at a time and hands its turn on inside a collective, so that a run is the same every time. No message
 leaves the process: `processes.py` is the form with a transport.

@@ -1,4 +1,7 @@
-"""Faults of a target over several ranks: draws, arg-max and decisions that part, and products that are no sums."""
+"""Faults of a target over several ranks.
+
+They lie in draws, arg-max and decisions that part, and in products that are no sums.
+"""
 
 from dataclasses import replace
 from typing import Any
