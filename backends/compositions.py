@@ -29,6 +29,7 @@ from backends.engine.kv.paged import Paged
 from backends.engine.kv.seams import KvSeams
 from backends.engine.model.graphs import CudaRecorder
 from backends.engine.seams import Seams
+from backends.ranked import RankedBackend
 from backends.shipped import ROWS, Row
 
 CALLED = {"cuda": "an NVIDIA device", "npu": "an Ascend device"}
@@ -99,7 +100,8 @@ def compose(row: Row) -> EngineBackend:
     except Unavailable as absent:
         raise Unavailable(f"{row.name} needs {CALLED[row.device]}: {absent}") from absent
     recorder = CudaRecorder() if row.graphs else None
-    return EngineBackend(
+    make = RankedBackend if row.processes else EngineBackend
+    return make(
         row.name,
         row.device,
         seams,
@@ -110,6 +112,7 @@ def compose(row: Row) -> EngineBackend:
         soft_caps=row.soft_caps,
         sinks=row.sinks,
         unequal_widths=row.unequal_widths,
+        ranks=row.ranks,
     )
 
 

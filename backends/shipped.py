@@ -6,6 +6,7 @@ A row describes a backend without opening it, so that lists and searches need ne
 from dataclasses import dataclass, field
 
 from reference.layout import KINDS
+from reference.parallel.ranks import RANKS
 
 ALL_DTYPES = ("float32", "float64", "bfloat16", "float16")
 THREE, HALVES = ("float32", "bfloat16", "float16"), ("bfloat16", "float16")
@@ -33,6 +34,8 @@ class Row:
         sinks: Whether its attention computes sinks.
         unequal_widths: Whether its attention computes values of another width than keys.
         graphs: Whether verify forwards are recorded as CUDA graphs.
+        ranks: Numbers of ranks over which it shards a target.
+        processes: Whether its ranks are processes; otherwise they are threads that take turns.
     """
 
     name: str
@@ -51,6 +54,8 @@ class Row:
     soft_caps: str = "none"
     sinks: bool = False
     unequal_widths: bool = False
+    ranks: tuple[int, ...] = (1,)
+    processes: bool = False
 
 
 ROWS: tuple[Row, ...] = (
@@ -62,6 +67,20 @@ ROWS: tuple[Row, ...] = (
         soft_caps="any",
         sinks=True,
         unequal_widths=True,
+        ranks=RANKS,
+    ),
+    Row(
+        "cpu-ranks",
+        "eager",
+        "cpu",
+        "cpu-eager with the target over two or four processes that talk by gloo",
+        slow=True,
+        soft_caps="any",
+        sinks=True,
+        unequal_widths=True,
+        cases=100,
+        ranks=RANKS[1:],
+        processes=True,
     ),
     Row(
         "cpu-fused",

@@ -12,6 +12,7 @@ from reference.case import Case
 from reference.draft_trees import TREE_KINDS
 from reference.family import FAMILIES
 from reference.layout import KvLayout
+from reference.parallel.ranks import unsharded
 from reference.rules import DRAWS
 from reference.sampling import Sampling
 from reference.session import ACTIONS, EARLY
@@ -46,6 +47,7 @@ class Abilities:
 
     Attributes:
         dtypes: Working dtypes, the default first.
+        ranks: Numbers of ranks over which the engine shards a target (`reference.parallel.ranks.RANKS`).
         drafts: Kinds of draft that the engine runs (scripted, ngram, model, ...); empty if the engine brings its own
             draft, or has none. Its cases then propose no tree.
         draft_trees: Whether the engine fills the tree of a draft model, from the part of the vocabulary that the draft
@@ -95,6 +97,7 @@ class Abilities:
     """
 
     dtypes: tuple[str, ...]
+    ranks: tuple[int, ...] = (1,)
     drafts: tuple[str, ...] = ()
     draft_trees: bool = True
     tree_kinds: tuple[str, ...] = TREE_KINDS[:1]
@@ -181,6 +184,10 @@ class Abilities:
         """Each thing that a single request asks beyond the abilities."""
         if case.dtype not in self.dtypes:
             yield f"dtype {case.dtype}"
+        if case.ranks not in self.ranks:
+            yield f"run on {case.ranks} ranks"
+        if isinstance(case.model, Seeded) and (alone := unsharded(case.model.architecture, case.ranks)) is not None:
+            yield alone
         if case.draft.TAG not in self.drafts and case.draft.shapes:
             yield f"{case.draft.TAG} draft"
         if case.draft.tree_kind not in self.tree_kinds:

@@ -14,6 +14,7 @@ from reference.draft.head import Head
 from reference.files.json_words import plain
 from reference.layout import KvLayout
 from reference.malformed import Malformed, under
+from reference.parallel.ranks import RANKS
 from reference.rules import OMIT_DEFAULT
 from reference.sampling import Sampling, Stops
 from reference.session import Session
@@ -41,6 +42,7 @@ class Case:
         dtype: Working dtype of the engine; the oracle rounds the weights to it and computes in float64.
         steps: Most verify steps; 0 runs until a stop.
         session: Other requests beside this one, and the actions on all of them; None runs this request alone.
+        ranks: Number of ranks over which heads, inner width and vocabulary of the target are sharded.
     """
 
     model: Model
@@ -52,12 +54,15 @@ class Case:
     dtype: str = "float32"
     steps: int = 0
     session: Session | None = field(default=None, metadata=OMIT_DEFAULT)
+    ranks: int = field(default=1, metadata=OMIT_DEFAULT)
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
             raise Malformed("dtype", f"{self.dtype!r} is none of {', '.join(DTYPES)}")
         if self.steps < 0:
             raise Malformed("steps", f"{self.steps} is negative")
+        if self.ranks not in RANKS:
+            raise Malformed("ranks", f"{self.ranks} is none of {', '.join(map(str, RANKS))}")
         if not self.prompt:
             raise Malformed("prompt", "empty; the pending root is its last token")
         vocab = self.model.vocab_size

@@ -210,4 +210,5 @@ def _case(content: dict[str, Any]) -> Case:
         dtype=content["dtype"],
         steps=content["steps"],
         session=_built("session", lambda: _session(content["session"])) if "session" in content else None,
+        ranks=content.get("ranks", 1),
     )

@@ -30,6 +30,7 @@ class World:
         dtype: float64 or float32, in which an engine is to compute.
         tokens: The drafted tokens where the tree is given instead of drafted (the root's first); the draft tables are
             then ignored, and each token counts as surely proposed.
+        ranks: Number of ranks over which an engine shards the vocabulary of the target.
     """
 
     shape: Shape
@@ -40,6 +41,7 @@ class World:
     stops: Stops = field(default=Stops())
     dtype: str = "float64"
     tokens: tuple[int, ...] | None = None
+    ranks: int = 1
 
     def __post_init__(self) -> None:
         if self.target.ndim != 2 or self.drafts.ndim != 3 or self.drafts.shape[1:] != self.target.shape:
@@ -88,12 +90,14 @@ class Given:
         proposal: The law from which each node's token was drawn, before siblings were removed, [nodes, vocabulary];
             row 0 is not used.
         sampling: Rule and draws; temperature and processing have been applied already.
+        ranks: As in `World`.
     """
 
     tree: Tree
     target: Array
     proposal: Array
     sampling: Sampling
+    ranks: int = 1
 
     def __post_init__(self) -> None:
         wanted = (len(self.tree), self.target.shape[-1])

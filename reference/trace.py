@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from reference.draft.hidden import HeadInput
 from reference.family.recurrent import RecurrentState
+from reference.parallel.ranks import RankRun
 from reference.session import Account, Event
 from reference.tree import Tree
 
@@ -145,8 +146,7 @@ class Accepted:
 class Emitted:
     """The tokens that this step added to the output, and why the run ended with this step (`Trace.finish`), or None.
 
-    `logprobs` holds the log-probability of each token under the target's unprocessed logits, where the backend reports
-    it.
+    `logprobs` holds each token's log-probability under the target's unprocessed logits, where the backend reports it.
     """
 
     tokens: tuple[int, ...]
@@ -262,6 +262,7 @@ class Trace:
         fallbacks: Each reason why attention took a slower path than the backend's own, with the number of calls.
         attention_calls: Calls of attention, one for each layer of each forward; 0 where the backend does not count.
         speculated: Counts of drafted tokens, where the backend tells them and no `accounting`.
+        ranks: The runs of all ranks, rank 0's first, where the target is sharded; other fields are rank 0's.
     """
 
     steps: tuple[Step, ...]
@@ -273,6 +274,7 @@ class Trace:
     fallbacks: Mapping[str, int] = field(default_factory=dict)
     attention_calls: int = 0
     speculated: Speculated | None = None
+    ranks: tuple[RankRun, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -294,7 +296,6 @@ class Shared:
 
 def frozen(array: Any, dtype: Any = None) -> Array:
     """A read-only copy of `array`; traces hold such copies because they are cached and shared."""
-    # `np.array` copies, so the flag leaves the caller's array writeable.
     copy = np.array(array, dtype=dtype)
     copy.flags.writeable = False
     return copy

@@ -153,6 +153,7 @@ PLAIN: dict[str, str] = {
         "After the step the recurrent state of {layer}, its {kind}, is {observed}; running the emitted "
         "tokens in sequence leaves {expected}{by}."
     ),
+    "lossless.ranks-agree": "Out of step: {rank} has {observed} where rank 0 has {expected}.",
     "serving.matcher-in-step": (
         "After the step the grammar's matcher has read {observed} output tokens; it must have read {expected}."
     ),

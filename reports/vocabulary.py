@@ -237,6 +237,9 @@ SIDES: dict[tuple[str, str], str] = {
     ("lossless.grammar-per-node", "output"): (
         "The output leaves the grammar's language at {position}: token {observed} follows where {expected} may."
     ),
+    ("lossless.ranks-agree", "lengths"): "Out of step: {rank} accepted {observed} rows, and rank 0 {expected}.",
+    ("lossless.ranks-agree", "tokens"): "Out of step: {rank} emitted {observed}, and rank 0 {expected}.",
+    ("lossless.ranks-agree", "collectives"): "Out of step: {rank} entered {observed}, and rank 0 {expected}.",
     ("lossless.draft-independent", "finish"): (
         "With another draft the output ends for another reason: {observed} instead of {expected}."
     ),

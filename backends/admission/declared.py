@@ -7,7 +7,7 @@ import dataclasses
 from typing import Any
 
 from backends.admission.misshapen import described, refusal
-from backends.admission.numbers import flag, real, whole
+from backends.admission.numbers import flag, real, whole, wholes
 from backends.base import Declaration
 from reference import draft
 from reference.abilities import LAYOUT_SETTINGS, LOGPROBS, PROCESSING, SOFT_CAPS, TREES
@@ -16,6 +16,7 @@ from reference.case import DTYPES
 from reference.draft_trees import TREE_KINDS
 from reference.family import FAMILIES
 from reference.layout import COMMITS, KINDS
+from reference.parallel.ranks import RANKS
 from reference.rules import DRAWS, RULES
 from reference.sampling import Stops
 from reference.session import ACTIONS
@@ -79,6 +80,9 @@ def check_declaration(declared: Declaration) -> None:
     for name, least in (("commits", "path"), ("layouts", "branch"), ("stops", "max_new_tokens")):
         if not getattr(declared, name):
             raise refusal(f"declaration.{name}", getattr(declared, name), f"at least one, such as {least!r}")
+    counts = wholes("declaration.ranks", declared.ranks)
+    if not counts or not set(counts) <= set(RANKS):
+        raise refusal("declaration.ranks", declared.ranks, f"some of {', '.join(map(str, RANKS))}")
     for name, known in (("families", tuple(FAMILIES)), ("ropes", ROPE_KINDS)):
         some = getattr(declared, name)
         if some is not None:

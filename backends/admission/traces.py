@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from backends.admission.misshapen import Misshapen, refusal
 from backends.admission.numbers import TOKEN, real, whole, wholes, word
+from backends.admission.ranks import admitted_ranks
 from backends.admission.sessions import admitted_accounts, admitted_events, admitted_prompts
 from backends.admission.sizes import Sizes, sizes_of
 from backends.admission.stages import admitted_step, finish_word, ours
@@ -77,6 +78,7 @@ class LiveDoor:
             fallbacks=_fallbacks("fallbacks", one.fallbacks),
             attention_calls=whole("attention_calls", one.attention_calls, 0),
             speculated=None if one.speculated is None else _speculated(one.speculated),
+            ranks=admitted_ranks(one.ranks, self._case.ranks),
         )
 
     def _steps(self, value: object, number: int, sizes: Sizes) -> tuple[Step, ...]:

@@ -1,5 +1,6 @@
 """The engine as a backend, on one device and with one composition of its seams."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -10,6 +11,8 @@ from backends.engine.draft import OPENERS
 from backends.engine.model.graphs import Recorder
 from backends.engine.model.models import DTYPES, ModelCache
 from backends.engine.play import play, serve
+from backends.engine.ranks.play import play_ranks, serve_ranks
+from backends.engine.ranks.tables import on_ranks
 from backends.engine.sampling.rounds import Tables
 from backends.engine.seams import Seams
 from backends.engine.two_modes import in_mode
@@ -47,12 +50,14 @@ class EngineBackend:
         soft_caps: str = "any",
         sinks: bool = True,
         unequal_widths: bool = True,
+        ranks: tuple[int, ...] = (1,),
     ) -> None:
         self.declaration = Declaration(
             name=name,
             device=torch.device(device).type,
             reveals=frozenset(Stage),
             dtypes=dtypes,
+            ranks=ranks,
             drafts=tuple(OPENERS),
             tree_kinds=TREE_KINDS,
             commits=COMMITS,
@@ -76,6 +81,7 @@ class EngineBackend:
         self.seams = seams
         self.mode = mode_of()
         self._model_cache = ModelCache(device, recorder=recorder)
+        self._device = device
         # A function, because `seams` is replaced when a fault is planted in an open backend.
         self._tables = Tables(device, lambda: self.seams.sampling)
 
@@ -106,24 +112,29 @@ class EngineBackend:
     def run(self, case: Case) -> Trace:
         """Run the generation that `case` describes; see `backends.base.Backend.run`."""
         self._refuse_dtype(case)
-        return play(case, self._model_cache, in_mode(self.seams, self.mode))
+        play_case = play if case.ranks == 1 else play_ranks
+        return play_case(case, self._model_cache, in_mode(self.seams, self.mode))
 
     def serve(self, case: Case) -> Live:
         """Play the case's session and return it open for further actions; see `backends.base.Serving`."""
         self._refuse_dtype(case)
-        return serve(case, self._model_cache, in_mode(self.seams, self.mode))
+        serve_case = serve if case.ranks == 1 else serve_ranks
+        return serve_case(case, self._model_cache, in_mode(self.seams, self.mode))
 
     def verify(self, given: Given, tape: Array) -> Blocks:
         """See `backends.base.ExactLaw`."""
-        return self._tables.verify(given, tape)
+        return self._asked(given.ranks, lambda tables: tables.verify(given, tape))
 
     def rounds(self, world: World, tape: Array) -> Blocks:
         """See `backends.base.ExactLaw`."""
-        return self._tables.rounds(world, tape)
+        return self._asked(world.ranks, lambda tables: tables.rounds(world, tape))
 
     def samples(self, world: World, seeds: Array) -> Blocks:
         """See `backends.base.ExactLaw`."""
-        return self._tables.samples(world, seeds)
+        return self._asked(world.ranks, lambda tables: tables.samples(world, seeds))
+
+    def _asked(self, ranks: int, ask: Callable[[Tables], Blocks]) -> Blocks:
+        return ask(self._tables) if ranks == 1 else on_ranks(self._device, self.seams.sampling, ranks, ask)
 
     def _refuse_dtype(self, case: Case) -> None:
         if case.dtype not in self.declaration.dtypes or case.dtype not in DTYPES:

@@ -1,6 +1,7 @@
 """The playing of a case on a server: a session's actions, or one request's steps."""
 
 from dataclasses import replace
+from typing import Protocol
 
 from backends.engine.ahead.server import OverlapServer
 from backends.engine.model.models import ModelCache
@@ -9,6 +10,19 @@ from backends.engine.server import Server
 from reference.case import Case
 from reference.session import Action, Session
 from reference.trace import Trace
+
+
+class Plays(Protocol):
+    """A server, or the servers of several ranks."""
+
+    def do(self, action: Action) -> None:
+        """See `Server.do`."""
+        ...
+
+    @property
+    def living(self) -> set[int]:
+        """See `Server.living`."""
+        ...
 
 
 def serve(case: Case, shelf: ModelCache, seams: Seams) -> Server:
@@ -39,9 +53,14 @@ def play(case: Case, shelf: ModelCache, seams: Seams) -> Trace:
     if case.session is not None:
         return serve(case, shelf, seams).trace
     server = Server(case, shelf, seams)
+    alone(case, server)
+    return server.trace
+
+
+def alone(case: Case, server: Plays) -> None:
+    """Let request 0 of a case without a session take its steps on `server`."""
     server.do(Action("add", (0,)))
     taken = 0
     while 0 in server.living and (not case.steps or taken < case.steps):
         server.do(Action("step", (0,)))
         taken += 1
-    return server.trace

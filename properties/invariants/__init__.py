@@ -26,6 +26,7 @@ WITHOUT_ORACLE = frozenset(
         *(f"draft.{name}" for name in ("rollback", "vocabulary-map")),
         *(f"lossless.{name}" for name in ("completes", "stops", "state-isolated", "accounting", "deterministic")),
         *(f"lossless.{name}" for name in ("processors-per-node", "seeded", "takes-part", "grammar-per-node")),
+        "lossless.ranks-agree",
         *(f"serving.{name}" for name in ("matcher-in-step", "frames-in-epoch", "writes-in-owned-pages")),
         *(f"serving.{name}" for name in ("no-placeholder", "steps-after-finish")),
     }

@@ -31,6 +31,7 @@ from reference.case import Case
 from reference.draft import Draft, Scripted
 from reference.files.json_words import plain
 from reference.malformed import Malformed
+from reference.parallel.ranks import RANKS
 from reference.sampling import Sampling, Stops
 from reference.tree import Tree
 
@@ -64,7 +65,7 @@ def size(case: Case) -> tuple[float, ...]:
         sum(nodes),
         case.stops.max_new_tokens,
         weight,
-        settings + stops + len(case.stops.stop_strings) + _fuss(case) + _growth(case.draft),
+        settings + stops + len(case.stops.stop_strings) + _fuss(case) + _growth(case.draft) + case.ranks - 1,
         letters,
         disorder,
         tokens,
@@ -229,6 +230,12 @@ def _sampling(case: Case) -> Iterator[Attempt]:
         yield partial(_calmer, case, "temperature", 1.0)
 
 
+def _ranks(case: Case) -> Iterator[Attempt]:
+    for ranks in RANKS:
+        if ranks < case.ranks:
+            yield partial(replace, case, ranks=ranks)
+
+
 def _calmer(case: Case, name: str, value: Any) -> Case:
     return replace(case, sampling=replace(case.sampling, **{name: value}))
 
@@ -279,6 +286,6 @@ def _texts(case: Case) -> Iterator[Attempt]:
 
 STEPS: tuple[Steps, ...] = (
     alone, fewer_actions, fewer_mates, _budgets, cuts, _trees, _shapes, plainer_mates,
-    _scripts, _prompts, _models, _trees, layouts, _sampling, _stops,
+    _scripts, _prompts, _models, _trees, layouts, _ranks, _sampling, _stops,
 )  # fmt: skip
 """Every kind of step; the kinds that remove most come first."""

@@ -17,12 +17,13 @@ from properties.strategies.prompts import MARKS, far_prompts, prompts
 from properties.strategies.sampling import TEMPERATURES, samplings, with_min_tokens
 from properties.strategies.sessions import with_session
 from properties.strategies.stops import places, stops_for
-from properties.strategies.within import SPARE, fitted, in_shape, set_aside
+from properties.strategies.within import SPARE, among, fitted, in_shape, set_aside
 from reference.abilities import Abilities
 from reference.architecture import Seeded
 from reference.case import Case
 from reference.draft import Scripted, most_rows
 from reference.layout import KINDS, KvLayout
+from reference.parallel.ranks import RANKS, unsharded
 from reference.rules import RULES
 from reference.sampling import Stops
 
@@ -37,6 +38,9 @@ GUIDED = 8
 
 LATENT = 8
 """Of so many cases on a model with latent attention, all but one hold latent rows."""
+
+RANKED = 20
+"""One case in this many is sharded over ranks where its target can be."""
 
 FAR = 20
 """One case in this many has a long prompt."""
@@ -127,9 +131,20 @@ def cases(
         case = draw(session_cases(dtypes, processors, layout, within))
     else:
         case = draw(single_cases(dtypes, processors, layout, within=within))
+    if draw(st.integers(0, RANKED - 1)) == RANKED - 1 or (within is not None and 1 not in within.ranks):
+        case = draw(over_ranks(case, within))
     # A session may grow longer than an engine takes, by a prompt that continues another; such a draw is repeated.
     assume(within is None or within.outside(case) is None)
     return case
+
+
+@st.composite
+def over_ranks(draw: st.DrawFn, case: Case, within: Abilities | None) -> Case:
+    """`case` with its target sharded, if its heads can be shared out; long prompts stay on one rank."""
+    assert isinstance(case.model, Seeded)
+    known = [ranks for ranks in among(RANKS, within, "ranks") if unsharded(case.model.architecture, ranks) is None]
+    many = [ranks for ranks in known if ranks > 1 and len(case.prompt) <= MARKS[0] // 2]
+    return replace(case, ranks=draw(st.sampled_from(many))) if many else case
 
 
 def plays(within: Abilities | None) -> bool:

@@ -133,7 +133,18 @@ def _custom(name: str, logits: Tensor, past: History) -> Tensor:
     return torch.tensor(np.array(changed), dtype=logits.dtype, device=logits.device)
 
 
-def law(logits: Tensor, sampling: Sampling, stops: Stops, past: History | None) -> Tensor:
+def last_softmax(logits: Tensor) -> Tensor:
+    """The softmax of each row of `logits`."""
+    return logits.softmax(-1)
+
+
+def law(
+    logits: Tensor,
+    sampling: Sampling,
+    stops: Stops,
+    past: History | None,
+    softmax: Callable[[Tensor], Tensor] = last_softmax,
+) -> Tensor:
     """The law of the next token at each node [B, N, V]; `past` may be None if no setting looks back at earlier tokens.
 
     The order is: scores, temperature, top-k (tokens equal to the k-th stay), top-p (a token stays if the mass before it
@@ -143,15 +154,15 @@ def law(logits: Tensor, sampling: Sampling, stops: Stops, past: History | None) 
     logits = widened(logits)
     if past is not None:
         logits = scores(logits, sampling, stops, past)
-    return truncated(logits / sampling.temperature, sampling)
+    return truncated(logits / sampling.temperature, sampling, softmax)
 
 
-def truncated(logits: Tensor, sampling: Sampling) -> Tensor:
+def truncated(logits: Tensor, sampling: Sampling, softmax: Callable[[Tensor], Tensor] = last_softmax) -> Tensor:
     """The softmax of `logits`, which temperature has already divided, cut by top-k, top-p and min-p."""
     if 0 < sampling.top_k < logits.shape[-1]:
         least = logits.topk(sampling.top_k, -1).values[..., -1:]
         logits = logits.masked_fill(logits < least, -torch.inf)
-    probabilities = logits.softmax(-1)
+    probabilities = softmax(logits)
     if sampling.top_p < 1.0:
         ordered, order = probabilities.sort(dim=-1, descending=True, stable=True)
         before = ordered.cumsum(-1) - ordered

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from backends.engine.collectives.seams import RANK_SEAMS, RankSeams
 from backends.engine.guided.guide import GUIDED, GuidedSeams
 from backends.engine.sampling import coins, processing
 from backends.engine.sampling.coins import Below, Coins, Inverse
@@ -98,6 +99,11 @@ def bonus_place(dice: Coins, at: Tensor, rejected: Tensor) -> Tensor:
     return dice.place("bonus", at)
 
 
+def own_decision(path: Tensor, token: Tensor) -> tuple[Tensor, Tensor]:
+    """The accepted rows and the token after them, unchanged: an engine of one rank follows its own decision."""
+    return path, token
+
+
 def own_coins(uniforms: Tensor) -> Tensor:
     """The coins of each request [B, coins], unchanged: every request has its own coins."""
     return uniforms
@@ -129,7 +135,9 @@ class SamplingSeams:
         verifier: The whole verification, in place of the program of the rule: from trees, the target's laws and the
             proposals [B, N, V] and the coins to accepted rows [B, height + 1], root first, then -1, and the token after
             them [B]. None for the program.
+        agreed: From accepted rows [B, height + 1] and the token after them [B] to those that the engine follows.
         guided: The functions of guided decoding.
+        ranks: The functions of a target over several ranks.
     """
 
     scores: Callable[[Tensor, Sampling, Stops, History], Tensor] = processing.scores
@@ -151,4 +159,6 @@ class SamplingSeams:
     below: Below = coins.below
     inverse: Inverse = coins.inverse
     verifier: Callable[[Forest, Tensor, Tensor, Coins], tuple[Tensor, Tensor]] | None = None
+    agreed: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] = own_decision
     guided: GuidedSeams = GUIDED
+    ranks: RankSeams = RANK_SEAMS

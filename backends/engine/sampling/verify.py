@@ -61,6 +61,7 @@ def verify(
         path, token = seams.verifier(trees, target, proposal, dice)
         end = (path >= 0).sum(-1, keepdim=True) - 1
         last = target[trees.requests(), path.gather(1, end)[:, 0]]
+    path, token = seams.agreed(path, token)
     length = (path >= 0).sum(-1)
     # A path of n rows emits the n - 1 tokens below the root, and the bonus as its n-th token.
     below = torch.where(path[:, 1:] >= 0, trees.token.gather(1, path[:, 1:].clamp(min=0)), -1)

@@ -85,13 +85,12 @@ def law_exact(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     steps = [(number, told) for number, step in enumerate(subject(case).steps) if (told := told_by(step)) is not None]
     if not steps:
         raise Unobserved("the backend does not reveal laws and proposals")
-    # One step suffices: the largest tree has the most decisions.
-    number, (tree, target, proposal) = max(steps, key=lambda one: len(one[1][0]))
+    number, (tree, target, proposal) = max(steps, key=lambda one: len(one[1][0]))  # it has the most decisions
     if not np.isfinite(target).all() or not np.isfinite(proposal).all():
         raise NotApplicable("a law is not finite; lossless.processors-per-node and proposal-consistent say so")
     if target.shape[1] > MOST_CELLS // 4:
         raise NotApplicable("a vocabulary of more tokens than a law may have cells; lossless.distribution samples it")
-    given = _given(tree, target, proposal, case.sampling)
+    given = _given(tree, target, proposal, case)
     key = ("given", case)
     # The given laws are float64 arrays, whatever the working dtype of the case is.
     dtype = subject.tables_dtype
@@ -115,14 +114,15 @@ def _apart(block: Block, wanted: law.Law, found: dict[Block, float]) -> tuple[fl
     return abs(float(wanted.get(block, 0)) - found.get(block, 0.0)), block
 
 
-def _given(tree: Tree, target: Array, proposal: Array, sampling: Sampling) -> Given:
+def _given(tree: Tree, target: Array, proposal: Array, case: Case) -> Given:
     """The step's tree pruned, level by level, to as many nodes as GIVEN_SIZE allows; rows sum to 1 in float64."""
     most = max(2, GIVEN_SIZE // target.shape[1])
     kept = sorted(sorted(range(len(tree)), key=lambda node: (tree.depth[node], node))[:most])
     shape = pruned(Shape(tree.parent), most)
     part = Tree(shape.parent, tuple(tree.token[node] for node in kept))
     rows, told = target[kept], proposal[kept]
-    return Given(part, rows / rows.sum(-1, keepdims=True), told / told.sum(-1, keepdims=True), sampling)
+    laws = (rows / rows.sum(-1, keepdims=True), told / told.sum(-1, keepdims=True))
+    return Given(part, *laws, case.sampling, case.ranks)
 
 
 def law_joint(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:

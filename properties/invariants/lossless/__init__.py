@@ -3,12 +3,22 @@
 A greedy request emits the tokens of plain decode; a sampled request emits tokens from the same law.
 """
 
-from properties.invariants.lossless import distribution, guided, output, processing, promises, sessions, takes_part
+from properties.invariants.lossless import (
+    distribution,
+    guided,
+    output,
+    processing,
+    promises,
+    ranks,
+    sessions,
+    takes_part,
+)
 
 INVARIANTS = (
     *output.INVARIANTS,
     *processing.INVARIANTS,
     *guided.INVARIANTS,
+    *ranks.INVARIANTS,
     *distribution.INVARIANTS,
     *sessions.INVARIANTS,
     *takes_part.INVARIANTS,

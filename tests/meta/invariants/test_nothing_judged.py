@@ -53,6 +53,7 @@ HYBRID = Seeded(next(arch for arch in GALLERY if arch.recurrent), 0)
 CASES = {
     "hybrid": Case(HYBRID, PROMPT, LanguageModel(HYBRID, OWN.shape), stops=Stops(4), dtype="float64"),
     "tree": Case(MODEL, PROMPT, FORK, stops=Stops(4), dtype="float64"),
+    "sharded": Case(MODEL, PROMPT, FORK, stops=Stops(3), ranks=2),
     "head": Case(MODEL, PROMPT, HEAD, stops=Stops(4), dtype="float64"),
     "grown": Case(MODEL, PROMPT, GROWN, stops=Stops(4), dtype="float64"),
     "tabled": Case(MODEL, PROMPT, TABLED, stops=Stops(4), dtype="float64"),
@@ -172,6 +173,7 @@ ELSEWHERE = {
         "serving.no-placeholder",
         "serving.steps-after-finish",
     ),
+    "sharded": ("lossless.ranks-agree",),
     "guided": ("lossless.grammar-per-node", "serving.matcher-in-step"),
     "warm": ("cache.prefix-reuse",),
     "hybrid": ("cache.recurrent-equivalence",),

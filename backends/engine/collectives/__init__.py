@@ -1,0 +1,1 @@
+"""The collectives of ranks, and the functions of a sharded target that call them."""

@@ -1,0 +1,1 @@
+"""Tensor parallelism: a target over several ranks that stay in step."""

@@ -1,0 +1,65 @@
+"""The engine's seams as one rank plays them.
+
+The target is sharded, and decisions are shared by all ranks.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from backends.engine.collectives.group import Group
+from backends.engine.lower_tree import TreeTensors
+from backends.engine.model.causal_lm import CausalLm
+from backends.engine.ranks.shards import ShardedLm
+from backends.engine.sampling import coins, processing
+from backends.engine.sampling.seams import Law, SamplingSeams
+from backends.engine.seams import Seams
+
+
+def in_step(seams: Seams, group: Group) -> Seams:
+    """The seams of rank `group.rank`."""
+    ranks = seams.sampling.ranks
+
+    def network(model: CausalLm) -> CausalLm:
+        return ShardedLm(seams.network(model), group, ranks)
+
+    def walk(tensors: TreeTensors, scores: Tensor) -> tuple[list[int], int]:
+        choice = ranks.best(group, scores)
+        # The walk reads nothing but the arg-max of each row.
+        path, bonus = seams.walk(tensors, torch.nn.functional.one_hot(choice, scores.shape[-1]).to(scores.dtype))
+        told = torch.full((1, len(scores) + 1), -1)
+        told[0, : len(path)], told[0, -1] = torch.tensor(path), bonus
+        rows = [int(row) for row in ranks.agreed(group, told, True)[0]]
+        return [row for row in rows[:-1] if row >= 0], rows[-1]
+
+    return replace(seams, network=network, walk=walk, sampling=sampling_in_step(seams.sampling, group))
+
+
+def sampling_in_step(seams: SamplingSeams, group: Group) -> SamplingSeams:
+    """The sampling seams of rank `group.rank`; functions that a planted fault has replaced stay in their place."""
+    ranks = seams.ranks
+
+    def agreed(path: Tensor, token: Tensor) -> tuple[Tensor, Tensor]:
+        path, token = seams.agreed(path, token)
+        told = ranks.agreed(group, torch.cat([path, token[:, None]], 1), False)
+        return told[:, :-1], told[:, -1]
+
+    sharded = partial(processing.law, softmax=lambda logits: ranks.softmax(group, logits))
+    target_law = _unless_replaced(seams.target_law, sharded)
+    # Laws that were one function stay one, so that they are still computed once.
+    bonus_law = target_law if seams.bonus_law is seams.target_law else _unless_replaced(seams.bonus_law, sharded)
+    return replace(
+        seams,
+        target_law=target_law,
+        bonus_law=bonus_law,
+        inverse=partial(ranks.draw, group) if seams.inverse is coins.inverse else seams.inverse,
+        own_coins=lambda uniforms: ranks.own_coins(group, seams.own_coins(uniforms)),
+        agreed=agreed,
+    )
+
+
+def _unless_replaced(law: Law, sharded: Callable[..., Tensor]) -> Law:
+    return sharded if law is processing.law else law

@@ -1,0 +1,144 @@
+"""The process of one rank, which answers what the crew asks of all ranks."""
+
+import sys
+from collections.abc import Callable, Mapping, MutableSequence
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib.metadata import version
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+
+from backends.base import StageFailure, Unsupported
+from backends.engine.collectives.group import OutOfStep
+from backends.engine.model.models import ModelCache
+from backends.engine.play import alone
+from backends.engine.ranks.in_step import in_step, sampling_in_step
+from backends.engine.ranks.play import RankServer, is_out_of_step
+from backends.engine.ranks.processes import TRANSPORTS, ProcessGroup, join
+from backends.engine.sampling.rounds import Tables
+from backends.engine.seams import Seams
+from backends.flags import flags_set
+from reference.case import Case
+from reference.session import Action
+from reference.trace import Trace
+
+Facts = Mapping[str, str]
+"""Versions and flags of a rank, which are to be those of rank 0."""
+
+
+@dataclass(frozen=True)
+class Membership:
+    """One rank of a crew.
+
+    Attributes:
+        rank: Its number.
+        size: The number of ranks.
+        place: The file at which the processes meet.
+        seconds: After so many seconds in one collective the transport gives up.
+        entered: See `ProcessGroup`.
+        seams: The seams of the whole engine.
+        transport: One of TRANSPORTS.
+        facts: Tells the versions and flags of a rank.
+    """
+
+    rank: int
+    size: int
+    place: str
+    seconds: float
+    entered: MutableSequence[int]
+    seams: Seams
+    transport: str
+    facts: Callable[[int], Facts]
+
+
+def facts_of(rank: int) -> Facts:
+    """The versions and flags of this process, whatever its rank."""
+    packages = {name: version(name) for name in ("torch", "transformers", "numpy")}
+    return {"python": sys.version.split()[0], **packages, **flags_set()}
+
+
+class Player:
+    """The server of one rank of a case; once the ranks are out of step it plays no further action."""
+
+    def __init__(self, case: Case, shelf: ModelCache, seams: Seams, group: ProcessGroup) -> None:
+        self._group = group
+        self.server = RankServer(case, shelf, in_step(seams, group))
+
+    def do(self, action: Action) -> None:
+        """See `Server.do`."""
+        if self._group.parted is not None:
+            return
+        try:
+            self.server.do(action)
+        except Exception as why:
+            if not is_out_of_step(why):
+                raise
+
+    @property
+    def living(self) -> set[int]:
+        """The requests that can take a step; none where the ranks are out of step."""
+        return set() if self._group.parted is not None else self.server.living
+
+
+def belong(membership: Membership, wire: Connection, foreign: list[Connection]) -> None:
+    """Be a rank until the crew closes the wire; `foreign` are ends of wires that a fork has brought along."""
+    for one in foreign:
+        one.close()
+    # A fork must not use threads of a pool that its parent began.
+    torch.set_num_threads(1)
+    wire.send(("hello", membership.facts(membership.rank)))
+    device = TRANSPORTS[membership.transport]
+    shelf = ModelCache(device)
+    with suppress(EOFError, OSError):  # the crew is gone
+        if wire.recv() != "join":
+            return
+        join(membership.rank, membership.size, membership.place, membership.seconds, membership.transport)
+        while True:
+            word, *told = wire.recv()
+            group = ProcessGroup(membership.rank, membership.size, membership.entered, device)
+            wire.send(_answer(membership.seams, shelf, group, word, told))
+
+
+def _answer(seams: Seams, shelf: ModelCache, group: ProcessGroup, word: str, told: list[Any]) -> tuple[Any, ...]:
+    """The answer to one request: what was asked for, or the exception."""
+    try:
+        made = _played(told[0], seams, shelf, group) if word == "run" else _asked(word, told, seams, group)
+        answer: tuple[Any, ...] = ("told", made)
+    except Exception as why:  # it belongs to the crew, which sees all ranks
+        answer = _failure(why)
+    # The others may be still at work; the record of the collectives says so.
+    with suppress(OutOfStep):
+        group.close()
+    return answer
+
+
+def _failure(why: Exception) -> tuple[Any, ...]:
+    """A word for the kind of failure, and what a crew needs to raise it again."""
+    if any(name in str(why) for name in ("gloo", "Connection closed by peer", "ProcessGroup", "NCCL", "HCCL")):
+        return "lost", " ".join(str(why).split())[:160]
+    if is_out_of_step(why):
+        return "parted", str(why)
+    if isinstance(why, StageFailure):
+        return "stopped", (why.stage, why.why)
+    if isinstance(why, Unsupported):
+        return "unsupported", str(why)
+    return "raised", f"{type(why).__name__}: {why}"
+
+
+def _played(case: Case, seams: Seams, shelf: ModelCache, group: ProcessGroup) -> tuple[Trace, tuple[str, ...], int]:
+    """The trace of this rank, its collectives, and the number of KV heads of the whole model."""
+    player = Player(case, shelf, seams, group)
+    if case.session is None:
+        alone(case, player)
+    else:
+        for action in case.session.actions:
+            player.do(action)
+    return player.server.trace, tuple(group.calls), player.server.whole_kv_heads
+
+
+def _asked(word: str, told: list[Any], seams: Seams, group: ProcessGroup) -> Any:
+    """The blocks of a method of `Tables`."""
+    tables = Tables("cpu", lambda: sampling_in_step(seams.sampling, group))
+    return getattr(tables, word)(*told)

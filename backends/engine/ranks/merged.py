@@ -1,0 +1,84 @@
+"""One trace of all ranks: rank 0's, with the heads that the others hold."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from reference.parallel.ranks import RankRun, kv_part
+from reference.trace import Array, Kv, Step, Trace, frozen
+
+
+def merged(traces: Sequence[Trace], calls: Sequence[tuple[str, ...]], kv_heads: int) -> Trace:
+    """The trace of rank 0 with attention outputs and target KV of all heads, and the run of each rank.
+
+    Args:
+        traces: The trace of each rank.
+        calls: The collectives of each rank.
+        kv_heads: Number of KV heads of the whole model.
+    """
+    first = traces[0]
+    steps = tuple(
+        _step([trace.steps[number] for trace in traces if number < len(trace.steps)], len(traces), kv_heads)
+        for number in range(len(first.steps))
+    )
+    shared = first.shared
+    if shared is not None:
+        requests = []
+        for number, own in enumerate(shared.requests):
+            others = [trace.shared.requests[number] for trace in traces if trace.shared is not None]
+            known = [one for one in others if one is not None]
+            requests.append(None if own is None else merged(known, calls, kv_heads))
+        shared = replace(shared, requests=tuple(requests))
+    runs = tuple(_run(trace, told) for trace, told in zip(traces, calls, strict=False))
+    return replace(first, steps=steps, shared=shared, ranks=runs)
+
+
+def _run(trace: Trace, calls: tuple[str, ...]) -> RankRun:
+    emitted = tuple(step.emitted.tokens for step in trace.steps if step.emitted is not None)
+    lengths = tuple(len(step.accepted.path) for step in trace.steps if step.accepted is not None)
+    return RankRun(emitted, lengths, calls)
+
+
+def _step(steps: Sequence[Step], ranks: int, kv_heads: int) -> Step:
+    """The step of rank 0 with the heads of all; with its own alone where the ranks' steps differ in their rows."""
+    first = steps[0]
+    if len(steps) < ranks:
+        return first
+    outputs = [step.attended.output for step in steps if step.attended is not None]
+    attended = first.attended
+    if attended is not None and len(outputs) == ranks and _alike(outputs):
+        attended = replace(attended, output=frozen(np.concatenate(outputs, 1)))
+    committed = first.committed
+    if committed is not None:
+        every = [step.committed for step in steps if step.committed is not None]
+        committed = replace(
+            committed,
+            before=_kv([one.before for one in every], kv_heads),
+            verified=_kv([one.verified for one in every], kv_heads),
+            after=_kv([one.after for one in every], kv_heads),
+        )
+    return replace(first, attended=attended, committed=committed)
+
+
+def _kv(parts: Sequence[Kv | None], kv_heads: int) -> Kv | None:
+    held = [one for one in parts if one is not None]
+    if len(held) < len(parts) or not held or not _alike([one.keys for one in held]):
+        return None
+    return replace(
+        held[0],
+        keys=_heads([one.keys for one in held], kv_heads),
+        values=_heads([one.values for one in held], kv_heads),
+    )
+
+
+def _heads(parts: Sequence[Array], kv_heads: int) -> Array:
+    """Arrays [layers, heads of a rank, length, width] as one of all heads; a head held twice is the first holder's."""
+    ranks = len(parts)
+    of = [kv_part(kv_heads, rank, ranks) for rank in range(ranks)]
+    own = [next(rank for rank in range(ranks) if of[rank][0] <= head < of[rank][1]) for head in range(kv_heads)]
+    return frozen(np.stack([parts[rank][:, head - of[rank][0]] for head, rank in enumerate(own)], 1))
+
+
+def _alike(arrays: Sequence[Array]) -> bool:
+    return all(one.shape[2:] == arrays[0].shape[2:] and one.dtype == arrays[0].dtype for one in arrays)

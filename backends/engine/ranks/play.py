@@ -1,0 +1,100 @@
+"""The playing of a case on ranks that are threads.
+
+Every rank has a server with its part of target and caches.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TypeVar
+
+from backends.engine.collectives.group import Group, OutOfStep
+from backends.engine.model.models import ModelCache
+from backends.engine.play import alone
+from backends.engine.ranks.in_step import in_step
+from backends.engine.ranks.merged import merged
+from backends.engine.ranks.shards import ShardedLm
+from backends.engine.ranks.threads import Meeting
+from backends.engine.seams import Seams
+from backends.engine.server import Server
+from reference.case import Case
+from reference.session import Action, Session
+from reference.trace import Trace
+
+Result = TypeVar("Result")
+
+
+class RankServer(Server):
+    """The server of one rank."""
+
+    @property
+    def whole_kv_heads(self) -> int:
+        """The number of KV heads of the whole target."""
+        assert isinstance(self._target, ShardedLm)
+        return self._target.whole_kv_heads
+
+
+class RankedServers:
+    """The servers of all ranks of a case; each action is played on all of them.
+
+    Once the ranks are out of step no further action is played, so that the trace shows the ranks as they parted.
+    """
+
+    def __init__(self, case: Case, shelf: ModelCache, seams: Seams) -> None:
+        self._meeting = Meeting(case.ranks)
+
+        def opened(group: Group) -> RankServer:
+            return RankServer(case, shelf, in_step(seams, group))
+
+        self._servers = self._all(opened)
+
+    def _all(self, work: Callable[[Group], Result]) -> list[Result]:
+        """What `work` makes on each rank.
+
+        Raises:
+            Exception: That of the first rank whose own work failed, before any that failed for want of others.
+        """
+        made = self._meeting.run(work)
+        raised = [one.raised for one in made if one.raised is not None]
+        own = [one for one in raised if not is_out_of_step(one)]
+        if own:
+            raise own[0]
+        return [one.value for one in made if one.raised is None]
+
+    def do(self, action: Action) -> None:
+        """Apply `action` on all ranks; see `Server.do`."""
+        if self._meeting.parted is None:
+            self._all(lambda group: self._servers[group.rank].do(action))
+
+    @property
+    def living(self) -> set[int]:
+        """The requests that can take a step; none where the ranks are out of step."""
+        return set() if self._meeting.parted is not None else self._servers[0].living
+
+    @property
+    def trace(self) -> Trace:
+        """The trace of rank 0 so far, with the heads and the runs of all ranks."""
+        calls = [tuple(group.calls) for group in self._meeting.groups]
+        return merged([one.trace for one in self._servers], calls, self._servers[0].whole_kv_heads)
+
+
+def is_out_of_step(why: BaseException) -> bool:
+    """Whether an exception says that ranks have parted, and not that this rank's own work failed."""
+    return isinstance(why, OutOfStep) or isinstance(why.__cause__, OutOfStep)
+
+
+def serve_ranks(case: Case, shelf: ModelCache, seams: Seams) -> RankedServers:
+    """As `backends.engine.play.serve`, on as many ranks as the case names."""
+    whole = case if case.session is not None else replace(case, session=Session())
+    servers = RankedServers(whole, shelf, seams)
+    for action in (whole.session or Session()).actions:
+        servers.do(action)
+    return servers
+
+
+def play_ranks(case: Case, shelf: ModelCache, seams: Seams) -> Trace:
+    """As `backends.engine.play.play`, on as many ranks as the case names."""
+    if case.session is not None:
+        return serve_ranks(case, shelf, seams).trace
+    servers = RankedServers(case, shelf, seams)
+    alone(case, servers)
+    return servers.trace

@@ -1,0 +1,23 @@
+"""Sampling on tables by all ranks together, each with its part of a row."""
+
+from collections.abc import Callable
+
+from backends.engine.collectives.group import Group
+from backends.engine.ranks.in_step import sampling_in_step
+from backends.engine.ranks.threads import Meeting
+from backends.engine.sampling.rounds import Tables
+from backends.engine.sampling.seams import SamplingSeams
+from reference.probability_world import Blocks
+
+
+def on_ranks(device: str, seams: SamplingSeams, ranks: int, ask: Callable[[Tables], Blocks]) -> Blocks:
+    """The blocks that rank 0 of `ranks` makes when all of them answer `ask`."""
+
+    def answer(group: Group) -> Blocks:
+        return ask(Tables(device, lambda: sampling_in_step(seams, group)))
+
+    made = Meeting(ranks).run(answer)
+    raised = next((one.raised for one in made if one.raised is not None), None)
+    if raised is not None:
+        raise raised
+    return made[0].value

@@ -1,0 +1,121 @@
+"""Ranks as threads of one process that take turns, which is cheap for draws.
+
+Only one rank runs at a time and hands its turn on inside a collective, so that a run is the same every time. No message
+leaves the process: `processes.py` is the form with a transport.
+"""
+
+import threading
+from collections.abc import Callable
+from functools import reduce
+from typing import Generic, TypeVar
+
+from torch import Tensor
+
+from backends.engine.collectives.group import REDUCTIONS, Group, OutOfStep, told_apart
+
+Result = TypeVar("Result")
+
+ENDED = "nothing, since it has ended"
+"""The word for the collective of a rank whose work is over."""
+
+
+class ThreadGroup(Group):
+    """The group of one thread."""
+
+    def __init__(self, rank: int, size: int, meeting: "Meeting") -> None:
+        super().__init__(rank, size)
+        self._meeting = meeting
+
+    def _reduce(self, call: str, tensor: Tensor, how: str) -> Tensor:
+        return reduce(REDUCTIONS[how], self._meeting.enter(self.rank, call, tensor))
+
+    def _gather(self, call: str, tensor: Tensor) -> list[Tensor]:
+        return self._meeting.enter(self.rank, call, tensor)
+
+    def _broadcast(self, call: str, tensor: Tensor) -> Tensor:
+        return self._meeting.enter(self.rank, call, tensor)[0]
+
+
+class Meeting:
+    """The place where the ranks of one group meet.
+
+    Attributes:
+        groups: The group of each rank.
+        parted: Why the ranks are out of step, or None; it stays.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.groups = [ThreadGroup(rank, size, self) for rank in range(size)]
+        self.parted: str | None = None
+        self._size = size
+        self._turns = [threading.Semaphore(0) for _ in range(size)]
+        self._given: dict[int, tuple[str, Tensor]] = {}
+        self._met: list[list[Tensor]] = [[] for _ in range(size)]
+        self._over: set[int] = set()
+
+    def run(self, work: Callable[[Group], Result]) -> "list[Outcome[Result]]":
+        """Let every rank do `work`, rank 0 in the calling thread; return what each made or raised."""
+        self._given.clear()
+        self._over.clear()
+        made: list[Outcome[Result]] = [Outcome() for _ in range(self._size)]
+
+        def rank(number: int) -> None:
+            if number:
+                self._turns[number].acquire()
+            try:
+                made[number].value = work(self.groups[number])
+            except BaseException as why:  # every exception belongs to the caller, which sees all ranks
+                made[number].raised = why
+            self._end(number)
+
+        others = [threading.Thread(target=rank, args=(number,), daemon=True) for number in range(1, self._size)]
+        for other in others:
+            other.start()
+        rank(0)
+        for other in others:
+            other.join()
+        return made
+
+    def enter(self, rank: int, call: str, tensor: Tensor) -> list[Tensor]:
+        """The tensors of all ranks, once all have entered the collective `call`.
+
+        Raises:
+            OutOfStep: The ranks entered different collectives, now or before, or one has ended.
+        """
+        self._given[rank] = (call, tensor)
+        self._settle()
+        self._hand_on(rank)
+        self._turns[rank].acquire()
+        if self.parted is not None:
+            raise OutOfStep(self.parted)
+        return self._met[rank]
+
+    def _end(self, rank: int) -> None:
+        self._over.add(rank)
+        self._given.pop(rank, None)
+        self._settle()
+        self._hand_on(rank)
+
+    def _settle(self) -> None:
+        """Complete the collective if no rank is still on its way to it."""
+        if not self._given or len(self._given) + len(self._over) < self._size:
+            return
+        calls = [self._given[rank][0] if rank in self._given else ENDED for rank in range(self._size)]
+        self.parted = self.parted or told_apart(calls)
+        met = [tensor for _, (_, tensor) in sorted(self._given.items())]
+        self._met = [met] * self._size
+        self._given.clear()
+
+    def _hand_on(self, rank: int) -> None:
+        """Give the turn to the next rank whose work is not over, perhaps to `rank` itself."""
+        following = (one % self._size for one in range(rank + 1, rank + 1 + self._size))
+        after = next((one for one in following if one not in self._over), None)
+        if after is not None:
+            self._turns[after].release()
+
+
+class Outcome(Generic[Result]):
+    """What one rank made, or the exception that it raised."""
+
+    value: Result
+    raised: BaseException | None = None

@@ -1,0 +1,188 @@
+"""Faults of a target over several ranks.
+
+They lie in draws, arg-max and decisions that part, and in products that are no sums.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from backends.engine.collectives.group import Group
+from backends.engine.collectives.seams import own_part
+from backends.engine.sampling import coins
+from backends.engine.seams import Seams
+from backends.faults.fault import fault, faults_in
+from reference.trace import Stage
+
+NOISE = 2.0**-3
+"""Size, relative to the largest logit of a row, of the rounding by which one rank's logits differ."""
+
+
+def _ranks(seams: Seams, **changed: Any) -> Seams:
+    """The seams with these functions of ranks."""
+    sampling = seams.sampling
+    return replace(seams, sampling=replace(sampling, ranks=replace(sampling.ranks, **changed)))
+
+
+def _alone(group: Group, decision: Tensor, greedy: bool) -> Tensor:
+    """Each rank follows its own decision; the collective is entered, and its answer thrown away."""
+    group.broadcast(decision)
+    return decision
+
+
+@fault(
+    "rank-shard-sized-draws",
+    Stage.ACCEPTED,
+    "family of sgl-project/sglang #35798: ranks with equal seeds draw numbers for their own part of the vocabulary",
+    "a request that samples on several ranks, and a part of the vocabulary that is not the whole of its law",
+)
+def shard_sized_draws(seams: Seams) -> Seams:
+    """Each rank draws in its own part by the same random number, which then also chooses among the ranks.
+
+    The ranks agree, and the law is wrong: the number that chooses a rank's part says where in it the draw falls.
+    """
+
+    def draw(group: Group, coin: Tensor, weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        mine, first = own_part(group, weights, 0.0)
+        mass = mine.sum(-1, keepdim=True)
+        named, *ends = coins.inverse(coin, torch.where(mass > 0, mine, torch.ones_like(mine)))
+        masses, names = torch.cat(group.all_gather(mass), -1), torch.stack(group.all_gather(first + named), -1)
+        rank, *bounds = coins.inverse(coin, masses)
+        own_low, own_high = (torch.stack(group.all_gather(one), -1).gather(-1, rank[:, None])[:, 0] for one in ends)
+        # The coin decides twice: the draw stays the same where both decisions do.
+        low, high = torch.maximum(bounds[0], own_low), torch.minimum(bounds[1], own_high)
+        return names.gather(-1, rank[:, None])[:, 0], low, high
+
+    return _ranks(seams, draw=draw)
+
+
+@fault(
+    "rank-draws-by-own-seed",
+    Stage.ACCEPTED,
+    "vllm-project/vllm #17498: ranks accept by coins of their own",
+    "a request that samples on several ranks, and a decision that other coins would not make",
+)
+def own_seed(seams: Seams) -> Seams:
+    """Every rank has coins of its own and follows its own decision."""
+
+    def own_coins(group: Group, uniforms: Tensor) -> Tensor:
+        return (uniforms + 0.37 * group.rank) % 1.0
+
+    return _ranks(seams, own_coins=own_coins, agreed=_alone)
+
+
+@fault(
+    "rank-draws-once-more",
+    Stage.ACCEPTED,
+    "family of vllm-project/vllm #17498: one rank has drawn a random number that the others have not",
+    "a request that samples on several ranks, and a decision that the next coin would not make",
+)
+def extra_draw(seams: Seams) -> Seams:
+    """The last rank has drawn once more than the others, so that each of its decisions reads the next coin."""
+
+    def own_coins(group: Group, uniforms: Tensor) -> Tensor:
+        return uniforms.roll(-1, -1) if group.rank == group.size - 1 else uniforms
+
+    return _ranks(seams, own_coins=own_coins, agreed=_alone)
+
+
+@fault(
+    "rank-takes-its-own-argmax",
+    Stage.ACCEPTED,
+    "NVIDIA/TensorRT-LLM #16440: the arg-max of a rank's own part of the vocabulary is taken for that of all",
+    "a greedy request on several ranks, and a best token that rank 0 does not hold",
+)
+def own_argmax(seams: Seams) -> Seams:
+    """The best token of a rank's own part of the vocabulary is taken for the best of all."""
+
+    def best(group: Group, scores: Tensor) -> Tensor:
+        seams.sampling.ranks.best(group, scores)
+        mine, first = own_part(group, scores, -torch.inf)
+        return first + mine.argmax(-1)
+
+    return _ranks(seams, best=best)
+
+
+@fault(
+    "rank-greedy-not-broadcast",
+    Stage.ACCEPTED,
+    "sgl-project/sglang #31071: the greedy branch broadcasts on ROCm alone; a near tie gives ranks other lengths",
+    "a greedy request on several ranks, and two logits so near that the ranks' rounding decides",
+)
+def greedy_not_broadcast(seams: Seams) -> Seams:
+    """Greedy decisions are not broadcast, and the last rank's logits are rounded otherwise than the others'."""
+    ranks = seams.sampling.ranks
+
+    def gathered(group: Group, logits: Tensor, vocab: int) -> Tensor:
+        whole = ranks.gathered(group, logits, vocab)
+        if group.rank < group.size - 1:
+            return whole
+        grid = NOISE * whole.abs().max(-1, keepdim=True).values
+        return (whole / grid).round() * grid
+
+    def best(group: Group, scores: Tensor) -> Tensor:
+        ranks.best(group, scores)
+        return scores.argmax(-1)
+
+    def agreed(group: Group, decision: Tensor, greedy: bool) -> Tensor:
+        return _alone(group, decision, greedy) if greedy else ranks.agreed(group, decision, greedy)
+
+    return _ranks(seams, gathered=gathered, best=best, agreed=agreed)
+
+
+@fault(
+    "rank-sum-forgotten-on-trees",
+    Stage.SCORED,
+    "family of catalogue BZ-013: a path for blocks of several rows leaves out the all-reduce of one projection",
+    "a model on several ranks, and a tree of at least two rows",
+)
+def forgotten_sum(seams: Seams) -> Seams:
+    """The sum over ranks is left out for the last down projection where a forward has several rows."""
+    ranks = seams.sampling.ranks
+
+    def partial(group: Group, rows: Tensor, weight: Tensor, bias: Tensor | None, name: str) -> Tensor:
+        summed = ranks.partial(group, rows, weight, bias, name)
+        if rows.shape[1] == 1 or name != "layers.last.down_proj":
+            return summed
+        return torch.nn.functional.linear(rows, weight, bias)
+
+    return _ranks(seams, partial=partial)
+
+
+@fault(
+    "rank-bias-added-by-all",
+    Stage.SCORED,
+    "family of catalogue BZ-152: what one rank is to do once is done on every rank",
+    "a model on several ranks whose output projections have biases",
+)
+def bias_everywhere(seams: Seams) -> Seams:
+    """Every rank adds the bias of the last layer's projections before the sum, which then holds it once for each."""
+    ranks = seams.sampling.ranks
+
+    def partial(group: Group, rows: Tensor, weight: Tensor, bias: Tensor | None, name: str) -> Tensor:
+        if not name.startswith("layers.last."):
+            return ranks.partial(group, rows, weight, bias, name)
+        return group.all_reduce(torch.nn.functional.linear(rows, weight, bias))
+
+    return _ranks(seams, partial=partial)
+
+
+@fault(
+    "rank-embeds-ids-of-others",
+    Stage.ATTENDED,
+    "family of catalogue BZ-152: an id outside of a rank's part of the vocabulary is not masked",
+    "a model on several ranks, and a token that rank 0 does not hold",
+)
+def unmasked_embedding(seams: Seams) -> Seams:
+    """A rank without a token's embedding adds that of its last id instead of nothing."""
+
+    def embedded(group: Group, tokens: Tensor, weight: Tensor, first: int) -> Tensor:
+        rows = weight if len(weight) else weight.new_zeros(1, weight.shape[-1])
+        return group.all_reduce(rows[(tokens - first).clamp(0, len(rows) - 1)])
+
+    return _ranks(seams, embedded=embedded)
+
+
+FAULTS = faults_in(globals())

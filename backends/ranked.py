@@ -1,0 +1,99 @@
+"""The engine over ranks that are processes, as a backend."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from backends.base import StageFailure, Unavailable, Unsupported
+from backends.engine.backend import EngineBackend
+from backends.engine.ranks.crew import Crew
+from backends.engine.ranks.merged import merged
+from backends.engine.seams import Seams
+from backends.engine.two_modes import in_mode
+from reference.case import Case
+from reference.parallel.ranks import SHARDED
+from reference.probability_world import Blocks, Given, World
+from reference.trace import Array, Trace
+
+FAILURES: dict[str, Callable[[Any], Exception]] = {
+    "unsupported": Unsupported,
+    "stopped": lambda why: StageFailure(*why),
+    "raised": RuntimeError,
+    "parted": RuntimeError,
+}
+"""The exception for each word of a failed rank, the most telling first."""
+
+
+class RankedBackend(EngineBackend):
+    """The engine whose ranks are processes; a live session, which is played action by action, runs them as threads."""
+
+    def __init__(self, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
+        self.declaration = replace(self.declaration, families=SHARDED)
+        self._crews: dict[int, tuple[Seams, Crew]] = {}
+
+    def run(self, case: Case) -> Trace:
+        """See `backends.base.Backend.run`.
+
+        Raises:
+            Unavailable: A rank died, lags, or differs from rank 0.
+        """
+        if case.ranks == 1:
+            return super().run(case)
+        self._refuse_dtype(case)
+        made = self._all(case.ranks, "run", case)
+        return merged([trace for trace, _, _ in made], [calls for _, calls, _ in made], made[0][2])
+
+    def verify(self, given: Given, tape: Array) -> Blocks:
+        """See `backends.base.ExactLaw`."""
+        return self._blocks("verify", given, tape)
+
+    def rounds(self, world: World, tape: Array) -> Blocks:
+        """See `backends.base.ExactLaw`."""
+        return self._blocks("rounds", world, tape)
+
+    def samples(self, world: World, seeds: Array) -> Blocks:
+        """See `backends.base.ExactLaw`."""
+        return self._blocks("samples", world, seeds)
+
+    def _blocks(self, word: str, tables: Given | World, coins: Array) -> Blocks:
+        """The blocks of rank 0."""
+        if tables.ranks == 1:
+            asked: Blocks = getattr(super(), word)(tables, coins)
+            return asked
+        made: Blocks = self._all(tables.ranks, word, tables, coins)[0]
+        return made
+
+    def _all(self, ranks: int, *told: Any) -> list[Any]:
+        """What all ranks made, rank 0's first.
+
+        Raises:
+            Exception: One of FAILURES.
+            Unavailable: as `run`.
+        """
+        try:
+            answers = self._crew(ranks).ask(*told)
+        except Unavailable:
+            self._crews.pop(ranks, None)
+            raise
+        for wanted, raises in FAILURES.items():
+            for word, why in answers:
+                if word == wanted:
+                    raise raises(why)
+        return [made for _, made in answers]
+
+    def _crew(self, ranks: int) -> Crew:
+        """The crew of so many ranks; another one where a fault was planted since."""
+        seams = in_mode(self.seams, self.mode)
+        known = self._crews.get(ranks)
+        if known is None or known[0] is not self.seams:
+            if known is not None:
+                known[1].close()
+            self._crews[ranks] = (self.seams, Crew(ranks, seams, self.declaration.name))
+        return self._crews[ranks][1]
+
+    def close(self) -> None:
+        """End all processes."""
+        for _, crew in self._crews.values():
+            crew.close()
+        self._crews.clear()

@@ -1,0 +1,66 @@
+"""The invariant of tensor parallelism: all ranks stay in step.
+
+That rank 0's text and law are right is the matter of every other invariant: they read rank 0's run. Ranks may agree on
+a wrong text, and a right text of rank 0 may hide that another rank keeps other rows.
+"""
+
+from collections.abc import Iterator
+
+from properties.verdict.finding import Compared, Finding
+from properties.verdict.invariant import Fact, Invariant, Oracle, Unobserved, needing
+from properties.verdict.subject import Subject
+from reference.case import Case
+from reference.parallel.ranks import RankRun
+from reference.trace import Stage
+
+NAME = "lossless.ranks-agree"
+
+
+def over_ranks(case: Case) -> bool:
+    """Whether the target is sharded."""
+    return case.ranks > 1
+
+
+def ranks_agree(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
+    """Every rank emitted the tokens and accepted the lengths of rank 0, and entered the same collectives in order."""
+    runs = subject(case).ranks
+    if runs is None:
+        raise Unobserved("the backend does not reveal the runs of its ranks")
+    first = runs[0]
+    for rank, run in enumerate(runs[1:], 1):
+        yield Compared(len(first.tokens) + len(first.calls))
+        parted = _parted(first, run)
+        if parted is not None:
+            step, stage, side, expected, observed = parted
+            where: dict[str, int | str] = {"rank": rank, "side": side}
+            yield Finding(NAME, stage, step, where, expected, observed)
+            return
+
+
+def _parted(first: RankRun, run: RankRun) -> tuple[int, Stage, str, object, object] | None:
+    """The step and stage in which `run` leaves rank 0's, the side, and the two values; None where they are equal."""
+    for step in range(max(len(first.lengths), len(run.lengths))):
+        for side in ("lengths", "tokens"):
+            one, other = getattr(first, side)[step : step + 1], getattr(run, side)[step : step + 1]
+            if one != other:
+                # A rank without the step broke off on the way to it, and its collectives say where.
+                return (step, Stage.ACCEPTED, side, one[0], other[0]) if one and other else _calls(first, run, step)
+    return _calls(first, run, len(first.lengths)) if first.calls != run.calls else None
+
+
+def _calls(first: RankRun, run: RankRun, step: int) -> tuple[int, Stage, str, object, object]:
+    """The first collective that differs, assigned to the step that the ranks had not all done."""
+    pairs = zip((*first.calls, "none"), (*run.calls, "none"), strict=False)
+    expected, observed = next(((one, other) for one, other in pairs if one != other), ("a step", "none"))
+    return step, Stage.ATTENDED, "collectives", expected, observed
+
+
+INVARIANTS = (
+    Invariant(
+        NAME,
+        "All ranks of a sharded target emit the same tokens, accept the same lengths and enter the same collectives.",
+        needing(Stage.EMITTED),
+        ranks_agree,
+        over_ranks,
+    ),
+)

@@ -1,0 +1,1 @@
+"""Tensor parallelism: the parts of ranks, and the records of their runs."""

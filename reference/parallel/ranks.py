@@ -1,0 +1,60 @@
+"""Ranks: the part of a target that each holds, and the record of its run.
+
+Heads, inner width and vocabulary are cut into contiguous parts. Where there are fewer KV heads than ranks, several
+ranks hold the same KV head (as vLLM's and SGLang's QKV projections do).
+"""
+
+from dataclasses import dataclass
+
+from reference.architecture import Architecture
+
+RANKS = (1, 2, 4)
+"""Numbers of ranks that a case may ask for."""
+
+SHARDED = ("llama", "pangu", "qwen2", "qwen3", "mistral", "seed_oss", "smollm3")
+"""Families with a sharded form: separate projections q, k, v, o, gate, up and down, and no norm over all heads."""
+
+
+@dataclass(frozen=True)
+class RankRun:
+    """The run of one rank, as the rank itself saw it.
+
+    Attributes:
+        tokens: The tokens that each step emitted.
+        lengths: The number of accepted rows of each step, the root included.
+        calls: The collectives in the order in which the rank entered them, each as its name and shape. In a session
+            they are those of all requests together.
+    """
+
+    tokens: tuple[tuple[int, ...], ...]
+    lengths: tuple[int, ...]
+    calls: tuple[str, ...]
+
+
+def part(size: int, rank: int, ranks: int) -> tuple[int, int]:
+    """The first entry of `size` entries that `rank` holds, and the first one that it no longer holds.
+
+    All parts but the last ones have ceil(size / ranks) entries; the last may have fewer, or none.
+    """
+    held = -(-size // ranks)
+    return min(rank * held, size), min((rank + 1) * held, size)
+
+
+def kv_part(kv_heads: int, rank: int, ranks: int) -> tuple[int, int]:
+    """As `part`, for KV heads: with fewer of them than ranks, each is held by several ranks."""
+    if kv_heads >= ranks:
+        return part(kv_heads, rank, ranks)
+    return rank * kv_heads // ranks, rank * kv_heads // ranks + 1
+
+
+def unsharded(arch: Architecture, ranks: int) -> str | None:
+    """Why a model of this architecture cannot run on so many ranks, or None."""
+    if ranks == 1:
+        return None
+    if arch.family not in SHARDED:
+        return f"model family {arch.family} on {ranks} ranks"
+    if arch.heads % ranks:
+        return f"model of {arch.heads} heads on {ranks} ranks"
+    if arch.kv_heads % ranks and ranks % arch.kv_heads:
+        return f"model of {arch.kv_heads} KV heads on {ranks} ranks"
+    return None

@@ -1,0 +1,113 @@
+"""Ranks as processes that talk by gloo: in step over thousands of steps, and named when one dies, lags or differs."""
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from backends.base import Unavailable
+from backends.compositions import opened
+from backends.engine.composition import SEAMS
+from backends.engine.ranks.crew import Crew
+from backends.engine.ranks.member import Facts
+from backends.ranked import RankedBackend
+from properties.invariants import ALL
+from properties.strategies.models import GALLERY, small
+from properties.verdict.judge import judge
+from reference.architecture import Seeded
+from reference.case import Case
+from reference.draft import LanguageModel, Scripted
+from reference.oracle.decoder import Oracle
+from reference.sampling import Sampling, Stops
+from reference.tree import RankTree
+from specverify.setup.subjects import subject_of
+
+MODELS = [one for one in GALLERY if one.family in ("llama", "pangu", "qwen3") and one.heads % 4 == 0]
+STEPS = 2000
+LAWS = [one for one in ALL if one.name in ("acceptance.law-exact", "acceptance.law-joint", "lossless.ranks-agree")]
+
+
+@pytest.fixture
+def ranked() -> Iterator[RankedBackend]:
+    made = opened("cpu-ranks")
+    assert isinstance(made, RankedBackend)
+    yield made
+    made.close()
+
+
+def drawn(number: int, ranks: int) -> Case:
+    """A case of some forty steps: greedy for even numbers, sampled for odd ones."""
+    rng = np.random.default_rng(number)
+    model = Seeded(MODELS[number % len(MODELS)], number % 2)
+    shape = RankTree((0, 0, 0, 1), (0, 0, 1, 0))
+    draft = LanguageModel(small(model.vocab_size, 0), shape) if number % 3 else Scripted()
+    prompt = tuple(int(one) for one in rng.integers(0, model.vocab_size, 4))
+    sampling = Sampling(float(number % 2), seed=number)
+    return Case(model, prompt, draft, sampling=sampling, stops=Stops(60), ranks=ranks)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_processes_stay_in_step(ranked: RankedBackend, ranks: int) -> None:
+    steps, number = 0, 0
+    while steps < STEPS:
+        trace = ranked.run(drawn(number, ranks))
+        assert trace.ranks is not None
+        assert len(trace.ranks) == ranks
+        assert all(one == trace.ranks[0] for one in trace.ranks)
+        steps, number = steps + len(trace.steps), number + 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("number", [1, 5, 7])
+def test_the_law_of_processes_is_exact_by_coins(ranked: RankedBackend, ranks: int, number: int) -> None:
+    case = replace(drawn(number, ranks), stops=Stops(4), dtype="float64")
+    verdict = judge(case, LAWS, Oracle(), subject_of(ranked))
+    assert not verdict.findings
+    assert {verdict.outcomes[one.name] for one in LAWS} == {"checked"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_processes_and_threads_make_the_same_run(ranked: RankedBackend, ranks: int) -> None:
+    case = replace(drawn(1, ranks), stops=Stops(8), dtype="float64")
+    one, other = ranked.run(case), opened("cpu-eager").run(case)
+    assert one.output == other.output
+    assert one.ranks == other.ranks
+
+
+def kept(size: int, patience: float = 60.0) -> Crew:
+    return Crew(size, SEAMS, "cpu-ranks", patience)
+
+
+@pytest.mark.slow
+def test_a_rank_that_dies_is_named() -> None:
+    crew = kept(2)
+    os.kill(crew.processes[1], signal.SIGKILL)
+    with pytest.raises(Unavailable, match=r"^cpu-ranks: rank 1 died: its process was killed by signal 9$"):
+        crew.ask("run", drawn(0, 2))
+
+
+@pytest.mark.slow
+def test_a_rank_that_lags_is_named() -> None:
+    crew = kept(2, 3.0)
+    crew.ask("run", drawn(0, 2))
+    os.kill(crew.processes[1], signal.SIGSTOP)
+    began = time.monotonic()
+    with pytest.raises(Unavailable, match=r"^cpu-ranks: rank 1 lags: .* nothing has moved for 3 seconds$"):
+        crew.ask("run", drawn(0, 2))
+    assert time.monotonic() - began < 30
+
+
+@pytest.mark.slow
+def test_ranks_of_different_versions_or_flags_are_refused() -> None:
+    def facts(rank: int) -> Facts:
+        return {"torch": f"2.{13 - rank}", "PANGU_FORCE_EAGER_ATTN": "1"}
+
+    with pytest.raises(Unavailable, match=r"^cpu-ranks: rank 1 has torch 2\.12, and rank 0 has 2\.13$"):
+        Crew(2, SEAMS, "cpu-ranks", facts=facts)

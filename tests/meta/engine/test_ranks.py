@@ -1,0 +1,153 @@
+"""A sharded target computes what the whole one does, and ranks that part are named."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from backends.base import Unsupported
+from backends.compositions import open_cpu
+from backends.engine.collectives import seams
+from backends.engine.collectives.group import Group, OutOfStep
+from backends.engine.ranks.data_parallel import step_together
+from backends.engine.ranks.threads import Meeting
+from backends.engine.sampling import coins
+from properties.strategies.models import GALLERY
+from reference.architecture import Seeded
+from reference.case import Case
+from reference.draft import Scripted
+from reference.malformed import Malformed
+from reference.parallel.ranks import RANKS, part, unsharded
+from reference.sampling import Sampling, Stops
+from reference.session import Action, Mate, Session
+from reference.trace import Trace
+from reference.tree import Tree
+
+MANY = RANKS[1:]
+FORK = Scripted((Tree((0, 0, 0, 1, 1), (6, 1, 2, 4, 5)), Tree((0, 0), (6, 4))))
+CASE = Case(Seeded(GALLERY[6], 0), (3, 14, 15, 9, 6), FORK, stops=Stops(4), dtype="float64")
+
+
+def same_on_all(ranks: int, work: Callable[[Group], Tensor]) -> Tensor:
+    """What every rank makes, which must be the same."""
+    made = [one.value for one in Meeting(ranks).run(work)]
+    assert all(torch.equal(one, made[0]) for one in made)
+    return made[0]
+
+
+@pytest.mark.parametrize("ranks", MANY)
+@pytest.mark.parametrize("vocab", [2, 3, 5, 6, 17])
+def test_a_coin_draws_over_all_parts_what_it_draws_from_the_whole(ranks: int, vocab: int) -> None:
+    rng = np.random.default_rng(vocab)
+    weights = torch.tensor(rng.integers(0, 4, (400, vocab)), dtype=torch.float64) / 64
+    weights[:, rng.integers(vocab)] += 0.5  # a row without any weight is no law
+    coin = torch.tensor(rng.integers(0, 64, 400) / 64.0)
+    true = torch.stack([one.double() for one in coins.inverse(coin, weights)])
+    found = same_on_all(ranks, lambda group: torch.stack([one.double() for one in seams.draw(group, coin, weights)]))
+    assert torch.equal(found[0], true[0])
+    assert torch.allclose(found[1:], true[1:], atol=1e-15)
+
+
+@pytest.mark.parametrize("ranks", MANY)
+def test_of_equal_scores_the_lowest_id_wins_across_parts(ranks: int) -> None:
+    scores = torch.tensor(np.random.default_rng(1).integers(0, 3, (200, 7)), dtype=torch.float32)
+    wanted = (scores == scores.max(-1, keepdim=True).values).long().argmax(-1)
+    assert torch.equal(same_on_all(ranks, lambda group: seams.best(group, scores)), wanted)
+
+
+@pytest.mark.parametrize("ranks", MANY)
+def test_the_softmax_over_parts_is_that_of_the_whole(ranks: int) -> None:
+    logits = torch.tensor(np.random.default_rng(2).normal(0, 9, (50, 5)))
+    logits[:, 3] = -torch.inf
+    found = same_on_all(ranks, lambda group: seams.softmax(group, logits))
+    assert torch.allclose(found, logits.softmax(-1), atol=1e-15)
+
+
+@pytest.mark.parametrize("ranks", MANY)
+def test_parts_cover_every_entry_once(ranks: int) -> None:
+    for size in range(1, 40):
+        ends = [part(size, rank, ranks) for rank in range(ranks)]
+        assert [at for first, end in ends for at in range(first, end)] == list(range(size))
+
+
+def shown(trace: Trace) -> list[np.ndarray]:
+    """Logits, attention outputs and committed KV of every step."""
+    arrays = []
+    for step in trace.steps:
+        assert step.scored is not None
+        assert step.attended is not None
+        assert step.committed is not None
+        assert step.committed.after is not None
+        arrays += [step.scored.logits, step.attended.output, step.committed.after.keys, step.committed.after.values]
+    return arrays
+
+
+@pytest.mark.parametrize("ranks", MANY)
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_ranks_compute_what_one_does(ranks: int, temperature: float) -> None:
+    case = replace(CASE, sampling=Sampling(temperature))
+    alone, sharded = open_cpu().run(case), open_cpu().run(replace(case, ranks=ranks))
+    assert sharded.output == alone.output
+    for one, other in zip(shown(alone), shown(sharded), strict=True):
+        assert one.shape == other.shape
+        assert np.allclose(one, other, atol=1e-12, equal_nan=True)
+    assert sharded.ranks is not None
+    assert len(sharded.ranks) == ranks
+    assert len({(run.tokens, run.lengths, run.calls) for run in sharded.ranks}) == 1
+    assert sharded.ranks[0].calls
+
+
+def test_a_session_runs_on_ranks() -> None:
+    session = Session((Mate((1, 2, 6), FORK),), (Action("add", (0,)), Action("add", (1,)), Action("step", (0, 1))))
+    trace = open_cpu().run(replace(CASE, session=session, ranks=2))
+    assert trace.shared is not None
+    for request in trace.shared.requests:
+        assert request is not None
+        assert request.ranks is not None
+        assert request.ranks[0].tokens == request.ranks[1].tokens
+
+
+def test_ranks_that_enter_different_collectives_are_named() -> None:
+    meeting = Meeting(2)
+
+    def work(group: Group) -> None:
+        group.all_reduce(torch.zeros(2))
+        group.all_reduce(torch.zeros(2 + group.rank))
+
+    made = meeting.run(work)
+    assert all(isinstance(one.raised, OutOfStep) for one in made)
+    assert meeting.parted == "rank 1 is out of step: it enters all_reduce sum [3], and rank 0 enters all_reduce sum [2]"
+
+
+def test_a_rank_that_ends_leaves_no_other_waiting() -> None:
+    made = Meeting(4).run(lambda group: group.rank == 2 or group.all_gather(torch.zeros(1)))
+    assert made[2].raised is None
+    assert str(made[0].raised).startswith("rank 2 is out of step: it enters nothing, since it has ended")
+
+
+def test_what_cannot_be_sharded_is_refused_by_name() -> None:
+    assert unsharded(GALLERY[0], 2) == "model of 1 heads on 2 ranks"
+    latent = next(one for one in GALLERY if one.family not in ("llama", "pangu", "qwen2", "qwen3", "mistral"))
+    assert unsharded(latent, 2) == f"model family {latent.family} on 2 ranks"
+    with pytest.raises(Unsupported, match=r"^1 heads and 1 KV heads on 2 ranks: they cannot be shared out evenly$"):
+        open_cpu().run(Case(Seeded(GALLERY[0], 0), (1,), stops=Stops(1), ranks=2))
+    with pytest.raises(Malformed, match=r"^ranks: 3 is none of 1, 2, 4$"):
+        replace(CASE, ranks=3)
+
+
+@pytest.mark.parametrize("ranks", MANY)
+def test_idle_ranks_step_along_under_data_parallelism(ranks: int) -> None:
+    cases = [replace(CASE, stops=Stops(1 + 3 * number)) for number in range(ranks)]
+    engine = open_cpu()
+    meeting = Meeting(ranks)
+    made = meeting.run(lambda group: step_together(cases, engine.models, engine.seams, group))
+    assert meeting.parted is None
+    assert len({tuple(group.calls) for group in meeting.groups}) == 1
+    for case, one in zip(cases, made, strict=True):
+        trace, busy = one.value
+        assert trace.output == engine.run(case).output
+        assert busy[0] == ranks
+        assert busy[-1] < ranks

@@ -1,0 +1,77 @@
+"""The invariant of ranks fails on planted faults and changed records, and on nothing that is not shown."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from backends import faults
+from properties.invariants import ALL
+from properties.verdict.judge import judge
+from properties.verdict.subject import Subject
+from reference.case import Case
+from reference.oracle.decoder import Oracle
+from reference.parallel.ranks import RankRun
+from reference.trace import Stage, Trace
+from reports import bundle
+from reports.vocabulary import account
+from specverify.setup.subjects import open_planted, subject_of
+
+CORPUS = Path(__file__).resolve().parents[2] / "corpus"
+NAME = "lossless.ranks-agree"
+INVARIANT = [one for one in ALL if one.name == NAME]
+CASE = bundle.load(CORPUS / "rank-greedy-not-broadcast.json").case
+
+
+def test_a_rank_that_decides_alone_is_found() -> None:
+    found = judge(CASE, INVARIANT, Oracle(), subject_of(open_planted("cpu-eager", "rank-greedy-not-broadcast")))
+    assert found.first is not None
+    assert found.first.stage is faults.named("rank-greedy-not-broadcast").stage
+    assert account(found.first)
+    assert not judge(CASE, INVARIANT, Oracle(), subject_of(open_planted("cpu-eager", None))).findings
+
+
+@pytest.mark.parametrize("name", ["rank-draws-once-more", "rank-shard-sized-draws"])
+def test_wrong_draws_are_found_by_the_law(name: str) -> None:
+    case = bundle.load(CORPUS / f"{name}.json").case
+    laws = [one for one in ALL if one.name in ("acceptance.law-exact", "acceptance.law-joint")]
+    found = judge(case, laws, Oracle(), subject_of(open_planted("cpu-eager", name)))
+    assert "acceptance.law-joint" in {one.invariant for one in found.findings}
+    assert not judge(case, laws, Oracle(), subject_of(open_planted("cpu-eager", None))).findings
+
+
+def told(runs: Callable[[RankRun], tuple[RankRun, ...] | None]) -> Subject:
+    """The oracle as a backend of two ranks, whose records are `runs` of the right one."""
+
+    def run(case: Case) -> Trace:
+        trace = Oracle()(case)
+        steps = [(step.emitted, step.accepted) for step in trace.steps]
+        tokens = tuple(emitted.tokens for emitted, _ in steps if emitted is not None)
+        lengths = tuple(len(accepted.path) for _, accepted in steps if accepted is not None)
+        return replace(trace, ranks=runs(RankRun(tokens, lengths, ("all_reduce sum [1]", "broadcast [1, 2]"))))
+
+    return Subject("changed", run, frozenset(Stage))
+
+
+@pytest.mark.parametrize(
+    ("change", "side", "stage"),
+    [
+        (lambda run: replace(run, tokens=((9,), *run.tokens[1:])), "tokens", Stage.ACCEPTED),
+        (lambda run: replace(run, lengths=(9, *run.lengths[1:])), "lengths", Stage.ACCEPTED),
+        (lambda run: replace(run, calls=run.calls[::-1]), "collectives", Stage.ATTENDED),
+        (lambda run: replace(run, calls=run.calls[:1]), "collectives", Stage.ATTENDED),
+        (lambda run: replace(run, tokens=(), lengths=(), calls=()), "collectives", Stage.ATTENDED),
+    ],
+)
+def test_a_changed_record_fails(change: Callable[[RankRun], RankRun], side: str, stage: Stage) -> None:
+    verdict = judge(CASE, INVARIANT, Oracle(), told(lambda run: (run, change(run))))
+    assert [(one.where["side"], one.where["rank"], one.stage) for one in verdict.findings] == [(side, 1, stage)]
+    assert "rank 1" in account(verdict.findings[0])
+    assert not judge(CASE, INVARIANT, Oracle(), told(lambda run: (run, run))).findings
+
+
+def test_what_is_not_shown_is_not_checked() -> None:
+    assert judge(CASE, INVARIANT, Oracle(), told(lambda run: None)).outcomes[NAME] == "unobserved"
+    alone = replace(CASE, ranks=1)
+    assert judge(alone, INVARIANT, Oracle(), told(lambda run: None)).outcomes[NAME] == "not_applicable"
