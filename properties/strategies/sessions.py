@@ -33,7 +33,7 @@ MOST_FAR_ACTIONS = 3
 # Each kind as often as it is drawn.
 HAPPENINGS = (
     "step", "step", "step", "step", "add", "add", "fork", "fork", "fork", "evict", "evict", "cancel", "cancel",
-    "cancel", "preempt", "restore", "switch", "switch", "hand-over",
+    "cancel", "preempt", "restore", "switch", "switch", "hand-over", "hand-over",
 )  # fmt: skip
 """Kinds of action, steps most often."""
 

@@ -37,7 +37,8 @@ def stays(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     if not without:
         raise NotApplicable("nothing but hand-overs happens")
     other = subject(replace(case, session=Session(case.session.mates, without)))
-    exact = not layout.traits.keeps_prefixes and not layout.pages
+    # Launched steps are resolved before a hand-over: without it some may still be on their way in the end.
+    exact = not layout.traits.keeps_prefixes and not layout.pages and not case.session.overlapped
     for member in members(case, trace):
         twin = other.shared.requests[member.number] if other.shared is not None else None
         if twin is None:

@@ -112,6 +112,14 @@ CASES = {
         dtype="float64",
         session=Session((), actions("add 0", *("launch 0",) * 6, "resolve 0", "resolve 0")),
     ),
+    "handed": Case(
+        MODEL,
+        PROMPT,
+        FORK,
+        stops=Stops(4),
+        dtype="float64",
+        session=Session((), actions("add 0", "step 0", "hand-over 0", "step 0")),
+    ),
     "sharing": Case(
         MODEL,
         PROMPT,
@@ -174,6 +182,7 @@ ELSEWHERE = {
         "serving.steps-after-finish",
     ),
     "sharded": ("lossless.ranks-agree",),
+    "handed": ("serving.hand-over",),
     "guided": ("lossless.grammar-per-node", "serving.matcher-in-step"),
     "warm": ("cache.prefix-reuse",),
     "hybrid": ("cache.recurrent-equivalence",),
