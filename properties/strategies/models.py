@@ -137,9 +137,9 @@ FIRST = tuple(at for at in range(LATER, len(GALLERY)) if GALLERY[at].family != G
 """Indices of the first of them of each family."""
 
 RECURRENT = tuple(at for at, arch in enumerate(GALLERY) if arch.recurrent)
-"""Indices of models with a recurrent state, which are drawn four times as often: about one case in thirty."""
+"""Indices of models with a recurrent state, which are drawn twice as often: about one case in 25."""
 
-RARE = (*range(LATER, len(GALLERY)), *FIRST, *RECURRENT * 3)
+RARE = (*range(LATER, len(GALLERY)), *FIRST, *RECURRENT)
 """Indices of these architectures, as often as they are drawn beside four times all others: one case in five.
 
 The first of each family is drawn twice as often as the others.
