@@ -1,4 +1,4 @@
-"""Scripted trees whose accepted path is a side branch, for targets with a recurrent state."""
+"""Scripted trees whose accepted path is a side branch."""
 
 from hypothesis import strategies as st
 
