@@ -17,6 +17,7 @@ from backends.adapt.models import checkpoint_of, transformers_model
 from backends.base import Declaration
 from backends.places import function_at
 from reference.case import Case
+from reference.family import FAMILIES
 from reference.trace import Stage, Trace
 
 NEEDED = ("prompt_ids", "max_new_tokens")
@@ -69,7 +70,8 @@ def blackbox(
         name: The backend's name; by default the function's.
         device: The device on which the function computes: cpu, cuda, npu.
         dtypes: Working dtypes of the models that the function is given.
-        families: Families of models that it loads (`reference.family.FAMILIES` has their names); None for all.
+        families: Families of models that it loads (`reference.family.FAMILIES` has their names); None for all
+            but hybrids: cropping keys and values leaves a recurrent state behind, and `generate` refuses to draft.
         least_window: The narrowest sliding window of the models that it runs, in tokens; 0 if it runs no such models.
         ropes: Kinds of rotary embedding of the models that it runs (`reference.architecture.ROPE_KINDS`); None for all.
         head_multiple: What the width of a head is a multiple of in the models that it runs, such as 16.
@@ -97,7 +99,7 @@ def blackbox(
         draws=(),
         processes=tuple(one for one in PROCESSING if one in takes),
         stops=("max_new_tokens", *(("eos", "stop_tokens") if "stops" in takes else ())),
-        families=families,
+        families=tuple(name for name, one in FAMILIES.items() if not one.hybrid) if families is None else families,
         soft_caps="published",
         least_window=least_window,
         ropes=ropes,

@@ -140,9 +140,9 @@ LATENT = tuple(at for at, arch in enumerate(GALLERY) if "latent_rank" in arch.wo
 """Indices of models with latent attention, whose rows are cached, paged and moved in a form of their own."""
 
 RECURRENT = tuple(at for at, arch in enumerate(GALLERY) if arch.recurrent)
-"""Indices of models with a recurrent state, which are drawn four times as often: about one case in thirty."""
+"""Indices of models with a recurrent state, which are drawn twice as often: about one case in 25."""
 
-RARE = (*range(LATER, len(GALLERY)), *FIRST, *LATENT, *RECURRENT * 3)
+RARE = (*range(LATER, len(GALLERY)), *FIRST, *LATENT, *RECURRENT)
 """Indices of these architectures, as often as they are drawn beside four times all others: one case in five.
 
 The first of each family, and models with latent attention, are drawn twice as often as the others.

@@ -119,6 +119,11 @@ class LayerNorms:
         return tuple(name for name in every if name is not None)
 
 
+def attention_alone(arch: Sizes, layer: int) -> Shapes | None:
+    """None: the `recurrent` of a family whose layers all have attention."""
+    return None
+
+
 @dataclass(frozen=True)
 class Family:
     """A family of decoder-only transformers.
@@ -156,7 +161,7 @@ class Family:
     feed_forward: Callable[[Sizes, int], Shapes] = gated
     attention_extras: Callable[[Sizes, int], Shapes] = no_tensors
     projections: Callable[[Sizes, int], Shapes] | None = None
-    recurrent: Callable[[Sizes, int], Shapes | None] = lambda arch, layer: None
+    recurrent: Callable[[Sizes, int], Shapes | None] = attention_alone
     gated_attention: bool = False
     probed: Callable[[dict[str, float], int], dict[str, float]] = lambda settings, width: settings
     mixes_rows: bool = False
@@ -167,6 +172,11 @@ class Family:
     settings: Mapping[str, float] = field(default_factory=dict)
     drawn: tuple[Mapping[str, Any], ...] = ()
     rare: bool = False
+
+    @property
+    def hybrid(self) -> bool:
+        """Whether layers may have a recurrent state in place of attention."""
+        return self.recurrent is not attention_alone
 
 
 def members(package: str, path: Iterable[str], kind: type[T]) -> list[T]:

@@ -9,6 +9,7 @@ from pkgutil import iter_modules
 from hypothesis import strategies as st
 
 from properties.strategies.draft.drawing import DRAWN, Given
+from properties.strategies.draft.side_branch import side_branches
 from properties.strategies.within import among
 from reference.abilities import Abilities
 from reference.architecture import Seeded
@@ -42,8 +43,12 @@ def any_draft(
 ) -> Draft:
     """A draft: mostly scripted trees, or a model half of the time if `learning`; else a trie or a further kind.
 
+    For a target with a recurrent state the accepted path is a side branch half of the time.
     It proposes nothing for an engine that brings a draft of its own.
     """
+    branches = within is None or (within.trees == "any" and Scripted.TAG in within.drafts)
+    if model.architecture.recurrent and branches and model.vocab_size > 1 and draw(st.booleans()):
+        return draw(side_branches(prompt[-1], ahead, model.vocab_size))
     # Heads are dear, and each fault of a further kind shows in most of its cases: one draft in five is enough for all.
     further = among(sorted(set(DRAWN) - set(PLAIN)), within, "drafts")
     often = among((LEARNING if learning else PLAIN) * 2, within, "drafts") + (further[:1] * FURTHER)
