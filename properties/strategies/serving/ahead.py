@@ -14,7 +14,7 @@ from reference.case import Case
 from reference.draft import Draft
 from reference.session import OVERLAPPED, Action
 
-AHEAD = 5
+AHEAD = 3
 """Of so many sessions that admit it, one is served a step ahead."""
 
 GUIDED_AHEAD = 4
