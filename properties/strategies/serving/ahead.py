@@ -48,9 +48,13 @@ def ahead(draw: st.DrawFn, actions: tuple[Action, ...], count: int, within: Abil
             # Mostly a part of the batch in another order, so that rows change their requests.
             order = draw(st.permutations(action.requests))
             found.append(Action("launch", tuple(order[: draw(st.sampled_from((1, 1, len(order))))])))
-        happens = draw(st.sampled_from(("", "resolve", "lost", "lost")))
+        happens = draw(st.sampled_from(("resolve", "lost", "lost", "rows", "rows")))
         if happens == "resolve":
             found.append(Action("resolve", (draw(st.integers(0, count - 1)),)))
+        elif happens == "rows":
+            # Another request takes the row of one whose step is still in flight.
+            first, *others = draw(st.permutations(action.requests))
+            found += [Action("launch", (one,)) for one in (first, *others[:1], first)]
         elif happens == "lost" and evicts:
             gone = draw(st.sampled_from(action.requests))
             found += [Action("evict", (gone,)), Action("restore", (gone,)), Action("launch", action.requests)]
