@@ -99,19 +99,19 @@ def admitted_events(value: object, case: Case) -> tuple[Event, ...]:
     assert case.session is not None
     if not isinstance(value, (tuple, list)):
         raise refusal("shared.events", value, "a tuple of reference.session.Event")
-    last = len(case.session.actions) - 1
-    return tuple(_event(f"shared.events[{at}]", one, last, len(case.session.mates)) for at, one in enumerate(value))
+    mates = len(case.session.mates)
+    return tuple(_event(f"shared.events[{at}]", one, mates) for at, one in enumerate(value))
 
 
-def _event(field: str, value: object, last: int, mates: int) -> Event:
-    """One event."""
+def _event(field: str, value: object, mates: int) -> Event:
+    """One event; its action may lie behind those of the case, since a live session goes on."""
     if not isinstance(value, Event):
         raise refusal(field, value, "reference.session.Event")
     if value.kind not in EVENTS:
         raise refusal(f"{field}.kind", value.kind, f"one of {', '.join(EVENTS)}")
     return Event(
         value.kind,
-        whole(f"{field}.action", value.action, 0, last),
+        whole(f"{field}.action", value.action, 0),
         whole(f"{field}.request", value.request, 0, mates),
         whole(f"{field}.frame", value.frame, 0, MOST_PAGES),
         wholes(f"{field}.inputs", value.inputs),

@@ -8,7 +8,7 @@ from properties.strategies.acceptance import continuation, retold
 from properties.strategies.layouts import layouts
 from properties.strategies.models import other_drafts
 from properties.strategies.prompts import LONGEST
-from properties.strategies.serving.ahead import AHEAD, ahead, guided_ahead, takes_ahead
+from properties.strategies.serving.ahead import AHEAD, ahead, first_early, guided_ahead, takes_ahead
 from properties.strategies.trees import as_many
 from properties.strategies.within import fitted
 from reference.abilities import Abilities
@@ -250,6 +250,7 @@ def with_session(
     drafts = [case.draft, *(mate.draft for mate in company)]
     if takes_ahead(drafts, within) and most_actions == MOST_ACTIONS and draw(st.integers(0, AHEAD - 1)) == AHEAD - 1:
         happened = draw(ahead(happened, 1 + len(company), within))
+        happened = draw(first_early(happened, within)) if greedy else happened
         case = draw(guided_ahead(case, within))
     if not greedy:
         # Sampled tokens depend on the draft, so that a switch would change the oracle's answer.

@@ -153,8 +153,9 @@ class OverlapServer(HandOverServer):
         frame = self._frames.popleft()
         frame.wait()
         for part in frame.parts:
-            number = self._overlap.owner(part, self._last)
+            number = part.place.number
             request = self.requests[number]
+            part.verdict = replace(part.verdict, accepted=self._overlap.results(part, self._last))
             self._futures.drop(part.place)
             if self._overlap.counts(part, self._epochs[number], number in self._over):
                 with naming(request):

@@ -10,9 +10,9 @@ from backends.engine.request import Request
 from backends.engine.step.state import Emission
 
 
-def owner(part: Launched, launched: Frame) -> int:
-    """The request that gets the results of `part`: the one for which the step was launched."""
-    return part.place.number
+def results(part: Launched, launched: Frame) -> list[int]:
+    """The accepted tokens that the host reads for `part`: its own, whatever frame was launched last."""
+    return part.verdict.accepted
 
 
 def counts(part: Launched, epoch: int, over: bool) -> bool:
@@ -34,13 +34,13 @@ class OverlapSeams:
     Attributes:
         reserved: From the rows of the largest block to the columns that a launch reserves.
         futures: The class of the device's tokens.
-        owner: From a part and the frame that was launched last to the request that gets the part's results.
+        results: From a part and the frame that was launched last to the accepted tokens of the part.
         counts: From a part, the request's epoch and whether the request is over to whether the results count.
         read: From a request and a part to the emitted tokens.
     """
 
     reserved: Callable[[int], int] = reserved
     futures: type[Futures] = Futures
-    owner: Callable[[Launched, Frame], int] = owner
+    results: Callable[[Launched, Frame], list[int]] = results
     counts: Callable[[Launched, int, bool], bool] = counts
     read: Callable[[Request, Launched], Emission] = read

@@ -119,21 +119,21 @@ def stale_frame_kept(seams: Seams) -> Seams:
 
 @fault(
     "results-routed-by-row",
-    Stage.DRAFTED,
+    Stage.EMITTED,
     "sgl-project/sglang FutureMap by batch row; of the family of catalogue BZ-136: one row stands for another",
     "two steps in flight whose batches have unlike requests in one row",
 )
 def routed_by_row(seams: Seams) -> Seams:
-    """The results of a frame go to the requests that stand in its rows in the batch that was launched last.
+    """The host reads the tokens of a frame by row in the results that were written last: another request's, mostly.
 
     A row of the batch is taken for the request, though requests have joined, left or changed places since.
     """
 
-    def owner(part: Launched, launched: Frame) -> int:
-        row = part.place.row
-        return launched.parts[row].place.number if row < len(launched.parts) else part.place.number
+    def results(part: Launched, launched: Frame) -> list[int]:
+        row, right = part.place.row, seams.overlap.results(part, launched)
+        return right if row >= len(launched.parts) else launched.parts[row].verdict.accepted
 
-    return replace(seams, overlap=replace(seams.overlap, owner=owner))
+    return replace(seams, overlap=replace(seams.overlap, results=results))
 
 
 @fault(

@@ -89,8 +89,9 @@ def _emitted(shared: Shared) -> dict[int, list[tuple[tuple[int, ...], str | None
 def _lost(case: Case, shared: Shared, launch: Event, event: Event) -> str | None:
     """Why the results of `launch` are lost when the host meets them in `event`, or None."""
     assert case.session is not None
-    for at in range(launch.action + 1, event.action + 1):
-        action = case.session.actions[at]
+    for at, action in enumerate(case.session.actions[: event.action + 1]):
+        if at <= launch.action:
+            continue
         gone = action.kind in ("evict", "cancel") and launch.request in action.requests
         if gone and launch.request in present(shared.accounts, at):
             return f"action {at}, {action.kind}"

@@ -14,7 +14,7 @@ from reference.case import Case
 from reference.draft import Draft
 from reference.session import OVERLAPPED, Action
 
-AHEAD = 5
+AHEAD = 3
 """Of so many sessions that admit it, one is served a step ahead."""
 
 GUIDED_AHEAD = 4
@@ -42,19 +42,39 @@ def ahead(draw: st.DrawFn, actions: tuple[Action, ...], count: int, within: Abil
         if action.kind != "step" or draw(st.integers(0, 5)) == 5:
             continue
         found[-1] = Action("launch", action.requests)
-        for _ in range(draw(st.sampled_from((0, 1, 1, 2)))):
+        for _ in range(draw(st.sampled_from((0, 1, 2, 3)))):
             if draw(st.integers(0, 2)) == 2:
                 found.append(Action("resolve", (draw(st.sampled_from(action.requests)),)))
             # Mostly a part of the batch in another order, so that rows change their requests.
             order = draw(st.permutations(action.requests))
-            found.append(Action("launch", tuple(order[: draw(st.integers(1, len(order)))])))
-        happens = draw(st.sampled_from(("", "resolve", "lost", "lost")))
+            found.append(Action("launch", tuple(order[: draw(st.sampled_from((1, 1, len(order))))])))
+        happens = draw(st.sampled_from(("resolve", "lost", "lost", "rows", "rows")))
         if happens == "resolve":
             found.append(Action("resolve", (draw(st.integers(0, count - 1)),)))
+        elif happens == "rows":
+            # Another request takes the row of one whose step is still in flight.
+            first, *others = draw(st.permutations(action.requests))
+            found += [Action("launch", (one,)) for one in (first, *others[:1], first)]
         elif happens == "lost" and evicts:
             gone = draw(st.sampled_from(action.requests))
             found += [Action("evict", (gone,)), Action("restore", (gone,)), Action("launch", action.requests)]
     return (*found, *(Action("resolve", (one,)) for one in range(count) for _ in range(2)))
+
+
+@st.composite
+def first_early(draw: st.DrawFn, actions: tuple[Action, ...], within: Abilities | None) -> tuple[Action, ...]:
+    """`actions` with some requests that take a first step without their draft, right behind their entry.
+
+    Unchanged where a draft is switched: the steps of such a request are compared with the trees of its drafts.
+    """
+    if (within is not None and "first" not in within.actions) or any(one.kind == "switch" for one in actions):
+        return actions
+    found: list[Action] = []
+    for action in actions:
+        found.append(action)
+        if action.kind == "add" and draw(st.integers(0, 3)) == 0:
+            found.append(Action("first", action.requests))
+    return tuple(found)
 
 
 @st.composite

@@ -30,7 +30,7 @@ from reference.layout import KvLayout
 from reference.oracle.decoder import Oracle
 from reference.probability_world import Blocks, World
 from reference.sampling import Sampling, Stops
-from reference.session import Action, Mate, Session
+from reference.session import Action, Event, Mate, Session
 from reference.tape import stride
 from reference.trace import Shared, Stage, Trace
 from reference.tree import RankTree, Shape, Tree
@@ -164,6 +164,22 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "a page in words": (
         lambda: account(kept=("none",)),
         "shared.accounts[4].kept[0]: 'none', expected an int",
+    ),
+    "events by action": (
+        lambda: shared(events={0: None}),
+        "shared.events: dict, expected a tuple of reference.session.Event",
+    ),
+    "an event as a dict": (
+        lambda: shared(events=({"kind": "launched"},)),
+        "shared.events[0]: dict, expected reference.session.Event",
+    ),
+    "an event of another kind": (
+        lambda: shared(events=(Event("resolved", 0, 0, 0),)),
+        "shared.events[0].kind: 'resolved', expected one of launched, counted, skipped",
+    ),
+    "an event of a stranger": (
+        lambda: shared(events=(Event("launched", 0, 7, 0),)),
+        "shared.events[0].request: 7, expected an int from 0 to 2",
     ),
 }
 
