@@ -36,7 +36,7 @@ GREEDY = 7
 GUIDED = 8
 """Share of cases with processed logits that have a grammar in place of bans: 1 in this many, some 1 in 25 of all."""
 
-RANKED = 20
+RANKED = 12
 """One case in this many is sharded over ranks where its target can be."""
 
 FAR = 20
