@@ -39,8 +39,8 @@ GUIDED = 8
 LATENT = 8
 """Of so many cases on a model with latent attention, all but one hold latent rows."""
 
-RANKED = 20
-"""One case in this many is sharded over ranks where its target can be."""
+RANKED = 18
+"""One greedy case in this many is sharded over ranks where its target can be, a sampled one three times as often."""
 
 FAR = 20
 """One case in this many has a long prompt."""
@@ -131,7 +131,8 @@ def cases(
         case = draw(session_cases(dtypes, processors, layout, within))
     else:
         case = draw(single_cases(dtypes, processors, layout, within=within))
-    if draw(st.integers(0, RANKED - 1)) == RANKED - 1 or (within is not None and 1 not in within.ranks):
+    often = RANKED if case.sampling.greedy else RANKED // 3
+    if draw(st.integers(0, often - 1)) == often - 1 or (within is not None and 1 not in within.ranks):
         case = draw(over_ranks(case, within))
     # A session may grow longer than an engine takes, by a prompt that continues another; such a draw is repeated.
     assume(within is None or within.outside(case) is None)

@@ -47,6 +47,19 @@ def sampling_in_step(seams: SamplingSeams, group: Group) -> SamplingSeams:
         told = ranks.agreed(group, torch.cat([path, token[:, None]], 1), False)
         return told[:, :-1], told[:, -1]
 
+    due: list[bool] = []
+
+    def bonus_place(dice: coins.Coins, at: Tensor, rejected: Tensor) -> Tensor:
+        due.append(True)
+        return seams.bonus_place(dice, at, rejected)
+
+    def inverse(coin: Tensor, weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        # The token after the path alone is drawn over parts: the draft runs whole on every rank.
+        if not due or seams.inverse is not coins.inverse:
+            return seams.inverse(coin, weights)
+        due.clear()
+        return ranks.draw(group, coin, weights)
+
     sharded = partial(processing.law, softmax=lambda logits: ranks.softmax(group, logits))
     target_law = _unless_replaced(seams.target_law, sharded)
     # Laws that were one function stay one, so that they are still computed once.
@@ -55,7 +68,8 @@ def sampling_in_step(seams: SamplingSeams, group: Group) -> SamplingSeams:
         seams,
         target_law=target_law,
         bonus_law=bonus_law,
-        inverse=partial(ranks.draw, group) if seams.inverse is coins.inverse else seams.inverse,
+        inverse=inverse,
+        bonus_place=bonus_place,
         own_coins=lambda uniforms: ranks.own_coins(group, seams.own_coins(uniforms)),
         agreed=agreed,
     )
