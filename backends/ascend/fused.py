@@ -11,7 +11,7 @@ from torch import Tensor
 
 from backends.ascend.eager import ascend_eager
 from backends.ascend.encodings import boolean
-from backends.ascend.latent import LatentAsked, ask_latent, infer_latent, of_tree, unfit
+from backends.ascend.latent import LatentAsked, ask_latent, infer_latent, of_tree, takes
 from backends.ascend.operands import BLOCK, LARGEST_BLOCK, Operands, equally_wide, gathered, in_pages
 from backends.ascend.operators.masked import WIDE_OPEN
 from backends.engine.columns import Attend, AttentionInputs
@@ -151,7 +151,7 @@ class AscendFused:
         columns.refuse_sinks("Ascend's fused attention")
         if columns.latent and query.dtype != torch.float32:
             held, rows = self._placed(columns, LATENT_BLOCK), query.shape[2]
-            if unfit(query, held) is None:
+            if takes(query, held):
                 mask = self.encode(of_tree(held, rows))[:, 0] if rows > 1 else None
                 return infer_latent(self.ask_latent(query, held, mask, scaling))
         why = _unfit(query, columns)

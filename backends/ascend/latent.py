@@ -40,32 +40,27 @@ class LatentAsked:
     sparse_mode: int
 
 
-def unfit(query: Tensor, held: Operands) -> str | None:
-    """The reason why the operator does not take these rows, or None.
+def takes(query: Tensor, held: Operands) -> bool:
+    """Whether the operator takes these rows.
 
     Args:
         query: [B, N, T, L + R].
         held: Keys with L + R dimensions and values with L.
     """
     heads, rows, latent = query.shape[1], query.shape[2], held.value.shape[-1]
-    turned = query.shape[-1] - latent
-    if query.dtype not in (torch.float16, torch.bfloat16):
-        return f"no 16 bits: {query.dtype}"
-    if heads not in HEADS:
-        return f"{heads} query heads, none of {', '.join(map(str, HEADS))}"
-    if rows > MOST_ROWS:
-        return f"{rows} rows, at most {MOST_ROWS}"
-    if latent > LATENT_DIM or turned > ROPE_DIM:
-        return f"latent vectors of {latent} and rotated parts of {turned} dimensions"
-    for lane, length in enumerate(held.lengths):
-        if length < rows:
-            return f"{rows} rows over {length} columns"
-        visible = held.visible[lane, 0]
-        whole = visible[:, : length - rows].all(-1)
-        # A row that sees one column beside rows that see all of the prefix is padding: its output is read by nobody.
-        if not bool((whole | (visible.sum(-1) == 1)).all() and whole.any()):
-            return "rows that do not see every column before the last of them"
-    return None
+    sizes = heads in HEADS and rows <= MOST_ROWS and latent <= LATENT_DIM and query.shape[-1] - latent <= ROPE_DIM
+    half = query.dtype in (torch.float16, torch.bfloat16)
+    return half and sizes and all(_behind_prefix(held, lane, rows) for lane in range(len(held.lengths)))
+
+
+def _behind_prefix(held: Operands, lane: int, rows: int) -> bool:
+    """Whether the rows of a lane see all its columns before the last `rows`, which mode 9 does not mask."""
+    length, visible = held.lengths[lane], held.visible[lane, 0]
+    if length < rows:
+        return False
+    whole = visible[:, : length - rows].all(-1)
+    # A row that sees one column beside rows that see all of the prefix is padding: its output is read by nobody.
+    return bool((whole | (visible.sum(-1) == 1)).all() and whole.any())
 
 
 def of_tree(held: Operands, rows: int) -> Tensor:

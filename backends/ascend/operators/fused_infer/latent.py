@@ -57,10 +57,14 @@ def latent_attention(call: Call, rope: Rope) -> tuple[Tensor, Tensor]:
     _refuse_unknown(call)
     layout, returned = LAYOUTS[call.input_layout]
     _check_dtypes(call, rope, RANKS[layout])
-    query, turned = (to_bnsd(one, layout, call.num_heads) for one in (call.query, rope.query))
-    batch, heads, rows, dim = query.shape
-    fits = heads == call.num_heads and heads in HEADS
-    demand(fits, "fia.latent-heads", f"N({heads}) with rope and D = 512 is none of {', '.join(map(str, HEADS))}")
+    heads = call.num_heads
+    said = f"num_heads({heads}) with rope and D = 512 is none of {', '.join(map(str, HEADS))}"
+    demand(heads in HEADS, "fia.latent-heads", said)
+    whole = layout != "BSH" or call.query.shape[-1] % heads == 0 == rope.query.shape[-1] % heads
+    demand(whole, "fia.heads", f"H of query or query_rope is no multiple of num_heads({heads})")
+    query, turned = (to_bnsd(one, layout, heads) for one in (call.query, rope.query))
+    batch, own, rows, dim = query.shape
+    demand(own == heads, "fia.heads", f"num_heads({heads}) != N({own}) of the query")
     said = f"num_key_value_heads({call.kv_heads}) with rope and D = 512 must be 1"
     demand(call.kv_heads == 1, "fia.latent-kv-heads", said)
     demand(dim == LATENT_DIM, "fia.latent-head-dim", f"D({dim}) of a query with rope must be 512")
@@ -72,7 +76,7 @@ def latent_attention(call: Call, rope: Rope) -> tuple[Tensor, Tensor]:
     held = _lengths(call, batch, room)
     mask = _mask(call, batch, rows, held)
     out, lse = torch.empty_like(query), torch.empty(batch, heads, rows, 1)
-    whole = torch.cat([query, turned], -1)
+    asked = torch.cat([query, turned], -1)
     for at, length in enumerate(held):
         if not length:
             out[at], lse[at] = 0.0, float("inf")
@@ -84,7 +88,7 @@ def latent_attention(call: Call, rope: Rope) -> tuple[Tensor, Tensor]:
         if mask is not None:
             # Every row sees all keys before the last Q_S.
             hidden = torch.nn.functional.pad(mask[at], (length - rows, 0))
-        mixed = attend(whole[at], torch.cat([key, part], -1), value, hidden, call.scale, call.inner_precise, "fia")
+        mixed = attend(asked[at], torch.cat([key, part], -1), value, hidden, call.scale, call.inner_precise, "fia")
         out[at], lse[at, ..., 0] = mixed
     return from_bnsd(out, returned), lse
 
