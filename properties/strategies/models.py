@@ -139,7 +139,7 @@ FIRST = tuple(at for at in range(LATER, len(GALLERY)) if GALLERY[at].family != G
 LATENT = tuple(at for at, arch in enumerate(GALLERY) if "latent_rank" in arch.words.settings)
 """Indices of models with latent attention, whose rows are cached, paged and moved in a form of their own."""
 
-RARE = (*range(LATER, len(GALLERY)), *FIRST, *LATENT)
+RARE = (*LATENT, *range(LATER, len(GALLERY)), *FIRST)
 """Indices of these architectures, as often as they are drawn beside four times all others: one case in five.
 
 The first of each family, and models with latent attention, are drawn twice as often as the others.
