@@ -142,7 +142,7 @@ LATENT = tuple(at for at, arch in enumerate(GALLERY) if "latent_rank" in arch.wo
 RECURRENT = tuple(at for at, arch in enumerate(GALLERY) if arch.recurrent)
 """Indices of models with a recurrent state, which are drawn twice as often: about one case in 25."""
 
-RARE = (*range(LATER, len(GALLERY)), *FIRST, *LATENT, *RECURRENT)
+RARE = (*LATENT, *range(LATER, len(GALLERY)), *FIRST, *RECURRENT)
 """Indices of these architectures, as often as they are drawn beside four times all others: one case in five.
 
 The first of each family, and models with latent attention, are drawn twice as often as the others.
