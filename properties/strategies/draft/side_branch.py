@@ -22,8 +22,9 @@ def side_branches(draw: st.DrawFn, root: int, ahead: tuple[int, ...], vocabulary
             break
         parent, token, above = [0], [root], 0
         for right in ahead[:deep]:
-            wrong = (right + draw(st.integers(1, vocabulary - 1))) % vocabulary
-            parent, token = [*parent, above, above], [*token, wrong, right]
+            offsets = draw(st.lists(st.integers(1, vocabulary - 1), min_size=1, max_size=9, unique=True))
+            wrong = [(right + offset) % vocabulary for offset in offsets]
+            parent, token = [*parent, *[above] * len(wrong), above], [*token, *wrong, right]
             above = len(parent) - 1
         trees.append(Tree(tuple(parent), tuple(token)))
         if len(ahead) <= deep:
