@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TypeVar
 
+from backends.engine.ahead.server import OverlapServer
 from backends.engine.collectives.group import Group, OutOfStep
 from backends.engine.model.models import ModelCache
 from backends.engine.play import alone
@@ -15,7 +16,6 @@ from backends.engine.ranks.merged import merged
 from backends.engine.ranks.shards import ShardedLm
 from backends.engine.ranks.threads import Meeting
 from backends.engine.seams import Seams
-from backends.engine.server import Server
 from reference.case import Case
 from reference.session import Action, Session
 from reference.trace import Trace
@@ -23,7 +23,7 @@ from reference.trace import Trace
 Result = TypeVar("Result")
 
 
-class RankServer(Server):
+class RankServer(OverlapServer):
     """The server of one rank."""
 
     @property
