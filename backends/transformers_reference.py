@@ -196,7 +196,7 @@ class PlainTransformers:
         name = type(self._network).__name__
         if mode.narrow:
             raise Unsupported(f"{name}: transformers computes {', '.join(sorted(mode.narrow))} narrower than float64")
-        if [one.index for one in layers] != self._attending:
+        if not layers or [one.index for one in layers] != self._attending:
             raise Unsupported(
                 f"{name}: layers {[one.index for one in layers]} call attention through transformers' attention "
                 f"interface, where each of {self._attending} should, once"

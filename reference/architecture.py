@@ -63,9 +63,8 @@ class Architecture:
     `reference.family` says which weights the layers of a family have, `reference.oracle.family` its formulas.
 
     `windows[l]` is layer l's sliding window in tokens, the row's own token included (the row at position p sees p -
-    window < j <= p), or 0 for none. Family `pangu` is openPangu-Embedded: Llama with bias on q, k, v and o. Family
-    `llama4` is Llama 4's text model with dense layers: rotary embedding turns neighbouring dimensions, and `qk_norm` is
-    a root mean square norm without gain, of rotated queries and keys, in rotated layers alone.
+    window < j <= p), or 0 for none. In family `llama4`, Llama 4's text model with dense layers, `qk_norm` is a root
+    mean square norm without gain, of rotated queries and keys, in rotated layers alone.
 
     Attributes:
         chunks: Layer l's chunk in tokens (the row at position p sees j <= p with j // chunk == p // chunk), or 0 for
@@ -74,8 +73,7 @@ class Architecture:
         floor_scale: Queries of unrotated layers are scaled by 1 + attn_scale * ln(1 + floor((p + 1) / floor_scale)), p
             being their position (arXiv 2501.19399 as Llama 4 has it); 0 for none.
         attn_scale: See floor_scale.
-        score_cap: Soft cap of attention, as Gemma 2 has it (arXiv 2408.00118): a scaled score s becomes
-            score_cap * tanh(s / score_cap) before the mask; 0.0 for none.
+        score_cap: Soft cap c of attention (arXiv 2408.00118): a scaled score s becomes c * tanh(s / c); 0.0 for none.
         settings: Values of `Family.settings` that differ from the family's default, by name in ascending order.
     """
 
@@ -132,12 +130,11 @@ class Architecture:
 
     def _check_irope(self) -> None:
         """Raise Malformed where chunks, unrotated layers and temperature make no sense together."""
-        if self.chunks and len(self.chunks) != self.layers:
+        if len(self.chunks) not in (0, self.layers):
             raise Malformed("chunks", f"{len(self.chunks)} entries for {self.layers} layers (or none at all)")
-        if any(chunk < 0 for chunk in self.chunks):
-            raise Malformed("chunks", "a chunk is a number of tokens, or 0 for none")
-        if self.chunks and not any(self.chunks):
-            raise Malformed("chunks", "no layer has a chunk: leave the field empty")
+        if self.chunks and (min(self.chunks) < 0 or not any(self.chunks)):
+            none = "no layer has a chunk: leave the field empty"
+            raise Malformed("chunks", "a chunk is a number of tokens, or 0 for none" if min(self.chunks) < 0 else none)
         for layer, (window, chunk) in enumerate(self.reaches):
             if window and chunk:
                 raise Malformed(f"chunks[{layer}]", "a layer has a window or a chunk, not both")
@@ -211,8 +208,8 @@ class Architecture:
         attention, parts = (attention, (self.words.recurrent,)) if other is None else (0, (other,))
         tables = [f(self, n) or {} for n in range(self.layers) for f in (*parts, self.words.feed_forward)]
         blocks: int = sum(prod(shape) for table in tables for shape in table.values() if len(shape) > 1)
-        attending = self.layers - len(self.recurrent)
-        return self.hidden_size * (self.vocab_size * (2 - self.tied) + attending * attention) + blocks
+        attention *= self.layers - len(self.recurrent)
+        return self.hidden_size * (self.vocab_size * (2 - self.tied) + attention) + blocks
 
 
 @dataclass(frozen=True)
@@ -255,9 +252,8 @@ class Seeded:
         if arch.weights > LARGEST:
             raise Malformed("architecture", f"{arch.weights} weights; a built-in model has at most {LARGEST}")
         if arch.max_positions > LONGEST:
-            raise Malformed(
-                "architecture.max_positions", f"{arch.max_positions}; a built-in model has at most {LONGEST}"
-            )
+            why = f"{arch.max_positions}; a built-in model has at most {LONGEST}"
+            raise Malformed("architecture.max_positions", why)
         # The smallest vocabulary and hidden size that the blocks of `weights.models._transparent` fit into.
         probe = (arch.heads * arch.head_dim + 1, (1 + arch.heads) * arch.head_dim)
         if self.weights == "transparent" and (arch.tied or arch.vocab_size != probe[0] or arch.hidden_size < probe[1]):
@@ -280,14 +276,12 @@ class Checkpoint:
 
     Attributes:
         source: The directory that was read, or `builtin:NAME`. Not part of the case's digest.
-        digest: `sha256:` over config.json and the safetensors files; a replay on another machine checks the weights
-            by it.
+        digest: `sha256:` over config.json and the safetensors files, by which a replay checks the weights.
         vocab_size: Number of token ids the model scores.
         max_positions: Longest sequence that the model's config admits, in tokens.
         mixes_rows: Whether the low bits of a row may depend on the other rows of the forward. A layer with experts
             computes the rows that choose the same expert in one product, whose rounding depends on how many there are.
-        quantised: `int8` or `fp8` for projections that are rounded to so many bits when a draft is opened, one of
-            QUANTISED; empty for the weights as they are stored.
+        quantised: `int8` or `fp8` (QUANTISED) for projections rounded to so many bits as a draft opens; else empty.
     """
 
     TAG: ClassVar[str] = "checkpoint"

@@ -183,8 +183,7 @@ class Committed:
         after: Target cache after the commit.
         draft: The draft model's own cache after the step.
         fallback: Why a faster commit was not used, or None.
-        way: The way that the commit took, one of `reference.layout.COMMITS`; None where the backend does not say, or
-            its layout has one way.
+        way: The way that the commit took (`reference.layout.COMMITS`); None if untold, or if its layout has one.
         matched: Number of output tokens that the matcher of the grammar has read after the step.
         recurrent_before: The target's recurrent state at the start of the step; None for a model without any.
         recurrent: The same after the commit.

@@ -161,8 +161,7 @@ SIDES: dict[tuple[str, str], str] = {
         "nor that of decoding the accepted tokens alone: {observed} instead of {expected}{by}."
     ),
     ("cache.recurrent-equivalence", "between"): (
-        "When the next step began, the recurrent state of {layer}, its {kind}, was not that of the emitted tokens: "
-        "{observed} instead of {expected}{by}."
+        "Before the next step, the {kind} of {layer} was {observed}; the emitted tokens leave {expected}{by}."
     ),
     ("cache.fast-equals-full", "way"): "The step asked for {expected}; it was committed otherwise: {observed}.",
     ("cache.untouched-slots", "length"): (

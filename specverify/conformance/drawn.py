@@ -33,12 +33,13 @@ LAYOUTS = {
 }
 """Invariants that speak of one kind of layout alone."""
 
-NARROWED: dict[str, dict[str, tuple[str, ...]]] = {
+NARROWED: dict[str, dict[str, tuple[str | int, ...]]] = {
     "draft.shared": {"drafts": ("trie",)},
     "draft.dispatch": {"drafts": ("model",), "tree_kinds": ("dispatched",)},
     "draft.tree-top-m": {"drafts": ("model",), "tree_kinds": ("dynamic",)},
+    "lossless.ranks-agree": {"ranks": (2,)},
 }
-"""Invariants that speak of few drafts: what alone is drawn of the declaration's fields, where the engine has it."""
+"""Invariants that speak of few cases: what alone is drawn of the declaration's fields, where the engine has it."""
 
 ROUNDS = (1, 4, 16)
 """How often as many cases are drawn, in turn, until one was judged: some invariants speak of few."""
@@ -70,7 +71,7 @@ def outcomes_of(
         kind = session_cases
     within, narrowed = backend.declaration, NARROWED.get(name, {})
     if all({*few} <= {*getattr(within, field)} for field, few in narrowed.items()):
-        within = replace(within, **narrowed)  # type: ignore[arg-type]  # of strings alone
+        within = replace(within, **narrowed)  # type: ignore[arg-type]  # of words and numbers
     drawn = kind(backend.dtypes, layout=LAYOUTS.get(name), within=within)
 
     def holds(case: Case) -> None:

@@ -1,6 +1,7 @@
-"""The server that hands requests over, to itself: each leaves as bytes and enters again from them.
+"""The server that hands requests over, to itself.
 
-What it sends, and what it refuses, is what two servers would; `backends.engine.handover` knows nothing of either.
+Each request leaves as bytes and enters again from them. What is sent, and what is refused, is what two servers would
+send and refuse; `backends.engine.handover` knows nothing of either.
 """
 
 from backends.engine.handover.packet import Expected

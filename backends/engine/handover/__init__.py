@@ -1,1 +1,1 @@
-"""The hand-over of a request from one server to another: its packet, and what both sides check."""
+"""The hand-over of a request between servers: its packet, and its checks."""

@@ -1,4 +1,4 @@
-"""The state of a request that leaves, and its return into the caches of another request.
+"""The state of a request that leaves, and its return into other caches.
 
 Keys and values travel, and the hidden states that a head reads. The rows of a head do not: the receiver runs them again
 on those states, as after every verification. Stop rules and the grammar follow from the text, so that the receiver

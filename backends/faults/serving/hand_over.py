@@ -1,4 +1,7 @@
-"""Faults of a hand-over between servers: something is left behind, comes at a wrong place, or is read twice."""
+"""Faults of a hand-over between servers.
+
+Something is left behind, comes at a wrong place, or is read twice.
+"""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""The invariant of a hand-over: a request that went to another server goes on as if it had stayed."""
+"""The invariant of a hand-over: a request goes on as if it had stayed."""
 
 from collections.abc import Iterator
 from dataclasses import replace

@@ -91,8 +91,8 @@ def test_reaches_are_read_off_the_config() -> None:
     assert reaches_of(config_of(ARCH)) == [Reach(chunk=4), Reach()]
     assert reaches_of(config_of(GALLERY[5])) == [Reach(window=5)] * 2
     odd = config_of(ARCH)
-    odd.layer_types = ["full_attention", "linear_attention"]
-    with pytest.raises(Unsupported, match="layers of kind linear_attention"):
+    odd.layer_types = ["full_attention", "mamba"]
+    with pytest.raises(Unsupported, match="layers of kind mamba"):
         reaches_of(odd)
 
 

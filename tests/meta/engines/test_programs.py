@@ -100,7 +100,7 @@ def test_an_error_in_another_language_is_found(
     fault: str, invariant: str, diff: Diff, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("GREEDY_LLAMA_FAULT", fault)
-    code, told, _ = diff(NODE, "--invariant", invariant)
+    code, told, _ = diff(NODE, "--invariant", invariant, "--cases", "24")
     assert code == 1
     assert [one["invariant"] for one in told["findings"]] == [invariant]
 

@@ -40,7 +40,7 @@ def verdicts() -> list[Verdict]:
     """Verdicts on drawn cases, with sampling, sessions and findings among them."""
     subject, oracle = subject_of(open_planted("cpu-eager", "kv-truncated-not-gathered", None), 8), Oracle()
     invariants = invariants_matching(("lossless.*", "cache.*", "acceptance.*"))
-    cases = Stream(3, ("float32",), subject.variant_interval, subject.abilities, (), None)
+    cases = Stream(7, ("float32",), subject.variant_interval, subject.abilities, (), None)
     return [
         judge(case, taking_turns(case, invariants, subject.variant_interval), oracle, subject)
         for _, case in zip(range(14), cases, strict=False)
