@@ -32,7 +32,7 @@ class MedusaDraft(TreeFilling):
     cache: KvCache | None = None
 
     def __init__(self, draft: Medusa, weights: dict[str, Tensor], target: CausalLm, seams: StepSeams) -> None:
-        self.target_head: Tensor = target.model.get_output_embeddings().weight
+        self.target_head: Tensor = target.whole.get_output_embeddings().weight
         vocab_size = len(self.target_head)
         super().__init__(draft.shape, torch.arange(vocab_size), vocab_size, seams)
         self.reads: HiddenStates | None = draft.reads

@@ -75,6 +75,11 @@ class CausalLm:
         self.fallbacks: Counter[str] = Counter()
 
     @property
+    def whole(self) -> Any:
+        """The transformers model with its whole embeddings, which a draft's head may share."""
+        return self.model
+
+    @property
     def layers(self) -> int:
         """Number of decoder layers."""
         return len(self.reaches)

@@ -55,10 +55,10 @@ class HeadModel(ABC):
         self.d2t = weights["d2t"].to(self.device) if "d2t" in weights else None
         named = ("d2t", "t2d")
         self.weights = {key: one.to(self.device, self.dtype) for key, one in weights.items() if key not in named}
-        shared: Tensor = target.model.get_input_embeddings().weight
+        shared: Tensor = target.whole.get_input_embeddings().weight
         # A head with an embedding of its own brings it along.
         self.embedding = self.weights.get("embed_tokens.weight", shared)
-        self.target_head: Tensor = target.model.get_output_embeddings().weight
+        self.target_head: Tensor = target.whole.get_output_embeddings().weight
         self.reaches = [Reach()] * modules
         self.forward_s = 0.0
         self.calls = 0

@@ -107,7 +107,12 @@ class ShardedLm(CausalLm):
         if at not in known:
             known[at] = _sharded(whole.model, *at)
         self.model = known[at]
-        self._group, self._seams = group, seams
+        self._group, self._seams, self._whole = group, seams, whole.model
+
+    @property
+    def whole(self) -> Any:
+        """See `CausalLm.whole`: drafts run whole on every rank."""
+        return self._whole
 
     def forward(self, *given: Any, **named: Any) -> list[Tensor]:
         """As `CausalLm.forward`; all ranks call it together."""
