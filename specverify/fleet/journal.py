@@ -208,13 +208,21 @@ def _drawn(failure: Failure) -> Failure:
     trace = failure.verdict.trace
     if trace is None:
         return failure
-    at = failure.finding.step
+    at, mine = failure.finding.step, failure.finding.where.get("request", 0)
+    light, shared = _lighter(trace, -1 if mine else at), trace.shared
+    if mine and shared is not None:  # pages draw the tree of the finding's request
+        every = [_lighter(one, at) if one and number == mine else None for number, one in enumerate(shared.requests)]
+        light = replace(light, shared=replace(shared, requests=tuple(every)))
+    return replace(failure, verdict=replace(failure.verdict, trace=light))
+
+
+def _lighter(trace: Trace, at: int) -> Trace:
+    """The trace with hidden states, logits and caches of step `at` alone, and of no other request."""
     steps = tuple(
         step if number == at and _entries(step) <= MOST_ENTRIES else _light(step)
         for number, step in enumerate(trace.steps)
     )
-    light = Trace(steps, trace.output, trace.finish, trace.accounting, fallbacks=trace.fallbacks)
-    return replace(failure, verdict=replace(failure.verdict, trace=light))
+    return Trace(steps, trace.output, trace.finish, trace.accounting, fallbacks=trace.fallbacks)
 
 
 def _entries(value: Any) -> int:
