@@ -63,6 +63,7 @@ def machine(
     """
     first: list[Verdict] = [] if met is None else met
     until = float("inf")
+    hands_over = subject.abilities is None or "hand-over" in subject.abilities.actions
 
     class Machine(RuleBasedStateMachine):
         watch: Watch | None = None
@@ -194,6 +195,13 @@ def machine(
         def evict(self, data: st.DataObject, midway: bool, go_on: bool) -> None:
             """Evict a request, between two steps or (`midway`) between draft and verify."""
             self._interrupt("evict", data.draw(st.sampled_from(self._of("living"))), midway)
+            self._go_on(go_on)
+
+        @precondition(lambda self: self._of("living") and hands_over)
+        @rule(data=st.data(), go_on=GO_ON)
+        def hand_over(self, data: st.DataObject, go_on: bool) -> None:
+            """Hand a request over to another server, which goes on from its packet."""
+            self._do(Action("hand-over", (data.draw(st.sampled_from(self._of("living"))),)))
             self._go_on(go_on)
 
         @precondition(lambda self: self._of("evicted"))
