@@ -93,7 +93,8 @@ class Carrying:
             logprob=None if emitted is None or emitted.logprobs is None else emitted.logprobs[-1],
             target=columns_of(self.lease.target, len(text) - 1),
             draft=columns_of(cache, len(text) - 1) if cache is not None and self.sends_draft else None,
-            hidden=torch.cat(self._hidden) if self._hidden else None,
+            # After a switch to a draft that reads none, those of earlier tokens are of no use.
+            hidden=torch.cat(self._hidden) if self._hidden and self.hidden_width else None,
         )
 
     def carry_on(self, sent: Carried, steps: list[Step], over: HandOverSeams) -> None:
