@@ -1,6 +1,6 @@
 """The continuation of the longest suffix that occurs earlier.
 
-It is found by comparing every suffix with every place of the text.
+It is found by comparing the end of the text with every place of it, token by token.
 """
 
 from reference.draft.automaton import Automaton
@@ -27,8 +27,17 @@ def continuation(text: Tokens, least: int, latest: bool) -> Tokens:
     >>> continuation((1, 2, 3, 1, 2, 4, 1, 2), 1, latest=True)
     (4, 1, 2)
     """
-    for width in range(len(text) - 1, least - 1, -1):
-        ends = [end for end in range(width, len(text)) if text[end - width : end] == text[-width:]]
-        if ends:
-            return text[ends[-1 if latest else 0] :]
-    return ()
+    widths = [_shared(text, end) for end in range(len(text))]
+    width = max(widths, default=0)
+    if width < least:
+        return ()
+    ends = [end for end, one in enumerate(widths) if one == width]
+    return text[ends[-1 if latest else 0] :]
+
+
+def _shared(text: Tokens, end: int) -> int:
+    """How many tokens before place `end` are those at the end of `text`."""
+    count = 0
+    while count < end and text[end - 1 - count] == text[-1 - count]:
+        count += 1
+    return count
