@@ -104,7 +104,7 @@ def admitted_events(value: object, case: Case) -> tuple[Event, ...]:
 
 
 def _event(field: str, value: object, mates: int) -> Event:
-    """One event; its action may lie behind those of the case, since a live session goes on."""
+    """An event; its action may lie behind those of the case, since a live session goes on."""
     if not isinstance(value, Event):
         raise refusal(field, value, "reference.session.Event")
     if value.kind not in EVENTS:

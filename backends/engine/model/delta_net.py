@@ -56,7 +56,7 @@ class TreeDeltaNet(Qwen3NextGatedDeltaNet):  # type: ignore[misc]  # transformer
         )
 
     def step(self, held: LayerState, entering: Tensor, decay: Tensor, rate: Tensor) -> tuple[LayerState, Tensor]:
-        """One row: the state after it, and what its query reads from the memory, [value heads, value width].
+        """The state after a row, and the answer of the memory to its query, [value heads, value width].
 
         Args:
             held: The state before it.

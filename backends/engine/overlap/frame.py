@@ -31,7 +31,7 @@ class Place:
 
 @dataclass
 class Launched:
-    """One request's part of a frame.
+    """The part of a frame that belongs to one request.
 
     Attributes:
         place: The request, its epoch, the frame and the row.

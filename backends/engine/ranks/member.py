@@ -30,7 +30,7 @@ Facts = Mapping[str, str]
 
 @dataclass(frozen=True)
 class Membership:
-    """One rank of a crew.
+    """A rank of a crew.
 
     Attributes:
         rank: Its number.

@@ -1,4 +1,4 @@
-"""One trace of all ranks: rank 0's, with the heads that the others hold."""
+"""The trace of all ranks: rank 0's, with the heads that the others hold."""
 
 from collections.abc import Sequence
 from dataclasses import replace

@@ -48,7 +48,7 @@ class RankedServers:
         self._servers = self._all(opened)
 
     def _all(self, work: Callable[[Group], Result]) -> list[Result]:
-        """What `work` makes on each rank.
+        """The results of `work` on each rank.
 
         Raises:
             Exception: That of the first rank whose own work failed, before any that failed for want of others.

@@ -115,7 +115,7 @@ class Meeting:
 
 
 class Outcome(Generic[Result]):
-    """What one rank made, or the exception that it raised."""
+    """The result of one rank, or the exception that it raised."""
 
     value: Result
     raised: BaseException | None = None

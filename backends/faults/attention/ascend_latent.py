@@ -54,7 +54,7 @@ V2 = "torch_npu docs, npu_fused_infer_attention_score_v2"
 """The documentation page of the operator."""
 
 ROWS = "latent rows in 16 bits, "
-"""What every fault here needs."""
+"""The part of a trigger that every fault here needs."""
 
 FAULTS = (
     fault(
