@@ -78,7 +78,7 @@ class Carrying:
     def carried(self) -> Carried:
         """The state that a packet holds; keys and values are copies.
 
-        A draft model may have read the root already, for a tree that was thrown away: that column stays behind.
+        A draft model may have read the root already, for a tree that was thrown away: its cache is rewound by one.
         """
         text, cache = tuple(self.tokens), self.lease.draft
         emitted = self.steps[-1].emitted if self.steps else None

@@ -65,8 +65,13 @@ class Carried:
 
 
 def columns_of(cache: KvCache, most: int) -> Columns:
-    """The committed columns of `cache`, at most the first `most`."""
-    length, held = min(cache.length, most), [cache.held(layer) for layer in range(cache.layers)]
+    """The committed columns of `cache`, at most the first `most`; it is rewound to those.
+
+    A layer with a window still has the columns that it sees from one position further back, and shows them then.
+    """
+    if cache.length > most:
+        cache.crop(most)
+    length, held = cache.length, [cache.held(layer) for layer in range(cache.layers)]
     first = tuple(min(begin, length) for begin, _, _ in held)
     cut = [length - begin for begin in first]
     states = states_of(cache)

@@ -75,6 +75,15 @@ def test_a_request_takes_its_draft_and_its_coins_along(changed: dict[str, Any]) 
     assert NAME in judged(session(**changed))
 
 
+@pytest.mark.parametrize("reader", [5, 27])
+def test_the_window_of_a_draft_that_has_read_the_root_is_sent_from_its_first_column(reader: int) -> None:
+    """A preempted step leaves the draft one column ahead; rewound, its rows see one column before those it shows."""
+    drafter = replace(GALLERY[reader], vocab_size=GALLERY[20].vocab_size)
+    draft = LanguageModel(Seeded(drafter, 1), BRANCHES)
+    target = Seeded(GALLERY[20], 0)
+    assert NAME in judged(session(model=target, draft=draft, layout=KvLayout(kind="sliding")))
+
+
 SPEC = CacheSpec((Reach(), Reach(window=2)), 2, 4, 40, 8, torch.device("cpu"), torch.float32)
 ROOT = len(PROMPT) + 1
 ASKED = Case(Seeded(GALLERY[1], 0), PROMPT, LanguageModel(Seeded(GALLERY[1], 0), BRANCHES), stops=Stops(9))
