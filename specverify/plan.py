@@ -58,6 +58,8 @@ class Plan:
         batch: Prompts that run side by side, in sessions with evictions and a fork; 0 runs each alone.
         layout: KV layout of every case, one of `reference.layout.KINDS`; None mixes them, or
             takes `branch` for a checkpoint.
+        ranks: Ranks over which every case's target is sharded; 0 mixes the numbers that the backend declares, or
+            takes one for a checkpoint.
         shrink_s: Seconds for shrinking a failing case.
         case_timeout_s: Time limit of one answer of the backend in seconds, or None for a measured, generous limit.
         memory: Bytes that the backend's process may hold, or None for most of the machine's memory.
@@ -82,6 +84,7 @@ class Plan:
     fault: str | None = None
     processors: tuple[str, ...] = ()
     layout: str | None = None
+    ranks: int = 0
     mode: str | None = None
     shrink_s: float = SHRINK_S
     case_timeout_s: float | None = None

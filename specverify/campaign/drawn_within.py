@@ -11,7 +11,7 @@ from properties.verdict.peer import Peer, shared
 from reference.abilities import Abilities
 from reference.trace import Stage
 from specverify.plan import Plan
-from specverify.setup.selection import Unknown
+from specverify.setup.selection import Unknown, over_ranks
 
 
 def drawn_within(plan: Plan, declared: Declaration, oracle: Oracle) -> Abilities:
@@ -31,7 +31,7 @@ def drawn_within(plan: Plan, declared: Declaration, oracle: Oracle) -> Abilities
     if plan.focus is not None and not within.max_temperature and plan.model is None:
         who = declared.name if declared.max_temperature == 0 else "--against " + (plan.against or "")
         raise Unknown(f"--focus {plan.focus}: {who} declares no temperature above 0, so that no case samples")
-    return within
+    return over_ranks(within, plan.ranks, declared.name) if plan.ranks else within
 
 
 def dtypes_of(plan: Plan, declared: Declaration, oracle: Oracle) -> tuple[str, ...]:

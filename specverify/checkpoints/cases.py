@@ -292,6 +292,7 @@ def base_case(checkpoint: Checkpoint, prompt: tuple[int, ...], number: int, plan
             layout_of(plan.layout, checkpoint),
             stops=Stops(plan.new_tokens, ends),
             dtype=plan.dtypes[0],
+            ranks=plan.ranks or 1,
         )
     except Malformed as why:
         raise UnusableInput(

@@ -8,6 +8,7 @@ import click
 from backends.flags import MODES
 from backends.servers.address import PREFIX as SERVER
 from reference.case import DTYPES
+from reference.parallel.ranks import RANKS
 from reference.quantisation.rows import QUANTISED
 from specverify.commands import guard_options, sampling_options
 from specverify.plan import DEFAULT_CASES, FOCI, TRANSFORMERS, Plan, default_cases, default_dtypes, default_jobs
@@ -62,6 +63,7 @@ EVERY = 10**9
 @click.option("--json", "json_file", metavar="FILE|-", help="Write the result as one JSON object.")
 @click.option("--html", metavar="FILE", help="Write the run as one HTML page, with pictures of each failure.")
 @click.option("--layout", metavar="NAME", help="Only this KV layout: `list layouts` (default: all, mixed).")
+@click.option("--ranks", type=click.Choice([*map(str, RANKS)]), help="Shard every case's target over this many ranks.")
 @click.option("--fault", metavar="NAME", help="Plant this catalogue fault in the engine first.")
 @click.option("--mode", type=click.Choice(MODES), help="reference: eager attention only (default: as flags say).")
 @click.option(
@@ -99,6 +101,7 @@ def diff(
     json_file: str | None,
     html: str | None,
     layout: str | None,
+    ranks: str | None,
     fault: str | None,
     mode: str | None,
     processors: tuple[str, ...],
@@ -139,6 +142,10 @@ def diff(
 
         names = (name, against) if against not in (None, TRANSFORMERS) else (name,)
         check_layout(layout, names, latent=model is not None)
+    if ranks is not None:
+        from specverify.setup.selection import check_ranks
+
+        check_ranks(int(ranks), (name,))
     if keep_going and max_failures is not None:
         raise click.UsageError("--keep-going and --max-failures contradict each other: give one of them")
     if model is None:  # with a checkpoint, the worker tries the processors on the checkpoint's vocabulary
@@ -164,6 +171,7 @@ def diff(
         fault=fault,
         processors=processors,
         layout=layout,
+        ranks=int(ranks or 0),
         mode=mode,
         case_timeout_s=case_timeout,
         memory=memory_limit,

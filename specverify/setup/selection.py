@@ -1,11 +1,14 @@
-"""Names on the command line that need no engine: invariants by glob, KV layouts."""
+"""Names on the command line that need no engine: invariants by glob, KV layouts, ranks."""
 
+from dataclasses import replace
 from fnmatch import fnmatchcase
 
 from backends.shipped import ROWS
 from properties.invariants import ALL, BESIDE_TOKENS, EVERY_INVARIANT
 from properties.verdict.invariant import Invariant
+from reference.abilities import Abilities
 from reference.layout import KINDS
+from reference.parallel.ranks import SHARDED
 
 
 class Unknown(ValueError):
@@ -89,6 +92,34 @@ def check_dtypes(asked: tuple[str, ...], backend: str, declared: tuple[str, ...]
     missing = next((one for one in asked if one not in declared), None)
     if missing is not None:
         raise Unknown(f"{backend} declares no dtype {missing}: it has {', '.join(declared)}")
+
+
+def check_ranks(ranks: int, backends: tuple[str, ...]) -> None:
+    """Check that those of `backends` that are ours declare runs on `ranks` ranks; others are checked when opened.
+
+    Raises:
+        Unknown: One does not.
+    """
+    for row in ROWS:
+        if row.name in backends and ranks not in row.ranks:
+            raise Unknown(_no_ranks(row.name, ranks, row.ranks))
+
+
+def _no_ranks(name: str, ranks: int, declared: tuple[int, ...]) -> str:
+    has = " and ".join(map(str, declared))
+    return f"{name} declares no run on {ranks} rank{'s' * (ranks > 1)}: it has {has} (`cpu-ranks` has 2 and 4)"
+
+
+def over_ranks(within: Abilities, ranks: int, name: str) -> Abilities:
+    """`within`, with every target sharded over `ranks` ranks; on several, with families that have a sharded form alone.
+
+    Raises:
+        Unknown: The backend `name` does not declare the number.
+    """
+    if ranks not in within.ranks:
+        raise Unknown(_no_ranks(name, ranks, within.ranks))
+    sharded = tuple(one for one in SHARDED if within.families is None or one in within.families)
+    return replace(within, ranks=(ranks,), families=within.families if ranks == 1 else sharded)
 
 
 def check_declared(layout: str, backend: str, declared: tuple[str, ...]) -> None:
