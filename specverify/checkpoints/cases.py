@@ -259,8 +259,7 @@ def own_top_tokens(plain: Trace, root: int, seed: int) -> Scripted:
 
 
 def _top(row: Array, count: int) -> list[int]:
-    count = min(count, len(row))
-    best = np.argpartition(-row, count - 1)[:count]
+    best = np.argpartition(-row, min(count, len(row)) - 1)[:count]
     return [int(token) for token in best[np.argsort(-row[best], kind="stable")]]
 
 

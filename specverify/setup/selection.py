@@ -1,4 +1,4 @@
-"""Names on the command line that need no engine: invariants by glob, KV layouts, ranks."""
+"""Names on the command line that need no engine: invariants, KV layouts, ranks."""
 
 from dataclasses import replace
 from fnmatch import fnmatchcase

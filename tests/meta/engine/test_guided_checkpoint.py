@@ -25,7 +25,7 @@ SCHEMA = {
     "properties": {
         "name": {"type": "string", "pattern": "^[a-z_]{1,12}$"},
         "kind": {"enum": ["list", "text", "number"]},
-        "arguments": {"type": "integer", "minimum": 0},
+        "arguments": {"type": "integer", "minimum": 0, "maximum": 99},
         "pure": {"type": "boolean"},
     },
     "required": ["name", "kind", "arguments", "pure"],
