@@ -30,10 +30,7 @@ from backends.engine.kv.seams import KvSeams
 from backends.engine.model.graphs import CudaRecorder
 from backends.engine.seams import Seams
 from backends.ranked import RankedBackend
-from backends.shipped import ROWS, Row
-
-CALLED = {"cuda": "an NVIDIA device", "npu": "an Ascend device"}
-"""The name of each device in messages."""
+from backends.shipped import CALLED, ROWS, Row, deviceless
 
 
 def everywhere(attend: Attend) -> Seams:
@@ -88,8 +85,7 @@ def compose(row: Row) -> EngineBackend:
     """
     why = missing(row.device)
     if why is not None:
-        hint = f"; on the CPU, {row.twin} runs the same attention" if row.twin else ""
-        raise Unavailable(f"{row.name} needs {CALLED[row.device]}: {why}{hint}")
+        raise Unavailable(deviceless(row, why))
     if row.emulated and row.composition.startswith("ascend"):
         # The emulated operators must be registered before a composition looks for them (`without_nnal`).
         install()

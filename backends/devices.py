@@ -1,19 +1,40 @@
 """The device types, and the reason why one cannot be used on this machine."""
 
+import runpy
+from contextlib import suppress
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
 DEVICES = ("cpu", "cuda", "npu")
 
 
 def missing(device: str) -> str | None:
-    """Why `device` (cpu, cuda, npu) cannot be used on this machine, or None if it can."""
-    # Imported here, so that importing this module needs no torch.
-    import torch
+    """Why `device` (cpu, cuda, npu) cannot be used on this machine, or None if it can.
 
+    torch is imported only if it was built for such a device, and torch_npu only if it is installed.
+    """
     if device == "cuda":
+        build = torch_build()
+        if build and not build.get("cuda") and not build.get("hip"):
+            return f"torch {build['__version__']} is built without CUDA"
+        # Imported here, because importing torch takes more than a second.
+        import torch
+
         if torch.cuda.is_available():
             return None
-        return "no CUDA device is visible" if torch.version.cuda else f"torch {torch.__version__} is built without CUDA"
+        return "no CUDA device is visible" if build.get("cuda") else f"torch {torch.__version__} is built without CUDA"
     if device == "npu":
         from backends.ascend.device import missing as missing_npu
 
         return missing_npu()
     return None
+
+
+def torch_build() -> dict[str, Any]:
+    """What torch's own `version.py` says of its build: `__version__`, `cuda`, `hip`; empty if it cannot be read."""
+    found = find_spec("torch")
+    if found is not None and found.origin is not None:
+        with suppress(OSError):
+            return runpy.run_path(str(Path(found.origin).with_name("version.py")))
+    return {}

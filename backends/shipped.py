@@ -30,6 +30,7 @@ class Row:
         variant_interval: See `backends.base.Declaration`.
         twin: The backend that runs the same attention where the device is missing.
         package: The package that its attention needs beside torch, and how to install it.
+        imports: Names of the modules of that package.
         soft_caps: Models with a soft cap that its attention computes (`reference.abilities.Abilities`).
         sinks: Whether its attention computes sinks.
         unequal_widths: Whether its attention computes values of another width than keys.
@@ -50,12 +51,23 @@ class Row:
     variant_interval: int = 1
     twin: str = ""
     package: str = ""
+    imports: tuple[str, ...] = ()
     graphs: bool = False
     soft_caps: str = "none"
     sinks: bool = False
     unequal_widths: bool = False
     ranks: tuple[int, ...] = (1,)
     processes: bool = False
+
+
+CALLED = {"cuda": "an NVIDIA device", "npu": "an Ascend device"}
+"""The name of each device in messages."""
+
+
+def deviceless(row: Row, why: str) -> str:
+    """The refusal of a backend whose device cannot be used, for the reason `why`."""
+    hint = f"; on the CPU, {row.twin} runs the same attention" if row.twin else ""
+    return f"{row.name} needs {CALLED[row.device]}: {why}{hint}"
 
 
 ROWS: tuple[Row, ...] = (
@@ -124,6 +136,7 @@ ROWS: tuple[Row, ...] = (
         dtypes=HALVES,
         twin="cpu-fused",
         package="FlashInfer (pip install flashinfer-python)",
+        imports=("flashinfer",),
     ),
     Row(
         "cuda-fused-graphs",
@@ -164,6 +177,7 @@ ROWS: tuple[Row, ...] = (
         cases=200,
         variant_interval=4,
         package="Triton (pip install 'triton>=3.0', on Linux)",
+        imports=("triton",),
         sinks=True,
     ),
     Row(
@@ -174,6 +188,7 @@ ROWS: tuple[Row, ...] = (
         dtypes=THREE,
         twin="triton-interpreted",
         package="Triton (pip install 'triton>=3.0')",
+        imports=("triton",),
         sinks=True,
     ),
     Row(

@@ -3,7 +3,7 @@
 from importlib import import_module
 from importlib.util import find_spec
 
-import torch
+# torch is imported by the functions that ask it: a list of backends on a machine without Ascend needs none.
 
 
 def missing() -> str | None:
@@ -12,6 +12,8 @@ def missing() -> str | None:
     if find_spec("torch_npu") is None:
         return "torch_npu is not installed (it goes with an Ascend device)"
     try:
+        import torch
+
         import_module("torch_npu")  # registers torch.npu and torch.ops.npu
     except (ImportError, OSError) as why:
         return f"torch_npu cannot be imported: {' '.join(str(why).split())[:120]}"
@@ -23,6 +25,8 @@ def without_nnal() -> str | None:
 
     ATB comes with the NNAL package. torch_npu loads NNAL's library when one of ATB's operators is first looked up.
     """
+    import torch
+
     try:
         found = hasattr(torch.ops.atb, "_npu_paged_attention_splitfuse")
     except OSError as why:

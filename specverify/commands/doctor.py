@@ -5,8 +5,9 @@ import click
 
 @click.command()
 @click.option("--probe", type=click.Choice(["ascend"]), help="Run the operators' contract on the device instead.")
+@click.option("--open", "opening", is_flag=True, help="Open every backend, which imports its engine (seconds).")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def doctor(probe: str | None, as_json: bool) -> int:
+def doctor(probe: str | None, opening: bool, as_json: bool) -> int:
     """Say what is installed, what is missing, what is shadowed. Exit 3 if something needed is not there.
 
     With --probe, say which documented rules of the device's operators hold on it: exit 1 if one does not.
@@ -24,7 +25,7 @@ def doctor(probe: str | None, as_json: bool) -> int:
         else:
             click.echo(rows_table(f"probe {probe}", found))
         return 1 if any(row["state"] == "struck" for row in found) else 0
-    rows = examine()
+    rows = examine(opening)
     if as_json:
         write_json("-", {"healthy": healthy(rows), "checks": rows})
     else:

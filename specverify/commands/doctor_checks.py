@@ -4,6 +4,7 @@ import sys
 from typing import Any
 
 from backends.adapters import SHIPPED
+from backends.availability import why_absent
 from backends.registry import why_unavailable
 from specverify.checkpoints.opening import DEMO, DEMO_GEMMA
 from specverify.setup.environment import environment, package_version
@@ -23,8 +24,11 @@ OPTIONAL = {
 }
 
 
-def examine() -> list[dict[str, Any]]:
-    """One row per package, backend and fact of the machine: name, state (ok, missing, absent, shadowed), detail."""
+def examine(opening: bool = False) -> list[dict[str, Any]]:
+    """One row per package, backend and fact of the machine: name, state (ok, missing, absent, shadowed), detail.
+
+    If `opening`, every backend is opened, which imports its engine; otherwise its device and packages are looked for.
+    """
     hidden = {one.name: one.line for one in shadows()}
     rows: list[dict[str, Any]] = []
     for room in ("specverify", *ROOMS):
@@ -40,7 +44,7 @@ def examine() -> list[dict[str, Any]]:
         installed = package_version(name)
         rows.append({"name": name, "state": "ok" if installed else "absent", "detail": installed or f"optional: {how}"})
     for row in SHIPPED:
-        why = why_unavailable(row.name)
+        why = why_unavailable(row.name) if opening else why_absent(row.name)
         rows.append({"name": f"backend {row.name}", "state": "absent" if why else "ok", "detail": why or row.sentence})
     rows.append({"name": "python", "state": "ok", "detail": f"{sys.version.split()[0]} at {sys.executable}"})
     rows.append(

@@ -40,12 +40,13 @@ def rows_of(subject: str) -> list[dict[str, Any]]:
 
 
 def backends() -> list[dict[str, Any]]:
-    """Every backend we ship; `unavailable` is the reason if it cannot be opened on this machine, else None.
+    """Every backend we ship; `unavailable` names the device or package that this machine lacks for it, else None.
 
     The last rows are forms of names for engines of the user, which cannot be opened without more words.
     """
     from backends.adapters import SHIPPED
-    from backends.registry import FORMS, why_unavailable
+    from backends.availability import why_absent
+    from backends.registry import FORMS
     from backends.shipped import ROWS
 
     emulated = {row.name for row in ROWS if row.emulated}
@@ -59,7 +60,7 @@ def backends() -> list[dict[str, Any]]:
             "device": row.device,
             "emulated": row.name in emulated,
             "sentence": row.sentence,
-            "unavailable": why_unavailable(row.name),
+            "unavailable": why_absent(row.name),
         }
         for row in SHIPPED
     ]

@@ -4,11 +4,16 @@ import json
 import os
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
+from backends import availability, devices
+from backends.adapters import SHIPPED
+from backends.availability import why_absent
 from backends.faults.unplanted import reports
+from backends.registry import why_unavailable
 from specverify.commands import subjects
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -16,10 +21,10 @@ LIGHT = (
     ["--help"], ["list", "layouts"], ["list", "invariants"], ["list", "models"], ["list", "families"],
     ["list", "rules"], ["list", "trees"], ["list", "faults"], ["list", "catalogue"], ["diff", "--help"],
     ["bench", "--help"], ["gate", "--help"], ["trace", "--help"], ["trace", "schema"], ["trace", "schema", "--record"],
-    ["trace", "show", "nowhere"],
+    ["trace", "show", "nowhere"], ["list", "backends"], ["list", "backends", "--json"], ["list"], ["doctor"],
 )  # fmt: skip
 REST = dict.fromkeys(("stage", "on", "sentence", "source", "trigger"), "")
-HEAVY = ("torch", "transformers", "triton", "jinja2")
+HEAVY = ("torch", "torch._dynamo", "transformers", "triton", "jinja2", "scipy.stats")
 
 PROGRAM = """
 import contextlib, io, json, sys
@@ -45,6 +50,27 @@ def test_help_and_lists_import_no_torch(tmp_path: Path, monkeypatch: pytest.Monk
     told = json.loads(ended.stdout)
     assert list(told) == [" ".join(words) for words in LIGHT]
     assert {words: names for words, names in told.items() if names} == {}
+
+
+def test_backends_are_told_without_opening_them_as_they_are_by_opening_them() -> None:
+    names = [row.name for row in SHIPPED]
+    assert {name: why_absent(name) for name in names} == {name: why_unavailable(name) for name in names}
+
+
+def test_an_absent_package_is_named_as_an_opening_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(availability, "find_spec", lambda name: None if name == "triton" else find_spec(name))
+    told = why_absent("triton-interpreted")
+    assert told == ("triton-interpreted needs Triton (pip install 'triton>=3.0', on Linux): No module named 'triton'")
+
+
+def test_a_torch_with_cuda_is_asked_for_its_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "torch_build", lambda: {"__version__": "2.13.0+cu130", "cuda": "13.0", "hip": None})
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert devices.missing("cuda") == "no CUDA device is visible"
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    assert devices.missing("cuda") is None
+    monkeypatch.setattr(devices, "torch_build", lambda: {"__version__": "2.13.0+cpu", "cuda": None, "hip": None})
+    assert devices.missing("cuda") == "torch 2.13.0+cpu is built without CUDA"
 
 
 def test_the_kept_list_of_faults_is_that_of_the_faults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

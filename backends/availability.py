@@ -1,0 +1,37 @@
+"""Which shipped backends this machine can open, told without opening them.
+
+To open a backend imports torch, transformers and the engine's packages, which takes seconds. Whether a device is
+there and whether a package is installed can mostly be told without an import, and lists need no more.
+"""
+
+from importlib.util import find_spec
+
+from backends.adapters import ADAPTERS
+from backends.devices import missing
+from backends.registry import why_unavailable
+from backends.shipped import ROWS, Row, deviceless
+
+
+def why_absent(name: str) -> str | None:
+    """Why the shipped backend `name` cannot be opened, as far as devices and packages tell; None if they are there.
+
+    The reason is the one that `backends.registry.why_unavailable` gives. An installed package that breaks when it is
+    imported is found by that function alone.
+    """
+    row = {row.name: row for row in ROWS}.get(name)
+    if row is None:
+        adapter = next(adapter for adapter in ADAPTERS if adapter.name == name)
+        return adapter.missing()
+    if find_spec("torch") is None:
+        return f"{name} cannot be imported: No module named 'torch'"
+    why = missing(row.device)
+    if why is not None:
+        return deviceless(row, why)
+    # Ascend's operators beyond torch_npu are looked up in the loaded package.
+    return why_unavailable(name) if row.device == "npu" else _without_package(row)
+
+
+def _without_package(row: Row) -> str | None:
+    """The refusal of a row whose package is not installed, or None."""
+    absent = next((module for module in row.imports if find_spec(module) is None), None)
+    return None if absent is None else f"{row.name} needs {row.package}: No module named {absent!r}"
