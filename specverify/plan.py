@@ -10,6 +10,7 @@ from reference.sampling import Sampling
 from specverify.agenda import Agenda
 from specverify.isolation.limits import BUILT_IN_S, CHECKPOINT_S, Patience
 from specverify.isolation.wanted import Wanted
+from specverify.setup.given_grammar import GivenGrammar
 
 DEFAULT_CASES = 500
 """Cases of a run if neither the user nor the backend's row says otherwise."""
@@ -45,6 +46,7 @@ class Plan:
         cases: Cases to draw; with prompts, prompts to run.
         new_tokens: Tokens to generate per prompt.
         sampling: Sampling settings of prompts; greedy by default. Each case has a seed of its own.
+        grammar: Language of every prompt's output; None for none. `sampling` holds it once its words are known.
         time_budget_s: Wall seconds after which no further case begins; 0 for none.
         dtypes: Working dtypes to draw from; empty for those that the backend declares (`drawn_dtypes`).
         seed: Seed of the whole run; each worker draws with a seed of its own (`drawing_seed`).
@@ -95,6 +97,7 @@ class Plan:
     draft_weights: str = ""
     draft_trees: str | None = None
     batch: int = 0
+    grammar: GivenGrammar | None = None
     recorded: bool = False
     agenda: Agenda | None = None
 

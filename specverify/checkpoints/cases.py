@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from properties.strategies.acceptance import accepted_path
 from properties.verdict.invariant import Invariant, Oracle
 from properties.verdict.subject import NoTrace, Subject
 from reference.abilities import Abilities
@@ -19,12 +18,13 @@ from reference.files.end_tokens import end_tokens
 from reference.files.fields import UnreadableCheckpoint
 from reference.layout import KvLayout
 from reference.malformed import Malformed
-from reference.sampling import Stops
-from reference.trace import Array, Trace
-from reference.tree import RankTree, Tree
+from reference.sampling import Sampling, Stops
+from reference.tree import RankTree
 from specverify.checkpoints.given_draft import given_draft, with_static_tree
+from specverify.checkpoints.guided import check_guides, guided
 from specverify.checkpoints.opening import open_checkpoint
 from specverify.checkpoints.prompts import prompts_of
+from specverify.checkpoints.scripts import own_top_tokens
 from specverify.checkpoints.sessions import SESSION_LEVEL, check_admitted, layout_of, side_by_side
 from specverify.plan import Plan
 from specverify.setup import processors
@@ -41,6 +41,7 @@ TOKEN_LEVEL = (
     "lossless.distribution",
     "lossless.processors-per-node",
     "lossless.logprobs",
+    "serving.matcher-in-step",
     "acceptance.sampled-walk",
     "acceptance.proposal-consistent",
     "pair.greedy-match",
@@ -114,6 +115,9 @@ def prepare(plan: Plan, subject: Subject, invariants: tuple[Invariant, ...]) -> 
     close = tuple(one for one in invariants if one.name not in long)
     tokens = tuple(one for one in invariants if one.name in long)
     within = subject.abilities
+    if plan.grammar is not None:
+        check_guides(within)
+        plan = replace(plan, sampling=guided(plan.sampling, plan.grammar, checkpoint))
     ends = ends_of(checkpoint) if within is None or "eos" in within.stops else ()
     bases = [base_case(checkpoint, prompt, number, plan, ends) for number, prompt in enumerate(prompts)]
     given = (
@@ -223,46 +227,6 @@ def _named(checkpoint: Checkpoint) -> tuple[int, ...]:
     return tuple(token for token in range(checkpoint.vocab_size) if token % UNNAMED or checkpoint.vocab_size < UNNAMED)
 
 
-def own_top_tokens(plain: Trace, root: int, seed: int) -> Scripted:
-    """Trees of the model's own top tokens along its plain decoding `plain`; `root` is the prompt's last token.
-
-    Each tree holds the next one to five tokens, with second and third best tokens beside them, a rejected branch below
-    one of those, and sometimes a wrong token in the middle. So every depth of acceptance occurs. Rows are shuffled.
-    """
-    rng = np.random.default_rng(seed)
-    rows = [step.scored.logits[0] for step in plain.steps if step.scored is not None]
-    output = (root, *plain.output)
-    trees, at = [], 0
-    while at < len(rows):
-        depth = int(rng.integers(1, 6))
-        parent, token, spine = [0], [output[at]], 0
-        # From this level on the spine holds the second-best token; mostly it lies beyond the tree.
-        wrong_from = int(rng.integers(1, 3 * depth + 2))
-        for level in range(1, min(depth, len(rows) - at) + 1):
-            best = _top(rows[at + level - 1], 3)
-            first = best[0] if level < wrong_from else best[min(1, len(best) - 1)]
-            siblings = [first, *[one for one in best[1:] if one != first][: int(rng.integers(0, 3))]]
-            below = len(parent)
-            for one in siblings:
-                parent.append(spine)
-                token.append(int(one))
-            if len(siblings) > 1:
-                parent.append(below + 1)
-                token.append(int(best[0]))
-            spine = below
-        natural = Tree(tuple(parent), tuple(token))
-        order = (0, *(1 + rng.permutation(len(natural) - 1)).tolist())
-        trees.append(natural.renumbered(order))
-        # The next step begins after the accepted nodes and the bonus.
-        at += len(accepted_path(natural, output[at + 1 :]))
-    return Scripted(tuple(trees))
-
-
-def _top(row: Array, count: int) -> list[int]:
-    best = np.argpartition(-row, min(count, len(row)) - 1)[:count]
-    return [int(token) for token in best[np.argsort(-row[best], kind="stable")]]
-
-
 def ends_of(checkpoint: Checkpoint) -> tuple[int, ...]:
     """The token ids at which the checkpoint ends a text, as far as it scores them."""
     try:
@@ -289,6 +253,7 @@ def base_case(checkpoint: Checkpoint, prompt: tuple[int, ...], number: int, plan
             prompt,
             Ngram(LOOKUP, LOOKUP_ORDER),
             layout_of(plan.layout, checkpoint),
+            sampling=Sampling(grammar=plan.sampling.grammar),
             stops=Stops(plan.new_tokens, ends),
             dtype=plan.dtypes[0],
             ranks=plan.ranks or 1,

@@ -126,6 +126,7 @@ def diff(
     if batch is not None and (model is None or draft == "scripted"):
         raise click.UsageError("--batch needs --model, and a draft other than scripted, which is made for one prompt")
     sampling = sampling_options.sampling_of(model, settings)
+    grammar = sampling_options.grammar_of(model, settings["grammar"], settings["grammar_library"])
     name = backend or (DEVICES[device] if device else _backend_of(fault))
     _check_names(name, device, against, invariants, fault)
     if model is None and name.startswith(SERVER):
@@ -181,6 +182,7 @@ def diff(
         draft_weights=draft_weights or "",
         draft_trees=draft_trees,
         batch=batch or 0,
+        grammar=grammar,
     )
     return recorder.diff(plan, report, junit, json_file, html, verbose, trace)
 

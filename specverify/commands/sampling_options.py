@@ -1,4 +1,7 @@
-"""The options of `diff --model` for sampled prompts in place of greedy decoding."""
+"""The options of `diff --model` for sampled prompts, and for guided ones.
+
+Without them prompts are decoded greedily, and no grammar holds their outputs.
+"""
 
 from collections.abc import Callable
 from dataclasses import asdict, replace
@@ -8,10 +11,12 @@ import click
 
 from reference.files.fields import UnreadableCheckpoint
 from reference.files.generation_settings import generation_settings
+from reference.grammar import LIBRARIES
 from reference.malformed import Malformed
 from reference.rules import DRAWS, RULES, Rule
 from reference.sampling import Sampling
 from specverify.setup.errors import UnusableInput
+from specverify.setup.given_grammar import GivenGrammar, read_grammar
 
 NAMES = ("temperature", "top_k", "top_p", "rule", "draws", "lossy")
 """The names of the options that `options` adds to a command."""
@@ -35,6 +40,16 @@ def options(command: Callable[..., Any]) -> Callable[..., Any]:
                 "--own-settings",
                 is_flag=True,
                 help="With --model: the settings of its generation_config.json, in place of the options above.",
+            ),
+            click.option(
+                "--grammar",
+                metavar="FILE",
+                help="With --model: hold every output to a JSON schema (.json), .regex or .ebnf.",
+            ),
+            click.option(
+                "--grammar-library",
+                type=click.Choice(LIBRARIES),
+                help=f"What computes the masks of --grammar (default {LIBRARIES[0]}).",
             ),
             click.option("--rule", type=click.Choice(list(RULES)), help="Acceptance rule (default multi-round)."),
             click.option(
@@ -72,6 +87,23 @@ def sampling_of(model: str | None, given: dict[str, Any]) -> Sampling:
         )
     except Malformed as why:  # a value that click's ranges cannot refuse, such as a temperature of NaN
         raise click.UsageError(str(why)) from None
+
+
+def grammar_of(model: str | None, file: str | None, library: str | None) -> GivenGrammar | None:
+    """The grammar of the options, or None.
+
+    Raises:
+        UsageError: --grammar without --model (drawn cases draw their own grammars), or --grammar-library alone.
+        UnusableInput: The grammar cannot be used.
+        MissingInput: The library is not installed.
+    """
+    if file is None:
+        if library is not None:
+            raise click.UsageError("--grammar-library needs --grammar")
+        return None
+    if model is None:
+        raise click.UsageError("--grammar needs --model: the built-in models' cases draw their own grammars")
+    return read_grammar(file, library or LIBRARIES[0])
 
 
 def _rule_of(given: dict[str, Any]) -> tuple[Rule, str]:

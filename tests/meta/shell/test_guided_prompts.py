@@ -1,0 +1,132 @@
+"""`diff --model --grammar FILE`: every prompt is guided and judged, and a grammar that cannot be used is one line."""
+
+import json
+from pathlib import Path
+
+import click
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from properties.verdict.finding import Verdict
+from properties.verdict.judge import judge
+from reference.abilities import Abilities
+from reference.architecture import Architecture
+from reference.draft import Scripted
+from reference.oracle.decoder import Oracle
+from reference.sampling import Sampling
+from reference.weights import shapes
+from specverify.checkpoints.cases import prepare
+from specverify.checkpoints.guided import check_guides
+from specverify.checkpoints.words import alphabet
+from specverify.commands.sampling_options import grammar_of
+from specverify.plan import Plan
+from specverify.setup import given_grammar
+from specverify.setup.errors import MissingInput, UnusableInput
+from specverify.setup.selection import invariants_matching
+from specverify.setup.subjects import open_planted, subject_of
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"kind": {"enum": ["list", "lists", "text"]}, "pure": {"type": "boolean"}},
+    "required": ["kind", "pure"],
+    "additionalProperties": False,
+}
+END = 256
+JUDGED = ("lossless.grammar-per-node", "serving.matcher-in-step", "lossless.greedy-match", "lossless.stops")
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> str:
+    """A tiny model over bytes and an end token, with its tokenizer, as a checkpoint directory."""
+    signs = alphabet()
+    arch = Architecture("llama", END + 1, 8, 12, 2, 1, 4, (0, 0), max_positions=256)
+    rng = np.random.default_rng(5)
+    state = {name: torch.tensor(rng.normal(size=shape), dtype=torch.float32) for name, shape in shapes(arch).items()}
+    config = {
+        "model_type": "llama",
+        "vocab_size": END + 1,
+        "hidden_size": 8,
+        "intermediate_size": 12,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "max_position_embeddings": 256,
+        "rms_norm_eps": 1e-5,
+        "eos_token_id": END,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    save_file(state, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    inner = Tokenizer(models.BPE(vocab={**signs, "</s>": END}, merges=[]))
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    inner.decoder = decoders.ByteLevel()
+    PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="</s>").save_pretrained(tmp_path)
+    return str(tmp_path)
+
+
+def judged(checkpoint: str, file: Path, sampling: Sampling, fault: str | None = None) -> list[Verdict]:
+    """One prompt of drawn tokens under the grammar of `file`, in every way that a prompt is drafted."""
+    grammar = grammar_of(checkpoint, str(file), None)
+    plan = Plan(
+        model=checkpoint, cases=1, new_tokens=40, sampling=sampling, dtypes=("float32",), seed=4, grammar=grammar
+    )
+    subject, oracle = subject_of(open_planted("cpu-eager", fault)), Oracle()
+    made = prepare(plan, subject, invariants_matching(JUDGED))
+    return [judge(case, invariants, oracle, subject) for case, invariants in made.cases(oracle)]
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(1.5)], ids=["greedy", "sampled"])
+def test_every_output_is_of_the_language(tmp_path: Path, checkpoint: str, sampling: Sampling) -> None:
+    (tmp_path / "schema.json").write_text(json.dumps(SCHEMA) + "\n")
+    verdicts = judged(checkpoint, tmp_path / "schema.json", sampling)
+    assert all(one.agreed for one in verdicts)
+    told = {name for one in verdicts for name, outcome in one.outcomes.items() if outcome == "checked"}
+    assert told == {name for name in JUDGED if sampling.greedy or name != "lossless.greedy-match"}
+    for one in verdicts:
+        assert one.case.sampling.grammar is not None
+        assert len(one.case.sampling.grammar.words) == END + 1
+    scripted = next(one for one in verdicts if isinstance(one.case.draft, Scripted))
+    assert max(scripted.accept_lengths) > 1, "the scripted trees follow the guided text"
+
+
+def test_a_fault_of_the_mask_is_found(tmp_path: Path, checkpoint: str) -> None:
+    (tmp_path / "a.regex").write_text("(ab|ba)(ab|cd){2,9}")
+    verdicts = judged(checkpoint, tmp_path / "a.regex", Sampling(), "grammar-mask-of-parent")
+    assert any(one.outcomes.get("lossless.grammar-per-node") == "failed" for one in verdicts)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "says"),
+    [
+        ("a.txt", "a+", r"a\.txt: the suffix says how a grammar is written: \.json"),
+        ("gone.regex", None, r"gone\.regex: No such file or directory$"),
+        ("open.regex", "(a", r"open\.regex: text: the group is not closed"),
+        ("both.json", '{"type": "string"}', r"both\.json: .*the libraries read it in different ways"),
+        ("wide.regex", "\udcff", r"wide\.regex: not UTF-8 text$"),
+        ("long.regex", "a" * 4 * 65537, r"long\.regex: longer than 65536 characters$"),
+    ],
+)
+def test_a_file_that_cannot_be_used(tmp_path: Path, name: str, text: str | None, says: str) -> None:
+    if text is not None:
+        (tmp_path / name).write_bytes(text.encode(errors="surrogateescape"))
+    with pytest.raises(UnusableInput, match=says):
+        grammar_of("m", str(tmp_path / name), None)
+
+
+def test_options_that_make_no_sense(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert grammar_of("m", None, None) is None
+    with pytest.raises(click.UsageError, match=r"^--grammar needs --model"):
+        grammar_of(None, "a.regex", None)
+    with pytest.raises(click.UsageError, match=r"^--grammar-library needs --grammar$"):
+        grammar_of("m", None, "xgrammar")
+    (tmp_path / "a.regex").write_text("a+")
+    monkeypatch.setattr(given_grammar, "find_spec", lambda name: None)
+    with pytest.raises(MissingInput, match=r"^--grammar-library xgrammar is not installed: pip install"):
+        grammar_of("m", str(tmp_path / "a.regex"), "xgrammar")
+    check_guides(None)
+    check_guides(Abilities(dtypes=("float32",), processes=("grammar",)))
+    with pytest.raises(UnusableInput, match="declares no grammars"):
+        check_guides(Abilities(dtypes=("float32",)))
