@@ -27,8 +27,11 @@ from backends.engine.composition import SEAMS
 from backends.engine.kv.lanes import PagedLanes
 from backends.engine.kv.paged import Paged
 from backends.engine.kv.seams import KvSeams
+from backends.engine.lowering.device import DeviceLowering
+from backends.engine.lowering.lanes import lanes_within
 from backends.engine.model.graphs import CudaRecorder
 from backends.engine.seams import Seams
+from backends.flags import dense_mask_bytes
 from backends.ranked import RankedBackend
 from backends.shipped import CALLED, ROWS, Row, deviceless
 
@@ -43,6 +46,12 @@ def in_pages(attend: Attend, beside: Attend | None = None) -> Seams:
     # `single` is PagedLanes too: prefills and drafts then hand over pages, as verify forwards do.
     pages = KvSeams(lanes=PagedLanes, single=PagedLanes)
     return replace(SEAMS, attend=attend, prefill_attend=beside, draft_attend=beside or attend, kv=pages)
+
+
+def to_words(seams: Seams, device: str) -> Seams:
+    """The engine with trees lowered on `device`, to words that its attention reads in place of a dense mask."""
+    lanes = lanes_within(dense_mask_bytes())
+    return replace(seams, lower_tree=DeviceLowering(device), kv=replace(seams.kv, lanes=lanes))
 
 
 def on_ascend(attend: Attend, paged: type[Paged]) -> Seams:
@@ -66,6 +75,7 @@ COMPOSITIONS: dict[str, Callable[[], Seams]] = {
     "flex-compiled": lambda: everywhere(Flex(compiled=True)),
     "flashinfer": lambda: in_pages(installed("cuda")),
     "split": lambda: in_pages(Split()),
+    "split-words": lambda: to_words(in_pages(Split()), "cpu"),
     "triton": lambda: in_pages(compiled()),
     # Drafts and prefills take the split in torch: to the interpreter a tile costs milliseconds whatever its size, and
     # two thirds of all attention of a small case is prefill.

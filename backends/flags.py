@@ -22,6 +22,9 @@ FLAGS = {
 }
 """Flags of EAGLE-Pangu, with the same meaning on every fused backend; a flag is 0, 1 or unset."""
 
+DENSE_MASK_BYTES = "SPECVERIFY_DENSE_MASK_BYTES"
+"""The flag of backends that lower trees to words: a dense mask of at most so many bytes is made all the same."""
+
 
 @dataclass(frozen=True)
 class Mode:
@@ -47,7 +50,19 @@ class Mode:
 def flags_set(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
     """The flags that are set, with their unparsed values."""
     # An empty value counts as unset.
-    return {name: environment[name] for name in FLAGS if environment.get(name)}
+    return {name: environment[name] for name in (*FLAGS, DENSE_MASK_BYTES) if environment.get(name)}
+
+
+def dense_mask_bytes(environment: Mapping[str, str] = os.environ) -> int:
+    """The number of bytes that the flag DENSE_MASK_BYTES allows a dense mask; 0 where it is unset.
+
+    Raises:
+        WrongFlag: if its value is not a whole number from 0 on.
+    """
+    given = environment.get(DENSE_MASK_BYTES) or "0"
+    if not given.isdecimal():
+        raise WrongFlag(f"{DENSE_MASK_BYTES}={given!r}: set it to a number of bytes from 0 on, or leave it unset")
+    return int(given)
 
 
 def mode_of(word: str | None = None, environment: Mapping[str, str] = os.environ) -> Mode:
@@ -59,7 +74,7 @@ def mode_of(word: str | None = None, environment: Mapping[str, str] = os.environ
     # Flags are checked even where `word` decides: a mistyped flag never passes in silence.
     found = flags_set(environment)
     for name, value in found.items():
-        if value not in ("0", "1"):
+        if name in FLAGS and value not in ("0", "1"):
             raise WrongFlag(f"{name}={value!r}: set it to 0 or 1, or leave it unset")
     if word is not None:
         return Mode(fused=word == "performance")

@@ -166,6 +166,15 @@ ROWS: tuple[Row, ...] = (
         unequal_widths=True,
     ),
     Row(
+        "cpu-split-words",
+        "split-words",
+        "cpu",
+        "cpu-split with each tree lowered by tensor operations, to words of bits in place of a mask",
+        slow=True,
+        sinks=True,
+        unequal_widths=True,
+    ),
+    Row(
         "triton-interpreted",
         "triton-interpreted",
         "cpu",

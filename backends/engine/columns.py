@@ -8,9 +8,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from backends.base import Unsupported
+
+WORD = 32
+"""Bits of a word; bit 31 is the sign of an int32."""
 
 
 @dataclass(frozen=True)
@@ -112,6 +116,39 @@ class AttentionInputs:
                 f"softcap: {path} computes no soft cap of the scores; "
                 "written-out attention does (cpu-eager, cuda-eager, or --mode reference)"
             )
+
+
+@dataclass(frozen=True)
+class RowWords:
+    """The columns that R rows see in layers of one reach: a run of the prefix up to its end, and bits of the block.
+
+    Row r sees the committed columns `first[r]` to `committed`, and row j of the block if bit `j % 32` of word `j // 32`
+    of `bits[r]` is set. The numbers that are not tensors are known to the host before anything ran.
+
+    Attributes:
+        first: int32 [R]; `committed` for a row that sees none of the prefix.
+        bits: int32 [R, W].
+        committed: Columns of the prefix.
+        earliest: The largest of the first columns that a row of the tree may see; 0 if every row sees all of them.
+        padded: Whether some rows pad the tree; such a row sees itself alone.
+    """
+
+    first: Tensor
+    bits: Tensor
+    committed: int
+    earliest: int
+    padded: bool
+
+    def dense(self) -> Tensor:
+        """The same columns as a mask, bool [R, committed + R]."""
+        prefix = torch.arange(self.committed, device=self.first.device) >= self.first[:, None]
+        row = torch.arange(len(self.first), device=self.first.device)
+        return torch.cat([prefix, (self.bits[:, row // WORD] >> row % WORD & 1).bool()], 1)
+
+
+def signed(numbers: Tensor) -> Tensor:
+    """Words of 32 bits held in int64 as the int32 words with the same bits."""
+    return torch.where(numbers >= 2 ** (WORD - 1), numbers - 2**WORD, numbers).int()
 
 
 Attend = Callable[[Tensor, AttentionInputs, float], Tensor]

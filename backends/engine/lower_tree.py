@@ -10,14 +10,29 @@ import torch
 from torch import Tensor
 
 from backends.base import StageFailure
+from backends.engine.columns import RowWords
 from backends.engine.reach import Reach
 from reference.trace import Stage
 from reference.tree import Tree
 
+STRUCTURE = (
+    "parent outside the tree",
+    "depth is not its parent's plus one",
+    "valid row under an invalid parent",
+    "ancestor outside the tree",
+    "ancestor table does not end at the row itself",
+    "position outside the model's context",
+    "slot outside the branch cache",
+)
+"""The rules that lowered tensors keep, in the order in which they are checked."""
+
 
 @dataclass(frozen=True)
 class TreeTensors:
-    """The lowered tree: CPU tensors over R rows, padding included; `reference.trace.Lowered` describes the fields.
+    """The lowered tree: tensors over R rows, padding included; `reference.trace.Lowered` describes the fields.
+
+    `lower_tree` makes CPU tensors and the dense masks `visible`. A lowering on a device (`lowering/device.py`) makes
+    tensors there, and `words` for each layer in place of `visible`.
 
     Row 0 is the root and its own parent. 0 also stands for an entry that does not exist, because the root is never a
     child, a sibling or a proper descendant. So no negative index is needed (EAGLE-Pangu, dummy-root indexing).
@@ -34,6 +49,15 @@ class TreeTensors:
     next_token: Tensor
     next_sibling: Tensor
     retrieve_index: Tensor
+    words: list[RowWords] | None = None
+
+    @property
+    def masks(self) -> list[Tensor]:
+        """`visible`, or the dense masks of `words` where the tree was lowered to words; layers may share one tensor."""
+        if self.words is None:
+            return self.visible
+        dense = {id(words): words.dense() for words in self.words}
+        return [dense[id(words)] for words in self.words]
 
 
 def lower_tree(tree: Tree, committed: int, position: int, reaches: list[Reach], padded_nodes: int) -> TreeTensors:
@@ -121,21 +145,36 @@ def check_structure(tensors: TreeTensors, committed: int, max_positions: int) ->
     Raises:
         StageFailure: at stage lowered, naming the first broken rule and its row.
     """
-    rows = len(tensors.parent)
-    row_numbers = torch.arange(rows)
+    refuse_broken(broken_rules(tensors, committed, max_positions))
+
+
+def broken_rules(tensors: TreeTensors, committed: int, max_positions: int) -> Tensor:
+    """Whether each row breaks each rule of STRUCTURE, bool [rules, R], on the device of the tensors."""
+    rows, device = len(tensors.parent), tensors.parent.device
+    row_numbers = torch.arange(rows, device=device)
     own = tensors.valid & (row_numbers > 0)
     table = tensors.ancestor
     at_depth = table.gather(1, tensors.depth.clamp(0, table.shape[1] - 1)[:, None])[:, 0]
     # `% rows` and `clamp` only keep the checks themselves in bounds: a wrong index breaks a rule of its own.
-    rules = {
-        "parent outside the tree": (tensors.parent < 0) | (tensors.parent >= rows),
-        "depth is not its parent's plus one": own & (tensors.depth != tensors.depth[tensors.parent % rows] + 1),
-        "valid row under an invalid parent": own & ~tensors.valid[tensors.parent % rows],
-        "ancestor outside the tree": ((table < 0) | (table >= rows)).any(1),
-        "ancestor table does not end at the row itself": tensors.valid & (at_depth != row_numbers),
-        "position outside the model's context": (tensors.position < 0) | (tensors.position >= max_positions),
-        "slot outside the branch cache": (tensors.slot < committed) | (tensors.slot >= committed + rows),
-    }
-    for rule, broken in rules.items():
-        if bool(broken.any()):
-            raise StageFailure(Stage.LOWERED, f"row {int(broken.nonzero()[0])}: {rule}")
+    return torch.stack(
+        [
+            (tensors.parent < 0) | (tensors.parent >= rows),
+            own & (tensors.depth != tensors.depth[tensors.parent % rows] + 1),
+            own & ~tensors.valid[tensors.parent % rows],
+            ((table < 0) | (table >= rows)).any(1),
+            tensors.valid & (at_depth != row_numbers),
+            (tensors.position < 0) | (tensors.position >= max_positions),
+            (tensors.slot < committed) | (tensors.slot >= committed + rows),
+        ]
+    )
+
+
+def refuse_broken(broken: Tensor) -> None:
+    """Raise if a row breaks a rule; `broken` is what `broken_rules` returned, read in one transfer.
+
+    Raises:
+        StageFailure: at stage lowered, naming the first broken rule and its row.
+    """
+    for rule, rows in zip(STRUCTURE, broken.tolist(), strict=True):
+        if any(rows):
+            raise StageFailure(Stage.LOWERED, f"row {rows.index(True)}: {rule}")

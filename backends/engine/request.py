@@ -18,7 +18,7 @@ from backends.engine.guided.guide import opened
 from backends.engine.handover.carrying import Carrying
 from backends.engine.kv.arena import CacheLease
 from backends.engine.kv.branch import Branch
-from backends.engine.lower_tree import TreeTensors, check_structure
+from backends.engine.lower_tree import TreeTensors, broken_rules, refuse_broken
 from backends.engine.model.causal_lm import CausalLm, Rows
 from backends.engine.sampling.step import StepSampling
 from backends.engine.step.state import Block, Counters, Emission, Verification
@@ -103,8 +103,10 @@ class Request(Carrying):
         cache, before = self.lease.target, self._reveal.kv(self.lease.target)
         self.at = Stage.LOWERED
         tensors = self.seams.lower_tree(proposal.tree, cache.length, self.position, reaches, layout.padded_nodes)
-        check_structure(tensors, cache.length, self.case.max_positions)
-        self.block = Block(proposal, nodes, chance, tensors, before, self._reveal.recurrent(cache), bare)
+        broken = broken_rules(tensors, cache.length, self.case.max_positions)
+        if tensors.words is None:
+            refuse_broken(broken)
+        self.block = Block(proposal, nodes, chance, tensors, before, self._reveal.recurrent(cache), bare, broken)
         self.at = Stage.ATTENDED
 
     def abandon(self) -> None:
@@ -117,8 +119,9 @@ class Request(Carrying):
         """The rows of the request in the verify forward."""
         assert self.block is not None
         tensors = self.block.tensors
-        above = [-1, *tensors.parent[1:].tolist()]
-        return Rows(tensors.token, tensors.position, tensors.visible, self.lease.target, above)
+        # Only layers with a recurrent state are told the parents, which a device would have to send to the host.
+        above = [-1, *tensors.parent[1:].tolist()] if self.target.recurrent else None
+        return Rows(tensors.token, tensors.position, tensors.visible, self.lease.target, above, tensors.words)
 
     def settle(self, flat: Tensor, heads: list[Tensor]) -> None:
         """Accept a path of the tree, emit its tokens and commit its rows.
@@ -140,6 +143,9 @@ class Request(Carrying):
         block, self.block, case, reveal = self.block, None, self.case, self._reveal
         tree, tensors, chance = block.proposal.tree, block.tensors, block.chance
         context = tuple(self.known[:-1])
+        if tensors.words is not None:  # of a tree lowered on a device: read only now, after the forward
+            self.at = Stage.LOWERED
+            refuse_broken(block.broken)
         attended = reveal.attended(heads, tensors)
         self.at = Stage.SCORED
         logits = self.seams.score(flat, tensors.retrieve_index)

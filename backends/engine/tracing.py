@@ -53,9 +53,10 @@ class Revealer:
 
     def lowered(self, tensors: TreeTensors) -> Lowered:
         """The index tensors as arrays; layers that share one mask tensor share one array."""
-        masks = {id(mask): array(mask) for mask in tensors.visible}
+        visible = tensors.masks
+        masks = {id(mask): array(mask) for mask in visible}
         fields = {name: array(getattr(tensors, name)) for name in Lowered.__dataclass_fields__ if name != "visible"}
-        return Lowered(**fields, visible=tuple(masks[id(mask)] for mask in tensors.visible))
+        return Lowered(**fields, visible=tuple(masks[id(mask)] for mask in visible))
 
     def scored(
         self, logits: Tensor, law: Tensor | None, hidden: Tensor | None = None, masks: Masks | None = None

@@ -22,6 +22,8 @@ def in_mode(seams: Seams, mode: Mode) -> Seams:
         attend=_in_mode(seams.attend, mode),
         draft_attend=_in_mode(seams.draft_attend, mode),
         prefill_attend=seams.prefill_attend and _in_mode(seams.prefill_attend, mode),
+        # Eager attention reads a dense mask.
+        kv=replace(seams.kv, lanes=getattr(seams.kv.lanes, "dense", seams.kv.lanes)),
     )
 
 

@@ -11,10 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
-from backends.engine.columns import AttentionInputs, Paging
-
-WORD = 32
-"""Bits of a word; bit 31 is the sign of an int32."""
+from backends.engine.columns import WORD, AttentionInputs, Paging, signed
 
 MOST_WIDTH = 16384
 """The largest number of columns in a block that is packed; a prefill is a block too."""
@@ -74,8 +71,19 @@ class Compact:
 _packed: MutableMapping[Tensor, tuple[tuple[int, int], list[int], Tensor | None, Compact]] = WeakIdKeyDictionary()
 """The packed form of each mask, with the inputs it was made from: versions of mask and lengths, prefixes, lengths."""
 
+_stood: MutableMapping[Tensor, Compact] = WeakIdKeyDictionary()
+"""The compact form for which each stand-in stands."""
+
 _sound: MutableMapping[Tensor, tuple[Tensor, tuple[int, int], tuple[int, ...]]] = WeakIdKeyDictionary()
 """Block tables that passed the check, with the lengths, the versions of both, and the shape of the pool."""
+
+
+def stand_in(packed: Compact, columns: int) -> Tensor:
+    """A mask of one byte, bool [B, 1, T, columns] of stride 0, for which `compact` returns `packed`."""
+    mask = torch.zeros((), dtype=torch.bool, device=packed.first.device)
+    mask = mask.expand(packed.first.shape[0], 1, packed.first.shape[1], columns)
+    _stood[mask] = packed
+    return mask
 
 
 def compact(query: Tensor, columns: AttentionInputs) -> Compact:
@@ -85,6 +93,11 @@ def compact(query: Tensor, columns: AttentionInputs) -> Compact:
         ValueError: in one line, for shapes, dtypes or indices that a kernel would misread or read out of bounds.
     """
     check(query, columns)
+    stood = _stood.get(columns.visible)
+    if stood is not None:
+        return stood
+    if columns.visible.numel() > 1 and not any(columns.visible.stride()):
+        raise ValueError("the mask is a view of a stand-in, whose words belong to the whole mask")
     ends = None if columns.paging is None else columns.paging.lengths
     prefix = columns.prefix.tolist()
     known = _packed.get(columns.visible)
@@ -132,13 +145,13 @@ def pack(visible: Tensor, prefix: Tensor, ends: Tensor | None = None) -> Compact
     there = place < widths[:, None]
     gathered = seen.gather(2, (source * there).long()[:, None].expand(-1, seen.shape[1], -1)) & there[:, None]
     powers = 2 ** torch.arange(WORD, device=seen.device)
-    # Summed in int64; a word of 2^31 or more becomes the int32 with the same 32 bits.
+    # Summed in int64, then made the int32 with the same 32 bits.
     numbers = (gathered.reshape(*gathered.shape[:2], words, WORD) * powers).sum(-1)
     return Compact(
         first.int().contiguous(),
         lengths.int().contiguous(),
         widths.int().contiguous(),
-        torch.where(numbers >= 2 ** (WORD - 1), numbers - 2**WORD, numbers).int().contiguous(),
+        signed(numbers).contiguous(),
         tuple((length, width, bool(partly)) for length, width, partly, _ in facts),
     )
 

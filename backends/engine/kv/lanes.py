@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers import Cache
 
-from backends.engine.columns import AttentionInputs, Paging
+from backends.engine.columns import AttentionInputs, Paging, RowWords
 from backends.engine.kv.base import KvCache
 from backends.engine.kv.paged import Paged, Pool
 
@@ -102,6 +102,10 @@ class BatchCache(Cache):  # type: ignore[misc]  # transformers is untyped here
             lanes.append(mask)
         widest = max(mask.shape[1] for mask in lanes)
         return torch.stack([torch.nn.functional.pad(one, (0, widest - one.shape[1])) for one in lanes])[:, None]
+
+    def word_masks(self, layer: int, words: list[RowWords]) -> Tensor:
+        """The mask of a layer as `masks` makes it, from the words of each lane's rows."""
+        return self.masks(layer, [lane.dense() for lane in words])
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Columns before this forward's rows, of lane 0; the engine gives positions, so no number depends on it."""

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from backends.engine.attention.interface import INTERFACE, beside
 from backends.engine.attention.latent import OverLatentRows
-from backends.engine.columns import Attend, AttentionInputs
+from backends.engine.columns import Attend, AttentionInputs, RowWords
 from backends.engine.kv.base import CacheSpec, KvCache
 from backends.engine.kv.lanes import BatchCache
 from backends.engine.kv.recurrent import RecurrentStates, commit_states, stand_beside, states_of
@@ -36,6 +36,7 @@ class Rows:
         cache: The cache in which the forward opens and writes R rows.
         parents: For each row the open row above it, as `RecurrentStates.open` takes them; None for a chain below the
             committed tokens. Layers with attention see the tree by their masks.
+        words: For each layer the words of a tree that was lowered to words, in place of `visible`, which is empty then.
     """
 
     tokens: Tensor
@@ -43,6 +44,7 @@ class Rows:
     visible: list[Tensor]
     cache: KvCache
     parents: list[int] | None = None
+    words: list[RowWords] | None = None
 
 
 class CausalLm:
@@ -201,7 +203,12 @@ class CausalLm:
                 lanes.update(keys, values, layer)
 
     def _mask(self, lanes: BatchCache, batch: list[Rows], layer: int) -> Tensor:
-        return lanes.masks(layer, [one.visible[layer] for one in batch]).to(self.device)
+        words = [one.words[layer] for one in batch if one.words is not None]
+        # A layer with a recurrent state reads no columns, and its mask is a tensor of its own in transformers.
+        if len(words) == len(batch) and layer not in self.recurrent:
+            return lanes.word_masks(layer, words).to(self.device)
+        dense = [one.visible[layer] if one.words is None else one.words[layer].dense() for one in batch]
+        return lanes.masks(layer, dense).to(self.device)
 
     def prefill(
         self,

@@ -6,6 +6,7 @@ the stop rules.
 
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
 from backends.engine.draft.base import Proposal
@@ -27,6 +28,7 @@ class Block:
         before: A copy of the target's committed KV at the beginning of the step.
         recurrent: A copy of the target's recurrent state then; None for a model without one.
         bare: Whether the draft was not asked: the tree is the root alone.
+        broken: Whether each row of the tensors breaks each rule of `lower_tree.STRUCTURE`.
     """
 
     proposal: Proposal
@@ -36,6 +38,7 @@ class Block:
     before: Kv | None
     recurrent: RecurrentState | None = None
     bare: bool = False
+    broken: Tensor = field(default_factory=lambda: torch.zeros(0, 0))
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from backends.base import Unsupported
-from backends.engine.attention.compact import WORD, Compact
+from backends.engine.attention.compact import Compact
 from backends.engine.attention.split import Split
 from backends.engine.attention.triton_launch import TritonTree
-from backends.engine.columns import AttentionInputs
+from backends.engine.columns import WORD, AttentionInputs
 from backends.engine.seams import Seams
 from backends.faults.fault import Fault
 from reference.trace import Stage

@@ -1,0 +1,1 @@
+"""Trees lowered by tensor operations, and masks as words of bits."""

@@ -1,0 +1,54 @@
+"""The caches of a batch for an attention that reads words in place of a mask.
+
+A dense mask is made only if a budget of bytes has room for it.
+"""
+
+import torch
+from torch import Tensor
+
+from backends.engine.attention.compact import MOST_WIDTH, stand_in
+from backends.engine.attention.from_words import Lane, packed
+from backends.engine.columns import RowWords
+from backends.engine.kv.lanes import BatchCache, PagedLanes
+
+
+class WordLanes(PagedLanes):
+    """`PagedLanes` whose masks are stand-ins for the compact form, straight from the words of each request's rows.
+
+    transformers hands a mask from the forward to each layer. In place of a dense one it is given a tensor of the mask's
+    shape over one byte of memory, for which `compact` returns the compact form.
+
+    Attributes:
+        budget: The largest number of bytes of a dense mask that is made all the same; 0 for none.
+        dense: The class that takes this one's place where eager attention reads the mask.
+    """
+
+    budget = 0
+    dense: type[BatchCache] = PagedLanes
+
+    def word_masks(self, layer: int, words: list[RowWords]) -> Tensor:
+        """A stand-in for the mask of a layer, [B, 1, width, C], or the dense mask with the reason in `fallbacks`."""
+        lanes = [
+            Lane(lane, cache.first(layer), self._width(cache_at, layer), self.width - rows, self._pages is None)
+            for cache_at, (lane, cache, rows) in enumerate(zip(words, self.caches, self.rows, strict=True))
+        ]
+        columns = max(lane.width + lane.spare for lane in lanes)
+        size = len(lanes) * self.width * columns
+        if size <= self.budget:
+            self.fallbacks.append(f"a dense mask: its bytes are within the budget of {self.budget}")
+        elif max(lane.block for lane in lanes) > MOST_WIDTH:
+            self.fallbacks.append(f"a dense mask: a block has more than {MOST_WIDTH} columns")
+        else:
+            return stand_in(packed(lanes, words[0].first.device), columns)
+        return super().word_masks(layer, words)
+
+    def _width(self, lane: int, layer: int) -> int:
+        """The columns of one lane's cache in a layer, as the mask of a row shows them."""
+        cache = self.caches[lane]
+        row = torch.zeros((), dtype=torch.bool).expand(1, cache.length + cache.rows)
+        return cache.shown(layer, row).shape[-1]
+
+
+def lanes_within(budget: int) -> type[WordLanes]:
+    """`WordLanes` with a budget of bytes for dense masks."""
+    return type("WordLanes", (WordLanes,), {"budget": budget, "__doc__": WordLanes.__doc__})

@@ -1,0 +1,177 @@
+"""Faults of the lowering by tensor operations, and of words in place of masks."""
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from backends.base import Unsupported
+from backends.engine.columns import RowWords
+from backends.engine.lowering.device import DeviceLowering
+from backends.engine.lowering.lanes import WordLanes
+from backends.engine.reach import Reach
+from backends.engine.seams import Seams
+from backends.faults.fault import fault, faults_in
+from reference.trace import Stage
+
+WORDS = "cpu-split-words"
+
+
+def changed(seams: Seams, **parts: Any) -> Seams:
+    """`seams` with other parts of the lowering on a device.
+
+    Raises:
+        Unsupported: if the engine lowers its trees on the host.
+    """
+    program = seams.lower_tree
+    if not isinstance(program, DeviceLowering):
+        raise Unsupported("a fault of the lowering by tensor operations: this backend lowers trees on the host")
+    return replace(seams, lower_tree=replace(program, **parts))
+
+
+def part(seams: Seams, name: str) -> Any:
+    """The part `name` of the lowering on a device; None for an engine without one, which `changed` refuses."""
+    return getattr(seams.lower_tree, name, None)
+
+
+@fault(
+    "words-after-first-not-written",
+    Stage.LOWERED,
+    "word boundary of packed masks, as xgrammar's and FlashInfer's are packed",
+    "a tree of more than 32 rows",
+    on=WORDS,
+)
+def first_word_alone(seams: Seams) -> Seams:
+    """Ancestor bits are written to the first word alone: no row sees rows from 32 on, not even itself."""
+    made = part(seams, "block_words")
+
+    def block_words(*given: Any) -> Tensor:
+        words: Tensor = made(*given)
+        return torch.cat([words[..., :1], torch.zeros_like(words[..., 1:])], -1)
+
+    return changed(seams, block_words=block_words)
+
+
+@fault(
+    "words-of-padded-tree-off-by-one",
+    Stage.LOWERED,
+    "family of catalogue BZ-092: offset of a mask's rows",
+    "a tree padded to more rows than it has",
+    on=WORDS,
+)
+def padded_off_by_one(seams: Seams) -> Seams:
+    """In a padded tree the words of a row are those of the row before it."""
+    made = part(seams, "block_words")
+
+    def block_words(ancestor: Tensor, depth: Tensor, position: Tensor, valid: Tensor, reach: Reach) -> Tensor:
+        words: Tensor = made(ancestor, depth, position, valid, reach)
+        return torch.where(valid.all(1)[:, None, None], words, words.roll(1, 1))
+
+    return changed(seams, block_words=block_words)
+
+
+@fault(
+    "ancestors-doubled-once-too-few",
+    Stage.LOWERED,
+    "family of catalogue BZ-108: positions of a block",
+    "a tree of three levels",
+    on=WORDS,
+)
+def doubled_too_few(seams: Seams) -> Seams:
+    """Ancestors are found by doubling, with a round too few: whatever lies more than two levels up is not found.
+
+    The depth of a row, which is counted from its ancestors, is then two at most.
+    """
+    made = part(seams, "climbed")
+
+    def climbed(parent: Tensor, levels: int) -> Tensor:
+        lift: Tensor = made(parent, levels)
+        return torch.cat([lift[:2], torch.zeros_like(lift[2:])])
+
+    return changed(seams, climbed=climbed)
+
+
+@fault(
+    "first-column-of-root-for-all-rows",
+    Stage.LOWERED,
+    "catalogue BZ-095: window start from one token of the block",
+    "a window or chunk shorter than the context, and a node below the root",
+    on=WORDS,
+)
+def first_of_root(seams: Seams) -> Seams:
+    """The first column that the root sees is the first column of every row of the tree."""
+    made = part(seams, "first_columns")
+
+    def first_columns(position: Tensor, valid: Tensor, committed: Tensor, reach: Reach) -> Tensor:
+        found: Tensor = made(position, valid, committed, reach)
+        return torch.where(valid, found[:, :1], found)
+
+    return changed(seams, first_columns=first_columns)
+
+
+@fault(
+    "sibling-links-across-parents",
+    Stage.LOWERED,
+    "family of catalogue BZ-078: links of a tree's rows",
+    "two nodes that have children",
+    on=WORDS,
+)
+def linked_across_parents(seams: Seams) -> Seams:
+    """The last child of a node is linked to the first child of the next node that has any, as if it were a sibling."""
+    made = part(seams, "next_siblings")
+
+    def next_siblings(parent: Tensor, own: Tensor) -> Tensor:
+        return made(torch.zeros_like(parent), own)  # type: ignore[no-any-return]
+
+    return changed(seams, next_siblings=next_siblings)
+
+
+@fault(
+    "first-child-is-last-child",
+    Stage.LOWERED,
+    "family of catalogue BZ-078: links of a tree's rows, here by a maximum where the minimum belongs",
+    "a node with two children",
+    on=WORDS,
+)
+def last_child_first(seams: Seams) -> Seams:
+    """The link to a node's first child is that to its last child, so that earlier siblings are never tried."""
+
+    def first_children(parent: Tensor, own: Tensor) -> Tensor:
+        row = torch.arange(parent.shape[1], device=parent.device).expand_as(parent)
+        return torch.zeros_like(parent).scatter_reduce(1, parent, torch.where(own, row, 0), "amax")
+
+    return changed(seams, first_children=first_children)
+
+
+@fault(
+    "words-begin-at-dropped-columns",
+    Stage.ATTENDED,
+    "family of catalogue BZ-095: window start in columns of the request, read in columns of the ring",
+    "a sliding layer that has dropped columns",
+    on=WORDS,
+)
+def begin_at_dropped(seams: Seams) -> Seams:
+    """The first column of a row, counted from the beginning of the text, is read as a column of the layer's ring.
+
+    A ring that has dropped columns begins later, so that each row sees fewer columns than its window has.
+    """
+    right = seams.kv.lanes
+    if not issubclass(right, WordLanes):
+        raise Unsupported("a fault of words in place of a mask: this backend's attention reads a mask")
+
+    class FromBeginning(right):  # type: ignore[valid-type, misc]
+        """Lanes whose words are counted from the beginning of the text."""
+
+        def word_masks(self, layer: int, words: list[RowWords]) -> Tensor:
+            late = [
+                replace(lane, first=(lane.first + cache.first(layer)).clamp(max=lane.committed))
+                for lane, cache in zip(words, self.caches, strict=True)
+            ]
+            made: Tensor = super().word_masks(layer, late)
+            return made
+
+    return replace(seams, kv=replace(seams.kv, lanes=FromBeginning))
+
+
+FAULTS = faults_in(globals())

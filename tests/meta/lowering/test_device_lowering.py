@@ -1,0 +1,205 @@
+"""The lowering by tensor operations agrees with `lower_tree` bit for bit, and reads no number of a tensor."""
+
+from collections.abc import Sequence
+from dataclasses import fields
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from backends.base import StageFailure, WrongFlag
+from backends.engine.attention.compact import Compact, compact, pack, stand_in
+from backends.engine.attention.from_words import Lane, packed
+from backends.engine.columns import AttentionInputs, RowWords
+from backends.engine.lower_tree import TreeTensors, broken_rules, lower_tree, refuse_broken
+from backends.engine.lowering import program
+from backends.engine.lowering.device import DeviceLowering
+from backends.engine.reach import Reach
+from backends.flags import DENSE_MASK_BYTES
+from backends.registry import open_backend
+from properties.strategies.models import GALLERY
+from reference.architecture import Seeded
+from reference.case import Case
+from reference.draft import Scripted
+from reference.layout import KINDS, KvLayout
+from reference.sampling import Stops
+from reference.tree import Tree
+
+DEVICE = DeviceLowering("cpu")
+WAITS = {"aten::_local_scalar_dense", "aten::item", "aten::nonzero", "aten::equal", "aten::is_nonzero"}
+"""Operations whose result the host must wait for."""
+
+
+class Waitless(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Refuses every operation that waits for a device, a boolean index among them."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
+        name = func.name().split(".")[0]
+        assert name not in WAITS, f"{name} reads a number of a tensor"
+        given = args[1] if name in ("aten::index", "aten::index_put", "aten::index_put_") else ()
+        assert not any(one is not None and one.dtype == torch.bool for one in given), f"{name} by a mask"
+        return func(*args, **(kwargs or {}))
+
+
+@st.composite
+def trees(draw: st.DrawFn, most: int = 70) -> Tree:
+    """Trees of up to `most` nodes; nodes follow their parents or come in any order."""
+    nodes = draw(st.integers(1, most))
+    above = [0, *(draw(st.integers(0, row - 1)) for row in range(1, nodes))]
+    order = [0, *(1 + at for at in draw(st.permutations(range(nodes - 1))))] if draw(st.booleans()) else [*range(nodes)]
+    parent = [0] * nodes
+    for row, up in enumerate(above):
+        parent[order[row]] = order[up]
+    return Tree(tuple(parent), tuple(range(100, 100 + nodes)))
+
+
+REACHES = st.lists(
+    st.one_of(
+        st.just(Reach()), st.builds(Reach, window=st.integers(1, 40)), st.builds(Reach, chunk=st.integers(1, 40))
+    ),
+    min_size=1, max_size=3,
+)  # fmt: skip
+
+
+@given(trees(), st.integers(0, 40), st.integers(0, 8), REACHES, st.integers(0, 80))
+def test_both_lowerings_agree_bit_for_bit(
+    tree: Tree, committed: int, ahead: int, reaches: list[Reach], padded: int
+) -> None:
+    known = lower_tree(tree, committed, committed + ahead, reaches, padded)
+    made = DEVICE(tree, committed, committed + ahead, reaches, padded)
+    for field in fields(TreeTensors):
+        if field.name not in ("visible", "words"):
+            one, two = getattr(known, field.name), getattr(made, field.name)
+            assert (one.dtype, one.tolist()) == (two.dtype, two.tolist()), field.name
+    assert len(made.masks) == len(known.visible)
+    assert all(torch.equal(one, two) for one, two in zip(known.visible, made.masks, strict=True))
+
+
+@given(st.lists(trees(40), min_size=1, max_size=4))
+def test_a_batch_of_trees_is_lowered_as_each_alone(batch: list[Tree]) -> None:
+    rows, levels = max(map(len, batch)), max(tree.height for tree in batch)
+    parent = torch.tensor([[*tree.parent, *[0] * (rows - len(tree))] for tree in batch])
+    valid = torch.arange(rows) < torch.tensor([[len(tree)] for tree in batch])
+    own = valid & (torch.arange(rows) > 0)
+    lift = program.climbed(parent, levels)
+    depth = program.depths(lift, valid)
+    table = program.ancestors(lift, depth, valid)
+    words = program.block_words(table, depth, depth, valid, Reach())
+    links = program.first_children(parent, own), program.next_siblings(parent, own)
+    for at, tree in enumerate(batch):
+        alone = DEVICE(tree, 0, 0, [Reach()], rows)
+        assert alone.words is not None
+        own_links = alone.next_token.tolist(), alone.next_sibling.tolist()
+        assert (depth[at].tolist(), words[at].tolist()) == (alone.depth.tolist(), alone.words[0].bits.tolist())
+        assert (links[0][at].tolist(), links[1][at].tolist()) == own_links
+
+
+@given(
+    st.lists(st.tuples(trees(40), st.integers(0, 50), st.integers(0, 60)), min_size=1, max_size=3),
+    st.one_of(st.just(Reach()), st.builds(Reach, window=st.integers(1, 60))), st.booleans(), st.integers(0, 9),
+)  # fmt: skip
+def test_words_give_the_compact_form_that_dense_masks_give(
+    batch: list[tuple[Tree, int, int]], reach: Reach, pages: bool, behind: int
+) -> None:
+    known, lanes = [], []
+    rows = max(max(len(tree), padded) for tree, _, padded in batch)
+    for tree, committed, padded in batch:
+        tensors = DEVICE(tree, committed, committed, [reach], padded)
+        assert tensors.words is not None
+        own = len(tensors.token)
+        width = committed + own + (0 if pages else behind)
+        lanes.append(Lane(tensors.words[0], 0, width, rows - own, not pages))
+        shown, spare = tensors.words[0].dense(), rows - own
+        mask = torch.nn.functional.pad(shown, (0, width - shown.shape[1] + spare, 0, spare))
+        at = torch.arange(spare)
+        mask[own + at, width + at] = True
+        known.append(mask)
+    widest = max(mask.shape[1] for mask in known)
+    dense = torch.stack([torch.nn.functional.pad(mask, (0, widest - mask.shape[1])) for mask in known])[:, None]
+    prefix = torch.tensor([committed for _, committed, _ in batch], dtype=torch.int32)
+    ends = torch.tensor([lane.width for lane in lanes], dtype=torch.int32) if pages else None
+    one, two = pack(dense, prefix, ends), packed(lanes, torch.device("cpu"))
+    for name in ("first", "prefix", "widths", "bits"):
+        assert getattr(one, name).dtype == getattr(two, name).dtype
+        assert torch.equal(getattr(one, name), getattr(two, name)), name
+    assert [lane[:2] for lane in one.lanes] == [lane[:2] for lane in two.lanes]
+    # The words may say that a row sees the prefix in part where none does: a mask over it then hides nothing.
+    assert all(said or not found for (*_, found), (*_, said) in zip(one.lanes, two.lanes, strict=True))
+
+
+def test_no_operation_of_the_lowering_waits_for_the_device() -> None:
+    tree = Tree((0, 0, 0, 1, 1, 3), (5, 6, 7, 8, 9, 10))
+    reaches = [Reach(), Reach(window=3), Reach(chunk=4)]
+    with Waitless():  # type: ignore[no-untyped-call]
+        made = DEVICE(tree, 7, 7, reaches, 9)
+        broken = broken_rules(made, 7, 64)
+        assert made.words is not None
+        packed([Lane(made.words[1], 2, 16, 0, True)], torch.device("cpu"))
+    refuse_broken(broken)
+    with Waitless(), pytest.raises(AssertionError, match="reads a number"):  # type: ignore[no-untyped-call]
+        lower_tree(tree, 7, 7, reaches, 9)
+    # On the meta device there is nothing to read: the program runs without any number.
+    parent = torch.zeros(2, 9, dtype=torch.int64, device="meta")
+    valid = torch.ones(2, 9, dtype=torch.bool, device="meta")
+    lift = program.climbed(parent, 4)
+    depth = program.depths(lift, valid)
+    table = program.ancestors(lift, depth, valid)
+    ends = torch.zeros(2, dtype=torch.int64, device="meta")
+    assert program.block_words(table, depth, depth, valid, Reach(window=3)).shape == (2, 9, 1)
+    assert program.first_columns(depth, valid, ends, Reach(window=3)).shape == (2, 9)
+    assert program.first_children(parent, valid).shape == program.next_siblings(parent, valid).shape == (2, 9)
+
+
+def test_a_broken_rule_is_told_by_name_once_it_is_read() -> None:
+    made = DEVICE(Tree((0, 0), (5, 6)), 3, 3, [Reach()], 0)
+    with pytest.raises(StageFailure, match="row 1: position outside the model's context"):
+        refuse_broken(broken_rules(made, 3, 4))
+
+
+def test_a_view_of_a_stand_in_is_refused() -> None:
+    words = RowWords(torch.zeros(2, dtype=torch.int32), torch.tensor([[1], [3]], dtype=torch.int32), 1, 0, False)
+    form = packed([Lane(words, 0, 3, 0, True)], torch.device("cpu"))
+    mask, keys = stand_in(form, 3), torch.zeros(1, 1, 3, 4)
+    assert mask.untyped_storage().nbytes() == 1
+
+    def asked(visible: Tensor) -> Compact:
+        inputs = AttentionInputs(keys, keys, visible, torch.tensor([1], dtype=torch.int32), None, print)
+        return compact(torch.zeros(1, 1, 2, 4), inputs)
+
+    assert asked(mask) is form
+    with pytest.raises(ValueError, match="a view of a stand-in"):
+        asked(mask[:, :, :, :])
+
+
+def test_the_flag_of_dense_masks_is_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(DENSE_MASK_BYTES, "many")
+    with pytest.raises(WrongFlag, match="SPECVERIFY_DENSE_MASK_BYTES='many': set it to a number of bytes from 0 on"):
+        open_backend("cpu-split-words")
+
+
+FORK = Tree((0, 0, 3, 0, 1), (6, 1, 2, 3, 1))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("padded", [0, 9])
+def test_a_run_over_words_has_the_bits_of_a_run_over_masks(
+    kind: str, padded: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = Seeded(next(one for one in GALLERY if any(one.windows)), 0)
+    layout = KvLayout(kind=kind, padded_nodes=padded, page_size=2 if KINDS[kind].pages else 0)
+    case = Case(model, (3, 1, 2, 2, 1, 2, 6), Scripted((FORK,)), layout, stops=Stops(6))
+    masks, words = (open_backend(name).run(case) for name in ("cpu-split", "cpu-split-words"))
+    assert masks.output == words.output
+    assert not words.fallbacks
+    for one, two in zip(masks.steps, words.steps, strict=True):
+        assert one.scored is not None
+        assert two.scored is not None
+        assert one.scored.logits.tobytes() == two.scored.logits.tobytes()
+    monkeypatch.setenv(DENSE_MASK_BYTES, "100000")
+    again = open_backend("cpu-split-words").run(case)
+    assert {*again.fallbacks} == {"a dense mask: its bytes are within the budget of 100000"}
+    assert again.output == words.output
