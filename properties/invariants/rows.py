@@ -26,22 +26,24 @@ def rows_of(array: Array) -> int:
     return array.size // array.shape[-1] if array.size else 0
 
 
-def attended_beyond(name: str, step: int, seen: Array, true: Array, error: Noise) -> Iterator[Finding | Compared]:
+def attended_beyond(name: str, number: int, step: Step, true: Array, error: Noise) -> Iterator[Finding | Compared]:
     """A finding at the worst row of the first layer whose attention outputs [layers, heads, nodes, D] are wrong."""
+    assert step.attended is not None
+    seen = step.attended.output
     yield Compared(rows_of(true))
     if seen.shape != true.shape:
-        yield Finding(name, Stage.ATTENDED, step, {"side": "shape"}, str(true.shape), str(seen.shape))
+        yield Finding(name, Stage.ATTENDED, number, {"side": "shape"}, str(true.shape), str(seen.shape))
         return
     # Later layers compute on the wrong one's output, so that only the first locates the fault.
     for layer in range(len(true)):
-        worst = next(beyond(seen[layer], true[layer], error.of_inner("attended", layer)), None)
-        if worst is not None:
-            (head, node), measure = worst
+        for (head, node), measure in beyond(seen[layer], true[layer], error.of_inner("attended", layer)):
+            if error.amplification.excuses_attended(step, (layer, head, node), measure):
+                continue
             where: dict[str, int | str] = {"layer": layer, "head": head, "node": node}
             yield Finding(
                 name,
                 Stage.ATTENDED,
-                step,
+                number,
                 where,
                 brief(true[layer, head, node]),
                 brief(seen[layer, head, node]),
@@ -84,9 +86,9 @@ def compared(
     if base.attended is not None and other.attended is not None:
         for layer in range(len(base.attended.output)):
             seen, true = other.attended.output[layer][:, others], base.attended.output[layer][:, rows]
-            worst = next(beyond(seen, true, 2 * error.of_inner("attended", layer)), None)
-            if worst is not None:
-                (head, at), measure = worst
+            for (head, at), measure in beyond(seen, true, 2 * error.of_inner("attended", layer)):
+                if error.amplification.excuses_attended(base, (layer, head, rows[at]), measure):
+                    continue
                 place: dict[str, int | str] = {"layer": layer, "head": head, "node": rows[at], **where}
                 values = brief(true[head, at]), brief(seen[head, at])
                 yield Finding(name, Stage.ATTENDED, 0, place, *values, measure)

@@ -1,15 +1,17 @@
-"""Amplification: a row of logits that shows more of the roundings than others.
+"""Amplification: a row that shows more of the roundings than others.
 
 Rule N takes the backend's error in plain decode as its unit, an average over a few rows. One row can be many times
 worse conditioned than those. In a model whose norms stand behind blocks (EXAONE 4, OLMo 2) a block's sum may nearly
 vanish at one node: the norm then enlarges what rounding left of it. The oracle says by how much. It changes all weights
-by one part in 2**24 and looks how far each row of logits moves (`reference.oracle.evaluator.amplification`).
+by one part in 2**24 and looks how far each row of logits and of attention outputs moves
+(`reference.oracle.evaluator.amplification`). Queries and keys that are normed behind such a sum move with it, and the
+attention outputs of that layer with them.
 
 A row that moves r times as far as the rows of plain decode move may lie r times as far off. The factor comes from the
 oracle alone, so that no fault of a backend widens it, and it is asked for only where a row would be a finding.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -26,13 +28,30 @@ MOST = 64.0
 One of some 22,000 drawn cases came to need a factor: 1.2, where the oracle grants 9.8.
 """
 
+TREES = 8
+"""Number of trees of which a control's oracle remembers what it said."""
+
+
+class Moved(Protocol):
+    """How far rows move when all weights change a little, over the relative change of weights."""
+
+    @property
+    def logits(self) -> Array:
+        """Of logits, [nodes]."""
+        ...
+
+    @property
+    def attended(self) -> Array:
+        """Of attention outputs, [layers, heads, nodes]."""
+        ...
+
 
 @runtime_checkable
 class Amplifies(Protocol):
     """An oracle that knows how rows amplify roundings; plain transformers in its place does not."""
 
-    def amplification(self, case: Case, context: tuple[int, ...], tree: Tree) -> Array | None:
-        """Rms change of each node's logits over the relative change of weights, [nodes]; None without weights."""
+    def amplification(self, case: Case, context: tuple[int, ...], tree: Tree) -> Moved | None:
+        """Rms changes of the rows at each node over the relative change of weights; None without weights."""
         ...
 
 
@@ -44,22 +63,49 @@ class Amplification:
         control: The plain decode, as a case.
         tree: The tokens of that plain decode, as a tree without branches.
         oracle: The oracle; one that knows no amplification excuses nothing.
+        known: What the oracle said of the last few trees: a wrong run asks for each of its rows.
     """
 
     control: Case
     tree: Tree
     oracle: Oracle
+    known: dict[tuple[tuple[int, ...], Tree], Moved | None] = field(default_factory=dict, compare=False, repr=False)
 
     def excuses(self, step: Step, node: int, measure: float) -> bool:
-        """Whether row `node` of `step` may lie `measure` times as far off as rows in general."""
+        """Whether the logits of row `node` of `step` may lie `measure` times as far off as rows in general."""
+        pair = self._moved(step, measure)
+        return pair is not None and _within(pair[0].logits[node], pair[1].logits, measure)
+
+    def excuses_attended(self, step: Step, place: tuple[int, int, int], measure: float) -> bool:
+        """Whether the attention output at `place` (layer, head, node) of `step` may lie `measure` times as far off.
+
+        It is held against the rows of plain decode in that layer, whose noise is the layer's bound.
+        """
+        pair = self._moved(step, measure)
+        return pair is not None and _within(pair[0].attended[place], pair[1].attended[place[0]], measure)
+
+    def _moved(self, step: Step, measure: float) -> tuple[Moved, Moved] | None:
+        """How far the rows of `step` move, and those of plain decode; None where nothing is excused."""
         # NaN is compared so that it is excused by nothing.
-        if step.drafted is None or not measure <= MOST or not isinstance(self.oracle, Amplifies):
-            return False
-        try:
-            rows = self.oracle.amplification(self.control, step.context, step.drafted.tree)
-            usual = self.oracle.amplification(self.control, self.control.prefix, self.tree)
-        except Malformed:
-            return False
-        if rows is None or usual is None:
-            return False
-        return bool(rows[node] >= measure * np.sqrt(np.mean(np.square(usual))))
+        if step.drafted is None or not measure <= MOST:
+            return None
+        rows, usual = self._asked(step.context, step.drafted.tree), self._asked(self.control.prefix, self.tree)
+        return None if rows is None or usual is None else (rows, usual)
+
+    def _asked(self, context: tuple[int, ...], tree: Tree) -> Moved | None:
+        """What the oracle says of the rows of `tree` behind `context`; None where it knows nothing."""
+        if not isinstance(self.oracle, Amplifies):
+            return None
+        if (context, tree) not in self.known:
+            if len(self.known) >= TREES:
+                self.known.clear()
+            try:
+                self.known[context, tree] = self.oracle.amplification(self.control, context, tree)
+            except Malformed:
+                self.known[context, tree] = None
+        return self.known[context, tree]
+
+
+def _within(row: float, usual: Array, measure: float) -> bool:
+    """Whether a row that moves by `row` moves at least `measure` times as far as `usual` rows move."""
+    return bool(row >= measure * np.sqrt(np.mean(np.square(usual))))

@@ -15,7 +15,7 @@ from reference.draft.hidden import HiddenStates
 from reference.oracle import acceptance, lowering, processing, sampled_step, stopping
 from reference.oracle.draft import Question, proposed
 from reference.oracle.draft.chunk import in_chunk
-from reference.oracle.evaluator import Evaluator, amplification, latent_kv, recurrent_state, router_margins
+from reference.oracle.evaluator import Amplified, Evaluator, amplification, latent_kv, recurrent_state, router_margins
 from reference.oracle.formulas import rotary
 from reference.oracle.model import Inputs
 from reference.oracle.parameters import Parameters, load
@@ -76,7 +76,7 @@ class Oracle:
         """
         return router_margins(self.model(case.model, case.dtype), context, tree)
 
-    def amplification(self, case: Case, context: tuple[int, ...], tree: Tree) -> Array | None:
+    def amplification(self, case: Case, context: tuple[int, ...], tree: Tree) -> Amplified | None:
         """See `reference.oracle.evaluator.amplification`; on the target of `case`.
 
         Raises:

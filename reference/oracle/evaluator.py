@@ -7,7 +7,7 @@ model a row shows: a norm behind a nearly vanishing sum shows many times what ot
 """
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -25,6 +25,19 @@ PERTURBED = 2.0**-24
 
 PERTURBATIONS = 4
 """Number of random changes of all weights that `amplification` averages over."""
+
+
+@dataclass(frozen=True)
+class Amplified:
+    """Rms changes of the rows at the nodes of a tree, over the relative change of weights that made them.
+
+    Attributes:
+        logits: [nodes].
+        attended: [layers, heads, nodes]; zeros in layers without attention.
+    """
+
+    logits: Array
+    attended: Array
 
 
 class Evaluator(Protocol):
@@ -123,19 +136,20 @@ def router_margins(evaluator: Evaluator, context: tuple[int, ...], tree: Tree) -
 
 def amplification(
     evaluate: Callable[[Parameters], Evaluator], parameters: Parameters, context: tuple[int, ...], tree: Tree
-) -> Array | None:
-    """Rms change of each node's logits over the relative change of weights that made it, [nodes].
+) -> Amplified | None:
+    """How far each row of logits and of attention outputs moves when all weights change a little.
 
-    Each weight is multiplied by 1 + `PERTURBED` * (a normal number); the change is the rms over the vocabulary and over
-    `PERTURBATIONS` such models. None where the evaluator holds no weights (plain transformers).
+    Each weight is multiplied by 1 + `PERTURBED` * (a normal number); the change is the rms over a row's numbers and
+    over `PERTURBATIONS` such models. None where the evaluator holds no weights (plain transformers).
     """
     if not parameters.state:
         return None
-    base, squares = evaluate(parameters).nodes(context, tree).logits, np.zeros(len(tree))
+    base, arch = evaluate(parameters).nodes(context, tree), parameters.architecture
+    logits, attended = np.zeros(len(tree)), np.zeros((arch.layers, arch.heads, len(tree)))
     for seed in range(PERTURBATIONS):
         normal = np.random.default_rng(seed).standard_normal
         state = {name: one * (1 + PERTURBED * normal(one.shape)) for name, one in parameters.state.items()}
-        moved = evaluate(replace(parameters, state=state)).nodes(context, tree).logits
-        squares += np.mean(np.square((moved - base) / PERTURBED), axis=-1)
-    found: Array = np.sqrt(squares / PERTURBATIONS)
-    return found
+        moved = evaluate(replace(parameters, state=state)).nodes(context, tree)
+        logits += np.mean(np.square((moved.logits - base.logits) / PERTURBED), axis=-1)
+        attended += np.mean(np.square((moved.attended - base.attended) / PERTURBED), axis=-1)
+    return Amplified(np.sqrt(logits / PERTURBATIONS), np.sqrt(attended / PERTURBATIONS))

@@ -38,7 +38,7 @@ def context_exact(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact
             continue
         true = truth(case, oracle, step, number)
         if step.attended is not None and true.attended is not None:
-            for fact in attended_beyond(name, number, step.attended.output, true.attended.output, error):
+            for fact in attended_beyond(name, number, step, true.attended.output, error):
                 if isinstance(fact, Finding):
                     met, fact = True, _with_column(case, oracle, true, step.attended.output, fact, error)
                 yield fact

@@ -1,4 +1,4 @@
-"""Rows of logits that amplify roundings are granted what the oracle says of them, and no more."""
+"""Rows of logits and of attention that amplify roundings are granted what the oracle says of them, and no more."""
 
 from dataclasses import replace
 from math import nan
@@ -8,15 +8,30 @@ import numpy as np
 import pytest
 
 from backends.compositions import open_cpu
+from properties.strategies.models import GALLERY
 from properties.tolerance.amplification import MOST
 from properties.tolerance.closeness import beyond, noise
 from properties.verdict.judge import judge
+from reference.architecture import Seeded
+from reference.case import Case
+from reference.draft import Scripted
+from reference.oracle.evaluator import Amplified
+from reference.sampling import Stops
+from reference.trace import Attended, Trace
+from reference.tree import Tree
 from reports import bundle
 from specverify.setup.subjects import subject_of
 from tests.corruption import BY_NAME, ORACLE, entry, in_stage, where, wrong
 
 CASE = bundle.load(Path(__file__).resolve().parents[2] / "corpus/clean/row-that-amplifies-roundings.json").case
 """EXAONE 4 in float32: node 3 of step 1 shows 9.8 times as much of the roundings as the rows of plain decode."""
+
+HYBRID = Seeded(next(arch for arch in GALLERY if arch.family == "qwen3_next" and arch.layers == 3), 0)
+
+ATTENDED = Case(
+    HYBRID, (34, 36, 32, 18), Scripted((Tree((0, 0, 0, 0), (18, 19, 25, 0)),)), stops=Stops(4), dtype="float32"
+)
+"""Qwen3-Next, whose keys are normed: head 0 of layer 2 shows at node 3 some 24 times as much as in plain decode."""
 
 SUBJECT = subject_of(open_cpu())
 
@@ -60,3 +75,50 @@ def test_an_oracle_without_weights_excuses_nothing() -> None:
     peer = replace(error.amplification, oracle=lambda case: ORACLE(case))
     assert error.amplification.excuses(steps[1], 3, 1.5)
     assert not peer.excuses(steps[1], 3, 1.5)
+
+
+def test_only_the_attended_row_that_amplifies_is_excused_and_only_so_far() -> None:
+    error, step = noise(ATTENDED, ORACLE, SUBJECT), ORACLE(ATTENDED).steps[0]
+    assert [error.amplification.excuses_attended(step, (2, 0, node), 5.0) for node in range(4)] == [False] * 3 + [True]
+    assert not error.amplification.excuses_attended(step, (2, 1, 3), 15.0)
+    assert not error.amplification.excuses_attended(step, (2, 0, 3), 30.0)
+    for measure in (2 * MOST, nan, np.inf):
+        assert not error.amplification.excuses_attended(step, (2, 0, 3), measure)
+
+
+@pytest.mark.parametrize(
+    ("head", "node", "limits", "found"), [(0, 3, 5.0, False), (0, 3, 30.0, True), (0, 2, 2.5, True), (1, 3, 15.0, True)]
+)
+@pytest.mark.parametrize("name", [NAME, "attention.order-equivariant"])
+def test_a_larger_error_of_attention_is_found(name: str, head: int, node: int, limits: float, found: bool) -> None:
+    limit = limits * noise(ATTENDED, ORACLE, SUBJECT).of_inner("attended", 2) * (1 if name == NAME else 2)
+
+    def moved(one: Attended) -> Attended:
+        output = one.output.copy()
+        output[2, head, node] += limit
+        return replace(one, output=output)
+
+    changed = where(lambda case: case.draft == ATTENDED.draft, in_stage("attended", moved, 0))
+    found_by = judge(ATTENDED, (BY_NAME[name],), ORACLE, wrong(changed)).findings
+    assert [(one.stage.name, one.where["layer"], one.where["node"]) for one in found_by] == (
+        [("ATTENDED", 2, node)] if found else []
+    )
+
+
+def test_an_oracle_answers_once_for_a_tree() -> None:
+    asked = []
+
+    class Asked:
+        def __call__(self, case: Case) -> Trace:
+            return ORACLE(case)
+
+        def amplification(self, case: Case, context: tuple[int, ...], tree: Tree) -> Amplified | None:
+            asked.append(tree)
+            return ORACLE.amplification(case, context, tree)
+
+    told = replace(noise(ATTENDED, ORACLE, SUBJECT).amplification, oracle=Asked(), known={})
+    step = ORACLE(ATTENDED).steps[0]
+    for node in range(4):
+        told.excuses(step, node, 2.0)
+        told.excuses_attended(step, (2, 0, node), 2.0)
+    assert len(asked) == 2
