@@ -1,7 +1,8 @@
 """The contract that every backend fulfils.
 
-A backend has one method, `run(case) -> Trace`, and a `Declaration` of its abilities. Two further protocols are
-optional: `ExactLaw` for sampling on tables, and `Serving` for sessions that are played action by action.
+A backend has one method, `run(case) -> Trace`, and a `Declaration` of its abilities. Three further protocols are
+optional: `ExactLaw` for sampling on tables, `Serving` for sessions that are played action by action, and `Keeping` for
+processes that stay open between runs.
 """
 
 from dataclasses import dataclass
@@ -126,6 +127,19 @@ class Serving(Protocol):
         Raises:
             Unsupported, StageFailure: as `Backend.run`.
         """
+        ...
+
+
+@runtime_checkable
+class Keeping(Protocol):
+    """A backend that forks processes and keeps them open between runs, for ranks or for the sides of a hand-over.
+
+    The protocol is optional. A forked process that it does not name, and that outlives its run, is a finding.
+    """
+
+    @property
+    def processes(self) -> tuple[int, ...]:
+        """The ids of the processes that are open now."""
         ...
 
 

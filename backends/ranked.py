@@ -92,6 +92,11 @@ class RankedBackend(EngineBackend):
             self._crews[ranks] = (self.seams, Crew(ranks, seams, self.declaration.name))
         return self._crews[ranks][1]
 
+    @property
+    def processes(self) -> tuple[int, ...]:
+        """See `backends.base.Keeping`."""
+        return tuple(one for _, crew in self._crews.values() for one in crew.processes)
+
     def close(self) -> None:
         """End all processes."""
         for _, crew in self._crews.values():

@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from backends.base import Unavailable
+from backends.base import Keeping, Unavailable
 from properties.verdict.subject import Crashed, Declined, Live, NoTrace, Subject
 from specverify.isolation.lifeline import die_with
 from specverify.isolation.residue import changed, state
@@ -177,7 +177,8 @@ class Served:
             self._copies.came_back()
             os._exit(0)
         before, self._state = self._state, state()
-        residue = [*changed(before, self._state), *self._copies.left()]
+        kept = self._backend.processes if isinstance(self._backend, Keeping) else ()
+        residue = [*changed(before, self._state), *self._copies.left(kept)]
         if residue and answer[0] == "told":
             return ("absent", Crashed(None, f"the run left its process changed: {'; '.join(residue)}"), True)
         return (*answer, bool(residue))
@@ -226,15 +227,19 @@ class Copies:
     def _noted(self) -> list[int]:
         return [int(pid) for pid in self._shared[self.FIRST :] if pid]
 
-    def left(self) -> list[str]:
-        """One phrase about a copy that returned or still runs, or none; then all notes are cleared."""
+    def left(self, kept: tuple[int, ...] = ()) -> list[str]:
+        """One phrase about a copy that returned or still runs, or none; then all notes are cleared.
+
+        Args:
+            kept: Processes that the backend keeps open (`backends.base.Keeping`).
+        """
         if not self._shared[self.MADE]:
             return []
         until = time.monotonic() + NOTED_S
         # A copy notes itself when it first runs, which may be after the run has returned.
         while len(self._noted()) < self._shared[self.MADE] and time.monotonic() < until:
             time.sleep(0.001)
-        going = [pid for pid in self._noted() if _same_program(pid)]
+        going = [pid for pid in self._noted() if pid not in kept and _same_program(pid)]
         back = self._shared[self.BACK]
         for at in range(self.CELLS):
             self._shared[at] = 0

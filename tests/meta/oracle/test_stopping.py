@@ -376,3 +376,14 @@ def test_kept_beyond_the_cut_is_found() -> None:
         subject = Subject("broken", partial(always, shown), frozenset(Stage))
         (finding,) = judge(case, invariant, Oracle(), subject).findings
         assert finding.stage is stage
+
+
+def test_an_output_without_the_tokens_of_its_last_step_is_judged_up_to_its_end() -> None:
+    """The output is told to be cut; the log-probabilities of the tokens that it lacks are passed over."""
+    case = Case(MODEL, PROMPT, LINE, stops=Stops(8))
+    trace = subject_of(open_cpu())(case)
+    names = {"lossless.stops", "lossless.logprobs"}
+    cut = Subject("cut", partial(always, replace(trace, output=trace.output[:-1])), frozenset(Stage))
+    verdict = judge(case, [one for one in ALL if one.name in names], Oracle(), cut)
+    assert {one.invariant for one in verdict.findings} == {"lossless.stops"}
+    assert verdict.outcomes["lossless.logprobs"] == "checked"
