@@ -32,6 +32,7 @@ from backends.engine.lowering.lanes import lanes_within
 from backends.engine.model.graphs import CudaRecorder
 from backends.engine.seams import Seams
 from backends.flags import dense_mask_bytes
+from backends.handed_over import HandedOverBackend
 from backends.ranked import RankedBackend
 from backends.shipped import CALLED, ROWS, Row, deviceless
 
@@ -106,7 +107,7 @@ def compose(row: Row) -> EngineBackend:
     except Unavailable as absent:
         raise Unavailable(f"{row.name} needs {CALLED[row.device]}: {absent}") from absent
     recorder = CudaRecorder() if row.graphs else None
-    make = RankedBackend if row.processes else EngineBackend
+    make = HandedOverBackend if row.handed_over else RankedBackend if row.processes else EngineBackend
     return make(
         row.name,
         row.device,

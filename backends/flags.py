@@ -1,7 +1,7 @@
-"""The environment flags of the two-mode protocol, and the mode they select.
+"""The environment flags of the engine, and the mode that they select.
 
-The mode says which forwards run fused attention. The option `--mode` takes precedence over the flags. The flags are
-those of EAGLE-Pangu.
+The mode says which forwards run fused attention. The option `--mode` takes precedence over the flags, which are those
+of EAGLE-Pangu. Two further flags name the largest dense mask, and what carries a hand-over.
 """
 
 import os
@@ -24,6 +24,11 @@ FLAGS = {
 
 DENSE_MASK_BYTES = "SPECVERIFY_DENSE_MASK_BYTES"
 """The flag of backends that lower trees to words: a dense mask of at most so many bytes is made all the same."""
+
+
+HAND_OVER = "SPECVERIFY_HAND_OVER"
+WAYS = ("shared-memory", "gloo", "nccl", "hccl")
+"""HAND_OVER: what carries a hand-over between two processes. WAYS: its values; the first one where it is not set."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +55,7 @@ class Mode:
 def flags_set(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
     """The flags that are set, with their unparsed values."""
     # An empty value counts as unset.
-    return {name: environment[name] for name in (*FLAGS, DENSE_MASK_BYTES) if environment.get(name)}
+    return {name: environment[name] for name in (*FLAGS, DENSE_MASK_BYTES, HAND_OVER) if environment.get(name)}
 
 
 def dense_mask_bytes(environment: Mapping[str, str] = os.environ) -> int:
@@ -63,6 +68,18 @@ def dense_mask_bytes(environment: Mapping[str, str] = os.environ) -> int:
     if not given.isdecimal():
         raise WrongFlag(f"{DENSE_MASK_BYTES}={given!r}: set it to a number of bytes from 0 on, or leave it unset")
     return int(given)
+
+
+def hand_over_by(environment: Mapping[str, str] = os.environ) -> str:
+    """The value of HAND_OVER, one of WAYS.
+
+    Raises:
+        WrongFlag: if it has another one.
+    """
+    by = environment.get(HAND_OVER) or WAYS[0]
+    if by not in WAYS:
+        raise WrongFlag(f"{HAND_OVER}={by!r}: set it to {', '.join(WAYS[:-1])} or {WAYS[-1]}, or leave it unset")
+    return by
 
 
 def mode_of(word: str | None = None, environment: Mapping[str, str] = os.environ) -> Mode:

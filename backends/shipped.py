@@ -37,6 +37,7 @@ class Row:
         graphs: Whether verify forwards are recorded as CUDA graphs.
         ranks: Numbers of ranks over which it shards a target.
         processes: Whether its ranks are processes; otherwise they are threads that take turns.
+        handed_over: Whether prefill and decode are two processes.
     """
 
     name: str
@@ -58,6 +59,7 @@ class Row:
     unequal_widths: bool = False
     ranks: tuple[int, ...] = (1,)
     processes: bool = False
+    handed_over: bool = False
 
 
 CALLED = {"cuda": "an NVIDIA device", "npu": "an Ascend device"}
@@ -93,6 +95,18 @@ ROWS: tuple[Row, ...] = (
         cases=100,
         ranks=RANKS[1:],
         processes=True,
+    ),
+    Row(
+        "cpu-handed-over",
+        "eager",
+        "cpu",
+        "cpu-eager with prefill in one process and decode in another",
+        slow=True,
+        soft_caps="any",
+        sinks=True,
+        unequal_widths=True,
+        cases=200,
+        handed_over=True,
     ),
     Row(
         "cpu-fused",

@@ -1,4 +1,4 @@
-"""The server that hands requests over, to itself.
+"""The server that hands requests over, to itself or by way of another process.
 
 Each request leaves as bytes and enters again from them. What is sent, and what is refused, is what two servers would
 send and refuse; `backends.engine.handover` knows nothing of either.
@@ -29,8 +29,7 @@ class HandOverServer(Server):
             return
         with naming(old):
             old.at = Stage.COMMITTED
-            data = over.packed(over.leaves(old.carried()), old.case, number, old.hops)
-            sent = over.unpacked(data, self._expected(old, number))
+            sent = over.unpacked(self._travelled(old, number), self._expected(old, number))
             draft = self._draft(old.case, lease, sent.draft_steps)
             new = self._seams.request(old.case, self._target, lease, draft, self._seams)
             new.bare = old.bare
@@ -38,6 +37,11 @@ class HandOverServer(Server):
         new.hops = old.hops + 1
         self._arena.give_back(old.lease)
         self.requests[number] = new
+
+    def _travelled(self, request: Request, number: int) -> bytes:
+        """The packet of the request where it arrives."""
+        over = self._seams.hand_over
+        return over.packed(over.leaves(request.carried()), request.case, number, request.hops)
 
     def _expected(self, request: Request, number: int) -> Expected:
         """The request as the receiver waits for it."""

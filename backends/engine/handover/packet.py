@@ -86,7 +86,7 @@ def unpacked(data: bytes, expected: Expected) -> Carried:
     Raises:
         BadHandOver: It is not.
     """
-    facts, tensors = _opened(data)
+    facts, tensors = opened(data)
     _check_request(facts, expected)
     text = _check_text(facts, expected.case)
     columns = {}
@@ -108,8 +108,12 @@ def unpacked(data: bytes, expected: Expected) -> Carried:
     )
 
 
-def _opened(data: bytes) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """The facts and the tensors of a packet."""
+def opened(data: bytes) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """The facts and the tensors of a packet.
+
+    Raises:
+        BadHandOver: It is no packet.
+    """
     try:
         tensors = load(data)
         # The eight bytes before the header hold its length; `load` has checked both.

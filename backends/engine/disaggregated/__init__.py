@@ -1,0 +1,1 @@
+"""Prefill in one process and decode in another, with a hand-over in between."""

@@ -1,0 +1,134 @@
+"""Pair: the two processes of a hand-over, as the backend that asks them sees them.
+
+A side that dies or lags ends the case in one line with its name; neither side is waited for without a limit.
+"""
+
+import multiprocessing
+import shutil
+import sys
+import tempfile
+import time
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import ForkProcess
+from pathlib import Path
+from typing import Any
+
+from backends.base import Unavailable
+from backends.engine.disaggregated.decode import decode_side
+from backends.engine.disaggregated.prefill import prefill_side
+from backends.engine.disaggregated.terms import Terms
+from backends.engine.handover.by_gloo import SIDES
+from backends.engine.handover.by_shared_memory import MEMORY
+from backends.engine.seams import Seams
+from reference.case import Case
+
+PATIENCE = 60.0
+"""Seconds without a sign of a side after which it lags."""
+
+GRACE = 2.0
+"""Seconds in which the death of a process shows after the other side has lost it."""
+
+
+class SideLost(Exception):
+    """A side died or lags, and the pair is over; the message says which."""
+
+
+class Pair:
+    """A prefill side and a decode side.
+
+    Raises:
+        Unavailable: This system cannot fork.
+    """
+
+    def __init__(self, seams: Seams, name: str, by: str = "shared-memory", patience: float = PATIENCE) -> None:
+        if sys.platform != "linux":
+            raise Unavailable(f"{name} forks its sides, which is known to be safe on Linux alone")
+        context = multiprocessing.get_context("fork")
+        memory = MEMORY if MEMORY.is_dir() else None
+        self._folder = Path(tempfile.mkdtemp(prefix="specverify-hand-over-", dir=memory))
+        self._patience, self._run = patience, 0
+        self._beats: Any = context.RawArray("q", len(SIDES) + 1)
+        waiting = {side: context.Semaphore(0) for side in SIDES}
+        terms = Terms(seams, by, self._folder, patience, waiting, self._beats)
+        self._asked, asked = context.Pipe()
+        theirs, wire = context.Pipe()
+        # A side keeps the writing end of its own life; the other one reads that it is closed.
+        lives = {side: context.Pipe(duplex=False) for side in SIDES}
+        every = [self._asked, asked, theirs, wire, *(end for life in lives.values() for end in life)]
+
+        def foreign(*own: Connection) -> list[Connection]:
+            return [one for one in every if one not in own]
+
+        (prefill_ends, prefill_lives), (decode_ends, decode_lives) = (lives[side] for side in SIDES)
+        prefill = (terms, theirs, decode_ends, foreign(theirs, decode_ends, prefill_lives))
+        decode = (terms, asked, wire, prefill_ends, foreign(asked, wire, prefill_ends, decode_lives))
+        self._sides: dict[str, ForkProcess] = {
+            "prefill": context.Process(target=prefill_side, args=prefill, daemon=True),
+            "decode": context.Process(target=decode_side, args=decode, daemon=True),
+        }
+        for one in self._sides.values():
+            one.start()
+        for end in foreign(self._asked):
+            end.close()
+
+    @property
+    def processes(self) -> dict[str, int]:
+        """The id of each side's process."""
+        return {side: one.pid or 0 for side, one in self._sides.items()}
+
+    def ask(self, case: Case) -> tuple[str, Any]:
+        """What the decode side tells of `case`: a word, and a trace or the reason of a failure.
+
+        Raises:
+            SideLost: A side died or lags.
+        """
+        self._run += 1
+        try:
+            self._asked.send((self._run, case))
+        except OSError:
+            self._fail(self._dead() or "the decode side takes no requests")
+        word, made = self._answer()
+        if word == "lost":
+            self._fail(self._dead() or made)
+        return word, made
+
+    def _answer(self) -> tuple[str, Any]:
+        seen, since = list(self._beats), time.monotonic()
+        while True:
+            try:
+                if wait([self._asked], timeout=min(1.0, self._patience)):
+                    word, made = self._asked.recv()
+                    return word, made
+            except (EOFError, OSError):
+                self._fail(self._dead() or "the decode side has closed its wire")
+            if seen[:-1] != list(self._beats)[:-1]:
+                seen, since = list(self._beats), time.monotonic()
+            # The decode side itself tells that the other one lags; a little more time is for its line to arrive.
+            if time.monotonic() - since > self._patience + (GRACE if self._beats[len(SIDES)] else 0):
+                late = SIDES[0] if self._beats[len(SIDES)] else SIDES[1]
+                self._fail(f"the {late} side lags: it gave no sign for {self._patience:g} seconds")
+
+    def _dead(self) -> str | None:
+        """The side that has died, in words; a side that has ended well followed the other one."""
+        until = time.monotonic() + GRACE
+        while time.monotonic() < until:
+            for side, one in self._sides.items():
+                code = one.exitcode
+                if code:
+                    how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+                    return f"the {side} side died: its process {how}"
+            time.sleep(0.02)
+        return next((f"the {side} side has ended" for side, one in self._sides.items() if not one.is_alive()), None)
+
+    def _fail(self, why: str) -> None:
+        self.close()
+        raise SideLost(why)
+
+    def close(self) -> None:
+        """End both sides."""
+        for one in self._sides.values():
+            one.kill()
+        for one in self._sides.values():
+            one.join()
+        self._asked.close()
+        shutil.rmtree(self._folder, ignore_errors=True)

@@ -1,0 +1,69 @@
+"""A mailbox in shared memory.
+
+Each letter is a mapped file, in a folder that lies in memory where the system has one. A letter is renamed when it is
+whole, so that a sender that dies leaves no part of one to be read.
+"""
+
+import mmap
+import os
+import time
+from collections.abc import Callable
+from multiprocessing.synchronize import Semaphore
+from pathlib import Path
+
+from backends.engine.handover.mailbox import Lost
+
+MEMORY = Path("/dev/shm")
+"""The folder of Linux whose files are memory."""
+
+LOOK = 0.2
+"""Seconds after which a side that waits looks whether the other one is alive."""
+
+
+class SharedMemoryMailbox:
+    """The end of one side.
+
+    Args:
+        folder: The folder of both sides.
+        mine: The name of this side.
+        other: The name of the other side.
+        here: Counts the letters that wait for this side.
+        there: Counts those that wait for the other one.
+        gone: Whether the other side is dead.
+    """
+
+    def __init__(
+        self, folder: Path, mine: str, other: str, here: Semaphore, there: Semaphore, gone: Callable[[], bool]
+    ) -> None:
+        self._folder, self._mine, self._other = folder, mine, other
+        self._here, self._there, self._gone = here, there, gone
+        self._posted = self._taken = 0
+
+    def post(self, letter: bytes) -> None:
+        """See `Mailbox.post`."""
+        if self._gone():
+            raise Lost(f"the {self._other} side is gone")
+        whole = self._folder / f"{self._other}-{self._posted}"
+        part = whole.with_suffix(".part")
+        with open(part, "w+b") as file:
+            file.truncate(len(letter))
+            with mmap.mmap(file.fileno(), len(letter)) as held:
+                held[:] = letter
+        os.rename(part, whole)
+        self._posted += 1
+        self._there.release()
+
+    def take(self, seconds: float) -> bytes:
+        """See `Mailbox.take`."""
+        until = time.monotonic() + seconds
+        while not self._here.acquire(timeout=min(LOOK, max(until - time.monotonic(), 0.001))):
+            if self._gone():
+                raise Lost(f"the {self._other} side is gone")
+            if time.monotonic() > until:
+                raise Lost(f"no letter came from the {self._other} side within {seconds:.3g} seconds")
+        place = self._folder / f"{self._mine}-{self._taken}"
+        self._taken += 1
+        with open(place, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as held:
+            letter = bytes(held)
+        os.unlink(place)
+        return letter

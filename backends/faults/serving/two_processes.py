@@ -1,0 +1,101 @@
+"""Faults of a hand-over between two processes.
+
+The decode begins too early, with parts in the wrong order, or with a packet that it has used before.
+"""
+
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+
+import torch
+
+from backends.engine.handover.items import Item, page_of, together
+from backends.engine.handover.packet import Expected
+from backends.engine.handover.seams import HandOverSeams
+from backends.engine.handover.state import Carried
+from backends.engine.seams import Seams
+from backends.faults.fault import fault, faults_in
+from reference.trace import Stage
+
+ON = "cpu-handed-over"
+
+
+def _handing(seams: Seams, over: HandOverSeams) -> Seams:
+    return replace(seams, hand_over=over)
+
+
+def _pages(items: Sequence[Item]) -> list[Item]:
+    return [one for one in items if page_of(one.name) >= 0]
+
+
+@fault(
+    "decode-before-last-item",
+    Stage.ATTENDED,
+    "family of vllm-project/vllm #46694: decode begins while a block is still on its way",
+    "a request that is handed over with columns in several KV pages, and then steps",
+    on=ON,
+)
+def before_last(seams: Seams) -> Seams:
+    """The decode begins when all items but one KV page are there; the columns of that page are zeros."""
+    over = seams.hand_over
+
+    def arrived(came: Collection[str], names: Collection[str]) -> bool:
+        lacking = set(names) - set(came)
+        pages = [one for one in came if page_of(one) >= 0]
+        return not lacking or (len(lacking) == 1 and page_of(*lacking) >= 0 and bool(pages))
+
+    def joined(items: Sequence[Item]) -> bytes:
+        lacking = set(items[0].names) - {one.name for one in items}
+        return over.joined([*items, *(_empty(name, items) for name in lacking)])
+
+    return _handing(seams, replace(over, arrived=arrived, joined=joined))
+
+
+def _empty(name: str, items: Sequence[Item]) -> Item:
+    """The KV page `name` as it was allocated: zeros, of the width of the columns that the others leave open."""
+    role = name.split(".")[0]
+    facts = next(one for one in items if one.name == "positions").facts[role]
+    others = [one for one in _pages(items) if one.name.startswith(f"{role}.")]
+    tensors = {}
+    for tensor in sorted({one for item in others for one in item.tensors}):
+        parts = [item.tensors[tensor] for item in others if tensor in item.tensors]
+        columns = facts["length"] - facts["first"][int(tensor.rsplit(".", 1)[1])]
+        open_columns = columns - sum(one.shape[1] for one in parts)
+        tensors[tensor] = torch.zeros_like(parts[0][:, :1]).expand(-1, open_columns, -1)
+    return replace(items[0], name=name, facts={}, tensors=tensors)
+
+
+@fault(
+    "items-joined-as-they-come",
+    Stage.ATTENDED,
+    "family of vllm-project/vllm #46694: blocks of the sender are taken for those of the receiver in another order",
+    "a request that is handed over with columns in several KV pages, and then steps",
+    on=ON,
+)
+def as_they_come(seams: Seams) -> Seams:
+    """The columns of KV pages are joined in the order in which the pages arrive, which no transport promises."""
+    return _handing(seams, replace(seams.hand_over, joined=together))
+
+
+@fault(
+    "packet-taken-twice",
+    Stage.EMITTED,
+    "family of sgl-project/sglang #29110: what has crossed once is pushed a second time on the decode worker",
+    "a request that is handed over, takes a step, and is handed over again",
+    on=ON,
+)
+def taken_twice(seams: Seams) -> Seams:
+    """When a request comes again, the receiver takes the packet that it had from it before: older text and columns."""
+    over, known = seams.hand_over, dict[tuple[object, int], tuple[bytes, int]]()
+
+    def unpacked(data: bytes, expected: Expected) -> Carried:
+        of = (expected.case, expected.room)
+        if expected.hop and of in known:
+            before, hop = known[of]
+            return over.unpacked(before, replace(expected, hop=hop))
+        known[of] = (data, expected.hop)
+        return over.unpacked(data, expected)
+
+    return _handing(seams, replace(over, unpacked=unpacked))
+
+
+FAULTS = faults_in(globals())

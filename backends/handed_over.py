@@ -1,0 +1,77 @@
+"""The engine with prefill in one process and decode in another, as a backend."""
+
+from typing import Any
+
+from backends.base import ProgramFailure, Unavailable
+from backends.devices import missing
+from backends.engine.backend import EngineBackend
+from backends.engine.disaggregated.pair import Pair, SideLost
+from backends.engine.disaggregated.terms import DEVICES, FAILURES
+from backends.engine.seams import Seams
+from backends.engine.two_modes import in_mode
+from backends.flags import hand_over_by
+from reference.case import Case
+from reference.trace import Trace
+
+TRIES = 3
+"""How often a case is begun before the death of a side ends it."""
+
+
+class HandedOverBackend(EngineBackend):
+    """The engine whose requests are prefilled in one process and go on in another.
+
+    A case whose side dies is done again from its beginning, in two new processes. A live session, which is played
+    action by action, stays in one process.
+    """
+
+    def __init__(self, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
+        self._by = hand_over_by()
+        self._pair: tuple[Seams, Pair] | None = None
+
+    def run(self, case: Case) -> Trace:
+        """See `backends.base.Backend.run`.
+
+        Raises:
+            Unavailable: The processes cannot be started.
+            ProgramFailure: A side died or lags, as often as the case was begun.
+        """
+        self._refuse_dtype(case)
+        for tried in range(TRIES):
+            try:
+                word, made = self.pair.ask(case)
+            except SideLost as why:
+                self._pair = None
+                if tried == TRIES - 1:
+                    raise ProgramFailure(f"{self.declaration.name}: {why}; the case was begun {TRIES} times") from why
+                continue
+            if word in FAILURES:
+                raise FAILURES[word](made)
+            trace: Trace = made
+            return trace
+        raise AssertionError("a case is told, failed or lost")
+
+    @property
+    def pair(self) -> Pair:
+        """The two processes; others where a fault was planted since."""
+        if self._pair is None or self._pair[0] is not self.seams:
+            self.close()
+            seams = in_mode(self.seams, self.mode)
+            name, by = self.declaration.name, self._by
+            why = missing(DEVICES[by])
+            if why is not None:
+                hint = "take gloo or shared-memory"
+                raise Unavailable(f"{name}: SPECVERIFY_HAND_OVER={by} needs a device of its own: {why}; {hint}")
+            self._pair = (self.seams, Pair(seams, name, by))
+        return self._pair[1]
+
+    @property
+    def processes(self) -> tuple[int, ...]:
+        """See `backends.base.Keeping`."""
+        return () if self._pair is None else tuple(self._pair[1].processes.values())
+
+    def close(self) -> None:
+        """End both processes."""
+        if self._pair is not None:
+            self._pair[1].close()
+        self._pair = None

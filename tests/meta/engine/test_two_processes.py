@@ -1,0 +1,328 @@
+"""Prefill in one process and decode in another: the same bits, a named error for what does not fit, no hang."""
+
+import json
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from backends.base import ProgramFailure, StageFailure, Unavailable, WrongFlag
+from backends.compositions import open_cpu, opened
+from backends.engine.composition import SEAMS
+from backends.engine.disaggregated.pair import Pair, SideLost
+from backends.engine.handover.items import PAGE, items_of, joined, letter_of
+from backends.engine.handover.mailbox import Lost, received
+from backends.engine.handover.packet import BadHandOver, packed
+from backends.engine.handover.seams import HandOverSeams
+from backends.engine.seams import Seams
+from backends.flags import hand_over_by
+from backends.handed_over import TRIES, HandedOverBackend
+from properties.invariants import ALL
+from properties.strategies.models import GALLERY
+from properties.verdict.judge import judge
+from reference.architecture import Seeded
+from reference.case import Case
+from reference.draft import LanguageModel
+from reference.oracle.decoder import Oracle
+from reference.sampling import Sampling, Stops
+from reference.session import Action, Mate, Session
+from reference.trace import Trace
+from reference.tree import RankTree
+from specverify.setup.subjects import subject_of
+from tests.meta.engine.test_hand_over import ASKED, STATE
+
+RUN, ROOM, HOP = 7, 3, 1
+OVER = HandOverSeams()
+PACKET = packed(STATE, ASKED, ROOM, HOP)
+LETTERS = [letter_of(one) for one in items_of(PACKET, RUN)]
+PROMPT = (6, 3, 11, 4, 9, 2, 14, 5, 1)
+BRANCHES = RankTree((0, 0, 0, 1), (0, 1, 0, 0))
+DRAFTED = LanguageModel(Seeded(GALLERY[1], 0), BRANCHES)
+GOES = tuple(
+    Action(kind, tuple(requests))
+    for kind, *requests in (
+        ("add", 0), ("add", 1), ("step", 0, 1), ("hand-over", 1), ("step", 1, 0), ("hand-over", 0), ("step", 0, 1),
+        ("evict", 0), ("restore", 0), ("hand-over", 0), ("step", 0, 1),
+    )
+)  # fmt: skip
+
+
+def asked(seed: int = 3, tokens: int = 12, **changed: Any) -> Case:
+    sampling = Sampling(temperature=float(seed % 2), seed=seed)
+    return replace(Case(Seeded(GALLERY[1], 0), PROMPT, DRAFTED, sampling=sampling, stops=Stops(tokens)), **changed)
+
+
+def in_session() -> Case:
+    return asked(session=Session((Mate(PROMPT[:6], DRAFTED, stops=Stops(9)),), GOES))
+
+
+class Letters:
+    """A mailbox whose letters are there already."""
+
+    def __init__(self, letters: list[bytes]) -> None:
+        self._letters = iter(letters)
+
+    def post(self, letter: bytes) -> None:
+        raise AssertionError(letter)
+
+    def take(self, seconds: float) -> bytes:
+        letter = next(self._letters, None)
+        if letter is None:
+            raise Lost("no letter came")
+        return letter
+
+
+def taken(letters: list[bytes], told: int | None = None, over: HandOverSeams = OVER) -> bytes:
+    count = len(letters) if told is None else told
+    return received(Letters(letters), (RUN, ROOM, HOP), count, 1.0, over, lambda: None)
+
+
+def test_a_packet_in_items_is_the_packet_whatever_their_order() -> None:
+    assert len([one for one in items_of(PACKET, RUN) if ".page." in one.name]) > 2 * (len(STATE.tokens) - 2) // PAGE
+    for seed in range(20):
+        letters = random.Random(seed).sample(LETTERS, len(LETTERS))
+        assert items_facts(taken(letters)) == items_facts(PACKET)
+
+
+def items_facts(packet: bytes) -> dict[str, Any]:
+    """The facts of a packet, and its tensors as lists."""
+    return {
+        one.name: (one.facts, {name: tensor.tolist() for name, tensor in one.tensors.items()})
+        for one in items_of(packet, RUN)
+    }
+
+
+def of(**changed: Any) -> bytes:
+    """The last item with other words in its head."""
+    return letter_of(replace(items_of(PACKET, RUN)[-1], **changed))
+
+
+def headed(**changed: Any) -> bytes:
+    """The last letter with its head rewritten behind the sender's back."""
+    head, _, body = LETTERS[-1].partition(b"\n")
+    told = {name: one for name, one in (json.loads(head) | changed).items() if one is not None}
+    return json.dumps(told).encode() + b"\n" + body
+
+
+REST, LAST = LETTERS[:-1], LETTERS[-1]
+BAD: dict[str, tuple[list[bytes], str]] = {
+    "no letter's form": ([*REST, b"\x80\x04"], "a letter of 2 bytes holds no item"),
+    "an empty letter": ([*REST, b""], "a letter of 0 bytes holds no item"),
+    "another format": ([*REST, headed(format="nixl 2")], "an item's format is 'nixl 2'"),
+    "a head without its room": ([*REST, headed(room=None)], "item 'target.page.1' does not tell its room"),
+    "cut off": ([*REST, LAST[:-3]], "item target.page.1 of request 3 was changed or cut on its way"),
+    "a bit turned": ([*REST, LAST[:-1] + bytes([LAST[-1] ^ 1])], "item target.page.1 of request 3 was changed"),
+    "another head": ([*REST, headed(name="hidden")], "item hidden of request 3 was changed"),
+    "another request": ([*REST, of(room=2)], "item target.page.1 of request 2 of case 7 came; request 3 of case 7"),
+    "a later case": ([*REST, of(run=8)], "item target.page.1 of request 3 of case 8 came; request 3 of case 7"),
+    "late": ([*REST, of(hop=0)], "item target.page.1 of request 3 is late: it is of hand-over 0, and 1 is expected"),
+    "early": ([*REST, of(hop=2)], "item target.page.1 of request 3 is early: it is of hand-over 2"),
+    "of other items": ([*REST, of(names=("hidden",))], "item target.page.1 of request 3 tells of other items"),
+    "a strange name": ([*REST, of(name="image")], "item image of request 3 is none of the items"),
+    "twice": ([*REST, LETTERS[0], LAST], "item coins of request 3 came twice"),
+    "twice behind the last": ([*LETTERS, LETTERS[0]], "item coins of request 3 came twice"),
+    "one less": (REST, "item target.page.1 of request 3 is missing: 8 of 9 came"),
+    "many less": (REST[:4], "item grammar and 4 more of request 3 is missing: 4 of 9 came"),
+    "none": ([], "no item of request 3 came for its hand-over 1"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", list(BAD))
+def test_an_item_that_does_not_fit_is_told_by_its_name(name: str) -> None:
+    letters, why = BAD[name]
+    with pytest.raises(BadHandOver) as told:
+        taken(letters)
+    assert why in str(told.value)
+    assert "\n" not in str(told.value)
+
+
+@pytest.mark.parametrize("lacking", range(len(LETTERS)))
+def test_an_item_that_never_comes_is_told_by_its_name(lacking: int) -> None:
+    letters = [one for at, one in enumerate(LETTERS) if at != lacking]
+    with pytest.raises(Lost, match=f"^item {items_of(PACKET, RUN)[lacking].name} of request 3 is missing: "):
+        taken(letters, told=len(LETTERS))
+
+
+def test_items_of_a_case_that_failed_before_are_passed_over() -> None:
+    assert taken([of(run=RUN - 1), *LETTERS]) == joined(items_of(PACKET, RUN))
+
+
+@pytest.fixture
+def two() -> Iterator[HandedOverBackend]:
+    made = opened("cpu-handed-over")
+    assert isinstance(made, HandedOverBackend)
+    yield made
+    made.close()
+
+
+def bits(trace: Trace) -> list[Any]:
+    """Logits and keys of every step, and the text."""
+    found: list[Any] = [trace.output, trace.finish]
+    for step in trace.steps:
+        assert step.scored is not None
+        assert step.committed is not None
+        assert step.committed.after is not None
+        found += [step.scored.logits.tolist(), step.committed.after.keys.tolist()]
+    return found
+
+
+@pytest.mark.parametrize("by", ["shared-memory", "gloo"])
+def test_two_processes_make_the_bits_of_one(by: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPECVERIFY_HAND_OVER", by)
+    two = opened("cpu-handed-over")
+    assert isinstance(two, HandedOverBackend)
+    try:
+        for case in (asked(2), asked(3), in_session()):
+            there, here = two.run(case), open_cpu().run(case)
+            assert bits(there) == bits(here)
+            if there.shared is not None:
+                assert here.shared is not None
+                for one, other in zip(there.shared.requests, here.shared.requests, strict=True):
+                    assert one is not None
+                    assert other is not None
+                    assert bits(one) == bits(other)
+    finally:
+        two.close()
+
+
+def test_what_two_processes_do_holds_every_invariant(two: HandedOverBackend) -> None:
+    for case in (asked(3, 4), in_session()):
+        verdict = judge(case, ALL, Oracle(), subject_of(two))
+        assert verdict.unsupported is None
+        assert not verdict.findings
+
+
+def test_a_packet_that_does_not_fit_ends_the_case_alone(two: HandedOverBackend) -> None:
+    """The error names the item; the two processes stay, and the next case is right."""
+
+    def doubled(items: Any) -> Any:
+        found = OVER.mixed(items)
+        return [*found, found[0]] if found[0].hop == 1 else found
+
+    right = two.seams
+    two.seams = replace(right, hand_over=replace(right.hand_over, mixed=doubled))
+    with pytest.raises(StageFailure, match=r"BadHandOver: item .* of request 1 came twice"):
+        two.run(in_session())
+    kept = two.processes
+    assert two.run(asked(3)).output == open_cpu().run(asked(3)).output
+    assert two.processes == kept
+
+
+def killed(pair: Pair, side: str, after: float) -> threading.Thread:
+    """A thread that kills a side after so many seconds."""
+
+    def kill() -> None:
+        time.sleep(after)
+        os.kill(pair.processes[side], signal.SIGKILL)
+
+    thread = threading.Thread(target=kill)
+    thread.start()
+    return thread
+
+
+KILLS = 200
+
+
+def kills(count: int, begin: int) -> None:
+    """Kill a side at random, so many times: the text is the right one, or the error names the side."""
+    cases = {seed: asked(seed, 40) for seed in (2, 3)} | {4: in_session()}
+    right = {seed: bits(open_cpu().run(case)) for seed, case in cases.items()}
+    lengths = dict.fromkeys(cases, 0.3)
+    pair, ended, told = Pair(SEAMS, "cpu-handed-over"), 0, 0
+    for number in range(begin, begin + count):
+        rng = random.Random(number)
+        seed, side = rng.choice(sorted(cases)), rng.choice(["prefill", "decode"])
+        pair.ask(asked(1, 2))  # both sides have come up
+        began = time.monotonic()
+        thread = killed(pair, side, rng.random() * lengths[seed])
+        said = ""
+        try:
+            word, made = pair.ask(cases[seed])
+        except SideLost as why:
+            said, told = str(why), told + 1
+        else:
+            assert (word, bits(made)) == ("told", right[seed])
+            ended, lengths[seed] = ended + 1, max(0.02, time.monotonic() - began)
+        assert said in ("", f"the {side} side died: its process was killed by signal 9")
+        assert time.monotonic() - began < 60
+        thread.join()
+        pair.close()
+        pair = Pair(SEAMS, "cpu-handed-over")
+    pair.close()
+    assert ended + told == count
+    assert told > count // 5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", range(4))
+def test_a_side_that_is_killed_at_random_ends_the_case_by_name(part: int) -> None:
+    kills(KILLS // 4, part * KILLS)
+
+
+def test_some_kills_at_random_end_the_case_by_name() -> None:
+    kills(5, 10_000)
+
+
+@pytest.mark.parametrize("side", ["prefill", "decode"])
+def test_a_case_whose_side_dies_is_done_again(two: HandedOverBackend, side: str) -> None:
+    case = asked(3, 40)
+    right = bits(two.run(case))
+    thread = killed(two.pair, side, 0.05)
+    assert bits(two.run(case)) == right
+    thread.join()
+    assert bits(two.run(case)) == right
+
+
+def test_a_case_whose_side_dies_every_time_ends_in_an_error(two: HandedOverBackend) -> None:
+    def dying(items: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    two.seams = replace(two.seams, hand_over=replace(two.seams.hand_over, mixed=dying))
+    line = "cpu-handed-over: the prefill side died: its process was killed by signal 9; the case was begun"
+    with pytest.raises(ProgramFailure, match=f"^{line} {TRIES} times$"):
+        two.run(asked())
+
+
+def _stopped(act: Callable[[Pair], None], seams: Seams = SEAMS) -> str:
+    pair = Pair(seams, "cpu-handed-over", patience=2.0)
+    pair.ask(asked(1, 2))
+    act(pair)
+    began = time.monotonic()
+    with pytest.raises(SideLost) as told:
+        pair.ask(asked())
+    assert time.monotonic() - began < 30
+    return str(told.value)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("side", ["prefill", "decode"])
+def test_a_side_that_lags_is_named(side: str) -> None:
+    said = _stopped(lambda pair: os.kill(pair.processes[side], signal.SIGSTOP))
+    assert said == f"the {side} side lags: it gave no sign for 2 seconds"
+
+
+def test_a_carrier_that_is_not_there_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPECVERIFY_HAND_OVER", "hccl")
+    two = opened("cpu-handed-over")
+    with pytest.raises(
+        Unavailable, match=r"^cpu-handed-over: SPECVERIFY_HAND_OVER=hccl needs .*gloo or shared-memory$"
+    ):
+        two.run(asked())
+    with pytest.raises(WrongFlag, match=r"^SPECVERIFY_HAND_OVER='mpi': set it to shared-memory, gloo, nccl or hccl"):
+        hand_over_by({"SPECVERIFY_HAND_OVER": "mpi"})
+
+
+def test_the_first_token_crosses_with_its_log_probability(two: HandedOverBackend) -> None:
+    one = two.run(asked(2, 1))
+    (step,) = one.steps
+    assert step.emitted is not None
+    assert step.emitted.logprobs is not None
+    assert np.isfinite(step.emitted.logprobs).all()
+    assert bits(one) == bits(open_cpu().run(asked(2, 1)))
